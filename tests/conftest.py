@@ -1,0 +1,80 @@
+"""Test session set-up: private caches, Hypothesis profiles, `--update-golden`, and tests that need a device."""
+
+import ctypes
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+TESTS = Path(__file__).parent
+CACHE_VARIABLES = ("TILEWRIGHT_CACHE_DIR", "XDG_CACHE_HOME", "POCL_CACHE_DIR")
+
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=60)
+hypothesis.settings.register_profile("repeatable", deadline=None, max_examples=60, derandomize=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="rewrite the expected output of the case files below tests/cases with what came out",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    repeatable = "CI" in os.environ or "TILEWRIGHT_REPEATABLE" in os.environ
+    hypothesis.settings.load_profile("repeatable" if repeatable else "explore")
+    if not hasattr(config, "workerinput"):  # parallel workers inherit the controller's folder
+        folder = tempfile.mkdtemp(prefix="tilewright-test-cache-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        os.environ.update(dict.fromkeys(CACHE_VARIABLES, folder))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = {"device": missing_gpu(), "emulator": missing_cxx()}
+    for item in items:
+        if TESTS / "device" in item.path.parents:
+            item.add_marker("device")
+        for mark, reason in missing.items():
+            if reason and item.get_closest_marker(mark):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def missing_gpu() -> str | None:
+    """Why no test can run on an NVIDIA GPU here, or None if one can."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no NVIDIA driver (libcuda.so.1) on this machine"
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
+        return "an NVIDIA driver, but no usable NVIDIA GPU on this machine"
+    return None
+
+
+def missing_cxx() -> str | None:
+    """Why the emulator cannot build kernels here, or None if it can."""
+    names = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
+    if any(name and shutil.which(name) for name in names):
+        return None
+    return "no C++ compiler (c++, g++, clang++ or $CXX) on this machine"
+
+
+@pytest.fixture(scope="session")
+def update_golden(pytestconfig: pytest.Config) -> bool:
+    return bool(pytestconfig.getoption("--update-golden"))
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of small checked-in networks and arrays."""
+    return TESTS / "data"
+
+
+@pytest.fixture(scope="session")
+def cases_dir() -> Path:
+    """The folder of `.ir` case files."""
+    return TESTS / "cases"
