@@ -1,0 +1,85 @@
+"""Check and prepare the arrays a caller hands to a device: count, shape, element type, layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.plan import Buffer, ExecutionPlan
+
+Array = np.ndarray[Any, np.dtype[Any]]
+DLPACK_CPU = 1
+
+
+def check_input_count(plan: ExecutionPlan, inputs: Sequence[object]) -> None:
+    """Raise `RuntimeInputError` unless there is one array per input of the plan."""
+    if len(inputs) != len(plan.inputs):
+        names = ", ".join(plan.inputs) or "none"
+        raise RuntimeInputError(f"expected {len(plan.inputs)} inputs ({names}), got {len(inputs)}")
+
+
+def host_inputs(plan: ExecutionPlan, inputs: Sequence[object]) -> list[Array]:
+    """The inputs as contiguous NumPy arrays of the planned shapes and dtypes; nothing is cast.
+
+    Takes NumPy arrays and DLPack objects in host memory; raises `RuntimeInputError` for anything else.
+    """
+    check_input_count(plan, inputs)
+    return [
+        host_array(value, plan.buffer_by_name[name], "input")
+        for name, value in zip(plan.inputs, inputs, strict=True)
+    ]
+
+
+def host_array(value: object, buffer: Buffer, what: str) -> Array:
+    """One contiguous NumPy array for `buffer`; a copy only where the layout demands one."""
+    if isinstance(value, np.ndarray):
+        array: Array = value
+    elif isinstance(value, np.generic):
+        array = np.asarray(value)
+    elif hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
+        array = _from_host_dlpack(value, buffer, what)
+    else:
+        raise RuntimeInputError(
+            f"{what} {buffer.name!r}: expected a NumPy or DLPack array, got {type(value).__name__}"
+        )
+    check_array(array.shape, array.dtype.name, buffer, what)
+    # Byte order is part of the dtype in NumPy but not of its name; the device sees native order only.
+    return np.ascontiguousarray(array, dtype=DTYPES[buffer.dtype]).reshape(buffer.shape)
+
+
+def check_array(shape: tuple[int, ...], dtype: str, buffer: Buffer, what: str) -> None:
+    """Raise `RuntimeInputError` naming the array unless its shape and dtype are those of `buffer`."""
+    if dtype != buffer.dtype:
+        raise RuntimeInputError(f"{what} {buffer.name!r}: expected dtype {buffer.dtype}, got {dtype}")
+    if tuple(shape) != buffer.shape:
+        raise RuntimeInputError(
+            f"{what} {buffer.name!r}: expected shape {list(buffer.shape)}, got {list(shape)}"
+        )
+
+
+def check_constants(plan: ExecutionPlan, constants: Mapping[str, Array]) -> dict[str, Array]:
+    """The plan's constants as contiguous arrays; missing, extra or wrong ones raise `RuntimeInputError`."""
+    wanted = {buffer.name: buffer for buffer in plan.buffers if buffer.kind == "constant"}
+    missing = [name for name in wanted if name not in constants]
+    extra = [name for name in constants if name not in wanted]
+    if missing or extra:
+        fault = f"constant {missing[0]!r} is missing" if missing else f"the plan has no constant {extra[0]!r}"
+        raise RuntimeInputError(f"expected {len(wanted)} constants, got {len(constants)}: {fault}")
+    return {name: host_array(constants[name], buffer, "constant") for name, buffer in wanted.items()}
+
+
+def _from_host_dlpack(value: Any, buffer: Buffer, what: str) -> Array:
+    kind, _ = value.__dlpack_device__()
+    if int(kind) != DLPACK_CPU:
+        raise RuntimeInputError(
+            f"{what} {buffer.name!r}: expected an array in host memory, "
+            f"got one on DLPack device type {int(kind)}"
+        )
+    try:
+        return np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise RuntimeInputError(f"{what} {buffer.name!r}: cannot be read through DLPack: {error}") from error

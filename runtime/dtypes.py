@@ -1,0 +1,26 @@
+"""The element types a buffer may have, by name, as NumPy dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tilewright.runtime.errors import RuntimeInputError
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    name: np.dtype(name)
+    for name in (
+        "float32", "float64", "float16", "int8", "int16", "int32", "int64",
+        "uint8", "uint16", "uint32", "uint64", "bool",
+    )
+} | {"bfloat16": np.dtype(ml_dtypes.bfloat16)}  # fmt: skip
+
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    """The NumPy dtype of a buffer's element type; raises `RuntimeInputError` for an unknown name."""
+    found = DTYPES.get(name)
+    if found is None:
+        raise RuntimeInputError(f"expected an element type among {', '.join(DTYPES)}, got {name!r}")
+    return found
