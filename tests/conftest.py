@@ -1,4 +1,4 @@
-"""Test session set-up: private caches, Hypothesis profiles, `--update-golden`, and tests that need a device."""
+"""Test session set-up: private caches, Hypothesis profiles, `--update-golden`, tests that need a device."""
 
 import ctypes
 import os

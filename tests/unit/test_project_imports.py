@@ -1,0 +1,93 @@
+"""The import table of the architecture: which folder may import which, and which files may touch a driver."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+MAY_IMPORT = {
+    "ir": set(),
+    "costmodel": {"ir"},
+    "passes": {"ir", "costmodel"},
+    "codegen": {"ir"},
+    "runtime": set(),
+    "frontends": {"ir"},
+    "compiler": {"ir", "costmodel", "passes", "codegen", "runtime", "frontends", "tools"},
+    "tools": {"ir", "costmodel", "passes", "codegen", "runtime", "frontends", "compiler"},
+}
+FILES_THAT_MAY_IMPORT = {
+    "cuda": {"codegen/nvrtc.py", "runtime/cuda.py"},
+}
+
+
+def imported_names(source: str) -> Iterator[tuple[int, str]]:
+    """Line and full dotted name of everything `source` imports, wherever in the file it does so."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
+def folder_of(name: str) -> str:
+    """The folder a dotted name below `tilewright` comes from; its own modules lie in `compiler`."""
+    part = name.split(".")[1:2]
+    return part[0] if part and part[0] in MAY_IMPORT else "compiler"
+
+
+def faults(path: str, source: str) -> list[str]:
+    """One line for each import in the file `path` (relative to the root) that the tables do not allow."""
+    folder = path.split("/")[0]
+    found = []
+    for line, name in imported_names(source):
+        top = name.split(".")[0]
+        if top == "":
+            found.append(f"{path}:{line}: relative import {name}")
+        elif top == "tilewright" and folder_of(name) not in MAY_IMPORT[folder] | {folder}:
+            allowed = ", ".join(sorted(MAY_IMPORT[folder])) or "no other folder"
+            found.append(f"{path}:{line}: {folder}/ may import {allowed}; this is {name}")
+        elif path not in FILES_THAT_MAY_IMPORT.get(top, {path}):
+            found.append(f"{path}:{line}: only {sorted(FILES_THAT_MAY_IMPORT[top])} may import {name}")
+    return found
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_folder_keeps_to_the_import_table(folder):
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
+    assert not [fault for file in files for fault in faults(str(file.relative_to(ROOT)), file.read_text())]
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("ir/types.py", "from tilewright.passes import registry"),
+        ("ir/types.py", "def late():\n    import tilewright.codegen.cuda"),
+        ("ir/types.py", "from tilewright import compile"),
+        ("ir/types.py", "from tilewright import frontends"),
+        ("ir/types.py", "import tilewright"),
+        ("runtime/plan.py", "from tilewright.ir.errors import InputError"),
+        ("codegen/emit.py", "from tilewright.costmodel import hardware"),
+        ("frontends/relay/load.py", "from . import grammar"),
+        ("passes/graph/fuse.py", "from cuda.bindings import driver"),
+    ],
+)
+def test_a_wrong_import_is_found(path, source):
+    assert len(faults(path, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("passes/lower/graph_to_tensor.py", "from tilewright.ir import Module"),
+        ("tools/irdump.py", "import tilewright"),
+        ("runtime/cuda.py", "from cuda.bindings import driver"),
+        ("runtime/null.py", "from tilewright.runtime.plan import ExecutionPlan"),
+    ],
+)
+def test_a_right_import_passes(path, source):
+    assert faults(path, source) == []

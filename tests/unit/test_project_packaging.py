@@ -1,0 +1,45 @@
+"""What is installed is what the tree holds: every package folder listed, every requirement pinned."""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+FOLDERS = PROJECT["tool"]["setuptools"]["package-dir"]
+
+
+def test_every_package_folder_is_listed():
+    in_tree = {
+        ".".join([package, *init.parent.relative_to(ROOT / folder).parts])
+        for package, folder in FOLDERS.items()
+        for init in (ROOT / folder).rglob("__init__.py")
+    }
+    assert in_tree == set(PROJECT["tool"]["setuptools"]["packages"])
+
+
+def test_every_python_file_lies_in_a_package():
+    stray = [
+        str(file.relative_to(ROOT))
+        for folder in FOLDERS.values()
+        for file in (ROOT / folder).rglob("*.py")
+        if not (file.parent / "__init__.py").exists()
+    ]
+    assert not stray
+
+
+def test_every_requirement_is_constrained():
+    def normal(name: str) -> str:
+        return re.sub(r"[-_.]+", "-", re.split(r"[=<>\[;! ]", name)[0]).lower()
+
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    constrained = {normal(line) for line in lines if not line.startswith("#")}
+    extras = PROJECT["project"]["optional-dependencies"]
+    installed_by_make = [
+        *PROJECT["project"]["dependencies"],
+        *extras["cuda"],
+        *extras["opencl"],
+        *extras["dev"],
+    ]
+    assert {normal(name) for name in installed_by_make} <= constrained
+    assert all("==" in line for line in lines if not line.startswith("#"))

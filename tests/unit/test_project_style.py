@@ -1,0 +1,93 @@
+"""House rules that ruff and mypy cannot check: file and function sizes, file names, leftovers, machine paths."""
+
+import ast
+import os
+import re
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("codegen", "compiler", "costmodel", "frontends", "ir", "passes", "runtime", "tools")
+TEXT_SUFFIXES = {".py", ".lark", ".toml", ".md", ".ir", ".h", ".html", ".css", ".js", ".yml", ".txt", ""}
+NOT_OURS = {"build", "dist", "data"}
+MAX_FILE_LINES = 400
+MAX_MEDIAN_LINES = 200
+MAX_FUNCTION_LINES = 60
+VAGUE_NAMES = {"utils.py", "helpers.py", "base.py", "util.py", "helper.py", "common.py", "misc.py"}
+LEFTOVER = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b")
+MACHINE_PATH = re.compile(r"(?<![\w.$}])/(?:work|home|Users|tmp|root|mnt)/[\w.]")
+
+
+def text_files() -> Iterator[Path]:
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = [
+            name
+            for name in folders
+            if name not in NOT_OURS and not name.endswith((".egg-info", "__pycache__")) and name[0] != "."
+        ]
+        yield from (Path(folder, name) for name in names if Path(name).suffix in TEXT_SUFFIXES)
+    yield ROOT / ".ci" / "run"
+
+
+def python_files(*folders: str) -> list[Path]:
+    return [file for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def name(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def lines_below_docstring(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    first = function.body[0]
+    documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    start = first.end_lineno + 1 if documented else first.lineno
+    return function.end_lineno - start + 1
+
+
+def long_functions(source: str) -> list[tuple[str, int]]:
+    sizes = [(f.name, lines_below_docstring(f)) for f in functions(ast.parse(source))]
+    return [(name, lines) for name, lines in sizes if lines > MAX_FUNCTION_LINES]
+
+
+def matches(pattern: re.Pattern[str]) -> list[str]:
+    return [
+        f"{name(file)}:{number}: {line.strip()}"
+        for file in text_files()
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+
+def test_files_are_small():
+    sizes = {name(file): len(file.read_text().splitlines()) for file in python_files(*PACKAGES, "tests")}
+    assert not {file: lines for file, lines in sizes.items() if lines > MAX_FILE_LINES}
+    assert statistics.median(lines for lines in sizes.values() if lines > 1) <= MAX_MEDIAN_LINES
+
+
+def test_functions_are_short():
+    found = {name(file): long_functions(file.read_text()) for file in python_files(*PACKAGES)}
+    assert not {file: names for file, names in found.items() if names}
+
+
+def test_long_function_is_found():
+    body = "    pass\n" * MAX_FUNCTION_LINES
+    assert long_functions(f'def f():\n    """Doc."""\n{body}') == []
+    assert long_functions(f"def f():\n{body}    pass\n") == [("f", MAX_FUNCTION_LINES + 1)]
+
+
+def test_file_names_say_what_is_inside():
+    assert not [name(file) for file in python_files(*PACKAGES, "tests") if file.name in VAGUE_NAMES]
+
+
+def test_nothing_is_left_over():
+    assert not matches(LEFTOVER)
+
+
+def test_no_path_of_one_machine_is_written_down():
+    assert not matches(MACHINE_PATH)
+    assert MACHINE_PATH.search("see /" + "home/me/net.ir")
