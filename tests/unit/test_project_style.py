@@ -1,4 +1,4 @@
-"""House rules that ruff and mypy cannot check: sizes of files and functions, names, leftovers, machine paths."""
+"""House rules that ruff and mypy cannot check: sizes of files and functions, names, leftovers, paths."""
 
 import ast
 import os
