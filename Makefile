@@ -26,7 +26,7 @@ demo: .venv/with-$(DEMO_WITH)
 
 test: static
 	@echo "running the tests ..."
-	@TILEWRIGHT_REPEATABLE=1 $(PY) -m pytest -q -n 2
+	@TILEWRIGHT_REPEATABLE=1 $(PY) -m pytest -q -n 2 --dist loadfile
 
 lint: static
 	@$(PY) -m pytest -q $(PROJECT_TESTS)
@@ -46,7 +46,7 @@ static: .venv/with-cuda-opencl-dev
 .venv/with-%: .venv/created pyproject.toml constraints.txt
 	@echo "installing packages ($(subst -,$(COMMA) ,$*)) into .venv ..."
 	@$(PIP) install --constraint constraints.txt pip setuptools
-	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[$(subst -,$(COMMA),$*)]'
+	@PYTHONWARNINGS=ignore $(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[$(subst -,$(COMMA),$*)]'
 	@touch $@
 
 .venv/created: $(if $(HOME_MATCHES),,renew)

@@ -43,3 +43,15 @@ def test_every_requirement_is_constrained():
     ]
     assert {normal(name) for name in installed_by_make} <= constrained
     assert all("==" in line for line in lines if not line.startswith("#"))
+
+
+def test_every_data_file_is_packaged():
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]["*"]
+    left_out = [
+        str(file.relative_to(ROOT))
+        for folder in FOLDERS.values()
+        for file in (ROOT / folder).rglob("*")
+        if file.is_file() and file.suffix not in {".py", ".pyc"}
+        if not (file.parent / "__init__.py").exists() or not any(file.match(pattern) for pattern in patterns)
+    ]
+    assert not left_out
