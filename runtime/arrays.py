@@ -72,6 +72,12 @@ def check_constants(plan: ExecutionPlan, constants: Mapping[str, Array]) -> dict
     return {name: host_array(constants[name], buffer, "constant") for name, buffer in wanted.items()}
 
 
+def check_repeats(repeats: int) -> None:
+    """Raise `RuntimeInputError` unless `repeats` is a positive integer."""
+    if type(repeats) is not int or repeats < 1:
+        raise RuntimeInputError(f"expected a positive number of repeats, got {repeats!r}")
+
+
 def _from_host_dlpack(value: Any, buffer: Buffer, what: str) -> Array:
     kind, _ = value.__dlpack_device__()
     if int(kind) != DLPACK_CPU:

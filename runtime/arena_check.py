@@ -1,0 +1,127 @@
+"""An independent check of a plan's memory: races, early reuse of arena bytes, reads before writes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.plan import ExecutionPlan
+
+
+@dataclass(frozen=True)
+class Access:
+    """One argument of one launch: the bytes it may touch inside the buffer that owns them."""
+
+    launch: int
+    owner: str
+    name: str
+    start: int
+    end: int
+    writes: bool
+
+
+def check_arena(plan: ExecutionPlan) -> None:
+    """Raise `RuntimeInputError` with every hazard of `plan` (see `find_hazards`)."""
+    hazards = find_hazards(plan)
+    if hazards:
+        raise RuntimeInputError(f"the plan's memory is unsafe: {'; '.join(hazards[:20])}")
+
+
+def find_hazards(plan: ExecutionPlan) -> list[str]:
+    """Every way in which some order allowed by the plan's `deps` gives wrong data, as short clauses."""
+    before = _launches_before(plan)
+    by_owner: dict[str, list[Access]] = defaultdict(list)
+    for access in _accesses(plan):
+        by_owner[access.owner].append(access)
+    hazards: list[str] = []
+    for accesses in by_owner.values():
+        hazards += _races(accesses, before)
+        hazards += _unwritten_reads(plan, accesses, before)
+    hazards += _early_reuse(plan, by_owner, before)
+    hazards += _unwritten_outputs(plan, by_owner)
+    return hazards
+
+
+def _launches_before(plan: ExecutionPlan) -> list[int]:
+    """Per launch the bit set of the launches that finish before it starts."""
+    before: list[int] = []
+    for launch in plan.launches:
+        bits = 0
+        for dep in launch.deps:
+            bits |= before[dep] | 1 << dep
+        before.append(bits)
+    return before
+
+
+def _accesses(plan: ExecutionPlan) -> Iterator[Access]:
+    for index, launch in enumerate(plan.launches):
+        written = set(launch.writes)
+        for position, name in enumerate(launch.args):
+            owner, start = plan.locate(name)
+            end = start + plan.buffer_by_name[name].nbytes
+            yield Access(index, owner.name, name, start, end, position in written)
+
+
+def _ordered(first: int, second: int, before: list[int]) -> bool:
+    return bool(before[second] >> first & 1)
+
+
+def _races(accesses: list[Access], before: list[int]) -> Iterator[str]:
+    writers = [access for access in accesses if access.writes]
+    for writer in writers:
+        for other in accesses:
+            if other.launch == writer.launch or (other.writes and other.launch < writer.launch):
+                continue
+            apart = writer.end <= other.start or other.end <= writer.start
+            low, high = sorted((writer.launch, other.launch))
+            if not apart and not _ordered(low, high, before):
+                verb = "writes" if other.writes else "reads"
+                yield (
+                    f"launch {writer.launch} writes {writer.name!r} while launch {other.launch} {verb} "
+                    f"{other.name!r}: no dependency orders them"
+                )
+
+
+def _unwritten_reads(plan: ExecutionPlan, accesses: list[Access], before: list[int]) -> Iterator[str]:
+    if plan.buffer_by_name[accesses[0].owner].kind in ("input", "constant"):
+        return
+    for read in accesses:
+        if read.writes or read.start == read.end:
+            continue
+        written = any(
+            access.writes
+            and _ordered(access.launch, read.launch, before)
+            and access.start < read.end
+            and read.start < access.end
+            for access in accesses
+        )
+        if not written:
+            yield f"launch {read.launch} reads {read.name!r}, which no launch before it writes"
+
+
+def _early_reuse(plan: ExecutionPlan, by_owner: dict[str, list[Access]], before: list[int]) -> Iterator[str]:
+    kept = {plan.locate(name)[0].name for name in plan.outputs}
+    arena = sorted((b for b in plan.buffers if b.kind == "arena" and b.nbytes), key=lambda b: b.offset)
+    active: list[int] = []
+    for index, buffer in enumerate(arena):
+        active = [i for i in active if arena[i].offset + arena[i].nbytes > buffer.offset]
+        for other in (arena[i] for i in active):
+            ours = {access.launch for access in by_owner.get(buffer.name, ())}
+            theirs = {access.launch for access in by_owner.get(other.name, ())}
+            if not ours or not theirs:
+                continue
+            we_follow = other.name not in kept and all(_ordered(t, o, before) for t in theirs for o in ours)
+            we_precede = buffer.name not in kept and all(_ordered(o, t, before) for t in theirs for o in ours)
+            if not (we_follow or we_precede):
+                yield f"{other.name!r} and {buffer.name!r} share arena bytes, but their uses may interleave"
+        active.append(index)
+
+
+def _unwritten_outputs(plan: ExecutionPlan, by_owner: dict[str, list[Access]]) -> Iterator[str]:
+    for name in plan.outputs:
+        owner = plan.locate(name)[0]
+        device_owned = owner.kind in ("output", "arena") and owner.nbytes > 0
+        if device_owned and not any(access.writes for access in by_owner.get(owner.name, ())):
+            yield f"output {name!r} is written by no launch"

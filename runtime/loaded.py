@@ -1,0 +1,37 @@
+"""What all loaded plans share: they close once, work as context managers and refuse work after that."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from tilewright.runtime.errors import DeviceError
+
+
+class Closable:
+    """A thing with resources; subclasses free them in `_release`, which runs at most once."""
+
+    _closed = False
+
+    def _release(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Free everything; later calls do nothing."""
+        if not self._closed:
+            self._closed = True
+            self._release()
+
+    def check_open(self) -> None:
+        """Raise `DeviceError` if it was closed."""
+        if self._closed:
+            raise DeviceError(f"this {type(self).__name__} was closed and can do no more work")
+
+    def __enter__(self) -> Self:
+        self.check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
