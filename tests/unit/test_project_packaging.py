@@ -46,12 +46,11 @@ def test_every_requirement_is_constrained():
 
 
 def test_every_data_file_is_packaged():
-    patterns = PROJECT["tool"]["setuptools"]["package-data"]["*"]
+    kinds = {pattern.split("*")[-1] for pattern in PROJECT["tool"]["setuptools"]["package-data"]["*"]}
     left_out = [
         str(file.relative_to(ROOT))
         for folder in FOLDERS.values()
         for file in (ROOT / folder).rglob("*")
-        if file.is_file() and file.suffix not in {".py", ".pyc"}
-        if not (file.parent / "__init__.py").exists() or not any(file.match(pattern) for pattern in patterns)
+        if file.is_file() and not {file.name, file.suffix} & (kinds | {".py", ".pyc"})
     ]
     assert not left_out
