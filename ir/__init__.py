@@ -1,1 +1,22 @@
-"""Tilewright."""
+"""The intermediate representation: types, nodes, op definitions of three levels, text, verifier, reference semantics."""
+
+from tilewright.ir import scalar_ops, tensor_ops, thread_ops  # noqa: F401  (importing defines the ops)
+from tilewright.ir.builder import Builder, scalar_body, structured
+from tilewright.ir.compare import equal, equal_funcs
+from tilewright.ir.constants import Constants, load_constants, save_constants
+from tilewright.ir.errors import InputError, TilewrightError, UnsupportedError, WorkError
+from tilewright.ir.expr import BinOp, Expr, Sym
+from tilewright.ir.nodes import Attr, Block, Func, Level, Module, Op, Pairs, Ref, Value, walk
+from tilewright.ir.opdef import REQUIRED, AttrDef, OpDef, define, op_def, op_defs
+from tilewright.ir.parser import parse, parse_file
+from tilewright.ir.printer import show, show_func, show_op
+from tilewright.ir.types import ArrayType, ScalarType, TensorType, Type, dtype_name, numpy_dtype, widened
+from tilewright.ir.verifier import Fault, VerifyError, verify
+
+__all__ = [
+    "REQUIRED", "ArrayType", "Attr", "AttrDef", "BinOp", "Block", "Builder", "Constants", "Expr", "Fault", "Func",
+    "InputError", "Level", "Module", "Op", "OpDef", "Pairs", "Ref", "ScalarType", "Sym", "TensorType",
+    "TilewrightError", "Type", "UnsupportedError", "Value", "VerifyError", "WorkError", "define", "dtype_name",
+    "equal", "equal_funcs", "load_constants", "numpy_dtype", "op_def", "op_defs", "parse", "parse_file",
+    "save_constants", "scalar_body", "show", "show_func", "show_op", "structured", "verify", "walk", "widened",
+]  # fmt: skip

@@ -1,0 +1,56 @@
+"""Named constants of a module: an immutable mapping from names to read-only arrays, stored as safetensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from tilewright.ir.errors import InputError
+
+
+class Constants(Mapping[str, np.ndarray]):
+    """Read-only mapping name -> array. Arrays are made read-only views; nothing is copied."""
+
+    __slots__ = ("_arrays",)
+
+    def __init__(self, arrays: Mapping[str, np.ndarray] | None = None) -> None:
+        self._arrays: dict[str, np.ndarray] = {}
+        for name, array in (arrays or {}).items():
+            view = np.ascontiguousarray(array).reshape(np.shape(array)).view()
+            view.flags.writeable = False
+            self._arrays[name] = view
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def updated(self, arrays: Mapping[str, np.ndarray]) -> Constants:
+        """A new mapping with `arrays` added or replaced; self when there is nothing to add."""
+        return Constants({**self._arrays, **arrays}) if arrays else self
+
+    def only(self, names: frozenset[str]) -> Constants:
+        """The constants named; self when none is dropped."""
+        kept = {k: v for k, v in self._arrays.items() if k in names}
+        return self if len(kept) == len(self._arrays) else Constants(kept)
+
+
+def save_constants(constants: Mapping[str, np.ndarray], path: str | Path) -> None:
+    """Write constants as a safetensors file."""
+    save_file({k: np.ascontiguousarray(v) for k, v in constants.items()}, str(path))
+
+
+def load_constants(path: str | Path) -> Constants:
+    """Read a safetensors file; raises InputError on anything damaged."""
+    try:
+        return Constants(load_file(str(path)))
+    except (SafetensorError, OSError, ValueError, KeyError) as e:
+        raise InputError(f"expected a safetensors file with constants, got: {e}", where=str(path)) from e

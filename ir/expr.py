@@ -1,0 +1,185 @@
+"""Index expressions: integer arithmetic over named symbols (loop variables, thread and block indices).
+
+`//` and `%` are floor division and its remainder (divisor positive), so the usual identities hold exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.ir.errors import InputError
+
+OPERATORS = ("+", "-", "*", "//", "%", "min", "max")
+
+
+class _Arithmetic:
+    """Operators that build expressions; constants fold at once."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Expr) -> Expr:
+        return binary("+", self, other)  # type: ignore[arg-type]
+
+    def __radd__(self, other: Expr) -> Expr:
+        return binary("+", other, self)  # type: ignore[arg-type]
+
+    def __sub__(self, other: Expr) -> Expr:
+        return binary("-", self, other)  # type: ignore[arg-type]
+
+    def __rsub__(self, other: Expr) -> Expr:
+        return binary("-", other, self)  # type: ignore[arg-type]
+
+    def __mul__(self, other: Expr) -> Expr:
+        return binary("*", self, other)  # type: ignore[arg-type]
+
+    def __rmul__(self, other: Expr) -> Expr:
+        return binary("*", other, self)  # type: ignore[arg-type]
+
+    def __floordiv__(self, other: Expr) -> Expr:
+        return binary("//", self, other)  # type: ignore[arg-type]
+
+    def __mod__(self, other: Expr) -> Expr:
+        return binary("%", self, other)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Sym(_Arithmetic):
+    """A named integer: an iteration dimension, a loop variable, `tid`, `bid.x`, ..."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class BinOp(_Arithmetic):
+    """`lhs op rhs` with op one of `OPERATORS`."""
+
+    op: str
+    lhs: Expr
+    rhs: Expr
+
+    def __post_init__(self) -> None:
+        if self.op not in OPERATORS:
+            raise InputError(f"expected an index operator among {' '.join(OPERATORS)}, got '{self.op}'")
+
+    def __str__(self) -> str:
+        return show_expr(self)
+
+
+Expr = int | Sym | BinOp
+
+
+def binary(op: str, lhs: Expr, rhs: Expr) -> Expr:
+    """`lhs op rhs`, folded when both are constants or one is neutral; division by a constant <= 0 is an error."""
+    if op in ("//", "%") and isinstance(rhs, int) and rhs <= 0:
+        raise InputError(f"expected a positive divisor in an index expression, got {rhs}")
+    if isinstance(lhs, int) and isinstance(rhs, int):
+        return _fold(op, lhs, rhs)
+    if op == "+" and lhs == 0:
+        return rhs
+    if op in "+-" and rhs == 0:
+        return lhs
+    if op == "*" and (lhs == 0 or rhs == 0):
+        return 0
+    if op == "*" and lhs == 1:
+        return rhs
+    if op in ("*", "//") and rhs == 1:
+        return lhs
+    if op == "%" and rhs == 1:
+        return 0
+    return BinOp(op, lhs, rhs)
+
+
+def _fold(op: str, a: int, b: int) -> int:
+    match op:
+        case "+":
+            return a + b
+        case "-":
+            return a - b
+        case "*":
+            return a * b
+        case "//":
+            return a // b
+        case "%":
+            return a % b
+        case "min":
+            return min(a, b)
+    return max(a, b)
+
+
+def minimum(a: Expr, b: Expr) -> Expr:
+    """The smaller of two index expressions."""
+    return binary("min", a, b)
+
+
+def maximum(a: Expr, b: Expr) -> Expr:
+    """The larger of two index expressions."""
+    return binary("max", a, b)
+
+
+def symbols(e: Expr) -> Iterator[str]:
+    """Names of all symbols in `e`, with repetitions, left to right."""
+    stack: list[Expr] = [e]
+    while stack:
+        x = stack.pop()
+        if isinstance(x, Sym):
+            yield x.name
+        elif isinstance(x, BinOp):
+            stack += (x.rhs, x.lhs)
+
+
+def substitute(e: Expr, env: Mapping[str, Expr]) -> Expr:
+    """`e` with every symbol of `env` replaced."""
+    if isinstance(e, int):
+        return e
+    if isinstance(e, Sym):
+        return env.get(e.name, e)
+    lhs, rhs = substitute(e.lhs, env), substitute(e.rhs, env)
+    return e if lhs is e.lhs and rhs is e.rhs else binary(e.op, lhs, rhs)
+
+
+def evaluate(e: Expr, env: Mapping[str, int | np.ndarray]) -> int | np.ndarray:
+    """Value of `e`; symbols may be integers or broadcastable integer arrays. KeyError names a missing symbol."""
+    if isinstance(e, int):
+        return e
+    if isinstance(e, Sym):
+        return env[e.name]
+    a, b = evaluate(e.lhs, env), evaluate(e.rhs, env)
+    if e.op == "min":
+        return np.minimum(a, b)
+    if e.op == "max":
+        return np.maximum(a, b)
+    if isinstance(a, int) and isinstance(b, int):
+        return _fold(e.op, a, b)
+    match e.op:
+        case "+":
+            return a + b
+        case "-":
+            return a - b
+        case "*":
+            return a * b
+        case "//":
+            return a // b
+    return a % b
+
+
+_PRECEDENCE = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
+
+
+def show_expr(e: Expr, precedence: int = 0) -> str:
+    """Text of `e` with the fewest parentheses; parses back to the same tree."""
+    if isinstance(e, int):
+        return str(e) if e >= 0 or precedence == 0 else f"({e})"
+    if isinstance(e, Sym):
+        return e.name
+    if e.op in ("min", "max"):
+        return f"{e.op}({show_expr(e.lhs)}, {show_expr(e.rhs)})"
+    p = _PRECEDENCE[e.op]
+    lhs = show_expr(e.lhs, p) if not (isinstance(e.lhs, int) and e.lhs < 0) else f"({e.lhs})"
+    text = f"{lhs} {e.op} {show_expr(e.rhs, p + 1)}"
+    return f"({text})" if p < precedence else text

@@ -1,0 +1,243 @@
+"""IR nodes of all levels: frozen, compared by identity, holding only tuples; "unchanged" is `new is old`.
+
+Attributes, types and index expressions compare structurally; `equal` (in `compare.py`) compares whole modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from tilewright.ir.constants import Constants
+from tilewright.ir.errors import InputError
+from tilewright.ir.expr import BinOp, Sym
+from tilewright.ir.types import ArrayType, TensorType, Type, array_type
+
+
+class Level(Enum):
+    """The three levels of the IR; `Level.GRAPH.value` is the prefix of its ops."""
+
+    GRAPH = "graph"
+    TENSOR = "tensor"
+    THREAD = "thread"
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A reference to a function of the same module, printed `@name`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """An ordered mapping from names to attributes, printed `(n: 1, k: 64)`."""
+
+    items: tuple[tuple[str, Attr], ...] = ()
+
+    @classmethod
+    def of(cls, mapping: Mapping[str, Attr]) -> Pairs:
+        """Pairs in the mapping's order."""
+        return cls(tuple(mapping.items()))
+
+    def as_dict(self) -> dict[str, Attr]:
+        """A new dict in the same order."""
+        return dict(self.items)
+
+    def __getitem__(self, key: str) -> Attr:
+        for k, v in self.items:
+            if k == key:
+                return v
+        raise KeyError(key)
+
+    def __contains__(self, key: str) -> bool:
+        return any(k == key for k, _ in self.items)
+
+
+Attr = None | bool | int | float | str | tuple["Attr", ...] | Sym | BinOp | Pairs | Ref
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """One SSA value; `hint` only affects printing."""
+
+    type: Type
+    hint: str = ""
+
+    @property
+    def tensor(self) -> TensorType:
+        """The type, known to be a tensor; raises InputError otherwise."""
+        if isinstance(self.type, TensorType):
+            return self.type
+        raise InputError(f"expected a tensor value, got one of type {self.type}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """`results = name(operands, attrs) body`. Everything specific to `name` hangs on its OpDef.
+
+    `loc` names the origin (`relay:nn.conv2d#3`) and survives rewrites; it does not take part in equality.
+    """
+
+    name: str
+    operands: tuple[Value, ...] = ()
+    attrs: tuple[tuple[str, Attr], ...] = ()
+    results: tuple[Value, ...] = ()
+    body: Block | None = None
+    loc: str = ""
+
+    def __getitem__(self, key: str) -> Attr:
+        for k, v in self.attrs:
+            if k == key:
+                return v
+        raise KeyError(f"{self.name} has no attribute '{key}'")
+
+    def get(self, key: str, default: Attr = None) -> Attr:
+        """Attribute `key`, or `default` where the op does not carry it."""
+        for k, v in self.attrs:
+            if k == key:
+                return v
+        return default
+
+    @property
+    def level(self) -> str:
+        """Prefix of the name: `graph`, `tensor`, `thread` or `scalar`."""
+        return self.name.partition(".")[0]
+
+    @property
+    def result(self) -> Value:
+        """The only result."""
+        (value,) = self.results
+        return value
+
+    def with_attrs(self, **changes: Attr) -> Op:
+        """A copy with attributes replaced or appended; results keep their identity."""
+        left = dict(changes)
+        attrs = [(k, left.pop(k, v)) for k, v in self.attrs]
+        return replace(self, attrs=(*attrs, *left.items()))
+
+    def with_operands(self, operands: tuple[Value, ...]) -> Op:
+        """Self when nothing changed."""
+        if len(operands) == len(self.operands) and all(
+            a is b for a, b in zip(operands, self.operands, strict=True)
+        ):
+            return self
+        return replace(self, operands=operands)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Parameters and a sequence of ops; program order is the order of effects."""
+
+    params: tuple[Value, ...] = ()
+    ops: tuple[Op, ...] = ()
+
+    def with_ops(self, ops: tuple[Op, ...]) -> Block:
+        """Self when nothing changed: identity is the change flag."""
+        if len(ops) == len(self.ops) and all(a is b for a, b in zip(ops, self.ops, strict=True)):
+            return self
+        return replace(self, ops=ops)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Func:
+    """A function of one level. Thread-level functions return nothing: results are trailing global buffers."""
+
+    level: Level
+    name: str
+    body: Block
+    result_types: tuple[Type, ...] = ()
+    attrs: tuple[tuple[str, Attr], ...] = ()
+
+    def __getitem__(self, key: str) -> Attr:
+        for k, v in self.attrs:
+            if k == key:
+                return v
+        raise KeyError(f"@{self.name} has no attribute '{key}'")
+
+    def get(self, key: str, default: Attr = None) -> Attr:
+        """Attribute `key`, or `default` where the function does not carry it."""
+        for k, v in self.attrs:
+            if k == key:
+                return v
+        return default
+
+    @property
+    def params(self) -> tuple[Value, ...]:
+        return self.body.params
+
+    def with_body(self, body: Block) -> Func:
+        """Self when nothing changed."""
+        return self if body is self.body else replace(self, body=body)
+
+    def with_attrs(self, **changes: Attr) -> Func:
+        """A copy with attributes replaced or appended."""
+        left = dict(changes)
+        attrs = [(k, left.pop(k, v)) for k, v in self.attrs]
+        return replace(self, attrs=(*attrs, *left.items()))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Module:
+    """Functions (`main` is the entry), attributes such as `target`, and named constants kept beside the text."""
+
+    name: str
+    funcs: tuple[Func, ...] = ()
+    attrs: tuple[tuple[str, Attr], ...] = ()
+    constants: Constants = field(default_factory=Constants)
+
+    def __getitem__(self, name: str) -> Func:
+        for f in self.funcs:
+            if f.name == name:
+                return f
+        raise KeyError(f"module @{self.name} has no function @{name}")
+
+    def get(self, key: str, default: Attr = None) -> Attr:
+        """Module attribute `key`."""
+        for k, v in self.attrs:
+            if k == key:
+                return v
+        return default
+
+    @property
+    def main(self) -> Func:
+        """The entry function; raises InputError where there is none."""
+        for f in self.funcs:
+            if f.name == "main":
+                return f
+        raise InputError(f"module @{self.name} has no function @main")
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the parameters of @main, in order."""
+        return tuple(p.hint or str(i) for i, p in enumerate(self.main.params))
+
+    @property
+    def input_types(self) -> tuple[ArrayType, ...]:
+        """Shape and NumPy dtype name of each parameter of @main."""
+        return tuple(array_type(p.tensor) for p in self.main.params)
+
+    def with_funcs(self, funcs: tuple[Func, ...]) -> Module:
+        """Self when nothing changed."""
+        if len(funcs) == len(self.funcs) and all(a is b for a, b in zip(funcs, self.funcs, strict=True)):
+            return self
+        return replace(self, funcs=funcs)
+
+    def with_constants(self, constants: Constants) -> Module:
+        """Self when nothing changed."""
+        return self if constants is self.constants else replace(self, constants=constants)
+
+    def with_attrs(self, **changes: Attr) -> Module:
+        """A copy with attributes replaced or appended."""
+        left = dict(changes)
+        attrs = [(k, left.pop(k, v)) for k, v in self.attrs]
+        return replace(self, attrs=(*attrs, *left.items()))
+
+
+def walk(block: Block) -> Iterator[Op]:
+    """All ops of a block and of the bodies inside, in program order."""
+    for op in block.ops:
+        yield op
+        if op.body is not None:
+            yield from walk(op.body)

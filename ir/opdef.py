@@ -1,0 +1,145 @@
+"""Op definitions: what the IR knows about an op name (schema, inference, effects, folding, reference semantics)."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir.errors import InputError
+from tilewright.ir.expr import BinOp, Sym
+from tilewright.ir.nodes import Attr, Op, Pairs, Ref
+from tilewright.ir.types import DTYPES, Type
+
+#: attribute values by name, defaults filled in
+Attrs = Mapping[str, Any]
+Infer = Callable[[Sequence[Type], Attrs], Sequence[Type]]
+Evaluate = Callable[[Sequence[np.ndarray], Attrs], Sequence[np.ndarray]]
+
+
+class _Required:
+    def __repr__(self) -> str:
+        return "required"
+
+
+REQUIRED: Any = _Required()
+
+_KINDS: dict[str, Callable[[Attr], bool]] = {
+    "int": lambda a: type(a) is int,
+    "float": lambda a: type(a) is float,
+    "number": lambda a: type(a) in (int, float, bool),
+    "bool": lambda a: type(a) is bool,
+    "str": lambda a: type(a) is str,
+    "dtype": lambda a: type(a) is str and a in DTYPES,
+    "ints": lambda a: isinstance(a, tuple) and all(type(x) is int for x in a),
+    "expr": lambda a: type(a) is int or isinstance(a, Sym | BinOp),
+    "exprs": lambda a: isinstance(a, tuple) and all(type(x) is int or isinstance(x, Sym | BinOp) for x in a),
+    "accesses": lambda a: isinstance(a, tuple) and all(_KINDS["exprs"](x) for x in a),
+    "mask": lambda a: (
+        isinstance(a, tuple) and all(isinstance(x, tuple) and len(x) == 3 and _KINDS["exprs"](x) for x in a)
+    ),
+    "dims": lambda a: isinstance(a, Pairs) and all(type(v) is int and v >= 0 for _, v in a.items),
+    "pairs": lambda a: isinstance(a, Pairs),
+    "sym": lambda a: isinstance(a, Sym),
+    "ref": lambda a: isinstance(a, Ref),
+    "list": lambda a: isinstance(a, tuple),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AttrDef:
+    """One attribute: its kind (a key of the kinds table; `kind?` also admits none) and default."""
+
+    kind: str
+    default: Any = REQUIRED
+    doc: str = ""
+
+    def accepts(self, value: Attr) -> bool:
+        """True when `value` is of this kind."""
+        if value is None:
+            return self.kind.endswith("?")
+        return _KINDS[self.kind.removesuffix("?")](value)
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """Everything specific to one op name.
+
+    operands: names; a trailing `*` on the last admits any number, a `?` marks an optional one.
+    infer: result types from operand types and attributes, raising InputError on bad operands; None where result
+      types are part of the text (constants, ops with bodies) and are checked by `verify`.
+    evaluate: NumPy reference semantics on arrays; None for structural ops.
+    verify: further checks of the whole op, returning messages.
+    effects: subset of {"read", "write", "barrier", "terminator", "async"}; an op without effects may be dropped or merged.
+    """
+
+    name: str
+    operands: tuple[str, ...]
+    doc: str
+    attrs: Mapping[str, AttrDef] = field(default_factory=dict)
+    results: int | None = 1
+    infer: Infer | None = None
+    evaluate: Evaluate | None = None
+    verify: Callable[[Op], Sequence[str]] | None = None
+    effects: frozenset[str] = frozenset()
+    body: bool = False
+    elementwise: bool = False
+
+    @property
+    def operand_range(self) -> tuple[int, int | None]:
+        """Fewest and most operands (None: no limit)."""
+        low = sum(1 for n in self.operands if n[-1] not in "*?")
+        return low, None if self.operands and self.operands[-1].endswith("*") else len(self.operands)
+
+    def complete(self, attrs: Mapping[str, Attr]) -> tuple[tuple[str, Attr], ...]:
+        """Attributes in schema order with defaults filled in; raises InputError naming every bad one."""
+        faults = [f"unknown attribute '{k}'{_hint(k, self.attrs)}" for k in attrs if k not in self.attrs]
+        out: list[tuple[str, Attr]] = []
+        for name, d in self.attrs.items():
+            value = attrs.get(name, d.default)
+            if value is REQUIRED:
+                faults.append(f"missing attribute '{name}' ({d.kind})")
+            elif not d.accepts(value):
+                faults.append(f"attribute '{name}' expects {d.kind}, got {value!r}")
+            else:
+                out.append((name, value))
+        if faults:
+            raise InputError(f"{self.name}: {'; '.join(faults)}")
+        return tuple(out)
+
+
+_DEFS: dict[str, OpDef] = {}
+
+
+def define(definition: OpDef) -> OpDef:
+    """Register an op definition; a second one of the same name is an error."""
+    if definition.name in _DEFS:
+        raise ValueError(f"op '{definition.name}' is already defined")
+    if not definition.doc:
+        raise ValueError(f"op '{definition.name}' needs a doc")
+    for a in definition.attrs.values():
+        if a.kind.removesuffix("?") not in _KINDS:
+            raise ValueError(f"op '{definition.name}': unknown attribute kind '{a.kind}'")
+    _DEFS[definition.name] = definition
+    return definition
+
+
+def op_def(name: str) -> OpDef:
+    """The definition of `name`; raises InputError with a hint for an unknown op."""
+    try:
+        return _DEFS[name]
+    except KeyError:
+        raise InputError(f"unknown op '{name}'{_hint(name, _DEFS)}") from None
+
+
+def op_defs() -> tuple[OpDef, ...]:
+    """All definitions, by name."""
+    return tuple(_DEFS[k] for k in sorted(_DEFS))
+
+
+def _hint(name: str, known: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean '{close[0]}'?)" if close else ""

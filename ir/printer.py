@@ -1,0 +1,116 @@
+"""Module -> text. `parse(show(m))` is structurally equal to `m`, and `show(parse(show(m))) == show(m)`."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from tilewright.ir.compare import same_attr
+from tilewright.ir.expr import BinOp, Sym, show_expr
+from tilewright.ir.nodes import Attr, Block, Func, Module, Op, Pairs, Ref, Value
+from tilewright.ir.opdef import op_def
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+
+
+def show_attr(a: Attr) -> str:
+    """Text of one attribute value."""
+    match a:
+        case None:
+            return "none"
+        case bool():
+            return "true" if a else "false"
+        case int():
+            return str(a)
+        case float():
+            return repr(a)
+        case str():
+            return json.dumps(a)
+        case Sym() | BinOp():
+            return show_expr(a)
+        case Ref(name):
+            return f"@{name}"
+        case Pairs(items):
+            return "(" + ", ".join(f"{k}: {show_attr(v)}" for k, v in items) + ")"
+        case tuple():
+            return "[" + ", ".join(map(show_attr, a)) + "]"
+
+
+class _Writer:
+    """Names values of one function and collects lines."""
+
+    def __init__(self, locations: bool) -> None:
+        self.names: dict[Value, str] = {}
+        self.taken: set[str] = set()
+        self.counter = 0
+        self.locations = locations
+        self.lines: list[str] = []
+
+    def name(self, v: Value) -> str:
+        known = self.names.get(v)
+        if known is not None:
+            return known
+        hint = v.hint
+        if not hint or hint in self.taken:
+            text = str(self.counter)
+            self.counter += 1
+        else:
+            self.taken.add(hint)
+            text = hint if _PLAIN.fullmatch(hint) else json.dumps(hint)
+        self.names[v] = "%" + text
+        return self.names[v]
+
+    def block(self, b: Block, indent: str, show_params: bool = True) -> None:
+        if show_params and b.params:
+            self.lines.append(f"{indent}^({', '.join(f'{self.name(v)}: {v.type}' for v in b.params)})")
+        for op in b.ops:
+            self.op(op, indent)
+
+    def op(self, op: Op, indent: str) -> None:
+        inside = [self.name(v) for v in op.operands] + [f"{k} = {show_attr(a)}" for k, a in shown_attrs(op)]
+        lhs = ", ".join(self.name(v) for v in op.results)
+        line = f"{indent}{lhs} = " if lhs else indent
+        line += f"{op.name}({', '.join(inside)})"
+        if op.results:
+            line += " : " + ", ".join(str(v.type) for v in op.results)
+        if op.loc and self.locations:
+            line += f" loc {json.dumps(op.loc)}"
+        if op.body is None:
+            self.lines.append(line)
+            return
+        self.lines.append(line + " {")
+        self.block(op.body, indent + "  ")
+        self.lines.append(indent + "}")
+
+
+def shown_attrs(op: Op) -> list[tuple[str, Attr]]:
+    """Attributes worth printing: below the graph level those equal to their default are left out (parsing fills them in)."""
+    defs = op_def(op.name).attrs if op.level != "graph" else {}
+    return [(k, a) for k, a in op.attrs if k not in defs or not same_attr(a, defs[k].default)]
+
+
+def show_func(f: Func, *, locations: bool = True) -> str:
+    """Text of one function, indented as inside a module."""
+    w = _Writer(locations)
+    head = [f"{w.name(v)}: {v.type}" for v in f.params] + [f"{k} = {show_attr(a)}" for k, a in f.attrs]
+    arrow = " -> " + ", ".join(map(str, f.result_types)) if f.result_types else ""
+    w.lines.append(f"  {f.level.value}.func @{f.name}({', '.join(head)}){arrow} {{")
+    w.block(f.body, "    ", show_params=False)
+    w.lines.append("  }")
+    return "\n".join(w.lines)
+
+
+def show(m: Module, *, locations: bool = True) -> str:
+    """Text of a module; `locations=False` leaves out where ops came from."""
+    attrs = f"({', '.join(f'{k} = {show_attr(a)}' for k, a in m.attrs)})" if m.attrs else ""
+    return (
+        "\n".join([f"module @{m.name}{attrs} {{", *(show_func(f, locations=locations) for f in m.funcs), "}"])
+        + "\n"
+    )
+
+
+def show_op(op: Op) -> str:
+    """One op on its own, with operand types, for error messages."""
+    w = _Writer(locations=True)
+    w.op(op, "")
+    return "\n".join(w.lines)

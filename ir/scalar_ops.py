@@ -1,0 +1,225 @@
+"""Scalar ops: the bodies of tensor ops and the arithmetic of the thread level, with NumPy semantics.
+
+Integer division and remainder are floor division; `index` turns an index expression into a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy.special import erf as _erf
+
+from tilewright.ir.errors import InputError
+from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.types import FLOATS, ScalarType, Type, numpy_dtype
+
+
+def _scalars(types: Sequence[Type], name: str) -> list[ScalarType]:
+    out = []
+    for t in types:
+        if not isinstance(t, ScalarType):
+            raise InputError(f"{name}: expected scalar operands, got {t}")
+        out.append(t)
+    return out
+
+
+def _same(types: Sequence[Type], name: str) -> ScalarType:
+    """All operands of one dtype; one lane broadcasts against several."""
+    scalars = _scalars(types, name)
+    lanes = max(t.lanes for t in scalars)
+    if any(t.dtype != scalars[0].dtype or t.lanes not in (1, lanes) for t in scalars):
+        raise InputError(f"{name}: expected operands of one dtype, got {', '.join(map(str, types))}")
+    return ScalarType(scalars[0].dtype, lanes)
+
+
+def _require(condition: bool, name: str, wanted: str, got: ScalarType) -> None:
+    if not condition:
+        raise InputError(f"{name}: expected {wanted} operands, got {got}")
+
+
+def _elementwise(
+    name: str,
+    arity: int,
+    fn: Callable[..., np.ndarray],
+    doc: str,
+    *,
+    kinds: str = "any",
+    result: str = "same",
+) -> None:
+    full = f"scalar.{name}"
+
+    def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+        t = _same(types, full)
+        _require(kinds != "float" or t.dtype in FLOATS, full, "floating", t)
+        _require(kinds != "bool" or t.dtype == "bool", full, "bool", t)
+        _require(kinds != "int" or t.dtype not in FLOATS, full, "integer", t)
+        return [ScalarType("bool", t.lanes) if result == "bool" else t]
+
+    def run(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+        with np.errstate(all="ignore"):
+            out = fn(*inputs)
+        return [out if result == "bool" else np.asarray(out, dtype=np.result_type(inputs[0]))]
+
+    define(OpDef(full, ("a", "b", "c")[:arity], doc, infer=infer, evaluate=run, elementwise=True))
+
+
+def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (
+        np.true_divide(a, b)
+        if np.issubdtype(np.result_type(a), np.inexact) or a.dtype.name == "bfloat16"
+        else a // b
+    )
+
+
+_UNARY: dict[str, tuple[Callable[..., np.ndarray], str, str]] = {
+    "neg": (np.negative, "any", "-a"),
+    "abs": (np.abs, "any", "|a|"),
+    "exp": (np.exp, "float", "e**a"),
+    "exp2": (np.exp2, "float", "2**a"),
+    "log": (np.log, "float", "natural logarithm"),
+    "log2": (np.log2, "float", "logarithm of base 2"),
+    "log10": (np.log10, "float", "logarithm of base 10"),
+    "sqrt": (np.sqrt, "float", "square root"),
+    "rsqrt": (lambda a: 1 / np.sqrt(a), "float", "1 / sqrt(a)"),
+    "sin": (np.sin, "float", "sine"),
+    "cos": (np.cos, "float", "cosine"),
+    "tan": (np.tan, "float", "tangent"),
+    "sinh": (np.sinh, "float", "hyperbolic sine"),
+    "cosh": (np.cosh, "float", "hyperbolic cosine"),
+    "tanh": (np.tanh, "float", "hyperbolic tangent"),
+    "asin": (np.arcsin, "float", "inverse sine"),
+    "acos": (np.arccos, "float", "inverse cosine"),
+    "atan": (np.arctan, "float", "inverse tangent"),
+    "asinh": (np.arcsinh, "float", "inverse hyperbolic sine"),
+    "acosh": (np.arccosh, "float", "inverse hyperbolic cosine"),
+    "atanh": (np.arctanh, "float", "inverse hyperbolic tangent"),
+    "erf": (_erf, "float", "error function"),
+    "floor": (np.floor, "float", "round down"),
+    "ceil": (np.ceil, "float", "round up"),
+    "trunc": (np.trunc, "float", "round towards zero"),
+    "round": (np.round, "float", "round to nearest, ties to even"),
+    "sign": (np.sign, "any", "-1, 0 or 1"),
+    "bit_not": (np.invert, "int", "bitwise complement"),
+}
+_BINARY: dict[str, tuple[Callable[..., np.ndarray], str, str]] = {
+    "add": (np.add, "any", "a + b"),
+    "sub": (np.subtract, "any", "a - b"),
+    "mul": (np.multiply, "any", "a * b"),
+    "div": (_divide, "any", "a / b; floor division for integers"),
+    "mod": (np.mod, "any", "a - b * floor(a / b)"),
+    "truncdiv": (
+        lambda a, b: np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)),
+        "int",
+        "a / b rounded towards zero",
+    ),
+    "truncmod": (np.fmod, "any", "remainder with the sign of a"),
+    "pow": (np.power, "any", "a ** b"),
+    "atan2": (np.arctan2, "float", "angle of (b, a)"),
+    "min": (np.minimum, "any", "smaller; nan where either is nan"),
+    "max": (np.maximum, "any", "larger; nan where either is nan"),
+    "bit_and": (np.bitwise_and, "int", "bitwise and"),
+    "bit_or": (np.bitwise_or, "int", "bitwise or"),
+    "bit_xor": (np.bitwise_xor, "int", "bitwise exclusive or"),
+    "shl": (np.left_shift, "int", "a << b"),
+    "shr": (np.right_shift, "int", "a >> b"),
+}
+_COMPARE: dict[str, tuple[Callable[..., np.ndarray], str]] = {
+    "eq": (np.equal, "a == b"),
+    "ne": (np.not_equal, "a != b"),
+    "lt": (np.less, "a < b"),
+    "le": (np.less_equal, "a <= b"),
+    "gt": (np.greater, "a > b"),
+    "ge": (np.greater_equal, "a >= b"),
+}
+for _name, (_fn, _kinds, _doc) in _UNARY.items():
+    _elementwise(_name, 1, _fn, _doc, kinds=_kinds)
+for _name, (_fn, _kinds, _doc) in _BINARY.items():
+    _elementwise(_name, 2, _fn, _doc, kinds=_kinds)
+for _name, (_fn, _doc) in _COMPARE.items():
+    _elementwise(_name, 2, _fn, _doc, result="bool")
+for _name, _fn in (("and", np.logical_and), ("or", np.logical_or), ("xor", np.logical_xor)):
+    _elementwise(_name, 2, _fn, f"logical {_name}", kinds="bool", result="bool")
+_elementwise("not", 1, np.logical_not, "logical not", kinds="bool", result="bool")
+_elementwise("isnan", 1, np.isnan, "true for nan", kinds="float", result="bool")
+_elementwise("isinf", 1, np.isinf, "true for +-inf", kinds="float", result="bool")
+_elementwise("isfinite", 1, np.isfinite, "true for neither nan nor inf", kinds="float", result="bool")
+_elementwise("fma", 3, lambda a, b, c: a * b + c, "a * b + c, rounded once where the target can")
+
+
+def _infer_select(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    c, a, b = _scalars(types, "scalar.select")
+    _require(c.dtype == "bool", "scalar.select", "a bool first among its", c)
+    t = _same((a, b), "scalar.select")
+    return [ScalarType(t.dtype, max(t.lanes, c.lanes))]
+
+
+define(
+    OpDef(
+        "scalar.select",
+        ("condition", "a", "b"),
+        "a where condition, else b",
+        infer=_infer_select,
+        evaluate=lambda x, _: [np.where(x[0], x[1], x[2]).astype(np.result_type(x[1]))],
+        elementwise=True,
+    )
+)
+define(
+    OpDef(
+        "scalar.cast",
+        ("a",),
+        "Convert to `dtype`; float to integer truncates towards zero.",
+        attrs={"dtype": AttrDef("dtype")},
+        infer=lambda t, a: [ScalarType(a["dtype"], _scalars(t, "scalar.cast")[0].lanes)],
+        evaluate=lambda x, a: [x[0].astype(numpy_dtype(a["dtype"]))],
+        elementwise=True,
+    )
+)
+define(
+    OpDef(
+        "scalar.const",
+        (),
+        "A constant of `dtype`.",
+        attrs={"value": AttrDef("number"), "dtype": AttrDef("dtype")},
+        infer=lambda t, a: [ScalarType(a["dtype"])],
+        evaluate=lambda x, a: [np.asarray(a["value"]).astype(numpy_dtype(a["dtype"]))],
+        elementwise=True,
+    )
+)
+define(
+    OpDef(
+        "scalar.index",
+        (),
+        "The value of an index expression over the symbols in scope, as `dtype`.",
+        attrs={"at": AttrDef("expr"), "dtype": AttrDef("dtype", "i32")},
+        infer=lambda t, a: [ScalarType(a["dtype"])],
+    )
+)
+define(
+    OpDef(
+        "scalar.broadcast",
+        ("a",),
+        "One value in every lane.",
+        attrs={"lanes": AttrDef("int")},
+        infer=lambda t, a: [ScalarType(_scalars(t, "scalar.broadcast")[0].dtype, a["lanes"])],
+    )
+)
+define(
+    OpDef(
+        "scalar.extract",
+        ("a",),
+        "One lane of a short vector.",
+        attrs={"lane": AttrDef("int")},
+        infer=lambda t, a: [ScalarType(_scalars(t, "scalar.extract")[0].dtype)],
+    )
+)
+define(
+    OpDef(
+        "scalar.yield",
+        ("values*",),
+        "Values of the body that ends here.",
+        results=0,
+        infer=lambda t, a: [],
+        effects=frozenset({"terminator"}),
+    )
+)

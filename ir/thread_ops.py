@@ -1,0 +1,277 @@
+"""The thread level: what one thread does. Program order is the order of effects; barriers are ops.
+
+Buffers are values of tensor type in a memory space: `global` parameters, `shared` and `reg` and `frag` allocations.
+Symbols: `tid` (thread within the block), `bid.x`, `bid.y`, `bid.z`, and the variables of enclosing loops.
+A mask is a list of `[expr, low, high]`: the access happens where low <= expr < high holds for all of them.
+A `frag` buffer is a matrix tile held by the 32 threads of a warp together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.ir.errors import InputError
+from tilewright.ir.nodes import Op
+from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.types import ScalarType, TensorType, Type
+
+READ, WRITE = frozenset({"read"}), frozenset({"write"})
+WARP = 32
+
+
+def _tensor(t: Type, what: str, *spaces: str) -> TensorType:
+    if not isinstance(t, TensorType) or (spaces and t.space not in spaces):
+        raise InputError(f"{what}: expected a buffer in {' or '.join(spaces) or 'memory'}, got {t}")
+    return t
+
+
+def _access(t: TensorType, at: Sequence[object], what: str) -> None:
+    if len(at) != t.rank:
+        raise InputError(f"{what}: expected {t.rank} index expressions, got {len(at)}")
+
+
+def _infer_load(types: Sequence[Type], a: Attrs) -> Sequence[Type]:
+    t = _tensor(types[0], "thread.load", "global", "shared", "reg")
+    _access(t, a["at"], "thread.load")
+    return [ScalarType(t.dtype, a["lanes"])]
+
+
+def _infer_store(types: Sequence[Type], a: Attrs) -> Sequence[Type]:
+    t = _tensor(types[1], f"thread.store of {types[0]}", "global", "shared", "reg")
+    _access(t, a["at"], "thread.store")
+    if not isinstance(types[0], ScalarType) or types[0].dtype != t.dtype:
+        raise InputError(f"thread.store: expected a {t.dtype} value, got {types[0]}")
+    return []
+
+
+_MASK = AttrDef("mask", (), "conjunction of [expr, low, high]")
+define(
+    OpDef(
+        "thread.alloc",
+        (),
+        "A buffer in shared memory (one per block), registers (one per thread) or fragments (one per warp).",
+        attrs={"align": AttrDef("int", 16, "bytes")},
+        effects=frozenset({"alloc"}),
+    )
+)
+define(
+    OpDef(
+        "thread.load",
+        ("buffer",),
+        "One element, or `lanes` consecutive elements of the last dimension; `other` where the mask is false.",
+        attrs={
+            "at": AttrDef("exprs"),
+            "lanes": AttrDef("int", 1),
+            "mask": _MASK,
+            "other": AttrDef("number", 0.0),
+        },
+        infer=_infer_load,
+        effects=READ,
+    )
+)
+define(
+    OpDef(
+        "thread.store",
+        ("value", "buffer"),
+        "Write one element, or the lanes of a short vector along the last dimension, where the mask is true.",
+        attrs={"at": AttrDef("exprs"), "mask": _MASK},
+        results=0,
+        infer=_infer_store,
+        effects=WRITE,
+    )
+)
+define(
+    OpDef(
+        "thread.atomic_add",
+        ("value", "buffer"),
+        "Add to one element of global or shared memory, atomically.",
+        attrs={"at": AttrDef("exprs"), "mask": _MASK},
+        results=0,
+        infer=_infer_store,
+        effects=READ | WRITE,
+    )
+)
+
+
+def _infer_copy(types: Sequence[Type], a: Attrs) -> Sequence[Type]:
+    src = _tensor(types[0], "thread.copy_async source", "global")
+    dst = _tensor(types[1], "thread.copy_async destination", "shared")
+    _access(src, a["src"], "thread.copy_async source")
+    _access(dst, a["dst"], "thread.copy_async destination")
+    if src.dtype != dst.dtype:
+        raise InputError(f"thread.copy_async: expected one dtype, got {src} and {dst}")
+    return []
+
+
+define(
+    OpDef(
+        "thread.copy_async",
+        ("source", "destination"),
+        "Start copying `lanes` elements (4, 8 or 16 bytes) from global to shared memory; zeros where the mask is false.",
+        attrs={"src": AttrDef("exprs"), "dst": AttrDef("exprs"), "lanes": AttrDef("int", 1), "mask": _MASK},
+        results=0,
+        infer=_infer_copy,
+        effects=READ | WRITE | {"async"},
+    )
+)
+define(
+    OpDef(
+        "thread.async_commit",
+        (),
+        "Close the group of asynchronous copies started since the last one.",
+        results=0,
+        infer=lambda t, a: [],
+        effects=frozenset({"async"}),
+    )
+)
+define(
+    OpDef(
+        "thread.async_wait",
+        (),
+        "Wait until at most `pending` groups of this thread's asynchronous copies are unfinished.",
+        attrs={"pending": AttrDef("int", 0)},
+        results=0,
+        infer=lambda t, a: [],
+        effects=frozenset({"async"}),
+    )
+)
+define(
+    OpDef(
+        "thread.barrier",
+        (),
+        "All threads of the block arrive before any goes on; shared-memory writes before it are visible after it.",
+        results=0,
+        infer=lambda t, a: [],
+        effects=frozenset({"barrier"}),
+    )
+)
+
+
+def _verify_loop(op: Op) -> Sequence[str]:
+    if op.body is None:
+        return ["expected a body"]
+    want = [v.type for v in op.operands]
+    faults = []
+    if [p.type for p in op.body.params] != want or [r.type for r in op.results] != want:
+        faults.append("expected loop-carried operands, body parameters and results of the same types")
+    last = op.body.ops[-1] if op.body.ops else None
+    yielded = [v.type for v in last.operands] if last is not None and last.name == "thread.yield" else []
+    if yielded != want:
+        faults.append("expected the body to yield the loop-carried values")
+    return faults
+
+
+define(
+    OpDef(
+        "thread.loop",
+        ("carried*",),
+        "Run the body for var = 0 .. extent-1. `unroll`: 0 never, 1 fully, n > 1 by n. Carried values pass through "
+        "the body's parameters and its thread.yield.",
+        attrs={"var": AttrDef("sym"), "extent": AttrDef("int"), "unroll": AttrDef("int", 0)},
+        results=None,
+        verify=_verify_loop,
+        body=True,
+        effects=frozenset({"control"}),
+    )
+)
+define(
+    OpDef(
+        "thread.if",
+        (),
+        "Run the body where the mask holds.",
+        attrs={"mask": AttrDef("mask")},
+        results=0,
+        infer=lambda t, a: [],
+        body=True,
+        effects=frozenset({"control"}),
+    )
+)
+for _name in ("yield", "return"):
+    define(
+        OpDef(
+            f"thread.{_name}",
+            ("values*",),
+            "Values carried to the next iteration." if _name == "yield" else "End of the kernel.",
+            results=0,
+            infer=lambda t, a: [],
+            effects=frozenset({"terminator"}),
+        )
+    )
+define(
+    OpDef(
+        "thread.shuffle",
+        ("value",),
+        "The value of another lane of the warp: lane+offset (down), lane-offset (up), lane^offset (xor) or offset (index). "
+        "A lane outside the group of `width` lanes keeps its own value.",
+        attrs={"kind": AttrDef("str", "down"), "offset": AttrDef("expr"), "width": AttrDef("int", WARP)},
+        infer=lambda t, a: [t[0]],
+        effects=frozenset({"warp"}),
+    )
+)
+
+
+def _infer_mma(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    a, b, c = (_tensor(t, "thread.mma", "frag") for t in types)
+    m, n, k = attrs["shape"]
+    if (a.shape, b.shape, c.shape) != ((m, k), (k, n), (m, n)):
+        raise InputError(
+            f"thread.mma: expected fragments [{m}, {k}], [{k}, {n}] and [{m}, {n}], got {a}, {b}, {c}"
+        )
+    return []
+
+
+define(
+    OpDef(
+        "thread.mma",
+        ("a", "b", "c"),
+        "c += a @ b on matrix fragments of one warp; shape = [m, n, k] of the hardware instruction.",
+        attrs={"shape": AttrDef("ints"), "engine": AttrDef("str", "mma")},
+        results=0,
+        infer=_infer_mma,
+        effects=READ | WRITE | {"warp"},
+    )
+)
+
+
+def _infer_fragment(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    frag = _tensor(types[0], "fragment", "frag")
+    memory = _tensor(types[1], "fragment memory", "shared", "global")
+    _access(memory, attrs["at"], "fragment memory")
+    if memory.dtype != frag.dtype:
+        raise InputError(f"expected a {frag.dtype} buffer, got {memory}")
+    return []
+
+
+define(
+    OpDef(
+        "thread.load_fragment",
+        ("fragment", "buffer"),
+        "Fill a fragment (`role` a, b or c) from the matrix at `at` of the last two dimensions; `transposed` reads it transposed.",
+        attrs={"at": AttrDef("exprs"), "role": AttrDef("str"), "transposed": AttrDef("bool", False)},
+        results=0,
+        infer=_infer_fragment,
+        effects=READ | WRITE | {"warp"},
+    )
+)
+define(
+    OpDef(
+        "thread.store_fragment",
+        ("fragment", "buffer"),
+        "Write an accumulator fragment to the matrix at `at` of the last two dimensions, inside the mask per row and column.",
+        attrs={"at": AttrDef("exprs"), "mask": _MASK},
+        results=0,
+        infer=_infer_fragment,
+        effects=READ | WRITE | {"warp"},
+    )
+)
+define(
+    OpDef(
+        "thread.fill_fragment",
+        ("fragment",),
+        "Set every element of a fragment.",
+        attrs={"value": AttrDef("number", 0.0)},
+        results=0,
+        infer=lambda t, a: [_tensor(t[0], "thread.fill_fragment", "frag")][:0],
+        effects=WRITE | {"warp"},
+    )
+)

@@ -1,0 +1,178 @@
+"""Types of IR values: scalars (optionally with vector lanes) and tensors in a memory space."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from tilewright.ir.errors import InputError
+
+_NUMPY: dict[str, np.dtype] = {
+    "f64": np.dtype(np.float64),
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "i64": np.dtype(np.int64),
+    "i32": np.dtype(np.int32),
+    "i16": np.dtype(np.int16),
+    "i8": np.dtype(np.int8),
+    "u64": np.dtype(np.uint64),
+    "u32": np.dtype(np.uint32),
+    "u16": np.dtype(np.uint16),
+    "u8": np.dtype(np.uint8),
+    "bool": np.dtype(np.bool_),
+}
+#: dtypes a tensor may hold; `index` exists only for scalars.
+DTYPES = frozenset(_NUMPY)
+FLOATS = frozenset({"f64", "f32", "f16", "bf16"})
+#: memory spaces: device memory, block-shared memory, registers of one thread, matrix fragments of one warp.
+SPACES = frozenset({"global", "shared", "reg", "frag"})
+LANES = frozenset({1, 2, 4, 8, 16})
+
+_LONG = {"float": "f", "int": "i", "uint": "u", "bfloat": "bf"}
+_widen: ContextVar[bool] = ContextVar("widen", default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarType:
+    """One value of `dtype`, or a short vector of `lanes` values held by one thread."""
+
+    dtype: str
+    lanes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES and self.dtype != "index":
+            raise InputError(f"expected a dtype among {', '.join(sorted(DTYPES))}, got '{self.dtype}'")
+        if self.lanes not in LANES:
+            raise InputError(f"expected 1, 2, 4, 8 or 16 lanes, got {self.lanes}")
+
+    def __str__(self) -> str:
+        return self.dtype if self.lanes == 1 else f"{self.dtype}x{self.lanes}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A dense row-major array of `shape` in one memory space; `()` is a rank-0 tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    space: str = "global"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise InputError(f"expected a dtype among {', '.join(sorted(DTYPES))}, got '{self.dtype}'")
+        if self.space not in SPACES:
+            raise InputError(f"expected a memory space among {', '.join(sorted(SPACES))}, got '{self.space}'")
+        if any(type(d) is not int or d < 0 for d in self.shape):
+            raise InputError(f"expected non-negative integer dimensions, got {self.shape}")
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        n = 1
+        for d in self.shape:
+            n *= d
+        return n
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the dense array."""
+        return self.size * itemsize(self.dtype)
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Row-major strides in elements."""
+        out: list[int] = []
+        step = 1
+        for d in reversed(self.shape):
+            out.append(step)
+            step *= d
+        return tuple(reversed(out))
+
+    def __str__(self) -> str:
+        dims = ", ".join(map(str, self.shape))
+        return f"{self.dtype}[{dims}]" + ("" if self.space == "global" else f" in {self.space}")
+
+
+Type = ScalarType | TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayType:
+    """What a caller sees of an input or output: shape and NumPy dtype name (`float32`, `bfloat16`, `bool`)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def array_type(t: TensorType) -> ArrayType:
+    """The caller's view of a tensor type."""
+    return ArrayType(t.shape, _NUMPY[t.dtype].name)
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element of `dtype`."""
+    return _NUMPY[dtype].itemsize
+
+
+def numpy_dtype(dtype: str) -> np.dtype:
+    """The NumPy dtype that stores `dtype`; within `widened()` every float is float64."""
+    if _widen.get() and dtype in FLOATS:
+        return _NUMPY["f64"]
+    return _NUMPY[dtype]
+
+
+def storage_dtype(dtype: str) -> np.dtype:
+    """The NumPy dtype that stores `dtype`, whatever the evaluation precision."""
+    return _NUMPY[dtype]
+
+
+@contextmanager
+def widened(on: bool = True) -> Iterator[None]:
+    """Evaluate reference semantics with every float as float64 inside this context."""
+    token = _widen.set(on)
+    try:
+        yield
+    finally:
+        _widen.reset(token)
+
+
+def dtype_name(dtype: object) -> str:
+    """Our name of a NumPy dtype or of a long name such as `float32`; raises InputError when there is none."""
+    text = dtype if isinstance(dtype, str) else None
+    if text is not None:
+        if text in DTYPES:
+            return text
+        m = re.fullmatch(r"(float|int|uint|bfloat)(\d+)", text)
+        if m and _LONG[m[1]] + m[2] in DTYPES:
+            return _LONG[m[1]] + m[2]
+        if text in {"bool_", "uint1"}:
+            return "bool"
+        raise InputError(f"expected a dtype such as float32, int64 or bool, got '{text}'")
+    for name, np_dtype in _NUMPY.items():
+        if np.dtype(dtype) == np_dtype:  # type: ignore[call-overload]
+            return name
+    raise InputError(f"expected a numeric dtype, got {dtype}")
+
+
+def parse_scalar(text: str) -> ScalarType:
+    """`f32`, `index`, `f32x4` -> ScalarType; raises InputError."""
+    if text in DTYPES or text == "index":
+        return ScalarType(text)
+    base, _, lanes = text.rpartition("x")
+    if base and lanes.isdigit():
+        return ScalarType(base, int(lanes))
+    return ScalarType(text)

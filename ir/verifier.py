@@ -1,0 +1,237 @@
+"""Checks a module against the op definitions; gathers all faults and shows the ops around each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewright.ir.errors import InputError
+from tilewright.ir.expr import BinOp, Sym, symbols
+from tilewright.ir.nodes import Block, Func, Level, Module, Op, Ref, Value
+from tilewright.ir.opdef import OpDef, op_def
+from tilewright.ir.printer import show_op
+from tilewright.ir.types import TensorType
+
+#: op prefixes a function of each level may hold at its top level and inside bodies
+ALLOWED = {
+    Level.GRAPH: frozenset({"graph"}),
+    Level.TENSOR: frozenset({"tensor", "scalar"}),
+    Level.THREAD: frozenset({"thread", "scalar"}),
+}
+_THREAD_SYMBOLS = frozenset({"tid", "bid.x", "bid.y", "bid.z"})
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One violation: where it is, what is wrong, and the text of the ops around it."""
+
+    func: str
+    message: str
+    context: str
+    loc: str = ""
+
+    def __str__(self) -> str:
+        origin = f" [{self.loc}]" if self.loc else ""
+        return f"@{self.func}{origin}: {self.message}\n{self.context}"
+
+
+class VerifyError(InputError):
+    """A module broke the rules of its level; `faults` holds all of them."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.faults = tuple(faults)
+        more = f" (and {len(faults) - 1} more faults)" if len(faults) > 1 else ""
+        super().__init__(
+            f"invalid module: {faults[0]}{more}"
+            if len(faults) == 1
+            else "\n".join([f"invalid module: {len(faults)} faults", *map(str, faults)])
+        )
+
+
+def verify(module: Module) -> None:
+    """Raise VerifyError with all faults of the module, or return."""
+    faults = faults_of(module)
+    if faults:
+        raise VerifyError(faults)
+
+
+def faults_of(module: Module) -> list[Fault]:
+    """All faults of a module."""
+    faults: list[Fault] = []
+    seen: set[str] = set()
+    for f in module.funcs:
+        if f.name in seen:
+            faults.append(Fault(f.name, "a function of this name exists already", ""))
+        seen.add(f.name)
+        faults += _Checker(module, f).run()
+    return faults
+
+
+class _Checker:
+    def __init__(self, module: Module, func: Func) -> None:
+        self.module, self.func = module, func
+        self.faults: list[Fault] = []
+
+    def run(self) -> list[Fault]:
+        f = self.func
+        scope = set(_THREAD_SYMBOLS) if f.level is Level.THREAD else set()
+        self.block(f.body, set(), scope, top=True)
+        last = f.body.ops[-1] if f.body.ops else None
+        if last is None or last.name != f"{f.level.value}.return":
+            self.report(
+                None, f.body, len(f.body.ops) - 1, f"expected the function to end in {f.level.value}.return"
+            )
+        elif f.level is not Level.THREAD and tuple(v.type for v in last.operands) != f.result_types:
+            got = ", ".join(str(v.type) for v in last.operands)
+            wanted = ", ".join(map(str, f.result_types))
+            self.report(last, f.body, len(f.body.ops) - 1, f"expected to return ({wanted}), got ({got})")
+        if f.level is Level.THREAD:
+            self.launch_shape()
+        return self.faults
+
+    def launch_shape(self) -> None:
+        grid, block = self.func.get("grid"), self.func.get("block")
+        if not (isinstance(grid, tuple) and len(grid) == 3 and all(type(g) is int and g > 0 for g in grid)):
+            self.faults.append(Fault(self.func.name, f"expected grid = [x, y, z], got {grid!r}", ""))
+        if type(block) is not int or not 0 < block <= 1024:
+            self.faults.append(Fault(self.func.name, f"expected block = 1..1024 threads, got {block!r}", ""))
+        if self.func.result_types:
+            self.faults.append(Fault(self.func.name, "a thread-level function returns nothing", ""))
+
+    def report(self, op: Op | None, block: Block, at: int, message: str) -> None:
+        lines = []
+        for i in range(max(0, at - 1), min(len(block.ops), at + 2)):
+            text = show_op(block.ops[i]).splitlines()
+            lines.append(("  > " if i == at else "    ") + text[0] + (" ..." if len(text) > 1 else ""))
+        self.faults.append(Fault(self.func.name, message, "\n".join(lines), op.loc if op else ""))
+
+    def block(self, block: Block, live: set[Value], scope: set[str], *, top: bool = False) -> None:
+        live = live | set(block.params)
+        for i, op in enumerate(block.ops):
+            for fault in self.op(op, live, scope, last=i == len(block.ops) - 1):
+                self.report(op, block, i, fault)
+            if op.body is not None:
+                self.body(op, live, scope)
+            live.update(op.results)
+
+    def body(self, op: Op, live: set[Value], scope: set[str]) -> None:
+        inner = set(scope)
+        if op.name == "thread.loop":
+            var = op.get("var")
+            if isinstance(var, Sym):
+                inner.add(var.name)
+        if op.level == "tensor" and op.body is not None:
+            self.block(op.body, set(), _domain_names(op))
+        elif op.body is not None:
+            self.block(op.body, live, inner)
+
+    def op(self, op: Op, live: set[Value], scope: set[str], *, last: bool) -> list[str]:
+        try:
+            d = op_def(op.name)
+        except InputError as e:
+            return [str(e)]
+        faults = (
+            []
+            if op.level in ALLOWED[self.func.level]
+            else [f"{op.name} does not belong to the {self.func.level.value} level"]
+        )
+        faults += [
+            f"operand {i} is not defined before this op" for i, v in enumerate(op.operands) if v not in live
+        ]
+        if any(r in live for r in op.results):
+            faults.append("a result of this op is already defined")
+        if "terminator" in d.effects and not last:
+            faults.append(f"{op.name} must be the last op of its block")
+        if d.body != (op.body is not None):
+            faults.append("expected a body" if d.body else "this op takes no body")
+        if not faults:
+            faults += self.schema(op, d)
+        if not faults:
+            faults += self.symbols(op, scope)
+        return faults
+
+    def schema(self, op: Op, d: OpDef) -> list[str]:
+        low, high = d.operand_range
+        if len(op.operands) < low or (high is not None and len(op.operands) > high):
+            return [
+                f"expected {low if low == high else f'{low} to {high}'} operands ({', '.join(d.operands)}), got {len(op.operands)}"
+            ]
+        if d.results is not None and len(op.results) != d.results and d.infer is None:
+            return [f"expected {d.results} results, got {len(op.results)}"]
+        try:
+            d.complete(dict(op.attrs))
+            if d.infer is not None:
+                wanted = tuple(d.infer([v.type for v in op.operands], dict(op.attrs)))
+                got = tuple(r.type for r in op.results)
+                if wanted != got:
+                    return [
+                        f"expected result types ({', '.join(map(str, wanted))}), got ({', '.join(map(str, got))})"
+                    ]
+        except InputError as e:
+            return [str(e)]
+        faults = list(d.verify(op)) if d.verify is not None else []
+        if op.name.endswith(".constant"):
+            faults += self.constant(op)
+        if op.name == "tensor.call":
+            faults += self.call(op)
+        return faults
+
+    def constant(self, op: Op) -> list[str]:
+        array = self.module.constants.get(str(op["name"]))
+        t = op.result.type
+        if array is None or not isinstance(t, TensorType):
+            return [] if isinstance(t, TensorType) else [f"expected a tensor constant, got {t}"]
+        from tilewright.ir.types import dtype_name
+
+        if array.shape != t.shape or dtype_name(array.dtype) != t.dtype:
+            return [f"constant '{op['name']}' is {array.dtype}{list(array.shape)}, the op says {t}"]
+        return []
+
+    def call(self, op: Op) -> list[str]:
+        ref = op["callee"]
+        callee = next((f for f in self.module.funcs if isinstance(ref, Ref) and f.name == ref.name), None)
+        if callee is None:
+            return [f"the module has no function {ref}"]
+        wanted = [p.type for p in callee.params]
+        if callee.level is not Level.THREAD:
+            wanted += callee.result_types
+        got = [v.type for v in (*op.operands, *op.results)]
+        if len(wanted) != len(got):
+            return [f"@{callee.name} takes {len(wanted)} buffers, got {len(got)}"]
+        return [
+            f"buffer {i} of @{callee.name} is {w}, got {g}"
+            for i, (w, g) in enumerate(zip(wanted, got, strict=True))
+            if not (
+                isinstance(w, TensorType)
+                and isinstance(g, TensorType)
+                and w.dtype == g.dtype
+                and w.size == g.size
+            )
+        ]
+
+    def symbols(self, op: Op, scope: set[str]) -> list[str]:
+        faults: list[str] = []
+        if op.level == "thread" or op.name == "scalar.index":
+            used = {n for k, a in op.attrs if k != "var" for n in _attr_symbols(a)}
+            faults += [f"symbol '{n}' is not in scope" for n in sorted(used - scope)]
+        if op.name == "thread.loop":
+            var = op.get("var")
+            if isinstance(var, Sym) and var.name in scope:
+                faults.append(f"loop variable '{var.name}' hides another symbol")
+            if int(op["extent"]) < 0 or int(op["unroll"]) < 0:  # type: ignore[arg-type]
+                faults.append("expected extent and unroll to be at least 0")
+        return faults
+
+
+def _domain_names(op: Op) -> set[str]:
+    from tilewright.ir.tensor_ops import domain
+
+    return set(domain(op))
+
+
+def _attr_symbols(a: object) -> set[str]:
+    if isinstance(a, Sym | BinOp):
+        return set(symbols(a))
+    if isinstance(a, tuple):
+        return {n for x in a for n in _attr_symbols(x)}
+    return set()
