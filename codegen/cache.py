@@ -1,0 +1,113 @@
+"""A disk cache of compiled binaries: atomic, checksummed, bounded, shared by any number of processes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_MAGIC = b"tilewright-cache-1\n"
+_DIGEST_BYTES = 32
+_SUFFIX = ".bin"
+DEFAULT_MAX_BYTES = 2 << 30
+
+
+def default_cache_folder() -> Path:
+    """`$TILEWRIGHT_CACHE_DIR`, else `$XDG_CACHE_HOME/tilewright`, else `~/.cache/tilewright`."""
+    own = os.environ.get("TILEWRIGHT_CACHE_DIR")
+    if own:
+        return Path(own)
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "tilewright"
+
+
+def cache_key(*parts: str) -> str:
+    """A hex SHA-256 of the parts; no two different part lists share one, whatever they contain."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+class BinaryCache:
+    """Payloads by key in one folder; the oldest unused go first where `max_bytes` is exceeded.
+
+    Where the folder cannot be written, it warns once and works without storing.
+    """
+
+    def __init__(self, folder: Path | str | None = None, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        self.folder = (Path(folder) if folder is not None else default_cache_folder()) / "binaries"
+        self.max_bytes = max_bytes
+        # Unknown until the first scan; starting at the limit makes the first write scan.
+        self._bytes_since_scan = max_bytes
+
+    def get(self, key: str) -> bytes | None:
+        """The payload stored under `key`; None if there is none or it is damaged (it is then removed)."""
+        path = self._path(key)
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        head = len(_MAGIC) + _DIGEST_BYTES
+        payload = data[head:]
+        if data[:head] != _MAGIC + hashlib.sha256(payload).digest():
+            with suppress(OSError):
+                path.unlink()
+            return None
+        with suppress(OSError):
+            os.utime(path)
+        return payload
+
+    def put(self, key: str, payload: bytes) -> None:
+        """Store `payload`; readers see the old entry or the new one, never a part."""
+        data = _MAGIC + hashlib.sha256(payload).digest() + payload
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".part")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(data)
+                os.replace(temporary, self._path(key))
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(temporary)
+                raise
+        except OSError as error:
+            warnings.warn(
+                f"the compile cache {self.folder} cannot be written ({error}); set TILEWRIGHT_CACHE_DIR",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return
+        self._bytes_since_scan += len(data)
+        if self._bytes_since_scan > self.max_bytes // 16:
+            self._evict()
+            self._bytes_since_scan = 0
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}{_SUFFIX}"
+
+    def _entries(self) -> Iterator[tuple[float, int, Path]]:
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
+                # Another process may remove an entry at any moment.
+                with suppress(OSError):
+                    info = entry.stat()
+                    if entry.name.endswith((_SUFFIX, ".part")):
+                        yield info.st_mtime, info.st_size, Path(entry.path)
+
+    def _evict(self) -> None:
+        entries = sorted(self._entries())
+        excess = sum(size for _, size, _ in entries) - self.max_bytes
+        for _, size, path in entries:
+            if excess <= 0:
+                return
+            with suppress(OSError):
+                path.unlink()
+            excess -= size
