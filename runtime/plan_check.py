@@ -30,6 +30,7 @@ MAX_BLOCK = 4_096  # CUDA allows 1024, PoCL 4096 work-items
 ALIGNMENT = 256
 
 _NAME = re.compile(r"[A-Za-z0-9_.%:/@#-]{1,200}")
+_KERNEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")  # also a file name inside a container
 _ENTRY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 
 
@@ -85,6 +86,8 @@ def _duplicates(what: str, names: Iterable[str]) -> Iterator[str]:
 
 
 def _kernel_faults(kernel: KernelCode) -> Iterator[str]:
+    if not _KERNEL.fullmatch(kernel.name):
+        yield "expected a name of letters, digits, _, . and -"
     if not _ENTRY.fullmatch(kernel.entry):
         yield f"entry {kernel.entry!r:.100} is not an identifier"
     if kernel.language not in LANGUAGES:

@@ -1,0 +1,43 @@
+"""Named arrays as safetensors bytes, in the order of their names, and back with every header lie refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from tilewright.runtime.arrays import Array
+from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.errors import RuntimeInputError
+
+_FORMAT_NAMES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+
+
+def write_tensors(arrays: Mapping[str, Array]) -> bytes:
+    """The arrays in the safetensors format; equal arrays give equal bytes."""
+    return safetensors.numpy.save({name: arrays[name] for name in sorted(arrays)})
+
+
+def read_tensors(data: bytes) -> dict[str, Array]:
+    """The arrays (read-only) of safetensors bytes; a header that lies raises `RuntimeInputError`."""
+    try:
+        entries = safetensors.deserialize(data)
+    except safetensors.SafetensorError as error:
+        raise RuntimeInputError(f"the weights are no valid safetensors data ({error})") from None
+    arrays: dict[str, Array] = {}
+    for name, entry in entries:
+        dtype = DTYPES.get(_FORMAT_NAMES.get(entry["dtype"], ""))
+        if dtype is None:
+            raise RuntimeInputError(f"weight {name!r:.100} has the unknown element type {entry['dtype']!r}")
+        array = np.frombuffer(entry["data"], dtype=np.uint8)
+        if dtype == np.bool_:
+            # Any byte but 0 and 1 would be a bool that equals neither True nor False.
+            array = np.minimum(array, 1)
+        arrays[name] = array.view(dtype).reshape(entry["shape"])
+    return arrays
