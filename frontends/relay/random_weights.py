@@ -1,0 +1,54 @@
+"""Seeded parameters that keep a network's activations in range, drawn from a name, a type and a seed.
+
+Seed 0 gives the values behind the reference outputs stored with the test networks.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import numpy as np
+
+from tilewright.ir.errors import InputError
+
+#: One-dimensional parameters with these endings multiply; they are drawn around one.
+_FACTORS = ("var", "gamma", "weight", "scale")
+MAX_BYTES = 1 << 36
+
+
+def random_weight(name: str, shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
+    """An array of `shape` and `dtype` (a NumPy name) for parameter `name`; InputError beyond 64 GiB.
+
+    Integers are 0 or 1, matrices and kernels uniform with variance 1 / fan-in, vectors near one where they
+    multiply and near zero elsewhere.
+    """
+    rng = _generator(name, shape, seed)
+    if _is_integer(dtype) or dtype == "bool":
+        return rng.integers(0, 2, shape).astype(dtype)
+    if len(shape) > 1:
+        fan_in = max(1, math.prod(shape[1:]))
+        return (rng.uniform(-1, 1, shape) * np.sqrt(3.0 / fan_in)).astype(dtype)
+    low, high = (0.8, 1.2) if name.endswith(_FACTORS) else (-0.1, 0.1)
+    return rng.uniform(low, high, shape).astype(dtype)
+
+
+def random_input(name: str, shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
+    """An array to feed to input `name`: standard normal, or integers in [0, 1000)."""
+    rng = _generator(name, shape, seed)
+    if _is_integer(dtype):
+        return rng.integers(0, 1000, shape).astype(dtype)
+    return np.asarray(rng.standard_normal(shape)).astype(dtype)
+
+
+def _is_integer(dtype: str) -> bool:
+    return "int" in dtype
+
+
+def _generator(name: str, shape: tuple[int, ...], seed: int) -> np.random.Generator:
+    if math.prod(shape) * 8 > MAX_BYTES:
+        raise InputError(f"expected at most {MAX_BYTES} bytes, got shape {shape}", where=f"parameter %{name}")
+    if not 0 <= seed < 2**63:
+        raise InputError(f"expected a seed of 0 to 2**63 - 1, got {seed}")
+    key = zlib.crc32(name.encode())
+    return np.random.default_rng([key, seed] if seed else key)
