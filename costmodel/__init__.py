@@ -1,1 +1,72 @@
-"""Tilewright."""
+"""Hardware records, sound performance bounds, estimators and the choice of implementation parameters by
+model.
+"""
+
+from tilewright.costmodel.bound import Bound, contract_bound, contract_bound_of, global_bound
+from tilewright.costmodel.bound_terms import Assumptions
+from tilewright.costmodel.check_measured import Violation, check_measured
+from tilewright.costmodel.choose import Choice, choose_contract, rank_contract
+from tilewright.costmodel.choose_streams import choose_map, choose_row_reduce, choose_window
+from tilewright.costmodel.explain import Explanation, explain
+from tilewright.costmodel.hardware import CpuHardware, GpuHardware, Hardware
+from tilewright.costmodel.parameters import (
+    ContractParameters,
+    MapParameters,
+    Parameters,
+    RowReduceParameters,
+    WindowParameters,
+)
+from tilewright.costmodel.problem import (
+    ContractProblem,
+    Problem,
+    RowReduceProblem,
+    StreamProblem,
+    WindowProblem,
+    conv_problem,
+    matmul_problem,
+)
+from tilewright.costmodel.production_space import Limits
+from tilewright.costmodel.records_loader import (
+    fill_from_machine,
+    known_hardware,
+    load_hardware,
+    load_hardware_file,
+)
+
+__all__ = [
+    "Assumptions",
+    "Bound",
+    "Choice",
+    "ContractParameters",
+    "ContractProblem",
+    "CpuHardware",
+    "Explanation",
+    "GpuHardware",
+    "Hardware",
+    "Limits",
+    "MapParameters",
+    "Parameters",
+    "Problem",
+    "RowReduceParameters",
+    "RowReduceProblem",
+    "StreamProblem",
+    "Violation",
+    "WindowParameters",
+    "WindowProblem",
+    "check_measured",
+    "choose_contract",
+    "choose_map",
+    "choose_row_reduce",
+    "choose_window",
+    "contract_bound",
+    "contract_bound_of",
+    "conv_problem",
+    "explain",
+    "fill_from_machine",
+    "global_bound",
+    "known_hardware",
+    "load_hardware",
+    "load_hardware_file",
+    "matmul_problem",
+    "rank_contract",
+]

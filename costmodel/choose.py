@@ -1,0 +1,103 @@
+"""Chooses implementation parameters by model: the best estimate, or a ranking in the order to measure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from tilewright.costmodel.bound import Bound, BoundArrays, contract_bound
+from tilewright.costmodel.bound_terms import SPECIFIED
+from tilewright.costmodel.enumeration import Rule
+from tilewright.costmodel.estimator import estimate_contract
+from tilewright.costmodel.hardware import Hardware
+from tilewright.costmodel.parameters import (
+    ContractParameters,
+    ContractSpace,
+    MapParameters,
+    RowReduceParameters,
+    WindowParameters,
+)
+from tilewright.costmodel.problem import ContractProblem
+from tilewright.costmodel.production_space import Limits, production_space
+from tilewright.costmodel.windows import FloatArray, IntArray
+from tilewright.ir.errors import InputError
+
+P = TypeVar("P", ContractParameters, WindowParameters, MapParameters, RowReduceParameters)
+
+
+@dataclass(frozen=True)
+class Choice(Generic[P]):
+    """Chosen parameters with their sound bound, the estimated seconds, and how many legal points were
+    compared.
+    """
+
+    parameters: P
+    bound: Bound
+    estimate_s: float
+    candidates_considered: int
+
+
+DEFAULT_LIMITS = Limits()
+
+
+def choose_contract(
+    problem: ContractProblem,
+    hardware: Hardware,
+    *,
+    rule: Rule = "minimal_cover",
+    limits: Limits = DEFAULT_LIMITS,
+) -> Choice[ContractParameters]:
+    """The legal point with the smallest estimate; the bound, then enumeration order, break ties. Memoised.
+
+    Raises InputError where no point fits the device and the limits.
+    """
+    return _choose_contract(problem, hardware, rule, limits)
+
+
+def rank_contract(
+    problem: ContractProblem,
+    hardware: Hardware,
+    top: int,
+    *,
+    rule: Rule = "minimal_cover",
+    limits: Limits = DEFAULT_LIMITS,
+) -> list[Choice[ContractParameters]]:
+    """The first `top` legal points in the order to measure: bound ascending in time, ties by estimate."""
+    space, bounds, estimates = _evaluate(problem, hardware, rule, limits)
+    order = np.lexsort((estimates, -bounds.ub, bounds.seconds))[:top]
+    return [_choice(space, bounds, estimates, int(i)) for i in order]
+
+
+@lru_cache(maxsize=4096)
+def _choose_contract(
+    problem: ContractProblem, hardware: Hardware, rule: Rule, limits: Limits
+) -> Choice[ContractParameters]:
+    space, bounds, estimates = _evaluate(problem, hardware, rule, limits)
+    best = int(np.lexsort((bounds.seconds, estimates))[0])
+    return _choice(space, bounds, estimates, best)
+
+
+def _evaluate(
+    problem: ContractProblem, hardware: Hardware, rule: Rule, limits: Limits
+) -> tuple[ContractSpace, BoundArrays, FloatArray]:
+    """The legal part of the production space with bounds and estimates."""
+    space = production_space(problem, hardware, rule, limits)
+    bounds = contract_bound(problem, space, hardware, SPECIFIED)
+    estimates = estimate_contract(problem, space, hardware)
+    legal: IntArray = np.flatnonzero((bounds.ub > 0) & np.isfinite(estimates))
+    if not len(legal):
+        raise InputError(
+            f"no legal implementation parameters of {problem} on {hardware.name} within {limits}"
+        )
+    columns = {name: column[legal] for name, column in bounds.terms.items()}
+    kept = BoundArrays(bounds.ub[legal], bounds.seconds[legal], columns, bounds.launch_floor_s)
+    return space.take(legal), kept, estimates[legal]
+
+
+def _choice(
+    space: ContractSpace, bounds: BoundArrays, estimates: FloatArray, index: int
+) -> Choice[ContractParameters]:
+    return Choice(space.at(index), bounds.at(index), float(estimates[index]), len(space))

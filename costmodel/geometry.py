@@ -1,0 +1,98 @@
+"""Per-point quantities the bound and the estimator share: blocks, threads, loads, staged bytes, occupancy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.costmodel.hardware import GpuHardware
+from tilewright.costmodel.parameters import ContractSpace
+from tilewright.costmodel.problem import ContractProblem
+from tilewright.costmodel.windows import FloatArray, IntArray, clipped_rows, distinct_rows, span_rows
+
+WARP = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """Derived quantities, one entry per point of a contract space.
+
+    `c_padded` is ceil(C / C_input) C_input. `fma` counts multiply-adds and `load_words` the distinct operand
+    words of one thread over the whole reduction. `fill_words_average` is what a block fetches over the whole
+    reduction averaged over all blocks and clipped to the image; `fill_words_least` is that of the block that
+    fetches least.
+    """
+
+    blocks: IntArray
+    threads: IntArray
+    warps: IntArray
+    accumulators: IntArray
+    iterations: IntArray
+    c_padded: IntArray
+    fma: IntArray
+    load_words: IntArray
+    fill_words_average: FloatArray
+    fill_words_least: FloatArray
+
+
+def ceil_div(a: IntArray | int, b: IntArray | int) -> IntArray:
+    """ceil(a / b) of positive integers."""
+    return -(-np.asarray(a, dtype=np.int64) // b)
+
+
+def contract_geometry(problem: ContractProblem, space: ContractSpace) -> Geometry:
+    """The derived quantities of every point of `space`."""
+    rows, rows_least = clipped_rows(space.h_b, problem.axis_h)
+    cols, cols_least = clipped_rows(space.w_b, problem.axis_w)
+    n_blocks, k_blocks = ceil_div(problem.n, space.n_b), ceil_div(problem.k, space.k_b)
+    spatial = ceil_div(problem.h, space.h_b) * ceil_div(problem.w, space.w_b)
+    n_least = problem.n - (n_blocks - 1) * space.n_b
+    k_least = problem.k - (k_blocks - 1) * space.k_b
+    average = problem.n / n_blocks * (rows * cols) + problem.k / k_blocks * problem.taps
+    least = n_least * (rows_least * cols_least) + k_least * problem.taps
+    threads = space.threads
+    accumulators = space.accumulators
+    iterations = ceil_div(problem.c, space.c_step)
+    c_padded = iterations * space.c_step
+    thread_rows = distinct_rows(space.h_t, problem.axis_h) * distinct_rows(space.w_t, problem.axis_w)
+    return Geometry(
+        blocks=problem.groups * n_blocks * k_blocks * spatial,
+        threads=threads,
+        warps=ceil_div(threads, WARP),
+        accumulators=accumulators,
+        iterations=iterations,
+        c_padded=c_padded,
+        fma=accumulators * c_padded * problem.taps,
+        load_words=c_padded * (space.n_t * thread_rows + space.k_t * problem.taps),
+        fill_words_average=problem.c * average,
+        fill_words_least=problem.c * least,
+    )
+
+
+def least_shared_bytes(problem: ContractProblem, space: ContractSpace) -> IntArray:
+    """Shared memory a block cannot do without: distinct rows, never more than the image, plus the weight
+    tile.
+    """
+    rows = np.minimum(distinct_rows(space.h_b, problem.axis_h), problem.h_in)
+    cols = np.minimum(distinct_rows(space.w_b, problem.axis_w), problem.w_in)
+    words = space.n_b * rows * cols + space.k_b * problem.taps
+    return problem.element_bytes * space.stages * space.c_step * words
+
+
+def staged_shared_bytes(problem: ContractProblem, space: ContractSpace) -> IntArray:
+    """Shared memory the kernel skeleton declares: whole windows with halo, rows padded, plus the weight tile."""
+    rows = span_rows(space.h_b, problem.axis_h)
+    cols = span_rows(space.w_b, problem.axis_w) + space.smem_pad
+    words = space.n_b * rows * cols + space.k_b * problem.taps
+    return problem.element_bytes * space.stages * space.c_step * words
+
+
+def resident_blocks(
+    hardware: GpuHardware, warps: IntArray, shared_bytes: IntArray, registers_per_thread: IntArray
+) -> IntArray:
+    """Blocks one multiprocessor can hold; 0 where one block alone does not fit."""
+    by_shared = hardware.smem_per_sm_bytes // (shared_bytes + hardware.smem_reserved_per_block_bytes).clip(1)
+    by_warps = (hardware.max_threads_per_sm // WARP) // warps
+    by_registers = hardware.registers_per_sm // (WARP * warps * registers_per_thread)
+    return np.minimum(np.minimum(by_shared, by_warps), by_registers).clip(0, hardware.max_blocks_per_sm)

@@ -1,0 +1,138 @@
+"""Reads hardware records from TOML: by device name, by target string, or from a user's file."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tilewright.costmodel.hardware import CpuHardware, GpuHardware, Hardware
+from tilewright.ir.errors import InputError
+
+_RECORDS = Path(__file__).parent / "records"
+_KINDS: dict[str, type[GpuHardware] | type[CpuHardware]] = {"gpu": GpuHardware, "cpu": CpuHardware}
+_IDENTITY = ("name", "targets", "device_names", "sources")
+_MAX_RECORD_BYTES = 1 << 20
+
+
+def load_hardware(name: str) -> Hardware:
+    """The record called `name`: a record name ("H100"), a target ("cuda:sm_90a", "opencl") or a device name.
+
+    A device name as a driver reports it ("NVIDIA H100 80GB HBM3") matches a record whose `device_names` entry
+    it contains. Raises InputError naming the known records and targets.
+    """
+    wanted = name.strip().lower()
+    records = known_hardware()
+    for record in records:
+        if wanted == record.name.lower() or wanted in record.targets:
+            return record
+    hits = [r for r in records if any(part.lower() in wanted for part in r.device_names)]
+    if len(hits) == 1:
+        return hits[0]
+    names = ", ".join(r.name for r in records)
+    targets = ", ".join(t for r in records for t in r.targets)
+    raise InputError(f"expected a known device or target, got {name!r}; devices: {names}; targets: {targets}")
+
+
+@cache
+def known_hardware() -> tuple[Hardware, ...]:
+    """All records that come with Tilewright, ordered by file name."""
+    return tuple(load_hardware_file(path) for path in sorted(_RECORDS.glob("*.toml")))
+
+
+def load_hardware_file(path: str | Path) -> Hardware:
+    """The record in the TOML file `path`. Raises InputError naming the file and the faulty key."""
+    where = str(path)
+    try:
+        with open(path, "rb") as stream:
+            raw = stream.read(_MAX_RECORD_BYTES + 1)
+        if len(raw) > _MAX_RECORD_BYTES:
+            raise InputError(f"expected a hardware record of at most {_MAX_RECORD_BYTES} bytes", where=where)
+        table = tomllib.loads(raw.decode("utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the hardware record: {error.strerror}", where=where) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"expected TOML in UTF-8: {error}", where=where) from error
+    return _record_from_table(table, where)
+
+
+def fill_from_machine(record: CpuHardware) -> CpuHardware:
+    """`record` with cores, SIMD lanes and vector registers of the running machine.
+
+    Cores are those this process may run on. Lanes and registers follow the CPU's feature flags where the
+    system shows them and stay as recorded otherwise.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    lanes, registers = _simd_of_machine(record)
+    return replace(record, cores=cores, simd_lanes=lanes, vector_registers=registers)
+
+
+def _simd_of_machine(record: CpuHardware) -> tuple[int, int]:
+    if platform.machine() in ("aarch64", "arm64"):
+        return 4, 32
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    except OSError:
+        return record.simd_lanes, record.vector_registers
+    if "avx512f" in flags:
+        return 16, 32
+    return (8, 16) if "avx2" in flags else (4, 16)
+
+
+def _record_from_table(table: Mapping[str, Any], where: str) -> Hardware:
+    unknown = sorted(set(table) - {"name", "kind", "targets", "device_names", "constants"})
+    if unknown:
+        raise InputError(f"unknown key {unknown[0]!r} in a hardware record", where=where)
+    kind = table.get("kind")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise InputError(f'expected kind = "gpu" or "cpu", got {kind!r}', where=where)
+    name = table.get("name")
+    if not isinstance(name, str) or not name:
+        raise InputError(f"expected name to be a non-empty string, got {name!r}", where=where)
+    constants = table.get("constants")
+    if not isinstance(constants, dict):
+        raise InputError("expected a table [constants]", where=where)
+    record_type = _KINDS[kind]
+    values, sources = _read_constants(record_type, constants, where)
+    identity = {key: _strings(table.get(key, []), key, where) for key in ("targets", "device_names")}
+    return record_type(name=name, sources=sources, **identity, **values)
+
+
+def _read_constants(
+    record_type: type[GpuHardware] | type[CpuHardware], constants: Mapping[str, Any], where: str
+) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
+    wanted = {f.name: str(f.type) for f in fields(record_type) if f.name not in _IDENTITY}
+    missing = [key for key in wanted if key not in constants]
+    unknown = sorted(set(constants) - set(wanted))
+    if missing or unknown:
+        fault = f"missing constant {missing[0]!r}" if missing else f"unknown constant {unknown[0]!r}"
+        raise InputError(f"{fault} in the hardware record", where=where)
+    values = {key: _value(constants[key], kind == "int", key, where) for key, kind in wanted.items()}
+    return values, tuple((key, constants[key]["source"]) for key in wanted)
+
+
+def _value(entry: object, whole: bool, key: str, where: str) -> float | int:
+    shape = "{ value = NUMBER, source = TEXT }"
+    if not isinstance(entry, dict) or set(entry) != {"value", "source"}:
+        raise InputError(f"expected {key} = {shape}, got {entry!r:.80}", where=where)
+    value, source = entry["value"], entry["source"]
+    if not isinstance(source, str) or not source.strip():
+        raise InputError(f"expected a source for {key}", where=where)
+    kinds = (int,) if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value < 1e18:
+        word = "a whole number" if whole else "a number"
+        raise InputError(f"expected {key} to be {word} from 0 to below 1e18, got {value!r:.40}", where=where)
+    if value == 0 and key != "smem_reserved_per_block_bytes":
+        raise InputError(f"expected {key} to be positive, got 0", where=where)
+    return value if whole else float(value)
+
+
+def _strings(value: object, key: str, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(v, str) and v for v in value):
+        raise InputError(f"expected {key} to be a list of non-empty strings, got {value!r:.80}", where=where)
+    return tuple(value)
