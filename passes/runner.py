@@ -1,0 +1,113 @@
+"""Runs pipelines: checks what passes require and establish, calls instruments, explains failures."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from tilewright.ir.errors import InputError, TilewrightError, UnsupportedError, WorkError
+from tilewright.ir.nodes import Module, Op
+from tilewright.passes.context import PassContext, Step
+from tilewright.passes.invariants import find_invariant
+from tilewright.passes.pipeline import Pipeline
+from tilewright.passes.reproducer import write_reproducer
+
+
+class PassError(WorkError):
+    """A pass failed or broke what it promised; the message names the pass, its place and the op."""
+
+
+def run_pipeline(module: Module, pipeline: Pipeline, ctx: PassContext | None = None) -> Module:
+    """Run the passes in order; the same module comes back when none changed anything.
+
+    Raises InputError when the order cannot work on this module or a pass refuses it, PassError when a pass
+    fails or breaks an invariant. A failure leaves a reproducer, which the message names, in
+    `ctx.reproducer_folder`.
+    """
+    ctx = ctx or PassContext()
+    if module.funcs:
+        pipeline.check({f.level for f in module.funcs})
+    facts: set[str] = set()
+    for i in range(len(pipeline)):
+        step = Step(pipeline.passes[i], i + 1, len(pipeline))
+        try:
+            module = _run_step(step, module, ctx, facts)
+        except _StepFailed as failure:
+            rest = Pipeline(pipeline.passes[i:])
+            raise _explained(failure, step, module, rest, ctx) from failure.cause
+    return module
+
+
+class _StepFailed(Exception):
+    def __init__(self, cause: Exception, when: str) -> None:
+        super().__init__(when)
+        self.cause, self.when = cause, when
+
+
+def _run_step(step: Step, module: Module, ctx: PassContext, facts: set[str]) -> Module:
+    d = step.configured.definition
+    for instrument in ctx.instruments:
+        instrument.before(step, module)
+    try:
+        _require(step, module, facts)
+        try:
+            result = step.configured.apply(module, ctx)
+        except Exception as e:  # whatever a pass raises is reported with its name and the op it was at
+            raise _StepFailed(e, "failed") from e
+        facts -= d.breaks
+        facts |= d.establishes
+        if ctx.verify_each:
+            _check_facts(step, result, facts, changed=result is not module)
+    except _StepFailed as e:
+        for instrument in reversed(ctx.instruments):
+            instrument.failed(step, module, e.cause)
+        raise
+    for instrument in reversed(ctx.instruments):
+        instrument.after(step, module, result)
+    return result
+
+
+def _require(step: Step, module: Module, facts: set[str]) -> None:
+    """What an earlier pass established is taken as known; anything else is looked at."""
+    for fact in sorted(step.configured.definition.requires - facts):
+        problems = find_invariant(fact)(module)
+        if problems:
+            error = InputError(f"requires '{fact}', but {problems[0]}")
+            raise _StepFailed(error, "cannot run")
+        facts.add(fact)
+
+
+def _check_facts(step: Step, module: Module, facts: set[str], *, changed: bool) -> None:
+    d = step.configured.definition
+    wanted = facts | {"verified"} if changed else d.establishes
+    for fact in sorted(wanted, key=lambda f: (f != "verified", f)):
+        problems = find_invariant(fact)(module)
+        if problems:
+            verb = "did not establish" if fact in d.establishes else "broke"
+            raise _StepFailed(WorkError(f"it {verb} '{fact}': {problems[0]}"), "left a bad module")
+
+
+def _explained(
+    failure: _StepFailed, step: Step, module: Module, rest: Pipeline, ctx: PassContext
+) -> TilewrightError:
+    e = failure.cause
+    text = str(e) if isinstance(e, TilewrightError) else f"{type(e).__name__}: {e}"
+    op = failing_op(e.__traceback__)
+    at = f" at {op.name}" + (f" [{op.loc}]" if op.loc else "") if op is not None else ""
+    message = f"pass '{step.configured.name}' ({step.position} of {step.total}) {failure.when}{at}: {text}"
+    kind = UnsupportedError if isinstance(e, UnsupportedError) else InputError
+    refused = isinstance(e, InputError)
+    if ctx.reproducer_folder is not None and not refused:
+        path = write_reproducer(module, rest, ctx, message, ctx.reproducer_folder)
+        message += f"\nrerun it with: irdump {path}"
+    return kind(message) if refused else PassError(message)
+
+
+def failing_op(traceback: TracebackType | None) -> Op | None:
+    """The op a failing pass was at: the innermost local variable named `op` on the way to the error."""
+    found: Op | None = None
+    while traceback is not None:
+        op = traceback.tb_frame.f_locals.get("op")
+        if isinstance(op, Op):
+            found = op
+        traceback = traceback.tb_next
+    return found
