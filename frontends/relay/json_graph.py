@@ -112,24 +112,25 @@ class JsonGraph:
         value = self.literal(node, name)
         if value.isascii() and value.isdigit() and len(value) < 12 and int(value) < len(self.nodes):
             target = int(value)
-            entry = self.nodes[target]
-            if isinstance(entry, dict) and (entry.get("type_key") in _STRINGS):
+            if self.kind(target) == "runtime.String":
                 return self.string(target)
         return value
 
     def string(self, node: int) -> str:
-        """The content of a string node."""
+        """The content of a string node, or the name of a node that has one."""
         entry = self.nodes[node]
-        self.kind(node)
+        kind = self.kind(node)
         if isinstance(entry.get("repr_str"), str):
             return cast(str, entry["repr_str"])
         if isinstance(entry.get("repr_b64"), str):
             raw = self._base64(entry["repr_b64"], node)
             if len(raw) >= 8 and struct.unpack("<Q", raw[:8])[0] == len(raw) - 8:
                 return raw[8:].decode("utf-8", "replace")
-        if entry["type_key"] == "runtime.String" and "repr_b64" not in entry and "repr_str" not in entry:
+        elif kind == "runtime.String":
             return ""
-        if "name_hint" in self.fields(node):
+        elif kind.endswith("StringImm"):
+            return self.text(node, "value")
+        elif "name_hint" in self.fields(node):
             return self.text(node, "name_hint")
         raise self.error("expected a string", node)
 
