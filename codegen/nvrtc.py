@@ -53,7 +53,8 @@ def load_nvrtc() -> ModuleType:
         raise WorkError(
             f"compiling CUDA needs NVRTC 13: pip install 'tilewright[cuda]' ({_first_line(str(error))})"
         ) from None
-    return nvrtc  # type: ignore[no-any-return]
+    module: ModuleType = nvrtc
+    return module
 
 
 def nvrtc_version() -> str:

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.runtime import dlpack
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.plan import Buffer, ExecutionPlan
 
 Array = np.ndarray[Any, np.dtype[Any]]
-DLPACK_CPU = 1
 
 
 def check_input_count(plan: ExecutionPlan, inputs: Sequence[object]) -> None:
@@ -79,13 +79,30 @@ def check_repeats(repeats: int) -> None:
 
 
 def _from_host_dlpack(value: Any, buffer: Buffer, what: str) -> Array:
-    kind, _ = value.__dlpack_device__()
-    if int(kind) != DLPACK_CPU:
+    kind = int(value.__dlpack_device__()[0])
+    if kind not in (dlpack.CPU, dlpack.CUDA_HOST):
         raise RuntimeInputError(
-            f"{what} {buffer.name!r}: expected an array in host memory, "
-            f"got one on DLPack device type {int(kind)}"
+            f"{what} {buffer.name!r}: expected an array in host memory, got one on DLPack device type {kind}"
         )
+    capsule = export_dlpack(value, buffer, what)
+    return dlpack.copy_from_host(view_dlpack(capsule, buffer, what))
+
+
+def export_dlpack(value: Any, buffer: Buffer, what: str, **options: int) -> object:
+    """The capsule of a DLPack producer, its refusals (gradients, odd memory) told as `RuntimeInputError`."""
     try:
-        return np.from_dlpack(value)
+        return value.__dlpack__(**options)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise RuntimeInputError(f"{what} {buffer.name!r}: cannot be read through DLPack: {error}") from error
+        raise RuntimeInputError(
+            f"{what} {buffer.name!r}: cannot be exported through DLPack ({error})"
+        ) from None
+
+
+def view_dlpack(capsule: object, buffer: Buffer, what: str) -> dlpack.TensorView:
+    """What a capsule holds, checked against `buffer`."""
+    try:
+        view = dlpack.view_capsule(capsule)
+    except RuntimeInputError as error:
+        raise RuntimeInputError(f"{what} {buffer.name!r}: {error}") from None
+    check_array(view.shape, view.dtype, buffer, what)
+    return view

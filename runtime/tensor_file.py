@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -26,8 +27,9 @@ def write_tensors(arrays: Mapping[str, Array]) -> bytes:
 
 def read_tensors(data: bytes) -> dict[str, Array]:
     """The arrays (read-only) of safetensors bytes; a header that lies raises `RuntimeInputError`."""
+    deserialize: Callable[[bytes], list[tuple[str, dict[str, Any]]]] = safetensors.deserialize
     try:
-        entries = safetensors.deserialize(data)
+        entries = deserialize(data)
     except safetensors.SafetensorError as error:
         raise RuntimeInputError(f"the weights are no valid safetensors data ({error})") from None
     arrays: dict[str, Array] = {}

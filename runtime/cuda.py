@@ -1,0 +1,101 @@
+"""The CUDA device: loads plans of CUBINs onto an NVIDIA GPU and replays them as a CUDA graph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from types import ModuleType
+
+from tilewright.runtime.arrays import Array, check_constants
+from tilewright.runtime.cuda_context import Context, explain_status
+from tilewright.runtime.cuda_plan import CudaPlan
+from tilewright.runtime.device import Progress
+from tilewright.runtime.errors import DeviceMissingError, RuntimeInputError
+from tilewright.runtime.loaded import Closable
+from tilewright.runtime.plan import ExecutionPlan
+
+_ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
+
+
+@cache
+def load_driver() -> ModuleType:
+    """The initialised driver bindings; raises `DeviceMissingError` saying what is missing."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise DeviceMissingError(
+            f"CUDA needs the cuda-python package: pip install 'tilewright[cuda]' ({error})"
+        ) from None
+    try:
+        (status,) = driver.cuInit(0)
+    except RuntimeError as error:
+        # The bindings report a driver library that cannot be loaded this way.
+        raise DeviceMissingError(f"this machine has no NVIDIA driver ({error})") from None
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceMissingError(
+            f"this machine has no usable NVIDIA GPU: cuInit says {explain_status(driver, status)}"
+        )
+    module: ModuleType = driver
+    return module
+
+
+class CudaDevice(Closable):
+    """One NVIDIA GPU by number.
+
+    `graph=True` replays plans as one CUDA graph with the plan's dependency edges; `graph=False` launches
+    kernel by kernel on the plan's streams. `check_each_launch=True` (implies the latter) waits after every
+    launch, so that a kernel that fails is named. Raises `DeviceMissingError` where there is no such GPU.
+    """
+
+    language = "cuda"
+
+    def __init__(self, ordinal: int = 0, *, graph: bool = True, check_each_launch: bool = False) -> None:
+        self.context = Context(load_driver(), ordinal)
+        self.name = self.context.name()
+        self.capability = self.context.capability()
+        self.graph = graph and not check_each_launch
+        self.check_each_launch = check_each_launch
+
+    @property
+    def arch(self) -> str:
+        """The architecture to compile for, for instance `sm_90a`: from Hopper on the specific one."""
+        major, minor = self.capability
+        return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+    def load(
+        self, plan: ExecutionPlan, constants: Mapping[str, Array], *, progress: Progress | None = None
+    ) -> CudaPlan:
+        """See `Device.load`; kernels come with their CUBINs, so nothing is compiled here."""
+        self.check_open()
+        plan.validate()
+        for kernel in plan.kernels:
+            if kernel.language != "cuda" or kernel.binary is None:
+                raise RuntimeInputError(
+                    f"kernel {kernel.name!r}: expected CUDA C with a CUBIN for {self.name}, "
+                    f"got {kernel.language} {'without' if kernel.binary is None else 'with'} a binary"
+                )
+            self._check_arch(kernel.name, kernel.arch)
+        checked = check_constants(plan, constants)
+        loaded = CudaPlan(
+            self.context, plan, checked, graph=self.graph, check_each_launch=self.check_each_launch
+        )
+        if progress is not None and plan.kernels:
+            progress(len(plan.kernels), len(plan.kernels), plan.kernels[-1].name)
+        return loaded
+
+    def _check_arch(self, kernel: str, arch: str) -> None:
+        match = _ARCH.fullmatch(arch)
+        major, minor = self.capability
+        # A CUBIN runs on its own major version from its minor on; with "a" on exactly its own.
+        fits = match is not None and (
+            (int(match[1]), int(match[2])) == (major, minor)
+            or (match[3] != "a" and int(match[1]) == major and int(match[2]) <= minor)
+        )
+        if not fits:
+            raise RuntimeInputError(
+                f"kernel {kernel!r} is built for {arch!r}; {self.name} is sm_{major}{minor}: compile it again"
+            )
+
+    def _release(self) -> None:
+        self.context.release()

@@ -1,0 +1,91 @@
+"""One GPU's primary context: every driver call checked, its failures told as errors of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from tilewright.runtime.errors import DeviceError, DeviceMissingError, OutOfMemoryError
+
+
+def explain_status(driver: ModuleType, status: Any) -> str:
+    """The driver's name and text for a status."""
+    name, text = driver.cuGetErrorName(status)[1], driver.cuGetErrorString(status)[1]
+    if name is None or text is None:
+        return str(status)
+    return f"{name.decode()} ({text.decode()})"
+
+
+class Context:
+    """The primary context of one GPU, shared with whatever else uses it in this process."""
+
+    def __init__(self, api: ModuleType, ordinal: int) -> None:
+        self.api: Any = api
+        count = self.call("cuDeviceGetCount")
+        if not 0 <= ordinal < count:
+            raise DeviceMissingError(f"expected a GPU number in 0..{count - 1}, got {ordinal}")
+        self.ordinal = ordinal
+        self.device = self.call("cuDeviceGet", ordinal)
+        self.handle = self.call("cuDevicePrimaryCtxRetain", self.device)
+
+    def again(self) -> Context:
+        """One more reference to the same primary context, to be released apart."""
+        return Context(self.api, self.ordinal)
+
+    def release(self) -> None:
+        """Give the context back to the driver; nothing may be used or freed through it afterwards."""
+        self.call("cuDevicePrimaryCtxRelease", self.device)
+
+    def call(self, function: str, *args: Any, doing: str = "") -> Any:
+        """Call the driver; returns its value, its tuple of values or None, and raises `DeviceError`.
+
+        `doing` says for which kernel and op the call is made.
+        """
+        status, *values = getattr(self.api, function)(*args)
+        if status != self.api.CUresult.CUDA_SUCCESS:
+            kind = DeviceError
+            if status == self.api.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+                kind = OutOfMemoryError
+            place = f" ({doing})" if doing else ""
+            raise kind(f"{function}{place} failed: {explain_status(self.api, status)}")
+        if len(values) > 1:
+            return tuple(values)
+        return values[0] if values else None
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Make the context current for this thread, and the previous one again afterwards."""
+        self.call("cuCtxPushCurrent", self.handle)
+        try:
+            yield
+        except BaseException:
+            # Its status can only repeat the failure that is being reported.
+            self.api.cuCtxPopCurrent()
+            raise
+        self.call("cuCtxPopCurrent")
+
+    def allocate(self, nbytes: int, what: str) -> int:
+        """The address of at least `nbytes` (never 0) of device memory; the context must be current."""
+        try:
+            return int(self.call("cuMemAlloc", max(1, nbytes)))
+        except OutOfMemoryError:
+            free, total = self.call("cuMemGetInfo")
+            raise OutOfMemoryError(
+                f"the GPU is out of memory: {what} asks for {nbytes} bytes, {free} of {total} are free"
+            ) from None
+
+    def attribute(self, name: str) -> int:
+        """An attribute of the GPU by the end of its enum name, for instance `MULTIPROCESSOR_COUNT`."""
+        key = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(self.call("cuDeviceGetAttribute", key, self.device))
+
+    def name(self) -> str:
+        """The GPU's product name."""
+        raw: bytes = self.call("cuDeviceGetName", 256, self.device)
+        return raw.split(b"\0", 1)[0].decode(errors="replace").strip()
+
+    def capability(self) -> tuple[int, int]:
+        """Compute capability, for instance (9, 0)."""
+        return self.attribute("COMPUTE_CAPABILITY_MAJOR"), self.attribute("COMPUTE_CAPABILITY_MINOR")
