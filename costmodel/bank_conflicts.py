@@ -56,7 +56,7 @@ def _phase_wavefronts(words: IntArray) -> IntArray:
     accesses = int(np.prod(ordered.shape[:-1], dtype=np.int64))
     bank = ordered.reshape(accesses, -1) % BANKS + BANKS * np.arange(accesses)[:, None]
     counts = np.bincount(bank[fresh.reshape(accesses, -1)], minlength=accesses * BANKS)
-    return counts.reshape(*ordered.shape[:-1], BANKS).max(axis=-1)
+    return np.asarray(counts.reshape(*ordered.shape[:-1], BANKS).max(axis=-1), dtype=np.int64)
 
 
 def tile_addresses(threads: int, extents: tuple[int, ...], strides: tuple[int, ...]) -> IntArray:

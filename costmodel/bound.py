@@ -106,7 +106,7 @@ def global_bound(problem: GlobalProblem, hardware: Hardware, assumptions: Assump
 
 
 def _fraction(flops: int, hardware: Hardware, seconds: float) -> float:
-    return flops / hardware.peak_flops_per_s / seconds if seconds else 1.0
+    return min(1.0, flops / hardware.peak_flops_per_s / seconds) if seconds else 1.0
 
 
 def _gpu_bound(

@@ -25,7 +25,8 @@ class Violation:
     def __str__(self) -> str:
         return (
             f"measured {1e6 * self.measured_s:.2f} us, but the bound says at least "
-            f"{1e6 * self.bound.seconds:.2f} us ({self.bound.limiting}) for {self.parameters} on {self.problem}"
+            f"{1e6 * self.bound.seconds:.2f} us ({self.bound.limiting}) "
+            f"for {self.parameters} on {self.problem}"
         )
 
 

@@ -26,4 +26,4 @@ def cpu_iss(hardware: CpuHardware, g: Geometry) -> FloatArray:
 def cpu_lat(problem: ContractProblem, hardware: CpuHardware, g: Geometry) -> FloatArray:
     """LAT: seconds at peak against one accumulator's chain of dependent FMAs."""
     chain_s = hardware.lat_fma_clk * g.c_padded * problem.taps / hardware.clock_hz
-    return np.minimum(1.0, problem.flops / hardware.peak_flops_per_s / chain_s)
+    return np.asarray(np.minimum(1.0, problem.flops / hardware.peak_flops_per_s / chain_s))

@@ -45,7 +45,7 @@ def estimate_contract_cpu(
     group_s = np.maximum(compute_clk, move_clk) / hardware.estimate_clock_hz + hardware.estimate_work_group_s
     dram_s = problem.compulsory_bytes / hardware.estimate_dram_bytes_per_s
     busy_s = per_core * group_s
-    return (
+    return np.asarray(
         hardware.estimate_launch_s + np.maximum(busy_s, dram_s) + _OVERLAP_LOSS * np.minimum(busy_s, dram_s)
     )
 
@@ -67,4 +67,4 @@ def _cache_clk(
     rate = np.where(
         slow, hardware.estimate_l3_bytes_per_core_per_clk, hardware.estimate_l2_bytes_per_core_per_clk
     )
-    return moved / rate
+    return np.asarray(moved / rate, dtype=np.float64)

@@ -97,7 +97,7 @@ def space_from_tables(
     tables: Sequence[IntArray], tails: Sequence[IntArray], index: Sequence[IntArray], *, staging: Staging,
     widest: int,
 ) -> ContractSpace:  # fmt: skip
-    """The space of the rows `index` picks from the pair tables (n, k, h, w) and tails (c_step, stages, smem_pad)."""
+    """The space of what `index` picks from pair tables (n, k, h, w) and tails (c_step, stages, smem_pad)."""
     tiles = [(table[:, 0][i], table[:, 1][i]) for table, i in zip(tables, index[:4], strict=True)]
     (n_t, n_b), (k_t, k_b), (h_t, h_b), (w_t, w_b) = tiles
     c_step, stages, smem_pad = (tail[i] for tail, i in zip(tails, index[4:], strict=True))

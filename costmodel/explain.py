@@ -30,9 +30,7 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Explanation:
-    """One choice as plain data; `parameters` are (name, value) pairs, `estimate_us` is None where it was
-    measured.
-    """
+    """One choice as plain data; `parameters` are (name, value) pairs."""
 
     device: str
     parameters: tuple[tuple[str, int | str], ...]

@@ -56,6 +56,7 @@ def contract_geometry(problem: ContractProblem, space: ContractSpace) -> Geometr
     iterations = ceil_div(problem.c, space.c_step)
     c_padded = iterations * space.c_step
     thread_rows = distinct_rows(space.h_t, problem.axis_h) * distinct_rows(space.w_t, problem.axis_w)
+    operands = space.n_t * thread_rows + space.k_t * problem.taps
     return Geometry(
         blocks=problem.groups * n_blocks * k_blocks * spatial,
         threads=threads,
@@ -64,7 +65,7 @@ def contract_geometry(problem: ContractProblem, space: ContractSpace) -> Geometr
         iterations=iterations,
         c_padded=c_padded,
         fma=accumulators * c_padded * problem.taps,
-        load_words=c_padded * (space.n_t * thread_rows + space.k_t * problem.taps),
+        load_words=np.asarray(c_padded * operands, dtype=np.int64),
         fill_words_average=problem.c * average,
         fill_words_least=problem.c * least,
     )
@@ -81,7 +82,7 @@ def least_shared_bytes(problem: ContractProblem, space: ContractSpace) -> IntArr
 
 
 def staged_shared_bytes(problem: ContractProblem, space: ContractSpace) -> IntArray:
-    """Shared memory the kernel skeleton declares: whole windows with halo, rows padded, plus the weight tile."""
+    """Shared memory the skeleton declares: whole windows with halo, rows padded, plus the weight tile."""
     rows = span_rows(space.h_b, problem.axis_h)
     cols = span_rows(space.w_b, problem.axis_w) + space.smem_pad
     words = space.n_b * rows * cols + space.k_b * problem.taps
@@ -95,4 +96,5 @@ def resident_blocks(
     by_shared = hardware.smem_per_sm_bytes // (shared_bytes + hardware.smem_reserved_per_block_bytes).clip(1)
     by_warps = (hardware.max_threads_per_sm // WARP) // warps
     by_registers = hardware.registers_per_sm // (WARP * warps * registers_per_thread)
-    return np.minimum(np.minimum(by_shared, by_warps), by_registers).clip(0, hardware.max_blocks_per_sm)
+    resident = np.minimum(np.minimum(by_shared, by_warps), by_registers)
+    return np.asarray(resident.clip(0, hardware.max_blocks_per_sm), dtype=np.int64)

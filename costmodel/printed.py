@@ -100,7 +100,7 @@ def printed_sm_ratio(
 
 
 def printed_wb_ratio(blocks: IntArray, sm_count: int, variant: Variant = "literal") -> FloatArray:
-    """WBRatio = 1 - ((N_TB mod N_SM) / N_SM) / ceil(N_TB / N_SM); "thesis" as printed there, without "mod"."""
+    """WBRatio = 1 - ((N_TB mod N_SM) / N_SM) / ceil(N_TB / N_SM); "thesis" drops "mod" as printed."""
     remainder = blocks if variant == "thesis" else blocks % sm_count
     return 1.0 - (remainder / sm_count) / ceil_div(blocks, sm_count)
 

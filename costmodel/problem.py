@@ -169,7 +169,7 @@ class WindowProblem:
 
 @dataclass(frozen=True)
 class RowReduceProblem:
-    """A reduction of every row (softmax, mean, layer normalisation): `passes` reads of a row in the kernel."""
+    """A reduction of every row (softmax, mean, layer normalisation) that reads each row `passes` times."""
 
     rows: int
     row_length: int
@@ -194,10 +194,11 @@ GlobalProblem = StreamProblem | WindowProblem | RowReduceProblem
 def matmul_problem(
     m: int, n: int, k: int, *, batch: int = 1, element_bytes: int = 4, extra_bytes: int = 0
 ) -> ContractProblem:
-    """The product of `batch` matrices m x k with k x n as a contract problem (rows along w, columns along k)."""
+    """The product of `batch` matrices m x k with k x n as a contract problem: rows on w, columns on k."""
     return ContractProblem(
-        groups=batch, n=1, k=n, c=k, h=1, w=m, f_h=1, f_w=1, stride_h=1, stride_w=1, dilation_h=1, dilation_w=1,
-        pad=(0, 0, 0, 0), h_in=1, w_in=m, element_bytes=element_bytes, extra_bytes=extra_bytes,
+        groups=batch, n=1, k=n, c=k, h=1, w=m, f_h=1, f_w=1, stride_h=1, stride_w=1,
+        dilation_h=1, dilation_w=1, pad=(0, 0, 0, 0), h_in=1, w_in=m,
+        element_bytes=element_bytes, extra_bytes=extra_bytes,
     )  # fmt: skip
 
 

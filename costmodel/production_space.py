@@ -115,7 +115,8 @@ def _with_tails(
     tail = np.tile(tails, (len(index[0]), 1))
     (n, k, h, w) = columns
     return ContractSpace(
-        n_t=n[:, 0], n_b=n[:, 1], k_t=k[:, 0], k_b=k[:, 1], h_t=h[:, 0], h_b=h[:, 1], w_t=w[:, 0], w_b=w[:, 1],
+        n_t=n[:, 0], n_b=n[:, 1], k_t=k[:, 0], k_b=k[:, 1],
+        h_t=h[:, 0], h_b=h[:, 1], w_t=w[:, 0], w_b=w[:, 1],
         c_step=tail[:, 0], stages=tail[:, 1], smem_pad=tail[:, 2], vec=vector_width(k[:, 0], widest),
         staging=staging,
     )  # fmt: skip

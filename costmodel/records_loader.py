@@ -99,8 +99,9 @@ def _record_from_table(table: Mapping[str, Any], where: str) -> Hardware:
         raise InputError("expected a table [constants]", where=where)
     record_type = _KINDS[kind]
     values, sources = _read_constants(record_type, constants, where)
-    identity = {key: _strings(table.get(key, []), key, where) for key in ("targets", "device_names")}
-    return record_type(name=name, sources=sources, **identity, **values)
+    targets = _strings(table.get("targets", []), "targets", where)
+    device_names = _strings(table.get("device_names", []), "device_names", where)
+    return record_type(name=name, targets=targets, device_names=device_names, sources=sources, **values)
 
 
 def _read_constants(

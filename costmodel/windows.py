@@ -28,7 +28,8 @@ class Axis:
 
 def span_rows(tile: IntArray | int, axis: Axis) -> IntArray:
     """Rows from the first to the last one touched by `tile` outputs: (tile-1)S + (F-1)D + 1."""
-    return (np.asarray(tile, np.int64) - 1) * axis.stride + (axis.filter - 1) * axis.dilation + 1
+    tiles = np.asarray(tile, np.int64)
+    return (tiles - 1) * axis.stride + (axis.filter - 1) * axis.dilation + 1
 
 
 def distinct_rows(tile: IntArray | int, axis: Axis) -> IntArray:
@@ -40,7 +41,7 @@ def distinct_rows(tile: IntArray | int, axis: Axis) -> IntArray:
     output_step, tap_step = axis.dilation // common, axis.stride // common
     tiles = np.asarray(tile, np.int64)
     shared = np.maximum(tiles - output_step, 0) * max(axis.filter - tap_step, 0)
-    return tiles * axis.filter - shared
+    return np.asarray(tiles * axis.filter - shared, dtype=np.int64)
 
 
 def clipped_rows(tiles: IntArray, axis: Axis) -> tuple[FloatArray, FloatArray]:

@@ -1,0 +1,226 @@
+"""The choosers return legal, deterministic parameters for the layers of real networks on every device."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tilewright.costmodel import (
+    Choice,
+    ContractParameters,
+    ContractProblem,
+    CpuHardware,
+    GpuHardware,
+    Hardware,
+    Limits,
+    RowReduceProblem,
+    StreamProblem,
+    WindowProblem,
+    choose_contract,
+    choose_map,
+    choose_row_reduce,
+    choose_window,
+    contract_bound_of,
+    conv_problem,
+    explain,
+    known_hardware,
+    load_hardware,
+    matmul_problem,
+    rank_contract,
+)
+from tilewright.costmodel.choose import DEFAULT_LIMITS
+from tilewright.costmodel.enumeration import Rule
+from tilewright.costmodel.geometry import staged_shared_bytes
+from tilewright.costmodel.parameters import contract_space
+from tilewright.ir.errors import InputError
+
+# (channels in, height and width in, channels out, filter, stride, padding)
+SQUARE = {
+    "resnet": [
+        (3, 224, 64, 7, 2, 3), (64, 56, 64, 1, 1, 0), (64, 56, 64, 3, 1, 1), (64, 56, 256, 1, 1, 0),
+        (256, 56, 128, 1, 1, 0), (128, 56, 128, 3, 2, 1), (256, 56, 512, 1, 2, 0), (128, 28, 512, 1, 1, 0),
+        (512, 28, 128, 1, 1, 0), (128, 28, 128, 3, 1, 1), (256, 28, 256, 3, 2, 1), (512, 28, 1024, 1, 2, 0),
+        (256, 14, 1024, 1, 1, 0), (1024, 14, 256, 1, 1, 0), (256, 14, 256, 3, 1, 1), (512, 14, 512, 3, 2, 1),
+        (512, 7, 2048, 1, 1, 0), (2048, 7, 512, 1, 1, 0), (512, 7, 512, 3, 1, 1), (1024, 14, 2048, 1, 2, 0),
+    ],
+    "mobilenet": [
+        (3, 224, 32, 3, 2, 1), (32, 112, 64, 1, 1, 0), (64, 56, 128, 1, 1, 0), (512, 14, 512, 1, 1, 0),
+        (1024, 7, 1024, 1, 1, 0), (1024, 1, 1000, 1, 1, 0),
+    ],
+    "vgg": [(3, 224, 64, 3, 1, 1), (64, 224, 64, 3, 1, 1), (256, 56, 256, 3, 1, 1), (512, 14, 512, 3, 1, 1)],
+    "squeezenet": [
+        (3, 224, 64, 3, 2, 0), (64, 55, 16, 1, 1, 0), (16, 55, 64, 3, 1, 1), (48, 13, 192, 3, 1, 1),
+        (512, 13, 1000, 1, 1, 0),
+    ],
+    "dqn": [(4, 84, 32, 8, 4, 0), (32, 20, 64, 4, 2, 0), (64, 9, 64, 3, 1, 0)],
+    "odd": [(192, 35, 48, 1, 1, 0), (48, 35, 64, 5, 1, 2), (64, 35, 96, 3, 1, 1), (17, 11, 13, 3, 1, 1)],
+}  # fmt: skip
+PROBLEMS = {
+    name: [conv_problem(1, c, x, x, k, f, f, stride=(s, s), pad=(p,) * 4) for c, x, k, f, s, p in layers]
+    for name, layers in SQUARE.items()
+}
+PROBLEMS["odd"] += [
+    conv_problem(1, 128, 17, 17, 192, 1, 7, pad=(0, 3, 0, 3)),
+    conv_problem(1, 160, 17, 17, 160, 7, 1, pad=(3, 0, 3, 0)),
+    conv_problem(3, 16, 9, 9, 24, 3, 3, dilation=(2, 2), pad=(2, 2, 2, 2)),
+    conv_problem(1, 64, 14, 14, 64, 3, 3, groups=32, pad=(1, 1, 1, 1)),
+    conv_problem(1, 1, 1, 1, 1, 1, 1),
+]
+PROBLEMS["dense"] = [
+    matmul_problem(1, 1000, 2048),
+    matmul_problem(1, 4096, 25088),
+    matmul_problem(64, 10, 784),
+    matmul_problem(128, 128, 64, batch=12),
+]
+DEVICES = {record.name: record for record in known_hardware()}
+
+
+def assert_legal(problem: ContractProblem, p: ContractParameters, hardware: Hardware, limits: Limits) -> None:
+    for block, thread, extent in (
+        (p.n_b, p.n_t, problem.n), (p.k_b, p.k_t, problem.k),
+        (p.h_b, p.h_t, problem.h), (p.w_b, p.w_t, problem.w),
+    ):  # fmt: skip
+        assert block % thread == 0
+        assert block < extent + thread
+    assert p.c_step <= problem.c
+    assert p.k_t % p.vec == 0
+    if isinstance(hardware, CpuHardware):
+        assert p.staging == "direct"
+        assert p.threads <= 16
+        assert p.c_step == problem.c
+        return
+    assert p.staging == "shared"
+    assert p.accumulators <= limits.max_accumulators
+    assert p.threads <= limits.max_threads
+    assert all(t & (t - 1) == 0 for t in (p.n_t, p.k_t, p.h_t, p.w_t))
+    assert staged_shared_bytes(problem, contract_space([p]))[0] <= limits.smem_limit_bytes
+    assert contract_bound_of(problem, p, hardware).ub > 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("network", PROBLEMS)
+def test_choices_for_networks_are_legal(device: str, network: str) -> None:
+    hardware = DEVICES[device]
+    for problem in PROBLEMS[network]:
+        choice = choose_contract(problem, hardware)
+        assert_legal(problem, choice.parameters, hardware, DEFAULT_LIMITS)
+        assert 0 < choice.bound.ub <= 1
+        assert choice.estimate_s >= hardware.launch_floor_s
+        assert choice.candidates_considered >= 1
+
+
+@pytest.mark.parametrize("rule", ["divisors", "multiples", "minimal_cover"])
+def test_rules_restrict_block_tiles(rule: Rule) -> None:
+    for problem in PROBLEMS["resnet"][:8]:
+        p = choose_contract(problem, DEVICES["H100"], rule=rule).parameters
+        if rule == "divisors":
+            assert problem.k % p.k_b == problem.h % p.h_b == problem.w % p.w_b == 0
+        if rule == "multiples":
+            assert (p.k_b, p.h_b, p.w_b) <= (problem.k, problem.h, problem.w)
+
+
+@pytest.mark.parametrize("device", ["H100", "cpu-opencl"])
+def test_estimates_respect_the_bound(device: str) -> None:
+    for problem in [p for problems in PROBLEMS.values() for p in problems]:
+        choice = choose_contract(problem, DEVICES[device])
+        assert choice.estimate_s >= choice.bound.seconds
+
+
+def test_small_problems_fill_the_device() -> None:
+    for problem in PROBLEMS["resnet"][1:]:
+        p = choose_contract(problem, DEVICES["H100"]).parameters
+        blocks = -(-problem.k // p.k_b) * -(-problem.h // p.h_b) * -(-problem.w // p.w_b)
+        most_useful = problem.k * problem.h * problem.w // 512
+        assert blocks >= min(66, most_useful)
+
+
+def test_big_products_get_big_tiles() -> None:
+    p = choose_contract(matmul_problem(4096, 4096, 4096), DEVICES["H100"]).parameters
+    assert p.accumulators == 64
+    assert p.threads >= 64
+
+
+def test_cpu_tiles_fit_the_vector_registers() -> None:
+    hardware = DEVICES["cpu-opencl"]
+    assert isinstance(hardware, CpuHardware)
+    for problem in PROBLEMS["resnet"]:
+        p = choose_contract(problem, hardware).parameters
+        assert p.accumulators // p.vec + 2 <= hardware.vector_registers
+        assert p.vec == hardware.simd_lanes
+
+
+def test_limits_are_respected_or_refused() -> None:
+    narrow = Limits(max_accumulators=4, max_threads=64, smem_limit_bytes=4096, stages=(1,), smem_pads=(1,))
+    for problem in PROBLEMS["resnet"][:6]:
+        choice = choose_contract(problem, DEVICES["H100"], limits=narrow)
+        assert_legal(problem, choice.parameters, DEVICES["H100"], narrow)
+        assert (choice.parameters.stages, choice.parameters.smem_pad) == (1, 1)
+    with pytest.raises(InputError, match="fit H100"):
+        choose_contract(PROBLEMS["resnet"][2], DEVICES["H100"], limits=Limits(smem_limit_bytes=8))
+
+
+def test_choice_is_deterministic_and_memoised() -> None:
+    problem = PROBLEMS["resnet"][2]
+    first = choose_contract(problem, DEVICES["H100"])
+    assert choose_contract(replace(problem), DEVICES["H100"]) is first
+    assert choose_contract(problem, replace(DEVICES["H100"], name="twin")) == first
+
+
+def test_ranking_is_by_bound_then_estimate() -> None:
+    ranked = rank_contract(PROBLEMS["resnet"][2], DEVICES["H100"], top=200)
+    keys = [(c.bound.seconds, -c.bound.ub, c.estimate_s) for c in ranked]
+    assert len(ranked) == 200
+    assert keys == sorted(keys)
+    assert len({c.parameters for c in ranked}) == 200
+
+
+def test_stopping_at_the_bound_finds_the_optimum_of_the_space() -> None:
+    """Simulated measurements at or above their bounds: the stop rule returns the argmin of all points."""
+    problem = conv_problem(1, 16, 14, 14, 32, 3, 3, pad=(1, 1, 1, 1))
+    everything = rank_contract(problem, DEVICES["H100"], top=10**9)
+    efficiency = np.random.default_rng(0).uniform(0.35, 0.95, len(everything))
+    measured = [c.bound.seconds / e for c, e in zip(everything, efficiency, strict=True)]
+    best, tried = float("inf"), 0
+    for choice, seconds in zip(everything, measured, strict=True):
+        if choice.bound.seconds >= best:
+            break
+        best, tried = min(best, seconds), tried + 1
+    assert best == min(measured)
+    assert tried < len(everything)
+
+
+@pytest.mark.parametrize("device", ["V100", "H100", "cpu-opencl"])
+def test_stream_kernels_get_aligned_vectors(device: str) -> None:
+    hardware = DEVICES[device]
+    for elements in (1, 7, 1000, 1001, 802816):
+        m = choose_map(StreamProblem(4 * elements, 4 * elements, elements, elements), hardware)
+        assert elements % m.parameters.vec == 0
+        assert m.estimate_s >= m.bound.seconds
+    for width, stride, filter_bytes in ((112, 2, 0), (7, 1, 512 * 36), (35, 1, 0), (1, 1, 0)):
+        window = WindowProblem(
+            64, width, width, 3, 3, stride, stride, 1, 1, (1, 1, 1, 1),
+            width * stride, width * stride, filter_bytes,
+        )  # fmt: skip
+        w = choose_window(window, hardware).parameters
+        assert width % w.vec == 0
+        assert w.outputs_per_thread % w.vec == 0
+    for rows, length in ((1, 1000), (2048, 49), (12 * 128, 128), (1, 1)):
+        r = choose_row_reduce(
+            RowReduceProblem(rows, length, 4 * rows * length, 4 * rows, rows * length), hardware
+        )
+        assert length % r.parameters.vec == 0
+        if isinstance(hardware, GpuHardware):
+            assert 32 <= r.parameters.threads_per_row * r.parameters.rows_per_block <= 1024
+            assert r.parameters.threads_per_row & (r.parameters.threads_per_row - 1) == 0
+
+
+def test_explanation_prints_and_serialises() -> None:
+    hardware = load_hardware("H100")
+    choice: Choice[ContractParameters] = choose_contract(PROBLEMS["resnet"][2], hardware)
+    record = explain(choice, hardware)
+    data = json.loads(json.dumps(record.to_dict()))
+    assert data["parameters"]["k_b"] == choice.parameters.k_b
+    assert data["device"] == "H100"
+    assert f"limited by {choice.bound.limiting}" in str(record)
+    assert f"bound {1e6 * choice.bound.seconds:.2f} us" in str(record)
