@@ -6,6 +6,7 @@ from tilewright.ir.compare import equal, equal_funcs
 from tilewright.ir.constants import Constants, load_constants, save_constants
 from tilewright.ir.errors import InputError, TilewrightError, UnsupportedError, WorkError
 from tilewright.ir.expr import BinOp, Expr, Sym
+from tilewright.ir.interpreter import interpret
 from tilewright.ir.nodes import Attr, Block, Func, Level, Module, Op, Pairs, Ref, Value, walk
 from tilewright.ir.opdef import REQUIRED, AttrDef, OpDef, define, op_def, op_defs
 from tilewright.ir.parser import parse, parse_file
@@ -17,6 +18,6 @@ __all__ = [
     "REQUIRED", "ArrayType", "Attr", "AttrDef", "BinOp", "Block", "Builder", "Constants", "Expr", "Fault", "Func",
     "InputError", "Level", "Module", "Op", "OpDef", "Pairs", "Ref", "ScalarType", "Sym", "TensorType",
     "TilewrightError", "Type", "UnsupportedError", "Value", "VerifyError", "WorkError", "define", "dtype_name",
-    "equal", "equal_funcs", "load_constants", "numpy_dtype", "op_def", "op_defs", "parse", "parse_file",
+    "equal", "equal_funcs", "interpret", "load_constants", "numpy_dtype", "op_def", "op_defs", "parse", "parse_file",
     "save_constants", "scalar_body", "show", "show_func", "show_op", "structured", "verify", "walk", "widened",
 ]  # fmt: skip
