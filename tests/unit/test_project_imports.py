@@ -23,9 +23,9 @@ FILES_THAT_MAY_IMPORT = {
 }
 
 
-def imported_names(source: str) -> Iterator[tuple[int, str]]:
+def imported_names(source: str, path: str) -> Iterator[tuple[int, str]]:
     """Line and full dotted name of everything `source` imports, wherever in the file it does so."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(ast.parse(source, path)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -43,7 +43,7 @@ def faults(path: str, source: str) -> list[str]:
     """One line for each import in the file `path` (relative to the root) that the tables do not allow."""
     folder = path.split("/")[0]
     found = []
-    for line, name in imported_names(source):
+    for line, name in imported_names(source, path):
         top = name.split(".")[0]
         if top == "":
             found.append(f"{path}:{line}: relative import {name}")
