@@ -1,0 +1,1 @@
+"""Skeletons: how a tensor-level kernel of each kind becomes what one thread does."""

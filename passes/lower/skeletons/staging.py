@@ -1,0 +1,158 @@
+"""Staging: the region of an operand one block needs for one step, copied cooperatively to shared memory.
+
+Fetches fill what lies outside the operand with its fill value, so the compute phase needs no bounds checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import gcd, prod
+
+from tilewright.ir import Expr, Op, Sym, Value
+from tilewright.ir.expr import binary
+from tilewright.ir.simplify import coefficients, multiple_of
+from tilewright.ir.tensor_ops import domain, fills, reads
+from tilewright.passes.lower.skeletons.writer import Index, Mask, Points, Writer
+
+#: fetch loops of at most this many steps are unrolled
+MAX_UNROLLED_FETCH = 16
+
+
+@dataclass(frozen=True)
+class Region:
+    """The box of an operand read in one step: per tensor dimension, index = base + gap * (0 .. extent-1).
+
+    `local` maps iteration dimensions to their coefficient within the box.
+    """
+
+    value: Value
+    fill: float | int | bool | None
+    extents: tuple[int, ...]
+    gaps: tuple[int, ...]
+    scaled: tuple[Mapping[str, int], ...]
+    constants: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return prod(self.extents)
+
+    def base(self, origin: Mapping[str, Expr]) -> tuple[Expr, ...]:
+        """Global index of the first element, given the first index of every iteration dimension."""
+        out = []
+        for terms, gap, constant in zip(self.scaled, self.gaps, self.constants, strict=True):
+            e: Expr = constant
+            for d, c in terms.items():
+                e = binary("+", e, binary("*", origin.get(d, 0), c * gap))
+            out.append(e)
+        return tuple(out)
+
+    def local(self, offset: Mapping[str, Expr]) -> tuple[Expr, ...]:
+        """Index within the box, given the offset of every iteration dimension from its first index."""
+        out = []
+        for terms in self.scaled:
+            e: Expr = 0
+            for d, c in terms.items():
+                e = binary("+", e, binary("*", offset.get(d, 0), c))
+            out.append(e)
+        return tuple(out)
+
+
+def region(op: Op, operand: int, sizes: Mapping[str, int]) -> Region | None:
+    """The region of one operand when each iteration dimension runs over `sizes` indices; None where not affine."""
+    extents, gaps, scaled, constants = [], [], [], []
+    ranges = {d: (0, n - 1) for d, n in domain(op).items() if n > 1}
+    for e in reads(op)[operand]:
+        form = coefficients(e, list(domain(op)), ranges)
+        if form is None or not isinstance(form[1], int) or any(c < 0 for c in form[0].values()):
+            return None
+        terms = form[0]
+        gap = gcd(*terms.values()) if terms else 1
+        terms = {d: c // gap for d, c in terms.items()}
+        extents.append(1 + sum(c * (sizes[d] - 1) for d, c in terms.items()))
+        gaps.append(gap)
+        scaled.append(terms)
+        constants.append(form[1])
+    return Region(
+        op.operands[operand], fills(op)[operand], tuple(extents), tuple(gaps), tuple(scaled), tuple(constants)
+    )
+
+
+def fetch_width(w: Writer, r: Region, base: tuple[Expr, ...], pitch: int, widest: int) -> int:
+    """Elements of the last dimension one thread can fetch, and store to rows of `pitch`, as one vector."""
+    if r.value not in w.inputs or not r.extents or r.gaps[-1] != 1 or not r.scaled[-1]:
+        return 1
+    shape = r.value.tensor.shape
+    for width in (widest, widest // 2):
+        aligned = width > 1 and shape[-1] % width == 0 and multiple_of(base[-1], w.ranges) % width == 0
+        if aligned and r.extents[-1] % width == 0 and pitch % width == 0:
+            return width
+    return 1
+
+
+@dataclass(frozen=True)
+class _Point:
+    """One element of the cooperative copy: its step, index in the box, lane, and which threads have work."""
+
+    step: Expr
+    at: Index
+    lane: Expr
+    inside: Mask
+
+
+class Fetch:
+    """One cooperative copy of a region into `target`, in one go or split into loading and storing."""
+
+    def __init__(self, w: Writer, r: Region, target: Value, origin: Mapping[str, Expr], widest: int) -> None:
+        self.w, self.r, self.target = w, r, target
+        self.threads = 1 if target.tensor.space == "reg" else w.threads
+        self.width = fetch_width(w, r, r.base(origin), target.tensor.shape[-1], widest)
+
+    @property
+    def steps(self) -> int:
+        """Vectors each thread copies."""
+        return -(-(self.r.size // self.width) // self.threads)
+
+    def copy(self, origin: Mapping[str, Expr]) -> None:
+        """Global memory to the target."""
+        with self._points() as p:
+            self.w.store(self._value(origin, p), self.target, p.at, p.inside)
+
+    def registers(self) -> Value:
+        """A register buffer that holds this thread's share of the region."""
+        return self.w.alloc((self.steps, self.width), self.r.value.tensor.dtype, "reg", "ahead")
+
+    def load(self, origin: Mapping[str, Expr], held: Value) -> None:
+        """Global memory to registers."""
+        with self._points() as p:
+            self.w.store(self._value(origin, p), held, (p.step, p.lane))
+
+    def store(self, held: Value) -> None:
+        """Registers to the target."""
+        with self._points() as p:
+            self.w.store(self.w.load(held, (p.step, p.lane)), self.target, p.at, p.inside)
+
+    @contextmanager
+    def _points(self) -> Iterator[_Point]:
+        w, steps = self.w, self.steps
+        with w.loop("f", steps, unroll=1 if steps <= MAX_UNROLLED_FETCH else 4) as step:
+            linear = binary("+", binary("*", step, self.threads), Sym("tid") if self.threads > 1 else 0)
+            box = w.unravel(linear, (*self.r.extents[:-1], self.r.extents[-1] // self.width))
+            inside = w.below(linear, self.r.size // self.width)
+            with w.loop("v", self.width, unroll=1) as lane:
+                last = binary("+", binary("*", box[-1], self.width), lane)
+                yield _Point(step, (*box[:-1], last), lane, inside)
+
+    def _value(self, origin: Mapping[str, Expr], p: _Point) -> Value:
+        w, r = self.w, self.r
+        steps = zip(r.base(origin), p.at, r.gaps, strict=True)
+        where = tuple(w.simple(binary("+", b, binary("*", i, g))) for b, i, g in steps)
+        edge = w.bounds(where, r.value.tensor.shape)
+        fill = r.fill if r.fill is not None else 0.0
+        if r.value in w.inputs:
+            return w.load(w.inputs[r.value], where, (*p.inside, *edge), fill)
+        v = Points(w).value(r.value, where, (*p.inside, *edge))
+        if not edge:
+            return v
+        return w.b.value("scalar.select", w.condition(edge), v, w.b.const(fill, r.value.tensor.dtype))

@@ -1,0 +1,104 @@
+"""How a tile of the parallel domain is spread over blocks and threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.ir import Expr, Sym
+from tilewright.ir.expr import binary
+
+MAX_GRID_YZ = 65535
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One parallel dimension: a block covers `block` indices, a thread `thread` of them.
+
+    With `interleaved`, neighbouring threads own neighbouring indices and a thread's own are `threads` apart
+    (coalesced, conflict-free); otherwise a thread owns `thread` consecutive indices (vector access).
+    """
+
+    name: str
+    extent: int
+    block: int
+    thread: int
+    interleaved: bool
+
+    @property
+    def threads(self) -> int:
+        return self.block // self.thread
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.extent // self.block)
+
+    def local(self, lane: Expr, item: Expr) -> Expr:
+        """Index within the block of a thread's item."""
+        if self.interleaved:
+            return binary("+", lane, binary("*", item, self.threads))
+        return binary("+", binary("*", lane, self.thread), item)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All tiles of a kernel with the index expressions of block and thread along each dimension."""
+
+    tiles: tuple[Tile, ...]
+    shape: tuple[int, int, int]
+    block_index: Mapping[str, Expr]
+    thread_index: Mapping[str, Expr]
+
+    @property
+    def threads(self) -> int:
+        return prod(t.threads for t in self.tiles)
+
+    def __getitem__(self, name: str) -> Tile:
+        return next(t for t in self.tiles if t.name == name)
+
+    def origin(self, name: str) -> Expr:
+        """First index of the block along a dimension."""
+        return binary("*", self.block_index[name], self[name].block)
+
+
+def make_grid(tiles: Sequence[Tile], axes: Mapping[str, int]) -> Grid:
+    """Lay tiles out: threads with the first tile fastest; blocks on grid axis `axes[name]` (0 = x, 1 = y, 2 = z)."""
+    shape = [1, 1, 1]
+    block_index: dict[str, Expr] = {}
+    placed = {t.name: axes.get(t.name, 0) for t in tiles}
+    for axis in (1, 2):
+        if prod(t.blocks for t in tiles if placed[t.name] == axis) > MAX_GRID_YZ:
+            placed = {n: 0 if a == axis else a for n, a in placed.items()}
+    for t in tiles:
+        axis = placed[t.name]
+        block_index[t.name] = _digit(Sym(f"bid.{'xyz'[axis]}"), shape[axis], t.blocks)
+        shape[axis] *= t.blocks
+    for t in tiles:  # the slowest digit of each axis needs no remainder
+        axis = placed[t.name]
+        step = _step(tiles, placed, t)
+        if step * t.blocks == shape[axis]:
+            block_index[t.name] = binary("//", Sym(f"bid.{'xyz'[axis]}"), step) if t.blocks > 1 else 0
+    thread_index: dict[str, Expr] = {}
+    step = 1
+    total = prod(t.threads for t in tiles)
+    for t in tiles:
+        digit = binary("//", Sym("tid"), step)
+        last = step * t.threads == total
+        thread_index[t.name] = 0 if t.threads == 1 else (digit if last else binary("%", digit, t.threads))
+        step *= t.threads
+    return Grid(tuple(tiles), (shape[0], shape[1], shape[2]), block_index, thread_index)
+
+
+def _step(tiles: Sequence[Tile], placed: Mapping[str, int], tile: Tile) -> int:
+    step = 1
+    for t in tiles:
+        if t is tile:
+            return step
+        if placed[t.name] == placed[tile.name]:
+            step *= t.blocks
+    return step
+
+
+def _digit(index: Expr, step: int, extent: int) -> Expr:
+    return 0 if extent == 1 else binary("%", binary("//", index, step), extent)

@@ -1,0 +1,38 @@
+"""Lowers tensor-level kernels to the thread level through a few general skeletons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilewright.ir import Func, InputError, Level
+from tilewright.passes import PassContext, register_pass
+from tilewright.passes.lower.skeletons.contract import lower_contract
+from tilewright.passes.lower.skeletons.maps import lower_map
+from tilewright.passes.lower.skeletons.rows import lower_rows
+from tilewright.passes.lower.skeletons.window import lower_window
+
+SKELETONS: dict[str, Callable[[Func], Func]] = {
+    "contract": lower_contract,
+    "map": lower_map,
+    "rows": lower_rows,
+    "window": lower_window,
+}
+
+
+@register_pass(Level.TENSOR, to=Level.THREAD, requires={"kernels-outlined", "parameters-chosen"})
+def tensor_to_thread(func: Func, ctx: PassContext) -> Func:
+    """Turn each kernel into what one of its threads does; @main keeps calling them.
+
+    rewrite:  tensor.func @k(%x) -> %y {contract, map}   -->   thread.func @k(%x, %y, grid = ..., block = ...) {loops, loads, stores}
+
+    Barriers are placed by `place-barriers`, vector accesses made by `vectorise`.
+    """
+    if func.name == "main":
+        return func
+    skeleton = func.get("skeleton")
+    if skeleton not in SKELETONS:
+        raise InputError(
+            f"expected a skeleton among {', '.join(SKELETONS)}, got {skeleton!r}", where=f"@{func.name}"
+        )
+    lowered = SKELETONS[str(skeleton)](func)
+    return lowered.with_attrs(**{k: v for k, v in func.attrs if k in ("skeleton", "params", "cost")})

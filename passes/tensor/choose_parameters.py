@@ -1,0 +1,135 @@
+"""Chooses a skeleton and its implementation parameters for every kernel by the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilewright.costmodel import (
+    ContractParameters,
+    CpuHardware,
+    Hardware,
+    choose_contract,
+    choose_map,
+    choose_row_reduce,
+    choose_window,
+    load_hardware,
+)
+from tilewright.costmodel.choose import Choice
+from tilewright.ir import Attr, Func, Level, Op, Pairs, UnsupportedError
+from tilewright.ir.tensor_ops import dims, domain
+from tilewright.ir.types import itemsize
+from tilewright.passes import PassContext, register_pass
+from tilewright.passes.lower.skeletons.rows import combiner
+from tilewright.passes.lower.skeletons.staging import region
+from tilewright.passes.tensor.kernel_problem import (
+    contract_problem,
+    contract_roles,
+    row_problem,
+    stream_problem,
+    window_problem,
+)
+
+#: bytes of a work-item's private copy of its input window (fits a first-level cache beside the weights)
+PRIVATE_TILE_BYTES = 16384
+
+
+@register_pass(Level.TENSOR, requires={"kernels-outlined"}, establishes={"parameters-chosen"})
+def choose_parameters(func: Func, ctx: PassContext) -> Func:
+    """Give every kernel a skeleton, implementation parameters, and what the cost model says of them.
+
+    rewrite:  tensor.func @conv(...)   -->   tensor.func @conv(..., skeleton = "contract", params = (block: (k: 64, ...), ...))
+    """
+    if func.name == "main" or func.get("params") is not None:
+        return func
+    hardware = ctx.hardware or load_hardware(ctx.target)
+    skeleton, params, choice = _choose(func, hardware)
+    cost: dict[str, Attr] = {
+        "estimate_s": choice.estimate_s, "bound_s": choice.bound.seconds, "fraction_of_peak": float(choice.bound.ub),
+        "limit": choice.bound.limit, "considered": choice.candidates_considered,
+    }  # fmt: skip
+    return func.with_attrs(skeleton=skeleton, params=Pairs.of(params), cost=Pairs.of(cost))
+
+
+def _choose(kernel: Func, hardware: Hardware) -> tuple[str, dict[str, Attr], Choice]:  # type: ignore[type-arg]
+    ops = [op for op in kernel.body.ops if op.name != "tensor.return"]
+    by_name: dict[str, list[Op]] = {}
+    for op in ops:
+        by_name.setdefault(op.name, []).append(op)
+    if contract := by_name.get("tensor.contract"):
+        return _choose_contract(kernel, contract[0], hardware)
+    if window := by_name.get("tensor.window"):
+        best = choose_window(window_problem(kernel, window[0]), hardware)
+        return (
+            "window",
+            {"threads": best.parameters.threads, "outputs": best.parameters.outputs_per_thread},
+            best,
+        )
+    if "tensor.reduce" in by_name:
+        return _choose_rows(kernel, by_name["tensor.reduce"], hardware)
+    if set(by_name) == {"tensor.map"}:
+        m = choose_map(stream_problem(kernel), hardware)
+        p = m.parameters
+        return "map", {"threads": p.threads, "vec": p.vec, "items": p.items_per_thread}, m
+    raise UnsupportedError(
+        f"no skeleton lowers a kernel of {', '.join(sorted(by_name))}", where=f"@{kernel.name} [{ops[0].loc}]"
+    )
+
+
+def _choose_rows(
+    kernel: Func, reductions: list[Op], hardware: Hardware
+) -> tuple[str, dict[str, Attr], Choice]:  # type: ignore[type-arg]
+    best = choose_row_reduce(row_problem(kernel), hardware)
+    p = best.parameters
+    if any(combiner(op) is None for op in reductions):
+        return (
+            "rows",
+            {"threads_per_row": 1, "rows_per_block": max(1, p.threads_per_row * p.rows_per_block), "vec": 1},
+            best,
+        )
+    return (
+        "rows",
+        {"threads_per_row": p.threads_per_row, "rows_per_block": p.rows_per_block, "vec": p.vec},
+        best,
+    )
+
+
+def _choose_contract(kernel: Func, op: Op, hardware: Hardware) -> tuple[str, dict[str, Attr], Choice]:  # type: ignore[type-arg]
+    roles, sizes = contract_roles(op), domain(op)
+    gpu = not isinstance(hardware, CpuHardware)
+    if gpu and all(sizes[d] == 1 for d in roles.rows) and not roles.windows and combiner(op) is not None:
+        return _choose_rows(kernel, [op], hardware)  # matrix times vector
+    best = choose_contract(contract_problem(kernel, op), hardware)
+    p = best.parameters
+    n, h, w = roles.spatial
+    columns = roles.columns[-1] if roles.columns else ""
+    block = dict.fromkeys(dims(op, "par"), 1) | {n: p.n_b, h: p.h_b, w: p.w_b, columns: p.k_b}
+    thread = dict.fromkeys(dims(op, "par"), 1) | {n: p.n_t, h: p.h_t, w: p.w_t, columns: p.k_t}
+    for names in (block, thread):
+        names.pop("", None)
+    params: dict[str, Attr] = {
+        "block": Pairs.of(block), "thread": Pairs.of(thread), "step": Pairs.of(_steps(op, roles.channels, p, thread)),
+        "stages": p.stages, "staging": p.staging, "pad": p.smem_pad, "vec": p.vec,
+    }  # fmt: skip
+    return "contract", params, best
+
+
+def _steps(
+    op: Op, channels: tuple[str, ...], p: ContractParameters, thread: Mapping[str, int]
+) -> dict[str, int]:
+    """Chunk of each plainly reduced dimension: the model's for the last one, single indices of the others."""
+    sizes = domain(op)
+    out = dict.fromkeys(channels[:-1], 1)
+    if not channels:
+        return out
+    last = channels[-1]
+    most = p.c_step if p.staging == "shared" else _private_step(op, last, out, thread)
+    out[last] = max(s for s in range(1, max(1, min(most, sizes[last])) + 1) if sizes[last] % s == 0)
+    return out
+
+
+def _private_step(op: Op, channel: str, step: Mapping[str, int], thread: Mapping[str, int]) -> int:
+    """The longest chunk whose input window of one work-item fits its private tile."""
+    one = region(op, 0, {**domain(op), **thread, **step, channel: 1})
+    if one is None:
+        return domain(op)[channel]
+    return max(1, PRIVATE_TILE_BYTES // (one.size * itemsize(op.operands[0].tensor.dtype)))

@@ -1,0 +1,66 @@
+"""What a structured op reads and writes, as index sets: the facts that decide fusion legality."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.ir import Op, Sym, Value
+from tilewright.ir.expr import Expr, binary
+from tilewright.ir.simplify import Ranges, simplify
+from tilewright.ir.tensor_ops import dims, fills, ranges_of, reads
+
+
+def row_major_offset(at: Sequence[Expr], shape: Sequence[int]) -> Expr:
+    """The linear offset of index `at` in a dense array of `shape`."""
+    offset: Expr = 0
+    for e, extent in zip(at, shape, strict=True):
+        offset = binary("+", binary("*", offset, extent), e)
+    return offset
+
+
+def is_copy(op: Op) -> bool:
+    """True for a map whose body yields its only operand unchanged and that never reads outside it."""
+    if op.name != "tensor.map" or len(op.operands) != 1 or len(op.results) != 1 or op.body is None:
+        return False
+    (last,) = op.body.ops[-1:]
+    return len(op.body.ops) == 1 and last.operands == op.body.params and fills(op) == (None,)
+
+
+def is_view(op: Op) -> bool:
+    """True for a copy that keeps the row-major order of elements: a reinterpretation of the same buffer."""
+    if not is_copy(op) or op.operands[0].tensor.size != op.result.tensor.size:
+        return False
+    ranges = ranges_of(op)
+    source = row_major_offset(reads(op)[0], op.operands[0].tensor.shape)
+    target = row_major_offset([Sym(d) for d in dims(op, "par")], op.result.tensor.shape)
+    return simplify(binary("-", source, target), ranges) == 0
+
+
+def identity_read(op: Op, operand: int) -> bool:
+    """True where iteration point p of the op reads exactly element p of the operand, whose shape is the domain's."""
+    par = dims(op, "par")
+    if op.operands[operand].tensor.shape != tuple(par.values()) or dims(op, "red"):
+        return False
+    ranges: Ranges = ranges_of(op)
+    return all(
+        simplify(e, ranges) == simplify(Sym(d), ranges) for e, d in zip(reads(op)[operand], par, strict=True)
+    )
+
+
+def reads_of(op: Op, value: Value) -> list[tuple[Expr, ...]]:
+    """Every index at which the op reads `value`."""
+    return [at for v, at in zip(op.operands, reads(op), strict=True) if v is value]
+
+
+#: scalar ops that cost far more than an addition: not worth computing twice
+_EXPENSIVE = frozenset(
+    f"scalar.{n}" for n in ("exp", "exp2", "log", "log2", "log10", "pow", "erf", "tanh", "sin", "cos", "tan", "div", "sqrt",
+                            "rsqrt", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "atan2", "mod")
+)  # fmt: skip
+
+
+def recompute_cost(op: Op) -> int:
+    """Scalar work of one point of a map, in additions; expensive functions count 16."""
+    body = op.body.ops if op.body is not None else ()
+    free = {"scalar.yield", "scalar.const", "scalar.index"}
+    return sum(16 if o.name in _EXPENSIVE else 1 for o in body if o.name not in free)

@@ -1,0 +1,231 @@
+"""Partition of a flat tensor function into kernels, decided from read and write index sets.
+
+A map joins the kernel that produces one of its operands when each point reads only what the same thread wrote
+(identity reads: register level). Ops over the rows of one reduction join at block level. A cheap map whose only
+reader is a reduction becomes its prologue. The quotient graph stays acyclic throughout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilewright.ir import Func, Op, Sym, Value
+from tilewright.ir.tensor_ops import REDUCING, STRUCTURED, dims, fills
+from tilewright.passes.tensor.index_sets import identity_read, is_view, reads_of, recompute_cost
+
+#: most additions per element a prologue may recompute for every block that reads the element
+MAX_PROLOGUE_COST = 8
+
+
+@dataclass
+class Group:
+    """Ops of one kernel, in program order; `anchor` is the op that shapes it."""
+
+    number: int
+    anchor: Op
+    ops: list[Op]
+    before: int = 0  # bit set of all groups that must run earlier
+
+    @property
+    def rows(self) -> bool:
+        return self.anchor.name == "tensor.reduce"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(dims(self.anchor, "par").values())
+
+
+@dataclass
+class Partition:
+    """Groups in a valid execution order, and what each view stands for."""
+
+    groups: list[Group]
+    views: dict[Value, Value]
+    source: dict[Value, Group] = field(default_factory=dict)
+
+    def resolve(self, v: Value) -> Value:
+        """The value whose buffer holds `v`."""
+        while v in self.views:
+            v = self.views[v]
+        return v
+
+
+def partition(func: Func, *, fuse: bool = True) -> Partition:
+    """Group the structured ops of `func`; with `fuse` false each op that computes gets a kernel of its own."""
+    builder = _Builder(func, fuse)
+    for op in func.body.ops:
+        if op.name in ("tensor.constant", "tensor.return", "tensor.call"):
+            continue
+        if is_view(op) and op.result not in builder.returned:
+            builder.result.views[op.result] = op.operands[0]
+        else:
+            builder.place(op)
+    return builder.finish()
+
+
+class _Builder:
+    def __init__(self, func: Func, fuse: bool) -> None:
+        self.fuse = fuse
+        self.result = Partition([], {})
+        self.readers: dict[Value, list[Op]] = {}
+        for op in func.body.ops:
+            for v in op.operands:
+                self.readers.setdefault(v, []).append(op)
+        self.returned = set(func.body.ops[-1].operands)
+
+    def group_of(self, v: Value) -> Group | None:
+        return self.result.source.get(self.result.resolve(v))
+
+    def place(self, op: Op) -> None:
+        host = self._host(op) if self.fuse else None
+        if host is None:
+            host = Group(len(self.result.groups), op, [])
+            self.result.groups.append(host)
+        self._add(op, host)
+        if op.name in REDUCING and self.fuse:
+            self._absorb_prologues(op, host)
+
+    def _add(self, op: Op, host: Group) -> None:
+        host.ops.append(op)
+        for r in op.results:
+            self.result.source[r] = host
+        needed = self._needs(op, host)
+        if needed & ~host.before:
+            bit = 1 << host.number
+            host.before |= needed
+            for g in self.result.groups:
+                if g.before & bit:
+                    g.before |= host.before
+
+    def _needs(self, op: Op, host: Group | None) -> int:
+        needed = 0
+        for v in op.operands:
+            g = self.group_of(v)
+            if g is not None and g is not host:
+                needed |= g.before | (1 << g.number)
+        return needed
+
+    def _host(self, op: Op) -> Group | None:
+        """The latest group this op may join."""
+        candidates = {g.number: g for v in op.operands if (g := self.group_of(v)) is not None}
+        for number in sorted(candidates, reverse=True):
+            g = candidates[number]
+            acyclic = not self._needs(op, g) & (1 << number)
+            if acyclic and self._fits(op, g):
+                return g
+        return None
+
+    def _fits(self, op: Op, g: Group) -> bool:
+        inside = [i for i, v in enumerate(op.operands) if self.group_of(v) is g]
+        if any(op.operands[i] in self.result.views for i in inside):
+            return False  # reading a reinterpreted buffer needs the whole buffer
+        if g.rows:
+            return _fits_rows(op, g)
+        if op.name != "tensor.map" or tuple(dims(op, "par").values()) != g.shape:
+            return False
+        return all(identity_read(op, i) and fills(op)[i] is None for i in inside)
+
+    def _absorb_prologues(self, op: Op, host: Group) -> None:
+        for v in op.operands:
+            g = self.result.source.get(v)
+            if (
+                g is None
+                or g is host
+                or g.anchor.name != "tensor.map"
+                or any(o.name != "tensor.map" for o in g.ops)
+            ):
+                continue
+            outputs = [r for o in g.ops for r in o.results]
+            outside = [x for r in outputs for x in self.readers.get(r, []) if x not in g.ops]
+            if any(x is not op for x in outside) or self.returned & set(outputs):
+                continue
+            if sum(map(recompute_cost, g.ops)) > MAX_PROLOGUE_COST or host.number == g.number:
+                continue
+            self._merge(g, host)
+
+    def _merge(self, g: Group, host: Group) -> None:
+        host.ops = g.ops + host.ops
+        for o in g.ops:
+            for r in o.results:
+                self.result.source[r] = host
+        host.before = (host.before | g.before) & ~(1 << g.number)
+        for other in self.result.groups:
+            if other.before >> g.number & 1:
+                other.before = other.before & ~(1 << g.number) | g.before
+        g.ops = []
+
+    def finish(self) -> Partition:
+        waiting = [g for g in self.result.groups if g.ops]
+        done, ordered = 0, []
+        while waiting:
+            ready = [g for g in waiting if not g.before & ~done]
+            if not ready:
+                raise AssertionError("kernel groups depend on each other")
+            for g in ready:
+                ordered.append(g)
+                done |= 1 << g.number
+            waiting = [g for g in waiting if g not in ready]
+        self.result.groups = ordered
+        return self.result
+
+
+def _fits_rows(op: Op, g: Group) -> bool:
+    """An op over the rows of a reduction: whatever it reads of the group belongs to its own row."""
+    if op.name not in ("tensor.map", "tensor.reduce"):
+        return False
+    rows = row_dims(op, g.ops, g.anchor)
+    return rows is not None and (op.name == "tensor.map" or rows == list(dims(op, "par")))
+
+
+def row_dims(op: Op, group: list[Op], anchor: Op) -> list[str] | None:
+    """Which dimensions of `op` name the row, in the anchor's order; None where `op` crosses rows.
+
+    The row of a reduction is its parallel index. A map of the group names its row by the index at which it reads a
+    reduction's result (or the row part of another map's index).
+    """
+    par = list(dims(op, "par"))
+    if op.name == "tensor.reduce" and op is anchor:
+        return par
+    found: list[str] | None = None
+    for producer in group:
+        if producer is op or producer.name not in STRUCTURED:
+            continue
+        for r in producer.results:
+            for at in reads_of(op, r):
+                row = _row_part(producer, at, group, anchor)
+                if row is None or not all(isinstance(e, Sym) and e.name in par for e in row):
+                    return None
+                names = [e.name for e in row if isinstance(e, Sym)]
+                if found is not None and names != found:
+                    return None
+                found = names
+    extents = dims(op, "par")
+    if found is None or [extents[n] for n in found] != list(dims(anchor, "par").values()):
+        return None
+    return found
+
+
+def _row_part(producer: Op, at: tuple[object, ...], group: list[Op], anchor: Op) -> list[object] | None:
+    if producer.name == "tensor.reduce":
+        return list(at)
+    rows = row_dims(producer, [o for o in group if o is not producer], anchor)
+    if rows is None:
+        return None
+    position = {d: i for i, d in enumerate(dims(producer, "par"))}
+    return [at[position[d]] for d in rows]
+
+
+def used_outside(part: Partition, g: Group, func: Func) -> list[Value]:
+    """Results of the group that another kernel, or the caller, reads; in program order."""
+    inside = set(map(id, g.ops))
+    wanted = {
+        part.resolve(v)
+        for op in func.body.ops
+        if id(op) not in inside and not _is_alias(op, part)
+        for v in op.operands
+    }
+    return [r for op in g.ops for r in op.results if r in wanted]
+
+
+def _is_alias(op: Op, part: Partition) -> bool:
+    return len(op.results) == 1 and op.results[0] in part.views

@@ -1,0 +1,167 @@
+"""What a tensor-level kernel must compute, in the cost model's numbers; derived from domains and reads alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.costmodel import ContractProblem, RowReduceProblem, StreamProblem, WindowProblem
+from tilewright.ir import Func, Op, Value
+from tilewright.ir.expr import symbols
+from tilewright.ir.simplify import coefficients
+from tilewright.ir.tensor_ops import REDUCING, dims, domain, reads
+from tilewright.ir.types import itemsize
+
+
+@dataclass(frozen=True)
+class ContractRoles:
+    """Dimensions of a contraction by role: `rows` vary with the first operand only, `columns` with the second only,
+    `batch` with both; `channels` are reduced plainly, `windows` pairs a row dimension with the reduced one beside it.
+    """
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    batch: tuple[str, ...]
+    channels: tuple[str, ...]
+    windows: tuple[tuple[str, str], ...]
+
+    @property
+    def spatial(self) -> tuple[str, str, str]:
+        """Row dimensions that play n, h and w ('' where there is none)."""
+        last = self.rows[-3:]
+        named = ("", "", "", *last)[-3:]
+        return named[0], named[1], named[2]
+
+
+def contract_roles(op: Op) -> ContractRoles:
+    """Roles of every dimension of a tensor.contract."""
+    par, red = dims(op, "par"), dims(op, "red")
+    a, b = (_mentioned(at) for at in reads(op)[:2])
+    windows = []
+    for e in reads(op)[0]:
+        inside = list(dict.fromkeys(symbols(e)))
+        pair = [d for d in inside if d in par], [d for d in inside if d in red]
+        if len(pair[0]) == 1 and len(pair[1]) == 1:
+            windows.append((pair[0][0], pair[1][0]))
+    windowed = {r for _, r in windows}
+    return ContractRoles(
+        rows=tuple(d for d in par if d in a and d not in b),
+        columns=tuple(d for d in par if d in b and d not in a),
+        batch=tuple(d for d in par if (d in a) == (d in b)),
+        channels=tuple(d for d in red if d not in windowed),
+        windows=tuple(windows),
+    )
+
+
+def contract_problem(kernel: Func, op: Op) -> ContractProblem:
+    """The contraction of a kernel; further operands and results count as extra traffic."""
+    roles, sizes = contract_roles(op), domain(op)
+    n, h, w = roles.spatial
+    extra = [d for d in roles.rows if d not in (n, h, w)]
+    vertical, horizontal = _axis(op, h, roles), _axis(op, w, roles)
+    main = sum(v.tensor.nbytes for v in (*op.operands[:2], op.result))
+    return ContractProblem(
+        groups=_size(roles.batch, sizes) * _size(extra, sizes), n=sizes.get(n, 1), k=_size(roles.columns, sizes),
+        c=_size(roles.channels, sizes), h=vertical.extent, w=horizontal.extent, f_h=vertical.window, f_w=horizontal.window,
+        stride_h=vertical.stride, stride_w=horizontal.stride, dilation_h=vertical.dilation, dilation_w=horizontal.dilation,
+        pad=(vertical.before, horizontal.before, vertical.after, horizontal.after), h_in=vertical.size, w_in=horizontal.size,
+        element_bytes=itemsize(op.operands[0].tensor.dtype), extra_bytes=max(0, traffic(kernel) - main),
+    )  # fmt: skip
+
+
+def window_problem(kernel: Func, op: Op) -> WindowProblem:
+    """A window kernel seen as independent planes of its last two parallel dimensions."""
+    par = dims(op, "par")
+    names = ("", "", *par)[-2:]
+    pairs = []
+    for e in reads(op)[0]:
+        inside = list(dict.fromkeys(symbols(e)))
+        mine = [d for d in inside if d in par], [d for d in inside if d in dims(op, "red")]
+        if len(mine[0]) == 1 and len(mine[1]) == 1:
+            pairs.append((mine[0][0], mine[1][0]))
+    roles = ContractRoles((), (), (), (), tuple(pairs))
+    vertical, horizontal = _axis(op, names[0], roles), _axis(op, names[1], roles)
+    planes = max(1, prod(par.values()) // (vertical.extent * horizontal.extent))
+    weights = sum(v.tensor.nbytes for v in op.operands[1:])
+    main = op.operands[0].tensor.nbytes + op.result.tensor.nbytes + weights
+    return WindowProblem(
+        planes=planes, h=vertical.extent, w=horizontal.extent, f_h=vertical.window, f_w=horizontal.window,
+        stride_h=vertical.stride, stride_w=horizontal.stride, dilation_h=vertical.dilation, dilation_w=horizontal.dilation,
+        pad=(vertical.before, horizontal.before, vertical.after, horizontal.after), h_in=vertical.size, w_in=horizontal.size,
+        weight_bytes=weights, element_bytes=itemsize(op.operands[0].tensor.dtype), extra_bytes=max(0, traffic(kernel) - main),
+    )  # fmt: skip
+
+
+def stream_problem(kernel: Func) -> StreamProblem:
+    """A kernel of maps: all bytes in and out, and the scalar work."""
+    ops = [op for op in kernel.body.ops if op.name == "tensor.map"]
+    points = max(1, prod(dims(ops[-1], "par").values()))
+    work = sum(len(op.body.ops) - 1 for op in ops if op.body is not None)
+    written = sum(v.tensor.nbytes for v in _outputs(kernel))
+    return StreamProblem(traffic(kernel) - written, written, points, max(1, work) * points)
+
+
+def row_problem(kernel: Func) -> RowReduceProblem:
+    """A row kernel: rows and row length of its first reduction, one pass per reduction or stored map."""
+    ops = [op for op in kernel.body.ops if op.name != "tensor.return"]
+    anchor = next(op for op in ops if op.name in REDUCING)
+    rows = max(1, prod(dims(anchor, "par").values()))
+    length = max(1, prod(dims(anchor, "red").values()))
+    outputs = set(_outputs(kernel))
+    passes = sum(1 for op in ops if op.name in REDUCING or set(op.results) & outputs)
+    work = sum(len(op.body.ops) - 1 for op in ops if op.body is not None)
+    written = sum(v.tensor.nbytes for v in outputs)
+    return RowReduceProblem(rows, length, traffic(kernel) - written, written, work * rows * length, passes)
+
+
+def traffic(kernel: Func) -> int:
+    """Bytes of all parameters and results of a kernel."""
+    return sum(v.tensor.nbytes for v in (*kernel.params, *_outputs(kernel)))
+
+
+def _outputs(kernel: Func) -> tuple[Value, ...]:
+    return kernel.body.ops[-1].operands
+
+
+def _mentioned(at: Sequence[object]) -> set[str]:
+    return {n for e in at for n in symbols(e)}  # type: ignore[arg-type]
+
+
+def _size(names: Sequence[str], sizes: Mapping[str, int]) -> int:
+    return prod(sizes[n] for n in names)
+
+
+@dataclass(frozen=True)
+class _Axis:
+    extent: int = 1
+    size: int = 1
+    window: int = 1
+    stride: int = 1
+    dilation: int = 1
+    before: int = 0
+    after: int = 0
+
+
+def _axis(op: Op, name: str, roles: ContractRoles) -> _Axis:
+    """How one parallel dimension walks over its dimension of the first operand."""
+    if not name:
+        return _Axis()
+    sizes = domain(op)
+    extent = sizes[name]
+    window = dict(roles.windows).get(name, "")
+    ranges = {d: (0, n - 1) for d, n in sizes.items()}
+    for e, size in zip(reads(op)[0], op.operands[0].tensor.shape, strict=True):
+        if name not in set(symbols(e)):
+            continue
+        form = coefficients(
+            e, [name, window] if window else [name], {d: r for d, r in ranges.items() if r[1] > 0}
+        )
+        if form is None or not isinstance(form[1], int) or form[0].get(name, 1) <= 0:
+            continue
+        stride, dilation = form[0].get(name, 1), max(1, form[0].get(window, 1))
+        taps = sizes[window] if window else 1
+        before = max(0, -form[1])
+        reach = (extent - 1) * stride + (taps - 1) * dilation + 1
+        return _Axis(extent, size, taps, stride, dilation, before, max(0, reach - before - size))
+    return _Axis(extent, extent)

@@ -1,0 +1,115 @@
+"""Stores constant weights of contractions in the order their kernel reads them: columns innermost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tilewright.ir import Func, Level, Module, Op, Ref, Sym, Value
+from tilewright.ir.tensor_ops import reads
+from tilewright.passes import PassContext, register_pass
+from tilewright.passes.tensor.kernel_problem import contract_roles
+
+
+@register_pass(Level.TENSOR, requires={"kernels-outlined", "parameters-chosen"})
+def pack_weights(module: Module, ctx: PassContext) -> Module:
+    """Permute the constant second operand of contraction kernels so that its column dimension is contiguous.
+
+    rewrite:  tensor.contract(%x, %w: f32[64, 64, 3, 3], reads = [..., [k, c, r, s]])
+              -->   tensor.contract(%x, %w: f32[64, 3, 3, 64], reads = [..., [c, r, s, k]])
+
+    Vector loads of neighbouring columns need it; the weights are permuted once, at compile time.
+    """
+    main = module.main
+    constants = {op.result: op for op in main.body.ops if op.name == "tensor.constant"}
+    funcs = {f.name: f for f in module.funcs}
+    packed: dict[str, np.ndarray] = {}
+    fresh: dict[tuple[Value, tuple[int, ...]], Op] = {}
+    for name, kernel in list(funcs.items()):
+        found = _packing(kernel)
+        calls = [op for op in main.body.ops if op.get("callee") == Ref(name)]
+        if found is None or not calls:
+            continue
+        position, order = found
+        weights = [op.operands[position] for op in calls]
+        if any(w not in constants or str(constants[w]["name"]) not in module.constants for w in weights):
+            continue
+        funcs[name] = _permute(kernel, position, order)
+        for w in weights:
+            _constant(module, kernel.params[position], constants[w], order, packed, fresh)
+    if not fresh:
+        return module
+    orders = {f.name: _packing(f) for f in module.funcs if funcs[f.name] is not f}
+    new_main = _redirect(main, orders, fresh)
+    out = module.with_funcs(tuple(new_main if f.name == "main" else funcs[f.name] for f in module.funcs))
+    return out.with_constants(module.constants.updated(packed))
+
+
+def _packing(kernel: Func) -> tuple[int, tuple[int, ...]] | None:
+    """Parameter position of the weights and the permutation that puts the column dimension last."""
+    if kernel.get("skeleton") != "contract":
+        return None
+    op = next(o for o in kernel.body.ops if o.name == "tensor.contract")
+    at, columns = reads(op)[1], contract_roles(op).columns
+    weights = op.operands[1]
+    uses = sum(list(o.operands).count(weights) for o in kernel.body.ops)
+    plain = all(isinstance(e, Sym) for e in at) and len(set(at)) == len(at)
+    if weights not in kernel.params or uses != 1 or not plain or not columns:
+        return None
+    last = next(i for i, e in enumerate(at) if e == Sym(columns[-1]))
+    order = (*(i for i in range(len(at)) if i != last), last)
+    return None if order == tuple(range(len(at))) else (kernel.params.index(weights), order)
+
+
+def _permute(kernel: Func, position: int, order: tuple[int, ...]) -> Func:
+    old = kernel.params[position]
+    shape = tuple(old.tensor.shape[i] for i in order)
+    new = Value(replace(old.tensor, shape=shape), old.hint)
+
+    def edit(op: Op) -> Op:
+        if old not in op.operands:
+            return op
+        at = list(reads(op))
+        at[1] = tuple(at[1][i] for i in order)
+        return op.with_attrs(reads=tuple(at)).with_operands(
+            tuple(new if v is old else v for v in op.operands)
+        )
+
+    params = tuple(new if p is old else p for p in kernel.params)
+    return replace(kernel, body=replace(kernel.body, params=params, ops=tuple(map(edit, kernel.body.ops))))
+
+
+def _constant(
+    module: Module, param: Value, op: Op, order: tuple[int, ...], packed: dict[str, np.ndarray],
+    fresh: dict[tuple[Value, tuple[int, ...]], Op],
+) -> None:  # fmt: skip
+    """A constant op for the permuted weights (as the kernel sees them, whatever shape the constant has)."""
+    if (op.result, order) in fresh:
+        return
+    name = str(op["name"])
+    array = module.constants[name].reshape(param.tensor.shape).transpose(order)
+    new_name = f"{name}.packed_{''.join(map(str, order))}"
+    while new_name in module.constants and new_name not in packed:
+        new_name += "_"
+    packed[new_name] = np.ascontiguousarray(array)
+    result = Value(replace(op.result.tensor, shape=array.shape), op.result.hint)
+    fresh[(op.result, order)] = replace(op.with_attrs(name=new_name), results=(result,))
+
+
+def _redirect(
+    main: Func,
+    orders: dict[str, tuple[int, tuple[int, ...]] | None],
+    fresh: dict[tuple[Value, tuple[int, ...]], Op],
+) -> Func:
+    def edit(op: Op) -> Op:
+        ref = op.get("callee")
+        found = orders.get(ref.name) if isinstance(ref, Ref) else None
+        if found is None:
+            return op
+        position, order = found
+        operands = list(op.operands)
+        operands[position] = fresh[(operands[position], order)].result
+        return op.with_operands(tuple(operands))
+
+    return main.with_body(main.body.with_ops((*fresh.values(), *map(edit, main.body.ops))))
