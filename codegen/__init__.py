@@ -1,1 +1,17 @@
-"""Tilewright."""
+"""Thread IR -> CUDA C and OpenCL C, and the builders of both: NVRTC, the binary cache, the emulator."""
+
+from tilewright.codegen.emit_kernel import emit_cuda, emit_opencl
+from tilewright.codegen.emitters import Emitter, emitted_ops, emitter
+from tilewright.codegen.kernel_source import KernelParam, KernelSource
+from tilewright.codegen.prelude import helper
+
+__all__ = [
+    "Emitter",
+    "KernelParam",
+    "KernelSource",
+    "emit_cuda",
+    "emit_opencl",
+    "emitted_ops",
+    "emitter",
+    "helper",
+]

@@ -1,0 +1,150 @@
+"""A thread-level function -> one kernel as CUDA C or OpenCL C: signature, shared memory, launch symbols, body."""
+
+from __future__ import annotations
+
+import re
+
+from tilewright.codegen import emit_control, emit_memory, emit_scalar, emit_warp, prelude_scalar, prelude_warp  # noqa: F401
+from tilewright.codegen.dialect import Dialect
+from tilewright.codegen.dialect_cuda import CudaDialect
+from tilewright.codegen.dialect_opencl import OpenClDialect
+from tilewright.codegen.emission import BufferRef, Emission
+from tilewright.codegen.emit_memory import array_extents
+from tilewright.codegen.emitters import emitter_of
+from tilewright.codegen.kernel_source import KernelParam, KernelSource
+from tilewright.ir.errors import InputError
+from tilewright.ir.nodes import Func, Level, Value, walk
+from tilewright.ir.types import TensorType
+
+STATIC_SHARED_BYTES = 48 * 1024
+SHARED_ALIGNMENT = 16
+
+
+def emit_cuda(func: Func) -> KernelSource:
+    """CUDA C of a thread-level function, for NVRTC without headers (sm_75 and newer) and for the emulator.
+
+    Raises InputError for a function of another level and UnsupportedError for an op without an emitter.
+    """
+    return _emit(func, CudaDialect())
+
+
+def emit_opencl(func: Func) -> KernelSource:
+    """OpenCL C 1.2 of a thread-level function; raises as `emit_cuda`, also for fragments and shuffles."""
+    return _emit(func, OpenClDialect())
+
+
+def _emit(func: Func, dialect: Dialect) -> KernelSource:
+    grid, block = _launch_shape(func)
+    e = Emission(func, dialect, grid, block)
+    entry = e.name(func.name)
+    written = _written(func)
+    params = tuple(_parameter(e, v, i, v in written) for i, v in enumerate(func.params))
+    static, dynamic = _declare_shared(e)
+    shared_lines, e.lines = e.lines, []
+    e.ops(func.body)
+    lines = [*shared_lines, *_symbol_lines(e), *e.lines]
+    pointers = [
+        dialect.pointer(p.dtype, e.buffers[v].name, "global", const=not p.written)
+        for p, v in zip(params, func.params, strict=True)
+    ]
+    text = "\n\n".join(
+        part
+        for part in (
+            _pragmas(func, dialect),
+            e.prelude.text(),
+            _kernel(dialect, entry, block, pointers, lines),
+        )
+        if part
+    )
+    return KernelSource(
+        dialect.name, entry, text + "\n", grid, block, params, static, dynamic, tuple(e.origins)
+    )
+
+
+def _launch_shape(func: Func) -> tuple[tuple[int, int, int], int]:
+    grid, block = func.get("grid"), func.get("block")
+    if func.level is not Level.THREAD:
+        raise InputError(
+            f"@{func.name}: code is generated from the thread level, this is the {func.level.value} level"
+        )
+    if not (isinstance(grid, tuple) and len(grid) == 3 and all(type(g) is int and g > 0 for g in grid)):
+        raise InputError(f"@{func.name}: expected grid = [x, y, z] of positive integers, got {grid!r}")
+    if type(block) is not int or not 0 < block <= 1024:
+        raise InputError(f"@{func.name}: expected block = 1..1024 threads, got {block!r}")
+    return (int(grid[0]), int(grid[1]), int(grid[2])), block  # type: ignore[arg-type]
+
+
+def _written(func: Func) -> set[Value]:
+    """Buffers some op stores to."""
+    return {op.operands[i] for op in walk(func.body) for i in emitter_of(op).writes}
+
+
+def _parameter(e: Emission, v: Value, index: int, written: bool) -> KernelParam:
+    if not isinstance(v.type, TensorType) or v.type.space != "global":
+        raise InputError(f"@{e.func.name}: expected global buffers as parameters, got {v.type}")
+    name = e.name(v.hint or f"arg{index}")
+    e.buffers[v] = BufferRef(name, v.type, flat=True)
+    return KernelParam(name, v.type.dtype, v.type.shape, written)
+
+
+def _declare_shared(e: Emission) -> tuple[int, int]:
+    """Declare all shared buffers of the kernel; bytes that are static and dynamic."""
+    values = [
+        op.result
+        for op in walk(e.func.body)
+        if op.name == "thread.alloc" and op.result.tensor.space == "shared"
+    ]
+    offsets, total = [], 0
+    for v in values:
+        offsets.append(total)
+        total += -(-max(1, v.tensor.nbytes) // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
+    dynamic = not e.dialect.native_vectors and total > STATIC_SHARED_BYTES
+    if dynamic:
+        e.line("extern __shared__ __align__(16) unsigned char tw_shared[];")
+    for v, offset in zip(values, offsets, strict=True):
+        t = v.tensor
+        name = e.name(v.hint or "shared")
+        kind, extents = e.dialect.mem_type(t.dtype), array_extents(t.shape)
+        if dynamic:
+            inner = extents[extents.index("]") + 1 :]
+            pointer = f"(*{name}){inner}" if inner else f"*{name}"
+            cast = f"{kind} (*){inner}" if inner else f"{kind}*"
+            e.line(f"{kind} {pointer} = ({cast})(tw_shared + {offset});")
+        elif e.dialect.native_vectors:
+            e.line(f"__local {kind} {name}{extents} __attribute__((aligned(64)));")
+        else:
+            e.line(f"__shared__ __align__({SHARED_ALIGNMENT}) {kind} {name}{extents};")
+        e.buffers[v] = BufferRef(name, t, flat=False)
+    return (0, total) if dynamic else (total, 0)
+
+
+def _symbol_lines(e: Emission) -> list[str]:
+    order = ("tid", "lane", "bid.x", "bid.y", "bid.z")
+    return [
+        f"    const int {name.replace('.', '_')} = {'tid & 31' if name == 'lane' else e.dialect.symbol_definition(name)};"
+        for name in order
+        if name in e.used_symbols
+    ]
+
+
+def _pragmas(func: Func, dialect: Dialect) -> str:
+    if dialect.native_vectors and _uses_f64(func):
+        return "#pragma OPENCL EXTENSION cl_khr_fp64 : enable"
+    return ""
+
+
+def _uses_f64(func: Func) -> bool:
+    values = [*func.params, *(r for op in walk(func.body) for r in op.results)]
+    return any(v.type.dtype == "f64" for v in values)
+
+
+def _kernel(dialect: Dialect, entry: str, block: int, pointers: list[str], lines: list[str]) -> str:
+    if dialect.native_vectors:
+        head = f"__kernel __attribute__((reqd_work_group_size({block}, 1, 1)))\nvoid {entry}("
+    else:
+        head = f'extern "C" __global__ void __launch_bounds__({block}) {entry}('
+    one_line = head + ", ".join(pointers) + ")"
+    if len(one_line.splitlines()[-1]) > 110:
+        one_line = head + "\n    " + ",\n    ".join(pointers) + ")"
+    body = [re.sub(r"\s+$", "", line) for line in lines]
+    return "\n".join([one_line + " {", *body, "}"])

@@ -1,0 +1,1 @@
+"""Emitters of warp-wide ops: shuffles and matrix fragments (CUDA only)."""

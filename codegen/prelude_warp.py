@@ -1,0 +1,1 @@
+"""Helpers with inline PTX or atomics: asynchronous copies, matrix fragments, atomic additions."""
