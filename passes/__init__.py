@@ -1,16 +1,24 @@
 """Passes: the decorator that registers them, pipelines as data, instruments, the driver of rewrites."""
 
 from tilewright.ir.nodes import Func, Level, Module
+from tilewright.passes.bisection import first_bad_pass, prefixes
 from tilewright.passes.context import Instrument, PassContext, Step
 from tilewright.passes.definition import Pass, PassDef, register_pass
+from tilewright.passes.instruments import DumpFolder, PrintAfter, PrintDiff, Statistics, Timing, diff
 from tilewright.passes.invariants import find_invariant, invariant_names, register_invariant
 from tilewright.passes.options import OptionDef
 from tilewright.passes.pipeline import Pipeline
 from tilewright.passes.registry import find_pass, pass_defs, scoped_registry
+from tilewright.passes.reproducer import read_header, read_reproducer, write_reproducer
+from tilewright.passes.rewrite import Pattern, Rewriter, pattern, rewrite_func, rewrite_module
 from tilewright.passes.runner import PassError, run_pipeline
+from tilewright.passes.values import producers, replace_values, use_counts
 
 __all__ = [
-    "Func", "Instrument", "Level", "Module", "OptionDef", "Pass", "PassContext", "PassDef", "PassError",
-    "Pipeline", "Step", "find_invariant", "find_pass", "invariant_names", "pass_defs", "register_invariant",
-    "register_pass", "run_pipeline", "scoped_registry",
+    "DumpFolder", "Func", "Instrument", "Level", "Module", "OptionDef", "Pass", "PassContext", "PassDef",
+    "PassError", "Pattern", "Pipeline", "PrintAfter", "PrintDiff", "Rewriter", "Statistics", "Step",
+    "Timing", "diff", "find_invariant", "find_pass", "first_bad_pass", "invariant_names", "pass_defs",
+    "pattern", "prefixes", "producers", "read_header", "read_reproducer", "register_invariant",
+    "register_pass", "replace_values", "rewrite_func", "rewrite_module", "run_pipeline",
+    "scoped_registry", "use_counts", "write_reproducer",
 ]  # fmt: skip

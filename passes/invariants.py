@@ -10,6 +10,7 @@ from tilewright.ir.tensor_ops import STRUCTURED
 from tilewright.ir.types import TensorType
 from tilewright.ir.verifier import faults_of
 from tilewright.passes.names import did_you_mean
+from tilewright.passes.registry import load_own
 
 #: what is wrong with a module, one sentence each; nothing when the invariant holds
 Invariant = Callable[[Module], list[str]]
@@ -33,14 +34,16 @@ def register_invariant(name: str) -> Callable[[Invariant], Invariant]:
 
 def find_invariant(name: str) -> Invariant:
     """The invariant of this name; raises InputError with a hint."""
-    try:
-        return _INVARIANTS[name]
-    except KeyError:
-        raise InputError(f"unknown invariant '{name}'{did_you_mean(name, _INVARIANTS)}") from None
+    if name not in _INVARIANTS:
+        load_own()
+    if name not in _INVARIANTS:
+        raise InputError(f"unknown invariant '{name}'{did_you_mean(name, _INVARIANTS)}")
+    return _INVARIANTS[name]
 
 
 def invariant_names() -> tuple[str, ...]:
     """Names of all invariants."""
+    load_own()
     return tuple(sorted(_INVARIANTS))
 
 

@@ -27,7 +27,7 @@ class Pipeline:
 
     @classmethod
     def parse(cls, text: str, *, where: str = "pipeline") -> Pipeline:
-        """Read `dce, fold-constants{max_elements=64}, graph-to-tensor`; newlines and `# comments` are allowed.
+        """Read `dce, fold-constants{max_elements=64}, graph-to-tensor`; lines and `# comments` are allowed.
 
         where: name of the source for messages. Raises InputError (`where:line:column: ...`) on bad syntax,
         unknown passes and options, bad values, and on an order that cannot work (see `check`).

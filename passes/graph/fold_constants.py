@@ -1,0 +1,53 @@
+"""Pass fold-constants: graph ops on constants become constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tilewright.ir.nodes import Level, Module, Op, Value
+from tilewright.ir.opdef import op_def
+from tilewright.ir.types import TensorType, storage_dtype
+from tilewright.passes.context import PassContext
+from tilewright.passes.definition import register_pass
+from tilewright.passes.rewrite import Pattern, Rewriter, rewrite_module
+
+
+@register_pass(Level.GRAPH, requires={"shapes-known"})
+def fold_constants(module: Module, ctx: PassContext, *, max_elements: int = 16_777_216) -> Module:
+    """Evaluate ops whose operands are all constants, where the results hold at most `max_elements` elements.
+
+    A new constant is named after the first constant it is made from and the op.
+
+    rewrite: graph.add(graph.constant(name = "a"), graph.constant(name = "b"))
+        -->   graph.constant(name = "a.add")
+    """
+
+    def fold(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+        return _fold(op, rewriter, max_elements)
+
+    names = {op.name for f in module.funcs for op in f.body.ops if op_def(op.name).evaluate is not None}
+    foldable = frozenset(n for n in names if n.startswith("graph.") and not n.endswith(".constant"))
+    return rewrite_module(module, [Pattern("fold", foldable, fold)], level="graph")
+
+
+def _fold(op: Op, rewriter: Rewriter, max_elements: int) -> Sequence[Value] | None:
+    definition = op_def(op.name)
+    types = [r.type for r in op.results if isinstance(r.type, TensorType)]
+    if definition.effects or definition.evaluate is None or sum(t.size for t in types) > max_elements:
+        return None
+    arrays = [rewriter.constant(v) for v in op.operands]
+    known = [a for a in arrays if a is not None]
+    if len(known) < len(arrays):
+        return None
+    short = op.name.partition(".")[2]
+    source = rewriter.producer(op.operands[0]) if op.operands else None
+    base = f"{source['name']}.{short}" if source is not None else short
+    values = []
+    for i, (t, result) in enumerate(zip(types, definition.evaluate(known, dict(op.attrs)), strict=True)):
+        array = np.ascontiguousarray(result, dtype=storage_dtype(t.dtype)).reshape(np.shape(result))
+        if array.shape != t.shape:
+            raise ValueError(f"{op.name} evaluates to shape {array.shape} where its type says {t}")
+        values.append(rewriter.new_constant("graph", base if i == 0 else f"{base}.{i}", array, t))
+    return values

@@ -1,0 +1,84 @@
+"""What is known about the symbols of a thread-level kernel, and its index attributes by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilewright.ir.expr import Expr, symbols
+from tilewright.ir.nodes import Attr, Func, Op
+from tilewright.ir.opdef import op_def
+from tilewright.ir.simplify import Ranges, interval, linear
+
+#: conjunction of (expression, low, high): low <= expression < high
+Mask = tuple[tuple[Expr, Expr, Expr], ...]
+
+
+def launch_ranges(func: Func) -> dict[str, tuple[int, int]]:
+    """Inclusive ranges of `tid` and `bid.x/y/z` in a kernel."""
+    grid: Any = func["grid"]
+    block: Any = func["block"]
+    return {"tid": (0, block - 1), **{f"bid.{axis}": (0, n - 1) for axis, n in zip("xyz", grid, strict=True)}}
+
+
+def loop_ranges(op: Op, ranges: Ranges) -> dict[str, tuple[int, int]]:
+    """Ranges inside the body of a `thread.loop`."""
+    return {**ranges, loop_variable(op): (0, extent_of(op) - 1)}
+
+
+def loop_variable(op: Op) -> str:
+    """Name of the variable of a `thread.loop`."""
+    var: Any = op["var"]
+    return str(var.name)
+
+
+def extent_of(op: Op) -> int:
+    """Extent of a `thread.loop`."""
+    extent: Any = op["extent"]
+    return int(extent)
+
+
+def mask_of(op: Op) -> Mask:
+    """The mask of an op; empty where it has none."""
+    mask: Any = op.get("mask") or ()
+    return tuple(mask)
+
+
+def map_indices(op: Op, fn: Callable[[Expr], Expr]) -> Op:
+    """The op with `fn` applied to each of its index expressions; the same op when none changes."""
+    changes: dict[str, Attr] = {}
+    for key, d in op_def(op.name).attrs.items():
+        depth = {"expr": 0, "exprs": 1, "mask": 2, "accesses": 2}.get(d.kind)
+        if depth is not None:
+            old: Any = op[key]
+            new = _mapped(old, fn, depth)
+            if new != old:
+                changes[key] = new
+    return op.with_attrs(**changes) if changes else op
+
+
+def _mapped(value: Any, fn: Callable[[Expr], Expr], depth: int) -> Any:
+    return fn(value) if depth == 0 else tuple(_mapped(v, fn, depth - 1) for v in value)
+
+
+def always(component: tuple[Expr, Expr, Expr], ranges: Ranges) -> bool:
+    """True when low <= expression < high is proven for all symbols within their ranges."""
+    e, low, high = component
+    return _difference(e, low, ranges)[0] >= 0 and _difference(e, high, ranges)[1] < 0
+
+
+def never(component: tuple[Expr, Expr, Expr], ranges: Ranges) -> bool:
+    """True when the component is proven false for all symbols within their ranges."""
+    e, low, high = component
+    return _difference(e, low, ranges)[1] < 0 or _difference(e, high, ranges)[0] >= 0
+
+
+def _difference(a: Expr, b: Expr, ranges: Ranges) -> tuple[float, float]:
+    from tilewright.ir.expr import binary
+
+    return interval(linear(binary("-", a, b), ranges).expr(), ranges)
+
+
+def mentions(e: Expr, name: str) -> bool:
+    """True when symbol `name` occurs in `e`."""
+    return name in symbols(e)

@@ -1,0 +1,254 @@
+"""A NumPy interpreter of thread-level kernels that also finds races: an oracle for passes and generators.
+
+All threads of a block advance together, one op at a time. That order equals every other one exactly when no
+two threads touch an element between two barriers, one of them writing; the interpreter refuses such kernels.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+import numpy as np
+
+from tilewright.ir.expr import Expr, evaluate
+from tilewright.ir.nodes import Block, Func, Op, Value
+from tilewright.ir.opdef import op_def
+from tilewright.ir.types import TensorType, storage_dtype
+
+WARP = 32
+Env = dict[str, int | np.ndarray]
+
+
+class KernelFault(AssertionError):
+    """The kernel races, leaves its buffers, misaligns a vector or diverges at a barrier."""
+
+
+def run_kernel(func: Func, *arrays: np.ndarray, races: bool = True) -> list[np.ndarray]:
+    """Run a kernel on copies of `arrays` (one per parameter) and return all of them afterwards.
+
+    races: also refuse unsynchronised accesses to shared memory.
+    """
+    assert len(arrays) == len(func.params), f"@{func.name} takes {len(func.params)} arrays, got {len(arrays)}"
+    buffers = {}
+    for p, a in zip(func.params, arrays, strict=True):
+        assert a.shape == p.tensor.shape, f"expected shape {p.tensor.shape}, got {a.shape}"
+        buffers[p] = np.array(a, storage_dtype(p.tensor.dtype))
+    gx, gy, gz = func["grid"]
+    for z, y, x in product(range(gz), range(gy), range(gx)):
+        _BlockOfThreads(func, buffers, {"bid.x": x, "bid.y": y, "bid.z": z}, races).run()
+    return [buffers[p] for p in func.params]
+
+
+def poison(shape: Sequence[int], dtype: str) -> np.ndarray:
+    """An array nobody should read: nan for floats, a strange number for integers."""
+    np_dtype = storage_dtype(dtype)
+    if np_dtype == np.bool_:
+        return np.ones(shape, np_dtype)
+    if np.issubdtype(np_dtype, np.integer):
+        return np.full(shape, 77, np_dtype)
+    return np.full(shape, np.nan, np_dtype)
+
+
+class _Watch:
+    """Who read and wrote each element of one shared buffer since the last barrier, and what is in flight."""
+
+    def __init__(self, size: int) -> None:
+        self.lowest = {k: np.full(size, np.iinfo(np.int64).max) for k in "rw"}
+        self.highest = {k: np.full(size, -1) for k in "rw"}
+        self.flying = np.zeros(size, bool)
+
+    def clear(self) -> None:
+        for k in "rw":
+            self.lowest[k][:] = np.iinfo(np.int64).max
+            self.highest[k][:] = -1
+
+    def note(self, kind: str, elements: np.ndarray, threads: np.ndarray, what: str) -> None:
+        if self.flying[elements].any():
+            raise KernelFault(f"{what} touches an element whose asynchronous copy is unfinished")
+        np.minimum.at(self.lowest[kind], elements, threads)
+        np.maximum.at(self.highest[kind], elements, threads)
+        for other in "w" if kind == "r" else "rw":
+            low = np.minimum(self.lowest["w"][elements], self.lowest[other][elements])
+            high = np.maximum(self.highest["w"][elements], self.highest[other][elements])
+            if kind == "r":
+                low = np.where(self.highest["w"][elements] >= 0, np.minimum(low, threads), threads)
+                high = np.where(self.highest["w"][elements] >= 0, np.maximum(high, threads), threads)
+            if (low != high).any():
+                at = int(np.argmax(low != high))
+                raise KernelFault(f"{what}: threads {low[at]} and {high[at]} race on element {elements[at]}")
+
+
+class _BlockOfThreads:
+    def __init__(self, func: Func, buffers: Mapping[Value, np.ndarray], block: Env, races: bool) -> None:
+        self.func, self.races = func, races
+        self.count = int(func["block"])
+        self.tid = np.arange(self.count)
+        self.env: Env = {"tid": self.tid, **block}
+        self.memory: dict[Value, np.ndarray] = dict(buffers)
+        self.values: dict[Value, np.ndarray] = {}
+        self.watches: dict[Value, _Watch] = {}
+        self.open: list[tuple[Value, np.ndarray]] = []
+        self.groups: list[list[tuple[Value, np.ndarray]]] = []
+
+    def run(self) -> None:
+        self.block(self.func.body, np.ones(self.count, bool))
+
+    def block(self, block: Block, active: np.ndarray) -> tuple[np.ndarray, ...]:
+        for op in block.ops:
+            kind = op.name.partition(".")[2]
+            if op.name in ("thread.yield", "thread.return"):
+                return tuple(self.values[v] for v in op.operands)
+            if op.name == "scalar.index":
+                value = self.index(op["at"]).astype(storage_dtype(op["dtype"]))
+                self.values[op.result] = value[:, None]
+            elif op.name in ("scalar.broadcast", "scalar.extract"):
+                self.lanes(op)
+            elif op.level == "scalar":
+                inputs = [self.values[v] for v in op.operands]
+                (out,) = op_def(op.name).evaluate(inputs, dict(op.attrs))
+                lanes = op.result.type.lanes
+                self.values[op.result] = np.broadcast_to(np.atleast_1d(out), (self.count, lanes))
+            else:
+                getattr(self, kind)(op, active)
+        return ()
+
+    def index(self, e: Expr) -> np.ndarray:
+        return np.broadcast_to(np.asarray(evaluate(e, self.env)), (self.count,))
+
+    def mask(self, op: Op, active: np.ndarray) -> np.ndarray:
+        for e, low, high in op.get("mask") or ():
+            x = self.index(e)
+            active = active & (self.index(low) <= x) & (x < self.index(high))
+        return active
+
+    def lanes(self, op: Op) -> None:
+        value = self.values[op.operands[0]]
+        if op.name == "scalar.extract":
+            self.values[op.result] = value[:, op["lane"], None]
+        else:
+            self.values[op.result] = np.broadcast_to(value, (self.count, op["lanes"]))
+
+    # -- memory
+    def alloc(self, op: Op, active: np.ndarray) -> None:
+        t = op.result.tensor
+        shape = t.shape if t.space == "shared" else (self.count, *t.shape)
+        self.memory[op.result] = poison(shape, t.dtype)
+        if t.space == "shared":
+            self.watches[op.result] = _Watch(t.size)
+
+    def elements(self, op: Op, buffer: Value, at: Sequence[Expr], lanes: int, on: np.ndarray) -> np.ndarray:
+        """Flat element numbers [active threads, lanes] of an access, checked against the buffer."""
+        t: TensorType = buffer.tensor
+        flat = np.zeros(int(on.sum()), np.int64)
+        for d, (e, n) in enumerate(zip(at, t.shape, strict=True)):
+            x = self.index(e)[on]
+            last = x + (lanes - 1 if d == t.rank - 1 else 0)
+            if x.size and (x.min() < 0 or last.max() >= n):
+                span = f"[{x.min()}, {last.max()}]"
+                raise KernelFault(f"{op.name} [{op.loc}] at {span} leaves dimension {d} of {t}")
+            flat = flat * n + x
+        if lanes > 1 and (flat % lanes).any():
+            raise KernelFault(f"{op.name} [{op.loc}]: vector of {lanes} lanes is not aligned")
+        return flat[:, None] + np.arange(lanes)
+
+    def note(self, kind: str, op: Op, buffer: Value, elements: np.ndarray, on: np.ndarray) -> None:
+        if self.races and buffer in self.watches:
+            threads = np.broadcast_to(self.tid[on][:, None], elements.shape)
+            self.watches[buffer].note(kind, elements.ravel(), threads.ravel(), f"{op.name} [{op.loc}]")
+
+    def read(self, buffer: Value, elements: np.ndarray, on: np.ndarray) -> np.ndarray:
+        data = self.memory[buffer]
+        if buffer.tensor.space == "reg":
+            return data.reshape(self.count, -1)[self.tid[on][:, None], elements]
+        return data.reshape(-1)[elements]
+
+    def write(self, buffer: Value, elements: np.ndarray, on: np.ndarray, value: np.ndarray) -> None:
+        data = self.memory[buffer]
+        if buffer.tensor.space == "reg":
+            data.reshape(self.count, -1)[self.tid[on][:, None], elements] = value
+        else:
+            data.reshape(-1)[elements] = value
+
+    def load(self, op: Op, active: np.ndarray) -> None:
+        (buffer,), lanes = op.operands, op["lanes"]
+        on = self.mask(op, active)
+        elements = self.elements(op, buffer, op["at"], lanes, on)
+        self.note("r", op, buffer, elements, on)
+        out = np.full((self.count, lanes), op["other"]).astype(self.memory[buffer].dtype)
+        out[on] = self.read(buffer, elements, on)
+        self.values[op.result] = out
+
+    def store(self, op: Op, active: np.ndarray) -> None:
+        value, buffer = op.operands
+        on = self.mask(op, active)
+        elements = self.elements(op, buffer, op["at"], value.type.lanes, on)
+        self.note("w", op, buffer, elements, on)
+        self.write(buffer, elements, on, self.values[value][on])
+
+    def atomic_add(self, op: Op, active: np.ndarray) -> None:
+        value, buffer = op.operands
+        on = self.mask(op, active)
+        elements = self.elements(op, buffer, op["at"], 1, on)
+        np.add.at(self.memory[buffer].reshape(-1), elements, self.values[value][on])
+
+    # -- asynchronous copies and barriers
+    def copy_async(self, op: Op, active: np.ndarray) -> None:
+        source, destination = op.operands
+        lanes, on = op["lanes"], self.mask(op, active)
+        target = self.elements(op, destination, op["dst"], lanes, active)
+        data = np.zeros((self.count, lanes), self.memory[source].dtype)
+        data[on] = self.read(source, self.elements(op, source, op["src"], lanes, on), on)
+        self.note("w", op, destination, target, active)
+        self.write(destination, target, active, data[active])
+        if destination in self.watches:
+            self.watches[destination].flying[target] = True
+            self.open.append((destination, target))
+
+    def async_commit(self, op: Op, active: np.ndarray) -> None:
+        self.groups.append(self.open)
+        self.open = []
+
+    def async_wait(self, op: Op, active: np.ndarray) -> None:
+        done = len(self.groups) - op["pending"]
+        for group in self.groups[: max(done, 0)]:
+            for buffer, elements in group:
+                self.watches[buffer].flying[elements] = False
+        self.groups = self.groups[max(done, 0) :]
+
+    def barrier(self, op: Op, active: np.ndarray) -> None:
+        if not active.all():
+            raise KernelFault("only some threads of the block reach a barrier")
+        for watch in self.watches.values():
+            watch.clear()
+
+    # -- control and warps
+    def loop(self, op: Op, active: np.ndarray) -> None:
+        carried = tuple(self.values[v] for v in op.operands)
+        for i in range(op["extent"]):
+            self.env[op["var"].name] = i
+            self.values.update(zip(op.body.params, carried, strict=True))
+            carried = self.block(op.body, active)
+        self.env.pop(op["var"].name, None)
+        self.values.update(zip(op.results, carried, strict=True))
+
+    def __getattr__(self, name: str):
+        if name == "if":  # a keyword, so it cannot be a method
+            return self.branch
+        raise KernelFault(f"thread.{name} is not interpreted")
+
+    def branch(self, op: Op, active: np.ndarray) -> None:
+        on = self.mask(op, active)
+        if on.any():
+            self.block(op.body, on)
+
+    def shuffle(self, op: Op, active: np.ndarray) -> None:
+        value, offset, width = self.values[op.operands[0]], self.index(op["offset"]), op["width"]
+        lane = self.tid % width
+        shifted = {
+            "down": lane + offset,
+            "up": lane - offset,
+            "xor": lane ^ offset,
+            "index": offset,
+        }[op["kind"]]
+        inside = (shifted >= 0) & (shifted < width)
+        source = np.where(inside, self.tid - lane + shifted, self.tid)
+        self.values[op.result] = value[np.minimum(source, self.count - 1)]
