@@ -1,6 +1,6 @@
-"""The intermediate representation: types, nodes, op definitions of three levels, text, verifier, reference semantics."""
+"""The intermediate representation: types, nodes, ops of three levels, text, verifier, reference semantics."""
 
-from tilewright.ir import scalar_ops, tensor_ops, thread_ops  # noqa: F401  (importing defines the ops)
+from tilewright.ir import graph_ops, indexed_ops, scalar_ops, tensor_ops, thread_ops  # noqa: F401  (defines ops)
 from tilewright.ir.builder import Builder, scalar_body, structured
 from tilewright.ir.compare import equal, equal_funcs
 from tilewright.ir.constants import Constants, load_constants, save_constants
@@ -15,9 +15,10 @@ from tilewright.ir.types import ArrayType, ScalarType, TensorType, Type, dtype_n
 from tilewright.ir.verifier import Fault, VerifyError, verify
 
 __all__ = [
-    "REQUIRED", "ArrayType", "Attr", "AttrDef", "BinOp", "Block", "Builder", "Constants", "Expr", "Fault", "Func",
-    "InputError", "Level", "Module", "Op", "OpDef", "Pairs", "Ref", "ScalarType", "Sym", "TensorType",
-    "TilewrightError", "Type", "UnsupportedError", "Value", "VerifyError", "WorkError", "define", "dtype_name",
-    "equal", "equal_funcs", "interpret", "load_constants", "numpy_dtype", "op_def", "op_defs", "parse", "parse_file",
-    "save_constants", "scalar_body", "show", "show_func", "show_op", "structured", "verify", "walk", "widened",
+    "REQUIRED", "ArrayType", "Attr", "AttrDef", "BinOp", "Block", "Builder", "Constants", "Expr", "Fault",
+    "Func", "InputError", "Level", "Module", "Op", "OpDef", "Pairs", "Ref", "ScalarType", "Sym", "TensorType",
+    "TilewrightError", "Type", "UnsupportedError", "Value", "VerifyError", "WorkError", "define",
+    "dtype_name", "equal", "equal_funcs", "interpret", "load_constants", "numpy_dtype", "op_def", "op_defs",
+    "parse", "parse_file", "save_constants", "scalar_body", "show", "show_func", "show_op", "structured",
+    "verify", "walk", "widened",
 ]  # fmt: skip

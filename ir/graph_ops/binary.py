@@ -1,0 +1,95 @@
+"""Elementwise graph ops of several tensors under NumPy's broadcasting: a table of scalar ops, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tilewright.ir.errors import InputError
+from tilewright.ir.graph_ops.operands import alike, broadcast_shapes, tensors
+from tilewright.ir.opdef import Attrs, OpDef, define, op_def
+from tilewright.ir.types import FLOATS, ScalarType, TensorType, Type
+
+#: graph op -> (scalar op for floats, scalar op for integers and bools, what it computes)
+BINARY: Mapping[str, tuple[str, str, str]] = {
+    "add": ("add", "add", "a + b"),
+    "subtract": ("sub", "sub", "a - b"),
+    "multiply": ("mul", "mul", "a * b"),
+    "divide": ("div", "truncdiv", "a / b; integers round towards zero"),
+    "floor_divide": ("div", "div", "a / b rounded down"),
+    "mod": ("truncmod", "truncmod", "remainder with the sign of a"),
+    "floor_mod": ("mod", "mod", "a - b * floor(a / b)"),
+    "power": ("pow", "pow", "a ** b"),
+    "maximum": ("max", "max", "the larger, nan where either is nan"),
+    "minimum": ("min", "min", "the smaller, nan where either is nan"),
+    "atan2": ("atan2", "atan2", "angle of the point (b, a)"),
+    "equal": ("eq", "eq", "a == b"),
+    "not_equal": ("ne", "ne", "a != b"),
+    "less": ("lt", "lt", "a < b"),
+    "less_equal": ("le", "le", "a <= b"),
+    "greater": ("gt", "gt", "a > b"),
+    "greater_equal": ("ge", "ge", "a >= b"),
+    "logical_and": ("and", "and", "a and b"),
+    "logical_or": ("or", "or", "a or b"),
+    "logical_xor": ("xor", "xor", "either a or b"),
+    "bitwise_and": ("bit_and", "bit_and", "bits set in both"),
+    "bitwise_or": ("bit_or", "bit_or", "bits set in one at least"),
+    "bitwise_xor": ("bit_xor", "bit_xor", "bits set in exactly one"),
+    "left_shift": ("shl", "shl", "a * 2**b"),
+    "right_shift": ("shr", "shr", "a / 2**b rounded down"),
+}
+#: a quotient of floats that is rounded down afterwards
+ROUNDED_DOWN = "floor_divide"
+
+
+def scalar_of(name: str, dtype: str) -> str:
+    """The scalar op that a binary graph op (named without prefix) applies to elements of `dtype`."""
+    floating, other, _ = BINARY[name]
+    return floating if dtype in FLOATS else other
+
+
+def _table_op(name: str, doc: str) -> None:
+    full = f"graph.{name}"
+
+    def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+        a, b = alike(types, full)
+        shape = broadcast_shapes([a.shape, b.shape], full)
+        scalar = op_def(f"scalar.{scalar_of(name, a.dtype)}").infer
+        assert scalar is not None
+        try:
+            (r,) = scalar([ScalarType(a.dtype)] * 2, {})
+        except InputError as e:
+            raise InputError(f"{full}: {e}") from None
+        return [TensorType(r.dtype, shape)]
+
+    def run(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+        floating = not np.issubdtype(inputs[0].dtype, np.integer) and inputs[0].dtype != np.bool_
+        scalar = op_def(f"scalar.{BINARY[name][0 if floating else 1]}").evaluate
+        assert scalar is not None
+        (out,) = scalar(inputs, {})
+        return [np.floor(out)] if floating and name == ROUNDED_DOWN else [out]
+
+    define(OpDef(full, ("a", "b"), f"{doc}, with broadcasting.", infer=infer, evaluate=run, elementwise=True))
+
+
+for _name, (_, _, _doc) in BINARY.items():
+    _table_op(_name, _doc)
+
+
+def _infer_where(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    condition, *_ = tensors(types, "graph.where")
+    a, b = alike(types[1:], "graph.where")
+    return [TensorType(a.dtype, broadcast_shapes([condition.shape, a.shape, b.shape], "graph.where"))]
+
+
+define(
+    OpDef(
+        "graph.where",
+        ("condition", "a", "b"),
+        "a where the condition is true (not zero), else b, with broadcasting.",
+        infer=_infer_where,
+        evaluate=lambda x, _: [np.where(x[0] != 0, x[1], x[2]).astype(x[1].dtype)],
+        elementwise=True,
+    )
+)

@@ -1,0 +1,98 @@
+"""Joining tensors along a dimension and cutting them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from tilewright.ir.errors import InputError
+from tilewright.ir.graph_ops.operands import alike, axis_of, require, tensors
+from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.types import TensorType, Type
+
+
+def _infer_concatenate(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    name = "graph.concatenate"
+    parts = alike(types, name)
+    require(bool(parts), name, "expected at least one operand")
+    first = parts[0]
+    axis = axis_of(attrs["axis"], first.rank, name)
+    for t in parts:
+        same = t.rank == first.rank and all(
+            a == b for d, (a, b) in enumerate(zip(t.shape, first.shape, strict=True)) if d != axis
+        )
+        require(same, name, f"expected shapes that differ in axis {axis} only, got {first} and {t}")
+    extent = sum(t.shape[axis] for t in parts)
+    return [TensorType(first.dtype, (*first.shape[:axis], extent, *first.shape[axis + 1 :]))]
+
+
+def _infer_stack(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    name = "graph.stack"
+    parts = alike(types, name)
+    require(bool(parts), name, "expected at least one operand")
+    first = parts[0]
+    require(
+        all(t == first for t in parts),
+        name,
+        f"expected operands of one type, got {', '.join(map(str, parts))}",
+    )
+    axis = axis_of(attrs["axis"], first.rank + 1, name)
+    return [TensorType(first.dtype, (*first.shape[:axis], len(parts), *first.shape[axis:]))]
+
+
+define(
+    OpDef(
+        "graph.concatenate",
+        ("parts*",),
+        "The operands one after another along `axis`.",
+        attrs={"axis": AttrDef("int", 0)},
+        infer=_infer_concatenate,
+        evaluate=lambda x, a: [np.concatenate(x, axis=a["axis"])],
+    )
+)
+define(
+    OpDef(
+        "graph.stack",
+        ("parts*",),
+        "The operands side by side along a new dimension `axis`.",
+        attrs={"axis": AttrDef("int", 0)},
+        infer=_infer_stack,
+        evaluate=lambda x, a: [np.stack(x, axis=a["axis"])],
+    )
+)
+
+
+def split_points(extent: int, indices_or_sections: int | Sequence[int]) -> tuple[int, ...]:
+    """Where Relay's split cuts an extent: into equal sections, or at the given indices; raises InputError."""
+    if not isinstance(indices_or_sections, int):
+        return tuple(indices_or_sections)
+    sections = indices_or_sections
+    if sections < 1 or extent % sections:
+        raise InputError(f"split: expected {extent} elements to divide into {sections} equal sections")
+    return tuple(range(extent // sections, extent, extent // sections)) if extent else (0,) * (sections - 1)
+
+
+def _infer_split(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    name = "graph.split"
+    (x,) = tensors(types, name)
+    axis = axis_of(attrs["axis"], x.rank, name)
+    cuts = (0, *attrs["indices"], x.shape[axis])
+    good = all(a <= b for a, b in pairwise(cuts))
+    require(good, name, f"expected rising indices within {x.shape[axis]} elements, got {attrs['indices']}")
+    extents = [b - a for a, b in pairwise(cuts)]
+    return [TensorType(x.dtype, (*x.shape[:axis], n, *x.shape[axis + 1 :])) for n in extents]
+
+
+define(
+    OpDef(
+        "graph.split",
+        ("x",),
+        "x cut along `axis` before each of `indices`: one result more than indices.",
+        attrs={"indices": AttrDef("ints"), "axis": AttrDef("int", 0)},
+        results=None,
+        infer=_infer_split,
+        evaluate=lambda x, a: np.split(x[0], a["indices"], axis=a["axis"]),
+    )
+)

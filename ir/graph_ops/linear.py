@@ -1,0 +1,116 @@
+"""Matrix products and the bias added to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tilewright.ir.graph_ops.operands import alike, axis_of, broadcast_shapes, dtype_of, require, wide
+from tilewright.ir.graph_ops.unary import along
+from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.types import TensorType, Type, numpy_dtype
+
+OUT_DTYPE = AttrDef("dtype?", None, "dtype of the result and of the sum; none: that of the operands")
+
+
+def result_dtype(t: TensorType, attrs: Attrs) -> str:
+    """`out_dtype` where given, else the dtype of the operand."""
+    return str(attrs["out_dtype"] or t.dtype)
+
+
+def product(a: np.ndarray, b: np.ndarray, attrs: Attrs) -> np.ndarray:
+    """Matrix product summed in the accumulator dtype of the result."""
+    dtype = str(attrs["out_dtype"] or dtype_of(a))
+    return np.asarray(np.matmul(wide(a, dtype), wide(b, dtype))).astype(numpy_dtype(dtype), copy=False)
+
+
+def _infer_dense(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    x, w = alike(types, "graph.dense")
+    good = x.rank >= 1 and w.rank == 2 and x.shape[-1] == w.shape[1]
+    require(good, "graph.dense", f"expected data [..., K] and weight [units, K], got {x} and {w}")
+    return [TensorType(result_dtype(x, attrs), (*x.shape[:-1], w.shape[0]))]
+
+
+define(
+    OpDef(
+        "graph.dense",
+        ("x", "weight"),
+        "x * weight^T: [..., K] and [units, K] give [..., units].",
+        attrs={"out_dtype": OUT_DTYPE},
+        infer=_infer_dense,
+        evaluate=lambda x, a: [product(x[0], x[1].T, a)],
+    )
+)
+
+
+def _infer_matmul(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    a, b = alike(types, "graph.matmul")
+    require(
+        a.rank >= 2 and b.rank >= 2, "graph.matmul", f"expected operands of rank 2 or more, got {a} and {b}"
+    )
+    m, k = a.shape[-2:][::-1] if attrs["transpose_a"] else a.shape[-2:]
+    depth, n = b.shape[-2:][::-1] if attrs["transpose_b"] else b.shape[-2:]
+    require(
+        k == depth, "graph.matmul", f"expected inner extents that agree, got {a} and {b} ({k} and {depth})"
+    )
+    batch = broadcast_shapes([a.shape[:-2], b.shape[:-2]], "graph.matmul")
+    return [TensorType(result_dtype(a, attrs), (*batch, m, n))]
+
+
+def _evaluate_matmul(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    a, b = inputs
+    a = np.swapaxes(a, -1, -2) if attrs["transpose_a"] else a
+    b = np.swapaxes(b, -1, -2) if attrs["transpose_b"] else b
+    return [product(a, b, attrs)]
+
+
+_TRANSPOSES = {"transpose_a": AttrDef("bool", False), "transpose_b": AttrDef("bool", False)}
+define(
+    OpDef(
+        "graph.matmul",
+        ("a", "b"),
+        "Product of the matrices in the last two dimensions; dimensions before them broadcast.",
+        attrs={**_TRANSPOSES, "out_dtype": OUT_DTYPE},
+        infer=_infer_matmul,
+        evaluate=_evaluate_matmul,
+    )
+)
+
+
+def _infer_batch_matmul(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    a, b = alike(types, "graph.batch_matmul")
+    require(a.rank == b.rank == 3, "graph.batch_matmul", f"expected operands of rank 3, got {a} and {b}")
+    return _infer_matmul(types, attrs)
+
+
+define(
+    OpDef(
+        "graph.batch_matmul",
+        ("a", "b"),
+        "Products of [B, M, K] and [B, K, N], either given transposed; a batch of 1 broadcasts.",
+        attrs={**_TRANSPOSES, "out_dtype": OUT_DTYPE},
+        infer=_infer_batch_matmul,
+        evaluate=_evaluate_matmul,
+    )
+)
+
+
+def _infer_bias_add(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    x, bias = alike(types, "graph.bias_add")
+    axis = axis_of(attrs["axis"], x.rank, "graph.bias_add")
+    good = bias.shape == x.shape[axis : axis + 1]
+    require(good, "graph.bias_add", f"expected a bias along axis {axis} of {x}, got {bias}")
+    return [x]
+
+
+define(
+    OpDef(
+        "graph.bias_add",
+        ("x", "bias"),
+        "x + bias, with one bias per index of `axis`.",
+        attrs={"axis": AttrDef("int", 1)},
+        infer=_infer_bias_add,
+        evaluate=lambda x, a: [x[0] + along(x[1], a["axis"], x[0].ndim)],
+    )
+)

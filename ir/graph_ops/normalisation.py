@@ -1,0 +1,195 @@
+"""Normalisations. 16-bit floats are normalised in float32 and rounded once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tilewright.ir.graph_ops.operands import alike, axes_of, axis_of, dtype_of, require, require_float, wide
+from tilewright.ir.graph_ops.unary import along
+from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.types import TensorType, Type
+
+_AFFINE = {
+    "epsilon": AttrDef("float", 1e-5, "added to the variance"),
+    "center": AttrDef("bool", True, "add beta"),
+    "scale": AttrDef("bool", True, "multiply by gamma"),
+}
+
+
+def _infer_affine(name: str, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    """x normalised in its own shape, with one value of every further operand per index of `axis`."""
+    x, *vectors = alike(types, name)
+    require_float(x, name)
+    axis = axis_of(attrs["axis"], x.rank, name)
+    for v in vectors:
+        require(v.shape == (x.shape[axis],), name, f"expected operands along axis {axis} of {x}, got {v}")
+    if "num_groups" in attrs:
+        groups = attrs["num_groups"]
+        good = groups >= 1 and x.shape[axis] % groups == 0 and axis > 0
+        require(
+            good, name, f"expected {x.shape[axis]} channels on an axis after the first, in {groups} groups"
+        )
+    return [x]
+
+
+def _shifted(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, attrs: Attrs) -> np.ndarray:
+    if attrs["scale"]:
+        x = x * along(gamma.astype(x.dtype), attrs["axis"], x.ndim)
+    return x + along(beta.astype(x.dtype), attrs["axis"], x.ndim) if attrs["center"] else x
+
+
+def _evaluate_batch_norm(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    x, gamma, beta, mean, var = (wide(v, dtype_of(v)) for v in inputs)
+    deviation = np.sqrt(var + np.asarray(attrs["epsilon"]).astype(var.dtype))
+    normal = (x - along(mean, attrs["axis"], x.ndim)) / along(deviation, attrs["axis"], x.ndim)
+    return [_shifted(normal, gamma, beta, attrs).astype(inputs[0].dtype, copy=False)]
+
+
+define(
+    OpDef(
+        "graph.batch_norm",
+        ("x", "gamma", "beta", "moving_mean", "moving_var"),
+        "(x - mean) / sqrt(var + epsilon) * gamma + beta, with one of each per index of `axis`.",
+        attrs={"axis": AttrDef("int", 1), **_AFFINE},
+        infer=lambda t, a: _infer_affine("graph.batch_norm", t, a),
+        evaluate=_evaluate_batch_norm,
+    )
+)
+
+
+def _standardised(x: np.ndarray, axes: tuple[int, ...], epsilon: float) -> np.ndarray:
+    centred = x - x.mean(axis=axes, keepdims=True)
+    variance = np.mean(centred * centred, axis=axes, keepdims=True)
+    return np.asarray(centred / np.sqrt(variance + np.asarray(epsilon).astype(x.dtype)))
+
+
+def _evaluate_layer_norm(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    x, gamma, beta = (wide(v, dtype_of(v)) for v in inputs)
+    normal = _standardised(x, (attrs["axis"] % x.ndim,), attrs["epsilon"])
+    return [_shifted(normal, gamma, beta, attrs).astype(inputs[0].dtype, copy=False)]
+
+
+def _evaluate_group_norm(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    x, gamma, beta = (wide(v, dtype_of(v)) for v in inputs)
+    axis, groups = attrs["axis"] % x.ndim, attrs["num_groups"]
+    split = x.reshape(*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
+    axes = tuple(d for d in range(1, split.ndim) if d != axis)
+    normal = _standardised(split, axes, attrs["epsilon"]).reshape(x.shape)
+    return [_shifted(normal, gamma, beta, attrs).astype(inputs[0].dtype, copy=False)]
+
+
+def _evaluate_instance_norm(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    x, gamma, beta = (wide(v, dtype_of(v)) for v in inputs)
+    axes = tuple(d for d in range(1, x.ndim) if d != attrs["axis"] % x.ndim)
+    normal = _standardised(x, axes, attrs["epsilon"])
+    return [_shifted(normal, gamma, beta, attrs).astype(inputs[0].dtype, copy=False)]
+
+
+define(
+    OpDef(
+        "graph.layer_norm",
+        ("x", "gamma", "beta"),
+        "x standardised along `axis` (biased variance), times gamma plus beta.",
+        attrs={"axis": AttrDef("int", -1), **_AFFINE},
+        infer=lambda t, a: _infer_affine("graph.layer_norm", t, a),
+        evaluate=_evaluate_layer_norm,
+    )
+)
+define(
+    OpDef(
+        "graph.group_norm",
+        ("x", "gamma", "beta"),
+        "x standardised per sample and group of channels, times gamma plus beta per channel.",
+        attrs={"num_groups": AttrDef("int"), "axis": AttrDef("int", 1, "the channels"), **_AFFINE},
+        infer=lambda t, a: _infer_affine("graph.group_norm", t, a),
+        evaluate=_evaluate_group_norm,
+    )
+)
+define(
+    OpDef(
+        "graph.instance_norm",
+        ("x", "gamma", "beta"),
+        "x standardised per sample and channel, times gamma plus beta per channel.",
+        attrs={"axis": AttrDef("int", 1, "the channels"), **_AFFINE},
+        infer=lambda t, a: _infer_affine("graph.instance_norm", t, a),
+        evaluate=_evaluate_instance_norm,
+    )
+)
+
+
+def _infer_l2(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    (x,) = alike(types, "graph.l2_normalize")
+    require_float(x, "graph.l2_normalize")
+    axes_of(attrs["axis"], x.rank, "graph.l2_normalize")
+    return [x]
+
+
+def _evaluate_l2(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    x = wide(inputs[0], dtype_of(inputs[0]))
+    squares = np.sum(x * x, axis=tuple(attrs["axis"]) or None, keepdims=True)
+    bounded = np.maximum(squares, np.asarray(attrs["eps"]).astype(x.dtype))
+    return [(x / np.sqrt(bounded)).astype(inputs[0].dtype, copy=False)]
+
+
+define(
+    OpDef(
+        "graph.l2_normalize",
+        ("x",),
+        "x / sqrt(max(sum of squares over `axis`, eps)).",
+        attrs={"eps": AttrDef("float"), "axis": AttrDef("ints", (), "empty: all axes")},
+        infer=_infer_l2,
+        evaluate=_evaluate_l2,
+    )
+)
+
+
+def _infer_lrn(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    (x,) = alike(types, "graph.lrn")
+    require_float(x, "graph.lrn")
+    axis_of(attrs["axis"], x.rank, "graph.lrn")
+    require(
+        attrs["size"] >= 1 and attrs["size"] % 2 == 1,
+        "graph.lrn",
+        f"expected an odd size, got {attrs['size']}",
+    )
+    return [x]
+
+
+def _evaluate_lrn(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    x = wide(inputs[0], dtype_of(inputs[0]))
+    axis, size = attrs["axis"] % x.ndim, attrs["size"]
+    n = x.shape[axis]
+    widths = [(size // 2, size // 2) if d == axis else (0, 0) for d in range(x.ndim)]
+    squares = np.pad(x * x, widths)
+    window = np.zeros_like(x)
+    for k in range(size):
+        window += squares[(slice(None),) * axis + (slice(k, k + n),)]
+    bias, alpha, beta = (
+        np.asarray(v).astype(x.dtype) for v in (attrs["bias"], attrs["alpha"] / size, attrs["beta"])
+    )
+    return [(x / np.power(bias + alpha * window, beta)).astype(inputs[0].dtype, copy=False)]
+
+
+define(
+    OpDef(
+        "graph.lrn",
+        ("x",),
+        "x / (bias + alpha / size * sum of squares of the `size` neighbours along `axis`) ** beta.",
+        attrs={
+            "size": AttrDef("int", 5),
+            "axis": AttrDef("int", 1),
+            "bias": AttrDef("float", 2.0),
+            "alpha": AttrDef("float", 1e-5),
+            "beta": AttrDef("float", 0.75),
+        },
+        infer=_infer_lrn,
+        evaluate=_evaluate_lrn,
+    )
+)
+
+
+def channel_groups(x: TensorType, axis: int, groups: int) -> tuple[int, ...]:
+    """The shape of x with its channels split into [groups, channels per group]."""
+    return (*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])

@@ -1,0 +1,52 @@
+"""softmax and log_softmax; 16-bit floats are computed in float32 and rounded once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tilewright.ir.graph_ops.operands import axis_of, dtype_of, require_float, tensors, wide
+from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.types import Type
+
+
+def _infer(name: str, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    (x,) = tensors(types, name)
+    require_float(x, name)
+    axis_of(attrs["axis"], x.rank, name)
+    return [x]
+
+
+def _evaluate(inputs: Sequence[np.ndarray], attrs: Attrs, logarithm: bool) -> Sequence[np.ndarray]:
+    x, axis = wide(inputs[0], dtype_of(inputs[0])), attrs["axis"]
+    if x.size == 0:
+        return inputs
+    with np.errstate(all="ignore"):
+        shifted = x - x.max(axis=axis, keepdims=True)
+        exponentials = np.exp(shifted)
+        total = exponentials.sum(axis=axis, keepdims=True)
+        out = shifted - np.log(total) if logarithm else exponentials / total
+    return [np.asarray(out).astype(inputs[0].dtype, copy=False)]
+
+
+define(
+    OpDef(
+        "graph.softmax",
+        ("x",),
+        "exp(x - m) / sum of exp(x - m) along `axis`, m being the largest x there.",
+        attrs={"axis": AttrDef("int", -1)},
+        infer=lambda t, a: _infer("graph.softmax", t, a),
+        evaluate=lambda x, a: _evaluate(x, a, logarithm=False),
+    )
+)
+define(
+    OpDef(
+        "graph.log_softmax",
+        ("x",),
+        "x - m - log(sum of exp(x - m)) along `axis`, m being the largest x there.",
+        attrs={"axis": AttrDef("int", -1)},
+        infer=lambda t, a: _infer("graph.log_softmax", t, a),
+        evaluate=lambda x, a: _evaluate(x, a, logarithm=True),
+    )
+)

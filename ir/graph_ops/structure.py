@@ -1,0 +1,37 @@
+"""graph.constant and graph.return, and ops that are the identity at inference."""
+
+from __future__ import annotations
+
+from tilewright.ir.graph_ops.operands import tensors
+from tilewright.ir.opdef import AttrDef, OpDef, define
+
+define(OpDef("graph.constant", (), "A named constant of the module.", attrs={"name": AttrDef("str")}))
+define(
+    OpDef(
+        "graph.return",
+        ("values*",),
+        "Results of the function.",
+        results=0,
+        infer=lambda t, a: [],
+        effects=frozenset({"terminator"}),
+    )
+)
+define(
+    OpDef(
+        "graph.dropout",
+        ("x",),
+        "x: dropout does nothing at inference.",
+        attrs={"rate": AttrDef("float", 0.5)},
+        infer=lambda t, a: tensors(t, "graph.dropout"),
+        evaluate=lambda x, a: [x[0]],
+    )
+)
+define(
+    OpDef(
+        "graph.copy",
+        ("x",),
+        "x.",
+        infer=lambda t, a: tensors(t, "graph.copy"),
+        evaluate=lambda x, a: [x[0]],
+    )
+)

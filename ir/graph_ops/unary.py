@@ -1,0 +1,178 @@
+"""Elementwise graph ops of one tensor: a table of scalar ops, and the activations with attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir.errors import InputError
+from tilewright.ir.graph_ops.operands import alike, axis_of, require, require_float, tensors
+from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define, op_def
+from tilewright.ir.types import FLOATS, TensorType, Type, numpy_dtype
+
+#: graph op -> the scalar op it applies to every element; what each accepts is the scalar op's business
+UNARY: Mapping[str, str] = {
+    "negative": "neg",
+    "abs": "abs",
+    "exp": "exp",
+    "exp2": "exp2",
+    "log": "log",
+    "log2": "log2",
+    "log10": "log10",
+    "sqrt": "sqrt",
+    "rsqrt": "rsqrt",
+    "sin": "sin",
+    "cos": "cos",
+    "tan": "tan",
+    "sinh": "sinh",
+    "cosh": "cosh",
+    "tanh": "tanh",
+    "asin": "asin",
+    "acos": "acos",
+    "atan": "atan",
+    "asinh": "asinh",
+    "acosh": "acosh",
+    "atanh": "atanh",
+    "erf": "erf",
+    "floor": "floor",
+    "ceil": "ceil",
+    "trunc": "trunc",
+    "round": "round",
+    "sign": "sign",
+    "bitwise_not": "bit_not",
+    "logical_not": "not",
+    "isnan": "isnan",
+    "isinf": "isinf",
+    "isfinite": "isfinite",
+}
+#: roundings leave integers as they are
+ROUNDINGS = frozenset({"floor", "ceil", "trunc", "round"})
+
+
+def _table_op(name: str, scalar: str) -> None:
+    full, definition = f"graph.{name}", op_def(f"scalar.{scalar}")
+
+    def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+        from tilewright.ir.types import ScalarType
+
+        (t,) = tensors(types, full)
+        if name in ROUNDINGS and t.dtype not in FLOATS:
+            return [t]
+        assert definition.infer is not None
+        try:
+            (r,) = definition.infer([ScalarType(t.dtype)], {})
+        except InputError as e:
+            raise InputError(f"{full}: {e}") from None
+        return [TensorType(r.dtype, t.shape)]
+
+    def run(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+        if name in ROUNDINGS and np.issubdtype(inputs[0].dtype, np.integer):
+            return inputs
+        assert definition.evaluate is not None
+        return definition.evaluate(inputs, {})
+
+    define(
+        OpDef(
+            full, ("x",), f"{definition.doc}, for every a of x.", infer=infer, evaluate=run, elementwise=True
+        )
+    )
+
+
+for _name, _scalar in UNARY.items():
+    _table_op(_name, _scalar)
+
+
+def _activation(
+    name: str,
+    fn: Callable[[np.ndarray, Attrs], np.ndarray],
+    doc: str,
+    attrs: Mapping[str, AttrDef] | None = None,
+    floats: bool = True,
+) -> None:
+    full = f"graph.{name}"
+
+    def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+        (t,) = tensors(types, full)
+        require(t.dtype != "bool", full, f"expected numbers, got {t}")
+        if floats:
+            require_float(t, full)
+        return [t]
+
+    def run(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+        with np.errstate(all="ignore"):
+            return [np.asarray(fn(inputs[0], attrs), dtype=inputs[0].dtype)]
+
+    define(OpDef(full, ("x",), doc, attrs=attrs or {}, infer=infer, evaluate=run, elementwise=True))
+
+
+def typed(value: Any, x: np.ndarray) -> np.ndarray:
+    """A scalar of the array's dtype."""
+    return np.asarray(value).astype(x.dtype)
+
+
+_activation("relu", lambda x, a: np.maximum(x, typed(0, x)), "max(x, 0).", floats=False)
+_activation("sigmoid", lambda x, a: typed(1, x) / (typed(1, x) + np.exp(-x)), "1 / (1 + exp(-x)).")
+_activation(
+    "leaky_relu",
+    lambda x, a: np.where(x > 0, x, x * typed(a["alpha"], x)),
+    "x where positive, else alpha * x.",
+    {"alpha": AttrDef("float", 0.25)},
+)
+_activation(
+    "clip",
+    lambda x, a: np.minimum(np.maximum(x, typed(a["a_min"], x)), typed(a["a_max"], x)),
+    "min(max(x, a_min), a_max); the bounds are converted to the dtype of x.",
+    {"a_min": AttrDef("number"), "a_max": AttrDef("number")},
+    floats=False,
+)
+
+
+def _infer_prelu(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    x, alpha = alike(types, "graph.prelu")
+    require_float(x, "graph.prelu")
+    axis = axis_of(attrs["axis"], x.rank, "graph.prelu")
+    require(
+        alpha.shape == x.shape[axis : axis + 1],
+        "graph.prelu",
+        f"expected alpha along axis {axis} of {x}, got {alpha}",
+    )
+    return [x]
+
+
+def along(vector: np.ndarray, axis: int, rank: int) -> np.ndarray:
+    """A 1-d array as a view that broadcasts along `axis` of a tensor of `rank`."""
+    return vector.reshape([-1 if d == axis % rank else 1 for d in range(rank)])
+
+
+define(
+    OpDef(
+        "graph.prelu",
+        ("x", "alpha"),
+        "x where positive, else alpha * x with one alpha per index of `axis`.",
+        attrs={"axis": AttrDef("int", 1)},
+        infer=_infer_prelu,
+        evaluate=lambda x, a: [
+            np.where(x[0] > 0, x[0], x[0] * along(x[1], a["axis"], x[0].ndim)).astype(x[0].dtype)
+        ],
+    )
+)
+
+
+def _evaluate_cast(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    with np.errstate(all="ignore"):
+        return [inputs[0].astype(numpy_dtype(attrs["dtype"]))]
+
+
+define(
+    OpDef(
+        "graph.cast",
+        ("x",),
+        "x converted to `dtype`; float to integer truncates towards zero, anything but zero is true.",
+        attrs={"dtype": AttrDef("dtype")},
+        infer=lambda t, a: [TensorType(a["dtype"], tensors(t, "graph.cast")[0].shape)],
+        evaluate=_evaluate_cast,
+        elementwise=True,
+    )
+)
