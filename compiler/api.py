@@ -1,0 +1,98 @@
+"""The public functions: `compile` and what it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from tilewright.driver import Lowered, build, lower
+from tilewright.executable import Artifact, Executable
+from tilewright.ir import Func, InputError, Level, Module, Pairs, UnsupportedError, show
+from tilewright.passes import Instrument
+from tilewright.reference import ReferenceExecutable
+from tilewright.targets import Target, resolve_target
+
+Tune = Literal["model", "measure"]
+Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+
+
+def compile(  # noqa: A001 - the public name of the contract
+    module: Module,
+    target: str = "auto",
+    *,
+    tune: Tune = "model",
+    precision: Precision = "fp32",
+    libraries: bool = True,
+    progress: bool | None = None,
+    instruments: Sequence[Instrument] = (),
+) -> Executable:
+    """Compile a graph-level module for a target.
+
+    target: `auto` (CUDA where a GPU is present, else OpenCL), `cuda`, `cuda:sm_90a`, `opencl`, `emulator`,
+        `reference` or `null`.
+    tune: `model` chooses implementation parameters by the cost model. `measure` is not available yet.
+    precision: `fp32`; the others are not available yet.
+    libraries: whether library kernels may compete; none are registered yet, so every kernel is generated.
+    progress: draw a bar on stderr while kernels compile; by default where stderr is a terminal.
+
+    Raises InputError for bad modules and arguments, WorkError where the work fails.
+    """
+    if not isinstance(module, Module):
+        raise InputError(f"expected a Module, got {type(module).__name__}")
+    _check_choice("tune", tune, ("model", "measure"), "model")
+    _check_choice("precision", precision, ("fp32", "tf32", "fp16", "bf16"), "fp32")
+    resolved = resolve_target(target)
+    if resolved.kind == "reference":
+        return cast("Executable", ReferenceExecutable(module))
+    missing = [n for n in _constant_names(module) if n not in module.constants]
+    if missing:
+        raise InputError(
+            f"{len(missing)} constants have no data: {', '.join(missing[:5])}", where=f"@{module.name}"
+        )
+    lowered = lower(module, resolved, instruments)
+    plan = build(lowered, resolved, progress=progress)
+    names = {b.name for b in plan.buffers if b.kind == "constant"}
+    constants = {n: np.asarray(a) for n, a in lowered.thread.constants.items() if n in names}
+    texts = {"graph": show(lowered.graph), "tensor": show(lowered.tensor), "thread": show(lowered.thread)}
+    return Executable(Artifact(plan, constants, texts, facts_of(lowered, resolved)), str(resolved))
+
+
+def _check_choice(name: str, value: str, known: Sequence[str], available: str) -> None:
+    if value not in known:
+        raise InputError(f"expected {name} among {', '.join(known)}, got {value!r}")
+    if value != available:
+        raise UnsupportedError(f"{name}={value!r} is not available in this version; use {name}={available!r}")
+
+
+def _constant_names(module: Module) -> list[str]:
+    return [str(op["name"]) for f in module.funcs for op in f.body.ops if op.name.endswith(".constant")]
+
+
+def facts_of(lowered: Lowered, target: Target) -> dict[str, Any]:
+    """What a report says of the compilation: per kernel its skeleton, parameters, bound, estimate and limit."""
+    return {
+        "hardware": target.hardware.name,
+        "chosen_by": "model",
+        "kernels": [_kernel_facts(f) for f in lowered.thread.funcs if f.level is Level.THREAD],
+    }
+
+
+def _kernel_facts(f: Func) -> dict[str, Any]:
+    cost = f.get("cost")
+    return {
+        "name": f.name,
+        "origins": list(dict.fromkeys(op.loc for op in f.body.ops if op.loc)),
+        "skeleton": f.get("skeleton"),
+        "grid": list(cast("tuple[int, ...]", f["grid"])),
+        "block": f["block"],
+        "params": _plain(f.get("params")),
+        "cost": _plain(cost),
+    }
+
+
+def _plain(a: object) -> Any:
+    if isinstance(a, Pairs):
+        return {k: _plain(v) for k, v in a.items}
+    return list(map(_plain, a)) if isinstance(a, tuple) else a

@@ -1,0 +1,32 @@
+"""Opens the runtime device a target asks for."""
+
+from __future__ import annotations
+
+from tilewright.ir import InputError
+from tilewright.runtime.device import Device
+
+
+def open_device(target: str) -> Device:
+    """The device for a target such as `cuda:sm_90a`, `opencl`, `emulator:sm_90a` or `null`.
+
+    Raises DeviceMissingError where this machine has none, InputError for an unknown target.
+    """
+    kind = target.partition(":")[0]
+    if kind == "cuda":
+        from tilewright.runtime.cuda import CudaDevice
+
+        return CudaDevice()
+    if kind == "opencl":
+        from tilewright.runtime.opencl import OpenClDevice
+
+        return OpenClDevice()
+    if kind == "emulator":
+        from tilewright.codegen.emulator_build import build_emulated
+        from tilewright.runtime.emulator import EmulatorDevice
+
+        return EmulatorDevice(build_emulated)
+    if kind == "null":
+        from tilewright.runtime.null import NullDevice
+
+        return NullDevice()
+    raise InputError(f"expected a target with a device (cuda, opencl, emulator, null), got '{target}'")
