@@ -36,7 +36,7 @@ class Bound:
 
     ub: float
     seconds: float
-    limiting: str
+    limit: str
 
 
 @dataclass(frozen=True, eq=False)

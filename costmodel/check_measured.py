@@ -25,7 +25,7 @@ class Violation:
     def __str__(self) -> str:
         return (
             f"measured {1e6 * self.measured_s:.2f} us, but the bound says at least "
-            f"{1e6 * self.bound.seconds:.2f} us ({self.bound.limiting}) "
+            f"{1e6 * self.bound.seconds:.2f} us ({self.bound.limit}) "
             f"for {self.parameters} on {self.problem}"
         )
 

@@ -36,8 +36,8 @@ class Explanation:
     parameters: tuple[tuple[str, int | str], ...]
     bound_us: float
     peak_fraction: float
-    limiting: str
-    limiting_words: str
+    limit: str
+    limit_words: str
     estimate_us: float
     candidates_considered: int
 
@@ -49,7 +49,7 @@ class Explanation:
         parameters = " ".join(f"{name}={value}" for name, value in self.parameters)
         return (
             f"{parameters} | bound {self.bound_us:.2f} us ({100 * self.peak_fraction:.1f} % of peak, "
-            f"limited by {self.limiting}: {self.limiting_words}) | estimate {self.estimate_us:.2f} us"
+            f"limited by {self.limit}: {self.limit_words}) | estimate {self.estimate_us:.2f} us"
         )
 
 
@@ -66,8 +66,8 @@ def explain(
         parameters=tuple(asdict(choice.parameters).items()),
         bound_us=1e6 * choice.bound.seconds,
         peak_fraction=choice.bound.ub,
-        limiting=choice.bound.limiting,
-        limiting_words=LIMITS[choice.bound.limiting],
+        limit=choice.bound.limit,
+        limit_words=LIMITS[choice.bound.limit],
         estimate_us=1e6 * choice.estimate_s,
         candidates_considered=choice.candidates_considered,
     )

@@ -126,7 +126,7 @@ def test_terms_of_one_point_by_hand() -> None:
     assert bound.terms["LAT"][0] == pytest.approx(min(1.0, LAYER.flops / (2 * 128 * 132) / chain))
     local = bound.terms["WB"][0] * min(bound.terms["SMB"][0], bound.terms["ISS"][0])
     assert bound.ub[0] == pytest.approx(min(local, bound.terms["LAT"][0], bound.terms["L2"][0]))
-    assert bound.at(0).limiting == "WB"
+    assert bound.at(0).limit == "WB"
     assert bound.at(0).seconds == pytest.approx(LAYER.flops / hardware.peak_flops_per_s / bound.ub[0])
 
 
@@ -160,7 +160,7 @@ def test_legality(parameters: ContractParameters, legal: bool) -> None:
     bound = contract_bound_of(LAYER, parameters, gpu())
     assert (bound.ub > 0) is legal
     assert np.isfinite(bound.seconds) is np.bool_(legal)
-    assert legal or bound.limiting == "COEF"
+    assert legal or bound.limit == "COEF"
 
 
 def test_the_shared_memory_limit_is_an_argument() -> None:
@@ -194,11 +194,11 @@ def test_weaker_assumptions_never_raise_the_bound() -> None:
 
 def test_bounds_of_streaming_kernels() -> None:
     big = global_bound(StreamProblem(4 << 28, 4 << 28, 1 << 28, 1 << 28), gpu())
-    assert big.limiting == "GM"
+    assert big.limit == "GM"
     assert big.seconds == pytest.approx((8 << 28) / 3.35e12)
-    assert global_bound(StreamProblem(4, 4, 1, 1), gpu()).limiting == "LAUNCH"
+    assert global_bound(StreamProblem(4, 4, 1, 1), gpu()).limit == "LAUNCH"
     warm = global_bound(StreamProblem(4 << 22, 4 << 22, 1 << 22, 1), gpu(), Assumptions(cold_l2=False))
-    assert warm.limiting == "L2"
+    assert warm.limit == "L2"
 
 
 def test_a_time_below_the_bound_is_a_violation() -> None:

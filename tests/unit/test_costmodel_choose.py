@@ -222,5 +222,5 @@ def test_explanation_prints_and_serialises() -> None:
     data = json.loads(json.dumps(record.to_dict()))
     assert data["parameters"]["k_b"] == choice.parameters.k_b
     assert data["device"] == "H100"
-    assert f"limited by {choice.bound.limiting}" in str(record)
+    assert f"limited by {choice.bound.limit}" in str(record)
     assert f"bound {1e6 * choice.bound.seconds:.2f} us" in str(record)
