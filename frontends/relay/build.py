@@ -94,7 +94,7 @@ class Builder:
             raise self._error(f"expected Relay text of version 0.0.5, got {version}", token)
 
     def _lone_expression(self, body: Node) -> Function:
-        expr = run(self._body(body))
+        expr: Expr = run(self._body(body))
         if isinstance(expr, Function) and not self._free:
             return expr
         return Function(tuple(self._free), expr, None, {}, Span(self._source.file, 1, 1))
@@ -196,7 +196,8 @@ class Builder:
 
     def _expr_meta(self, tree: Node) -> Expr:
         token = cast(Token, tree.children[0])
-        return self._metadata_for(token).expr(*self._literal(literals.meta, token), self._where(token))
+        key, index = self._literal(literals.meta, token)
+        return self._metadata_for(token).expr(key, index, self._where(token))
 
     def _expr_call(self, tree: Node) -> Step[Expr]:
         head, *rest = tree.children
@@ -285,7 +286,8 @@ class Builder:
         if tree.data == "string":
             return literals.string(token)
         if tree.data == "meta":
-            return self._metadata_for(token).attr(*self._literal(literals.meta, token), self._where(token))
+            key, index = self._literal(literals.meta, token)
+            return self._metadata_for(token).attr(key, index, self._where(token))
         return None
 
     def _attribute_object(self, tree: Node) -> Mapping[str, Attr] | None:

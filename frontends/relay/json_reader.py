@@ -202,8 +202,10 @@ class NodeReader:
             return Constant(graph.array(graph.literal(node, "data"), node), self.span(node))
         if kind in {"runtime.BoxInt", "runtime.BoxFloat", "runtime.BoxBool"}:
             text = graph.string(node)
-            value = graph.real(text, node) if kind == "runtime.BoxFloat" else graph.integer(text, node)
-            return bool(value) if kind == "runtime.BoxBool" else value
+            if kind == "runtime.BoxFloat":
+                return graph.real(text, node)
+            boxed = graph.integer(text, node)
+            return bool(boxed) if kind == "runtime.BoxBool" else boxed
         if kind in {"runtime.String", "StringImm", "tir.StringImm"}:
             return graph.string(node)
         return f"<{kind}>"

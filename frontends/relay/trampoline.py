@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from types import GeneratorType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 #: A step yields the steps it needs, is sent their results, and returns its own.
 Step = Generator[Any, Any, T]
 
 
-def run(step: Step[T] | T) -> T:
+def run(step: Step[T]) -> T:
     """The result of `step` and of all steps it asks for; what is no step is already a result."""
     stack: list[Step[Any]] = []
     wanted: Any = step
+    result: Any
     while True:
         if isinstance(wanted, GeneratorType):
             stack.append(wanted)
@@ -23,8 +24,7 @@ def run(step: Step[T] | T) -> T:
             result = wanted
         try:
             if not stack:
-                answer: T = result
-                return answer
+                return cast(T, result)
             wanted = stack[-1].send(result)
         except StopIteration as done:
             stack.pop()

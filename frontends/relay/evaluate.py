@@ -1,0 +1,231 @@
+"""Runs a Relay program symbolically: lets, tuples, calls and constant conditions vanish, operators stay."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Protocol
+
+from tilewright.frontends.relay import ast
+from tilewright.frontends.relay.attributes import Attributes
+from tilewright.frontends.relay.emitter import Emitter, Result, flatten
+from tilewright.frontends.relay.trampoline import Step
+from tilewright.ir.errors import InputError, UnsupportedError
+from tilewright.ir.nodes import Value
+from tilewright.ir.types import TensorType, dtype_name
+
+#: Bounds on what inlining may produce, so that a small file cannot ask for endless work.
+MAX_CALLS = 500_000
+MAX_NESTED_CALLS = 1000
+
+
+class Rule(Protocol):
+    """Emits graph ops for one call of a Relay operator and returns its results."""
+
+    def __call__(self, emit: Emitter, args: Sequence[Result], attrs: Attributes, /) -> Result: ...
+
+
+class Frame:
+    """Values of syntax nodes in one activation of a function; what is missing is looked for further out."""
+
+    __slots__ = ("outer", "values")
+
+    def __init__(self, outer: Frame | None = None) -> None:
+        self.values: dict[int, Result] = {}
+        self.outer = outer
+
+    def find(self, node: ast.Expr) -> Result | None:
+        """The value of `node`, here or further out."""
+        frame: Frame | None = self
+        while frame is not None:
+            if (found := frame.values.get(id(node))) is not None:
+                return found
+            frame = frame.outer
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Closure:
+    """A function and the activation its free variables live in."""
+
+    function: ast.Function
+    frame: Frame
+
+
+class Evaluator:
+    """Evaluates expressions of one module. Calls with the same operands are evaluated once."""
+
+    def __init__(self, module: ast.Module, rules: Mapping[str, Rule], emitter: Emitter) -> None:
+        self._module = module
+        self._rules = rules
+        self._emitter = emitter
+        self._root = Frame()
+        self._globals = Frame()
+        self._literals: dict[int, Value] = {}
+        self._applied: dict[tuple[int, ...], tuple[object, Result]] = {}
+        self._counts: Counter[str] = Counter()
+        self._calls = 0
+        self._nested = 0
+
+    def main(self, arguments: Mapping[ast.Var, Result]) -> Step[Result]:
+        """The result of @main for values of its parameters."""
+        main = self._module.functions["main"]
+        for variable, value in arguments.items():
+            self._root.values[id(variable)] = value
+        result = yield self.evaluate(main.body, self._root)
+        self._check(result, main.result, main.span)
+        return result
+
+    def evaluate(self, node: ast.Expr, frame: Frame) -> Step[Result]:
+        """The value of `node`; shared nodes are evaluated once per activation."""
+        known = frame.find(node)
+        if known is None:
+            known = yield self._evaluate(node, frame)
+            frame.values[id(node)] = known
+        return known
+
+    def _evaluate(self, node: ast.Expr, frame: Frame) -> Step[Result]:
+        match node:
+            case ast.Call():
+                return (yield self._call(node, frame))
+            case ast.Tuple(fields):
+                values = []
+                for item in fields:
+                    values.append((yield self.evaluate(item, frame)))
+                return tuple(values)
+            case ast.Projection():
+                return self._project((yield self.evaluate(node.tuple, frame)), node)
+            case ast.Let(bindings, body):
+                for variable, expr in bindings:
+                    value = yield self.evaluate(expr, frame)
+                    self._check(value, variable.type, variable.span)
+                    frame.values[id(variable)] = value
+                return (yield self.evaluate(body, frame))
+            case ast.If():
+                return (yield self._if(node, frame))
+            case ast.Constant():
+                return self._literal(node)
+            case ast.Function():
+                return Closure(node, frame)
+            case ast.GlobalVar(name):
+                return Closure(self._module.functions[name], self._globals)
+            case ast.OpRef():
+                return node
+            case ast.Var(name):
+                raise InputError(f"expected a variable in scope, got %{name}", where=str(node.span))
+        raise UnsupportedError(f"expected a tensor expression, got {node}", where=str(node.span))
+
+    def _call(self, node: ast.Call, frame: Frame) -> Step[Result]:
+        callee = yield self.evaluate(node.callee, frame)
+        args = []
+        for arg in node.args:
+            args.append((yield self.evaluate(arg, frame)))
+        self._calls += 1
+        if self._calls > MAX_CALLS:
+            raise UnsupportedError(f"expected at most {MAX_CALLS} calls after inlining", where=str(node.span))
+        if isinstance(callee, ast.OpRef):
+            return self._operator(callee.name, args, node)
+        if isinstance(callee, Closure):
+            result = yield self._apply(callee, args, node)
+            self._check(result, node.checked, node.span)
+            return result
+        raise InputError("expected a function to call, got a tensor or a tuple", where=str(node.span))
+
+    def _apply(self, closure: Closure, args: list[Result], node: ast.Call) -> Step[Result]:
+        """Inlines a call."""
+        key = (id(closure.function), id(closure.frame), *map(id, args))
+        if key in self._applied:
+            return self._applied[key][1]
+        params = closure.function.params
+        if len(args) != len(params):
+            raise InputError(f"expected {len(params)} arguments, got {len(args)}", where=str(node.span))
+        if self._nested >= MAX_NESTED_CALLS:
+            raise UnsupportedError(
+                f"expected calls nested at most {MAX_NESTED_CALLS} deep (is the function recursive?)",
+                where=str(node.span),
+            )
+        frame = Frame(closure.frame)
+        for param, arg in zip(params, args, strict=True):
+            self._check(arg, param.type, param.span)
+            frame.values[id(param)] = arg
+        self._nested += 1
+        result = yield self.evaluate(closure.function.body, frame)
+        self._nested -= 1
+        # The operands are kept so that their identities stay theirs.
+        self._applied[key] = ((closure, args), result)
+        return result
+
+    def _operator(self, name: str, args: list[Result], node: ast.Call) -> Result:
+        attrs = Attributes(node.attrs)
+        span = node.span
+        loc = f"relay:{name}#{self._counts[name]}"
+        self._counts[name] += 1
+        file = PurePath(span.file).name
+        place = f"{file}:{span.line}" if span.line else f"{file} node {span.node}"
+        try:
+            with self._emitter.builder.at(" ".join(filter(None, (loc, place, span.origin)))):
+                result = self._rules[name](self._emitter, args, attrs)
+            attrs.finish()
+        except InputError as error:
+            raise type(error)(f"{name}: {error}", where=str(span)) from None
+        self._check(result, node.checked, span)
+        return result
+
+    def _project(self, value: Result, node: ast.Projection) -> Result:
+        if not isinstance(value, tuple) or not 0 <= node.index < len(value):
+            got = f"a tuple of {len(value)}" if isinstance(value, tuple) else "no tuple"
+            raise InputError(f"expected a tuple with field {node.index}, got {got}", where=str(node.span))
+        return value[node.index]
+
+    def _if(self, node: ast.If, frame: Frame) -> Step[Result]:
+        condition = yield self.evaluate(node.condition, frame)
+        array = self._emitter.known(condition)
+        if array is None or array.size != 1:
+            raise UnsupportedError(
+                "expected the condition of 'if' to be a constant: control flow on data is not imported",
+                where=str(node.span),
+            )
+        return (yield self.evaluate(node.then if bool(array.reshape(())) else node.otherwise, frame))
+
+    def _literal(self, node: ast.Constant) -> Value:
+        if id(node) not in self._literals:
+            try:
+                self._literals[id(node)] = self._emitter.constant(node.value)
+            except InputError as error:
+                raise UnsupportedError(str(error), where=str(node.span)) from None
+        return self._literals[id(node)]
+
+    def _check(self, result: Result, recorded: ast.Type | None, span: ast.Span) -> None:
+        """Raise InputError where a result's type is not the one the file records."""
+        fault = _mismatch(result, recorded)
+        if fault:
+            raise InputError(fault, where=str(span))
+
+
+def _mismatch(result: Result, recorded: ast.Type | None) -> str:
+    if isinstance(recorded, ast.TupleType):
+        if not isinstance(result, tuple) or len(result) != len(recorded.fields):
+            return f"expected the recorded type {recorded}, got {_describe(result)}"
+        return next(filter(None, map(_mismatch, result, recorded.fields)), "")
+    if not isinstance(recorded, ast.TensorType) or (
+        isinstance(result, Value) and _fits(result.tensor, recorded)
+    ):
+        return ""
+    if not isinstance(result, Value | tuple | Closure):
+        return ""
+    return f"expected the recorded type {recorded}, got {_describe(result)}"
+
+
+def _fits(inferred: TensorType, recorded: ast.TensorType) -> bool:
+    if len(inferred.shape) != len(recorded.shape) or inferred.dtype != dtype_name(recorded.dtype):
+        return False
+    return all(want is None or want == got for want, got in zip(recorded.shape, inferred.shape, strict=True))
+
+
+def _describe(result: Result) -> str:
+    if isinstance(result, tuple):
+        shown = [str(v.type) for v in flatten(result[:4]) if isinstance(v, Value)]
+        return f"a tuple of {len(result)} ({', '.join(shown[:4])})"
+    return str(result.type) if isinstance(result, Value) else "a function"

@@ -1,0 +1,92 @@
+"""The ways in: a Relay file (text or JSON), or a module of a live TVM that still has Relay."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.frontends.relay import ast
+from tilewright.frontends.relay.binding import Params
+from tilewright.frontends.relay.importer import import_module
+from tilewright.frontends.relay.json_reader import read_json
+from tilewright.frontends.relay.text import read_text
+from tilewright.ir.errors import InputError
+from tilewright.ir.nodes import Module
+
+#: Files larger than this are refused unread.
+MAX_FILE_BYTES = 1 << 32
+
+
+def load(
+    path: str | Path, params: Params = None, inputs: Sequence[str] | None = None, seed: int = 0
+) -> Module:
+    """The graph-level module of a Relay file, text or JSON (told by content).
+
+    params: None leaves every parameter of @main an input; a path (Relay parameter dictionary, .npz or
+    .safetensors) or a dict of arrays binds parameters by name; "random" draws all but the inputs.
+    inputs: names of the parameters that stay inputs. None means those without a value, and for "random" the
+    first parameter and the integer ones.
+    Raises InputError (unreadable file, wrong parameters), UnsupportedError (all unknown operators at once).
+    """
+    return import_module(read(path), params, inputs, seed)
+
+
+def from_module(
+    mod: Any,
+    params: Mapping[str, Any] | None = None,
+    inputs: Sequence[str] | None = None,
+) -> Module:
+    """The graph-level module of a live `tvm.IRModule` of TVM 0.19 or older; `params` are TVM or NumPy arrays.
+
+    Raises InputError where the module is not TVM's or its TVM has no Relay any more.
+    """
+    tvm = sys.modules.get("tvm")
+    if tvm is None or not type(mod).__module__.startswith("tvm."):
+        kind = f"{type(mod).__module__}.{type(mod).__qualname__}"
+        raise InputError(f"expected a tvm.IRModule, got {kind}")
+    if not hasattr(tvm, "relay"):
+        version = getattr(tvm, "__version__", "an unknown version")
+        raise InputError(
+            f"expected a TVM that has Relay, got {version}: Relay left TVM at 0.20. Save the module as "
+            "text or JSON with TVM 0.19 or older and read it with relay.load"
+        )
+    module = read_json(tvm.ir.save_json(mod), "module")
+    arrays = {str(name): _array(value) for name, value in (params or {}).items()}
+    return import_module(module, arrays, inputs)
+
+
+def read(path: str | Path) -> ast.Module:
+    """The syntax of a Relay file, without importing it."""
+    file = Path(path)
+    try:
+        if (size := file.stat().st_size) > MAX_FILE_BYTES:
+            raise InputError(
+                f"expected a file of at most {MAX_FILE_BYTES} bytes, got {size}", where=str(file)
+            )
+        text = file.read_text("utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read the network: {error.strerror or error}", where=str(file)) from None
+    except UnicodeDecodeError as error:
+        where = f"{file}, byte {error.start}"
+        raise InputError("expected Relay text or JSON in UTF-8, got other bytes", where=where) from None
+    return read_source(text, str(file))
+
+
+def read_source(text: str, file: str) -> ast.Module:
+    """The syntax of Relay text or JSON; `file` names it in messages."""
+    start = text.lstrip("\ufeff \t\r\n")[:1]
+    if not start:
+        raise InputError("expected Relay text or JSON, got an empty file", where=file)
+    return read_json(text, file) if start == "{" else read_text(text, file)
+
+
+def _array(value: Any) -> np.ndarray:
+    """The NumPy array of a TVM tensor (`numpy` since 0.8, `asnumpy` before), or of anything array-like."""
+    for method in ("numpy", "asnumpy"):
+        if hasattr(value, method):
+            return np.asarray(getattr(value, method)())
+    return np.asarray(value)
