@@ -8,7 +8,7 @@ from tilewright.codegen.dialect import NARROW
 from tilewright.codegen.emission import BufferRef, Emission
 from tilewright.codegen.emitters import emitter
 from tilewright.codegen.fragments import declare_fragment
-from tilewright.codegen.vector_access import load_chunks, store_chunks
+from tilewright.codegen.vector_access import load_chunks, native_pointer, store_chunks
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.expr import Expr
 from tilewright.ir.nodes import Op
@@ -53,9 +53,7 @@ def _load(e: Emission, op: Op) -> None:
         e.bind(op.result, [f"{prefix}{text}" + (f" : {other}" if condition else "")], hint=f"{b.name}_v")
     elif e.dialect.native_vectors:
         kind = e.dialect.reg_type(dtype, lanes)
-        text = f"vload{lanes}(0, &{e.element(b, at)})"
-        if dtype == "bool":
-            text = f"min({text}, ({kind})(1))"
+        text = f"*(const {native_pointer(e, b, lanes)})&{e.element(b, at)}"
         e.bind(
             op.result,
             [f"{prefix}{text}" + (f" : ({kind})({other})" if condition else "")],
@@ -93,7 +91,7 @@ def _write(e: Emission, op: Op) -> None:
     if lanes == 1:
         e.line(f"{e.element(b, at)} = {e.value(value).parts[0]};")
     elif e.dialect.native_vectors:
-        e.line(f"vstore{lanes}({e.value(value).parts[0]}, 0, &{e.element(b, at)});")
+        e.line(f"*({native_pointer(e, b, lanes)})&{e.element(b, at)} = {e.value(value).parts[0]};")
     else:
         store_chunks(e, b, at, e.value(value), e.lanes_of(value, lanes))
 

@@ -68,7 +68,7 @@ def _select(e: Emission, op: Op) -> None:
             return
         width = {1: "char", 2: "short", 4: "int", 8: "long"}[itemsize(t.dtype)]
         mask = f"-convert_{width}{t.lanes}({e.value(condition).parts[0]})"
-        e.bind(op.result, [f"select({texts[1]}, {texts[0]}, {mask})"])
+        e.bind(op.result, [f"{mask} ? {texts[0]} : {texts[1]}"])
         return
     columns = zip(*(e.lanes_of(v, t.lanes) for v in op.operands), strict=True)
     e.bind(op.result, [f"{c} ? {x} : {y}" for c, x, y in columns])

@@ -52,7 +52,7 @@ class Prelude:
             return self.dialect.mem_type(dtype if m[1] == "T" else m[1])
 
         text = re.sub(r"\bNAME\b", name, re.sub(r"\bFN\b", self.dialect.function, text))
-        return re.sub(r"\$([TU]\b|[a-z]+\d+)", c_type, text)
+        return re.sub(r"\$([TU](?![a-z])|[a-z]+\d+)", c_type, text)
 
     def text(self) -> str:
         """All helpers needed, dependencies first."""

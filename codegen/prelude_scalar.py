@@ -152,3 +152,7 @@ _BF16 = """
 """
 helper("bf16_from_f32", "FN $u16 NAME(float f) {\n    unsigned int u = __float_as_uint(f);" + _BF16, "cuda")
 helper("bf16_from_f32", "FN $u16 NAME(float f) {\n    uint u = as_uint(f);" + _BF16, "opencl")
+
+for _lanes in (2, 4, 8, 16):
+    _unaligned = f"typedef $T{_lanes} NAME __attribute__((aligned(sizeof($T))));"
+    helper(f"unaligned{_lanes}", _unaligned, "opencl")

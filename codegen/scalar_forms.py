@@ -109,18 +109,18 @@ def _extreme(name: str, sign: str) -> Form:
             return f"{o.need(f'{name}_{o.dtype}', '')}({a}, {b})"
         constant = o.constants[1]
         if constant is not None and constant == constant:
-            return f"select({a}, {b}, {b} {sign} {a})" if o.lanes > 1 else f"({b} {sign} {a} ? {b} : {a})"
+            return f"({b} {sign} {a} ? {b} : {a})"
         if o.lanes > 1:
-            return f"select({b}, {a}, ({a} {sign} {b}) | ({a} != {a}))"
+            return f"(({a} {sign} {b}) | ({a} != {a}) ? {a} : {b})"
         return f"{o.need(f'{name}_{o.dtype}', '')}({a}, {b})"
 
     return Form(text)
 
 
-def _int_extreme(name: str, sign: str) -> Form:
+def _int_extreme(sign: str) -> Form:
     def text(o: Operands) -> str:
         a, b = o.texts
-        return f"{name}({a}, {b})" if o.opencl else f"({a} {sign} {b} ? {a} : {b})"
+        return f"({a} {sign} {b} ? {a} : {b})"
 
     return Form(text)
 
@@ -137,6 +137,12 @@ def _classify(operator: str) -> Form:
 
 def _unsigned(dtype: str) -> str:
     return "u64" if dtype == "index" else "u" + dtype[1:]
+
+
+def _float_fma(o: Operands) -> str:
+    """OpenCL contracts the plain form; a call of fma would cost PoCL every vector register around it."""
+    a, b, c = o.texts
+    return f"{a} * {b} + {c}" if o.opencl else o.dialect.call("fma", o.dtype, o.texts)
 
 
 def _fma(o: Operands) -> str:
@@ -178,7 +184,7 @@ _define(
         "pow": _math("pow", 2),
         "atan2": _math("atan2", 2),
         "truncmod": _math("fmod", 2),
-        "fma": _math("fma", 3),
+        "fma": Form(_float_fma),
         "mod": _float_helper("fmod"),
         "sign": _typed("sign"),
         "max": _extreme("max", ">"),
@@ -224,8 +230,8 @@ _define(
     "int uint bool",
     {
         "pow": _typed("ipow"),
-        "max": _int_extreme("max", ">"),
-        "min": _int_extreme("min", "<"),
+        "max": _int_extreme(">"),
+        "min": _int_extreme("<"),
         "bit_and": Form(lambda o: f"({o.type})({o.texts[0]} & {o.texts[1]})", native=False),
         "bit_or": Form(lambda o: f"({o.type})({o.texts[0]} | {o.texts[1]})", native=False),
         "bit_xor": Form(lambda o: f"({o.type})({o.texts[0]} ^ {o.texts[1]})", native=False),

@@ -66,6 +66,17 @@ def packed(dtype: str, texts: Sequence[str]) -> str:
     return f"{kind}{{{', '.join(words)}}}" if len(words) > 1 else f"({kind})({words[0]})"
 
 
+_ADDRESS_SPACE = {"global": "__global", "shared": "__local", "reg": "__private"}
+
+
+def native_pointer(e: Emission, b: BufferRef, lanes: int) -> str:
+    """Pointer type through which OpenCL moves `lanes` elements with the alignment of one.
+
+    A cast instead of vload and vstore: PoCL calls those as functions and spills every vector register around them.
+    """
+    return f"{_ADDRESS_SPACE[b.type.space]} {e.need(f'unaligned{lanes}', b.type.dtype)}*"
+
+
 def load_chunks(
     e: Emission, b: BufferRef, at: Sequence[Expr], lanes: int, hint: str, condition: str | None, other: str
 ) -> Held:
