@@ -13,9 +13,9 @@ _ONE_OPERAND = """
     log log10 log2 logical_not negative round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc
 """
 _TWO_OPERANDS = """
-    add bitwise_and bitwise_or bitwise_xor divide equal floor_divide floor_mod greater greater_equal left_shift
-    less less_equal logical_and logical_or logical_xor maximum minimum mod multiply not_equal power right_shift
-    subtract
+    add bitwise_and bitwise_or bitwise_xor divide equal floor_divide floor_mod greater greater_equal
+    left_shift less less_equal logical_and logical_or logical_xor maximum minimum mod multiply not_equal power
+    right_shift subtract
 """
 #: Relay operator -> graph op, one operand, no attributes
 _UNARY: Mapping[str, str] = {
@@ -27,7 +27,7 @@ _UNARY: Mapping[str, str] = {
     "annotation.stop_fusion": "copy",
 }
 #: Relay operator -> graph op, two operands, no attributes
-_BINARY: Mapping[str, str] = {name: name for name in _TWO_OPERANDS.split()}
+BINARY: Mapping[str, str] = {name: name for name in _TWO_OPERANDS.split()}
 
 
 def _plain(graph_op: str, operands: int) -> Rule:
@@ -60,7 +60,7 @@ def _cast_like(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Resu
 
 RULES: Mapping[str, Rule] = {
     **{name: _plain(op, 1) for name, op in _UNARY.items()},
-    **{name: _plain(op, 2) for name, op in _BINARY.items()},
+    **{name: _plain(op, 2) for name, op in BINARY.items()},
     "where": _plain("where", 3),
     "nn.leaky_relu": _leaky_relu,
     "nn.prelu": _prelu,
