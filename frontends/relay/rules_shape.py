@@ -9,9 +9,10 @@ import numpy as np
 from tilewright.frontends.relay.attributes import Attributes
 from tilewright.frontends.relay.emitter import Emitter, Result
 from tilewright.frontends.relay.evaluate import Rule
-from tilewright.ir.errors import InputError
+from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.graph_ops.joining import split_points
 from tilewright.ir.graph_ops.shaping import resolve_reshape
+from tilewright.ir.nodes import Value
 from tilewright.ir.types import TensorType, storage_dtype
 
 #: Tensors that Relay makes from nothing become constants up to this size.
@@ -83,6 +84,25 @@ def _filled_like(value: int) -> Rule:
     return rule
 
 
+def _full(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    (value,) = emit.tensors(args, 1)
+    dtype = attrs.dtype("dtype") or value.tensor.dtype
+    return _constant(emit, attrs.integers("shape"), dtype, _fill(emit, value))
+
+
+def _full_like(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    like, value = emit.tensors(args, 2)
+    return _constant(emit, like.tensor.shape, like.tensor.dtype, _fill(emit, value))
+
+
+def _fill(emit: Emitter, value: Value) -> float | int:
+    array = emit.known(value)
+    if array is None or array.size != 1:
+        raise UnsupportedError(f"expected a constant scalar to fill with, got {value.type}")
+    scalar: float | int = array.reshape(()).item()
+    return scalar
+
+
 def _constant(emit: Emitter, shape: tuple[int, ...], dtype: str, value: float | int) -> Result:
     kind = TensorType(dtype, tuple(shape))
     if kind.nbytes > MAX_CONSTANT_BYTES:
@@ -113,6 +133,8 @@ RULES: Mapping[str, Rule] = {
     "split": _split,
     "zeros": _filled(0),
     "ones": _filled(1),
+    "full": _full,
+    "full_like": _full_like,
     "zeros_like": _filled_like(0),
     "ones_like": _filled_like(1),
     "arange": _arange,
