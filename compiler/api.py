@@ -28,7 +28,7 @@ def compile(  # noqa: A001 - the public name of the contract
     progress: bool | None = None,
     instruments: Sequence[Instrument] = (),
 ) -> Executable:
-    """Compile a graph-level module for a target.
+    """Compile a module (graph level, or tensor level with or without chosen parameters) for a target.
 
     target: `auto` (CUDA where a GPU is present, else OpenCL), `cuda`, `cuda:sm_90a`, `opencl`, `emulator`,
         `reference` or `null`.

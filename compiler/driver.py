@@ -9,7 +9,7 @@ from tilewright.codegen import KernelSource, emit_cuda, emit_opencl
 from tilewright.codegen.compile_many import compile_many
 from tilewright.ir import Level, Module, verify
 from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
-from tilewright.pipelines import pipeline_text
+from tilewright.pipelines import stage_texts
 from tilewright.planning import plan_module
 from tilewright.runtime.plan import ExecutionPlan, KernelCode, KernelResources, Language
 from tilewright.targets import Target
@@ -26,16 +26,14 @@ class Lowered:
 
 
 def lower(module: Module, target: Target, instruments: Sequence[Instrument] = ()) -> Lowered:
-    """Run the default pipelines down to emitted kernel text. Raises InputError or PassError naming op and pass."""
+    """Run the default pipelines down to emitted kernel text, from the graph or the tensor level. Raises InputError or PassError naming op and pass."""
     verify(module)
     context = PassContext(target=str(target), hardware=target.hardware, instruments=tuple(instruments))
     levels: dict[str, Module] = {}
-    done: tuple[str, ...] = ()
-    for level in ("graph", "tensor", "thread"):
-        passes = Pipeline.parse(pipeline_text(level, target.language)).passes
-        module = run_pipeline(module, Pipeline(passes[len(done) :]), context)
-        done = tuple(map(str, passes))
-        levels[level] = module
+    for stage, text in stage_texts(module.main.level, target.language).items():
+        if text:
+            module = run_pipeline(module, Pipeline.parse(text), context)
+        levels[stage] = module
     emit = emit_cuda if target.language == "cuda" else emit_opencl
     sources = {f.name: emit(f) for f in module.funcs if f.level is Level.THREAD}
     return Lowered(levels["graph"], levels["tensor"], levels["thread"], sources)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tilewright.ir import Level
+
 #: Relay-level clean-up and algebra on the graph
 GRAPH = """
 infer-shapes,
@@ -11,9 +13,11 @@ cse,
 dce
 """
 
-#: graph to tensor ops, then tensor ops to kernels
+#: graph ops to tensor ops
+GRAPH_TO_TENSOR = "graph-to-tensor"
+
+#: tensor ops to kernels with chosen parameters
 TENSOR = """
-graph-to-tensor,
 forward-copies,
 cse,
 dce,
@@ -39,11 +43,18 @@ place-barriers
 VECTORISE = {"cuda": "{max_bytes=16}", "opencl": "{max_bytes=64}"}
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def stage_texts(start: Level, language: str) -> dict[str, str]:
+    """The pipeline of each stage (graph, tensor, thread) for a module whose @main is at level `start`."""
+    thread = THREAD.replace("{VECTORISE}", VECTORISE[language])
+    if start is Level.GRAPH:
+        stages = {"graph": GRAPH, "tensor": f"{GRAPH_TO_TENSOR}, {TENSOR}", "thread": thread}
+    else:
+        stages = {"graph": "", "tensor": TENSOR, "thread": thread}
+    return {k: " ".join(v.split()) for k, v in stages.items()}
 
 
 def pipeline_text(level: str, language: str = "opencl") -> str:
-    """The pipeline up to `level` (graph, tensor or thread) for a kernel language, as one line."""
-    parts = {"graph": (GRAPH,), "tensor": (GRAPH, TENSOR), "thread": (GRAPH, TENSOR, THREAD)}[level]
-    return _one_line(", ".join(p.strip() for p in parts)).replace("{VECTORISE}", VECTORISE[language])
+    """The whole pipeline from the graph level down to `level` (graph, tensor or thread) as one line."""
+    names = ("graph", "tensor", "thread")
+    stages = stage_texts(Level.GRAPH, language)
+    return ", ".join(stages[n] for n in names[: names.index(level) + 1])

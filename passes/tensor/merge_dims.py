@@ -49,15 +49,19 @@ class _Position:
 
 
 def _drop_unit(func: Func) -> Func | None:
-    """Substitute 0 for a parallel dimension of extent 1, then drop dimensions of size 1 that are read at 0."""
+    """Substitute 0 for a dimension of extent 1, then drop dimensions of size 1 that are read at 0."""
     ops = [op for op in func.body.ops if op.name in STRUCTURED]
     par = dims(ops[-1], "par")
     unit = next((d for d, n in par.items() if n == 1), None)
     if unit is not None and len(par) > 1:
         at = list(par).index(unit)
-        edits = {r: _Position(at, False) for op in ops for r in op.results}
-        return _rebuild(func, edits, env={unit: 0}, drop=(unit,))
-    edits = {}
+        every = {r: _Position(at, False) for op in ops for r in op.results}
+        return _rebuild(func, every, env={unit: 0}, drop=(unit,))
+    red = {d for op in ops for d, n in dims(op, "red").items() if n == 1 and len(dims(op, "red")) > 1}
+    if red:
+        first = min(red)
+        return _rebuild(func, {}, env={first: 0}, drop=(first,))
+    edits: dict[Value, _Position] = {}
     for p in func.params:
         for i, extent in enumerate(p.tensor.shape):
             used = [at for op in ops for v, at in zip(op.operands, reads(op), strict=True) if v is p]
@@ -180,4 +184,7 @@ def _edit_op(
             for o in op.body.ops
         )
     )
-    return replace(op.with_attrs(par=Pairs(tuple(items)), reads=tuple(indices)), body=body)
+    op = op.with_attrs(par=Pairs(tuple(items)), reads=tuple(indices))
+    if "red" in dict(op.attrs):
+        op = op.with_attrs(red=Pairs(tuple((d, n) for d, n in dims(op, "red").items() if d not in drop)))
+    return replace(op, body=body)

@@ -208,26 +208,22 @@ class _Contract:
 
     def _multiply(self, acc: Value, operands: list[_Operand], chunk: Mapping[str, Expr]) -> None:
         w = self.w
-        work = prod(acc.tensor.shape)
-        with _reduction_loops(w, self.step, work) as local:
-            tiles = [self._register_tile(o, local, chunk) for o in operands]
+        tiles = [self._register_tile(o) for o in operands]
+        with _reduction_loops(w, self.step, prod(acc.tensor.shape)) as local:
+            for o, (tile, used) in zip(operands, tiles, strict=True):
+                with w.loops("j", tile.tensor.shape, unroll=1) as item:
+                    w.store(self._element(o, dict(zip(used, item, strict=True)), local, chunk), tile, item)
             with w.loops("i", acc.tensor.shape, unroll=1) as item:
                 at = dict(zip(self.order, item, strict=True))
                 values = [w.load(t, [at[d] for d in used]) for t, used in tiles]
                 (total,) = w.inline(self.op, [*values, w.load(acc, item)], {})
                 w.store(total, acc, item)
 
-    def _register_tile(
-        self, o: _Operand, local: Mapping[str, Expr], chunk: Mapping[str, Expr]
-    ) -> tuple[Value, list[str]]:
-        """This thread's values of one operand for one reduction index, in registers."""
-        w = self.w
+    def _register_tile(self, o: _Operand) -> tuple[Value, list[str]]:
+        """Registers for this thread's values of one operand at one reduction index, and their dimensions."""
         used = [d for d in self.order if d in operand_dims(self.op, o.index)]
-        v = self.op.operands[o.index]
-        tile = w.alloc([self.grid[d].thread for d in used], v.tensor.dtype, "reg", "ab"[o.index])
-        with w.loops("j", tile.tensor.shape, unroll=1) as item:
-            w.store(self._element(o, dict(zip(used, item, strict=True)), local, chunk), tile, item)
-        return tile, used
+        dtype = self.op.operands[o.index].tensor.dtype
+        return self.w.alloc([self.grid[d].thread for d in used], dtype, "reg", "ab"[o.index]), used
 
     def _element(
         self, o: _Operand, item: Mapping[str, Expr], local: Mapping[str, Expr], chunk: Mapping[str, Expr]
@@ -256,13 +252,28 @@ class _Contract:
     # -- epilogue --------------------------------------------------------------------------------------------
     def _epilogue(self, acc: Value) -> None:
         w = self.w
-        with w.loops("i", acc.tensor.shape, unroll=1) as item:
-            at = dict(zip(self.order, item, strict=True))
+        order, unroll = self.order, 1
+        if self.plan.staging == "direct":
+            acc, order, unroll = self._spill(acc), [d for d in self.par if d in self.order], 0
+        position = {d: i for i, d in enumerate(self.order)}
+        with w.loops("i", [self.grid[d].thread for d in order], unroll=unroll) as item:
+            at = dict(zip(order, item, strict=True))
             index = {d: w.simple(binary("+", self.grid.origin(d), self._offset(d, at[d]))) for d in self.par}
             place = tuple(index[d] for d in self.par)
+            held = [at[d] for d in sorted(order, key=lambda d: position[d])]
             with w.b.at(self.op.loc), w.when(w.bounds(place, tuple(self.par.values()))):
-                points = Points(w, {self.op.result: w.load(acc, item)})
+                points = Points(w, {self.op.result: w.load(acc, held)})
                 store_results(w, points, place)
+
+    def _spill(self, acc: Value) -> Value:
+        """A copy of the accumulators that may be indexed by loop variables: keeps the code of a long epilogue short
+        while the accumulators themselves stay in vector registers.
+        """
+        w = self.w
+        copy = w.alloc(acc.tensor.shape, self.dtype, "reg", "tile")
+        with w.loops("i", acc.tensor.shape, unroll=1) as at:
+            w.store(w.load(acc, at), copy, at)
+        return copy
 
 
 def store_results(w: Writer, points: Points, place: tuple[Expr, ...]) -> None:

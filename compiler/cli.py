@@ -1,0 +1,58 @@
+"""The `tilewright` command: compile, run and explain networks.
+
+Exit codes: 0 ok, 1 the work failed, 2 the input or the arguments are bad, each with one line on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from tilewright.commands.compile import add_compile
+from tilewright.commands.explain import add_explain
+from tilewright.commands.run import add_run
+from tilewright.ir import InputError, TilewrightError
+
+COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
+    add_compile,
+    add_run,
+    add_explain,
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The argument parser with all commands."""
+    top = argparse.ArgumentParser(prog="tilewright", description="A deep-learning compiler.")
+    sub = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in COMMANDS:
+        add(sub)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; never raises for bad input or failed work."""
+    arguments = parser().parse_args(argv)
+    try:
+        arguments.action(arguments)
+    except TilewrightError as e:
+        print(f"error: {_one_line(str(e))}", file=sys.stderr)
+        return 2 if isinstance(e, InputError) else 1
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
+    except MemoryError:
+        print("error: out of memory", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

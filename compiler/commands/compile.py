@@ -1,0 +1,46 @@
+"""`tilewright compile NET -o net.tw`: compile ahead of time into one file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+from tilewright.api import compile as compile_module
+from tilewright.commands.network import add_network_arguments, load_network
+from tilewright.executable import Executable
+from tilewright.ir import UnsupportedError
+
+
+def add_compile(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    p = sub.add_parser("compile", help="compile a network into one file")
+    add_network_arguments(p, params=None)
+    p.add_argument("-o", "--output", metavar="FILE", help="where to write the executable (.tw)")
+    p.add_argument("--json", action="store_true", help="print the report as JSON")
+    p.set_defaults(action=run_compile)
+
+
+def run_compile(a: argparse.Namespace) -> None:
+    """Compile, save where asked, and report."""
+    start = time.perf_counter()
+    exe = compile_module(load_network(a), target=a.target)
+    if not isinstance(exe, Executable):
+        raise UnsupportedError(
+            "the reference target has nothing to compile; use `tilewright run --target reference`"
+        )
+    if a.output:
+        exe.save(a.output)
+    seconds = time.perf_counter() - start
+    report = {**exe.report(), "seconds": seconds}
+    if a.json:
+        print(json.dumps(report, indent=1))
+        return
+    spills = sum(k.resources.spill_bytes for k in exe.plan.kernels if k.resources is not None)
+    print(
+        f"compiled {a.network} for {report['target']} in {seconds:.1f} s: {report['kernels_compiled']} kernels, "
+        f"{report['launches']} launches, {report['constant_bytes'] / 1e6:.1f} MB of weights, "
+        f"{report['arena_bytes'] / 1e6:.2f} MB arena, {spills} bytes spilled"
+    )
+    if a.output:
+        print(f"wrote {a.output}")

@@ -1,0 +1,81 @@
+"""What every command shares: which network, which weights, which target; reading and making arrays."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tilewright import frontends
+from tilewright.ir import ArrayType, InputError, Module, parse_file
+
+
+def add_network_arguments(p: argparse.ArgumentParser, *, params: str | None) -> None:
+    """Arguments that name a network, its weights and the target."""
+    p.add_argument(
+        "network", metavar="NET", help="a Relay text (.relay), Relay JSON (.json) or Tilewright IR (.ir) file"
+    )
+    p.add_argument(
+        "--params", default=params, metavar="FILE|random",
+        help="weights: a Relay param-dict file, .npz, .safetensors, or 'random'" + (f" (default {params})" if params else ""),
+    )  # fmt: skip
+    p.add_argument(
+        "--inputs",
+        metavar="NAME,...",
+        help="parameters that stay inputs with random weights (default: the first)",
+    )
+    p.add_argument("--seed", type=int, default=0, help="seed of random weights and inputs")
+    p.add_argument(
+        "--target", default="auto", help="auto, cuda, cuda:sm_90a, opencl, emulator, reference (default auto)"
+    )
+
+
+def load_network(a: argparse.Namespace) -> Module:
+    """The graph-level module the arguments name; raises InputError."""
+    path = Path(a.network)
+    if not path.exists():
+        raise InputError("no such file", where=str(path))
+    if path.suffix == ".ir":
+        return parse_file(path)
+    inputs = tuple(a.inputs.split(",")) if a.inputs else None
+    return frontends.relay.load(str(path), params=a.params, inputs=inputs, seed=a.seed)
+
+
+def random_inputs(names: Sequence[str], types: Sequence[ArrayType], seed: int) -> list[np.ndarray]:
+    """Standard normal arrays (integers in [0, 1000) for integer types), one per input."""
+    rng = np.random.default_rng(seed)
+    out = []
+    for t in types:
+        if t.dtype == "bool":
+            out.append(rng.integers(0, 2, t.shape).astype(bool))
+        elif "int" in t.dtype:
+            out.append(rng.integers(0, 100 if t.dtype.endswith("int8") else 1000, t.shape).astype(t.dtype))
+        else:
+            out.append(rng.standard_normal(t.shape).astype(t.dtype))
+    return out
+
+
+def read_inputs(path: str, names: Sequence[str]) -> list[np.ndarray]:
+    """Arrays of an .npz file, by input name; raises InputError naming every missing one."""
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            missing = [n for n in names if n not in data.files]
+            if missing:
+                raise InputError(
+                    f"expected arrays named {', '.join(names)}; missing {', '.join(missing)}", where=path
+                )
+            return [data[n] for n in names]
+    except (OSError, ValueError, KeyError) as e:
+        raise InputError(f"expected an .npz file with the inputs: {e}", where=path) from e
+
+
+def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
+    """Norm of the difference over the norm of `wanted`, in float64; inf where shapes or finiteness differ."""
+    if got.shape != wanted.shape:
+        return float("inf")
+    a, b = got.astype(np.float64), wanted.astype(np.float64)
+    norm = float(np.linalg.norm(b)) or 1.0
+    error = float(np.linalg.norm(a - b)) / norm
+    return error if np.isfinite(error) else float("inf")

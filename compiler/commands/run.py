@@ -1,0 +1,102 @@
+"""`tilewright run NET`: compile (or load) and run a network, check and time it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.api import compile as compile_module
+from tilewright.commands.network import (
+    add_network_arguments,
+    load_network,
+    random_inputs,
+    read_inputs,
+    relative_error,
+)
+from tilewright.executable import Executable, load
+from tilewright.ir import InputError, WorkError, interpret
+
+TOLERANCE = 1e-4
+
+
+def add_run(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    p = sub.add_parser("run", help="run a network or a saved executable (.tw)")
+    add_network_arguments(p, params="random")
+    p.add_argument("--input", metavar="FILE.npz", help="arrays by input name (default: seeded random)")
+    p.add_argument("--output", metavar="FILE.npz", help="write the outputs as out0, out1, ...")
+    p.add_argument(
+        "--check", action="store_true", help=f"compare with the float64 reference (error below {TOLERANCE:g})"
+    )
+    p.add_argument("--repeats", type=int, default=10, help="timed runs (default 10)")
+    p.add_argument("--json", action="store_true", help="print results as JSON")
+    p.set_defaults(action=run_network)
+
+
+def run_network(a: argparse.Namespace) -> None:
+    """Run once, check where asked, time, report."""
+    if a.repeats < 1:
+        raise InputError(f"expected at least 1 repeat, got {a.repeats}", where="--repeats")
+    module = None
+    if Path(a.network).suffix == ".tw":
+        if a.check:
+            raise InputError(
+                "--check needs the network itself, a saved executable has no reference", where=a.network
+            )
+        exe = load(a.network)
+    else:
+        module = load_network(a)
+        exe = compile_module(module, target=a.target)
+    names, types = exe.input_names, exe.input_types
+    inputs = read_inputs(a.input, names) if a.input else random_inputs(names, types, a.seed)
+    outputs = exe(*inputs)
+    result: dict[str, Any] = {
+        "target": exe.target,
+        "device": exe.device,
+        "outputs": [_summary(o) for o in outputs],
+    }
+    if isinstance(exe, Executable):
+        result["seconds_median"] = float(np.median(exe.time(*inputs, repeats=a.repeats)))
+        exe.close()
+    if a.check and module is not None:
+        wanted = interpret(module, *inputs, precision="fp64")
+        result["relative_error"] = max(relative_error(o, w) for o, w in zip(outputs, wanted, strict=True))
+    if a.output:
+        _write(a.output, outputs)
+    _report(a, result)
+    if result.get("relative_error", 0.0) > TOLERANCE:
+        raise WorkError(
+            f"the result is wrong: relative error {result['relative_error']:.3g} is above {TOLERANCE:g}"
+        )
+
+
+def _summary(o: np.ndarray) -> dict[str, Any]:
+    finite = bool(np.isfinite(o).all()) if o.dtype.kind == "f" else True
+    return {"shape": list(o.shape), "dtype": o.dtype.name, "finite": finite}
+
+
+def _write(path: str, outputs: list[np.ndarray]) -> None:
+    temporary = Path(f"{path}.partial")
+    try:
+        with temporary.open("wb") as f:
+            np.savez(f, **{f"out{i}": o for i, o in enumerate(outputs)})
+        temporary.replace(path)
+    except OSError as e:
+        temporary.unlink(missing_ok=True)
+        raise InputError(f"cannot write the outputs: {e.strerror}", where=path) from e
+
+
+def _report(a: argparse.Namespace, result: dict[str, Any]) -> None:
+    if a.json:
+        print(json.dumps(result))
+        return
+    shapes = ", ".join(f"{o['dtype']}{o['shape']}" for o in result["outputs"])
+    print(f"{a.network} on {result['device']}: {shapes}")
+    if "seconds_median" in result:
+        print(f"median of {a.repeats} runs: {1e3 * result['seconds_median']:.3f} ms")
+    if "relative_error" in result:
+        print(f"relative error against the float64 reference: {result['relative_error']:.2e}")

@@ -1,0 +1,178 @@
+"""Runs small kernels of every skeleton on a target and compares them with the reference interpreter.
+
+`python -m tilewright.tools.check_skeletons --target cuda`; made to run under `compute-sanitizer` too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import tilewright as tw
+from tilewright.commands.network import relative_error
+from tilewright.ir import Attr, Constants, Module, Pairs, parse
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.pipelines import TENSOR
+from tilewright.targets import resolve_target
+
+_FMA = "{ ^(%a: f32, %b: f32, %acc: f32) %m = scalar.fma(%a, %b, %acc) : f32 scalar.yield(%m) }"
+_ADD_ACC = "{ ^(%a: f32, %acc: f32) %m = scalar.add(%a, %acc) : f32 scalar.yield(%m) }"
+_MAX_ACC = "{ ^(%a: f32, %acc: f32) %m = scalar.max(%a, %acc) : f32 scalar.yield(%m) }"
+_EXP_SUB = "{ ^(%a: f32, %m: f32) %d = scalar.sub(%a, %m) : f32 %e = scalar.exp(%d) : f32 scalar.yield(%e) }"
+_DIV = "{ ^(%a: f32, %s: f32) %q = scalar.div(%a, %s) : f32 scalar.yield(%q) }"
+_BIAS_RELU = (
+    '{ ^(%a: f32, %c: f32) %t = scalar.add(%a, %c) : f32 %z = scalar.const(value = 0.0, dtype = "f32") : f32 '
+    "%r = scalar.max(%t, %z) : f32 scalar.yield(%r) }"
+)
+
+CONV = f"""module @conv {{
+  tensor.func @main(%x: f32[2, 5, 11, 13], %res: f32[2, 24, 6, 7]) -> f32[2, 24, 6, 7], f32[2, 24, 6, 7] {{
+    %w = tensor.constant(name = "w") : f32[24, 5, 3, 3]
+    %bias = tensor.constant(name = "bias") : f32[24]
+    %0 = tensor.contract(%x, %w, par = (n: 2, k: 24, y: 6, x: 7), red = (c: 5, r: 3, s: 3), reads = [[n, c, y * 2 + r - 1, x * 2 + s - 1], [k, c, r, s]], fill = [0.0, none]) : f32[2, 24, 6, 7] {_FMA}
+    %1 = tensor.map(%0, %res, par = (n: 2, k: 24, y: 6, x: 7), reads = [[n, k, y, x], [n, k, y, x]]) : f32[2, 24, 6, 7] {{ ^(%p: f32, %q: f32) %t = scalar.add(%p, %q) : f32 scalar.yield(%t) }}
+    %2 = tensor.map(%1, %bias, par = (n: 2, k: 24, y: 6, x: 7), reads = [[n, k, y, x], [k]]) : f32[2, 24, 6, 7] {_BIAS_RELU}
+    tensor.return(%2, %1)
+  }}
+}}"""
+MATMUL = f"""module @matmul {{
+  tensor.func @main(%x: f32[37, 48]) -> f32[37, 40] {{
+    %w = tensor.constant(name = "w") : f32[40, 48]
+    %0 = tensor.contract(%x, %w, par = (m: 37, k: 40), red = (c: 48), reads = [[m, c], [k, c]]) : f32[37, 40] {_FMA}
+    tensor.return(%0)
+  }}
+}}"""
+WINDOW = f"""module @window {{
+  tensor.func @main(%x: f32[2, 6, 15, 15]) -> f32[2, 6, 8, 8], f32[2, 6, 15, 15] {{
+    %w = tensor.constant(name = "w") : f32[6, 1, 3, 3]
+    %0 = tensor.window(%x, par = (n: 2, k: 6, y: 8, x: 8), red = (r: 3, s: 3), reads = [[n, k, y * 2 + r - 1, x * 2 + s - 1]], fill = [-inf], init = [-inf]) : f32[2, 6, 8, 8] {_MAX_ACC}
+    %1 = tensor.window(%x, %w, par = (n: 2, k: 6, y: 15, x: 15), red = (r: 3, s: 3), reads = [[n, k, y + r - 1, x + s - 1], [k, 0, r, s]], fill = [0.0, none]) : f32[2, 6, 15, 15] {_FMA}
+    tensor.return(%0, %1)
+  }}
+}}"""
+ROWS = f"""module @rows {{
+  tensor.func @main(%x: f32[19, 100]) -> f32[19, 100], f32[19] {{
+    %0 = tensor.reduce(%x, par = (i: 19), red = (j: 100), reads = [[i, j]], init = [-inf]) : f32[19] {_MAX_ACC}
+    %1 = tensor.map(%x, %0, par = (i: 19, j: 100), reads = [[i, j], [i]]) : f32[19, 100] {_EXP_SUB}
+    %2 = tensor.reduce(%1, par = (i: 19), red = (j: 100), reads = [[i, j]]) : f32[19] {_ADD_ACC}
+    %3 = tensor.map(%1, %2, par = (i: 19, j: 100), reads = [[i, j], [i]]) : f32[19, 100] {_DIV}
+    tensor.return(%3, %2)
+  }}
+}}"""
+MAP = f"""module @map {{
+  tensor.func @main(%x: f32[7, 12, 20], %y: f32[12]) -> f32[7, 12, 20], f32[20, 7, 12] {{
+    %0 = tensor.map(%x, %y, par = (a: 7, b: 12, c: 20), reads = [[a, b, c], [b]]) : f32[7, 12, 20] {_BIAS_RELU}
+    %1 = tensor.map(%x, par = (c: 20, a: 7, b: 12), reads = [[a, b, c]]) : f32[20, 7, 12] {{ ^(%p: f32) scalar.yield(%p) }}
+    tensor.return(%0, %1)
+  }}
+}}"""
+
+
+def _dims(**extents: int) -> Pairs:
+    return Pairs.of(extents)
+
+
+def _contract(
+    block: Pairs, thread: Pairs, step: Pairs, stages: int, staging: str, pad: int = 0
+) -> dict[str, Attr]:
+    return {
+        "block": block, "thread": thread, "step": step, "stages": stages, "staging": staging, "pad": pad, "vec": 4,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tensor-level program and the parameters forced on its kernels of one skeleton (none: the model's)."""
+
+    name: str
+    text: str
+    skeleton: str
+    params: dict[str, Attr] = field(default_factory=dict)
+
+
+_SHARED_CONV = _dims(n=1, k=8, y=4, x=8), _dims(n=1, k=4, y=1, x=2), _dims(c=2)
+CASES = (
+    Case("contract-model", CONV, "contract"),
+    Case("contract-shared", CONV, "contract", _contract(*_SHARED_CONV[:2], _dims(c=5), 1, "shared")),
+    Case("contract-prefetch", CONV, "contract", _contract(*_SHARED_CONV[:2], _dims(c=1), 2, "shared", pad=1)),
+    Case(
+        "contract-direct",
+        CONV,
+        "contract",
+        _contract(_dims(n=1, k=8, y=2, x=4), _dims(n=1, k=8, y=1, x=2), _dims(c=5), 1, "direct"),
+    ),
+    Case("matmul-model", MATMUL, "contract"),
+    Case(
+        "matmul-prefetch",
+        MATMUL,
+        "contract",
+        _contract(_dims(m=16, k=16), _dims(m=2, k=4), _dims(c=8), 2, "shared"),
+    ),
+    Case("window-model", WINDOW, "window"),
+    Case("window-one-output", WINDOW, "window", {"threads": 64, "outputs": 1}),
+    Case("rows-model", ROWS, "rows"),
+    Case("rows-tree", ROWS, "rows", {"threads_per_row": 32, "rows_per_block": 4, "vec": 4}),
+    Case("rows-alone", ROWS, "rows", {"threads_per_row": 1, "rows_per_block": 32, "vec": 1}),
+    Case("map-model", MAP, "map"),
+    Case("map-wide", MAP, "map", {"threads": 32, "vec": 4, "items": 2}),
+)
+
+
+def prepared(case: Case, target: str) -> Module:
+    """The case's program cut into kernels, with its parameters forced."""
+    module = parse(case.text, where=case.name)
+    rng = np.random.default_rng(7)
+    weights = {
+        str(op["name"]): rng.standard_normal(op.result.tensor.shape).astype(np.float32)
+        for op in module.main.body.ops
+        if op.name == "tensor.constant"
+    }
+    module = module.with_constants(Constants(weights))
+    resolved = resolve_target(target)
+    context = PassContext(target=str(resolved), hardware=resolved.hardware)
+    before, _, _ = " ".join(TENSOR.split()).partition("pack-weights")
+    module = run_pipeline(module, Pipeline.parse(before.rstrip(", ")), context)
+    if not case.params:
+        return module
+    forced = [
+        f.with_attrs(skeleton=case.skeleton, params=Pairs.of(case.params))
+        if f.get("skeleton") == case.skeleton
+        else f
+        for f in module.funcs
+    ]
+    return module.with_funcs(tuple(forced))
+
+
+def check(case: Case, target: str) -> float:
+    """Relative error of the compiled case against the interpreter, on random inputs."""
+    module = prepared(case, target)
+    rng = np.random.default_rng(11)
+    source = parse(case.text, constants=module.constants)
+    inputs = [rng.standard_normal(p.tensor.shape).astype(np.float32) for p in source.main.params]
+    wanted = tw.interpret(source, *inputs, precision="fp64")
+    with tw.compile(module, target=target) as exe:
+        got = exe(*inputs)
+    return max(relative_error(g, w) for g, w in zip(got, wanted, strict=True))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check every case; exit code 1 where one is wrong."""
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("--target", default="auto")
+    p.add_argument("--only", default="", help="cases whose name contains this")
+    a = p.parse_args(argv)
+    worst = 0.0
+    for case in CASES:
+        if a.only in case.name:
+            error = check(case, a.target)
+            worst = max(worst, error)
+            print(f"{case.name:<20} relative error {error:.1e}", flush=True)
+    return 0 if worst < 1e-5 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

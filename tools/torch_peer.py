@@ -1,0 +1,89 @@
+"""A graph-level module as a PyTorch function: the same network, weights and semantics, for comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilewright.ir import Module, Op, UnsupportedError, Value
+
+Rule = Callable[[Any, Sequence[Any], Op], Any]
+
+
+def _conv2d(torch: Any, x: Sequence[Any], op: Op) -> Any:
+    top, left, bottom, right = op["padding"]  # type: ignore[misc]
+    data, padding = x[0], (top, left)
+    if (top, left) != (bottom, right):
+        data, padding = torch.nn.functional.pad(data, (left, right, top, bottom)), (0, 0)
+    return torch.nn.functional.conv2d(data, x[1], None, op["strides"], padding, op["dilation"], op["groups"])
+
+
+def _pool(name: str) -> Rule:
+    def rule(torch: Any, x: Sequence[Any], op: Op) -> Any:
+        top, left, bottom, right = op["padding"]  # type: ignore[misc]
+        f = torch.nn.functional
+        data, padding = x[0], (top, left)
+        if (top, left) != (bottom, right):
+            if name == "avg":
+                raise UnsupportedError("average pooling with uneven padding", where=op.loc)
+            data, padding = f.pad(data, (left, right, top, bottom), value=float("-inf")), (0, 0)
+        if name == "max":
+            return f.max_pool2d(data, op["pool_size"], op["strides"], padding, ceil_mode=op["ceil_mode"])
+        include = op["count_include_pad"]
+        return f.avg_pool2d(data, op["pool_size"], op["strides"], padding, op["ceil_mode"], include)
+
+    return rule
+
+
+def _bias_add(torch: Any, x: Sequence[Any], op: Op) -> Any:
+    axis = int(op["axis"]) % x[0].dim()  # type: ignore[arg-type]
+    return x[0] + x[1].reshape([-1 if d == axis else 1 for d in range(x[0].dim())])
+
+
+def _batch_norm(torch: Any, x: Sequence[Any], op: Op) -> Any:
+    data, gamma, beta, mean, var = x
+    return torch.nn.functional.batch_norm(data, mean, var, gamma, beta, False, 0.0, op["epsilon"])
+
+
+RULES: dict[str, Rule] = {
+    "graph.conv2d": _conv2d,
+    "graph.max_pool2d": _pool("max"),
+    "graph.avg_pool2d": _pool("avg"),
+    "graph.global_avg_pool2d": lambda torch, x, op: x[0].mean((2, 3), keepdim=True),
+    "graph.batch_norm": _batch_norm,
+    "graph.bias_add": _bias_add,
+    "graph.dense": lambda torch, x, op: torch.nn.functional.linear(x[0], x[1]),
+    "graph.relu": lambda torch, x, op: torch.relu(x[0]),
+    "graph.add": lambda torch, x, op: x[0] + x[1],
+    "graph.batch_flatten": lambda torch, x, op: x[0].flatten(1),
+    "graph.softmax": lambda torch, x, op: torch.softmax(x[0], op["axis"]),
+    "graph.concatenate": lambda torch, x, op: torch.cat(list(x), op["axis"]),
+    "graph.dropout": lambda torch, x, op: x[0],
+}
+
+
+def torch_function(module: Module, *, device: str, double: bool = False) -> Callable[..., Any]:
+    """A function of tensors on `device` that runs @main of a graph-level module op by op.
+
+    double: weights in float64 (give float64 inputs too). Raises UnsupportedError listing every op without a rule.
+    """
+    import torch
+
+    ops = module.main.body.ops
+    unknown = sorted({o.name for o in ops} - RULES.keys() - {"graph.constant", "graph.return"})
+    if unknown:
+        raise UnsupportedError(f"no PyTorch rule for {', '.join(unknown)}", where=f"@{module.name}")
+    weights: dict[Value, Any] = {}
+    for op in ops:
+        if op.name == "graph.constant":
+            tensor = torch.from_numpy(module.constants[str(op["name"])].copy()).to(device)
+            weights[op.result] = tensor.double() if double else tensor
+
+    def run(*inputs: Any) -> list[Any]:
+        env: dict[Value, Any] = {**weights, **dict(zip(module.main.params, inputs, strict=True))}
+        for op in ops[:-1]:
+            if op.name != "graph.constant":
+                env[op.result] = RULES[op.name](torch, [env[v] for v in op.operands], op)
+        return [env[v] for v in ops[-1].operands]
+
+    return run
