@@ -1,4 +1,4 @@
-"""Readers of other systems' networks: each submodule turns one kind of file or module into our graph level."""
+"""Readers of networks of other systems: each submodule turns its kind into our graph level."""
 
 from tilewright.frontends import relay
 
