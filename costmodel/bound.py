@@ -119,7 +119,7 @@ def _gpu_bound(
     columns = {
         "GM": np.full(len(space), terms.gm(problem, hardware, hardware.l2_bytes, assumptions)),
         "L2": terms.l2(problem, hardware, g, assumptions),
-        "LAT": terms.lat(problem, space, hardware, g),
+        "LAT": terms.lat(problem, space, hardware, g, assumptions),
         "TQ": terms.tq(problem, space, g, assumptions),
         "WB": terms.wb(g.blocks, hardware.sm_count),
         "LANE": terms.lane(g),

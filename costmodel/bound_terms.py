@@ -29,19 +29,24 @@ class Assumptions:
     not. `l1_reuse`: blocks of one multiprocessor may find each other's data in L1, so only compulsory bytes
     surely cross L2. `early_exit`: warps without useful outputs may leave, so the padding of tiles is not
     charged (TQ = 1). `smem_limit_bytes`: shared memory one block may hold; None is the device's opt-in
-    maximum.
+    maximum. `double_buffered`: two stages keep two copies of the tiles in shared memory; else registers hold
+    the next step.
     """
 
     cold_l2: bool = True
     l1_reuse: bool = False
     early_exit: bool = False
     smem_limit_bytes: int | None = None
+    double_buffered: bool = True
 
 
 SPECIFIED = Assumptions()
 """The assumptions the published correction of the model makes."""
 
-MEASURED_LOOP = Assumptions(cold_l2=False, l1_reuse=True)
+SKELETON = Assumptions(double_buffered=False)
+"""Those of the generated kernels, which prefetch into registers."""
+
+MEASURED_LOOP = Assumptions(cold_l2=False, l1_reuse=True, double_buffered=False)
 """The weakest ones: they hold when a kernel is timed in a loop with warm caches."""
 
 
@@ -55,8 +60,9 @@ def coef(
     """COEF: 1 where one block is legal (threads, shared memory, registers per thread and per SM), else 0."""
     registers = g.accumulators + REGISTERS_BESIDE_ACCUMULATORS
     limit = assumptions.smem_limit_bytes or hardware.smem_per_block_max_bytes
+    shared = least_shared_bytes(problem, space, double_buffered=assumptions.double_buffered)
     legal = g.threads <= hardware.max_threads_per_block
-    legal &= least_shared_bytes(problem, space) <= min(limit, hardware.smem_per_block_max_bytes)
+    legal &= shared <= min(limit, hardware.smem_per_block_max_bytes)
     legal &= registers <= hardware.max_registers_per_thread
     legal &= g.warps * WARP * registers <= hardware.registers_per_sm
     return legal.astype(np.float64)
@@ -99,7 +105,13 @@ def iss(problem: ContractProblem, hardware: GpuHardware, g: Geometry) -> FloatAr
     return np.minimum(1.0, fma_clk / ((g.fma + loads) / hardware.schedulers_per_sm))
 
 
-def lat(problem: ContractProblem, space: ContractSpace, hardware: GpuHardware, g: Geometry) -> FloatArray:
+def lat(
+    problem: ContractProblem,
+    space: ContractSpace,
+    hardware: GpuHardware,
+    g: Geometry,
+    assumptions: Assumptions,
+) -> FloatArray:
     """LAT: cycles at peak against the serial chain of the blocks one SM runs one after another.
 
     A block's chain is n_iter (fetch + shared load + 4 C_input F_H F_W) with one stage; with two the fetch
@@ -111,15 +123,23 @@ def lat(problem: ContractProblem, space: ContractSpace, hardware: GpuHardware, g
         hardware.lat_fetch_clk + g.iterations * reduction_clk,
         g.iterations * (hardware.lat_fetch_clk + reduction_clk),
     )
-    rounds = ceil_div(ceil_div(g.blocks, hardware.sm_count), occupancy(problem, space, hardware, g))
+    resident = occupancy(problem, space, hardware, g, assumptions)
+    rounds = ceil_div(ceil_div(g.blocks, hardware.sm_count), resident)
     peak_clk = problem.flops / (2.0 * hardware.fma_per_sm_per_clk * hardware.sm_count)
     return np.minimum(1.0, peak_clk / (rounds * chain_clk))
 
 
-def occupancy(problem: ContractProblem, space: ContractSpace, hardware: GpuHardware, g: Geometry) -> IntArray:
+def occupancy(
+    problem: ContractProblem,
+    space: ContractSpace,
+    hardware: GpuHardware,
+    g: Geometry,
+    assumptions: Assumptions,
+) -> IntArray:
     """Blocks one SM can hold at best, at least 1 (COEF rejects points where not even one fits)."""
     registers = g.accumulators + REGISTERS_BESIDE_ACCUMULATORS
-    return resident_blocks(hardware, g.warps, least_shared_bytes(problem, space), registers).clip(1)
+    shared = least_shared_bytes(problem, space, double_buffered=assumptions.double_buffered)
+    return resident_blocks(hardware, g.warps, shared, registers).clip(1)
 
 
 def tq(problem: ContractProblem, space: ContractSpace, g: Geometry, assumptions: Assumptions) -> FloatArray:

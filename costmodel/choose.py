@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from tilewright.costmodel.bound import Bound, BoundArrays, contract_bound
-from tilewright.costmodel.bound_terms import SPECIFIED
+from tilewright.costmodel.bound_terms import SKELETON
 from tilewright.costmodel.enumeration import Rule
 from tilewright.costmodel.estimator import estimate_contract
 from tilewright.costmodel.hardware import Hardware
@@ -85,7 +85,7 @@ def _evaluate(
 ) -> tuple[ContractSpace, BoundArrays, FloatArray]:
     """The legal part of the production space with bounds and estimates."""
     space = production_space(problem, hardware, rule, limits)
-    bounds = contract_bound(problem, space, hardware, SPECIFIED)
+    bounds = contract_bound(problem, space, hardware, SKELETON)
     estimates = estimate_contract(problem, space, hardware)
     legal: IntArray = np.flatnonzero((bounds.ub > 0) & np.isfinite(estimates))
     if not len(legal):

@@ -21,6 +21,7 @@ _BYTES_IN_FLIGHT_PER_SM = 40_000
 _CPU_THREADS = (1, 2, 4, 8)
 _GPU_THREADS = (64, 128, 256, 512)
 _ADDRESS_INSTRUCTIONS = 12.0
+_BLOCK_START_CLK = 600.0
 
 
 @lru_cache(maxsize=4096)
@@ -133,7 +134,7 @@ def _gpu_seconds(
     resident = min(hardware.max_blocks_per_sm, hardware.max_threads_per_sm // (warps * _WARP))
     per_sm = -(-blocks // hardware.sm_count)
     rounds = -(-per_sm // resident)
-    chain_clk = hardware.estimate_lat_dram_clk + hardware.estimate_block_clk + instructions
+    chain_clk = hardware.estimate_fetch_clk + _BLOCK_START_CLK + instructions
     issue_clk = (
         per_sm * warps * instructions / hardware.schedulers_per_sm / hardware.estimate_issue_efficiency
     )

@@ -9,9 +9,11 @@ import numpy as np
 from tilewright.costmodel.hardware import GpuHardware
 from tilewright.costmodel.parameters import ContractSpace
 from tilewright.costmodel.problem import ContractProblem
-from tilewright.costmodel.windows import FloatArray, IntArray, clipped_rows, distinct_rows, span_rows
+from tilewright.costmodel.windows import FloatArray, IntArray, clipped_rows, distinct_rows, staged_rows
 
 WARP = 32
+WIDEST_COPY_BYTES = 16
+ADDRESS_REGISTERS = 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,22 +73,78 @@ def contract_geometry(problem: ContractProblem, space: ContractSpace) -> Geometr
     )
 
 
-def least_shared_bytes(problem: ContractProblem, space: ContractSpace) -> IntArray:
-    """Shared memory a block cannot do without: distinct rows, never more than the image, plus the weight
-    tile.
+def least_shared_bytes(problem: ContractProblem, space: ContractSpace, *, double_buffered: bool) -> IntArray:
+    """Shared memory a block cannot do without: distinct rows, never more than the image, and the weight tile.
+
+    With two stages the tiles exist twice if `double_buffered`, else registers hold the next step.
     """
     rows = np.minimum(distinct_rows(space.h_b, problem.axis_h), problem.h_in)
     cols = np.minimum(distinct_rows(space.w_b, problem.axis_w), problem.w_in)
     words = space.n_b * rows * cols + space.k_b * problem.taps
-    return problem.element_bytes * space.stages * space.c_step * words
+    buffers = space.stages if double_buffered else 1
+    return np.asarray(problem.element_bytes * buffers * space.c_step * words, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Fetch:
+    """What the skeleton copies to shared memory per iteration: words, and vector copies per thread, by
+    operand.
+    """
+
+    input_words: IntArray
+    weight_words: IntArray
+    input_steps: IntArray
+    weight_steps: IntArray
+    held_words: IntArray
+
+    @property
+    def words(self) -> IntArray:
+        """Words of both tiles."""
+        return self.input_words + self.weight_words
+
+    @property
+    def steps(self) -> IntArray:
+        """Vector copies of one thread for both tiles."""
+        return self.input_steps + self.weight_steps
+
+
+def contract_fetch(problem: ContractProblem, space: ContractSpace) -> Fetch:
+    """The cooperative copy of one iteration as the skeleton makes it: windows with halo, rows padded by
+    `smem_pad`.
+
+    A row is copied in 16-byte vectors where row length, block tile and pitch allow it in every block, else in
+    words. `held_words` are the registers one thread needs to hold its share.
+    """
+    wide = WIDEST_COPY_BYTES // problem.element_bytes
+    cols = staged_rows(space.w_b, problem.axis_w)
+    images = space.n_b * space.c_step * staged_rows(space.h_b, problem.axis_h)
+    aligned_rows = problem.w_in % wide == 0 and problem.f_w == problem.stride_w == 1 and problem.pad[1] == 0
+    input_vec = np.where((cols % wide == 0) & (space.smem_pad % wide == 0) & aligned_rows, wide, 1)
+    weight_vec = np.where((space.k_b % wide == 0) & (problem.k % wide == 0), wide, 1)
+    weight_words = space.c_step * (space.k_b * problem.taps)
+    input_steps = ceil_div(images * cols // input_vec, space.threads)
+    weight_steps = ceil_div(weight_words // weight_vec, space.threads)
+    return Fetch(
+        input_words=images * (cols + space.smem_pad),
+        weight_words=weight_words,
+        input_steps=input_steps,
+        weight_steps=weight_steps,
+        held_words=input_steps * input_vec + weight_steps * weight_vec,
+    )
 
 
 def staged_shared_bytes(problem: ContractProblem, space: ContractSpace) -> IntArray:
-    """Shared memory the skeleton declares: whole windows with halo, rows padded, plus the weight tile."""
-    rows = span_rows(space.h_b, problem.axis_h)
-    cols = span_rows(space.w_b, problem.axis_w) + space.smem_pad
-    words = space.n_b * rows * cols + space.k_b * problem.taps
-    return problem.element_bytes * space.stages * space.c_step * words
+    """Shared memory the skeleton declares: one buffer for each of the two tiles, whatever `stages` is."""
+    return np.asarray(problem.element_bytes * contract_fetch(problem, space).words, dtype=np.int64)
+
+
+def estimated_registers(space: ContractSpace, fetch: Fetch) -> IntArray:
+    """Registers per thread: accumulators, one reduction index of both operands, the prefetched words,
+    addresses.
+    """
+    operands = space.k_t + space.n_t * space.h_t * space.w_t
+    held = np.where(space.stages > 1, fetch.held_words, 0)
+    return np.asarray(space.accumulators + operands + held + ADDRESS_REGISTERS, dtype=np.int64)
 
 
 def resident_blocks(

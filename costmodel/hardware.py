@@ -41,10 +41,15 @@ class GpuHardware:
     lat_smem_clk: float
     lat_smem_printed_clk: float
     lat_fma_clk: float
-    estimate_lat_l2_clk: float
-    estimate_lat_dram_clk: float
-    estimate_barrier_clk: float
+    estimate_launch_s: float
     estimate_block_clk: float
+    estimate_fetch_clk: float
+    estimate_copy_clk: float
+    estimate_copy_instructions: float
+    estimate_clk_per_instruction: float
+    estimate_clk_per_tap: float
+    estimate_overlap_loss: float
+    estimate_barrier_clk: float
     estimate_issue_efficiency: float
     estimate_dram_efficiency: float
     estimate_l2_bytes_per_sm_per_clk: float

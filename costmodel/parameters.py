@@ -19,11 +19,11 @@ class ContractParameters:
     """How one contract kernel is cut.
 
     `x_b` and `x_t` are the block and the thread tile of output dimension x; `c_step` input channels are
-    consumed per iteration; `stages` = 2 fetches the next iteration while computing. With `staging` "shared"
-    the block copies its input and weight tiles to shared memory, each input row padded by `smem_pad`
-    elements; with "direct" every work-item reads global memory itself and computes `vec` neighbouring k with
-    one SIMD instruction. With "shared" staging `vec` is the width in elements of one shared-memory load of
-    weights.
+    consumed per iteration; `stages` = 2 fetches the next iteration into registers while computing. With
+    `staging` "shared" the block copies its input and weight tiles to shared memory, each input row padded by
+    `smem_pad` elements; with "direct" every work-item reads global memory itself and computes `vec`
+    neighbouring k with one SIMD instruction. With "shared" staging `vec` is the width in elements of one
+    shared-memory load of weights.
     """
 
     n_b: int

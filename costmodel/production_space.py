@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.costmodel.enumeration import Rule, vector_width
-from tilewright.costmodel.geometry import WARP, staged_shared_bytes
+from tilewright.costmodel.geometry import WARP, contract_fetch, estimated_registers
 from tilewright.costmodel.hardware import CpuHardware, GpuHardware, Hardware
 from tilewright.costmodel.parameters import ContractSpace, Staging
 from tilewright.costmodel.problem import ContractProblem
@@ -20,6 +20,7 @@ _MAX_THREADS_PER_AXIS = 64
 _PIXELS_WORTH_BATCHING = 256
 _MAX_BLOCKS_OF_ODD_SIZE = 4
 _MAX_STEPS = 4
+_MAX_CHANNEL_STEP = 64
 _MAX_STEP_TAPS = 288
 _MIN_STEP_TAPS = 4
 _CPU_WORK_ITEMS = (1, 2, 4, 8)
@@ -29,14 +30,18 @@ _CPU_WORK_ITEMS = (1, 2, 4, 8)
 class Limits:
     """What the code generator can take: bounds on the production space.
 
-    `max_accumulators` keeps a thread within its registers. `smem_limit_bytes` is the static limit unless the
-    launcher opts in to more; it counts the tiles as the kernel declares them, halo and row padding included.
+    `max_accumulators` and `max_registers` (an estimate) keep a thread within its registers; with two stages a
+    thread may hold at most `max_prefetch_steps` copies per operand, since a longer fetch loop is not unrolled
+    and would put them in local memory. `smem_limit_bytes` is the static limit unless the launcher opts in to
+    more; it counts the tiles as the kernel declares them, halo and row padding included.
     """
 
     max_accumulators: int = 64
     max_thread_tile: int = 8
     min_threads: int = 32
     max_threads: int = 512
+    max_registers: int = 168
+    max_prefetch_steps: int = 16
     smem_limit_bytes: int = 49152
     stages: tuple[int, ...] = (1, 2)
     smem_pads: tuple[int, ...] = (0,)
@@ -75,8 +80,13 @@ def _gpu_space(
     space = _with_tails(
         problem, tables, [i[keep] for i in index], limits, "shared", 16 // problem.element_bytes
     )
+    fetch = contract_fetch(problem, space)
     limit = min(limits.smem_limit_bytes, hardware.smem_per_block_max_bytes)
-    return space.take(staged_shared_bytes(problem, space) <= limit)
+    fits = problem.element_bytes * fetch.words <= limit
+    unrolled = np.maximum(fetch.input_steps, fetch.weight_steps) <= limits.max_prefetch_steps
+    registers = estimated_registers(space, fetch)
+    granted = np.minimum(limits.max_registers, hardware.registers_per_sm // space.threads)
+    return space.take(fits & (unrolled | (space.stages == 1)) & (registers <= granted))
 
 
 def _cpu_space(problem: ContractProblem, hardware: CpuHardware, rule: Rule, limits: Limits) -> ContractSpace:
@@ -123,13 +133,11 @@ def _with_tails(
 
 
 def _channel_steps(problem: ContractProblem) -> list[int]:
-    """Powers of two and the channel count itself, divisors first; with few divisors also steps that leave a
-    tail.
-    """
-    candidates = sorted({1, 2, 4, 8, 16, 32, 64, problem.c} & set(range(1, min(problem.c, 64) + 1)))
-    sized = [c for c in candidates if _MIN_STEP_TAPS <= c * problem.taps <= _MAX_STEP_TAPS] or candidates[:1]
-    dividing = _dividing(sized, problem.c)
-    return (dividing if len(dividing) >= 2 else sized)[-_MAX_STEPS:]
+    """Divisors of the channel count that give an iteration a sensible length, the longest few."""
+    divisors = _dividing(list(range(1, min(problem.c, _MAX_CHANNEL_STEP) + 1)), problem.c)
+    sized = [c for c in divisors if _MIN_STEP_TAPS <= c * problem.taps <= _MAX_STEP_TAPS]
+    even = [c for c in sized if c & (c - 1) == 0]
+    return (even if len(even) >= 2 else sized or divisors[:1])[-_MAX_STEPS:]
 
 
 def _pairs(extent: int, thread_tiles: list[int], rule: Rule, most_threads: int) -> IntArray:

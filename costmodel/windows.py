@@ -32,6 +32,12 @@ def span_rows(tile: IntArray | int, axis: Axis) -> IntArray:
     return (tiles - 1) * axis.stride + (axis.filter - 1) * axis.dilation + 1
 
 
+def staged_rows(tile: IntArray | int, axis: Axis) -> IntArray:
+    """Rows the skeleton stages for `tile` outputs: the span on the grid of rows that windows touch at all."""
+    gap = axis.stride if axis.filter == 1 else gcd(axis.stride, axis.dilation)
+    return (span_rows(tile, axis) - 1) // gap + 1
+
+
 def distinct_rows(tile: IntArray | int, axis: Axis) -> IntArray:
     """Distinct rows {oS + fD : o < tile, f < F}; for D = 1 it is min((tile-1)S + F, tile F).
 

@@ -181,14 +181,15 @@ def test_occupancy_counts_registers_shared_memory_and_warps() -> None:
         ContractParameters(1, 64, 1, 64, 1, 8, 1, 8, 96),
     ]
     space = contract_space(points)
-    got = occupancy(problem, space, gpu(), contract_geometry(problem, space))
+    got = occupancy(problem, space, gpu(), contract_geometry(problem, space), Assumptions())
     assert got.tolist() == [65536 // (64 * 67), 65536 // (256 * 67), 233472 // (49152 + 1024)]
 
 
 def test_weaker_assumptions_never_raise_the_bound() -> None:
     (space,) = enumerate_contract(LAYER, gpu(), "divisors")
     strict = contract_bound(LAYER, space, gpu()).seconds
-    for weaker in (Assumptions(cold_l2=False), Assumptions(l1_reuse=True), Assumptions(early_exit=True)):
+    weakened = ("l1_reuse", "early_exit")
+    for weaker in (*(Assumptions(**{name: True}) for name in weakened), Assumptions(cold_l2=False)):
         assert (contract_bound(LAYER, space, gpu(), weaker).seconds <= strict).all()
 
 
@@ -236,3 +237,12 @@ def test_flops_and_groups() -> None:
     assert batched.compulsory_bytes == 4 * 12 * (128 * 32 + 32 * 64 + 128 * 64)
     g = contract_geometry(batched, contract_space([ContractParameters(1, 64, 1, 64, 1, 4, 1, 4, 8)]))
     assert g.blocks.tolist() == [12 * 2]
+
+
+def test_prefetching_into_registers_needs_no_second_buffer() -> None:
+    space = contract_space([replace(TILE, c_step=64, k_b=64, stages=2)])
+    static = Assumptions(smem_limit_bytes=65536 * 3)
+    twice = contract_bound(LAYER, space, gpu(), static).ub[0]
+    once = contract_bound(LAYER, space, gpu(), replace(static, double_buffered=False)).ub[0]
+    assert twice == 0.0
+    assert once > 0.0

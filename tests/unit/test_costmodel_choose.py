@@ -29,9 +29,10 @@ from tilewright.costmodel import (
     matmul_problem,
     rank_contract,
 )
+from tilewright.costmodel.bound_terms import SKELETON
 from tilewright.costmodel.choose import DEFAULT_LIMITS
 from tilewright.costmodel.enumeration import Rule
-from tilewright.costmodel.geometry import staged_shared_bytes
+from tilewright.costmodel.geometry import contract_fetch, estimated_registers, staged_shared_bytes
 from tilewright.costmodel.parameters import contract_space
 from tilewright.ir.errors import InputError
 
@@ -94,8 +95,13 @@ def assert_legal(problem: ContractProblem, p: ContractParameters, hardware: Hard
     assert p.accumulators <= limits.max_accumulators
     assert p.threads <= limits.max_threads
     assert all(t & (t - 1) == 0 for t in (p.n_t, p.k_t, p.h_t, p.w_t))
-    assert staged_shared_bytes(problem, contract_space([p]))[0] <= limits.smem_limit_bytes
-    assert contract_bound_of(problem, p, hardware).ub > 0
+    assert problem.c % p.c_step == 0
+    space = contract_space([p])
+    fetch = contract_fetch(problem, space)
+    assert staged_shared_bytes(problem, space)[0] == 4 * fetch.words[0] <= limits.smem_limit_bytes
+    assert estimated_registers(space, fetch)[0] <= limits.max_registers
+    assert p.stages == 1 or max(fetch.input_steps[0], fetch.weight_steps[0]) <= limits.max_prefetch_steps
+    assert contract_bound_of(problem, p, hardware, SKELETON).ub > 0
 
 
 @pytest.mark.parametrize("device", DEVICES)

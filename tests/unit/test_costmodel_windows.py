@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.costmodel.windows import Axis, clipped_rows, distinct_rows, image_rows, span_rows
+from tilewright.costmodel.windows import Axis, clipped_rows, distinct_rows, image_rows, span_rows, staged_rows
 
 
 def rows_of(outputs: range, axis: Axis) -> set[int]:
@@ -60,3 +60,10 @@ def test_clipped_rows_with_dilation(
 
 def test_strided_pointwise_window_touches_every_other_row_only() -> None:
     assert image_rows(Axis(28, 56, 1, 2, 1, 0)) == 28
+
+
+def test_staged_rows_skip_what_no_window_touches() -> None:
+    assert staged_rows(8, Axis(28, 56, 1, 2, 1, 0)) == 8
+    assert staged_rows(8, Axis(28, 56, 3, 2, 1, 1)) == 17
+    assert staged_rows(8, Axis(28, 56, 3, 2, 2, 1)) == 10
+    assert staged_rows(8, Axis(28, 56, 3, 1, 2, 1)) == 12
