@@ -246,3 +246,17 @@ def test_prefetching_into_registers_needs_no_second_buffer() -> None:
     once = contract_bound(LAYER, space, gpu(), replace(static, double_buffered=False)).ub[0]
     assert twice == 0.0
     assert once > 0.0
+
+
+def test_traffic_terms_by_hand() -> None:
+    thin = matmul_problem(1 << 14, 1 << 14, 4)
+    tile = ContractParameters(1, 64, 1, 128, 1, 8, 1, 8, 4)
+    bound = contract_bound(thin, contract_space([tile]), gpu())
+    seconds_at_peak = thin.flops / gpu().peak_flops_per_s
+    compulsory = 4 * (2 * (1 << 14) * 4 + (1 << 28))
+    assert bound.terms["GM"][0] == pytest.approx(seconds_at_peak / (compulsory / 3.35e12))
+    blocks = (1 << 14) // 64 * ((1 << 14) // 128)
+    through_l2 = 4 * (blocks * (64 + 128) * 4 + (1 << 28))
+    assert bound.terms["L2"][0] == pytest.approx(seconds_at_peak / (through_l2 / (6154 * 1.98e9)))
+    assert bound.at(0).limit == "GM"
+    assert bound.at(0).seconds == pytest.approx(compulsory / 3.35e12)
