@@ -85,7 +85,7 @@ def _round_clk(resident: IntArray, step: _Iteration, hardware: GpuHardware, g: G
 def _iteration(
     problem: ContractProblem, space: ContractSpace, hardware: GpuHardware, g: Geometry, fetch: Fetch
 ) -> _Iteration:
-    X
+    """What the issue slots, FMA lanes, shared-memory and L2 ports take; and what one warp takes alone."""
     threads_w = space.w_b // space.w_t
     fma = g.accumulators * space.c_step * problem.taps
     input_loads = (space.c_step * problem.taps) * (space.n_t * space.h_t * space.w_t)
