@@ -40,7 +40,7 @@ place-barriers
 """
 
 #: options of `vectorise` per kernel language: a CPU vectorises arithmetic, a GPU only memory accesses
-VECTORISE = {"cuda": "{max_bytes=16}", "opencl": "{max_bytes=64}"}
+VECTORISE = {"cuda": "{max_bytes=16}", "opencl": "{max_bytes=64, registers=true}"}
 
 
 def stage_texts(start: Level, language: str) -> dict[str, str]:

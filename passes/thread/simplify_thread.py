@@ -20,7 +20,7 @@ from tilewright.passes.thread.scopes import (
     mask_of,
     never,
 )
-from tilewright.passes.values import resolve
+from tilewright.passes.values import replace_in_op, resolve
 
 
 @register_pass(Level.THREAD)

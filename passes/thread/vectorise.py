@@ -1,0 +1,160 @@
+"""Pass vectorise: innermost loops over consecutive elements become accesses and arithmetic on short vectors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilewright.ir.builder import Builder
+from tilewright.ir.errors import InputError
+from tilewright.ir.expr import Expr, Sym, binary, substitute
+from tilewright.ir.nodes import Block, Func, Level, Op, Value
+from tilewright.ir.opdef import op_def
+from tilewright.ir.simplify import Ranges, coefficients, multiple_of
+from tilewright.ir.types import LANES, ScalarType, TensorType, itemsize
+from tilewright.passes.context import PassContext
+from tilewright.passes.definition import register_pass
+from tilewright.passes.thread.scopes import (
+    extent_of,
+    launch_ranges,
+    loop_ranges,
+    loop_variable,
+    map_indices,
+    mask_of,
+    mentions,
+)
+
+
+@register_pass(Level.THREAD)
+def vectorise(func: Func, ctx: PassContext, *, max_bytes: int = 16, registers: bool = False) -> Func:
+    """Turn an innermost loop over consecutive, aligned elements into vector loads, arithmetic and stores.
+
+    rewrite:  loop(v, 4) { %a = load(%x, at = [i, 4*j + v]); store(%a, %s, at = [4*j + v]) }
+              -->   %a = load(%x, at = [i, 4*j], lanes = 4); store(%a, %s, at = [4*j])
+
+    max_bytes: widest vector. registers: also loops that touch register buffers alone (a CPU has vector arithmetic; a GPU
+    only gains from wide memory accesses). Each lane computes what its iteration computed.
+    """
+    if max_bytes < 1:
+        raise InputError(f"expected max_bytes of at least 1, got {max_bytes}")
+    v = _Vectoriser(max_bytes, registers)
+    return func.with_body(v.block(func.body, launch_ranges(func)))
+
+
+class _Vectoriser:
+    def __init__(self, max_bytes: int, registers: bool) -> None:
+        self.max_bytes, self.registers = max_bytes, registers
+
+    def block(self, block: Block, ranges: Ranges) -> Block:
+        return block.with_ops(tuple(self.op(op, ranges) for op in block.ops))
+
+    def op(self, op: Op, ranges: Ranges) -> Op:
+        if op.body is None:
+            return op
+        inner = loop_ranges(op, ranges) if op.name == "thread.loop" else ranges
+        if op.name == "thread.loop" and not any(o.body is not None for o in op.body.ops):
+            return self.loop(op, inner)
+        body = self.block(op.body, inner)
+        return op if body is op.body else replace(op, body=body)
+
+    def loop(self, op: Op, ranges: Ranges) -> Op:
+        assert op.body is not None
+        sizes = [itemsize(v.type.dtype) for v in _buffers(op.body) if isinstance(v.type, TensorType)]
+        if not sizes or op.operands:
+            return op
+        for lanes in sorted(LANES - {1}, reverse=True):
+            if lanes * max(sizes) <= self.max_bytes and extent_of(op) % lanes == 0:
+                wide = _Widener(loop_variable(op), lanes, ranges, self.registers).body(op.body)
+                if wide is not None:
+                    return replace(op.with_attrs(extent=extent_of(op) // lanes), body=wide)
+        return op
+
+
+def _buffers(body: Block) -> list[Value]:
+    return [v for o in body.ops if o.level == "thread" for v in o.operands if isinstance(v.type, TensorType)]
+
+
+class _Widener:
+    """Rewrites one loop body for `lanes` iterations at a time, or finds that it cannot."""
+
+    def __init__(self, var: str, lanes: int, ranges: Ranges, registers: bool) -> None:
+        self.var, self.lanes, self.ranges, self.registers = var, lanes, ranges, registers
+        self.new: dict[Value, Value] = {}
+        self.b = Builder()
+        self.places: dict[Value, set[tuple[Expr, ...]]] = {}
+        self.written: set[Value] = set()
+        self.memory = False
+
+    def body(self, body: Block) -> Block | None:
+        for op in body.ops:
+            with self.b.at(op.loc):
+                if not self.op(op):
+                    return None
+        if any(len(self.places[v]) > 1 for v in self.written):
+            return None  # another iteration might read what this one writes
+        return self.b.block() if self.memory or self.registers else None
+
+    def op(self, op: Op) -> bool:
+        if op.name in ("thread.load", "thread.store"):
+            return self.access(op)
+        if op.level != "scalar" or not op_def(op.name).elementwise:
+            return False
+        operands = [self.new[v] if v in self.new else v for v in op.operands]
+        (result,) = op.results
+        results = self.b.emit(op.name, operands, dict(op.attrs), hint=result.hint)
+        self.new[result] = results[0]
+        return True
+
+    def access(self, op: Op) -> bool:
+        load = op.name == "thread.load"
+        buffer = op.operands[0 if load else 1]
+        at: tuple[Expr, ...] = op["at"]  # type: ignore[assignment]
+        self.places.setdefault(buffer, set()).add(at)
+        if not load:
+            self.written.add(buffer)
+        varying = any(mentions(e, self.var) for e in at)
+        if not varying and not any(mentions(e, self.var) for m in mask_of(op) for e in m):
+            return load and self.scalar_load(op)
+        if not varying or not self.unit_stride(buffer, at) or not all(map(self.whole, mask_of(op))):
+            return False
+        if load and (op.result.type != ScalarType(buffer.tensor.dtype)):
+            return False
+        self.memory |= buffer.tensor.space != "reg"
+        wide = map_indices(op, lambda e: substitute(e, {self.var: binary("*", Sym(self.var), self.lanes)}))
+        if load:
+            attrs = {**dict(wide.attrs), "lanes": self.lanes}
+            (self.new[op.result],) = self.b.emit(op.name, op.operands, attrs, hint=op.result.hint)
+            return True
+        value = self.new.get(op.operands[0], op.operands[0])
+        if isinstance(value.type, ScalarType) and value.type.lanes == 1:
+            value = self.b.value("scalar.broadcast", value, lanes=self.lanes)
+        self.b.emit(op.name, (value, buffer), dict(wide.attrs))
+        return True
+
+    def scalar_load(self, op: Op) -> bool:
+        (self.new[op.result],) = self.b.append(replace(op, results=(Value(op.result.type, op.result.hint),)))
+        return True
+
+    def unit_stride(self, buffer: Value, at: tuple[Expr, ...]) -> bool:
+        """Consecutive elements of the last dimension, starting at a multiple of the lanes in every row."""
+        t = buffer.tensor
+        if any(mentions(e, self.var) for e in at[:-1]) or (t.rank > 1 and t.shape[-1] % self.lanes):
+            return False
+        form = coefficients(at[-1], [self.var], self.ranges)
+        if form is None or form[0].get(self.var) != 1:
+            return False
+        return multiple_of(form[1], self.ranges) % self.lanes == 0
+
+    def whole(self, component: tuple[Expr, Expr, Expr]) -> bool:
+        """A condition that is the same for all lanes of a vector."""
+        e, low, high = component
+        if not any(mentions(x, self.var) for x in component):
+            return True
+        form = coefficients(e, [self.var], self.ranges)
+        if (
+            form is None
+            or form[0].get(self.var) != 1
+            or not isinstance(low, int)
+            or not isinstance(high, int)
+        ):
+            return False
+        return all(x % self.lanes == 0 for x in (multiple_of(form[1], self.ranges), low, high))
