@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 
-
 from tilewright.ir.expr import BinOp, Sym
 from tilewright.ir.nodes import Attr, Block, Func, Module, Op, Pairs, Value
 
 
 def equal(a: Module, b: Module, *, constants: bool = True) -> bool:
-    """True when two modules mean the same text; with `constants`, their named arrays agree bit for bit too."""
+    """True when two modules mean the same text; with `constants`, their arrays agree bit for bit too."""
     if (a.name, len(a.funcs)) != (b.name, len(b.funcs)) or not same_attrs(a.attrs, b.attrs):
         return False
     if not all(equal_funcs(x, y) for x, y in zip(a.funcs, b.funcs, strict=True)):

@@ -5,14 +5,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from tilewright.ir.errors import InputError
 
 OPERATORS = ("+", "-", "*", "//", "%", "min", "max")
+
+
+#: words that mean something else where an expression may stand
+_RESERVED = frozenset({"true", "false", "none", "inf", "nan"})
+_SYMBOL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*(\.[a-zA-Z0-9_]+)*")
+
+
+@lru_cache(maxsize=4096)
+def check_symbol(name: str) -> None:
+    """Raise InputError unless `name` can be written as a symbol: plain or dotted, no literal."""
+    if not _SYMBOL.fullmatch(name) or name in _RESERVED:
+        raise InputError(f"expected a symbol such as n, kh or bid.x, got '{name}'")
 
 
 class _Arithmetic:
@@ -51,6 +65,9 @@ class Sym(_Arithmetic):
 
     name: str
 
+    def __post_init__(self) -> None:
+        check_symbol(self.name)
+
     def __str__(self) -> str:
         return self.name
 
@@ -75,7 +92,7 @@ Expr = int | Sym | BinOp
 
 
 def binary(op: str, lhs: Expr, rhs: Expr) -> Expr:
-    """`lhs op rhs`, folded when both are constants or one is neutral; division by a constant <= 0 is an error."""
+    """`lhs op rhs`, folded for constants and neutral elements; InputError for a constant divisor <= 0."""
     if op in ("//", "%") and isinstance(rhs, int) and rhs <= 0:
         raise InputError(f"expected a positive divisor in an index expression, got {rhs}")
     if isinstance(lhs, int) and isinstance(rhs, int):
@@ -144,7 +161,7 @@ def substitute(e: Expr, env: Mapping[str, Expr]) -> Expr:
 
 
 def evaluate(e: Expr, env: Mapping[str, int | np.ndarray]) -> int | np.ndarray:
-    """Value of `e`; symbols may be integers or broadcastable integer arrays. KeyError names a missing symbol."""
+    """Value of `e`; symbols are integers or broadcastable arrays. KeyError names a missing symbol."""
     if isinstance(e, int):
         return e
     if isinstance(e, Sym):

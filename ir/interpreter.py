@@ -16,9 +16,6 @@ from tilewright.ir.tensor_ops import STRUCTURED
 from tilewright.ir.types import TensorType, array_type, numpy_dtype, storage_dtype, widened
 from tilewright.ir.verifier import verify
 
-#: nested calls of kernels; real modules have one level
-_MAX_CALLS = 50
-
 
 def interpret(module: Module, *inputs: Any, precision: str = "native") -> list[np.ndarray]:
     """Results of @main on `inputs`, one array per parameter, with the parameter's shape and dtype.
@@ -33,7 +30,7 @@ def interpret(module: Module, *inputs: Any, precision: str = "native") -> list[n
     verify(module)
     with widened(precision == "fp64"), np.errstate(all="ignore"):
         arrays = _bind_inputs(module, inputs)
-        results = _run(module, module.main, arrays, 0)
+        results = _run(module, module.main, arrays)
         held = [*arrays, *module.constants.values()]
         return [_own(r, held) for r in results]
 
@@ -65,18 +62,16 @@ def _own(result: np.ndarray, held: Sequence[np.ndarray]) -> np.ndarray:
     return result.copy() if shared else result
 
 
-def _run(module: Module, func: Func, arguments: Sequence[np.ndarray], depth: int) -> list[np.ndarray]:
+def _run(module: Module, func: Func, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
     if func.level is Level.THREAD:
         raise UnsupportedError(
             f"the interpreter covers the graph and the tensor level; @{func.name} is a thread.func"
         )
-    if depth > _MAX_CALLS:
-        raise InputError(f"expected calls nested at most {_MAX_CALLS} deep, @{func.name} is called deeper")
     env = dict(zip(func.params, arguments, strict=True))
     last = _last_uses(func)
     for i, op in enumerate(func.body.ops[:-1]):
         operands = [env[v] for v in op.operands]
-        results = _evaluate(module, op, operands, depth)
+        results = _evaluate(module, op, operands)
         _check(func, op, results)
         env.update(zip(op.results, results, strict=True))
         for v in {*op.operands, *op.results}:
@@ -89,11 +84,11 @@ def _last_uses(func: Func) -> Mapping[Value, int]:
     return {v: i for i, op in enumerate(func.body.ops) for v in op.operands}
 
 
-def _evaluate(module: Module, op: Op, operands: list[np.ndarray], depth: int) -> Sequence[np.ndarray]:
+def _evaluate(module: Module, op: Op, operands: list[np.ndarray]) -> Sequence[np.ndarray]:
     if op.name.endswith(".constant"):
         return [_constant(module, op)]
     if op.name == "tensor.call":
-        return _call(module, op, operands, depth)
+        return _call(module, op, operands)
     if op.name in STRUCTURED:
         return evaluate_structured(op, operands)
     if op.name == "tensor.scan":
@@ -117,13 +112,13 @@ def _constant(module: Module, op: Op) -> np.ndarray:
     return module.constants[name].astype(numpy_dtype(op.result.tensor.dtype), copy=False)
 
 
-def _call(module: Module, op: Op, operands: Sequence[np.ndarray], depth: int) -> list[np.ndarray]:
+def _call(module: Module, op: Op, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Run a kernel; buffers are dense, so arguments and results are reshaped to what each side declares."""
     ref = op["callee"]
     assert isinstance(ref, Ref)
     callee = module[ref.name]
     arguments = [x.reshape(p.tensor.shape) for x, p in zip(operands, callee.params, strict=True)]
-    results = _run(module, callee, arguments, depth + 1)
+    results = _run(module, callee, arguments)
     return [r.reshape(v.tensor.shape) for r, v in zip(results, op.results, strict=True)]
 
 

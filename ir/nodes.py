@@ -1,6 +1,6 @@
 """IR nodes of all levels: frozen, compared by identity, holding only tuples; "unchanged" is `new is old`.
 
-Attributes, types and index expressions compare structurally; `equal` (in `compare.py`) compares whole modules.
+Attributes, types and index expressions compare structurally; `equal` (`compare.py`) compares whole modules.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Func:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Module:
-    """Functions (`main` is the entry), attributes such as `target`, and named constants kept beside the text."""
+    """Functions (`main` is the entry), attributes such as `target`, and the named constants."""
 
     name: str
     funcs: tuple[Func, ...] = ()

@@ -1,4 +1,4 @@
-"""Op definitions: what the IR knows about an op name (schema, inference, effects, folding, reference semantics)."""
+"""Op definitions: what the IR knows about an op name (schema, inference, effects, reference semantics)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,11 @@ _KINDS: dict[str, Callable[[Attr], bool]] = {
     "mask": lambda a: (
         isinstance(a, tuple) and all(isinstance(x, tuple) and len(x) == 3 and _KINDS["exprs"](x) for x in a)
     ),
-    "dims": lambda a: isinstance(a, Pairs) and all(type(v) is int and v >= 0 for _, v in a.items),
+    "dims": lambda a: (
+        isinstance(a, Pairs)
+        and all(type(v) is int and v >= 0 for _, v in a.items)
+        and len({k for k, _ in a.items}) == len(a.items)
+    ),
     "pairs": lambda a: isinstance(a, Pairs),
     "sym": lambda a: isinstance(a, Sym),
     "ref": lambda a: isinstance(a, Ref),
@@ -69,11 +73,13 @@ class OpDef:
     """Everything specific to one op name.
 
     operands: names; a trailing `*` on the last admits any number, a `?` marks an optional one.
-    infer: result types from operand types and attributes, raising InputError on bad operands; None where result
-      types are part of the text (constants, ops with bodies) and are checked by `verify`.
+    infer: result types from operand types and attributes, raising InputError on bad operands; None where
+      result types are part of the text (constants, ops with bodies) and are checked by `verify`.
     evaluate: NumPy reference semantics on arrays; None for structural ops.
     verify: further checks of the whole op, returning messages.
-    effects: subset of {"read", "write", "barrier", "terminator", "async"}; an op without effects may be dropped or merged.
+    effects: what the op does besides giving results; an op without effects may be dropped or merged.
+      read, write: memory; alloc: a buffer; barrier, async, warp: waits for or works with other threads;
+      control: runs its body when and as often as it says; terminator: ends its block.
     """
 
     name: str
@@ -133,6 +139,11 @@ def op_def(name: str) -> OpDef:
         return _DEFS[name]
     except KeyError:
         raise InputError(f"unknown op '{name}'{_hint(name, _DEFS)}") from None
+
+
+def is_defined(name: str) -> bool:
+    """True when an op of this name exists."""
+    return name in _DEFS
 
 
 def op_defs() -> tuple[OpDef, ...]:

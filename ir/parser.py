@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from lark import Lark, Token, Transformer, UnexpectedInput
-from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedToken, VisitError
+from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedToken
 
 from tilewright.ir.constants import Constants, load_constants
 from tilewright.ir.errors import InputError
@@ -18,8 +19,12 @@ from tilewright.ir.nodes import Attr, Block, Func, Level, Module, Op, Pairs, Ref
 from tilewright.ir.opdef import op_def
 from tilewright.ir.types import TensorType, Type, parse_scalar
 
-MAX_BYTES = 256 << 20
+MAX_BYTES = 64 << 20
 MAX_DEPTH = 100
+MAX_DIGITS = 20
+MAX_FLOAT_DIGITS = 400
+
+_BRACKET = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"|#[^\n]*|[()\[\]{}]')
 
 
 class _Body(NamedTuple):
@@ -53,18 +58,35 @@ class _SyntaxFault(Exception):
 
 
 def _number(token: Token) -> int:
-    if len(token) > 20:
-        raise _SyntaxFault(f"expected an integer of at most 20 digits, got one of {len(token)}", token)
+    if len(token) > MAX_DIGITS:
+        raise _SyntaxFault(
+            f"expected a number of at most {MAX_DIGITS} digits, got one of {len(token)}", token
+        )
     return int(token)
 
 
-class _Build(Transformer[Token, Any]):
-    """Reductions of the LALR parser; names are resolved afterwards, when scopes are known."""
+def _float(token: Token) -> float:
+    if len(token) > MAX_FLOAT_DIGITS:
+        raise _SyntaxFault(
+            f"expected a float of at most {MAX_FLOAT_DIGITS} characters, got {len(token)}", token
+        )
+    return float(token)
 
-    def __init__(self) -> None:
-        super().__init__(visit_tokens=False)
-        self.depth: dict[int, int] = {}
-        self.alive: list[BinOp] = []
+
+def _text(token: Token, start: int = 0) -> str:
+    """The string a quoted token stands for."""
+    try:
+        return str(json.loads(token[start:]))
+    except ValueError as e:
+        raise _SyntaxFault(f"expected a string with JSON escapes, got {_short(token)}", token) from e
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+class _Build(Transformer[Token, Any]):
+    """Reductions of the LALR parser, without state; names are resolved afterwards, when scopes are known."""
 
     def start(self, c: list[Any]) -> Any:
         return c[0], c[1] or [], c[2:]
@@ -95,12 +117,12 @@ class _Build(Transformer[Token, Any]):
             [x for x in inside if isinstance(x, Token)],
             [x for x in inside if not isinstance(x, Token)],
             types or [],
-            json.loads(loc) if loc is not None else "",
+            _text(loc) if loc is not None else "",
             body,
         )
 
     def keyword(self, c: list[Any]) -> Any:
-        return c[0], c[1]
+        return c[0], _plain(c[1])
 
     def types(self, c: list[Any]) -> list[Type]:
         return c
@@ -120,16 +142,13 @@ class _Build(Transformer[Token, Any]):
             raise _SyntaxFault(str(e), name) from e
 
     def real(self, c: list[Any]) -> float:
-        return float(c[0])
+        return _float(c[0])
 
     def negative_real(self, c: list[Any]) -> float:
-        return -float(c[0])
+        return -_float(c[0])
 
     def string(self, c: list[Any]) -> str:
-        try:
-            return str(json.loads(c[0]))
-        except ValueError as e:
-            raise _SyntaxFault("expected a string with JSON escapes", c[0]) from e
+        return _text(c[0])
 
     def true(self, _: list[Any]) -> bool:
         return True
@@ -144,13 +163,13 @@ class _Build(Transformer[Token, Any]):
         return Ref(str(c[0])[1:])
 
     def sequence(self, c: list[Any]) -> Any:
-        return tuple(c)
+        return tuple(map(_plain, c))
 
     def pairs(self, c: list[Any]) -> Pairs:
         return Pairs(tuple(c))
 
     def pair(self, c: list[Any]) -> tuple[str, Attr]:
-        return str(c[0]), c[1]
+        return str(c[0]), _plain(c[1])
 
     def integer(self, c: list[Any]) -> int:
         return _number(c[0])
@@ -159,26 +178,38 @@ class _Build(Transformer[Token, Any]):
         return -_number(c[0])
 
     def symbol(self, c: list[Any]) -> Sym:
-        return Sym(str(c[0]))
+        try:
+            return Sym(str(c[0]))
+        except InputError as e:
+            raise _SyntaxFault(str(e), c[0]) from e
 
     def binary(self, c: list[Any]) -> Any:
-        return self._expr(str(c[1]), c[0], c[2], c[1])
+        return _expr(c[1], c[0], c[2])
 
     def extreme(self, c: list[Any]) -> Any:
-        return self._expr(str(c[0]), c[1], c[2], c[0])
+        return _expr(c[0], c[1], c[2])
 
-    def _expr(self, op: str, lhs: Any, rhs: Any, token: Token) -> Any:
-        depth = 1 + max(self.depth.get(id(lhs), 0), self.depth.get(id(rhs), 0))
-        if depth > MAX_DEPTH:
-            raise _SyntaxFault(f"expected an expression nested at most {MAX_DEPTH} deep", token)
-        try:
-            node = binary(op, lhs, rhs)
-        except InputError as e:
-            raise _SyntaxFault(str(e), token) from e
-        if isinstance(node, BinOp):
-            self.depth[id(node)] = depth
-            self.alive.append(node)
-        return node
+
+class _Deep(NamedTuple):
+    """An index expression under construction and the depth of its tree."""
+
+    node: BinOp
+    depth: int
+
+
+def _expr(token: Token, lhs: Any, rhs: Any) -> Any:
+    depth = 1 + max(x.depth if type(x) is _Deep else 0 for x in (lhs, rhs))
+    if depth > MAX_DEPTH:
+        raise _SyntaxFault(f"expected an expression nested at most {MAX_DEPTH} deep", token)
+    try:
+        node = binary(str(token), _plain(lhs), _plain(rhs))
+    except InputError as e:
+        raise _SyntaxFault(str(e), token) from e
+    return _Deep(node, depth) if isinstance(node, BinOp) else node
+
+
+def _plain(attr: Any) -> Any:
+    return attr.node if type(attr) is _Deep else attr
 
 
 @cache
@@ -192,6 +223,7 @@ class _Scope:
     def __init__(self, where: str) -> None:
         self.where = where
         self.names: dict[str, Value] = {}
+        self.order: list[str] = []
 
     def fail(self, token: Token, message: str) -> NoReturn:
         raise InputError(message, where=f"{self.where}:{token.line}:{token.column}")
@@ -200,9 +232,15 @@ class _Scope:
         key = str(token)
         if key in self.names:
             self.fail(token, f"{token} is defined twice")
-        hint = json.loads(key[1:]) if key.startswith('%"') else ("" if key[1:].isdigit() else key[1:])
+        hint = _text(token, 1) if key.startswith('%"') else ("" if key[1:].isdigit() else key[1:])
         value = self.names[key] = Value(type_, hint)
+        self.order.append(key)
         return value
+
+    def leave(self, depth: int) -> None:
+        """Forget the names defined since `depth` names were known."""
+        while len(self.order) > depth:
+            del self.names[self.order.pop()]
 
     def attrs(self, pairs: list[tuple[Token, Attr]]) -> tuple[tuple[str, Attr], ...]:
         seen: set[str] = set()
@@ -227,9 +265,9 @@ class _Scope:
             self.fail(o.name, str(e))
         body = None
         if o.body is not None:
-            outer = dict(self.names)
+            depth = len(self.order)
             body = self.block(o.body)
-            self.names = outer
+            self.leave(depth)
         if len(o.results) != len(o.types):
             self.fail(o.name, f"expected one type per result ({len(o.results)}), got {len(o.types)}")
         results = tuple(self.define(t, type_) for t, type_ in zip(o.results, o.types, strict=True))
@@ -249,44 +287,39 @@ def parse(text: str, *, constants: Constants | None = None, where: str = "<text>
 
     constants: arrays for the named constants (the text holds only their names and types).
     where: file name for error messages.
-    Raises InputError (`file:line:column: ...`) on anything that is not well-formed; `verify` checks the meaning.
+    Raises InputError (`file:line:column: ...`) on anything not well-formed; `verify` checks the meaning.
     """
     if len(text) > MAX_BYTES:
         raise InputError(f"expected at most {MAX_BYTES} characters of IR, got {len(text)}", where=where)
     _check_nesting(text, where)
-    build = _Build()
-    parser = _parser()
     try:
-        name, attrs, funcs = build.transform(parser.parse(text))
+        parsed: Any = _parser().parse(text)
+        name, attrs, funcs = parsed
+        module_attrs = _Scope(where).attrs(attrs)
+        built = _funcs(funcs, where)
     except UnexpectedInput as e:
         raise _syntax_error(e, where) from None
-    except VisitError as e:
-        if isinstance(e.orig_exc, _SyntaxFault):
-            raise _fault(e.orig_exc, where) from None
-        raise
     except _SyntaxFault as e:
         raise _fault(e, where) from None
-    module_attrs = _Scope(where).attrs(attrs)
-    built = tuple(_Scope(where).func(f) for f in funcs)
-    seen: dict[str, Token] = {}
+    return Module(str(name)[1:], built, module_attrs, constants or Constants())
+
+
+def _funcs(funcs: list[_Func], where: str) -> tuple[Func, ...]:
+    seen: set[str] = set()
     for f in funcs:
         if str(f.name) in seen:
-            raise InputError(
-                f"function {f.name} is defined twice", where=f"{where}:{f.name.line}:{f.name.column}"
-            )
-        seen[str(f.name)] = f.name
-    return Module(str(name)[1:], built, module_attrs, constants or Constants())
+            _Scope(where).fail(f.name, f"function {f.name} is defined twice")
+        seen.add(str(f.name))
+    return tuple(_Scope(where).func(f) for f in funcs)
 
 
 @cache
 def _parser() -> Lark:
-    return Lark(
-        _grammar(), parser="lalr", lexer="contextual", maybe_placeholders=True, propagate_positions=False
-    )
+    return Lark(_grammar(), parser="lalr", lexer="contextual", maybe_placeholders=True, transformer=_Build())
 
 
 def parse_file(path: str | Path) -> Module:
-    """Parse an `.ir` file; constants are read from the `.safetensors` file of the same name where one exists."""
+    """Parse an `.ir` file; constants come from the `.safetensors` file of the same name where one exists."""
     path = Path(path)
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -301,19 +334,19 @@ def parse_file(path: str | Path) -> Module:
 
 
 def _check_nesting(text: str, where: str) -> None:
+    """Deep brackets would exhaust the stack of everything that walks the tree later."""
     depth = 0
-    line = 1
-    for ch in text:
+    for m in _BRACKET.finditer(text):
+        ch = m[0]
         if ch in "([{":
             depth += 1
             if depth > MAX_DEPTH:
+                line, column = text.count("\n", 0, m.start()) + 1, m.start() - text.rfind("\n", 0, m.start())
                 raise InputError(
-                    f"expected brackets nested at most {MAX_DEPTH} deep", where=f"{where}:{line}:1"
+                    f"expected brackets nested at most {MAX_DEPTH} deep", where=f"{where}:{line}:{column}"
                 )
         elif ch in ")]}":
             depth = max(0, depth - 1)
-        elif ch == "\n":
-            line += 1
 
 
 def _fault(e: _SyntaxFault, where: str) -> InputError:
@@ -334,12 +367,13 @@ def _syntax_error(e: UnexpectedInput, where: str) -> InputError:
 
 
 _TERMINALS = {
-    "RBRACE": "'}'", "LBRACE": "'{'", "LPAR": "'('", "RPAR": "')'", "LSQB": "'['", "RSQB": "']'", "COMMA": "','",
-    "COLON": "':'", "EQUAL": "'='", "CIRCUMFLEX": "'^'", "VALUE": "a value (%x)", "NAME": "a name", "OP": "an op name",
-    "FUNC": "a function", "SYMBOL": "a symbol (@f)", "INT": "an integer", "STRING": "a string", "MODULE": "'module'",
-    "FLOAT": "a float", "LOC": "'loc'", "IN": "'in'", "__ANON_0": "'->'", "MINUS": "'-'", "ADDITIVE": "'+' or '-'",
-    "MULTIPLICATIVE": "'*', '//' or '%'", "EXTREME": "min or max", "DOTTED": "a dotted name", "TRUE": "true",
-    "FALSE": "false", "NONE": "none", "$END": "the end of the text",
+    "RBRACE": "'}'", "LBRACE": "'{'", "LPAR": "'('", "RPAR": "')'", "LSQB": "'['", "RSQB": "']'",
+    "COMMA": "','", "COLON": "':'", "EQUAL": "'='", "CIRCUMFLEX": "'^'", "VALUE": "a value (%x)",
+    "NAME": "a name", "OP": "an op name", "FUNC": "a function", "SYMBOL": "a symbol (@f)",
+    "INT": "an integer", "STRING": "a string", "MODULE": "'module'", "FLOAT": "a float", "LOC": "'loc'",
+    "IN": "'in'", "__ANON_0": "'->'", "MINUS": "'-'", "ADDITIVE": "'+' or '-'",
+    "MULTIPLICATIVE": "'*', '//' or '%'", "EXTREME": "min or max", "DOTTED": "a dotted name",
+    "TRUE": "true", "FALSE": "false", "NONE": "none", "$END": "the end of the text",
 }  # fmt: skip
 
 

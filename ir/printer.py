@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 from tilewright.ir.compare import same_attr
 from tilewright.ir.expr import BinOp, Sym, show_expr
 from tilewright.ir.nodes import Attr, Block, Func, Module, Op, Pairs, Ref, Value
-from tilewright.ir.opdef import op_def
+from tilewright.ir.opdef import is_defined, op_def
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
@@ -84,8 +85,8 @@ class _Writer:
 
 
 def shown_attrs(op: Op) -> list[tuple[str, Attr]]:
-    """Attributes worth printing: below the graph level those equal to their default are left out (parsing fills them in)."""
-    defs = op_def(op.name).attrs if op.level != "graph" else {}
+    """Attributes worth printing: below the graph level not the defaults, which parsing fills in."""
+    defs = op_def(op.name).attrs if op.level != "graph" and is_defined(op.name) else {}
     return [(k, a) for k, a in op.attrs if k not in defs or not same_attr(a, defs[k].default)]
 
 
@@ -110,7 +111,14 @@ def show(m: Module, *, locations: bool = True) -> str:
 
 
 def show_op(op: Op) -> str:
-    """One op on its own, with operand types, for error messages."""
+    """One op on its own, body included."""
     w = _Writer(locations=True)
     w.op(op, "")
     return "\n".join(w.lines)
+
+
+def show_head(op: Op) -> str:
+    """One op on its own in one line, the body left out."""
+    w = _Writer(locations=True)
+    w.op(replace(op, body=None), "")
+    return w.lines[0] + (" { ... }" if op.body is not None else "")

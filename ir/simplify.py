@@ -1,7 +1,7 @@
 """Exact simplification of index expressions under known symbol ranges, and the facts derived from it.
 
-An expression becomes a linear form: a constant plus integer multiples of atoms, where an atom is a symbol or a
-simplified non-linear term (`//`, `%`, `min`, `max`, a product of symbols).
+An expression becomes a linear form: a constant plus integer multiples of atoms, where an atom is a symbol or
+a simplified non-linear term (`//`, `%`, `min`, `max`, a product of symbols).
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _extreme(op: str, a: Linear, b: Linear, ranges: Ranges) -> Linear:
 
 
 def interval(e: Expr, ranges: Ranges) -> tuple[float, float]:
-    """Inclusive bounds of `e` (±inf where unknown); sound, exact for linear forms over independent symbols."""
+    """Inclusive bounds of `e` (±inf where unknown): sound, exact for linear forms of independent symbols."""
     if isinstance(e, int):
         return e, e
     if isinstance(e, Sym):
@@ -189,7 +189,7 @@ def interval(e: Expr, ranges: Ranges) -> tuple[float, float]:
 
 
 def coefficients(e: Expr, names: Iterable[str], ranges: Ranges) -> tuple[dict[str, int], Expr] | None:
-    """`e = sum(c[n] * n for n in names) + rest` with rest free of `names`; None where e is not affine in them."""
+    """`e = sum(c[n] * n for n in names) + rest`, rest free of `names`; None where e is not of that form."""
     wanted = set(names)
     form = linear(e, ranges)
     out: dict[str, int] = {}

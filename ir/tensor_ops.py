@@ -1,8 +1,8 @@
 """The tensor-op level: iteration domains, affine reads and scalar bodies.
 
-Every structured op computes `result[par...]` for its parallel dimensions `par`; `reads[i]` says which element of
-operand i an iteration point reads. A read outside the operand gives `fill[i]`; where `fill` names no value the read
-must be in bounds for every point, and the verifier proves it.
+Every structured op computes `result[par...]` for its parallel dimensions `par`; `reads[i]` says which
+element of operand i an iteration point reads. A read outside the operand gives `fill[i]`; where `fill` names
+no value the read must be in bounds for every point, and the verifier proves it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tilewright.ir.expr import Expr, symbols
 from tilewright.ir.nodes import Attr, Op, Pairs, Value
 from tilewright.ir.opdef import AttrDef, OpDef, define
 from tilewright.ir.simplify import interval
-from tilewright.ir.types import ScalarType, TensorType
+from tilewright.ir.types import ScalarType, TensorType, Type
 
 #: ops that reduce over `red`; the name records the canonical form the verifier checks.
 REDUCING = frozenset({"tensor.reduce", "tensor.contract", "tensor.window"})
@@ -62,36 +62,45 @@ def _verify_structured(op: Op) -> Sequence[str]:
     for r in op.results:
         if not isinstance(r.type, TensorType) or r.type.shape != shape:
             faults.append(f"expected results of shape {shape} (the parallel domain), got {r.type}")
-    faults += _verify_reads(op)
+    faults += verify_reads(op)
     faults += _verify_body(op)
     if op.name in ("tensor.contract", "tensor.window") and not faults:
         faults += _verify_canonical(op)
     return faults
 
 
-def _verify_reads(op: Op) -> list[str]:
+def verify_reads(op: Op, first: int = 0) -> list[str]:
+    """Faults of the accesses of all operands from `first` on: counts, ranks, unknown dimensions, bounds."""
+    operands = op.operands[first:]
+    given = fills(op)[first:]
+    if len(reads(op)) != len(operands) or len(given) != len(operands):
+        return [f"expected one read and one fill per operand ({len(operands)})"]
     faults: list[str] = []
-    names, ranges = set(domain(op)), ranges_of(op)
-    if len(reads(op)) != len(op.operands) or len(fills(op)) != len(op.operands):
-        return [f"expected one read and one fill per operand ({len(op.operands)})"]
-    for i, (value, at, fill) in enumerate(zip(op.operands, reads(op), fills(op), strict=True)):
-        t = value.type
-        if not isinstance(t, TensorType):
-            faults.append(f"expected operand {i} to be a tensor, got {t}")
+    for i, (value, at, fill) in enumerate(zip(operands, reads(op), given, strict=True), first):
+        if not isinstance(value.type, TensorType):
+            faults.append(f"expected operand {i} to be a tensor, got {value.type}")
+        elif len(at) != value.type.rank:
+            faults.append(f"expected {value.type.rank} index expressions for operand {i}, got {len(at)}")
+        else:
+            faults += _verify_access(op, i, value.type, at, fill)
+    return faults
+
+
+def _verify_access(op: Op, i: int, t: TensorType, at: Sequence[Expr], fill: Attr) -> list[str]:
+    faults: list[str] = []
+    ranges = ranges_of(op)
+    if fill is not None and type(fill) not in (int, float, bool):
+        faults.append(f"expected a number or none as fill of operand {i}, got {fill!r}")
+    for d, (e, size) in enumerate(zip(at, t.shape, strict=True)):
+        unknown = sorted(set(symbols(e)) - ranges.keys())
+        if unknown:
+            faults.append(f"index {d} of operand {i} uses unknown dimensions {', '.join(unknown)}")
             continue
-        if len(at) != t.rank:
-            faults.append(f"expected {t.rank} index expressions for operand {i}, got {len(at)}")
-            continue
-        for d, e in enumerate(at):
-            unknown = sorted(set(symbols(e)) - names)
-            if unknown:
-                faults.append(f"index {d} of operand {i} uses unknown dimensions {', '.join(unknown)}")
-                continue
-            lo, hi = interval(e, ranges)
-            if fill is None and 0 not in shape_of(op) and (lo < 0 or hi >= t.shape[d]):
-                faults.append(
-                    f"operand {i} is read at [{lo}, {hi}] in dimension {d} of size {t.shape[d]} without a fill value"
-                )
+        lo, hi = interval(e, ranges)
+        if fill is None and 0 not in shape_of(op) and (lo < 0 or hi >= size):
+            faults.append(
+                f"operand {i} is read at [{lo}, {hi}] in dimension {d} of size {size} without a fill value"
+            )
     return faults
 
 
@@ -101,23 +110,31 @@ def shape_of(op: Op) -> tuple[int, ...]:
 
 
 def _verify_body(op: Op) -> list[str]:
+    accumulators = len(op.results) if op.name in REDUCING else 0
+    wanted = [*op.operands, *op.results[:accumulators]]
+    faults = verify_scalar_body(op, [v.type for v in wanted], [r.type for r in op.results])
+    if accumulators:
+        init = op["init"]
+        assert isinstance(init, tuple)
+        if len(init) != accumulators or any(type(x) not in (int, float, bool) for x in init):
+            faults.append(f"expected {accumulators} numbers as initial values")
+    return faults
+
+
+def verify_scalar_body(op: Op, params: Sequence[Type], results: Sequence[Type]) -> list[str]:
+    """Faults of a body that takes a scalar per tensor of `params` and yields one per tensor of `results`."""
     if op.body is None:
         return ["expected a body"]
-    accumulators = len(op.results) if op.name in REDUCING else 0
-    wanted = [ScalarType(v.type.dtype) for v in op.operands if isinstance(v.type, TensorType)]
-    wanted += [ScalarType(r.type.dtype) for r in op.results[:accumulators] if isinstance(r.type, TensorType)]
-    got = [p.type for p in op.body.params]
     faults = []
+    wanted = [ScalarType(t.dtype) for t in params]
+    got = [p.type for p in op.body.params]
     if got != wanted:
         faults.append(f"expected body parameters {_types(wanted)}, got {_types(got)}")
     if not op.body.ops or op.body.ops[-1].name != "scalar.yield":
         return [*faults, "expected the body to end in scalar.yield"]
-    yielded = [v.type for v in op.body.ops[-1].operands]
-    results = [ScalarType(r.type.dtype) for r in op.results if isinstance(r.type, TensorType)]
-    if yielded != results:
-        faults.append(f"expected the body to yield {_types(results)}, got {_types(yielded)}")
-    if accumulators and len(op["init"]) != accumulators:  # type: ignore[arg-type]
-        faults.append(f"expected {accumulators} initial values")
+    wanted, got = [ScalarType(t.dtype) for t in results], [v.type for v in op.body.ops[-1].operands]
+    if got != wanted:
+        faults.append(f"expected the body to yield {_types(wanted)}, got {_types(got)}")
     return faults
 
 
@@ -134,7 +151,7 @@ def _verify_canonical(op: Op) -> list[str]:
 
 
 def contraction(op: Op) -> tuple[int, int] | None:
-    """Positions of the two multiplied operands when the body is `acc + a * b` (operands possibly cast), else None."""
+    """Positions of the two factors when the body is `acc + a * b` (each possibly cast), else None."""
     if op.body is None or len(op.operands) != 2 or len(op.results) != 1:
         return None
     a, b, acc = op.body.params
@@ -152,16 +169,16 @@ def contraction(op: Op) -> tuple[int, int] | None:
     return None
 
 
-_SHAPED = {
+SHAPED = {
     "par": AttrDef("dims", doc="parallel dimensions and extents: the result's shape"),
     "reads": AttrDef("accesses", doc="index expressions per operand"),
     "fill": AttrDef("list", (), "value per operand outside its bounds, none where always inside"),
 }
 _REDUCED = {
-    "par": _SHAPED["par"],
+    "par": SHAPED["par"],
     "red": AttrDef("dims", doc="reduced dimensions and extents"),
-    "reads": _SHAPED["reads"],
-    "fill": _SHAPED["fill"],
+    "reads": SHAPED["reads"],
+    "fill": SHAPED["fill"],
     "init": AttrDef("list", (0.0,), "initial accumulator per result"),
 }
 define(
@@ -169,7 +186,7 @@ define(
         "tensor.map",
         ("operands*",),
         "result[par] = body(operand[reads]...); also transposes, slices, broadcasts, pads and concatenates.",
-        attrs=_SHAPED,
+        attrs=SHAPED,
         results=None,
         verify=_verify_structured,
         body=True,
@@ -209,94 +226,12 @@ define(
 )
 
 
-def _verify_scan(op: Op) -> Sequence[str]:
-    faults = list(_verify_reads(op))
-    if op["dim"] not in dims(op, "par"):
-        faults.append(f"expected the scanned dimension among {list(dims(op, 'par'))}, got '{op['dim']}'")
-    if op.result.tensor.shape != tuple(dims(op, "par").values()):
-        faults.append(f"expected a result of shape {tuple(dims(op, 'par').values())}, got {op.result.type}")
-    if op.body is None or len(op.body.params) != 2:
-        faults.append("expected a body with the element and the accumulator")
-    return faults
-
-
-define(
-    OpDef(
-        "tensor.scan",
-        ("x",),
-        "Running fold along one parallel dimension: result[.., i, ..] folds elements 0..i (0..i-1 when exclusive).",
-        attrs={
-            **_SHAPED,
-            "dim": AttrDef("str"),
-            "init": AttrDef("number", 0.0),
-            "exclusive": AttrDef("bool", False),
-            "reverse": AttrDef("bool", False),
-        },
-        verify=_verify_scan,
-        body=True,
-    )
-)
-
-
-def _verify_indexed(op: Op) -> Sequence[str]:
-    scatter = op.name == "tensor.scatter"
-    names = set(dims(op, "par"))
-    indices = op.operands[2:] if scatter else op.operands[1:]
-    known = names | {f"i{k}" for k in range(len(indices))}
-    target = op.operands[0].type
-    faults = []
-    if isinstance(target, TensorType) and len(op["at"]) != target.rank:  # type: ignore[arg-type]
-        faults.append(f"expected {target.rank} index expressions in 'at', got {len(op['at'])}")  # type: ignore[arg-type]
-    for e in op["at"]:  # type: ignore[union-attr]
-        unknown = sorted(set(symbols(e)) - known)  # type: ignore[arg-type]
-        if unknown:
-            faults.append(f"'at' uses unknown symbols {', '.join(unknown)}")
-    for v in indices:
-        if isinstance(v.type, TensorType) and not v.type.dtype.startswith(("i", "u")):
-            faults.append(f"expected integer indices, got {v.type}")
-    wanted = len(op.operands) - 1
-    if len(reads(op)) != wanted:
-        faults.append(f"expected {wanted} reads (all operands but the first), got {len(reads(op))}")
-    return faults
-
-
-define(
-    OpDef(
-        "tensor.gather",
-        ("data", "indices*"),
-        "result[par] = data[at], where symbols i0, i1, ... in `at` are values read from the index operands.",
-        attrs={
-            "par": _SHAPED["par"],
-            "reads": AttrDef("accesses", doc="where each index operand is read"),
-            "at": AttrDef("exprs"),
-            "mode": AttrDef(
-                "str", "clip", "clip, wrap, or fill (with `fill_value`) for indices out of bounds"
-            ),
-            "fill_value": AttrDef("number", 0.0),
-        },
-        verify=_verify_indexed,
-    )
-)
-define(
-    OpDef(
-        "tensor.scatter",
-        ("init", "updates", "indices*"),
-        "A copy of init where, for each point of par in order, element `at` becomes body(old, update); out of bounds is dropped.",
-        attrs={
-            "par": _SHAPED["par"],
-            "reads": AttrDef("accesses", doc="where updates and each index operand are read"),
-            "at": AttrDef("exprs"),
-        },
-        verify=_verify_indexed,
-        body=True,
-    )
-)
 define(
     OpDef(
         "tensor.call",
         ("operands*",),
-        "Run a kernel (a function of this module) or a library kernel. Buffers are dense: shapes may differ from the "
-        "callee's as long as dtype and number of elements agree.",
+        "Run a kernel (a function of this module) or a library kernel. Buffers are dense: shapes may differ "
+        "from the callee's as long as dtype and number of elements agree.",
         attrs={"callee": AttrDef("ref")},
         results=None,
     )

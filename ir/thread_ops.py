@@ -1,6 +1,6 @@
 """The thread level: what one thread does. Program order is the order of effects; barriers are ops.
 
-Buffers are values of tensor type in a memory space: `global` parameters, `shared` and `reg` and `frag` allocations.
+Buffers are values of tensor type in a memory space: `global` parameters; `shared`, `reg`, `frag` allocations.
 Symbols: `tid` (thread within the block), `bid.x`, `bid.y`, `bid.z`, and the variables of enclosing loops.
 A mask is a list of `[expr, low, high]`: the access happens where low <= expr < high holds for all of them.
 A `frag` buffer is a matrix tile held by the 32 threads of a warp together.
@@ -58,7 +58,7 @@ define(
     OpDef(
         "thread.load",
         ("buffer",),
-        "One element, or `lanes` consecutive elements of the last dimension; `other` where the mask is false.",
+        "One element, or `lanes` consecutive ones of the last dimension; `other` where the mask is false.",
         attrs={
             "at": AttrDef("exprs"),
             "lanes": AttrDef("int", 1),
@@ -107,7 +107,8 @@ define(
     OpDef(
         "thread.copy_async",
         ("source", "destination"),
-        "Start copying `lanes` elements (4, 8 or 16 bytes) from global to shared memory; zeros where the mask is false.",
+        "Start copying `lanes` elements (4, 8 or 16 bytes) from global to shared memory; zeros where the "
+        "mask is false.",
         attrs={"src": AttrDef("exprs"), "dst": AttrDef("exprs"), "lanes": AttrDef("int", 1), "mask": _MASK},
         results=0,
         infer=_infer_copy,
@@ -139,7 +140,7 @@ define(
     OpDef(
         "thread.barrier",
         (),
-        "All threads of the block arrive before any goes on; shared-memory writes before it are visible after it.",
+        "All threads of the block arrive before any goes on; shared-memory writes before are visible after.",
         results=0,
         infer=lambda t, a: [],
         effects=frozenset({"barrier"}),
@@ -165,8 +166,8 @@ define(
     OpDef(
         "thread.loop",
         ("carried*",),
-        "Run the body for var = 0 .. extent-1. `unroll`: 0 never, 1 fully, n > 1 by n. Carried values pass through "
-        "the body's parameters and its thread.yield.",
+        "Run the body for var = 0 .. extent-1. `unroll`: 0 never, 1 fully, n > 1 by n. Carried values pass "
+        "through the body's parameters and its thread.yield.",
         attrs={"var": AttrDef("sym"), "extent": AttrDef("int"), "unroll": AttrDef("int", 0)},
         results=None,
         verify=_verify_loop,
@@ -201,8 +202,8 @@ define(
     OpDef(
         "thread.shuffle",
         ("value",),
-        "The value of another lane of the warp: lane+offset (down), lane-offset (up), lane^offset (xor) or offset (index). "
-        "A lane outside the group of `width` lanes keeps its own value.",
+        "The value of another lane of the warp: lane+offset (down), lane-offset (up), lane^offset (xor) or "
+        "offset (index). A lane outside the group of `width` lanes keeps its own value.",
         attrs={"kind": AttrDef("str", "down"), "offset": AttrDef("expr"), "width": AttrDef("int", WARP)},
         infer=lambda t, a: [t[0]],
         effects=frozenset({"warp"}),
@@ -246,7 +247,8 @@ define(
     OpDef(
         "thread.load_fragment",
         ("fragment", "buffer"),
-        "Fill a fragment (`role` a, b or c) from the matrix at `at` of the last two dimensions; `transposed` reads it transposed.",
+        "Fill a fragment (`role` a, b or c) from the matrix at `at` of the last two dimensions; `transposed` "
+        "reads it transposed.",
         attrs={"at": AttrDef("exprs"), "role": AttrDef("str"), "transposed": AttrDef("bool", False)},
         results=0,
         infer=_infer_fragment,
@@ -257,7 +259,8 @@ define(
     OpDef(
         "thread.store_fragment",
         ("fragment", "buffer"),
-        "Write an accumulator fragment to the matrix at `at` of the last two dimensions, inside the mask per row and column.",
+        "Write an accumulator fragment to the matrix at `at` of the last two dimensions, inside the mask "
+        "per row and column.",
         attrs={"at": AttrDef("exprs"), "mask": _MASK},
         results=0,
         infer=_infer_fragment,

@@ -109,7 +109,7 @@ Type = ScalarType | TensorType
 
 @dataclass(frozen=True, slots=True)
 class ArrayType:
-    """What a caller sees of an input or output: shape and NumPy dtype name (`float32`, `bfloat16`, `bool`)."""
+    """What a caller sees of an input or output: shape and NumPy dtype name (`float32`, `bool`)."""
 
     shape: tuple[int, ...]
     dtype: str

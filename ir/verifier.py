@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,8 +10,9 @@ from tilewright.ir.errors import InputError
 from tilewright.ir.expr import BinOp, Sym, symbols
 from tilewright.ir.nodes import Block, Func, Level, Module, Op, Ref, Value
 from tilewright.ir.opdef import OpDef, op_def
-from tilewright.ir.printer import show_op
-from tilewright.ir.types import TensorType
+from tilewright.ir.printer import show_attr, show_head
+from tilewright.ir.tensor_ops import domain
+from tilewright.ir.types import TensorType, dtype_name
 
 #: op prefixes a function of each level may hold at its top level and inside bodies
 ALLOWED = {
@@ -18,6 +20,9 @@ ALLOWED = {
     Level.TENSOR: frozenset({"tensor", "scalar"}),
     Level.THREAD: frozenset({"thread", "scalar"}),
 }
+#: faults a message spells out; `VerifyError.faults` holds all
+MAX_SHOWN = 20
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.]*")
 _THREAD_SYMBOLS = frozenset({"tid", "bid.x", "bid.y", "bid.z"})
 
 
@@ -40,12 +45,12 @@ class VerifyError(InputError):
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.faults = tuple(faults)
-        more = f" (and {len(faults) - 1} more faults)" if len(faults) > 1 else ""
-        super().__init__(
-            f"invalid module: {faults[0]}{more}"
-            if len(faults) == 1
-            else "\n".join([f"invalid module: {len(faults)} faults", *map(str, faults)])
-        )
+        shown = [str(f) for f in faults[:MAX_SHOWN]]
+        if len(faults) > MAX_SHOWN:
+            shown.append(f"... and {len(faults) - MAX_SHOWN} more")
+        if len(faults) > 1:
+            shown.insert(0, f"{len(faults)} faults")
+        super().__init__("invalid module: " + "\n".join(shown))
 
 
 def verify(module: Module) -> None:
@@ -59,9 +64,13 @@ def faults_of(module: Module) -> list[Fault]:
     """All faults of a module."""
     faults: list[Fault] = []
     seen: set[str] = set()
+    if not _NAME.fullmatch(module.name):
+        faults.append(Fault("", f"expected a plain name of the module, got '{module.name}'", ""))
     for f in module.funcs:
         if f.name in seen:
             faults.append(Fault(f.name, "a function of this name exists already", ""))
+        if not _NAME.fullmatch(f.name):
+            faults.append(Fault(f.name, f"expected a plain name of the function, got '{f.name}'", ""))
         seen.add(f.name)
         faults += _Checker(module, f).run()
     return faults
@@ -82,9 +91,9 @@ class _Checker:
                 None, f.body, len(f.body.ops) - 1, f"expected the function to end in {f.level.value}.return"
             )
         elif f.level is not Level.THREAD and tuple(v.type for v in last.operands) != f.result_types:
-            got = ", ".join(str(v.type) for v in last.operands)
-            wanted = ", ".join(map(str, f.result_types))
-            self.report(last, f.body, len(f.body.ops) - 1, f"expected to return ({wanted}), got ({got})")
+            got = _listed([v.type for v in last.operands])
+            message = f"expected to return {_listed(f.result_types)}, got {got}"
+            self.report(last, f.body, len(f.body.ops) - 1, message)
         if f.level is Level.THREAD:
             self.launch_shape()
         return self.faults
@@ -99,16 +108,14 @@ class _Checker:
             self.faults.append(Fault(self.func.name, "a thread-level function returns nothing", ""))
 
     def report(self, op: Op | None, block: Block, at: int, message: str) -> None:
-        lines = []
-        for i in range(max(0, at - 1), min(len(block.ops), at + 2)):
-            text = show_op(block.ops[i]).splitlines()
-            lines.append(("  > " if i == at else "    ") + text[0] + (" ..." if len(text) > 1 else ""))
+        around = range(max(0, at - 1), min(len(block.ops), at + 2))
+        lines = [("  > " if i == at else "    ") + show_head(block.ops[i]) for i in around]
         self.faults.append(Fault(self.func.name, message, "\n".join(lines), op.loc if op else ""))
 
     def block(self, block: Block, live: set[Value], scope: set[str], *, top: bool = False) -> None:
         live = live | set(block.params)
         for i, op in enumerate(block.ops):
-            for fault in self.op(op, live, scope, last=i == len(block.ops) - 1):
+            for fault in self.op(op, live, scope, last=i == len(block.ops) - 1, top=top):
                 self.report(op, block, i, fault)
             if op.body is not None:
                 self.body(op, live, scope)
@@ -121,20 +128,20 @@ class _Checker:
             if isinstance(var, Sym):
                 inner.add(var.name)
         if op.level == "tensor" and op.body is not None:
-            self.block(op.body, set(), _domain_names(op))
+            self.block(op.body, set(), set(domain(op)))
         elif op.body is not None:
             self.block(op.body, live, inner)
 
-    def op(self, op: Op, live: set[Value], scope: set[str], *, last: bool) -> list[str]:
+    def op(self, op: Op, live: set[Value], scope: set[str], *, last: bool, top: bool) -> list[str]:
         try:
             d = op_def(op.name)
         except InputError as e:
             return [str(e)]
-        faults = (
-            []
-            if op.level in ALLOWED[self.func.level]
-            else [f"{op.name} does not belong to the {self.func.level.value} level"]
-        )
+        faults = []
+        if op.level not in ALLOWED[self.func.level]:
+            faults.append(f"{op.name} does not belong to the {self.func.level.value} level")
+        elif self.func.level is Level.TENSOR and (op.level == "scalar") is top:
+            faults.append(f"{op.name} does not belong {'at the top of a function' if top else 'into a body'}")
         faults += [
             f"operand {i} is not defined before this op" for i, v in enumerate(op.operands) if v not in live
         ]
@@ -153,20 +160,21 @@ class _Checker:
     def schema(self, op: Op, d: OpDef) -> list[str]:
         low, high = d.operand_range
         if len(op.operands) < low or (high is not None and len(op.operands) > high):
-            return [
-                f"expected {low if low == high else f'{low} to {high}'} operands ({', '.join(d.operands)}), got {len(op.operands)}"
-            ]
+            wanted_count = (
+                f"{low}" if low == high else f"{low} or more" if high is None else f"{low} to {high}"
+            )
+            names = ", ".join(d.operands)
+            return [f"expected {wanted_count} operands ({names}), got {len(op.operands)}"]
         if d.results is not None and len(op.results) != d.results and d.infer is None:
             return [f"expected {d.results} results, got {len(op.results)}"]
         try:
-            d.complete(dict(op.attrs))
+            if d.complete(dict(op.attrs)) != op.attrs:
+                return [f"expected all attributes in this order: {', '.join(d.attrs)}"]
             if d.infer is not None:
                 wanted = tuple(d.infer([v.type for v in op.operands], dict(op.attrs)))
                 got = tuple(r.type for r in op.results)
                 if wanted != got:
-                    return [
-                        f"expected result types ({', '.join(map(str, wanted))}), got ({', '.join(map(str, got))})"
-                    ]
+                    return [f"expected result types {_listed(wanted)}, got {_listed(got)}"]
         except InputError as e:
             return [str(e)]
         faults = list(d.verify(op)) if d.verify is not None else []
@@ -179,10 +187,10 @@ class _Checker:
     def constant(self, op: Op) -> list[str]:
         array = self.module.constants.get(str(op["name"]))
         t = op.result.type
-        if array is None or not isinstance(t, TensorType):
-            return [] if isinstance(t, TensorType) else [f"expected a tensor constant, got {t}"]
-        from tilewright.ir.types import dtype_name
-
+        if not isinstance(t, TensorType):
+            return [f"expected a tensor constant, got {t}"]
+        if array is None:
+            return []
         if array.shape != t.shape or dtype_name(array.dtype) != t.dtype:
             return [f"constant '{op['name']}' is {array.dtype}{list(array.shape)}, the op says {t}"]
         return []
@@ -191,7 +199,9 @@ class _Checker:
         ref = op["callee"]
         callee = next((f for f in self.module.funcs if isinstance(ref, Ref) and f.name == ref.name), None)
         if callee is None:
-            return [f"the module has no function {ref}"]
+            return [f"the module has no function {show_attr(ref)}"]
+        if any(inner.name == "tensor.call" for inner in callee.body.ops):
+            return [f"expected a kernel that makes no calls itself, got @{callee.name}"]
         wanted = [p.type for p in callee.params]
         if callee.level is not Level.THREAD:
             wanted += callee.result_types
@@ -223,10 +233,8 @@ class _Checker:
         return faults
 
 
-def _domain_names(op: Op) -> set[str]:
-    from tilewright.ir.tensor_ops import domain
-
-    return set(domain(op))
+def _listed(items: Sequence[object]) -> str:
+    return f"({', '.join(map(str, items))})"
 
 
 def _attr_symbols(a: object) -> set[str]:
