@@ -2,6 +2,7 @@
 
 from tilewright.codegen.emit_kernel import emit_cuda, emit_opencl
 from tilewright.codegen.emitters import Emitter, emitted_ops, emitter
+from tilewright.codegen.emulator_build import EmulatorBuilder
 from tilewright.codegen.kernel_source import KernelParam, KernelSource
 from tilewright.codegen.prelude import helper
 

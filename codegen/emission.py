@@ -109,7 +109,7 @@ class Emission:
         self.taken.add(unique)
         return unique
 
-    def need(self, function: str, dtype: str) -> str:
+    def need(self, function: str, dtype: str = "") -> str:
         """Name of a helper function for `dtype`, which the prelude will define."""
         return self.prelude.need(function, dtype)
 

@@ -100,7 +100,7 @@ def _declare_shared(e: Emission) -> tuple[int, int]:
         total += -(-max(1, v.tensor.nbytes) // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
     dynamic = not e.dialect.native_vectors and total > STATIC_SHARED_BYTES
     if dynamic:
-        e.line("extern __shared__ __align__(16) unsigned char tw_shared[];")
+        e.line(f"{e.need('dynamic_shared').upper()}(tw_shared);")
     for v, offset in zip(values, offsets, strict=True):
         t = v.tensor
         name = e.name(v.hint or "shared")
@@ -118,13 +118,24 @@ def _declare_shared(e: Emission) -> tuple[int, int]:
     return (0, total) if dynamic else (total, 0)
 
 
+#: symbols every thread has, in the order of their definitions; those of a lane build on `tid` and `lane`
+_SYMBOLS = {
+    "tid": "",
+    "bid.x": "",
+    "bid.y": "",
+    "bid.z": "",
+    "lane": "tid & 31",
+    "lane.row": "(tid & 31) / 4",
+    "lane.pair": "tid & 3",
+}
+
+
 def _symbol_lines(e: Emission) -> list[str]:
-    order = ("tid", "lane", "bid.x", "bid.y", "bid.z")
-    return [
-        f"    const int {name.replace('.', '_')} = {'tid & 31' if name == 'lane' else e.dialect.symbol_definition(name)};"
-        for name in order
-        if name in e.used_symbols
-    ]
+    used = [name for name in _SYMBOLS if name in e.used_symbols]
+    if any(_SYMBOLS[name] for name in used) and "tid" not in used:
+        used.insert(0, "tid")
+    texts = {name: _SYMBOLS[name] or e.dialect.symbol_definition(name) for name in used}
+    return [f"    const int {name.replace('.', '_')} = {text};" for name, text in texts.items()]
 
 
 def _pragmas(func: Func, dialect: Dialect) -> str:

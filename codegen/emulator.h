@@ -1,0 +1,217 @@
+// What generated CUDA C sees when a C++ compiler builds it for the CPU: the names of the language and of our prelude.
+// Threads, barriers and memory live in the engine (emulator_engine.h), which loads the built kernel.
+#pragma once
+#define TW_EMULATOR 1
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+// All shared variables of a kernel lie in one section, which the engine poisons before each block.
+#define __shared__ static __attribute__((section("tw_shared")))
+
+struct TwIndex { unsigned int x, y, z; };
+struct __align__(8) float2 { float x, y; };
+struct __align__(16) float4 { float x, y, z, w; };
+struct __align__(8) int2 { int x, y; };
+struct __align__(16) int4 { int x, y, z, w; };
+struct __align__(8) uint2 { unsigned int x, y; };
+struct __align__(16) uint4 { unsigned int x, y, z, w; };
+struct __align__(16) double2 { double x, y; };
+struct __align__(16) longlong2 { long long x, y; };
+struct __align__(16) ulonglong2 { unsigned long long x, y; };
+
+typedef void (*TwTogether)(void** lanes, int count);
+
+extern "C" {
+extern TwIndex threadIdx, blockIdx;
+void tw_barrier(int line);
+void tw_together(int line, TwTogether act, void* own);
+void tw_copy(void* target, const void* source, int bytes, bool keep);
+void tw_commit();
+void tw_wait(int pending);
+unsigned char* tw_dynamic_shared();
+void tw_fail(const char* what, int line);
+
+#define TW_MATH(name) float name##f(float); double name(double);
+TW_MATH(exp) TW_MATH(exp2) TW_MATH(log) TW_MATH(log2) TW_MATH(log10) TW_MATH(sqrt) TW_MATH(sin) TW_MATH(cos)
+TW_MATH(tan) TW_MATH(sinh) TW_MATH(cosh) TW_MATH(tanh) TW_MATH(asin) TW_MATH(acos) TW_MATH(atan) TW_MATH(asinh)
+TW_MATH(acosh) TW_MATH(atanh) TW_MATH(erf) TW_MATH(floor) TW_MATH(ceil) TW_MATH(trunc) TW_MATH(rint) TW_MATH(fabs)
+#undef TW_MATH
+#define TW_MATH(name) float name##f(float, float); double name(double, double);
+TW_MATH(pow) TW_MATH(atan2) TW_MATH(fmod) TW_MATH(copysign)
+#undef TW_MATH
+float fmaf(float, float, float);
+double fma(double, double, double);
+}
+
+static inline float rsqrtf(float a) { return 1.0f / sqrtf(a); }
+static inline double rsqrt(double a) { return 1.0 / sqrt(a); }
+
+template <class To, class From>
+static inline To tw_bits(From from) {
+    To to;
+    static_assert(sizeof(To) == sizeof(From), "a reinterpretation keeps the size");
+    __builtin_memcpy(&to, &from, sizeof(To));
+    return to;
+}
+static inline unsigned int __float_as_uint(float f) { return tw_bits<unsigned int>(f); }
+static inline float __uint_as_float(unsigned int u) { return tw_bits<float>(u); }
+static inline float __int_as_float(int i) { return tw_bits<float>(i); }
+
+// -- 16-bit floats: round to nearest, ties to even ------------------------------------------------------------
+static inline float tw_f32_from_f16(unsigned short h) {
+    const unsigned int sign = (h & 0x8000u) << 16, rest = h & 0x7fffu;
+    if (rest >= 0x7c00u) return __uint_as_float(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
+    if (rest < 0x400u) return __uint_as_float(sign | __float_as_uint(rest * 0x1p-24f));
+    return __uint_as_float(sign | ((rest << 13) + 0x38000000u));
+}
+static inline unsigned short tw_f16_from_f32(float f) {
+    const unsigned int u = __float_as_uint(f), sign = u >> 16 & 0x8000u;
+    unsigned int rest = u & 0x7fffffffu;
+    if (rest > 0x7f800000u) return sign | 0x7e00u;
+    if (rest >= 0x477ff000u) return sign | 0x7c00u;
+    // Adding 2**23 leaves a subnormal result's integer, rounded, in the low bits.
+    if (rest < 0x38800000u) return sign | (__float_as_uint(__uint_as_float(rest) * 0x1p24f + 0x1p23f) - 0x4b000000u);
+    rest += 0xfffu + (rest >> 13 & 1u);
+    return sign | (rest - 0x38000000u) >> 13;
+}
+
+// -- what the threads of a warp do together ---------------------------------------------------------------------
+enum TwShuffleKind { TW_INDEX, TW_UP, TW_DOWN, TW_XOR };
+struct TwShuffle { unsigned long long bits; TwShuffleKind kind; int offset, width, from; unsigned long long result; };
+
+static void tw_shuffle_together(void** lanes, int count) {
+    for (int lane = 0; lane < count; ++lane) {
+        TwShuffle* own = (TwShuffle*)lanes[lane];
+        const int start = lane / own->width * own->width;
+        int from = own->kind == TW_INDEX ? start + (own->offset & (own->width - 1))
+                   : own->kind == TW_UP  ? lane - own->offset
+                   : own->kind == TW_DOWN ? lane + own->offset
+                                          : lane ^ own->offset;
+        const bool inside = from >= start && from < start + own->width;
+        if (!inside) from = lane;
+        if (from >= count) tw_fail("a shuffle reads a lane of the warp that the block does not have", -1);
+        own->result = ((TwShuffle*)lanes[from])->bits;
+    }
+}
+template <class T>
+static inline T tw_shuffle(T value, TwShuffleKind kind, int offset, int width, int line) {
+    TwShuffle own = {0, kind, offset, width, 0, 0};
+    __builtin_memcpy(&own.bits, &value, sizeof value);
+    tw_together(line, tw_shuffle_together, &own);
+    __builtin_memcpy(&value, &own.result, sizeof value);
+    return value;
+}
+#define __syncthreads() tw_barrier(__LINE__)
+#define __shfl_sync(mask, value, lane, width) tw_shuffle(value, TW_INDEX, lane, width, __LINE__)
+#define __shfl_up_sync(mask, value, by, width) tw_shuffle(value, TW_UP, by, width, __LINE__)
+#define __shfl_down_sync(mask, value, by, width) tw_shuffle(value, TW_DOWN, by, width, __LINE__)
+#define __shfl_xor_sync(mask, value, by, width) tw_shuffle(value, TW_XOR, by, width, __LINE__)
+
+struct TwMatrix { unsigned int* to; const unsigned short* row; };
+
+template <int count, bool turned>
+static void tw_ldmatrix_together(void** lanes, int present) {
+    if (present != 32) tw_fail("ldmatrix needs all 32 lanes of a warp", -1);
+    for (int matrix = 0; matrix < count; ++matrix) {
+        for (int lane = 0; lane < 32; ++lane) {
+            unsigned int pair[2];
+            for (int i = 0; i < 2; ++i) {
+                const int major = turned ? lane % 4 * 2 + i : lane / 4, minor = turned ? lane / 4 : lane % 4 * 2 + i;
+                const unsigned short* row = ((TwMatrix*)lanes[matrix * 8 + major])->row;
+                if ((unsigned long)row % 16) tw_fail("ldmatrix reads a row that does not start at 16 bytes", -1);
+                pair[i] = row[minor];
+            }
+            ((TwMatrix*)lanes[lane])->to[matrix] = pair[0] | pair[1] << 16;
+        }
+    }
+}
+template <int count, bool turned>
+static inline void tw_ldmatrix(unsigned int* to, const void* row) {
+    TwMatrix own = {to, (const unsigned short*)row};
+    tw_together(-1, tw_ldmatrix_together<count, turned>, &own);
+}
+static inline void tw_ldmatrix_x2(unsigned int* r, const void* row) { tw_ldmatrix<2, false>(r, row); }
+static inline void tw_ldmatrix_x4(unsigned int* r, const void* row) { tw_ldmatrix<4, false>(r, row); }
+static inline void tw_ldmatrix_x2_trans(unsigned int* r, const void* row) { tw_ldmatrix<2, true>(r, row); }
+static inline void tw_ldmatrix_x4_trans(unsigned int* r, const void* row) { tw_ldmatrix<4, true>(r, row); }
+
+struct TwProduct { float* c; const unsigned int *a, *b; };
+
+static inline float tw_half(unsigned int bits) { return tw_f32_from_f16((unsigned short)bits); }
+static inline float tw_brain(unsigned int bits) { return __uint_as_float(bits << 16); }
+// tf32 keeps 10 bits of the mantissa; ties go away from zero, as cvt.rna does.
+static inline float tw_tf32(unsigned int bits) { return __uint_as_float((bits + 0x1000u) & ~0x1fffu); }
+
+// Per register of a lane `per` elements along k; k has two halves of 4 * per elements.
+template <int per, float (*value)(unsigned int)>
+static void tw_mma_together(void** lanes, int present) {
+    if (present != 32) tw_fail("mma needs all 32 lanes of a warp", -1);
+    float sums[32][4];
+    for (int lane = 0; lane < 32; ++lane) {
+        for (int i = 0; i < 4; ++i) {
+            const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+            double sum = ((TwProduct*)lanes[lane])->c[i];
+            for (int k = 0; k < 8 * per; ++k) {
+                const int half = k / (4 * per), place = k % (4 * per) / per, shift = k % per * 16;
+                const unsigned int a = ((TwProduct*)lanes[row % 8 * 4 + place])->a[half * 2 + row / 8];
+                const unsigned int b = ((TwProduct*)lanes[column * 4 + place])->b[half];
+                const unsigned int keep = per == 2 ? 0xffffu : 0xffffffffu;
+                sum += (double)value(a >> shift & keep) * value(b >> shift & keep);
+            }
+            sums[lane][i] = (float)sum;
+        }
+    }
+    for (int lane = 0; lane < 32; ++lane) __builtin_memcpy(((TwProduct*)lanes[lane])->c, sums[lane], sizeof sums[lane]);
+}
+static inline void tw_mma_f16(float* c, const unsigned int* a, const unsigned int* b) {
+    TwProduct own = {c, a, b};
+    tw_together(-1, tw_mma_together<2, tw_half>, &own);
+}
+static inline void tw_mma_bf16(float* c, const unsigned int* a, const unsigned int* b) {
+    TwProduct own = {c, a, b};
+    tw_together(-1, tw_mma_together<2, tw_brain>, &own);
+}
+static inline void tw_mma_tf32(float* c, const float* a, const float* b) {
+    TwProduct own = {c, (const unsigned int*)a, (const unsigned int*)b};
+    tw_together(-1, tw_mma_together<1, tw_tf32>, &own);
+}
+
+// -- asynchronous copies, atomics ---------------------------------------------------------------------------------
+static inline void tw_copy_async_4(void* to, const void* from, bool keep) { tw_copy(to, from, 4, keep); }
+static inline void tw_copy_async_8(void* to, const void* from, bool keep) { tw_copy(to, from, 8, keep); }
+static inline void tw_copy_async_16(void* to, const void* from, bool keep) { tw_copy(to, from, 16, keep); }
+static inline void tw_async_commit() { tw_commit(); }
+template <int pending>
+static inline void tw_async_wait() { tw_wait(pending); }
+template <class T>
+static inline T atomicAdd(T* place, T value) {
+    const T before = *place;
+    *place = before + value;
+    return before;
+}
+#define TW_DYNAMIC_SHARED(name) unsigned char* name = tw_dynamic_shared()
+
+// -- what the engine asks of a built kernel -----------------------------------------------------------------------
+template <int... I> struct TwInts {};
+template <int N, int... I> struct TwCount : TwCount<N - 1, N - 1, I...> {};
+template <int... I> struct TwCount<0, I...> { typedef TwInts<I...> type; };
+template <class... T, int... I>
+static inline void tw_apply(void (*kernel)(T...), void** args, TwInts<I...>) { kernel((T)args[I]...); }
+template <class... T>
+static inline void tw_call(void (*kernel)(T...), void** args) {
+    tw_apply(kernel, args, typename TwCount<sizeof...(T)>::type());
+}
+template <class... T>
+static inline int tw_arity(void (*)(T...)) { return sizeof...(T); }
+extern "C" char __start_tw_shared[] __attribute__((weak, visibility("hidden")));
+extern "C" char __stop_tw_shared[] __attribute__((weak, visibility("hidden")));
+
+#define TW_EMULATOR_ENTRY(kernel)                                                                           \
+    extern "C" void tw_entry(void** args) { tw_call(kernel, args); }                                        \
+    extern "C" int tw_args() { return tw_arity(kernel); }                                                   \
+    extern "C" void tw_static_shared(char** start, char** stop) {                                           \
+        *start = __start_tw_shared;                                                                         \
+        *stop = __stop_tw_shared;                                                                           \
+    }

@@ -1,0 +1,299 @@
+// The process that runs emulated kernels: one fiber per CUDA thread, buffers between guard pages, poisoned memory.
+// usage: engine JOB OUTPUT. JOB is lines of words written by tilewright.runtime.emulator; answers go to stdout.
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <vector>
+
+#include "emulator.h"
+
+static const size_t PAGE = 65536;  // a multiple of every page size in use
+static const size_t STACK = 1 << 18;
+static const unsigned char POISON = 0xff;  // a nan in every float type
+
+// -- where we are, and how a failure is told ------------------------------------------------------------------------
+TwIndex threadIdx, blockIdx;
+static int launch_number = -1, running = -1;
+
+[[noreturn]] static void stop(const char* format, ...) {
+    va_list list;
+    va_start(list, format);
+    printf("error launch=%d block=%u,%u,%u thread=%d ", launch_number, blockIdx.x, blockIdx.y, blockIdx.z, running);
+    vprintf(format, list);
+    printf("\n");
+    fflush(stdout);
+    _exit(3);
+}
+extern "C" void tw_fail(const char* what, int line) { stop("line=%d text=%s", line, what); }
+
+// -- handlers that -fsanitize=bounds,alignment calls; ours name the thread and need no library -------------------
+struct Place { const char* file; unsigned int line, column; };
+struct ArrayFault { Place place; void *array, *index; };
+struct PointerFault { Place place; void* type; unsigned char log_alignment, kind; };
+extern "C" void __ubsan_handle_out_of_bounds_abort(ArrayFault* fault, unsigned long index) {
+    stop("line=%u text=index %ld is outside of the array", fault->place.line, (long)index);
+}
+extern "C" void __ubsan_handle_out_of_bounds(ArrayFault* fault, unsigned long index) {
+    __ubsan_handle_out_of_bounds_abort(fault, index);
+}
+extern "C" void __ubsan_handle_type_mismatch_v1_abort(PointerFault* fault, unsigned long pointer) {
+    stop("line=%u text=an access of %u-byte alignment at an address that is %lu past it", fault->place.line,
+         1u << fault->log_alignment, pointer % (1ul << fault->log_alignment));
+}
+extern "C" void __ubsan_handle_type_mismatch_v1(PointerFault* fault, unsigned long pointer) {
+    __ubsan_handle_type_mismatch_v1_abort(fault, pointer);
+}
+
+// -- fibers ----------------------------------------------------------------------------------------------------------
+#if defined(__x86_64__)
+extern "C" void tw_switch(void** from, void* to);
+asm(R"(
+.text
+.globl tw_switch
+.type tw_switch,@function
+tw_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+.size tw_switch,.-tw_switch
+)");
+static void* fresh_stack(char* end, void (*start)()) {
+    void** top = (void**)end;
+    *--top = nullptr;  // keeps the ABI's alignment at the entry of `start`
+    *--top = (void*)start;
+    for (int i = 0; i < 6; ++i) *--top = nullptr;
+    return top;
+}
+#elif defined(__aarch64__)
+extern "C" void tw_switch(void** from, void* to);
+asm(R"(
+.text
+.globl tw_switch
+.type tw_switch,%function
+tw_switch:
+    sub sp, sp, #160
+    stp x19, x20, [sp, #0]
+    stp x21, x22, [sp, #16]
+    stp x23, x24, [sp, #32]
+    stp x25, x26, [sp, #48]
+    stp x27, x28, [sp, #64]
+    stp x29, x30, [sp, #80]
+    stp d8, d9, [sp, #96]
+    stp d10, d11, [sp, #112]
+    stp d12, d13, [sp, #128]
+    stp d14, d15, [sp, #144]
+    mov x9, sp
+    str x9, [x0]
+    mov sp, x1
+    ldp x19, x20, [sp, #0]
+    ldp x21, x22, [sp, #16]
+    ldp x23, x24, [sp, #32]
+    ldp x25, x26, [sp, #48]
+    ldp x27, x28, [sp, #64]
+    ldp x29, x30, [sp, #80]
+    ldp d8, d9, [sp, #96]
+    ldp d10, d11, [sp, #112]
+    ldp d12, d13, [sp, #128]
+    ldp d14, d15, [sp, #144]
+    add sp, sp, #160
+    ret
+.size tw_switch,.-tw_switch
+)");
+static void* fresh_stack(char* end, void (*start)()) {
+    void** top = (void**)(end - 160);
+    memset(top, 0, 160);
+    top[11] = (void*)start;
+    return top;
+}
+#else
+#define TW_UCONTEXT 1
+static void tw_switch(void** from, void* to) { swapcontext((ucontext_t*)*from, (ucontext_t*)to); }
+#endif
+
+enum State { READY, BARRIER, TOGETHER, DONE };
+struct Copy { void* target; const void* source; int bytes; bool keep; int group; };
+struct Fiber {
+    void* stack;
+    char* memory;
+    State state;
+    int line;
+    TwTogether act;
+    void* own;
+    std::vector<Copy> copies;
+    int groups;
+};
+static std::vector<Fiber> fibers;
+static void* scheduler;
+#ifdef TW_UCONTEXT
+static ucontext_t scheduler_context;
+#endif
+static unsigned int block_threads;
+static void (*entry)(void**);
+static void** entry_args;
+
+static void leave() { tw_switch(&fibers[running].stack, scheduler); }
+static void fiber_main() {
+    entry(entry_args);
+    fibers[running].state = DONE;
+    leave();
+    abort();
+}
+static char* guarded_stack() {
+    char* memory = (char*)mmap(nullptr, PAGE + STACK, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED || mprotect(memory + PAGE, STACK, PROT_READ | PROT_WRITE)) stop("line=-1 text=out of memory for stacks");
+    return memory;
+}
+static void start_fiber(Fiber& f) {
+    if (!f.memory) f.memory = guarded_stack();
+    f.state = READY;
+    f.copies.clear();
+    f.groups = 0;
+#ifdef TW_UCONTEXT
+    scheduler = &scheduler_context;
+    if (!f.stack) f.stack = new ucontext_t;
+    ucontext_t* context = (ucontext_t*)f.stack;
+    getcontext(context);
+    context->uc_stack.ss_sp = f.memory + PAGE;
+    context->uc_stack.ss_size = STACK;
+    context->uc_link = nullptr;
+    makecontext(context, fiber_main, 0);
+#else
+    f.stack = fresh_stack(f.memory + PAGE + STACK, fiber_main);
+#endif
+}
+
+extern "C" void tw_barrier(int line) {
+    fibers[running].state = BARRIER;
+    fibers[running].line = line;
+    leave();
+}
+extern "C" void tw_together(int line, TwTogether act, void* own) {
+    Fiber& f = fibers[running];
+    f.state = TOGETHER, f.line = line, f.act = act, f.own = own;
+    leave();
+}
+
+// -- asynchronous copies: the target is poison until the thread waits for its group ------------------------------
+extern "C" void tw_copy(void* target, const void* source, int bytes, bool keep) {
+    if ((unsigned long)target % bytes || (keep && (unsigned long)source % bytes))
+        stop("line=-1 text=an asynchronous copy of %d bytes that is not aligned to them", bytes);
+    memset(target, POISON, bytes);
+    Fiber& f = fibers[running];
+    f.copies.push_back({target, source, bytes, keep, f.groups});
+}
+extern "C" void tw_commit() { ++fibers[running].groups; }
+extern "C" void tw_wait(int pending) {
+    Fiber& f = fibers[running];
+    size_t kept = 0;
+    for (const Copy& c : f.copies) {
+        if (c.group >= f.groups - pending) {
+            f.copies[kept++] = c;
+        } else if (c.keep) {
+            memcpy(c.target, c.source, c.bytes);
+        } else {
+            memset(c.target, 0, c.bytes);
+        }
+    }
+    f.copies.resize(kept);
+}
+
+// -- one block ---------------------------------------------------------------------------------------------------
+static unsigned long long order_seed;
+static std::vector<int> order;
+
+static void shuffle_order() {
+    order.resize(block_threads);
+    for (unsigned i = 0; i < block_threads; ++i) order[i] = i;
+    if (!order_seed) return;
+    for (unsigned i = block_threads; i > 1; --i) {
+        order_seed = order_seed * 6364136223846793005ull + 1442695040888963407ull;
+        const unsigned j = (unsigned)((order_seed >> 33) % i);
+        const int kept = order[i - 1];
+        order[i - 1] = order[j], order[j] = kept;
+    }
+}
+// Runs a warp's common action once all its lanes wait for the same one.
+static void try_together(int thread) {
+    const int first = thread / 32 * 32, count = (int)block_threads - first < 32 ? (int)block_threads - first : 32;
+    void* lanes[32];
+    for (int i = 0; i < count; ++i) {
+        const Fiber &f = fibers[first + i], &start = fibers[first];
+        if (f.state != TOGETHER || f.line != start.line || f.act != start.act) return;
+        lanes[i] = f.own;
+    }
+    fibers[first].act(lanes, count);
+    for (int i = 0; i < count; ++i) fibers[first + i].state = READY;
+}
+static bool run_ready() {
+    bool any = false;
+    for (int thread : order) {
+        if (fibers[thread].state != READY) continue;
+        any = true;
+        running = thread;
+        threadIdx = {(unsigned)thread, 0, 0};
+        tw_switch(&scheduler, fibers[thread].stack);
+        if (fibers[thread].state == TOGETHER) try_together(thread);
+    }
+    return any;
+}
+static const char* doing(const Fiber& f, char* text) {
+    if (f.state == DONE) snprintf(text, 80, "has ended");
+    else if (f.line >= 0) snprintf(text, 80, "waits at the %s in line %d", f.state == BARRIER ? "barrier" : "shuffle", f.line);
+    else snprintf(text, 80, "waits in a matrix operation of its warp");
+    return text;
+}
+// All threads are stopped: at the same barrier, at their end, or somewhere that shows a divergence.
+static bool next_phase() {
+    char one[80], other[80];
+    for (unsigned i = 0; i < block_threads; ++i) {
+        const Fiber &f = fibers[i], &first = fibers[0];
+        const bool same = f.state == first.state && (f.state != BARRIER || f.line == first.line);
+        if (same && f.state != TOGETHER) continue;
+        unsigned with = 0;
+        for (; with < block_threads - 1; ++with)
+            if (fibers[with].state != f.state || fibers[with].line != f.line) break;
+        running = (int)i;
+        stop("line=%d text=the threads diverge: thread %u %s while thread %u %s", f.line, i, doing(f, one), with,
+             doing(fibers[with], other));
+    }
+    if (fibers[0].state == DONE) return false;
+    for (unsigned i = 0; i < block_threads; ++i) fibers[i].state = READY;
+    return true;
+}
+static unsigned char *dynamic_shared, *dynamic_shared_end;
+extern "C" unsigned char* tw_dynamic_shared() { return dynamic_shared; }
+
+static void run_block(char* shared_start, char* shared_stop) {
+    if (shared_start) memset(shared_start, POISON, shared_stop - shared_start);
+    if (dynamic_shared) memset(dynamic_shared, POISON, dynamic_shared_end - dynamic_shared);
+    if (fibers.size() < block_threads) fibers.resize(block_threads);
+    for (unsigned i = 0; i < block_threads; ++i) start_fiber(fibers[i]);
+    do {
+        shuffle_order();
+        while (run_ready()) {}
+    } while (next_phase());
+    running = -1;
+}
+
+#include "emulator_job.h"
