@@ -1,0 +1,119 @@
+"""The table of lowering rules graph op -> tensor ops, and the pieces rules are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value, scalar_body, structured
+from tilewright.ir.errors import InputError
+
+#: (builder, graph op, lowered operands) -> lowered results
+Rule = Callable[[Builder, Op, Sequence[Value]], Sequence[Value]]
+RULES: dict[str, Rule] = {}
+
+
+def lowering(*names: str) -> Callable[[Rule], Rule]:
+    """Register a lowering rule for graph ops by full name; a second rule for one op is an error."""
+
+    def register(rule: Rule) -> Rule:
+        for name in names:
+            if name in RULES:
+                raise InputError(
+                    f"'{name}' has two lowering rules: {RULES[name].__module__} and {rule.__module__}"
+                )
+            RULES[name] = rule
+        return rule
+
+    return register
+
+
+def dim_names(rank: int) -> tuple[str, ...]:
+    """Names of the dimensions of an elementwise domain: i0, i1, ..."""
+    return tuple(f"i{d}" for d in range(rank))
+
+
+def broadcast_read(shape: Sequence[int], names: Sequence[str], domain: Sequence[int]) -> tuple[Expr, ...]:
+    """Where a point of a domain reads an operand broadcast to it: trailing dimensions align, extents of 1 stay at 0."""
+    tail = list(zip(names, domain, strict=True))[len(domain) - len(shape) :]
+    return tuple(0 if extent == 1 and n != 1 else Sym(d) for extent, (d, n) in zip(shape, tail, strict=True))
+
+
+#: builds the scalar result of a body from its parameters
+Body = Callable[[Builder, Sequence[Value]], Value]
+
+
+def elementwise(b: Builder, operands: Sequence[Value], result: TensorType, body: Body) -> Value:
+    """A tensor.map over the result's shape with broadcast reads."""
+    names = dim_names(result.rank)
+    reads = [broadcast_read(v.tensor.shape, names, result.shape) for v in operands]
+    return mapped(b, operands, result, dict(zip(names, result.shape, strict=True)), reads, body)
+
+
+def mapped(
+    b: Builder,
+    operands: Sequence[Value],
+    result: TensorType,
+    par: Mapping[str, int],
+    reads: Sequence[Sequence[Expr]],
+    body: Body,
+    fill: Sequence[float | int | bool | None] = (),
+) -> Value:
+    """A tensor.map with one result."""
+    inner, params = scalar_body([v.tensor.dtype for v in operands])
+    inner.loc = b.loc
+    inner.do("scalar.yield", body(inner, params))
+    (out,) = structured(
+        b, "tensor.map", operands, par=par, reads=reads, fill=fill, types=[result], body=inner.block(params)
+    )
+    return out
+
+
+def reduced(
+    b: Builder,
+    name: str,
+    operands: Sequence[Value],
+    result: TensorType,
+    par: Mapping[str, int],
+    red: Mapping[str, int],
+    reads: Sequence[Sequence[Expr]],
+    body: Body,
+    *,
+    init: float | int | bool = 0.0,
+    fill: Sequence[float | int | bool | None] = (),
+) -> Value:
+    """A tensor.reduce, tensor.window or tensor.contract with one result; the body's last parameter is the accumulator."""
+    inner, params = scalar_body([*(v.tensor.dtype for v in operands), result.dtype])
+    inner.loc = b.loc
+    inner.do("scalar.yield", body(inner, params))
+    whole = result.dtype == "bool" or not result.dtype.startswith(("f", "bf"))
+    start = (init if result.dtype == "bool" else int(init)) if whole else float(init)
+    (out,) = structured(
+        b, name, operands, par=par, red=red, reads=reads, fill=fill, init=(start,), types=[result],
+        body=inner.block(params),
+    )  # fmt: skip
+    return out
+
+
+def multiply_add(b: Builder, p: Sequence[Value]) -> Value:
+    """Body of a contraction: acc + a * b in the accumulator's type."""
+    a, w, acc = p
+    dtype = acc.type.dtype
+    return b.value("scalar.fma", b.cast(a, dtype), b.cast(w, dtype), acc)
+
+
+def accumulated(result: TensorType) -> TensorType:
+    """The type sums of products are kept in: float32 for half precisions."""
+    wide = {"f16": "f32", "bf16": "f32"}.get(result.dtype, result.dtype)
+    return TensorType(wide, result.shape)
+
+
+def converted(b: Builder, v: Value, result: TensorType) -> Value:
+    """`v` in the dtype of `result`; itself when it already is."""
+    if v.tensor.dtype == result.dtype:
+        return v
+    return elementwise(b, [v], result, lambda inner, p: inner.cast(p[0], result.dtype))
+
+
+def result_type(op: Op, index: int = 0) -> TensorType:
+    """Tensor type of a result of the graph op."""
+    return op.results[index].tensor

@@ -1,0 +1,102 @@
+"""Elementwise ops from the tables of the graph level, activations, casts, and ops that do nothing at inference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from tilewright.ir import Builder, Op, Value
+from tilewright.ir.graph_ops.binary import BINARY, ROUNDED_DOWN, scalar_of
+from tilewright.ir.graph_ops.unary import ROUNDINGS, UNARY
+from tilewright.ir.types import FLOATS
+from tilewright.passes.lower.lowering import elementwise, lowering, result_type
+
+
+def _unary(scalar: str, name: str, b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    if name in ROUNDINGS and x[0].tensor.dtype not in FLOATS:
+        return [x[0]]
+    return [elementwise(b, x, result_type(op), lambda i, p: i.value(f"scalar.{scalar}", p[0]))]
+
+
+def _binary(name: str, b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    scalar = scalar_of(name, x[0].tensor.dtype)
+    floor = name == ROUNDED_DOWN and x[0].tensor.dtype in FLOATS
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        v = i.value(f"scalar.{scalar}", p[0], p[1])
+        return i.value("scalar.floor", v) if floor else v
+
+    return [elementwise(b, x, result_type(op), body)]
+
+
+for _name, _scalar in UNARY.items():
+    lowering(f"graph.{_name}")(partial(_unary, _scalar, _name))
+for _name in BINARY:
+    lowering(f"graph.{_name}")(partial(_binary, _name))
+
+
+@lowering("graph.relu")
+def relu(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """max(x, 0)."""
+    t = result_type(op)
+    return [elementwise(b, x, t, lambda i, p: i.value("scalar.max", p[0], i.const(0, t.dtype)))]
+
+
+@lowering("graph.leaky_relu")
+def leaky_relu(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """x where positive, else alpha * x."""
+    t = result_type(op)
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        positive = i.value("scalar.gt", p[0], i.const(0, t.dtype))
+        scaled = i.value("scalar.mul", p[0], i.const(op["alpha"], t.dtype))  # type: ignore[arg-type]
+        return i.value("scalar.select", positive, p[0], scaled)
+
+    return [elementwise(b, x, t, body)]
+
+
+@lowering("graph.clip")
+def clip(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """min(max(x, a_min), a_max)."""
+    t = result_type(op)
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        low = i.value("scalar.max", p[0], i.const(op["a_min"], t.dtype))  # type: ignore[arg-type]
+        return i.value("scalar.min", low, i.const(op["a_max"], t.dtype))  # type: ignore[arg-type]
+
+    return [elementwise(b, x, t, body)]
+
+
+@lowering("graph.sigmoid")
+def sigmoid(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """1 / (1 + exp(-x))."""
+    t = result_type(op)
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        one = i.const(1, t.dtype)
+        return i.value(
+            "scalar.div", one, i.value("scalar.add", one, i.value("scalar.exp", i.value("scalar.neg", p[0])))
+        )
+
+    return [elementwise(b, x, t, body)]
+
+
+@lowering("graph.where")
+def where(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """a where condition, else b."""
+    return [elementwise(b, x, result_type(op), lambda i, p: i.value("scalar.select", p[0], p[1], p[2]))]
+
+
+@lowering("graph.cast")
+def cast(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """The same values in another dtype."""
+    t = result_type(op)
+    if x[0].tensor.dtype == t.dtype:
+        return [x[0]]
+    return [elementwise(b, x, t, lambda i, p: i.cast(p[0], t.dtype))]
+
+
+@lowering("graph.dropout", "graph.copy")
+def nothing(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """At inference these pass their operand on."""
+    return [x[0]]

@@ -1,0 +1,70 @@
+"""Batch normalisation at inference, softmax and log-softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.ir import Builder, Op, Sym, TensorType, Value
+from tilewright.passes.lower.lowering import dim_names, lowering, mapped, reduced, result_type
+
+
+@lowering("graph.batch_norm")
+def batch_norm(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """(x - mean) / sqrt(variance + epsilon) * gamma + beta along one axis."""
+    t = result_type(op)
+    names = dim_names(t.rank)
+    axis = Sym(names[int(op["axis"]) % t.rank])  # type: ignore[call-overload]
+    par = dict(zip(names, t.shape, strict=True))
+    reads = [tuple(map(Sym, names)), *[(axis,)] * 4]
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        v, gamma, beta, mean, var = p
+        root = i.value("scalar.sqrt", i.value("scalar.add", var, i.const(op["epsilon"], t.dtype)))  # type: ignore[arg-type]
+        v = i.value("scalar.div", i.value("scalar.sub", v, mean), root)
+        v = i.value("scalar.mul", v, gamma) if op["scale"] else v
+        return i.value("scalar.add", v, beta) if op["center"] else v
+
+    return [mapped(b, x, t, par, reads, body)]
+
+
+@lowering("graph.softmax", "graph.log_softmax")
+def softmax(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """exp(x - max) over its sum along one axis, or the logarithm of it."""
+    t = result_type(op)
+    names = dim_names(t.rank)
+    axis = int(op["axis"]) % t.rank  # type: ignore[call-overload]
+    par = dict(zip(names, t.shape, strict=True))
+    rows = {d: n for d, n in par.items() if d != names[axis]}
+    column = {names[axis]: t.shape[axis]}
+    whole, row = tuple(map(Sym, names)), tuple(map(Sym, rows))
+    kept = TensorType(t.dtype, tuple(rows.values()))
+
+    def largest(i: Builder, p: Sequence[Value]) -> Value:
+        return i.value("scalar.max", p[0], p[1])
+
+    def shifted(i: Builder, p: Sequence[Value]) -> Value:
+        return i.value("scalar.sub", p[0], p[1])
+
+    def total(i: Builder, p: Sequence[Value]) -> Value:
+        return i.value("scalar.add", p[0], p[1])
+
+    peak = reduced(b, "tensor.reduce", x, kept, rows, column, [whole], largest, init=float("-inf"))
+    if op.name == "graph.softmax":
+        powers = mapped(
+            b, [x[0], peak], t, par, [whole, row], lambda i, p: i.value("scalar.exp", shifted(i, p))
+        )
+        sums = reduced(b, "tensor.reduce", [powers], kept, rows, column, [whole], total)
+        return [
+            mapped(b, [powers, sums], t, par, [whole, row], lambda i, p: i.value("scalar.div", p[0], p[1]))
+        ]
+    centred = mapped(b, [x[0], peak], t, par, [whole, row], shifted)
+    sums = reduced(
+        b, "tensor.reduce", [centred], kept, rows, column, [whole],
+        lambda i, p: i.value("scalar.add", i.value("scalar.exp", p[0]), p[1]),
+    )  # fmt: skip
+    return [
+        mapped(
+            b, [centred, sums], t, par, [whole, row],
+            lambda i, p: i.value("scalar.sub", p[0], i.value("scalar.log", p[1])),
+        )
+    ]  # fmt: skip

@@ -1,0 +1,98 @@
+"""Ops that only move elements: maps whose reads say where each element comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
+from tilewright.ir.expr import binary
+from tilewright.ir.simplify import simplify
+from tilewright.passes.lower.lowering import dim_names, lowering, mapped, result_type
+
+
+def _same(i: Builder, p: Sequence[Value]) -> Value:
+    return p[0]
+
+
+def moved(b: Builder, x: Value, result: TensorType, read: Sequence[Expr]) -> Value:
+    """A copy of `x` whose element (i0, i1, ...) is x[read]."""
+    names = dim_names(result.rank)
+    return mapped(b, [x], result, dict(zip(names, result.shape, strict=True)), [tuple(read)], _same)
+
+
+def reshaped(b: Builder, x: Value, result: TensorType) -> Value:
+    """The elements of `x` in row-major order under another shape."""
+    names = dim_names(result.rank)
+    ranges = {d: (0, max(0, n - 1)) for d, n in zip(names, result.shape, strict=True)}
+    offset: Expr = 0
+    for d, n in zip(names, result.shape, strict=True):
+        offset = binary("+", binary("*", offset, n), Sym(d))
+    read: list[Expr] = []
+    for i, stride in enumerate(x.tensor.strides):
+        extent = x.tensor.shape[i]
+        e = binary("//", offset, max(1, stride))
+        read.append(simplify(binary("%", e, max(1, extent)) if i else e, ranges))
+    return moved(b, x, result, read)
+
+
+@lowering("graph.reshape", "graph.batch_flatten", "graph.expand_dims", "graph.squeeze")
+def reshape(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """The same elements in the same order."""
+    return [reshaped(b, x[0], result_type(op))]
+
+
+@lowering("graph.concatenate")
+def concatenate(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """Each element comes from the operand whose range along the axis holds it."""
+    t = result_type(op)
+    axis = int(op["axis"]) % t.rank  # type: ignore[call-overload]
+    return [_joined(b, x, t, axis, [v.tensor.shape[axis] for v in x], drop=False)]
+
+
+@lowering("graph.stack")
+def stack(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """Operands side by side along a new axis."""
+    t = result_type(op)
+    return [_joined(b, x, t, int(op["axis"]) % t.rank, [1] * len(x), drop=True)]  # type: ignore[call-overload]
+
+
+def _joined(
+    b: Builder, x: Sequence[Value], t: TensorType, axis: int, sizes: Sequence[int], *, drop: bool
+) -> Value:
+    names = dim_names(t.rank)
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    zero: Any = {"bool": False}.get(t.dtype, 0.0 if t.dtype.startswith(("f", "bf")) else 0)
+    reads, fill = [], []
+    for start in starts:
+        at: list[Expr] = [Sym(d) for d in names]
+        if drop:
+            del at[axis]
+        else:
+            at[axis] = binary("-", at[axis], start)
+        reads.append(tuple(at))
+        fill.append(None if drop else zero)
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        out = p[-1]
+        where = i.index(Sym(names[axis]))
+        for k in range(len(p) - 2, -1, -1):
+            here = i.value("scalar.lt", where, i.const(starts[k + 1], "i32"))
+            out = i.value("scalar.select", here, p[k], out)
+        return out
+
+    return mapped(b, x, t, dict(zip(names, t.shape, strict=True)), reads, body, fill if len(x) > 1 else ())
+
+
+@lowering("graph.split")
+def split(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """Consecutive slices along an axis."""
+    rank = x[0].tensor.rank
+    axis = int(op["axis"]) % rank  # type: ignore[call-overload]
+    names, start, out = dim_names(rank), 0, []
+    for r in op.results:
+        at: list[Expr] = [Sym(d) for d in names]
+        at[axis] = binary("+", at[axis], start)
+        out.append(moved(b, x[0], r.tensor, at))
+        start += r.tensor.shape[axis]
+    return out
