@@ -322,15 +322,23 @@ def parse_file(path: str | Path) -> Module:
     """Parse an `.ir` file; constants come from the `.safetensors` file of the same name where one exists."""
     path = Path(path)
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"expected at most {MAX_BYTES} bytes of IR", where=str(path))
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
     except OSError as e:
         raise InputError(f"cannot read the file: {e.strerror}", where=str(path)) from e
-    except UnicodeDecodeError as e:
-        raise InputError("expected UTF-8 text", where=str(path)) from e
+    text = decode(data, str(path))
     side = path.with_suffix(".safetensors")
     return parse(text, constants=load_constants(side) if side.exists() else None, where=str(path))
+
+
+def decode(data: bytes, where: str) -> str:
+    """IR text from the bytes of a file; raises InputError when they are too many or no UTF-8."""
+    if len(data) > MAX_BYTES:
+        raise InputError(f"expected at most {MAX_BYTES} bytes of IR", where=where)
+    try:
+        return data.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as e:
+        raise InputError(f"expected UTF-8 text, got other bytes at offset {e.start}", where=where) from e
 
 
 def _check_nesting(text: str, where: str) -> None:

@@ -1,0 +1,128 @@
+"""`irdump`: reads IR or a Relay network, runs passes on it, and shows what they do.
+
+The resulting module (or kernel source) goes to stdout or `-o`; what passes did on the way goes to stderr.
+Exit codes: 0 ok, 1 the work failed, 2 the input or the arguments are bad, each with one line on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from tilewright.ir import InputError, TilewrightError
+from tilewright.tools.irdump_lists import op_list, pass_list
+from tilewright.tools.irdump_run import LEVELS, import_passes, run
+
+_EPILOG = """\
+examples:
+  irdump net.relay --level tensor              the tensor level after the default passes
+  irdump net.ir --pass-pipeline 'cse, dce' --diff
+  irdump net.relay --level source --target cuda:sm_90a
+  irdump net.relay --level thread --html steps.html
+  irdump failing.ir                            rerun a reproducer: its first lines name the pipeline
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports bad arguments in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The argument parser."""
+    p = _Parser(
+        prog="irdump", description=__doc__, epilog=_EPILOG, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add = p.add_argument
+    add(
+        "file",
+        nargs="?",
+        metavar="FILE",
+        help="our IR (.ir), Relay text (.relay) or JSON (.json); - is stdin",
+    )
+    what = p.add_argument_group("what to run").add_mutually_exclusive_group()
+    what.add_argument(
+        "--pass-pipeline", metavar="TEXT", help="passes to run, as in 'cse, fuse{limit=2}, dce'"
+    )
+    what.add_argument("--level", choices=LEVELS, help="run the default passes down to this level")
+    add("--target", metavar="NAME", help="cuda, cuda:sm_90a, opencl (the default), ...")
+    add("--import", dest="imports", action="append", default=[], metavar="FILE_OR_MODULE",
+        help="Python code that registers further passes; may be repeated")  # fmt: skip
+    add("--verify-each", action="store_true", help="verify the module after every pass")
+    relay = p.add_argument_group("Relay networks")
+    relay.add_argument("--params", metavar="FILE|random", help="values of the parameters")
+    relay.add_argument("--inputs", metavar="A,B", help="parameters that stay inputs")
+    relay.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random parameters")
+    show = p.add_argument_group("what to show")
+    show.add_argument("--print-after", action="append", default=[], metavar="PATTERN",
+                      help="print the module after passes of this name (with * and ?); may be repeated")  # fmt: skip
+    show.add_argument("--print-after-all", action="store_true", help="print the module after every pass")
+    show.add_argument("--diff", action="store_true", help="print what each pass changed")
+    show.add_argument("--timing", action="store_true", help="print the time each pass took")
+    show.add_argument("--no-locations", action="store_true", help="leave out where ops came from")
+    show.add_argument("--list-passes", action="store_true", help="list all passes")
+    show.add_argument("--list-ops", action="store_true", help="list all ops")
+    show.add_argument("--json", action="store_true",
+                      help="lists and timing as JSON on stdout, in place of the module")  # fmt: skip
+    out = p.add_argument_group("where to write")
+    out.add_argument("-o", "--output", metavar="OUT", help="write the module here instead of stdout")
+    out.add_argument("--html", metavar="OUT", help="write a page that steps through the passes")
+    out.add_argument("--dump-dir", metavar="DIR", help="write the module after each pass into this folder")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code; never raises for bad input or failed work."""
+    p = parser()
+    arguments = p.parse_args(argv)
+    listing = arguments.list_passes or arguments.list_ops
+    if not listing and arguments.file is None:
+        p.error("expected a FILE, or - for stdin")
+    if arguments.json and not (listing or arguments.timing):
+        p.error("--json goes with --timing, --list-passes or --list-ops")
+    try:
+        import_passes(arguments.imports)
+        if listing:
+            _list(arguments)
+        else:
+            run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (TilewrightError, OSError, MemoryError, RecursionError, KeyboardInterrupt) as e:
+        return _report(e)
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> None:
+    if arguments.list_passes:
+        print(pass_list(as_json=arguments.json))
+    if arguments.list_ops:
+        print(op_list(as_json=arguments.json))
+
+
+def _report(e: BaseException) -> int:
+    """One line on stderr, and the exit code."""
+    code, text = 1, str(e)
+    if isinstance(e, InputError):
+        code = 2
+    elif isinstance(e, OSError):
+        code, text = 2, f"{e.filename}: {e.strerror}" if e.filename else str(e)
+    elif isinstance(e, MemoryError):
+        text = "out of memory"
+    elif isinstance(e, RecursionError):
+        code, text = 2, "the input is nested too deeply"
+    elif isinstance(e, KeyboardInterrupt):
+        code, text = 130, "interrupted"
+    print(f"irdump: error: {' '.join(text.split())}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

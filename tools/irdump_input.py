@@ -1,0 +1,71 @@
+"""What `irdump` reads: our IR or a Relay network, from a file or stdin, with its head comments."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tilewright.frontends import relay
+from tilewright.frontends.relay.importer import import_module
+from tilewright.frontends.relay.load import read_source
+from tilewright.ir import InputError, Module, parse, parse_file
+from tilewright.ir.parser import MAX_BYTES, decode
+from tilewright.passes import read_header
+
+_STDIN = "<stdin>"
+_RELAY_SUFFIXES = {".relay", ".json", ".rly"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A module, the name of where it came from, and what its head comments say (`pipeline`, `target`)."""
+
+    module: Module
+    name: str
+    header: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_source_file(
+    name: str, params: str | None = None, inputs: Sequence[str] | None = None, seed: int = 0
+) -> Source:
+    """Read a file, or stdin for `-`. Files without a telling suffix are told apart by content.
+
+    params, inputs, seed: as in `relay.load`; an error for a file of our IR. Raises InputError.
+    """
+    path = Path(name)
+    text = decode(sys.stdin.buffer.read(MAX_BYTES + 1), _STDIN) if name == "-" else None
+    if path.suffix in _RELAY_SUFFIXES or not _is_ours(path, text):
+        return Source(_relay(path, text, params, inputs, seed), _STDIN if name == "-" else name)
+    if params is not None or inputs is not None:
+        raise InputError("--params and --inputs are for Relay networks, this is IR", where=name)
+    if text is not None:
+        return Source(parse(text, where=_STDIN), _STDIN, read_header(text))
+    return Source(parse_file(path), name, read_header(_head(path)))
+
+
+def _is_ours(path: Path, text: str | None) -> bool:
+    if path.suffix == ".ir":
+        return True
+    for line in (_head(path) if text is None else text).splitlines():
+        stripped = line.strip()
+        if stripped and (not stripped.startswith("#") or stripped.startswith("#[")):
+            return stripped.startswith("module")
+    return False
+
+
+def _head(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(1 << 16).decode("utf-8", errors="replace")
+    except OSError as e:
+        raise InputError(f"cannot read the file: {e.strerror}", where=str(path)) from e
+
+
+def _relay(
+    path: Path, text: str | None, params: str | None, inputs: Sequence[str] | None, seed: int
+) -> Module:
+    if text is None:
+        return relay.load(path, params, inputs, seed)
+    return import_module(read_source(text, _STDIN), params, inputs, seed)
