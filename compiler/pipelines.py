@@ -8,6 +8,7 @@ from tilewright.ir import Level
 GRAPH = """
 infer-shapes,
 fold-batch-norm,
+fold-scale-axis,
 fold-constants,
 cse,
 dce

@@ -15,6 +15,8 @@ from tilewright.passes.tensor.index_sets import identity_read, is_view, reads_of
 
 #: most additions per element a prologue may recompute for every block that reads the element
 MAX_PROLOGUE_COST = 8
+#: additions that a read with bounds checks counts for
+CHECKED_READ_COST = 4
 
 
 @dataclass
@@ -139,7 +141,7 @@ class _Builder:
             outside = [x for r in outputs for x in self.readers.get(r, []) if x not in g.ops]
             if any(x is not op for x in outside) or self.returned & set(outputs):
                 continue
-            if sum(map(recompute_cost, g.ops)) > MAX_PROLOGUE_COST or host.number == g.number:
+            if sum(map(_prologue_cost, g.ops)) > MAX_PROLOGUE_COST or host.number == g.number:
                 continue
             self._merge(g, host)
 
@@ -169,6 +171,11 @@ class _Builder:
         return self.result
 
 
+def _prologue_cost(op: Op) -> int:
+    """Additions per point, and what bounds checks of its operands cost."""
+    return recompute_cost(op) + CHECKED_READ_COST * sum(f is not None for f in fills(op))
+
+
 def _fits_rows(op: Op, g: Group) -> bool:
     """An op over the rows of a reduction: whatever it reads of the group belongs to its own row."""
     if op.name not in ("tensor.map", "tensor.reduce"):
@@ -184,7 +191,7 @@ def row_dims(op: Op, group: list[Op], anchor: Op) -> list[str] | None:
     reduction's result (or the row part of another map's index).
     """
     par = list(dims(op, "par"))
-    if op.name == "tensor.reduce" and op is anchor:
+    if op is anchor:
         return par
     found: list[str] | None = None
     for producer in group:
@@ -206,7 +213,7 @@ def row_dims(op: Op, group: list[Op], anchor: Op) -> list[str] | None:
 
 
 def _row_part(producer: Op, at: tuple[object, ...], group: list[Op], anchor: Op) -> list[object] | None:
-    if producer.name == "tensor.reduce":
+    if producer.name in REDUCING:
         return list(at)
     rows = row_dims(producer, [o for o in group if o is not producer], anchor)
     if rows is None:
