@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.ir.errors import InputError
-from tilewright.ir.expr import BinOp, Expr, Sym, binary, symbols
+from tilewright.ir.expr import BinOp, Expr, Sym, binary, substitute, symbols
 from tilewright.ir.nodes import Block, Func, Level, Module, Op, Value
 from tilewright.ir.simplify import Ranges, interval, linear, simplify
 from tilewright.ir.types import TensorType
@@ -167,18 +167,50 @@ def _conflict(a: Access, b: Access) -> bool:
 
 
 def _own_elements(a: Access, b: Access) -> bool:
-    """Both touch the same element, a different one in every thread, whatever loops do."""
-    assert a.at is not None and b.at is not None
-    if a.at != b.at or a.lanes != b.lanes:
+    """Both name their element in the same way, and no two threads (or iterations) name the same one."""
+    if a.lanes != b.lanes:
         return False
-    if any(n.startswith("bid.") is False and n != "tid" for e in a.at for n in symbols(e)):
+    at, ranges = _positional(a)
+    other, other_ranges = _positional(b)
+    return at == other and ranges == other_ranges and _injective(at, ranges, a.lanes)
+
+
+def _positional(a: Access) -> tuple[tuple[Expr, ...], dict[str, tuple[int, int]]]:
+    """The index with loop variables named by order of appearance, and the ranges of what varies."""
+    assert a.at is not None
+    names: dict[str, Expr] = {}
+    ranges: dict[str, tuple[int, int]] = {}
+    for e in a.at:
+        for n in symbols(e):
+            if n not in names and not n.startswith("bid."):
+                name = n if n == "tid" else f"loop.{len(names)}"
+                names[n] = Sym(name)
+                ranges[name] = a.ranges[n]
+    return tuple(substitute(e, names) for e in a.at), ranges
+
+
+def _injective(at: Sequence[Expr], ranges: Ranges, lanes: int) -> bool:
+    """Different values of the symbols give disjoint groups of `lanes` elements.
+
+    The index, read as one number with just enough room per dimension, is a mixed-radix number of the symbols.
+    """
+    if "tid" not in ranges:
         return False
-    shape = a.buffer.tensor.shape
-    offset: Expr = 0
-    for e, extent in zip(a.at, shape, strict=True):
-        offset = binary("+", binary("*", offset, extent), e)
-    form = linear(simplify(offset, a.ranges), a.ranges)
-    return len(form.terms) == 1 and form.terms[0][0] == Sym("tid") and abs(form.terms[0][1]) >= a.lanes
+    number: Expr = 0
+    for i, e in enumerate(at):
+        low, high = interval(e, ranges)
+        if low < 0 or high == float("inf"):
+            return False
+        number = binary("+", binary("*", number, int(high) + (lanes if i == len(at) - 1 else 1)), e)
+    form = linear(simplify(number, ranges), ranges)
+    room = lanes
+    seen: set[str] = set()
+    for atom, c in sorted(form.terms, key=lambda t: t[1]):
+        if not isinstance(atom, Sym) or c < room:
+            return False
+        seen.add(atom.name)
+        room += c * ranges[atom.name][1]
+    return seen == {n for n, (_, high) in ranges.items() if high > 0}
 
 
 def _disjoint(a: Access, b: Access) -> bool:
