@@ -8,6 +8,7 @@ from tilewright.codegen.prelude import helper
 
 __all__ = [
     "Emitter",
+    "EmulatorBuilder",
     "KernelParam",
     "KernelSource",
     "emit_cuda",

@@ -1,4 +1,4 @@
-"""What differs between the C languages we emit: type names, literals, qualifiers, launch symbols, vector accesses."""
+"""What differs between the C languages we emit: type names, literals, qualifiers, launch symbols."""
 
 from __future__ import annotations
 

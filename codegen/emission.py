@@ -1,4 +1,4 @@
-"""The state of one kernel's emission: lines, names, values already in C, symbol ranges and helper functions."""
+"""The state of one kernel's emission: lines, names, values already in C, symbol ranges, helper functions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,17 @@ from tilewright.ir.simplify import multiple_of, simplify
 from tilewright.ir.types import ScalarType, TensorType
 
 _RESERVED = frozenset(
-    """auto break bool case char const continue default do double else enum extern false float for goto half if inline
-    int kernel global local constant private long register restrict return short signed sizeof static struct switch
-    true typedef union unsigned void volatile while uchar ushort uint ulong image asm min max abs exp log pow sin cos
-    tan tanh sqrt erf floor ceil round select mix step sign clamp dot cross length main template class this new delete
-    operator private public protected namespace using throw try catch and or not xor event_t size_t lane tid
-    bid_x bid_y bid_z threadIdx blockIdx blockDim gridDim NAN INFINITY""".split()
+    re.findall(
+        r"\w+",
+        """
+    auto break bool case char const continue default do double else enum extern false float for goto
+    half if inline int kernel global local constant private long register restrict return short signed sizeof
+    static struct switch true typedef union unsigned void volatile while uchar ushort uint ulong image asm min max abs
+    exp log pow sin cos tan tanh sqrt erf floor ceil round select mix step sign clamp dot cross length main
+    template class this new delete operator public protected namespace using throw try catch and or not xor
+    event_t size_t lane lane_row lane_pair tid bid_x bid_y bid_z threadIdx blockIdx NAN INFINITY
+    """,
+    )
 )
 
 #: a line that declares a name, unlike an assignment or a call
@@ -37,8 +42,8 @@ _NOT_COMMENT = re.compile(r"[^ -~]|[?\\]")
 class Held:
     """A value as C text: one text (a scalar, or a native vector), or one per lane.
 
-    constant: the number, where it is one. chunks: the same lanes as `(vector type, text)` memory words, so that
-    a value that is only moved is not taken apart.
+    constant: the number, where it is one. chunks: the same lanes as `(vector type, text)` memory words, so
+    that a value that is only moved is not taken apart.
     """
 
     parts: tuple[str, ...]
@@ -82,7 +87,7 @@ class Emission:
 
     @contextmanager
     def braces(self, head: str) -> Iterator[None]:
-        """A block in braces after `head` (which may be empty); names declared inside are free again after it."""
+        """A block in braces after `head` (maybe empty); names declared inside are free again after it."""
         start, outer = len(self.lines), set(self.taken)
         self.line(f"{head} {{" if head else "{")
         self.indent += 1

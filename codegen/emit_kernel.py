@@ -1,4 +1,4 @@
-"""A thread-level function -> one kernel as CUDA C or OpenCL C: signature, shared memory, launch symbols, body."""
+"""A thread-level function -> one kernel of CUDA C or OpenCL C: signature, shared memory, symbols, body."""
 
 from __future__ import annotations
 

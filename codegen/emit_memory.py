@@ -65,7 +65,7 @@ def _load(e: Emission, op: Op) -> None:
 
 
 def guarded(e: Emission, op: Op) -> str | None:
-    """The head of a block that runs where the op's mask holds; None where it never does, empty where always."""
+    """Head of a block that runs where the op's mask holds; None where it never does, empty where always."""
     condition = e.condition(op)
     if condition == "0":
         return None

@@ -37,7 +37,8 @@ def _shuffle(e: Emission, op: Op) -> None:
     kind, width = str(op["kind"]), op["width"]
     if kind not in _SHUFFLES or width not in (2, 4, 8, 16, 32):
         raise UnsupportedError(
-            f"thread.shuffle: expected {', '.join(_SHUFFLES)} within 2 to 32 lanes, got '{kind}' within {width}",
+            f"thread.shuffle: expected {', '.join(_SHUFFLES)} within 2 to 32 lanes, "
+            f"got '{kind}' within {width}",
             where=op.loc,
         )
     t = e.scalar_type(op.result)
@@ -67,10 +68,11 @@ def _mma(e: Emission, op: Op) -> None:
     a, b, c = (e.buffer(v) for v in op.operands)
     dtype = a.type.dtype
     known = {(16, 8, 16): NARROW, (16, 8, 8): {"f32"}}
-    if dtype not in known.get(op["shape"], ()) or b.type.dtype != dtype or c.type.dtype != "f32":  # type: ignore[call-overload]
+    shape: tuple[int, ...] = op["shape"]  # type: ignore[assignment]
+    if dtype not in known.get(shape, ()) or b.type.dtype != dtype or c.type.dtype != "f32":
         raise UnsupportedError(
-            f"thread.mma: expected [16, 8, 16] of f16 or bf16 or [16, 8, 8] of f32 (as tf32), accumulated in f32, "
-            f"got {op['shape']} of {dtype} and {b.type.dtype} in {c.type.dtype}",
+            "thread.mma: expected [16, 8, 16] of f16 or bf16 or [16, 8, 8] of f32 (as tf32), accumulated in f32,"
+            f" got {list(shape)} of {dtype} and {b.type.dtype} in {c.type.dtype}",
             where=op.loc,
         )
     if op["engine"] != "mma":
@@ -138,15 +140,15 @@ def _load_elements(
 
 @emitter("thread.store_fragment", writes=(1,))
 def _store_fragment(e: Emission, op: Op) -> None:
-    """The last two entries of a mask bound the row and the column of each element, those before hold for all."""
+    """The last two entries of a mask bound row and column of each element, those before hold for all."""
     _cuda_only(e, op)
     frag, memory = (e.buffer(v) for v in op.operands)
     at: tuple[Expr, ...] = op["at"]  # type: ignore[assignment]
     mask: tuple[tuple[Expr, Expr, Expr], ...] = op["mask"]  # type: ignore[assignment]
     if len(mask) == 1 or memory.type.rank < 2 or not _is_accumulator(frag.type):
         raise UnsupportedError(
-            f"thread.store_fragment: expected an f32 [16, 8] fragment, a matrix and a mask that is empty or ends in a "
-            f"row and a column entry, got {frag.type}, {memory.type} and {len(mask)} entries",
+            "thread.store_fragment: expected an f32 [16, 8] fragment, a matrix and a mask that is empty or "
+            f"ends in a row and a column entry, got {frag.type}, {memory.type} and {len(mask)} entries",
             where=op.loc,
         )
     with e.known({"lane.row": (0, 7), "lane.pair": (0, 3)}):

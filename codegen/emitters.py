@@ -28,7 +28,7 @@ _EMITTERS: dict[str, Emitter] = {}
 
 
 def emitter(*ops: str, writes: tuple[int, ...] = ()) -> Callable[[Emit], Emit]:
-    """Register a function as the emitter of `ops`; a second emitter of one op raises ValueError naming both."""
+    """Register a function as the emitter of `ops`; a second one for an op raises ValueError naming both."""
 
     def register(emit: Emit) -> Emit:
         for op in ops:

@@ -1,4 +1,4 @@
-"""Build CUDA C text for the CPU emulator with the system's C++ compiler, in parallel and through the disk cache."""
+"""Build CUDA C for the CPU emulator with the system's C++ compiler, in parallel, through the disk cache."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class EmulatorBuilder:
         folder: Path,
         done: Callable[[int], None] | None = None,
     ) -> list[Build]:
-        """`(entry, source)` pairs as shared objects in `folder`, in order; `done(i)` is called as each is ready."""
+        """`(entry, source)` pairs as shared objects in `folder`, in order; `done(i)` is called for each."""
 
         def one(item: tuple[int, tuple[str, str]]) -> Build:
             index, (entry, source) = item

@@ -17,6 +17,7 @@
 #include "emulator.h"
 
 static const size_t PAGE = 65536;  // a multiple of every page size in use
+static const size_t GUARD = 1 << 28;  // address space only: far accesses hit it too
 static const size_t STACK = 1 << 18;
 static const unsigned char POISON = 0xff;  // a nan in every float type
 

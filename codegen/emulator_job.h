@@ -14,23 +14,23 @@ static Buffer guarded(size_t nbytes) {
     b.nbytes = nbytes;
     const size_t rounded = (nbytes + 15) / 16 * 16;
     b.pages = (rounded + PAGE - 1) / PAGE * PAGE;
-    b.map = (unsigned char*)mmap(nullptr, b.pages + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (b.map == MAP_FAILED || (b.pages && mprotect(b.map + PAGE, b.pages, PROT_READ | PROT_WRITE)))
+    b.map = (unsigned char*)mmap(nullptr, b.pages + 2 * GUARD, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (b.map == MAP_FAILED || (b.pages && mprotect(b.map + GUARD, b.pages, PROT_READ | PROT_WRITE)))
         stop("line=-1 text=out of memory for a buffer of %zu bytes", nbytes);
-    b.base = b.map + PAGE + b.pages - rounded;
+    b.base = b.map + GUARD + b.pages - rounded;
     b.writable = true;
-    memset(b.map + PAGE, POISON, b.pages);
+    memset(b.map + GUARD, POISON, b.pages);
     return b;
 }
 static void protect(Buffer& b, bool writable) {
     if (b.writable == writable || !b.pages) return;
-    mprotect(b.map + PAGE, b.pages, writable ? PROT_READ | PROT_WRITE : PROT_READ);
+    mprotect(b.map + GUARD, b.pages, writable ? PROT_READ | PROT_WRITE : PROT_READ);
     b.writable = writable;
 }
 // The bytes around a buffer that its guard pages do not cover must still be poison.
 static void check_margins(size_t index) {
     const Buffer& b = buffers[index];
-    const unsigned char *start = b.map + PAGE, *stop_at = start + b.pages;
+    const unsigned char *start = b.map + GUARD, *stop_at = start + b.pages;
     const size_t lead = (size_t)(b.base - start) < 256 ? (size_t)(b.base - start) : 256;
     for (const unsigned char* p = b.base - lead; p < b.base; ++p)
         if (*p != POISON) stop("line=-1 buffer=%zu offset=%ld text=write outside of the buffer", index, (long)(p - b.base));
@@ -49,12 +49,12 @@ static void on_signal(int number, siginfo_t* info, void* context) {
     if (number == SIGSEGV || number == SIGBUS) {
         for (size_t i = 0; i < buffers.size(); ++i) {
             const Buffer& b = buffers[i];
-            if (at < b.map || at >= b.map + b.pages + 2 * PAGE) continue;
+            if (at < b.map || at >= b.map + b.pages + 2 * GUARD) continue;
             const bool inside = at >= b.base && at < b.base + b.nbytes;
             stop("line=-1 buffer=%zu offset=%ld text=%s %s", i, (long)(at - b.base), what,
                  inside ? "to a buffer the launch does not declare as written" : "outside of the buffer");
         }
-        if (dynamic_shared && at >= dynamic_shared_end && at < dynamic_shared_end + PAGE)
+        if (dynamic_shared && at >= dynamic_shared_end && at < dynamic_shared_end + GUARD)
             stop("line=-1 text=%s beyond the end of shared memory", what);
         for (const Fiber& f : fibers)
             if (f.memory && at >= (unsigned char*)f.memory && at < (unsigned char*)f.memory + PAGE)

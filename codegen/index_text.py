@@ -1,4 +1,4 @@
-"""Index expressions and masks as C text: exact floor semantics, the narrowest safe integer type, few comparisons."""
+"""Index expressions and masks as C: exact floor semantics, the narrowest safe type, few comparisons."""
 
 from __future__ import annotations
 

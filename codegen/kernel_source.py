@@ -20,7 +20,7 @@ class KernelSource:
     """One kernel as C text.
 
     grid: blocks (work-groups) along x, y, z. block: threads (work-items) per block, one-dimensional.
-    shared_bytes_static: bytes declared in the text; shared_bytes_dynamic: bytes the launch must add (CUDA only).
+    shared_bytes_static: bytes declared in the text. shared_bytes_dynamic: bytes the launch adds (CUDA only).
     origins: the `loc` of every op in the text, in order of first appearance.
     """
 

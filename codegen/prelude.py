@@ -1,7 +1,7 @@
 """Helper functions a kernel may need: only those it uses are emitted, in the dialect's own types.
 
-Template language: `FN` is the function qualifiers, `NAME` the helper's own name, `$T` the type it is made for and `$U`
-its unsigned twin, `$i32` the dialect's name of i32, `@floordiv:T@` another helper for the same type.
+Template language: `FN` is the function qualifiers, `NAME` the helper's own name, `$T` the type it is made for
+and `$U` its unsigned twin, `$i32` the dialect's name of i32, `@floordiv:T@` another helper for the same type.
 """
 
 from __future__ import annotations

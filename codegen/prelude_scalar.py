@@ -1,4 +1,4 @@
-"""Scalar helpers: NumPy's integer division, remainders, powers and shifts, nan-keeping extremes, 16-bit floats."""
+"""Scalar helpers: NumPy's integer division, powers and shifts, nan-keeping extremes, 16-bit floats."""
 
 from __future__ import annotations
 
@@ -43,7 +43,11 @@ helper(
 )
 helper(
     "shr",
-    "FN $T NAME($T a, $T b) { return b < 0 || b >= ($T)(8 * sizeof($T)) ? ($T)(a < 0 ? -1 : 0) : ($T)(a >> b); }",
+    """
+FN $T NAME($T a, $T b) {
+    return b < 0 || b >= ($T)(8 * sizeof($T)) ? ($T)(a < 0 ? -1 : 0) : ($T)(a >> b);
+}
+""",
 )
 helper(
     "ipow",

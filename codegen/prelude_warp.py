@@ -17,7 +17,9 @@ FN void NAME(void* target, const void* source, bool keep) {{
 #if __CUDA_ARCH__ >= 800
     const unsigned int to = (unsigned int)__cvta_generic_to_shared(target);
     const int bytes = keep ? {_bytes} : 0;
-    asm volatile("cp.async.{_level}.shared.global [%0], [%1], {_bytes}, %2;" ::"r"(to), "l"(source), "r"(bytes) : "memory");
+    asm volatile("cp.async.{_level}.shared.global [%0], [%1], {_bytes}, %2;"
+                 ::"r"(to), "l"(source), "r"(bytes)
+                 : "memory");
 #else
     *({_kind}*)target = keep ? *(const {_kind}*)source : {_zero};
 #endif

@@ -1,6 +1,6 @@
 """C expressions of the elementwise scalar ops, by op and kind of dtype.
 
-A form marked native also holds for whole vectors in a language that has them; the others are applied lane by lane.
+A form marked native also holds for whole vectors where the language has them; others go lane by lane.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tilewright.ir.types import FLOATS
 
 @dataclass(frozen=True)
 class Operands:
-    """What a form sees: operand texts, the dtype computed in, lanes of a native vector, which operands are constants."""
+    """What a form sees: operand texts, the dtype computed in, lanes of a native vector, known constants."""
 
     dialect: Dialect
     need: Callable[[str, str], str]
@@ -160,7 +160,7 @@ def _define(kinds: str, forms: dict[str, Form]) -> None:
 
 
 _define("float", {n: _infix(s) for n, s in (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/"))})
-_define("int uint bool", {n: _wrapping(s) for n, s in (("add", "+"), ("sub", "-"), ("mul", "*"))})
+_define("int uint", {n: _wrapping(s) for n, s in (("add", "+"), ("sub", "-"), ("mul", "*"))})
 _define(
     "float int uint bool",
     {
@@ -173,8 +173,8 @@ _define(
     {
         name: _math(name)
         for name in (
-            "exp", "exp2", "log", "log2", "log10", "sqrt", "rsqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh",
-            "asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "floor", "ceil", "trunc",
+            "exp", "exp2", "log", "log2", "log10", "sqrt", "rsqrt", "sin", "cos", "tan", "sinh", "cosh",
+            "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "floor", "ceil", "trunc",
         )
     }
     | {
@@ -215,7 +215,7 @@ _define(
     },
 )
 _define(
-    "uint bool",
+    "uint",
     {
         "neg": Form(lambda o: f"({o.type})(0 - {o.texts[0]})", native=False),
         "abs": Form(lambda o: o.texts[0]),
@@ -226,17 +226,15 @@ _define(
         "truncmod": _typed("umod"),
     },
 )
+_define("int uint", {"pow": _typed("ipow"), "shl": _typed("shl"), "shr": _typed("shr")})
 _define(
     "int uint bool",
     {
-        "pow": _typed("ipow"),
         "max": _int_extreme(">"),
         "min": _int_extreme("<"),
         "bit_and": Form(lambda o: f"({o.type})({o.texts[0]} & {o.texts[1]})", native=False),
         "bit_or": Form(lambda o: f"({o.type})({o.texts[0]} | {o.texts[1]})", native=False),
         "bit_xor": Form(lambda o: f"({o.type})({o.texts[0]} ^ {o.texts[1]})", native=False),
-        "shl": _typed("shl"),
-        "shr": _typed("shr"),
         "fma": Form(_fma, native=False),
     },
 )

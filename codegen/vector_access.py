@@ -1,4 +1,4 @@
-"""Short vectors in memory: as CUDA's aligned vector words taken apart lane by lane, or as OpenCL's vload and vstore."""
+"""Short vectors in memory: CUDA's aligned vector words taken apart lane by lane, or OpenCL's native ones."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _ADDRESS_SPACE = {"global": "__global", "shared": "__local", "reg": "__private"}
 def native_pointer(e: Emission, b: BufferRef, lanes: int) -> str:
     """Pointer type through which OpenCL moves `lanes` elements with the alignment of one.
 
-    A cast instead of vload and vstore: PoCL calls those as functions and spills every vector register around them.
+    A cast instead of vload and vstore: PoCL calls those as functions and spills every vector register.
     """
     return f"{_ADDRESS_SPACE[b.type.space]} {e.need(f'unaligned{lanes}', b.type.dtype)}*"
 

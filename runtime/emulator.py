@@ -1,7 +1,7 @@
 """The emulator device: CUDA C built for the CPU, one fiber per CUDA thread, in a process of its own.
 
-What builds the text is handed in (see `Builder`). A fault of a kernel (an access outside of a buffer, threads that
-diverge at a barrier, ...) becomes one `DeviceError` that names kernel, buffer, block and thread.
+What builds the text is handed in (see `Builder`). A fault of a kernel (an access outside of a buffer, threads
+that diverge at a barrier, ...) becomes one `DeviceError` that names kernel, buffer, block and thread.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ class Builder(Protocol):
 class EmulatorDevice(Closable):
     """Runs CUDA plans without a GPU.
 
-    seed: 0 runs the threads of a block in order; another number permutes them anew after every barrier, so that a
-    missing barrier shows. timeout_s: longest time of one run. Raises `DeviceMissingError` without a compiler.
+    seed: 0 runs the threads of a block in order; another number permutes them anew after every barrier, so
+    that a missing barrier shows. timeout_s: longest time of one run. Raises `DeviceMissingError` without a
+    compiler.
     """
 
     language = "cuda"
@@ -202,7 +203,7 @@ class EmulatorPlan(Closable):
         return lines
 
     def _owners(self) -> dict[str, int]:
-        """Every buffer with memory of its own: here arena buffers share no bytes, so that each has guard pages."""
+        """Every buffer with memory of its own; arena buffers share no bytes here, so each has guard pages."""
         return {b.name: i for i, b in enumerate(b for b in self.plan.buffers if b.kind != "alias")}
 
     def _read_outputs(self) -> list[Array]:
@@ -217,7 +218,8 @@ class EmulatorPlan(Closable):
     def _explain(self, answer: str, complaint: str, status: int) -> str:
         found = _ERROR.search(answer)
         if found is None:
-            return f"the emulator ended with status {status}: {(complaint or answer).strip()[:400] or 'no message'}"
+            told = (complaint or answer).strip()[:400] or "no message"
+            return f"the emulator ended with status {status}: {told}"
         index = int(found["launch"])
         if index < 0:
             return f"emulator: {found['text']}"

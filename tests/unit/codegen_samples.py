@@ -1,0 +1,63 @@
+"""Runs single thread-level kernels on PoCL and on the CUDA emulator, for the tests of code generation."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import numpy as np
+
+from tilewright.codegen import EmulatorBuilder, emit_cuda, emit_opencl
+from tilewright.codegen.kernel_source import KernelSource
+from tilewright.ir import Func, Module, parse, verify
+from tilewright.ir.types import storage_dtype
+from tilewright.runtime.emulator import EmulatorDevice
+from tilewright.runtime.opencl import OpenClDevice
+from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
+
+DEVICES = ("opencl", "emulator")
+
+
+def kernel(body: str, params: Mapping[str, str], *, grid: str = "[1, 1, 1]", block: int = 32) -> Func:
+    """A verified thread-level function: `params` maps names to types, `body` is its ops without the return."""
+    arguments = ", ".join(f"%{name}: {type_}" for name, type_ in params.items())
+    head = f"thread.func @k({arguments}, grid = {grid}, block = {block})"
+    return checked(parse(f"module @m {{ {head} {{ {body}\nthread.return() }} }}"))
+
+
+def checked(module: Module) -> Func:
+    verify(module)
+    return module.funcs[0]
+
+
+@cache
+def device(name: str, seed: int = 1) -> OpenClDevice | EmulatorDevice:
+    return OpenClDevice("pthread") if name == "opencl" else EmulatorDevice(EmulatorBuilder(), seed=seed)
+
+
+def source_for(func: Func, name: str) -> KernelSource:
+    return emit_opencl(func) if name == "opencl" else emit_cuda(func)
+
+
+def plan_of(source: KernelSource) -> ExecutionPlan:
+    """A plan that launches one kernel: what it writes are outputs."""
+    buffers = []
+    for p in source.params:
+        t = storage_dtype(p.dtype)
+        nbytes = max(1, int(np.prod(p.shape, dtype=np.int64))) * t.itemsize
+        buffers.append(Buffer(p.name, t.name, p.shape, "output" if p.written else "input", nbytes))
+    names = tuple(p.name for p in source.params)
+    code = KernelCode(
+        source.entry, source.entry, "opencl" if source.language == "opencl" else "cuda", source.source
+    )
+    launch = Launch(
+        source.entry, names, source.grid, source.block, source.shared_bytes_dynamic, writes=source.writes
+    )
+    inputs = tuple(b.name for b in buffers if b.kind == "input")
+    outputs = tuple(b.name for b in buffers if b.kind == "output")
+    return ExecutionPlan("test", tuple(buffers), (code,), (launch,), inputs, outputs, 0)
+
+
+def run(func: Func, name: str, inputs: Sequence[np.ndarray], *, seed: int = 1) -> dict[str, np.ndarray]:
+    """Outputs by parameter name."""
+    plan = plan_of(source_for(func, name))
+    with device(name, seed).load(plan, {}) as loaded:
+        return dict(zip(plan.outputs, loaded.run(inputs), strict=True))
