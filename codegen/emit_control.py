@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.codegen.emission import Emission, Held
 from tilewright.codegen.emitters import emitter
-from tilewright.ir.expr import Sym
+from tilewright.ir.expr import Expr, Sym
 from tilewright.ir.nodes import Block, Op
 
 
@@ -92,7 +92,8 @@ def _if(e: Emission, op: Op) -> None:
 def _narrowed(e: Emission, op: Op) -> dict[str, tuple[int, int]]:
     """What the mask says about single symbols."""
     out: dict[str, tuple[int, int]] = {}
-    for expr, low, high in op["mask"]:  # type: ignore[union-attr, misc]
+    mask: tuple[tuple[Expr, Expr, Expr], ...] = op["mask"]  # type: ignore[assignment]
+    for expr, low, high in mask:
         if isinstance(expr, Sym) and isinstance(low, int) and isinstance(high, int):
             lo, hi = out.get(expr.name, e.ranges[expr.name])
             out[expr.name] = max(lo, low), min(hi, high - 1)

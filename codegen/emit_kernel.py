@@ -153,7 +153,7 @@ def _kernel(dialect: Dialect, entry: str, block: int, pointers: list[str], lines
     if dialect.native_vectors:
         head = f"__kernel __attribute__((reqd_work_group_size({block}, 1, 1)))\nvoid {entry}("
     else:
-        head = f'extern "C" __global__ void __launch_bounds__({block}) {entry}('
+        head = f'extern "C" __global__ void __launch_bounds__({block}, 1) {entry}('
     one_line = head + ", ".join(pointers) + ")"
     if len(one_line.splitlines()[-1]) > 110:
         one_line = head + "\n    " + ",\n    ".join(pointers) + ")"

@@ -67,11 +67,11 @@ def _mma(e: Emission, op: Op) -> None:
     _cuda_only(e, op)
     a, b, c = (e.buffer(v) for v in op.operands)
     dtype = a.type.dtype
-    known = {(16, 8, 16): NARROW, (16, 8, 8): {"f32"}}
+    known: dict[tuple[int, ...], frozenset[str]] = {(16, 8, 16): NARROW, (16, 8, 8): frozenset({"f32"})}
     shape: tuple[int, ...] = op["shape"]  # type: ignore[assignment]
     if dtype not in known.get(shape, ()) or b.type.dtype != dtype or c.type.dtype != "f32":
         raise UnsupportedError(
-            "thread.mma: expected [16, 8, 16] of f16 or bf16 or [16, 8, 8] of f32 (as tf32), accumulated in f32,"
+            "thread.mma: expected [16, 8, 16] of f16 or bf16 or [16, 8, 8] of f32 (as tf32), summed in f32,"
             f" got {list(shape)} of {dtype} and {b.type.dtype} in {c.type.dtype}",
             where=op.loc,
         )

@@ -13,7 +13,12 @@ from tilewright.ir.nodes import Value
 from tilewright.ir.types import TensorType
 
 #: 32-bit registers per lane of the tiles there are, by element bytes and shape
-_REGISTERS = {(2, (16, 16)): 4, (2, (16, 8)): 2, (4, (16, 8)): 4, (4, (8, 8)): 2}
+_REGISTERS: dict[tuple[int, tuple[int, ...]], int] = {
+    (2, (16, 16)): 4,
+    (2, (16, 8)): 2,
+    (4, (16, 8)): 4,
+    (4, (8, 8)): 2,
+}
 #: a lane's place in the warp: `lane.row` = lane / 4, `lane.pair` = lane % 4
 ROW, PAIR = Sym("lane.row"), Sym("lane.pair")
 ROLES = ("a", "b", "c")

@@ -17,7 +17,7 @@ DEVICES = ("opencl", "emulator")
 
 
 def kernel(body: str, params: Mapping[str, str], *, grid: str = "[1, 1, 1]", block: int = 32) -> Func:
-    """A verified thread-level function: `params` maps names to types, `body` is its ops without the return."""
+    """A verified thread-level function: `params` maps names to types, `body` is all but the return."""
     arguments = ", ".join(f"%{name}: {type_}" for name, type_ in params.items())
     head = f"thread.func @k({arguments}, grid = {grid}, block = {block})"
     return checked(parse(f"module @m {{ {head} {{ {body}\nthread.return() }} }}"))

@@ -83,7 +83,7 @@ def test_elementwise_ops_follow_numpy(dtype, target):
     expected = applicable(dtype, arrays)
     assert len(expected) > 10
     names = ["a", "b", "c", "p"][: len(arrays)]
-    params = {name: f"{dtype}[{N}]" for name in names}
+    params = dict.fromkeys(names, f"{dtype}[{N}]")
     body = ""
     for name, want in expected.items():
         result = "bool" if want.dtype == np.bool_ else dtype
@@ -165,7 +165,7 @@ def test_selection_constants_and_lanes(dtype, target):
       %e = scalar.extract(%b, lane = 3) : {dtype}
       %u = scalar.select(%d, %e, %one) : {dtype}
       thread.store(%u, %v, at = [tid])"""
-    params = {k: f"{dtype}[32]" for k in ("x", "z", "y", "w")} | {"m": "bool[32]", "v": f"{dtype}[8]"}
+    params = dict.fromkeys(("x", "z", "y", "w"), f"{dtype}[32]") | {"m": "bool[32]", "v": f"{dtype}[8]"}
     x, z, _ = samples(dtype)
     m = np.arange(32) % 3 == 0
     got = run(kernel(body, params, block=8), target, [x, z, m])
@@ -181,7 +181,8 @@ def test_extreme_constants_survive_as_literals(target):
     values = {
         "f32": [np.inf, -np.inf, np.nan, 1e-45, -3.4028235e38, 0.1, 16777217.0],
         "f64": [np.inf, -np.inf, np.nan, 5e-324, 0.1, -1.7976931348623157e308],
-        "i32": [-(2**31), 2**31 - 1], "i64": [-(2**63), 2**63 - 1], "u64": [2**64 - 1], "u8": [255], "i8": [-128],
+        "i32": [-(2**31), 2**31 - 1], "i64": [-(2**63), 2**63 - 1], "u64": [2**64 - 1],
+        "u8": [255], "i8": [-128],
         "f16": [65504.0, -np.inf, 6e-8], "bf16": [3e38, 0.1],
     }  # fmt: skip
     body, params = "", {}
