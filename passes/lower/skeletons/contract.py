@@ -20,8 +20,11 @@ from tilewright.passes.lower.skeletons.staging import Fetch, Region, region
 from tilewright.passes.lower.skeletons.tiling import Grid, Tile, make_grid
 from tilewright.passes.lower.skeletons.writer import Points, Writer
 
-#: multiply-adds in one unrolled loop body at most: keeps code within the instruction cache
-UNROLL_BUDGET = 1024
+#: multiply-adds and loads in one unrolled loop body at most: keeps code within the instruction cache, and the
+#: compiler from moving more loads ahead than there are registers
+UNROLL_BUDGET = 768
+#: reduction points in one unrolled body at most
+UNROLL_POINTS = 32
 #: bytes of one vector access
 VECTOR_BYTES = 16
 
@@ -209,7 +212,8 @@ class _Contract:
     def _multiply(self, acc: Value, operands: list[_Operand], chunk: Mapping[str, Expr]) -> None:
         w = self.w
         tiles = [self._register_tile(o) for o in operands]
-        with _reduction_loops(w, self.step, prod(acc.tensor.shape)) as local:
+        work = prod(acc.tensor.shape) + sum(prod(tile.tensor.shape) for tile, _ in tiles)
+        with _reduction_loops(w, self.step, work) as local:
             for o, (tile, used) in zip(operands, tiles, strict=True):
                 with w.loops("j", tile.tensor.shape, unroll=1) as item:
                     w.store(self._element(o, dict(zip(used, item, strict=True)), local, chunk), tile, item)
@@ -288,14 +292,10 @@ def store_results(w: Writer, points: Points, place: tuple[Expr, ...]) -> None:
 def _reduction_loops(w: Writer, sizes: Mapping[str, int], work: int) -> Iterator[dict[str, Expr]]:
     """Loops over one chunk of the reduced domain, innermost ones unrolled as far as the code budget allows."""
     unroll: dict[str, int] = {}
-    body = work
+    room = max(1, min(UNROLL_BUDGET // work, UNROLL_POINTS))
     for d in reversed(sizes):
-        if body * sizes[d] <= UNROLL_BUDGET:
-            unroll[d] = 1
-            body *= sizes[d]
-        else:
-            unroll[d] = _divisor(sizes[d], max(1, UNROLL_BUDGET // body))
-            body = UNROLL_BUDGET
+        unroll[d] = 1 if sizes[d] <= room else _divisor(sizes[d], room)
+        room = room // sizes[d] if sizes[d] <= room else 1
     with ExitStack() as stack:
         yield {d: stack.enter_context(w.loop(f"r_{d}", n, unroll=unroll[d])) for d, n in sizes.items()}
 
