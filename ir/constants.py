@@ -45,7 +45,7 @@ class Constants(Mapping[str, np.ndarray]):
 
 def save_constants(constants: Mapping[str, np.ndarray], path: str | Path) -> None:
     """Write constants as a safetensors file."""
-    save_file({k: np.ascontiguousarray(v) for k, v in constants.items()}, str(path))
+    save_file({k: np.asarray(v, order="C") for k, v in constants.items()}, str(path))
 
 
 def load_constants(path: str | Path) -> Constants:

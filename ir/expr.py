@@ -167,13 +167,13 @@ def evaluate(e: Expr, env: Mapping[str, int | np.ndarray]) -> int | np.ndarray:
     if isinstance(e, Sym):
         return env[e.name]
     a, b = evaluate(e.lhs, env), evaluate(e.rhs, env)
-    if e.op == "min":
-        return np.minimum(a, b)
-    if e.op == "max":
-        return np.maximum(a, b)
     if isinstance(a, int) and isinstance(b, int):
         return _fold(e.op, a, b)
     match e.op:
+        case "min":
+            return np.minimum(a, b)
+        case "max":
+            return np.maximum(a, b)
         case "+":
             return a + b
         case "-":

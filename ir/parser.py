@@ -24,7 +24,7 @@ MAX_DEPTH = 100
 MAX_DIGITS = 20
 MAX_FLOAT_DIGITS = 400
 
-_BRACKET = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"|#[^\n]*|[()\[\]{}]')
+_BRACKET = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"?|#[^\n]*|[()\[\]{}]')
 
 
 class _Body(NamedTuple):
@@ -205,6 +205,8 @@ def _expr(token: Token, lhs: Any, rhs: Any) -> Any:
         node = binary(str(token), _plain(lhs), _plain(rhs))
     except InputError as e:
         raise _SyntaxFault(str(e), token) from e
+    if isinstance(node, int) and abs(node) >> 64:
+        raise _SyntaxFault("expected an index expression whose constants fit into 64 bits", token)
     return _Deep(node, depth) if isinstance(node, BinOp) else node
 
 
@@ -259,8 +261,9 @@ class _Scope:
             if str(t) not in self.names:
                 self.fail(t, f"use of undefined value {t}")
         operands = tuple(self.names[str(t)] for t in o.operands)
+        given = dict(self.attrs(o.attrs))
         try:
-            attrs = op_def(str(o.name)).complete(dict(self.attrs(o.attrs)))
+            attrs = op_def(str(o.name)).complete(given)
         except InputError as e:
             self.fail(o.name, str(e))
         body = None

@@ -57,6 +57,8 @@ def linear(e: Expr, ranges: Ranges) -> Linear:
         lo, hi = ranges.get(e.name, (-_INF, _INF))
         return Linear((), int(lo)) if lo == hi else Linear(((e, 1),))
     a, b = linear(e.lhs, ranges), linear(e.rhs, ranges)
+    if e.op in ("//", "%") and not b.terms and b.constant <= 0:
+        return Linear(((e, 1),))  # undefined at every point: kept as it is
     match e.op:
         case "+":
             return _add(a, b, 1, ranges)
@@ -115,7 +117,7 @@ def _split(a: Linear, d: int) -> tuple[Linear, Linear]:
 
 
 def _floordiv(a: Linear, b: Linear, ranges: Ranges) -> Linear:
-    if b.terms or b.constant <= 0:
+    if b.terms:
         return Linear(((BinOp("//", a.expr(), b.expr()), 1),))
     d = b.constant
     q, r = _split(a, d)
@@ -135,7 +137,7 @@ def _floordiv(a: Linear, b: Linear, ranges: Ranges) -> Linear:
 
 
 def _modulo(a: Linear, b: Linear, ranges: Ranges) -> Linear:
-    if b.terms or b.constant <= 0:
+    if b.terms:
         return Linear(((BinOp("%", a.expr(), b.expr()), 1),))
     d = b.constant
     _, r = _split(a, d)

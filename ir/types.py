@@ -33,6 +33,8 @@ DTYPES = frozenset(_NUMPY)
 FLOATS = frozenset({"f64", "f32", "f16", "bf16"})
 #: memory spaces: device memory, block-shared memory, registers of one thread, matrix fragments of one warp.
 SPACES = frozenset({"global", "shared", "reg", "frag"})
+#: more elements than any memory holds; sizes in bytes stay within 64 bits
+MAX_ELEMENTS = 1 << 48
 LANES = frozenset({1, 2, 4, 8, 16})
 
 _LONG = {"float": "f", "int": "i", "uint": "u", "bfloat": "bf"}
@@ -71,6 +73,8 @@ class TensorType:
             raise InputError(f"expected a memory space among {', '.join(sorted(SPACES))}, got '{self.space}'")
         if any(type(d) is not int or d < 0 for d in self.shape):
             raise InputError(f"expected non-negative integer dimensions, got {self.shape}")
+        if self.size > MAX_ELEMENTS:
+            raise InputError(f"expected a tensor of at most {MAX_ELEMENTS} elements, got {self.shape}")
 
     @property
     def size(self) -> int:

@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     relay.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random parameters")
     show = p.add_argument_group("what to show")
     show.add_argument("--print-after", action="append", default=[], metavar="PATTERN",
-                      help="print the module after passes of this name (with * and ?); may be repeated")  # fmt: skip
+                      help="print the module after these passes (with * and ?); may be repeated")  # fmt: skip
     show.add_argument("--print-after-all", action="store_true", help="print the module after every pass")
     show.add_argument("--diff", action="store_true", help="print what each pass changed")
     show.add_argument("--timing", action="store_true", help="print the time each pass took")

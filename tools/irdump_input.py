@@ -35,14 +35,28 @@ def read_source_file(
     params, inputs, seed: as in `relay.load`; an error for a file of our IR. Raises InputError.
     """
     path = Path(name)
-    text = decode(sys.stdin.buffer.read(MAX_BYTES + 1), _STDIN) if name == "-" else None
+    text = _stream(path)
     if path.suffix in _RELAY_SUFFIXES or not _is_ours(path, text):
-        return Source(_relay(path, text, params, inputs, seed), _STDIN if name == "-" else name)
+        return Source(_relay(path, text, params, inputs, seed), _shown(name))
     if params is not None or inputs is not None:
         raise InputError("--params and --inputs are for Relay networks, this is IR", where=name)
     if text is not None:
-        return Source(parse(text, where=_STDIN), _STDIN, read_header(text))
+        return Source(parse(text, where=_shown(name)), _shown(name), read_header(text))
     return Source(parse_file(path), name, read_header(_head(path)))
+
+
+def _shown(name: str) -> str:
+    return _STDIN if name == "-" else name
+
+
+def _stream(path: Path) -> str | None:
+    """Text of stdin, a pipe or a device, of bounded length; None for files and what does not exist."""
+    if str(path) == "-":
+        return decode(sys.stdin.buffer.read(MAX_BYTES + 1), _STDIN)
+    if not path.exists() or path.is_file() or path.is_dir():
+        return None
+    with path.open("rb") as stream:
+        return decode(stream.read(MAX_BYTES + 1), str(path))
 
 
 def _is_ours(path: Path, text: str | None) -> bool:
@@ -68,4 +82,4 @@ def _relay(
 ) -> Module:
     if text is None:
         return relay.load(path, params, inputs, seed)
-    return import_module(read_source(text, _STDIN), params, inputs, seed)
+    return import_module(read_source(text, _shown(str(path))), params, inputs, seed)

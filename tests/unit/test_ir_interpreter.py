@@ -109,7 +109,7 @@ BODIES: dict[str, Callable[[Builder, Value, Value, Value], Value]] = {
         "scalar.add", acc, b.value("scalar.mul", x, b.index(Sym("k") + Sym("n"), "f32"))
     ),
     "ones": lambda b, x, y, acc: b.value("scalar.add", acc, b.const(1.0, "f32")),
-    "horner": lambda b, x, y, acc: b.value("scalar.fma", acc, b.const(0.5, "f32"), b.value("scalar.add", x, y)),
+    "horner": lambda b, x, y, acc: b.value("scalar.add", b.value("scalar.fma", acc, x, y), x),
 }  # fmt: skip
 
 
