@@ -12,10 +12,10 @@ from dataclasses import asdict
 from tqdm import tqdm
 
 from tilewright.codegen.cache import BinaryCache, cache_key
+from tilewright.codegen.cubin import Resources
 from tilewright.codegen.nvrtc import (
     BASE_FLAGS,
     CudaBinary,
-    Resources,
     check_arch,
     compile_cuda,
     nvrtc_version,

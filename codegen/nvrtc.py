@@ -12,23 +12,11 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
+from tilewright.codegen.cubin import Resources, read_resources
 from tilewright.ir.errors import InputError, WorkError
 
-BASE_FLAGS = ("-default-device", "--std=c++17", "--ptxas-options=-v")
+BASE_FLAGS = ("-default-device", "--std=c++17")
 _ARCH = re.compile(r"sm_(\d+)[af]?")
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What one kernel takes: registers per thread, bytes of local memory per thread, static shared bytes.
-
-    `spill_bytes` is the stack frame, which holds spilled registers and arrays that are indexed dynamically:
-    it is 0 exactly where nothing left the registers.
-    """
-
-    registers: int
-    spill_bytes: int
-    static_shared_bytes: int
 
 
 @dataclass(frozen=True)
@@ -102,7 +90,7 @@ def compile_cuda(source: str, *, arch: str = "sm_90a", flags: Sequence[str] = ()
         _checked(nvrtc, "nvrtcGetCUBIN", nvrtc.nvrtcGetCUBIN(program, cubin))
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    return CudaBinary(bytes(cubin), arch, parse_resources(log), remarks_of(log))
+    return CudaBinary(bytes(cubin), arch, read_resources(bytes(cubin)), log)
 
 
 def _checked(nvrtc: ModuleType, call: str, answer: tuple[Any, ...]) -> Any:
@@ -122,38 +110,6 @@ def _read_log(nvrtc: ModuleType, program: Any) -> str:
 
 def _first_line(text: str) -> str:
     return text.strip().split("\n", 1)[0][:200]
-
-
-_ENTRY = re.compile(r"Compiling entry function '([^']+)'")
-_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-_CUMULATIVE = re.compile(r"(\d+) bytes cumulative stack size")
-_REGISTERS = re.compile(r"Used (\d+) registers")
-_SHARED = re.compile(r"(\d+) bytes smem")
-
-
-def parse_resources(log: str) -> dict[str, Resources]:
-    """Resources by entry name from the verbose remarks of ptxas; raises `WorkError` if one is incomplete."""
-    starts = [*_ENTRY.finditer(log)]
-    found: dict[str, Resources] = {}
-    for start, following in zip(starts, [*starts[1:], None], strict=True):
-        part = log[start.end() : following.start() if following else len(log)]
-        registers, stack = _REGISTERS.search(part), _STACK.search(part)
-        if registers is None or stack is None:
-            raise WorkError(f"ptxas did not report the resources of kernel {start[1]!r}")
-        cumulative, shared = _CUMULATIVE.search(part), _SHARED.search(part)
-        frames = [int(stack[1]), int(stack[2]), int(cumulative[1]) if cumulative else 0]
-        found[start[1]] = Resources(
-            registers=int(registers[1]),
-            spill_bytes=max(frames) if int(stack[1]) == 0 else max(frames[0], frames[2]),
-            static_shared_bytes=int(shared[1]) if shared else 0,
-        )
-    return dict(sorted(found.items()))
-
-
-def remarks_of(log: str) -> str:
-    """The log without the resource report: warnings worth reading, often nothing."""
-    lines = log.splitlines()
-    return "\n".join(line for line in lines if line and not re.match(r"ptxas (info )?\s*[:.]", line))
 
 
 _ERROR_LINE = re.compile(r"^kernel\.cu\((\d+)\): (?:catastrophic )?error", re.MULTILINE)

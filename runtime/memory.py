@@ -88,7 +88,7 @@ def plan_arena(
     """Place buffers of `sizes` bytes; launch i touches `touches[i]` and runs after the launches `deps[i]`.
 
     Names in `touches` without a size are ignored; buffers in `keep` hold their data to the very end.
-    Greedy best fit in a few orders (size, area, first use); the smallest arena wins. Every launch in
+    Greedy best fit in a few orders (first use, size, area); the smallest arena wins. Every launch in
     `deps[i]` must be earlier than i. Raises `RuntimeInputError` for a negative size or a bad dependency.
     """
     bad = next((name for name, size in sizes.items() if size < 0), None)
@@ -120,13 +120,13 @@ def _best_placement(sizes: Ints, lifetimes: Lifetimes, lower_bound: int) -> tupl
     first_use = np.array([min(touched) for touched in lifetimes.uses])
     duration = lifetimes.alive.sum(axis=1)
     orders = (
+        np.lexsort((-sizes, first_use)),
         np.lexsort((first_use, -duration, -sizes)),
         np.lexsort((first_use, -sizes * duration)),
-        np.lexsort((-sizes, first_use)),
     )
     best: tuple[Ints, int] | None = None
-    for order in orders:
-        offsets = _place_in_order(order, sizes, clashes)
+    for order, ceiling in ((order, ceiling) for ceiling in (lower_bound, 0) for order in orders):
+        offsets = _place_in_order(order, sizes, clashes, ceiling)
         arena_bytes = int((offsets + sizes).max())
         if best is None or arena_bytes < best[1]:
             best = (offsets, arena_bytes)
@@ -136,8 +136,12 @@ def _best_placement(sizes: Ints, lifetimes: Lifetimes, lower_bound: int) -> tupl
     return best
 
 
-def _place_in_order(order: Ints, sizes: Ints, clashes: Bools) -> Ints:
-    """Each buffer goes into the smallest gap that holds it between those it clashes with, else on top."""
+def _place_in_order(order: Ints, sizes: Ints, clashes: Bools, ceiling: int) -> Ints:
+    """Each buffer goes into the smallest gap that holds it between those it clashes with, else on top.
+
+    The space up to `ceiling` counts as a gap and is filled from above: neighbours of a chain then take turns
+    at the two ends of the arena instead of piling up.
+    """
     offsets = np.zeros(len(sizes), dtype=np.int64)
     done = np.zeros(len(sizes), dtype=np.bool_)
     for row in order:
@@ -148,10 +152,15 @@ def _place_in_order(order: Ints, sizes: Ints, clashes: Bools) -> Ints:
         others = others[np.argsort(offsets[others], kind="stable")]
         starts = offsets[others]
         covered = np.maximum.accumulate(starts + sizes[others])
-        gap_starts = np.concatenate(([0], covered[:-1]))
-        gaps = starts - gap_starts
+        gap_starts = np.concatenate(([0], covered))
+        gaps = np.append(starts, max(ceiling, covered[-1])) - gap_starts
         fits = np.flatnonzero(gaps >= sizes[row])
-        offsets[row] = gap_starts[fits[gaps[fits].argmin()]] if len(fits) else covered[-1]
+        if not len(fits):
+            offsets[row] = covered[-1]
+            continue
+        gap = fits[gaps[fits].argmin()]
+        fill_from_above = gap == len(others)
+        offsets[row] = gap_starts[gap] + (gaps[gap] - sizes[row] if fill_from_above else 0)
     return offsets
 
 

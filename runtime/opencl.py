@@ -5,6 +5,7 @@ The wheel `pocl-binary-distribution` puts PoCL beside pyopencl's own ICD loader,
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -56,6 +57,19 @@ def _driver_errors(cl: ModuleType, doing: str) -> Iterator[None]:
 def _describe(index: int, launch: Launch) -> str:
     origin = f" for {', '.join(launch.origin)}" if launch.origin else ""
     return f"launch {index} of kernel {launch.kernel!r}{origin}"
+
+
+_COMPLAINT = re.compile(r"error: \S*?:(\d+):\d+: (.*)|:(\d+):\d+: error: (.*)")
+
+
+def _first_complaint(log: str, source: str) -> str:
+    """The first error of an OpenCL compiler's log with the source line it is about; else the whole log."""
+    match = _COMPLAINT.search(log)
+    if match is None:
+        return log
+    line, text = int(match[1] or match[3]), match[2] or match[4]
+    lines = source.splitlines()
+    return f"line {line}: {text}: {lines[line - 1].strip() if 0 < line <= len(lines) else ''}"
 
 
 def list_opencl_devices() -> list[Any]:
@@ -154,7 +168,9 @@ class OpenClDevice(Closable):
             try:
                 return self.cl.Program(self.context, source).build(list(BUILD_OPTIONS))
             except self.cl.Error as error:
-                raise KernelBuildError(f"kernel {name!r}: {self.name} cannot build it: {error}") from None
+                raise KernelBuildError(
+                    f"kernel {name!r}: {self.name} cannot build it: {_first_complaint(str(error), source)}"
+                ) from None
 
     def _release(self) -> None:
         self.queue.finish()

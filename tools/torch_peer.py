@@ -42,6 +42,8 @@ def _bias_add(torch: Any, x: Sequence[Any], op: Op) -> Any:
 
 def _batch_norm(torch: Any, x: Sequence[Any], op: Op) -> Any:
     data, gamma, beta, mean, var = x
+    gamma = gamma if op["scale"] else None
+    beta = beta if op["center"] else None
     return torch.nn.functional.batch_norm(data, mean, var, gamma, beta, False, 0.0, op["epsilon"])
 
 
