@@ -21,10 +21,10 @@ def open_device(target: str) -> Device:
 
         return OpenClDevice()
     if kind == "emulator":
-        from tilewright.codegen.emulator_build import build_emulated
+        from tilewright.codegen.emulator_build import EmulatorBuilder
         from tilewright.runtime.emulator import EmulatorDevice
 
-        return EmulatorDevice(build_emulated)
+        return EmulatorDevice(EmulatorBuilder())
     if kind == "null":
         from tilewright.runtime.null import NullDevice
 

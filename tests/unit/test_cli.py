@@ -1,0 +1,66 @@
+"""The command line: results, exit codes, one line for every error, nothing half-written."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tilewright.cli import main
+
+
+@pytest.fixture
+def mlp(data_dir):
+    return str(data_dir / "relay" / "mlp.relay")
+
+
+def test_run_checks_and_reports(mlp, capsys, tmp_path):
+    out = tmp_path / "out.npz"
+    assert (
+        main(["run", mlp, "--target", "opencl", "--check", "--json", "--output", str(out), "--repeats", "2"])
+        == 0
+    )
+    result = json.loads(capsys.readouterr().out)
+    assert result["relative_error"] < 1e-5
+    assert result["outputs"][0]["shape"] == [1, 10]
+    assert np.load(out)["out0"].shape == (1, 10)
+
+
+def test_compile_then_run_the_file(mlp, capsys, tmp_path):
+    path = str(tmp_path / "mlp.tw")
+    assert main(["compile", mlp, "--params", "random", "--target", "opencl", "-o", path]) == 0
+    assert "4 kernels" in capsys.readouterr().out
+    assert main(["run", path, "--json", "--repeats", "1"]) == 0
+
+
+def test_explain_names_bound_and_limit(mlp, capsys):
+    assert main(["explain", mlp, "--target", "cuda:sm_90a"]) == 0
+    text = capsys.readouterr().out
+    assert "limited by" in text
+    assert main(["explain", mlp, "--target", "cuda:sm_90a", "--json"]) == 0
+    kernels = json.loads(capsys.readouterr().out)
+    assert [k["calls"] for k in kernels] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "missing.relay"],
+        ["run", "{bad}", "--target", "opencl"],
+        ["explain", "{mlp}", "--target", "cuda:sm_9"],
+        ["compile", "{mlp}", "--params", "missing.npz"],
+        ["run", "{mlp}", "--repeats", "0"],
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(mlp, arguments, tmp_path, capsys):
+    bad = tmp_path / "bad.relay"
+    bad.write_text('#[version = "0.0.5"]\ndef @main(%x: Tensor[(1, 2), float32]) { nn.nothing(%x) }\n')
+    assert main([a.format(mlp=mlp, bad=bad) for a in arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+
+
+def test_a_failed_compile_leaves_no_file(mlp, tmp_path):
+    path = tmp_path / "no" / "such" / "folder.tw"
+    assert main(["compile", mlp, "--params", "random", "--target", "opencl", "-o", str(path)]) == 2
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,131 @@
+"""Fusion by index sets: what shares a kernel, what must not, and results that stay the same."""
+
+import numpy as np
+import pytest
+
+from tilewright.ir import interpret, parse, verify
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+
+CONV = "{ ^(%a: f32, %b: f32, %acc: f32) %m = scalar.fma(%a, %b, %acc) : f32 scalar.yield(%m) }"
+ADD = "{ ^(%p: f32, %q: f32) %s = scalar.add(%p, %q) : f32 scalar.yield(%s) }"
+COPY = "{ ^(%c: f32) scalar.yield(%c) }"
+EXP = "{ ^(%e: f32) %f = scalar.exp(%e) : f32 scalar.yield(%f) }"
+SUM = "{ ^(%e: f32, %acc: f32) %f = scalar.add(%e, %acc) : f32 scalar.yield(%f) }"
+DOMAIN = "par = (k: 4, y: 5)"
+
+
+def program(
+    *lines: str, params: str = "%x: f32[3, 5], %w: f32[4, 3], %r: f32[4, 5]", results: str = "f32[4, 5]"
+) -> str:
+    body = "\n".join(lines)
+    return f"module @m {{ tensor.func @main({params}) -> {results} {{\n{body}\n}} }}"
+
+
+MATMUL = f"%0 = tensor.contract(%x, %w, {DOMAIN}, red = (c: 3), reads = [[c, y], [k, c]]) : f32[4, 5] {CONV}"
+
+
+def fused(text: str, passes: str = "forward-copies, dce, fuse-kernels, merge-dims, share-kernels"):
+    module = parse(text)
+    verify(module)
+    out = run_pipeline(module, Pipeline.parse(passes), PassContext(verify_each=True))
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(p.tensor.shape).astype(np.float32) for p in module.main.params]
+    for a, b in zip(interpret(module, *inputs), interpret(out, *inputs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    return out
+
+
+def kernels(module) -> int:
+    return sum(1 for op in module.main.body.ops if op.name == "tensor.call")
+
+
+def test_an_identity_read_joins_the_producer():
+    text = program(
+        MATMUL,
+        f"%1 = tensor.map(%0, %r, {DOMAIN}, reads = [[k, y], [k, y]]) : f32[4, 5] {ADD}",
+        "tensor.return(%1)",
+    )
+    assert kernels(fused(text)) == 1
+
+
+def test_both_results_leave_one_kernel():
+    text = program(
+        MATMUL, f"%1 = tensor.map(%0, %r, {DOMAIN}, reads = [[k, y], [k, y]]) : f32[4, 5] {ADD}", "tensor.return(%1, %0)",
+        results="f32[4, 5], f32[4, 5]",
+    )  # fmt: skip
+    assert kernels(fused(text)) == 1
+
+
+@pytest.mark.parametrize("read", ["[k, 4 - y]", "[3 - k, y]", "[k, 0]"])
+def test_reading_another_thread_s_element_does_not_join(read):
+    text = program(
+        MATMUL,
+        f"%1 = tensor.map(%0, %r, {DOMAIN}, reads = [{read}, [k, y]]) : f32[4, 5] {ADD}",
+        "tensor.return(%1)",
+    )
+    assert kernels(fused(text)) == 2
+
+
+def test_no_cycle_between_kernels():
+    """b reads a through a reduction that needs all of a: {a, b} in one kernel would wait for itself."""
+    text = program(
+        MATMUL,
+        f"%1 = tensor.reduce(%0, par = (k: 4), red = (y: 5), reads = [[k, y]]) : f32[4] {SUM}",
+        f"%2 = tensor.map(%0, %1, {DOMAIN}, reads = [[k, y], [k]]) : f32[4, 5] {ADD}",
+        "tensor.return(%2)",
+    )
+    out = fused(text)
+    assert kernels(out) == 2
+    verify(out)
+
+
+def test_a_softmax_is_one_kernel():
+    text = program(
+        f"%0 = tensor.map(%r, par = (i: 4, j: 5), reads = [[i, j]]) : f32[4, 5] {EXP}",
+        f"%1 = tensor.reduce(%0, par = (i: 4), red = (j: 5), reads = [[i, j]]) : f32[4] {SUM}",
+        f"%2 = tensor.map(%0, %1, par = (i: 4, j: 5), reads = [[i, j], [i]]) : f32[4, 5] {ADD}",
+        "tensor.return(%2)", params="%r: f32[4, 5]",
+    )  # fmt: skip
+    out = fused(text)
+    assert kernels(out) <= 2
+
+
+def test_a_transpose_becomes_an_index():
+    text = program(
+        f"%t = tensor.map(%r, par = (a: 5, b: 4), reads = [[b, a]]) : f32[5, 4] {COPY}",
+        f"%1 = tensor.map(%t, %r, {DOMAIN}, reads = [[y, k], [k, y]]) : f32[4, 5] {ADD}",
+        "tensor.return(%1)", params="%r: f32[4, 5]",
+    )  # fmt: skip
+    out = fused(text)
+    assert kernels(out) == 1
+
+
+def test_views_cost_no_kernel_but_a_returned_view_is_written():
+    view = f"%v = tensor.map(%r, par = (i: 20), reads = [[i // 5, i % 5]]) : f32[20] {COPY}"
+    used = program(
+        view, f"%1 = tensor.map(%v, par = (i: 20), reads = [[i]]) : f32[20] {EXP}", "tensor.return(%1)",
+        params="%r: f32[4, 5]", results="f32[20]",
+    )  # fmt: skip
+    assert kernels(fused(used)) == 1
+    assert kernels(fused(program(view, "tensor.return(%v)", params="%r: f32[4, 5]", results="f32[20]"))) == 1
+
+
+def test_equal_kernels_are_shared():
+    text = program(
+        f"%0 = tensor.map(%r, {DOMAIN}, reads = [[k, y]]) : f32[4, 5] {EXP}",
+        f"%1 = tensor.map(%0, {DOMAIN}, reads = [[3 - k, y]]) : f32[4, 5] {EXP}",
+        f"%2 = tensor.map(%1, {DOMAIN}, reads = [[3 - k, y]]) : f32[4, 5] {EXP}",
+        "tensor.return(%2)", params="%r: f32[4, 5]",
+    )  # fmt: skip
+    out = fused(text)
+    assert kernels(out) == 3
+    assert len(out.funcs) == 3  # main and two different kernels
+
+
+def test_without_fusion_every_op_has_its_kernel():
+    text = program(
+        MATMUL,
+        f"%1 = tensor.map(%0, %r, {DOMAIN}, reads = [[k, y], [k, y]]) : f32[4, 5] {ADD}",
+        "tensor.return(%1)",
+    )
+    assert kernels(fused(text, "fuse-kernels{fuse=false}")) == 2

@@ -1,0 +1,45 @@
+"""Every skeleton with the model's and with forced parameters, against the reference interpreter."""
+
+import pytest
+
+from tilewright.codegen.nvrtc import compile_cuda
+from tilewright.driver import lower
+from tilewright.passes.invariants import find_invariant
+from tilewright.targets import resolve_target
+from tilewright.tools.check_skeletons import CASES, check, prepared
+
+IDS = [c.name for c in CASES]
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_on_opencl(case):
+    assert check(case, "opencl") < 1e-6
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_cuda_text_in_the_emulator(case):
+    assert check(case, "emulator") < 1e-6
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name != "contract-direct"], ids=lambda c: c.name)
+def test_cuda_text_compiles_without_spills(case):
+    lowered = lower(prepared(case, "cuda:sm_90a"), resolve_target("cuda:sm_90a"))
+    for name, source in lowered.sources.items():
+        (resources,) = compile_cuda(source.source, arch="sm_90a").kernels.values()
+        assert resources.spill_bytes == 0, name
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_text_is_deterministic_and_barriers_suffice(case):
+    target = resolve_target("cuda:sm_90a")
+    first, second = (lower(prepared(case, "cuda:sm_90a"), target) for _ in range(2))
+    assert {n: s.source for n, s in first.sources.items()} == {n: s.source for n, s in second.sources.items()}
+    assert find_invariant("barriers-placed")(first.thread) == []
+
+
+def test_a_prefetching_loop_has_two_barriers():
+    case = next(c for c in CASES if c.name == "contract-prefetch")
+    lowered = lower(prepared(case, "cuda:sm_90a"), resolve_target("cuda:sm_90a"))
+    (source,) = (s.source for n, s in lowered.sources.items() if "contract" in n)
+    assert source.count("__syncthreads()") == 3  # one before the loop, two inside
