@@ -68,6 +68,21 @@ def test_simplify_changes_no_value(e: Expr, ranges: dict[str, tuple[int, int]]) 
             assert value(general, at) == want
 
 
+SMALL = st.integers(-12, 12)
+
+
+@settings(max_examples=400, deadline=None)
+@given(SMALL, SMALL, SMALL, st.sampled_from(["//", "%"]), st.integers(1, 12), st.integers(1, 6), RANGES)
+def test_divisions_of_affine_expressions_are_exact(
+    a: int, b: int, c: int, op: str, d: int, outer: int, ranges: dict[str, tuple[int, int]]
+) -> None:
+    e = binary(op, i * a + j * b + c, d)
+    for whole in (e, e // outer, e % outer, e * outer + binary("%", i * a + j * b + c, d)):
+        simple = simplify(whole, ranges)
+        for at in points(ranges):
+            assert value(simple, at) == value(whole, at)
+
+
 @settings(max_examples=300, deadline=None)
 @given(EXPRS, RANGES)
 def test_interval_multiples_and_idempotence(e: Expr, ranges: dict[str, tuple[int, int]]) -> None:

@@ -109,7 +109,7 @@ def test_sound_modules_pass(text: str) -> None:
         (TENSOR, "%s = scalar.add(%a, %acc)", "%s = scalar.add(%a)", "expected 2 operands (a, b), got 1"),
         (TENSOR, "%s = scalar.add", "%q = tensor.constant(name = \"c\") : f32[1]\n%s = scalar.add",
          "does not belong into a body"),
-        (TENSOR, "%y = tensor.call", "%q = scalar.const(value = 1.0, dtype = \"f32\") : f32\n%y = tensor.call",
+        (TENSOR, "%y = tensor.call", "%q = scalar.const(value = 1, dtype = \"f32\") : f32\n%y = tensor.call",
          "at the top of a function"),
         (TENSOR, "%y = tensor.call", "thread.barrier()\n%y = tensor.call",
          "thread.barrier does not belong to the tensor level"),
