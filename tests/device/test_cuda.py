@@ -1,0 +1,66 @@
+"""On an NVIDIA GPU: every skeleton, graph replay against step-by-step launches, DLPack, errors, no leaks."""
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright.runtime.cuda import CudaDevice
+from tilewright.tools.check_skeletons import CASES, check
+
+
+@pytest.fixture(scope="module")
+def module(request):
+    path = request.getfixturevalue("data_dir") / "relay" / "dqn.relay"
+    return tw.frontends.relay.load(str(path), params="random", inputs=("data",), seed=0)
+
+
+@pytest.fixture(scope="module")
+def x():
+    return np.random.default_rng(5).standard_normal((1, 4, 84, 84)).astype(np.float32)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_skeletons(case):
+    assert check(case, "cuda") < 1e-6
+
+
+def test_graph_replay_equals_step_by_step(module, x):
+    exe = tw.compile(module, target="cuda")
+    (replayed,) = exe(x)
+    with CudaDevice(graph=False) as device, device.load(exe.plan, exe.artifact.constants) as loaded:
+        (stepped,) = loaded.run([x])
+    np.testing.assert_array_equal(replayed, stepped)
+
+
+def test_dlpack_in(module, x):
+    torch = pytest.importorskip("torch")
+    with tw.compile(module, target="cuda") as exe:
+        (wanted,) = exe(x)
+        for tensor in (torch.from_numpy(x), torch.from_numpy(x).cuda()):
+            (got,) = exe(tensor)
+            np.testing.assert_array_equal(got, wanted)
+
+
+def test_save_and_load(module, x, tmp_path):
+    with tw.compile(module, target="cuda") as exe:
+        exe.save(tmp_path / "dqn.tw")
+        (wanted,) = exe(x)
+    with tw.load(tmp_path / "dqn.tw") as again:
+        np.testing.assert_array_equal(again(x)[0], wanted)
+
+
+def test_wrong_inputs(module, x):
+    with tw.compile(module, target="cuda") as exe, pytest.raises(tw.InputError, match="data"):
+        exe(x[:, :, :-1])
+
+
+def test_load_and_close_leak_nothing(module, x):
+    torch = pytest.importorskip("torch")
+    exe = tw.compile(module, target="cuda")
+    exe(x)
+    exe.close()
+    free, _ = torch.cuda.mem_get_info()
+    for _ in range(50):
+        exe(x)
+        exe.close()
+    assert torch.cuda.mem_get_info()[0] >= free - (8 << 20)
