@@ -19,6 +19,18 @@ from tilewright.passes import register_pass
 __version__ = "0.1.0"
 
 __all__ = [
-    "Executable", "InputError", "Module", "TilewrightError", "UnsupportedError", "WorkError", "compile", "frontends",
-    "interpret", "load", "parse", "register_pass", "show", "verify",
-]  # fmt: skip
+    "Executable",
+    "InputError",
+    "Module",
+    "TilewrightError",
+    "UnsupportedError",
+    "WorkError",
+    "compile",
+    "frontends",
+    "interpret",
+    "load",
+    "parse",
+    "register_pass",
+    "show",
+    "verify",
+]

@@ -18,7 +18,7 @@ Tune = Literal["model", "measure"]
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 
 
-def compile(  # noqa: A001 - the public name of the contract
+def compile(
     module: Module,
     target: str = "auto",
     *,
@@ -71,7 +71,9 @@ def _constant_names(module: Module) -> list[str]:
 
 
 def facts_of(lowered: Lowered, target: Target) -> dict[str, Any]:
-    """What a report says of the compilation: per kernel its skeleton, parameters, bound, estimate and limit."""
+    """What a report says of the compilation: per kernel its skeleton, parameters, bound, estimate and
+    limit.
+    """
     return {
         "hardware": target.hardware.name,
         "chosen_by": "model",

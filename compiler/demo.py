@@ -1,4 +1,6 @@
-"""`python -m tilewright.demo`: ResNet-18 from a Relay file to checked results, with what happened on the way."""
+"""`python -m tilewright.demo`: ResNet-18 from a Relay file to checked results, with what happened on the
+way.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,11 @@ def demonstrate(path: Path) -> None:
     lowered = lower(module, target)
     calls = sum(1 for op in lowered.tensor.main.body.ops if op.name == "tensor.call")
     lines = sum(s.source.count("\n") for s in lowered.sources.values())
-    clock.say("lower", f"3 levels: {len(lowered.graph.main.body.ops)} graph ops after folding, {calls} kernel calls of "
-              f"{len(lowered.sources)} kernels, {lines} lines of {target.language}")  # fmt: skip
+    clock.say(
+        "lower",
+        f"3 levels: {len(lowered.graph.main.body.ops)} graph ops after folding, {calls} kernel calls of "
+        f"{len(lowered.sources)} kernels, {lines} lines of {target.language}",
+    )
     plan = build(lowered, target)
     names = {b.name for b in plan.buffers if b.kind == "constant"}
     constants = {n: a for n, a in lowered.thread.constants.items() if n in names}

@@ -20,7 +20,9 @@ from tilewright.runtime.plan import ExecutionPlan
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """Turn the runtime's errors into the public ones: bad input (exit code 2) and failed work (exit code 1)."""
+    """Turn the runtime's errors into the public ones: bad input (exit code 2) and failed work (exit code
+    1).
+    """
     try:
         yield
     except RuntimeInputError as e:
@@ -31,7 +33,9 @@ def clear_errors() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Artifact:
-    """What compiling gives, without a device: the plan, its constants, IR texts by level, facts for reports."""
+    """What compiling gives, without a device: the plan, its constants, IR texts by level, facts for
+    reports.
+    """
 
     plan: ExecutionPlan
     constants: Mapping[str, np.ndarray] = field(repr=False)
@@ -40,7 +44,9 @@ class Artifact:
 
 
 class Executable:
-    """A compiled network. The device is opened at the first call and closed by `close()` or a `with` block."""
+    """A compiled network. The device is opened at the first call and closed by `close()` or a `with`
+    block.
+    """
 
     def __init__(self, artifact: Artifact, target: str) -> None:
         self.artifact = artifact
@@ -153,7 +159,9 @@ class Executable:
 
 
 def load(path: str | Path) -> Executable:
-    """Read a file written by `Executable.save`; raises InputError on anything damaged. Runs nothing from the file."""
+    """Read a file written by `Executable.save`; raises InputError on anything damaged. Runs nothing from
+    the file.
+    """
     with clear_errors():
         saved = read_container(path)
     target = saved.facts.get("target")

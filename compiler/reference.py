@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir import ArrayType, Module
+from tilewright.ir import ArrayType, Module, interpret
 from tilewright.ir.types import array_type
-from tilewright.ir import interpret
 
 
 class ReferenceExecutable:

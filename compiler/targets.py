@@ -15,7 +15,9 @@ DEFAULT_ARCH = "sm_90a"
 
 @dataclass(frozen=True)
 class Target:
-    """`kind` is cuda, opencl, emulator, reference or null; `arch` names the CUDA architecture where code is CUDA C."""
+    """`kind` is cuda, opencl, emulator, reference or null; `arch` names the CUDA architecture where code
+    is CUDA C.
+    """
 
     kind: str
     arch: str
@@ -69,7 +71,9 @@ def _gpu() -> tuple[str, str] | None:
 
 
 def _gpu_record(arch: str, device: str) -> Hardware:
-    """The record of the device by name, else of the architecture, else of the closest architecture with a record."""
+    """The record of the device by name, else of the architecture, else of the closest architecture with a
+    record.
+    """
     for name in (device, f"cuda:{arch}"):
         try:
             if name:

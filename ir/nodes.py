@@ -100,6 +100,13 @@ class Op:
                 return v
         return default
 
+    def integer(self, key: str) -> int:
+        """Attribute `key`, known to be an integer; raises InputError otherwise."""
+        value = self[key]
+        if type(value) is not int:
+            raise InputError(f"{self.name}: expected attribute '{key}' to be an integer, got {value!r}")
+        return value
+
     @property
     def level(self) -> str:
         """Prefix of the name: `graph`, `tensor`, `thread` or `scalar`."""

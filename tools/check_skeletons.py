@@ -33,40 +33,62 @@ CONV = f"""module @conv {{
   tensor.func @main(%x: f32[2, 5, 11, 13], %res: f32[2, 24, 6, 7]) -> f32[2, 24, 6, 7], f32[2, 24, 6, 7] {{
     %w = tensor.constant(name = "w") : f32[24, 5, 3, 3]
     %bias = tensor.constant(name = "bias") : f32[24]
-    %0 = tensor.contract(%x, %w, par = (n: 2, k: 24, y: 6, x: 7), red = (c: 5, r: 3, s: 3), reads = [[n, c, y * 2 + r - 1, x * 2 + s - 1], [k, c, r, s]], fill = [0.0, none]) : f32[2, 24, 6, 7] {_FMA}
-    %1 = tensor.map(%0, %res, par = (n: 2, k: 24, y: 6, x: 7), reads = [[n, k, y, x], [n, k, y, x]]) : f32[2, 24, 6, 7] {{ ^(%p: f32, %q: f32) %t = scalar.add(%p, %q) : f32 scalar.yield(%t) }}
-    %2 = tensor.map(%1, %bias, par = (n: 2, k: 24, y: 6, x: 7), reads = [[n, k, y, x], [k]]) : f32[2, 24, 6, 7] {_BIAS_RELU}
+    %0 = tensor.contract(%x, %w, par = (n: 2, k: 24, y: 6, x: 7),
+      red = (c: 5, r: 3, s: 3),
+      reads = [[n, c, y * 2 + r - 1, x * 2 + s - 1], [k, c, r, s]],
+      fill = [0.0, none]) : f32[2, 24, 6, 7] {_FMA}
+    %1 = tensor.map(%0, %res, par = (n: 2, k: 24, y: 6, x: 7),
+      reads = [[n, k, y, x], [n, k, y, x]]) : f32[2, 24, 6, 7] {{
+      ^(%p: f32, %q: f32) %t = scalar.add(%p, %q) : f32 scalar.yield(%t) }}
+    %2 = tensor.map(%1, %bias, par = (n: 2, k: 24, y: 6, x: 7),
+      reads = [[n, k, y, x], [k]]) : f32[2, 24, 6, 7] {_BIAS_RELU}
     tensor.return(%2, %1)
   }}
 }}"""
 MATMUL = f"""module @matmul {{
   tensor.func @main(%x: f32[37, 48]) -> f32[37, 40] {{
     %w = tensor.constant(name = "w") : f32[40, 48]
-    %0 = tensor.contract(%x, %w, par = (m: 37, k: 40), red = (c: 48), reads = [[m, c], [k, c]]) : f32[37, 40] {_FMA}
+    %0 = tensor.contract(%x, %w, par = (m: 37, k: 40),
+      red = (c: 48),
+      reads = [[m, c], [k, c]]) : f32[37, 40] {_FMA}
     tensor.return(%0)
   }}
 }}"""
 WINDOW = f"""module @window {{
   tensor.func @main(%x: f32[2, 6, 15, 15]) -> f32[2, 6, 8, 8], f32[2, 6, 15, 15] {{
     %w = tensor.constant(name = "w") : f32[6, 1, 3, 3]
-    %0 = tensor.window(%x, par = (n: 2, k: 6, y: 8, x: 8), red = (r: 3, s: 3), reads = [[n, k, y * 2 + r - 1, x * 2 + s - 1]], fill = [-inf], init = [-inf]) : f32[2, 6, 8, 8] {_MAX_ACC}
-    %1 = tensor.window(%x, %w, par = (n: 2, k: 6, y: 15, x: 15), red = (r: 3, s: 3), reads = [[n, k, y + r - 1, x + s - 1], [k, 0, r, s]], fill = [0.0, none]) : f32[2, 6, 15, 15] {_FMA}
+    %0 = tensor.window(%x, par = (n: 2, k: 6, y: 8, x: 8),
+      red = (r: 3, s: 3),
+      reads = [[n, k, y * 2 + r - 1, x * 2 + s - 1]], fill = [-inf],
+      init = [-inf]) : f32[2, 6, 8, 8] {_MAX_ACC}
+    %1 = tensor.window(%x, %w, par = (n: 2, k: 6, y: 15, x: 15),
+      red = (r: 3, s: 3),
+      reads = [[n, k, y + r - 1, x + s - 1], [k, 0, r, s]], fill = [0.0, none]) : f32[2, 6, 15, 15] {_FMA}
     tensor.return(%0, %1)
   }}
 }}"""
 ROWS = f"""module @rows {{
   tensor.func @main(%x: f32[19, 100]) -> f32[19, 100], f32[19] {{
-    %0 = tensor.reduce(%x, par = (i: 19), red = (j: 100), reads = [[i, j]], init = [-inf]) : f32[19] {_MAX_ACC}
-    %1 = tensor.map(%x, %0, par = (i: 19, j: 100), reads = [[i, j], [i]]) : f32[19, 100] {_EXP_SUB}
-    %2 = tensor.reduce(%1, par = (i: 19), red = (j: 100), reads = [[i, j]]) : f32[19] {_ADD_ACC}
-    %3 = tensor.map(%1, %2, par = (i: 19, j: 100), reads = [[i, j], [i]]) : f32[19, 100] {_DIV}
+    %0 = tensor.reduce(%x, par = (i: 19),
+      red = (j: 100),
+      reads = [[i, j]], init = [-inf]) : f32[19] {_MAX_ACC}
+    %1 = tensor.map(%x, %0, par = (i: 19, j: 100),
+      reads = [[i, j], [i]]) : f32[19, 100] {_EXP_SUB}
+    %2 = tensor.reduce(%1, par = (i: 19),
+      red = (j: 100),
+      reads = [[i, j]]) : f32[19] {_ADD_ACC}
+    %3 = tensor.map(%1, %2, par = (i: 19, j: 100),
+      reads = [[i, j], [i]]) : f32[19, 100] {_DIV}
     tensor.return(%3, %2)
   }}
 }}"""
 MAP = f"""module @map {{
   tensor.func @main(%x: f32[7, 12, 20], %y: f32[12]) -> f32[7, 12, 20], f32[20, 7, 12] {{
-    %0 = tensor.map(%x, %y, par = (a: 7, b: 12, c: 20), reads = [[a, b, c], [b]]) : f32[7, 12, 20] {_BIAS_RELU}
-    %1 = tensor.map(%x, par = (c: 20, a: 7, b: 12), reads = [[a, b, c]]) : f32[20, 7, 12] {{ ^(%p: f32) scalar.yield(%p) }}
+    %0 = tensor.map(%x, %y, par = (a: 7, b: 12, c: 20),
+      reads = [[a, b, c], [b]]) : f32[7, 12, 20] {_BIAS_RELU}
+    %1 = tensor.map(%x, par = (c: 20, a: 7, b: 12),
+      reads = [[a, b, c]]) : f32[20, 7, 12] {{
+      ^(%p: f32) scalar.yield(%p) }}
     tensor.return(%0, %1)
   }}
 }}"""
@@ -80,8 +102,14 @@ def _contract(
     block: Pairs, thread: Pairs, step: Pairs, stages: int, staging: str, pad: int = 0
 ) -> dict[str, Attr]:
     return {
-        "block": block, "thread": thread, "step": step, "stages": stages, "staging": staging, "pad": pad, "vec": 4,
-    }  # fmt: skip
+        "block": block,
+        "thread": thread,
+        "step": step,
+        "stages": stages,
+        "staging": staging,
+        "pad": pad,
+        "vec": 4,
+    }
 
 
 @dataclass(frozen=True)

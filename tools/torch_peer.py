@@ -10,8 +10,13 @@ from tilewright.ir import Module, Op, UnsupportedError, Value
 Rule = Callable[[Any, Sequence[Any], Op], Any]
 
 
+def _padding(op: Op) -> tuple[int, int, int, int]:
+    padding: Any = op["padding"]
+    return padding
+
+
 def _conv2d(torch: Any, x: Sequence[Any], op: Op) -> Any:
-    top, left, bottom, right = op["padding"]  # type: ignore[misc]
+    top, left, bottom, right = _padding(op)
     data, padding = x[0], (top, left)
     if (top, left) != (bottom, right):
         data, padding = torch.nn.functional.pad(data, (left, right, top, bottom)), (0, 0)
@@ -20,7 +25,7 @@ def _conv2d(torch: Any, x: Sequence[Any], op: Op) -> Any:
 
 def _pool(name: str) -> Rule:
     def rule(torch: Any, x: Sequence[Any], op: Op) -> Any:
-        top, left, bottom, right = op["padding"]  # type: ignore[misc]
+        top, left, bottom, right = _padding(op)
         f = torch.nn.functional
         data, padding = x[0], (top, left)
         if (top, left) != (bottom, right):
@@ -67,7 +72,8 @@ RULES: dict[str, Rule] = {
 def torch_function(module: Module, *, device: str, double: bool = False) -> Callable[..., Any]:
     """A function of tensors on `device` that runs @main of a graph-level module op by op.
 
-    double: weights in float64 (give float64 inputs too). Raises UnsupportedError listing every op without a rule.
+    double: weights in float64 (give float64 inputs too). Raises UnsupportedError listing every op without
+    a rule.
     """
     import torch
 

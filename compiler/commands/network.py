@@ -14,13 +14,16 @@ from tilewright.ir import ArrayType, InputError, Module, parse_file
 
 def add_network_arguments(p: argparse.ArgumentParser, *, params: str | None) -> None:
     """Arguments that name a network, its weights and the target."""
+    default = f" (default {params})" if params else ""
     p.add_argument(
         "network", metavar="NET", help="a Relay text (.relay), Relay JSON (.json) or Tilewright IR (.ir) file"
     )
     p.add_argument(
-        "--params", default=params, metavar="FILE|random",
-        help="weights: a Relay param-dict file, .npz, .safetensors, or 'random'" + (f" (default {params})" if params else ""),
-    )  # fmt: skip
+        "--params",
+        default=params,
+        metavar="FILE|random",
+        help="weights: a Relay param-dict file, .npz, .safetensors, or 'random'" + default,
+    )
     p.add_argument(
         "--inputs",
         metavar="NAME,...",

@@ -83,7 +83,8 @@ def _write(path: str, outputs: list[np.ndarray]) -> None:
     temporary = Path(f"{path}.partial")
     try:
         with temporary.open("wb") as f:
-            np.savez(f, **{f"out{i}": o for i, o in enumerate(outputs)})
+            arrays: dict[str, Any] = {f"out{i}": o for i, o in enumerate(outputs)}
+            np.savez(f, **arrays)
         temporary.replace(path)
     except OSError as e:
         temporary.unlink(missing_ok=True)

@@ -89,7 +89,8 @@ def _types(inputs: Sequence[np.ndarray]) -> list[TensorType]:
 
 
 def _evaluate_conv2d(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
-    geometry = conv2d_of(*_types(inputs), attrs)
+    data, weight = _types(inputs)
+    geometry = conv2d_of(data, weight, attrs)
     dtype = str(attrs["out_dtype"] or dtype_of(inputs[0]))
     x = wide(permuted(inputs[0], attrs["data_layout"], "NCHW"), dtype)
     w = wide(permuted(inputs[1], attrs["kernel_layout"], "OIHW"), dtype)
@@ -186,7 +187,8 @@ def _infer_conv2d_transpose(types: Sequence[Type], attrs: Attrs) -> Sequence[Typ
 
 def _evaluate_conv2d_transpose(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
     """One matrix product gives what every element adds to the result; then sums by tap of the kernel."""
-    g = conv2d_transpose_of(*_types(inputs), attrs)
+    data, weight = _types(inputs)
+    g = conv2d_transpose_of(data, weight, attrs)
     dtype = str(attrs["out_dtype"] or dtype_of(inputs[0]))
     x = wide(permuted(inputs[0], attrs["data_layout"], "NCHW"), dtype)
     w = wide(permuted(inputs[1], attrs["kernel_layout"], "IOHW"), dtype)

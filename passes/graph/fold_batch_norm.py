@@ -18,9 +18,10 @@ def fold_batch_norm(module: Module, ctx: PassContext) -> Module:
     """Replace batch_norm with constant statistics by a multiplication and an addition per channel.
 
     rewrite:  graph.batch_norm(%x, gamma, beta, mean, var)
-        -->   graph.add(graph.multiply(%x, gamma / sqrt(var + epsilon)), beta - mean * gamma / sqrt(var + epsilon))
+        -->   graph.add(graph.multiply(%x, s), beta - mean * s) with s = gamma / sqrt(var + epsilon)
 
-    Scale and shift are computed in float64 and rounded once. `fold-scale-axis` then moves the scale into weights.
+    Scale and shift are computed in float64 and rounded once. `fold-scale-axis` then moves the scale into
+    weights.
     """
     return rewrite_module(
         module, [Pattern("scale-and-shift", frozenset({"graph.batch_norm"}), _scale_and_shift)], level="graph"
@@ -37,7 +38,7 @@ def _scale_and_shift(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     scale = scale * gamma if op["scale"] else scale
     shift = (beta if op["center"] else 0.0) - mean * scale
     t = op.result.tensor
-    axis = int(op["axis"]) % t.rank  # type: ignore[call-overload]
+    axis = op.integer("axis") % t.rank
     statistics = rewriter.producer(op.operands[4])
     base = str(statistics["name"]) if statistics is not None else "batch_norm"
     y = rewriter.value("graph.multiply", op.operands[0], _vector(rewriter, f"{base}.scale", scale, t, axis))

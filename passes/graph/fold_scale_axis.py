@@ -50,7 +50,7 @@ def _scaled(
     if weights is None or vector is None or rewriter.producer(weight) is None:
         return None
     layout = str(producer.get("kernel_layout", "OI"))
-    if int(producer.get("groups", 1)) > 1 and not layout.startswith("O"):  # type: ignore[call-overload]
+    if producer.get("groups", 1) != 1 and not layout.startswith("O"):
         return None  # there the output channel is spread over two kernel dimensions
     shape = [vector.size if d == "O" else 1 for d in layout]
     array = (weights.astype(np.float64) * vector.reshape(shape)).astype(weights.dtype)
@@ -72,7 +72,7 @@ def _past_bias(
     """(y + bias) * s = y * s + bias * s, where y * s can go on into weights."""
     y, bias = producer.operands
     before, values = rewriter.producer(y), rewriter.constant(bias)
-    axis = int(producer["axis"]) % y.tensor.rank  # type: ignore[call-overload]
+    axis = producer.integer("axis") % y.tensor.rank
     vector = _per_channel(factor, op.result.tensor, axis)
     if (
         before is None

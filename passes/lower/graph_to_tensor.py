@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tilewright.ir import Builder, Func, Level, UnsupportedError, Value
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.lower import rules  # noqa: F401  (importing registers the rules)
+from tilewright.passes.lower import rules  # noqa: F401  (registers the rules)
 from tilewright.passes.lower.lowering import RULES
 
 

@@ -23,7 +23,8 @@ SKELETONS: dict[str, Callable[[Func], Func]] = {
 def tensor_to_thread(func: Func, ctx: PassContext) -> Func:
     """Turn each kernel into what one of its threads does; @main keeps calling them.
 
-    rewrite:  tensor.func @k(%x) -> %y {contract, map}   -->   thread.func @k(%x, %y, grid = ..., block = ...) {loops, loads, stores}
+    rewrite:  tensor.func @k(%x) -> %y {contract, map}
+        -->   thread.func @k(%x, %y, grid = ..., block = ...) {loops, loads, stores}
 
     Barriers are placed by `place-barriers`, vector accesses made by `vectorise`.
     """

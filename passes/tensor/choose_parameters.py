@@ -37,16 +37,20 @@ PRIVATE_TILE_BYTES = 16384
 def choose_parameters(func: Func, ctx: PassContext) -> Func:
     """Give every kernel a skeleton, implementation parameters, and what the cost model says of them.
 
-    rewrite:  tensor.func @conv(...)   -->   tensor.func @conv(..., skeleton = "contract", params = (block: (k: 64, ...), ...))
+    rewrite:  tensor.func @conv(...)
+        -->   tensor.func @conv(..., skeleton = "contract", params = (block: (k: 64, ...), ...))
     """
     if func.name == "main" or func.get("params") is not None:
         return func
     hardware = ctx.hardware or load_hardware(ctx.target)
     skeleton, params, choice = _choose(func, hardware)
     cost: dict[str, Attr] = {
-        "estimate_s": choice.estimate_s, "bound_s": choice.bound.seconds, "fraction_of_peak": float(choice.bound.ub),
-        "limit": choice.bound.limit, "considered": choice.candidates_considered,
-    }  # fmt: skip
+        "estimate_s": choice.estimate_s,
+        "bound_s": choice.bound.seconds,
+        "fraction_of_peak": float(choice.bound.ub),
+        "limit": choice.bound.limit,
+        "considered": choice.candidates_considered,
+    }
     return func.with_attrs(skeleton=skeleton, params=Pairs.of(params), cost=Pairs.of(cost))
 
 
@@ -107,9 +111,14 @@ def _choose_contract(kernel: Func, op: Op, hardware: Hardware) -> tuple[str, dic
     for names in (block, thread):
         names.pop("", None)
     params: dict[str, Attr] = {
-        "block": Pairs.of(block), "thread": Pairs.of(thread), "step": Pairs.of(_steps(op, roles.channels, p, thread)),
-        "stages": p.stages, "staging": p.staging, "pad": p.smem_pad, "vec": p.vec,
-    }  # fmt: skip
+        "block": Pairs.of(block),
+        "thread": Pairs.of(thread),
+        "step": Pairs.of(_steps(op, roles.channels, p, thread)),
+        "stages": p.stages,
+        "staging": p.staging,
+        "pad": p.smem_pad,
+        "vec": p.vec,
+    }
     return "contract", params, best
 
 

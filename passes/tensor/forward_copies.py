@@ -19,7 +19,8 @@ def forward_copies(func: Func, ctx: PassContext) -> Func:
     rewrite:  %t = tensor.map(%x, reads = [[j, i]]) {yield}; %y = tensor.map(%t, reads = [[a, b]])
               -->   %y = tensor.map(%x, reads = [[b, a]])
 
-    Views (copies that keep the row-major order) stay: they cost nothing at a kernel boundary. Dead copies are left to
+    Views (copies that keep the row-major order) stay: they cost nothing at a kernel boundary. Dead copies
+    are left to
     `dce`.
     """
     copies: dict[Value, Op] = {}

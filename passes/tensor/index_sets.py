@@ -37,7 +37,9 @@ def is_view(op: Op) -> bool:
 
 
 def identity_read(op: Op, operand: int) -> bool:
-    """True where iteration point p of the op reads exactly element p of the operand, whose shape is the domain's."""
+    """True where iteration point p of the op reads exactly element p of the operand, whose shape is the
+    domain's.
+    """
     par = dims(op, "par")
     if op.operands[operand].tensor.shape != tuple(par.values()) or dims(op, "red"):
         return False
@@ -54,9 +56,34 @@ def reads_of(op: Op, value: Value) -> list[tuple[Expr, ...]]:
 
 #: scalar ops that cost far more than an addition: not worth computing twice
 _EXPENSIVE = frozenset(
-    f"scalar.{n}" for n in ("exp", "exp2", "log", "log2", "log10", "pow", "erf", "tanh", "sin", "cos", "tan", "div", "sqrt",
-                            "rsqrt", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "atan2", "mod")
-)  # fmt: skip
+    f"scalar.{n}"
+    for n in (
+        "exp",
+        "exp2",
+        "log",
+        "log2",
+        "log10",
+        "pow",
+        "erf",
+        "tanh",
+        "sin",
+        "cos",
+        "tan",
+        "div",
+        "sqrt",
+        "rsqrt",
+        "sinh",
+        "cosh",
+        "asin",
+        "acos",
+        "atan",
+        "asinh",
+        "acosh",
+        "atanh",
+        "atan2",
+        "mod",
+    )
+)
 
 
 def recompute_cost(op: Op) -> int:

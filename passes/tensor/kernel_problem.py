@@ -1,4 +1,6 @@
-"""What a tensor-level kernel must compute, in the cost model's numbers; derived from domains and reads alone."""
+"""What a tensor-level kernel must compute, in the cost model's numbers; derived from domains and reads
+alone.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ from tilewright.ir.types import itemsize
 
 @dataclass(frozen=True)
 class ContractRoles:
-    """Dimensions of a contraction by role: `rows` vary with the first operand only, `columns` with the second only,
-    `batch` with both; `channels` are reduced plainly, `windows` pairs a row dimension with the reduced one beside it.
+    """Dimensions of a contraction by role: `rows` vary with the first operand only, `columns` with the
+    second only,
+    `batch` with both; `channels` are reduced plainly, `windows` pairs a row dimension with the reduced one
+    beside it.
     """
 
     rows: tuple[str, ...]
@@ -62,12 +66,24 @@ def contract_problem(kernel: Func, op: Op) -> ContractProblem:
     vertical, horizontal = _axis(op, h, roles), _axis(op, w, roles)
     main = sum(v.tensor.nbytes for v in (*op.operands[:2], op.result))
     return ContractProblem(
-        groups=_size(roles.batch, sizes) * _size(extra, sizes), n=sizes.get(n, 1), k=_size(roles.columns, sizes),
-        c=_size(roles.channels, sizes), h=vertical.extent, w=horizontal.extent, f_h=vertical.window, f_w=horizontal.window,
-        stride_h=vertical.stride, stride_w=horizontal.stride, dilation_h=vertical.dilation, dilation_w=horizontal.dilation,
-        pad=(vertical.before, horizontal.before, vertical.after, horizontal.after), h_in=vertical.size, w_in=horizontal.size,
-        element_bytes=itemsize(op.operands[0].tensor.dtype), extra_bytes=max(0, traffic(kernel) - main),
-    )  # fmt: skip
+        groups=_size(roles.batch, sizes) * _size(extra, sizes),
+        n=sizes.get(n, 1),
+        k=_size(roles.columns, sizes),
+        c=_size(roles.channels, sizes),
+        h=vertical.extent,
+        w=horizontal.extent,
+        f_h=vertical.window,
+        f_w=horizontal.window,
+        stride_h=vertical.stride,
+        stride_w=horizontal.stride,
+        dilation_h=vertical.dilation,
+        dilation_w=horizontal.dilation,
+        pad=(vertical.before, horizontal.before, vertical.after, horizontal.after),
+        h_in=vertical.size,
+        w_in=horizontal.size,
+        element_bytes=itemsize(op.operands[0].tensor.dtype),
+        extra_bytes=max(0, traffic(kernel) - main),
+    )
 
 
 def window_problem(kernel: Func, op: Op) -> WindowProblem:
@@ -86,11 +102,22 @@ def window_problem(kernel: Func, op: Op) -> WindowProblem:
     weights = sum(v.tensor.nbytes for v in op.operands[1:])
     main = op.operands[0].tensor.nbytes + op.result.tensor.nbytes + weights
     return WindowProblem(
-        planes=planes, h=vertical.extent, w=horizontal.extent, f_h=vertical.window, f_w=horizontal.window,
-        stride_h=vertical.stride, stride_w=horizontal.stride, dilation_h=vertical.dilation, dilation_w=horizontal.dilation,
-        pad=(vertical.before, horizontal.before, vertical.after, horizontal.after), h_in=vertical.size, w_in=horizontal.size,
-        weight_bytes=weights, element_bytes=itemsize(op.operands[0].tensor.dtype), extra_bytes=max(0, traffic(kernel) - main),
-    )  # fmt: skip
+        planes=planes,
+        h=vertical.extent,
+        w=horizontal.extent,
+        f_h=vertical.window,
+        f_w=horizontal.window,
+        stride_h=vertical.stride,
+        stride_w=horizontal.stride,
+        dilation_h=vertical.dilation,
+        dilation_w=horizontal.dilation,
+        pad=(vertical.before, horizontal.before, vertical.after, horizontal.after),
+        h_in=vertical.size,
+        w_in=horizontal.size,
+        weight_bytes=weights,
+        element_bytes=itemsize(op.operands[0].tensor.dtype),
+        extra_bytes=max(0, traffic(kernel) - main),
+    )
 
 
 def stream_problem(kernel: Func) -> StreamProblem:

@@ -1,12 +1,15 @@
-"""Canonical iteration domains inside kernels: dimensions of extent 1 go, adjacent dimensions always used together merge.
+"""Canonical iteration domains inside kernels: dimensions of extent 1 go, adjacent dimensions always used
+together merge.
 
-Buffers are dense, so a kernel may see its parameters in another shape than the caller: merging (y, x) of a 1x1
+Buffers are dense, so a kernel may see its parameters in another shape than the caller: merging (y, x) of a
+1x1
 convolution turns `[n, c, y, x]` of `f32[1, 64, 56, 56]` into `[c, y_x]` of `f32[64, 3136]`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tilewright.ir import Expr, Func, Level, Op, Pairs, Sym, TensorType, Value
 from tilewright.ir.expr import substitute, symbols
@@ -19,7 +22,8 @@ from tilewright.passes import PassContext, register_pass
 def merge_dims(func: Func, ctx: PassContext) -> Func:
     """Drop unit dimensions and merge adjacent parallel dimensions inside each kernel.
 
-    rewrite:  par = (n: 1, k: 64, y: 56, x: 56), reads = [[n, c, y, x], ...]   -->   par = (k: 64, y_x: 3136), reads = [[c, y_x], ...]
+    rewrite:  par = (n: 1, k: 64, y: 56, x: 56), reads = [[n, c, y, x], ...]
+        -->   par = (k: 64, y_x: 3136), reads = [[c, y_x], ...]
 
     Only kernels whose ops share one parallel domain are changed (contractions, windows, maps).
     """
@@ -178,9 +182,9 @@ def _edit_op(
     assert op.body is not None
     body = op.body.with_ops(
         tuple(
-            o.with_attrs(at=simplify(substitute(o["at"], env), ranges))
+            o.with_attrs(at=simplify(substitute(_index_of(o), env), ranges))
             if o.name == "scalar.index" and env
-            else o  # type: ignore[arg-type]
+            else o
             for o in op.body.ops
         )
     )
@@ -188,3 +192,9 @@ def _edit_op(
     if "red" in dict(op.attrs):
         op = op.with_attrs(red=Pairs(tuple((d, n) for d, n in dims(op, "red").items() if d not in drop)))
     return replace(op, body=body)
+
+
+def _index_of(op: Op) -> Expr:
+    """The expression of a scalar.index."""
+    at: Any = op["at"]
+    return at

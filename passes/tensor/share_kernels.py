@@ -12,7 +12,8 @@ from tilewright.passes import PassContext, register_pass
 def share_kernels(module: Module, ctx: PassContext) -> Module:
     """Keep one of several structurally equal kernels.
 
-    rewrite:  call(callee = @a), call(callee = @b) with @a equal @b   -->   call(callee = @a), call(callee = @a)
+    rewrite:  call(callee = @a), call(callee = @b) with @a equal @b
+        -->   call(callee = @a), call(callee = @a)
     """
     first: dict[str, Func] = {}
     stands_for: dict[str, str] = {}

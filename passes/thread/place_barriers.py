@@ -1,9 +1,12 @@
-"""Pass place-barriers: separates every shared-memory hazard between threads with as few barriers as the order allows."""
+"""Pass place-barriers: separates every shared-memory hazard between threads with as few barriers as the
+order allows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tilewright.ir.errors import InputError
 from tilewright.ir.expr import BinOp, Expr, Sym, binary, substitute, symbols
@@ -48,9 +51,12 @@ def place_barriers(func: Func, ctx: PassContext) -> Func:
 
     rewrite:  store shared; load shared   -->   store shared; barrier; load shared
 
-    Barriers stand in uniform control only: before the loop or condition that holds the second access, and at the end of
-    a loop body whose end conflicts with its beginning. Existing barriers count. Accesses that provably touch only the
-    thread's own elements, or disjoint ones, need none. Raises InputError for a hazard inside divergent control, or one
+    Barriers stand in uniform control only: before the loop or condition that holds the second access, and
+    at the end of
+    a loop body whose end conflicts with its beginning. Existing barriers count. Accesses that provably
+    touch only the
+    thread's own elements, or disjoint ones, need none. Raises InputError for a hazard inside divergent
+    control, or one
     with an asynchronous copy that nothing waits for.
     """
     return _placed(func)
@@ -74,7 +80,9 @@ class _Placer:
     def block(
         self, block: Block, pending: list[Access], ranges: Ranges
     ) -> tuple[Block, list[Access], tuple[list[Access], bool]]:
-        """The block with barriers, what is pending after it, and its head: accesses before its first barrier."""
+        """The block with barriers, what is pending after it, and its head: accesses before its first
+        barrier.
+        """
         out: list[Op] = []
         head: list[Access] = []
         in_head = True
@@ -106,7 +114,9 @@ class _Placer:
             )
 
     def op(self, op: Op, ranges: Ranges) -> tuple[Op, list[Access], list[Access], bool]:
-        """The op itself, the accesses before its first barrier, those after its last, and whether it has one."""
+        """The op itself, the accesses before its first barrier, those after its last, and whether it has
+        one.
+        """
         if op.name == "thread.loop":
             return self.loop(op, ranges)
         if op.name == "thread.if":
@@ -151,7 +161,8 @@ def _own_accesses(op: Op, ranges: Ranges, mask: Mask) -> Iterable[Access]:
         position, key = table[op.name]
         buffer = op.operands[position]
         if isinstance(buffer.type, TensorType) and buffer.type.space == "shared":
-            at = tuple(op[key]) if key is not None else None  # type: ignore[arg-type]
+            where: Any = op[key] if key is not None else None
+            at = tuple(where) if where is not None else None
             lanes = int(op.get("lanes", 1)) if not write else getattr(op.operands[0].type, "lanes", 1)  # type: ignore[arg-type]
             whole = (*mask, *mask_of(op))
             yield Access(buffer, write, at, lanes, whole, ranges, op.name == "thread.copy_async")
@@ -215,7 +226,8 @@ def _injective(at: Sequence[Expr], ranges: Ranges, lanes: int) -> bool:
 
 def _disjoint(a: Access, b: Access) -> bool:
     """Some dimension's index ranges do not meet."""
-    assert a.at is not None and b.at is not None
+    assert a.at is not None
+    assert b.at is not None
     last = len(a.at) - 1
     for i, (x, y) in enumerate(zip(a.at, b.at, strict=True)):
         (al, ah), (bl, bh) = _reach(x, a), _reach(y, b)

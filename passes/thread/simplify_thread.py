@@ -20,7 +20,7 @@ from tilewright.passes.thread.scopes import (
     mask_of,
     never,
 )
-from tilewright.passes.values import replace_in_op, resolve
+from tilewright.passes.values import resolve
 
 
 @register_pass(Level.THREAD)
@@ -47,11 +47,7 @@ class _Simplifier:
     def op(self, op: Op, ranges: Ranges, known: Mask) -> tuple[Op, ...]:
         """What stands for `op`; `known` holds what enclosing conditions say."""
         body = op.body
-        op = (
-            replace_in_op(replace(op, body=None), self.new)
-            if body is not None
-            else replace_in_op(op, self.new)
-        )
+        op = op.with_operands(tuple(resolve(v, self.new) for v in op.operands))
         op = map_indices(op, lambda e: simplify(e, ranges))
         mask = mask_of(op)
         if mask:
@@ -68,7 +64,9 @@ class _Simplifier:
         return self.loop(op, body, ranges, known)
 
     def masked_off(self, op: Op) -> tuple[Op, ...]:
-        """What is left of an op whose mask is never true: a load gives its other value, a copy writes zeros."""
+        """What is left of an op whose mask is never true: a load gives its other value, a copy writes
+        zeros.
+        """
         if op.name == "thread.load":
             b = Builder(op.loc)
             t = op.result.type

@@ -49,9 +49,9 @@ def _sweep(block: Block, uses: Counter[Value], unread: frozenset[Value]) -> Bloc
             op = op if body is op.body else replace(op, body=body)
             if not body.ops and not op.results:
                 continue
-        elif op.name == "thread.store" and op.operands[1] in unread:
-            continue
-        elif op.results and op_def(op.name).effects <= _HARMLESS and not any(uses[r] for r in op.results):
+        elif (op.name == "thread.store" and op.operands[1] in unread) or (
+            op.results and op_def(op.name).effects <= _HARMLESS and not any(uses[r] for r in op.results)
+        ):
             continue
         out.append(op)
     return block.with_ops(tuple(out))

@@ -1,4 +1,6 @@
-"""Pass vectorise: innermost loops over consecutive elements become accesses and arithmetic on short vectors."""
+"""Pass vectorise: innermost loops over consecutive elements become accesses and arithmetic on short
+vectors.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def vectorise(func: Func, ctx: PassContext, *, max_bytes: int = 16, registers: b
     rewrite:  loop(v, 4) { %a = load(%x, at = [i, 4*j + v]); store(%a, %s, at = [4*j + v]) }
               -->   %a = load(%x, at = [i, 4*j], lanes = 4); store(%a, %s, at = [4*j])
 
-    max_bytes: widest vector. registers: also loops that touch register buffers alone (a CPU has vector arithmetic; a GPU
+    max_bytes: widest vector. registers: also loops that touch register buffers alone (a CPU has vector
+    arithmetic; a GPU
     only gains from wide memory accesses). Each lane computes what its iteration computed.
     """
     if max_bytes < 1:
@@ -98,7 +101,7 @@ class _Widener:
             return self.access(op)
         if op.level != "scalar" or not op_def(op.name).elementwise:
             return False
-        operands = [self.new[v] if v in self.new else v for v in op.operands]
+        operands = [self.new.get(v, v) for v in op.operands]
         (result,) = op.results
         results = self.b.emit(op.name, operands, dict(op.attrs), hint=result.hint)
         self.new[result] = results[0]

@@ -36,12 +36,12 @@ def floats(name: str, kind: str, **more: object) -> Buffer:
 
 def launch(kernel: str, *args: str, deps: tuple[int, ...] = (), **more: object) -> Launch:
     """A launch over 1024 floats that writes its last argument."""
-    return Launch(
-        kernel, args, (SIZE // BLOCK, 1, 1), BLOCK, deps=deps, writes=(len(args) - 1,), **more
-    )
+    return Launch(kernel, args, (SIZE // BLOCK, 1, 1), BLOCK, deps=deps, writes=(len(args) - 1,), **more)
 
 
-def diamond(language: str = "opencl", binaries: dict[str, bytes] | None = None, arch: str = "") -> ExecutionPlan:
+def diamond(
+    language: str = "opencl", binaries: dict[str, bytes] | None = None, arch: str = ""
+) -> ExecutionPlan:
     """x -> t0, from there two branches on two streams, joined with the constant w into y."""
     kernels = tuple(
         KernelCode(name, name, language, source(name, language), (binaries or {}).get(name), arch)

@@ -50,9 +50,11 @@ def test_an_identity_read_joins_the_producer():
 
 def test_both_results_leave_one_kernel():
     text = program(
-        MATMUL, f"%1 = tensor.map(%0, %r, {DOMAIN}, reads = [[k, y], [k, y]]) : f32[4, 5] {ADD}", "tensor.return(%1, %0)",
+        MATMUL,
+        f"%1 = tensor.map(%0, %r, {DOMAIN}, reads = [[k, y], [k, y]]) : f32[4, 5] {ADD}",
+        "tensor.return(%1, %0)",
         results="f32[4, 5], f32[4, 5]",
-    )  # fmt: skip
+    )
     assert kernels(fused(text)) == 1
 
 
@@ -84,8 +86,9 @@ def test_a_softmax_is_one_kernel():
         f"%0 = tensor.map(%r, par = (i: 4, j: 5), reads = [[i, j]]) : f32[4, 5] {EXP}",
         f"%1 = tensor.reduce(%0, par = (i: 4), red = (j: 5), reads = [[i, j]]) : f32[4] {SUM}",
         f"%2 = tensor.map(%0, %1, par = (i: 4, j: 5), reads = [[i, j], [i]]) : f32[4, 5] {ADD}",
-        "tensor.return(%2)", params="%r: f32[4, 5]",
-    )  # fmt: skip
+        "tensor.return(%2)",
+        params="%r: f32[4, 5]",
+    )
     out = fused(text)
     assert kernels(out) <= 2
 
@@ -94,8 +97,9 @@ def test_a_transpose_becomes_an_index():
     text = program(
         f"%t = tensor.map(%r, par = (a: 5, b: 4), reads = [[b, a]]) : f32[5, 4] {COPY}",
         f"%1 = tensor.map(%t, %r, {DOMAIN}, reads = [[y, k], [k, y]]) : f32[4, 5] {ADD}",
-        "tensor.return(%1)", params="%r: f32[4, 5]",
-    )  # fmt: skip
+        "tensor.return(%1)",
+        params="%r: f32[4, 5]",
+    )
     out = fused(text)
     assert kernels(out) == 1
 
@@ -103,9 +107,12 @@ def test_a_transpose_becomes_an_index():
 def test_views_cost_no_kernel_but_a_returned_view_is_written():
     view = f"%v = tensor.map(%r, par = (i: 20), reads = [[i // 5, i % 5]]) : f32[20] {COPY}"
     used = program(
-        view, f"%1 = tensor.map(%v, par = (i: 20), reads = [[i]]) : f32[20] {EXP}", "tensor.return(%1)",
-        params="%r: f32[4, 5]", results="f32[20]",
-    )  # fmt: skip
+        view,
+        f"%1 = tensor.map(%v, par = (i: 20), reads = [[i]]) : f32[20] {EXP}",
+        "tensor.return(%1)",
+        params="%r: f32[4, 5]",
+        results="f32[20]",
+    )
     assert kernels(fused(used)) == 1
     assert kernels(fused(program(view, "tensor.return(%v)", params="%r: f32[4, 5]", results="f32[20]"))) == 1
 
@@ -115,8 +122,9 @@ def test_equal_kernels_are_shared():
         f"%0 = tensor.map(%r, {DOMAIN}, reads = [[k, y]]) : f32[4, 5] {EXP}",
         f"%1 = tensor.map(%0, {DOMAIN}, reads = [[3 - k, y]]) : f32[4, 5] {EXP}",
         f"%2 = tensor.map(%1, {DOMAIN}, reads = [[3 - k, y]]) : f32[4, 5] {EXP}",
-        "tensor.return(%2)", params="%r: f32[4, 5]",
-    )  # fmt: skip
+        "tensor.return(%2)",
+        params="%r: f32[4, 5]",
+    )
     out = fused(text)
     assert kernels(out) == 3
     assert len(out.funcs) == 3  # main and two different kernels

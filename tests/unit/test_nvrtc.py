@@ -1,4 +1,6 @@
-"""NVRTC without a GPU: CUBINs for several architectures, true resource numbers, errors that show the place."""
+"""NVRTC without a GPU: CUBINs for several architectures, true resource numbers, errors that show the
+place.
+"""
 
 import shutil
 import subprocess
@@ -66,7 +68,7 @@ def test_resources_agree_with_the_cubin_itself(tmp_path):
     report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = {}
     for head, usage in zip(
-        *[iter(line for line in report.splitlines() if "Function" in line or "REG:" in line)] * 2
+        *[iter(line for line in report.splitlines() if "Function" in line or "REG:" in line)] * 2, strict=True
     ):
         fields = dict(
             part.split(":") for part in usage.split() if part.startswith(("REG", "STACK", "SHARED"))

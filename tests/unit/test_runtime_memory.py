@@ -1,4 +1,6 @@
-"""The arena planner against its laws: safe in every allowed order, never below the bound, near it on chains."""
+"""The arena planner against its laws: safe in every allowed order, never below the bound, near it on
+chains.
+"""
 
 import random
 from dataclasses import replace

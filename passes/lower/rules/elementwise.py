@@ -1,4 +1,6 @@
-"""Elementwise ops from the tables of the graph level, activations, casts, and ops that do nothing at inference."""
+"""Elementwise ops from the tables of the graph level, activations, casts, and ops that do nothing at
+inference.
+"""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def bias_add(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """x + bias along one axis."""
     result = result_type(op)
     names = dim_names(result.rank)
-    axis = names[int(op["axis"]) % result.rank]  # type: ignore[call-overload]
+    axis = names[op.integer("axis") % result.rank]
     par = dict(zip(names, result.shape, strict=True))
     reads = [tuple(map(Sym, names)), (Sym(axis),)]
     return [mapped(b, x, result, par, reads, lambda i, p: i.value("scalar.add", p[0], p[1]))]

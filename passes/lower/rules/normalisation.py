@@ -13,7 +13,7 @@ def batch_norm(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """(x - mean) / sqrt(variance + epsilon) * gamma + beta along one axis."""
     t = result_type(op)
     names = dim_names(t.rank)
-    axis = Sym(names[int(op["axis"]) % t.rank])  # type: ignore[call-overload]
+    axis = Sym(names[op.integer("axis") % t.rank])
     par = dict(zip(names, t.shape, strict=True))
     reads = [tuple(map(Sym, names)), *[(axis,)] * 4]
 
@@ -32,7 +32,7 @@ def softmax(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """exp(x - max) over its sum along one axis, or the logarithm of it."""
     t = result_type(op)
     names = dim_names(t.rank)
-    axis = int(op["axis"]) % t.rank  # type: ignore[call-overload]
+    axis = op.integer("axis") % t.rank
     par = dict(zip(names, t.shape, strict=True))
     rows = {d: n for d, n in par.items() if d != names[axis]}
     column = {names[axis]: t.shape[axis]}

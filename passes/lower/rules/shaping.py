@@ -46,7 +46,7 @@ def reshape(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 def concatenate(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """Each element comes from the operand whose range along the axis holds it."""
     t = result_type(op)
-    axis = int(op["axis"]) % t.rank  # type: ignore[call-overload]
+    axis = op.integer("axis") % t.rank
     return [_joined(b, x, t, axis, [v.tensor.shape[axis] for v in x], drop=False)]
 
 
@@ -54,7 +54,7 @@ def concatenate(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 def stack(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """Operands side by side along a new axis."""
     t = result_type(op)
-    return [_joined(b, x, t, int(op["axis"]) % t.rank, [1] * len(x), drop=True)]  # type: ignore[call-overload]
+    return [_joined(b, x, t, op.integer("axis") % t.rank, [1] * len(x), drop=True)]
 
 
 def _joined(
@@ -88,7 +88,7 @@ def _joined(
 def split(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """Consecutive slices along an axis."""
     rank = x[0].tensor.rank
-    axis = int(op["axis"]) % rank  # type: ignore[call-overload]
+    axis = op.integer("axis") % rank
     names, start, out = dim_names(rank), 0, []
     for r in op.results:
         at: list[Expr] = [Sym(d) for d in names]

@@ -1,8 +1,11 @@
 """Contractions: shared-memory tiling with halo, register tiles, one chunk of the reduced domain per step.
 
-The block stages the region of each operand that its tile needs for one step, zero-filled outside the operand; each
-thread keeps `thread` outputs per dimension in registers. With two stages the next step is fetched into registers
-while this one is computed. A block of one thread (CPU) stages into its own memory instead, and needs no barrier.
+The block stages the region of each operand that its tile needs for one step, zero-filled outside the
+operand; each
+thread keeps `thread` outputs per dimension in registers. With two stages the next step is fetched into
+registers
+while this one is computed. A block of one thread (CPU) stages into its own memory instead, and needs no
+barrier.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from tilewright.ir import Expr, Func, InputError, Op, Pairs, Sym, Value
 from tilewright.ir.expr import binary, substitute, symbols
@@ -33,7 +37,8 @@ VECTOR_BYTES = 16
 class ContractPlan:
     """Parameters of one contraction kernel, read from its attributes.
 
-    block, thread: tile per parallel dimension; step: chunk per reduced dimension (others whole); stages 1 or 2;
+    block, thread: tile per parallel dimension; step: chunk per reduced dimension (others whole); stages 1
+    or 2;
     staging `shared` or `direct`; pad: elements added to each row of the first staged operand.
     """
 
@@ -126,8 +131,10 @@ class _Contract:
         w = self.w
         with w.b.at(self.op.loc):
             acc = w.alloc([self.grid[d].thread for d in self.order], self.dtype, "reg", "acc")
+            init: Any = self.op["init"]
+            (start,) = init
             with w.loops("i", acc.tensor.shape, unroll=1) as at:
-                w.store(w.b.const(self.op["init"][0], self.dtype), acc, at)  # type: ignore[index]
+                w.store(w.b.const(start, self.dtype), acc, at)
             operands = [self._operand(i) for i in (0, 1)]
             self._reduce(acc, operands)
         self._epilogue(acc)
@@ -270,7 +277,8 @@ class _Contract:
                 store_results(w, points, place)
 
     def _spill(self, acc: Value) -> Value:
-        """A copy of the accumulators that may be indexed by loop variables: keeps the code of a long epilogue short
+        """A copy of the accumulators that may be indexed by loop variables: keeps the code of a long
+        epilogue short
         while the accumulators themselves stay in vector registers.
         """
         w = self.w
@@ -290,10 +298,12 @@ def store_results(w: Writer, points: Points, place: tuple[Expr, ...]) -> None:
 
 @contextmanager
 def _reduction_loops(w: Writer, sizes: Mapping[str, int], work: int) -> Iterator[dict[str, Expr]]:
-    """Loops over one chunk of the reduced domain, innermost ones unrolled as far as the code budget allows."""
+    """Loops over one chunk of the reduced domain, innermost ones unrolled as far as the code budget
+    allows.
+    """
     unroll: dict[str, int] = {}
     room = max(1, min(UNROLL_BUDGET // work, UNROLL_POINTS))
-    for d in reversed(sizes):
+    for d in reversed(list(sizes)):
         unroll[d] = 1 if sizes[d] <= room else _divisor(sizes[d], room)
         room = room // sizes[d] if sizes[d] <= room else 1
     with ExitStack() as stack:

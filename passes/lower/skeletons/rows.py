@@ -1,6 +1,8 @@
-"""Row kernels: reductions over rows (softmax, means, norms, matrix-vector products) and maps over the same rows.
+"""Row kernels: reductions over rows (softmax, means, norms, matrix-vector products) and maps over the same
+rows.
 
-A group of threads shares one row: each folds a strided part, then the parts are combined in shared memory. Values
+A group of threads shares one row: each folds a strided part, then the parts are combined in shared memory.
+Values
 that depend on a row are recomputed from their operands instead of being kept.
 """
 
@@ -63,7 +65,8 @@ def lower_rows(kernel: Func) -> Func:
 
     params: threads_per_row (a power of two), rows_per_block, vec.
 
-    rewrite:  tensor.reduce, tensor.map, ... over one row   -->   strided folds, a tree in shared memory, stores
+    rewrite:  tensor.reduce, tensor.map, ... over one row
+        -->   strided folds, a tree in shared memory, stores
     """
     width, rows, vec = integer_params(kernel, "threads_per_row", "rows_per_block", "vec")
     if width & (width - 1):
@@ -151,7 +154,9 @@ class _Rows:
                     w.store(x, a, (v,))
 
     def _combine(self, op: Op, part: Value, vec: int) -> None:
-        """Merge the lanes of each thread, then the threads of each row (tree in shared memory), then the init."""
+        """Merge the lanes of each thread, then the threads of each row (tree in shared memory), then the
+        init.
+        """
         w, width = self.w, self.shape.width
         name = str(combiner(op))
         total = w.load(part, (0,))

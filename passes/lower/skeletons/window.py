@@ -1,4 +1,6 @@
-"""Window kernels (pooling, depthwise convolution): a thread computes a few outputs along the last dimension."""
+"""Window kernels (pooling, depthwise convolution): a thread computes a few outputs along the last
+dimension.
+"""
 
 from __future__ import annotations
 
