@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,10 +11,11 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+from tqdm import tqdm
 
 from tilewright.ir import ArrayType, InputError, WorkError
 from tilewright.runtime.container import SavedExecutable, read_container, write_container
-from tilewright.runtime.device import Device, LoadedPlan
+from tilewright.runtime.device import Device, LoadedPlan, Progress
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
 from tilewright.runtime.plan import ExecutionPlan
 
@@ -29,6 +31,19 @@ def clear_errors() -> Iterator[None]:
         raise InputError(str(e)) from e
     except DeviceError as e:
         raise WorkError(str(e)) from e
+
+
+@contextmanager
+def _progress_bar(kernels: int) -> Iterator[Progress]:
+    """A bar on stderr, where that is a terminal, while a device builds kernels."""
+    with tqdm(
+        total=kernels, desc="building", unit="kernel", file=sys.stderr, disable=not sys.stderr.isatty()
+    ) as bar:
+
+        def advance(done: int, total: int, name: str) -> None:
+            bar.update(done - bar.n)
+
+        yield advance
 
 
 @dataclass(frozen=True)
@@ -93,7 +108,10 @@ class Executable:
             with clear_errors():
                 self._device = open_device(self.target)
                 try:
-                    self._loaded = self._device.load(self.plan, self.artifact.constants)
+                    with _progress_bar(len(self.plan.kernels)) as progress:
+                        self._loaded = self._device.load(
+                            self.plan, self.artifact.constants, progress=progress
+                        )
                 except BaseException:
                     self._device.close()
                     self._device = None

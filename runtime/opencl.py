@@ -29,7 +29,7 @@ from tilewright.runtime.memory import layout_of, plan_with_layout
 from tilewright.runtime.plan import Buffer, ExecutionPlan, Launch
 from tilewright.runtime.plan_check import ALIGNMENT
 
-BUILD_OPTIONS = ("-cl-std=CL1.2",)
+BUILD_OPTIONS = ("-cl-std=CL1.2", "-w")
 NANOSECOND = 1e-9
 
 
