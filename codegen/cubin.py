@@ -1,8 +1,8 @@
 """Reads what a CUBIN says of its kernels: registers, stack frame, shared memory. A CUBIN is an ELF64 file.
 
 The record formats are those that `cuobjdump -elf` prints: `.nv.info` holds (format, attribute, size)
-headers; attributes
-0x2f (register count), 0x11 (frame size) and 0x12 (minimum stack size) pair a symbol index with a value.
+headers; attributes 0x2f (register count), 0x11 (frame size) and 0x12 (minimum stack size) pair a symbol
+index with a value.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ _FUNCTION_SYMBOL, _GLOBAL_BINDING = 2, 1
 
 @dataclass(frozen=True)
 class Resources:
-    """Per thread: registers, and bytes of local memory (stack frame, spills included); per block: static
-    shared bytes.
-    """
+    """Registers and bytes of local memory (spills included) per thread, static shared bytes per block."""
 
     registers: int
     spill_bytes: int

@@ -71,9 +71,7 @@ def _constant_names(module: Module) -> list[str]:
 
 
 def facts_of(lowered: Lowered, target: Target) -> dict[str, Any]:
-    """What a report says of the compilation: per kernel its skeleton, parameters, bound, estimate and
-    limit.
-    """
+    """What a report says of a compilation: each kernel's skeleton, parameters, bound, estimate, limit."""
     return {
         "hardware": target.hardware.name,
         "chosen_by": "model",

@@ -1,6 +1,4 @@
-"""`python -m tilewright.demo`: ResNet-18 from a Relay file to checked results, with what happened on the
-way.
-"""
+"""`python -m tilewright.demo`: ResNet-18 from a Relay file to checked results, told step by step."""
 
 from __future__ import annotations
 

@@ -26,8 +26,9 @@ class Lowered:
 
 
 def lower(module: Module, target: Target, instruments: Sequence[Instrument] = ()) -> Lowered:
-    """Run the default pipelines down to emitted kernel text, from the graph or the tensor level. Raises
-    InputError or PassError naming op and pass.
+    """Run the default pipelines down to emitted kernel text, from the graph or the tensor level.
+
+    Raises InputError or PassError naming op and pass.
     """
     verify(module)
     context = PassContext(target=str(target), hardware=target.hardware, instruments=tuple(instruments))

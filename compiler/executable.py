@@ -22,9 +22,7 @@ from tilewright.runtime.plan import ExecutionPlan
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """Turn the runtime's errors into the public ones: bad input (exit code 2) and failed work (exit code
-    1).
-    """
+    """Turn the runtime's errors into the public ones: bad input (exit 2) and failed work (exit 1)."""
     try:
         yield
     except RuntimeInputError as e:
@@ -48,9 +46,7 @@ def _progress_bar(kernels: int) -> Iterator[Progress]:
 
 @dataclass(frozen=True)
 class Artifact:
-    """What compiling gives, without a device: the plan, its constants, IR texts by level, facts for
-    reports.
-    """
+    """What compiling gives, without a device: plan, constants, IR texts by level, facts for reports."""
 
     plan: ExecutionPlan
     constants: Mapping[str, np.ndarray] = field(repr=False)
@@ -59,9 +55,7 @@ class Artifact:
 
 
 class Executable:
-    """A compiled network. The device is opened at the first call and closed by `close()` or a `with`
-    block.
-    """
+    """A compiled network. The first call opens the device, `close()` or a `with` block closes it."""
 
     def __init__(self, artifact: Artifact, target: str) -> None:
         self.artifact = artifact
@@ -177,9 +171,7 @@ class Executable:
 
 
 def load(path: str | Path) -> Executable:
-    """Read a file written by `Executable.save`; raises InputError on anything damaged. Runs nothing from
-    the file.
-    """
+    """Read a file written by `Executable.save`, running nothing from it; raises InputError on damage."""
     with clear_errors():
         saved = read_container(path)
     target = saved.facts.get("target")

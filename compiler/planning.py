@@ -17,8 +17,7 @@ def plan_module(
     """The plan that runs @main: one launch per call, in program order, with exact dependencies.
 
     sources, codes: per kernel function, its emitted text and what is stored of it. Raises InputError where
-    @main holds
-    anything but calls and constants.
+    @main holds anything but calls and constants.
     """
     return _Planner(module, sources, codes, target).plan()
 

@@ -15,9 +15,7 @@ DEFAULT_ARCH = "sm_90a"
 
 @dataclass(frozen=True)
 class Target:
-    """`kind` is cuda, opencl, emulator, reference or null; `arch` names the CUDA architecture where code
-    is CUDA C.
-    """
+    """`kind` is cuda, opencl, emulator, reference or null; `arch` is the architecture of CUDA C code."""
 
     kind: str
     arch: str
@@ -71,9 +69,7 @@ def _gpu() -> tuple[str, str] | None:
 
 
 def _gpu_record(arch: str, device: str) -> Hardware:
-    """The record of the device by name, else of the architecture, else of the closest architecture with a
-    record.
-    """
+    """The record of the device by name, else of its architecture, else of the closest one recorded."""
     for name in (device, f"cuda:{arch}"):
         try:
             if name:

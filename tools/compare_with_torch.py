@@ -1,9 +1,8 @@
-"""Times networks on one NVIDIA GPU beside PyTorch eager and PyTorch in a CUDA graph, results checked in
-float64 first.
+"""Times networks on one NVIDIA GPU beside PyTorch eager and in a CUDA graph, results checked first.
 
-`python -m tilewright.tools.compare_with_torch NET.relay ... [--json FILE]`: one process, the three
-interleaved round by
-round, float32 with TF32 off, cuDNN autotuning on, warm caches, medians with the 10th and 90th percentile.
+`python -m tilewright.tools.compare_with_torch NET.relay ... [--json FILE]`: results against float64, then
+one process, the three interleaved round by round, float32 with TF32 off, cuDNN autotuning on, warm caches,
+medians with the 10th and 90th percentile.
 """
 
 from __future__ import annotations

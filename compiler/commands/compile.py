@@ -39,8 +39,8 @@ def run_compile(a: argparse.Namespace) -> None:
     spills = sum(k.resources.spill_bytes for k in exe.plan.kernels if k.resources is not None)
     print(
         f"compiled {a.network} for {report['target']} in {seconds:.1f} s: "
-        f"{report['kernels_compiled']} kernels, "
-        f"{report['launches']} launches, {report['constant_bytes'] / 1e6:.1f} MB of weights, "
+        f"{report['kernels_compiled']} kernels, {report['launches']} launches, "
+        f"{report['constant_bytes'] / 1e6:.1f} MB of weights, "
         f"{report['arena_bytes'] / 1e6:.2f} MB arena, {spills} bytes spilled"
     )
     if a.output:

@@ -54,8 +54,7 @@ def _text(k: dict[str, Any]) -> str:
         f"  from    {', '.join(k['origins'])}\n"
         f"  cut     {_params(k['params'])}\n"
         f"  bound   {1e6 * cost['bound_s']:.2f} us ({100 * cost['fraction_of_peak']:.1f} % of peak), "
-        f"limited by "
-        f"{LIMITS.get(limit, limit)}\n"
+        f"limited by {LIMITS.get(limit, limit)}\n"
         f"  expect  {1e6 * cost['estimate_s']:.2f} us, best of {cost['considered']} candidates"
     )
 

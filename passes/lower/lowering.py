@@ -33,8 +33,9 @@ def dim_names(rank: int) -> tuple[str, ...]:
 
 
 def broadcast_read(shape: Sequence[int], names: Sequence[str], domain: Sequence[int]) -> tuple[Expr, ...]:
-    """Where a point of a domain reads an operand broadcast to it: trailing dimensions align, extents of 1
-    stay at 0.
+    """Where a point of a domain reads an operand broadcast to it.
+
+    Trailing dimensions align; extents of 1 stay at 0.
     """
     tail = list(zip(names, domain, strict=True))[len(domain) - len(shape) :]
     return tuple(0 if extent == 1 and n != 1 else Sym(d) for extent, (d, n) in zip(shape, tail, strict=True))
@@ -83,8 +84,9 @@ def reduced(
     init: float | int | bool = 0.0,
     fill: Sequence[float | int | bool | None] = (),
 ) -> Value:
-    """A tensor.reduce, tensor.window or tensor.contract with one result; the body's last parameter is the
-    accumulator.
+    """A tensor.reduce, tensor.window or tensor.contract with one result.
+
+    The body's last parameter is the accumulator.
     """
     inner, params = scalar_body([*(v.tensor.dtype for v in operands), result.dtype])
     inner.loc = b.loc

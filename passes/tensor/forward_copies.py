@@ -20,8 +20,7 @@ def forward_copies(func: Func, ctx: PassContext) -> Func:
               -->   %y = tensor.map(%x, reads = [[b, a]])
 
     Views (copies that keep the row-major order) stay: they cost nothing at a kernel boundary. Dead copies
-    are left to
-    `dce`.
+    are left to `dce`.
     """
     copies: dict[Value, Op] = {}
     ops: list[Op] = []

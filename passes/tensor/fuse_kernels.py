@@ -20,8 +20,7 @@ def fuse_kernels(module: Module, ctx: PassContext, *, fuse: bool = True) -> Modu
               -->   %1 = tensor.call(%x, %w, %b, callee = @conv2d_add_0)
 
     Which ops share a kernel is decided from index sets (see kernel_groups). With `fuse = false` every op
-    gets a kernel
-    of its own.
+    gets a kernel of its own.
     """
     main = module.main
     if any(op.name == "tensor.call" for op in main.body.ops):
@@ -76,9 +75,7 @@ def _outline(part: Partition, g: Group, main: Func, name: str) -> tuple[Func, li
 
 
 def _common_dims(ops: list[Op], anchor: Op) -> list[Op]:
-    """Name the parallel dimensions of every epilogue map like the anchor's, so that one tile serves all of
-    them.
-    """
+    """Name the parallel dimensions of every epilogue map like the anchor's, so that one tile serves all."""
     names = list(dims(anchor, "par"))
     shape = tuple(dims(anchor, "par").values())
     out = []
@@ -91,9 +88,7 @@ def _common_dims(ops: list[Op], anchor: Op) -> list[Op]:
 
 
 def rename_dims(op: Op, names: dict[str, str]) -> Op:
-    """A structured op with its dimensions renamed throughout (domain, reads, body); results keep their
-    identity.
-    """
+    """A structured op with its dimensions renamed in domain, reads and body; results stay the same."""
     env = {k: Sym(v) for k, v in names.items()}
     attrs: dict[str, object] = {
         "reads": tuple(tuple(substitute(e, env) for e in at) for at in reads(op)),

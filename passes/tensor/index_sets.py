@@ -37,9 +37,7 @@ def is_view(op: Op) -> bool:
 
 
 def identity_read(op: Op, operand: int) -> bool:
-    """True where iteration point p of the op reads exactly element p of the operand, whose shape is the
-    domain's.
-    """
+    """True where point p of the op reads exactly element p of the operand, whose shape is the domain's."""
     par = dims(op, "par")
     if op.operands[operand].tensor.shape != tuple(par.values()) or dims(op, "red"):
         return False

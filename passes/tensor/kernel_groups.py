@@ -2,8 +2,7 @@
 
 A map joins the kernel that produces one of its operands when each point reads only what the same thread wrote
 (identity reads: register level). Ops over the rows of one reduction join at block level. A cheap map whose
-only
-reader is a reduction becomes its prologue. The quotient graph stays acyclic throughout.
+only reader is a reduction becomes its prologue. The quotient graph stays acyclic throughout.
 """
 
 from __future__ import annotations
@@ -54,9 +53,7 @@ class Partition:
 
 
 def partition(func: Func, *, fuse: bool = True) -> Partition:
-    """Group the structured ops of `func`; with `fuse` false each op that computes gets a kernel of its
-    own.
-    """
+    """Group the structured ops of `func`; without `fuse` each op that computes gets a kernel of its own."""
     builder = _Builder(func, fuse)
     for op in func.body.ops:
         if op.name in ("tensor.constant", "tensor.return", "tensor.call"):
@@ -191,8 +188,7 @@ def row_dims(op: Op, group: list[Op], anchor: Op) -> list[str] | None:
     """Which dimensions of `op` name the row, in the anchor's order; None where `op` crosses rows.
 
     The row of a reduction is its parallel index. A map of the group names its row by the index at which it
-    reads a
-    reduction's result (or the row part of another map's index).
+    reads a reduction's result (or the row part of another map's index).
     """
     par = list(dims(op, "par"))
     if op is anchor:

@@ -1,6 +1,4 @@
-"""What a tensor-level kernel must compute, in the cost model's numbers; derived from domains and reads
-alone.
-"""
+"""What a tensor-level kernel must compute, in the cost model's numbers, from domains and reads alone."""
 
 from __future__ import annotations
 
@@ -18,10 +16,10 @@ from tilewright.ir.types import itemsize
 
 @dataclass(frozen=True)
 class ContractRoles:
-    """Dimensions of a contraction by role: `rows` vary with the first operand only, `columns` with the
-    second only,
-    `batch` with both; `channels` are reduced plainly, `windows` pairs a row dimension with the reduced one
-    beside it.
+    """Dimensions of a contraction by role.
+
+    `rows` vary with the first operand only, `columns` with the second only, `batch` with both; `channels` are
+    reduced plainly, `windows` pairs a row dimension with the reduced one beside it.
     """
 
     rows: tuple[str, ...]

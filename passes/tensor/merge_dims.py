@@ -1,9 +1,7 @@
-"""Canonical iteration domains inside kernels: dimensions of extent 1 go, adjacent dimensions always used
-together merge.
+"""Canonical iteration domains inside kernels: unit dimensions go, dimensions always used together merge.
 
 Buffers are dense, so a kernel may see its parameters in another shape than the caller: merging (y, x) of a
-1x1
-convolution turns `[n, c, y, x]` of `f32[1, 64, 56, 56]` into `[c, y_x]` of `f32[64, 3136]`.
+1x1 convolution turns `[n, c, y, x]` of `f32[1, 64, 56, 56]` into `[c, y_x]` of `f32[64, 3136]`.
 """
 
 from __future__ import annotations

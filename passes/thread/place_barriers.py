@@ -1,6 +1,4 @@
-"""Pass place-barriers: separates every shared-memory hazard between threads with as few barriers as the
-order allows.
-"""
+"""Pass place-barriers: barriers for all shared-memory hazards, as few as the order of accesses allows."""
 
 from __future__ import annotations
 
@@ -52,12 +50,9 @@ def place_barriers(func: Func, ctx: PassContext) -> Func:
     rewrite:  store shared; load shared   -->   store shared; barrier; load shared
 
     Barriers stand in uniform control only: before the loop or condition that holds the second access, and
-    at the end of
-    a loop body whose end conflicts with its beginning. Existing barriers count. Accesses that provably
-    touch only the
-    thread's own elements, or disjoint ones, need none. Raises InputError for a hazard inside divergent
-    control, or one
-    with an asynchronous copy that nothing waits for.
+    at the end of a loop body whose end conflicts with its beginning. Existing barriers count. Accesses that
+    provably touch only the thread's own elements, or disjoint ones, need none. Raises InputError for a hazard
+    inside divergent control, or one with an asynchronous copy that nothing waits for.
     """
     return _placed(func)
 
@@ -80,9 +75,7 @@ class _Placer:
     def block(
         self, block: Block, pending: list[Access], ranges: Ranges
     ) -> tuple[Block, list[Access], tuple[list[Access], bool]]:
-        """The block with barriers, what is pending after it, and its head: accesses before its first
-        barrier.
-        """
+        """The block with barriers, what is pending after it, and the accesses before its first barrier."""
         out: list[Op] = []
         head: list[Access] = []
         in_head = True
@@ -114,9 +107,7 @@ class _Placer:
             )
 
     def op(self, op: Op, ranges: Ranges) -> tuple[Op, list[Access], list[Access], bool]:
-        """The op itself, the accesses before its first barrier, those after its last, and whether it has
-        one.
-        """
+        """The op, the accesses before its first barrier, those after its last, and whether it has one."""
         if op.name == "thread.loop":
             return self.loop(op, ranges)
         if op.name == "thread.if":

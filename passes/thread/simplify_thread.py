@@ -64,9 +64,7 @@ class _Simplifier:
         return self.loop(op, body, ranges, known)
 
     def masked_off(self, op: Op) -> tuple[Op, ...]:
-        """What is left of an op whose mask is never true: a load gives its other value, a copy writes
-        zeros.
-        """
+        """What is left where the mask is never true: a load gives its other value, a copy writes zeros."""
         if op.name == "thread.load":
             b = Builder(op.loc)
             t = op.result.type

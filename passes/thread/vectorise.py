@@ -1,6 +1,4 @@
-"""Pass vectorise: innermost loops over consecutive elements become accesses and arithmetic on short
-vectors.
-"""
+"""Pass vectorise: innermost loops over consecutive elements become operations on short vectors."""
 
 from __future__ import annotations
 
@@ -34,8 +32,7 @@ def vectorise(func: Func, ctx: PassContext, *, max_bytes: int = 16, registers: b
               -->   %a = load(%x, at = [i, 4*j], lanes = 4); store(%a, %s, at = [4*j])
 
     max_bytes: widest vector. registers: also loops that touch register buffers alone (a CPU has vector
-    arithmetic; a GPU
-    only gains from wide memory accesses). Each lane computes what its iteration computed.
+    arithmetic; a GPU only gains from wide memory accesses). Each lane computes what its iteration computed.
     """
     if max_bytes < 1:
         raise InputError(f"expected max_bytes of at least 1, got {max_bytes}")

@@ -1,6 +1,4 @@
-"""NVRTC without a GPU: CUBINs for several architectures, true resource numbers, errors that show the
-place.
-"""
+"""NVRTC without a GPU: CUBINs for several architectures, true resource numbers, errors with their place."""
 
 import shutil
 import subprocess

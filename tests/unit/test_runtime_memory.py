@@ -1,6 +1,4 @@
-"""The arena planner against its laws: safe in every allowed order, never below the bound, near it on
-chains.
-"""
+"""The arena planner's laws: safe in every allowed order, never below the bound, near it on chains."""
 
 import random
 from dataclasses import replace

@@ -1,6 +1,4 @@
-"""Elementwise ops from the tables of the graph level, activations, casts, and ops that do nothing at
-inference.
-"""
+"""Elementwise ops from the graph level's tables, activations, casts, ops that do nothing at inference."""
 
 from __future__ import annotations
 

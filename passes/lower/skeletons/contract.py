@@ -1,11 +1,9 @@
 """Contractions: shared-memory tiling with halo, register tiles, one chunk of the reduced domain per step.
 
 The block stages the region of each operand that its tile needs for one step, zero-filled outside the
-operand; each
-thread keeps `thread` outputs per dimension in registers. With two stages the next step is fetched into
-registers
-while this one is computed. A block of one thread (CPU) stages into its own memory instead, and needs no
-barrier.
+operand; each thread keeps `thread` outputs per dimension in registers. With two stages the next step is
+fetched into registers while this one is computed. A block of one thread (CPU) stages into its own memory
+instead, and needs no barrier.
 """
 
 from __future__ import annotations
@@ -38,8 +36,7 @@ class ContractPlan:
     """Parameters of one contraction kernel, read from its attributes.
 
     block, thread: tile per parallel dimension; step: chunk per reduced dimension (others whole); stages 1
-    or 2;
-    staging `shared` or `direct`; pad: elements added to each row of the first staged operand.
+    or 2; staging `shared` or `direct`; pad: elements added to each row of the first staged operand.
     """
 
     block: Mapping[str, int]
@@ -277,9 +274,9 @@ class _Contract:
                 store_results(w, points, place)
 
     def _spill(self, acc: Value) -> Value:
-        """A copy of the accumulators that may be indexed by loop variables: keeps the code of a long
-        epilogue short
-        while the accumulators themselves stay in vector registers.
+        """A copy of the accumulators that may be indexed by loop variables.
+
+        It keeps the code of a long epilogue short while the accumulators themselves stay in vector registers.
         """
         w = self.w
         copy = w.alloc(acc.tensor.shape, self.dtype, "reg", "tile")
@@ -298,9 +295,7 @@ def store_results(w: Writer, points: Points, place: tuple[Expr, ...]) -> None:
 
 @contextmanager
 def _reduction_loops(w: Writer, sizes: Mapping[str, int], work: int) -> Iterator[dict[str, Expr]]:
-    """Loops over one chunk of the reduced domain, innermost ones unrolled as far as the code budget
-    allows.
-    """
+    """Loops over one chunk of the reduced domain, unrolled from inside as far as the code budget allows."""
     unroll: dict[str, int] = {}
     room = max(1, min(UNROLL_BUDGET // work, UNROLL_POINTS))
     for d in reversed(list(sizes)):

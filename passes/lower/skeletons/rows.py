@@ -1,9 +1,7 @@
-"""Row kernels: reductions over rows (softmax, means, norms, matrix-vector products) and maps over the same
-rows.
+"""Row kernels: reductions over rows (softmax, norms, matrix-vector products) and maps over the same rows.
 
 A group of threads shares one row: each folds a strided part, then the parts are combined in shared memory.
-Values
-that depend on a row are recomputed from their operands instead of being kept.
+Values that depend on a row are recomputed from their operands instead of being kept.
 """
 
 from __future__ import annotations
@@ -154,9 +152,7 @@ class _Rows:
                     w.store(x, a, (v,))
 
     def _combine(self, op: Op, part: Value, vec: int) -> None:
-        """Merge the lanes of each thread, then the threads of each row (tree in shared memory), then the
-        init.
-        """
+        """Merge each thread's lanes, then each row's threads (a tree in shared memory), then the init."""
         w, width = self.w, self.shape.width
         name = str(combiner(op))
         total = w.load(part, (0,))

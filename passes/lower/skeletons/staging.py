@@ -60,9 +60,7 @@ class Region:
 
 
 def region(op: Op, operand: int, sizes: Mapping[str, int]) -> Region | None:
-    """The region of one operand when each iteration dimension runs over `sizes` indices; None where not
-    affine.
-    """
+    """The region of an operand when each dimension runs over `sizes` indices; None where not affine."""
     extents, gaps, scaled, constants = [], [], [], []
     ranges = {d: (0, n - 1) for d, n in domain(op).items() if n > 1}
     for e in reads(op)[operand]:

@@ -63,9 +63,7 @@ class Grid:
 
 
 def make_grid(tiles: Sequence[Tile], axes: Mapping[str, int]) -> Grid:
-    """Lay tiles out: threads with the first tile fastest; blocks on grid axis `axes[name]` (0 = x, 1 = y,
-    2 = z).
-    """
+    """Lay tiles out: threads with the first tile fastest, blocks on grid axis `axes[name]` (0 is x)."""
     shape = [1, 1, 1]
     block_index: dict[str, Expr] = {}
     placed = {t.name: axes.get(t.name, 0) for t in tiles}

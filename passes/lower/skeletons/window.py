@@ -1,6 +1,4 @@
-"""Window kernels (pooling, depthwise convolution): a thread computes a few outputs along the last
-dimension.
-"""
+"""Window kernels (pooling, depthwise convolution): a thread computes a few outputs of the last dimension."""
 
 from __future__ import annotations
 

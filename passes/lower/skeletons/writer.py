@@ -1,6 +1,4 @@
-"""Writes one thread-level kernel: scopes, symbol ranges, masks, and the values of tensor ops at single
-points.
-"""
+"""Writes one thread-level kernel: scopes, symbol ranges, masks, and values of tensor ops at points."""
 
 from __future__ import annotations
 
@@ -152,9 +150,7 @@ class Writer:
         return out
 
     def inline(self, op: Op, operands: Sequence[Value], env: Mapping[str, Expr]) -> tuple[Value, ...]:
-        """Copy the body of a structured op here, with values for its parameters and indices for its
-        dimensions.
-        """
+        """Copy a structured op's body here, with values for its parameters, indices for its dimensions."""
         assert op.body is not None
         values = dict(zip(op.body.params, operands, strict=True))
         with self.b.at(op.loc):
