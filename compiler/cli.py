@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from tilewright.commands.compile import add_compile
 from tilewright.commands.explain import add_explain
@@ -46,6 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except MemoryError:
         print("error: out of memory", file=sys.stderr)
+        return 1
+    except Exception as e:  # noqa: BLE001 - a fault of ours still ends in one line, and names its place
+        place = traceback.extract_tb(e.__traceback__)[-1]
+        where = f"{Path(place.filename).name}:{place.lineno}"
+        print(f"error: internal fault at {where}: {type(e).__name__}: {_one_line(str(e))}", file=sys.stderr)
         return 1
     return 0
 

@@ -1,9 +1,12 @@
 """Every skeleton with the model's and with forced parameters, against the reference interpreter."""
 
+from dataclasses import replace
+
 import pytest
 
 from tilewright.codegen.nvrtc import compile_cuda
 from tilewright.driver import lower
+from tilewright.ir import InputError, Pairs
 from tilewright.passes.invariants import find_invariant
 from tilewright.targets import resolve_target
 from tilewright.tools.check_skeletons import CASES, check, prepared
@@ -43,3 +46,23 @@ def test_a_prefetching_loop_has_two_barriers():
     lowered = lower(prepared(case, "cuda:sm_90a"), resolve_target("cuda:sm_90a"))
     (source,) = (s.source for n, s in lowered.sources.items() if "contract" in n)
     assert source.count("__syncthreads()") == 3  # one before the loop, two inside
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"block": Pairs.of({"n": 1, "k": 6, "y": 4, "x": 8})}, "multiples of thread tiles"),
+        ({"block": Pairs.of({"n": 1, "k": 4096, "y": 4, "x": 8})}, "at most 1024 threads"),
+        ({"thread": Pairs.of({"n": 1, "k": 0, "y": 1, "x": 2})}, "at least 1"),
+        ({"block": Pairs.of({"k": 8})}, "a tile for each of"),
+        ({"step": Pairs.of({"c": 2})}, "divide"),
+        ({"staging": "texture"}, "staging among"),
+        ({"stages": 3}, "stages"),
+        ({"pad": "wide"}, "pad"),
+    ],
+)
+def test_impossible_parameters_are_named(change, words):
+    case = next(c for c in CASES if c.name == "contract-shared")
+    module = prepared(replace(case, params={**case.params, **change}), "opencl")
+    with pytest.raises(InputError, match=words):
+        lower(module, resolve_target("opencl"))

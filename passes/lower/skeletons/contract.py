@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tilewright.ir import Expr, Func, InputError, Op, Pairs, Sym, Value
+from tilewright.ir import Expr, Func, InputError, Op, Sym, Value
 from tilewright.ir.expr import binary, substitute, symbols
 from tilewright.ir.tensor_ops import dims, fills, reads
 from tilewright.ir.types import itemsize
+from tilewright.passes.lower.skeletons.contract_plan import ContractPlan
 from tilewright.passes.lower.skeletons.staging import Fetch, Region, region
 from tilewright.passes.lower.skeletons.tiling import Grid, Tile, make_grid
 from tilewright.passes.lower.skeletons.writer import Points, Writer
@@ -29,43 +29,6 @@ UNROLL_BUDGET = 768
 UNROLL_POINTS = 32
 #: bytes of one vector access
 VECTOR_BYTES = 16
-
-
-@dataclass(frozen=True)
-class ContractPlan:
-    """Parameters of one contraction kernel, read from its attributes.
-
-    block, thread: tile per parallel dimension; step: chunk per reduced dimension (others whole); stages 1
-    or 2; staging `shared` or `direct`; pad: elements added to each row of the first staged operand.
-    """
-
-    block: Mapping[str, int]
-    thread: Mapping[str, int]
-    step: Mapping[str, int]
-    stages: int
-    staging: str
-    pad: int
-    lanes: int
-
-    @classmethod
-    def of(cls, kernel: Func) -> ContractPlan:
-        """The plan in `params` of a kernel function; raises InputError naming what is missing."""
-        p = kernel.get("params")
-        if not isinstance(p, Pairs):
-            raise InputError("expected implementation parameters in 'params'", where=f"@{kernel.name}")
-        try:
-            return cls(
-                _ints(p["block"]), _ints(p["thread"]), _ints(p["step"]), int(p["stages"]), str(p["staging"]),  # type: ignore[arg-type]
-                int(p["pad"]), int(p["vec"]),  # type: ignore[arg-type]
-            )  # fmt: skip
-        except KeyError as e:
-            raise InputError(f"params lack {e}", where=f"@{kernel.name}") from e
-
-
-def _ints(p: object) -> dict[str, int]:
-    if not isinstance(p, Pairs):
-        raise InputError(f"expected named integers in params, got {p!r}")
-    return {k: int(v) for k, v in p.items}  # type: ignore[arg-type]
 
 
 def anchor_of(kernel: Func, *names: str) -> Op:
@@ -86,8 +49,8 @@ def lower_contract(kernel: Func) -> Func:
 
     rewrite:  tensor.contract + epilogue maps   -->   fetch, multiply-add and store loops of one thread
     """
-    plan = ContractPlan.of(kernel)
     op = anchor_of(kernel, "tensor.contract")
+    plan = ContractPlan.of(kernel, op)
     grid = _grid(op, plan)
     return _Contract(kernel, op, plan, grid).lower()
 

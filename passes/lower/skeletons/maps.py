@@ -8,6 +8,7 @@ from tilewright.ir import Func, InputError, Pairs, Sym
 from tilewright.ir.expr import binary
 from tilewright.ir.tensor_ops import dims
 from tilewright.passes.lower.skeletons.contract import store_results
+from tilewright.passes.lower.skeletons.contract_plan import whole
 from tilewright.passes.lower.skeletons.writer import Points, Writer
 
 
@@ -16,7 +17,10 @@ def integer_params(kernel: Func, *names: str) -> tuple[int, ...]:
     p = kernel.get("params")
     if not isinstance(p, Pairs) or any(n not in p for n in names):
         raise InputError(f"expected params with {', '.join(names)}, got {p!r}", where=f"@{kernel.name}")
-    return tuple(int(p[n]) for n in names)  # type: ignore[arg-type]
+    try:
+        return tuple(whole(p[n], n, 1) for n in names)
+    except InputError as e:
+        raise InputError(str(e), where=f"@{kernel.name}") from e
 
 
 def lower_map(kernel: Func) -> Func:
