@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from tilewright.costmodel import (
     ContractParameters,
@@ -32,6 +33,9 @@ from tilewright.passes.tensor.kernel_problem import (
 #: bytes of a work-item's private copy of its input window (fits a first-level cache beside the weights)
 PRIVATE_TILE_BYTES = 16384
 
+#: skeleton, its parameters, and what the cost model says of them
+_Chosen = tuple[str, dict[str, Attr], Choice[Any]]
+
 
 @register_pass(Level.TENSOR, requires={"kernels-outlined"}, establishes={"parameters-chosen"})
 def choose_parameters(func: Func, ctx: PassContext) -> Func:
@@ -54,7 +58,7 @@ def choose_parameters(func: Func, ctx: PassContext) -> Func:
     return func.with_attrs(skeleton=skeleton, params=Pairs.of(params), cost=Pairs.of(cost))
 
 
-def _choose(kernel: Func, hardware: Hardware) -> tuple[str, dict[str, Attr], Choice]:  # type: ignore[type-arg]
+def _choose(kernel: Func, hardware: Hardware) -> _Chosen:
     ops = [op for op in kernel.body.ops if op.name != "tensor.return"]
     by_name: dict[str, list[Op]] = {}
     for op in ops:
@@ -79,9 +83,7 @@ def _choose(kernel: Func, hardware: Hardware) -> tuple[str, dict[str, Attr], Cho
     )
 
 
-def _choose_rows(
-    kernel: Func, reductions: list[Op], hardware: Hardware
-) -> tuple[str, dict[str, Attr], Choice]:  # type: ignore[type-arg]
+def _choose_rows(kernel: Func, reductions: list[Op], hardware: Hardware) -> _Chosen:
     best = choose_row_reduce(row_problem(kernel), hardware)
     p = best.parameters
     if any(combiner(op) is None for op in reductions):
@@ -97,7 +99,7 @@ def _choose_rows(
     )
 
 
-def _choose_contract(kernel: Func, op: Op, hardware: Hardware) -> tuple[str, dict[str, Attr], Choice]:  # type: ignore[type-arg]
+def _choose_contract(kernel: Func, op: Op, hardware: Hardware) -> _Chosen:
     roles, sizes = contract_roles(op), domain(op)
     gpu = not isinstance(hardware, CpuHardware)
     if gpu and all(sizes[d] == 1 for d in roles.rows) and not roles.windows and combiner(op) is not None:
