@@ -32,7 +32,7 @@ class ContractPlan:
 
     @classmethod
     def of(cls, kernel: Func, op: Op) -> ContractPlan:
-        """The plan in `params` of a kernel around contraction `op`; raises InputError with what does not fit."""
+        """The plan in `params` of a kernel around `op`; raises InputError with what does not fit."""
         where = f"@{kernel.name}"
         p = kernel.get("params")
         if not isinstance(p, Pairs):
