@@ -66,15 +66,15 @@ class _Watch:
             raise KernelFault(f"{what} touches an element whose asynchronous copy is unfinished")
         np.minimum.at(self.lowest[kind], elements, threads)
         np.maximum.at(self.highest[kind], elements, threads)
-        for other in "w" if kind == "r" else "rw":
-            low = np.minimum(self.lowest["w"][elements], self.lowest[other][elements])
-            high = np.maximum(self.highest["w"][elements], self.highest[other][elements])
-            if kind == "r":
-                low = np.where(self.highest["w"][elements] >= 0, np.minimum(low, threads), threads)
-                high = np.where(self.highest["w"][elements] >= 0, np.maximum(high, threads), threads)
-            if (low != high).any():
-                at = int(np.argmax(low != high))
-                raise KernelFault(f"{what}: threads {low[at]} and {high[at]} race on element {elements[at]}")
+        low, high = self.lowest["w"][elements], self.highest["w"][elements]
+        if kind == "w":
+            low = np.minimum(low, self.lowest["r"][elements])
+            high = np.maximum(high, self.highest["r"][elements])
+        race = (high >= 0) & ((low != threads) | (high != threads))
+        if race.any():
+            at = int(np.argmax(race))
+            other = low[at] if low[at] != threads[at] else high[at]
+            raise KernelFault(f"{what}: threads {threads[at]} and {other} race on element {elements[at]}")
 
 
 class _BlockOfThreads:
