@@ -252,5 +252,5 @@ def _write_arrays(path: Path, arrays: Mapping[str, Array]) -> dict[str, tuple[st
     with path.open("wb") as file:
         for name, array in arrays.items():
             places[name] = (path.name, file.tell())
-            file.write(array.tobytes())
+            file.write(array.tobytes() or b"\0")  # a buffer has at least one byte
     return places
