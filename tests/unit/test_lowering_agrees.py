@@ -1,4 +1,4 @@
-"""Every graph op with a lowering rule: the tensor level computes what the graph level's reference computes."""
+"""Every graph op with a lowering rule: the tensor level computes what the reference computes."""
 
 import numpy as np
 import pytest
