@@ -2,37 +2,15 @@
 
 import numpy as np
 import pytest
-from thread_interpreter import poison, run_kernel
+from thread_kernels import run_calls
 
 from tilewright.commands.network import relative_error
 from tilewright.driver import lower
-from tilewright.ir import Constants, Func, Level, Module, Op, interpret, parse
+from tilewright.ir import Constants, interpret, parse
 from tilewright.targets import resolve_target
 from tilewright.tools.check_skeletons import CASES, Case, prepared
 
 TARGETS = ("cuda:sm_90a", "opencl")
-
-
-def run_calls(module: Module, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    """Results of an @main that only calls thread-level kernels."""
-    values = dict(zip(module.main.params, inputs, strict=True))
-    for op in module.main.body.ops:
-        if op.name == "tensor.constant":
-            values[op.result] = module.constants[str(op["name"])]
-        elif op.name == "tensor.call":
-            call(op, module[op["callee"].name], values)
-        else:
-            return [values[v] for v in op.operands]
-    raise AssertionError("@main does not return")
-
-
-def call(op: Op, callee: Func, values: dict) -> None:
-    assert callee.level is Level.THREAD
-    given = [values[v] for v in op.operands] + [poison(r.type.shape, r.type.dtype) for r in op.results]
-    shaped = [a.reshape(p.type.shape) for a, p in zip(given, callee.params, strict=True)]
-    after = run_kernel(callee, *shaped)
-    for r, a in zip(op.results, after[len(op.operands) :], strict=True):
-        values[r] = a.reshape(r.type.shape)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -3,7 +3,7 @@
 import numpy as np
 from thread_interpreter import poison, run_kernel
 
-from tilewright.ir import Func, Module, parse, verify, walk
+from tilewright.ir import Func, Level, Module, Op, Value, parse, verify, walk
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 
 CTX = PassContext(target="cuda", verify_each=True, reproducer_folder=None)
@@ -56,3 +56,26 @@ def count(func: Func, name: str) -> int:
 def lanes(func: Func) -> list[int]:
     """Lanes of all loads, in order."""
     return [int(op["lanes"]) for op in walk(func.body) if op.name == "thread.load"]
+
+
+def run_calls(module: Module, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """Results of an @main that only calls thread-level kernels."""
+    values = dict(zip(module.main.params, inputs, strict=True))
+    for op in module.main.body.ops:
+        if op.name == "tensor.constant":
+            values[op.result] = module.constants[str(op["name"])]
+        elif op.name == "tensor.call":
+            call(op, module[op["callee"].name], values)
+        else:
+            return [values[v] for v in op.operands]
+    raise AssertionError("@main does not return")
+
+
+def call(op: Op, callee: Func, values: dict[Value, np.ndarray]) -> None:
+    """Run a kernel on buffers of its own shapes; its last parameters are the results."""
+    assert callee.level is Level.THREAD
+    given = [values[v] for v in op.operands] + [poison(r.type.shape, r.type.dtype) for r in op.results]
+    shaped = [a.reshape(p.type.shape) for a, p in zip(given, callee.params, strict=True)]
+    after = run_kernel(callee, *shaped)
+    for r, a in zip(op.results, after[len(op.operands) :], strict=True):
+        values[r] = a.reshape(r.type.shape)
