@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
 from tilewright.ir.constants import Constants
 from tilewright.ir.errors import InputError
@@ -58,6 +59,25 @@ class Pairs:
 Attr = None | bool | int | float | str | tuple["Attr", ...] | Sym | BinOp | Pairs | Ref
 
 
+_Attrs = tuple[tuple[str, Attr], ...]
+_ABSENT: Any = object()
+
+
+def _found(attrs: _Attrs, key: str, default: Any) -> Any:
+    """The attribute called `key`, or `default`."""
+    for k, v in attrs:
+        if k == key:
+            return v
+    return default
+
+
+def _changed(attrs: _Attrs, changes: Mapping[str, Attr]) -> _Attrs:
+    """Attributes with changes applied in place, new ones at the end."""
+    left = dict(changes)
+    kept = [(k, left.pop(k, v)) for k, v in attrs]
+    return (*kept, *left.items())
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
     """One SSA value; `hint` only affects printing."""
@@ -88,17 +108,14 @@ class Op:
     loc: str = ""
 
     def __getitem__(self, key: str) -> Attr:
-        for k, v in self.attrs:
-            if k == key:
-                return v
-        raise KeyError(f"{self.name} has no attribute '{key}'")
+        value = _found(self.attrs, key, _ABSENT)
+        if value is _ABSENT:
+            raise KeyError(f"{self.name} has no attribute '{key}'")
+        return value
 
     def get(self, key: str, default: Attr = None) -> Attr:
         """Attribute `key`, or `default` where the op does not carry it."""
-        for k, v in self.attrs:
-            if k == key:
-                return v
-        return default
+        return _found(self.attrs, key, default)
 
     def integer(self, key: str) -> int:
         """Attribute `key`, known to be an integer; raises InputError otherwise."""
@@ -120,9 +137,7 @@ class Op:
 
     def with_attrs(self, **changes: Attr) -> Op:
         """A copy with attributes replaced or appended; results keep their identity."""
-        left = dict(changes)
-        attrs = [(k, left.pop(k, v)) for k, v in self.attrs]
-        return replace(self, attrs=(*attrs, *left.items()))
+        return replace(self, attrs=_changed(self.attrs, changes))
 
     def with_operands(self, operands: tuple[Value, ...]) -> Op:
         """Self when nothing changed."""
@@ -158,17 +173,14 @@ class Func:
     attrs: tuple[tuple[str, Attr], ...] = ()
 
     def __getitem__(self, key: str) -> Attr:
-        for k, v in self.attrs:
-            if k == key:
-                return v
-        raise KeyError(f"@{self.name} has no attribute '{key}'")
+        value = _found(self.attrs, key, _ABSENT)
+        if value is _ABSENT:
+            raise KeyError(f"@{self.name} has no attribute '{key}'")
+        return value
 
     def get(self, key: str, default: Attr = None) -> Attr:
         """Attribute `key`, or `default` where the function does not carry it."""
-        for k, v in self.attrs:
-            if k == key:
-                return v
-        return default
+        return _found(self.attrs, key, default)
 
     @property
     def params(self) -> tuple[Value, ...]:
@@ -180,9 +192,7 @@ class Func:
 
     def with_attrs(self, **changes: Attr) -> Func:
         """A copy with attributes replaced or appended."""
-        left = dict(changes)
-        attrs = [(k, left.pop(k, v)) for k, v in self.attrs]
-        return replace(self, attrs=(*attrs, *left.items()))
+        return replace(self, attrs=_changed(self.attrs, changes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,10 +212,7 @@ class Module:
 
     def get(self, key: str, default: Attr = None) -> Attr:
         """Module attribute `key`."""
-        for k, v in self.attrs:
-            if k == key:
-                return v
-        return default
+        return _found(self.attrs, key, default)
 
     @property
     def main(self) -> Func:
@@ -237,9 +244,7 @@ class Module:
 
     def with_attrs(self, **changes: Attr) -> Module:
         """A copy with attributes replaced or appended."""
-        left = dict(changes)
-        attrs = [(k, left.pop(k, v)) for k, v in self.attrs]
-        return replace(self, attrs=(*attrs, *left.items()))
+        return replace(self, attrs=_changed(self.attrs, changes))
 
 
 def walk(block: Block) -> Iterator[Op]:

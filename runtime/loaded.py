@@ -14,7 +14,7 @@ class Closable:
     _closed = False
 
     def _release(self) -> None:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} frees nothing")
 
     def close(self) -> None:
         """Free everything; later calls do nothing."""

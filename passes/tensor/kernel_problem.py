@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from tilewright.costmodel import ContractProblem, RowReduceProblem, StreamProblem, WindowProblem
 from tilewright.ir import Func, Op, Value
@@ -40,20 +41,27 @@ def contract_roles(op: Op) -> ContractRoles:
     """Roles of every dimension of a tensor.contract."""
     par, red = dims(op, "par"), dims(op, "red")
     a, b = (_mentioned(at) for at in reads(op)[:2])
-    windows = []
-    for e in reads(op)[0]:
-        inside = list(dict.fromkeys(symbols(e)))
-        pair = [d for d in inside if d in par], [d for d in inside if d in red]
-        if len(pair[0]) == 1 and len(pair[1]) == 1:
-            windows.append((pair[0][0], pair[1][0]))
+    windows = _windows(op)
     windowed = {r for _, r in windows}
     return ContractRoles(
         rows=tuple(d for d in par if d in a and d not in b),
         columns=tuple(d for d in par if d in b and d not in a),
         batch=tuple(d for d in par if (d in a) == (d in b)),
         channels=tuple(d for d in red if d not in windowed),
-        windows=tuple(windows),
+        windows=windows,
     )
+
+
+def _windows(op: Op) -> tuple[tuple[str, str], ...]:
+    """Pairs of a parallel and a reduced dimension that the first operand reads in one index."""
+    par, red = dims(op, "par"), dims(op, "red")
+    pairs = []
+    for e in reads(op)[0]:
+        inside = list(dict.fromkeys(symbols(e)))
+        outer, inner = [d for d in inside if d in par], [d for d in inside if d in red]
+        if len(outer) == 1 and len(inner) == 1:
+            pairs.append((outer[0], inner[0]))
+    return tuple(pairs)
 
 
 def contract_problem(kernel: Func, op: Op) -> ContractProblem:
@@ -61,24 +69,14 @@ def contract_problem(kernel: Func, op: Op) -> ContractProblem:
     roles, sizes = contract_roles(op), domain(op)
     n, h, w = roles.spatial
     extra = [d for d in roles.rows if d not in (n, h, w)]
-    vertical, horizontal = _axis(op, h, roles), _axis(op, w, roles)
+    vertical, horizontal = _axis(op, h, roles.windows), _axis(op, w, roles.windows)
     main = sum(v.tensor.nbytes for v in (*op.operands[:2], op.result))
     return ContractProblem(
         groups=_size(roles.batch, sizes) * _size(extra, sizes),
         n=sizes.get(n, 1),
         k=_size(roles.columns, sizes),
         c=_size(roles.channels, sizes),
-        h=vertical.extent,
-        w=horizontal.extent,
-        f_h=vertical.window,
-        f_w=horizontal.window,
-        stride_h=vertical.stride,
-        stride_w=horizontal.stride,
-        dilation_h=vertical.dilation,
-        dilation_w=horizontal.dilation,
-        pad=(vertical.before, horizontal.before, vertical.after, horizontal.after),
-        h_in=vertical.size,
-        w_in=horizontal.size,
+        **_geometry(vertical, horizontal),
         element_bytes=itemsize(op.operands[0].tensor.dtype),
         extra_bytes=max(0, traffic(kernel) - main),
     )
@@ -88,30 +86,13 @@ def window_problem(kernel: Func, op: Op) -> WindowProblem:
     """A window kernel seen as independent planes of its last two parallel dimensions."""
     par = dims(op, "par")
     names = ("", "", *par)[-2:]
-    pairs = []
-    for e in reads(op)[0]:
-        inside = list(dict.fromkeys(symbols(e)))
-        mine = [d for d in inside if d in par], [d for d in inside if d in dims(op, "red")]
-        if len(mine[0]) == 1 and len(mine[1]) == 1:
-            pairs.append((mine[0][0], mine[1][0]))
-    roles = ContractRoles((), (), (), (), tuple(pairs))
-    vertical, horizontal = _axis(op, names[0], roles), _axis(op, names[1], roles)
+    vertical, horizontal = (_axis(op, d, _windows(op)) for d in names)
     planes = max(1, prod(par.values()) // (vertical.extent * horizontal.extent))
     weights = sum(v.tensor.nbytes for v in op.operands[1:])
     main = op.operands[0].tensor.nbytes + op.result.tensor.nbytes + weights
     return WindowProblem(
         planes=planes,
-        h=vertical.extent,
-        w=horizontal.extent,
-        f_h=vertical.window,
-        f_w=horizontal.window,
-        stride_h=vertical.stride,
-        stride_w=horizontal.stride,
-        dilation_h=vertical.dilation,
-        dilation_w=horizontal.dilation,
-        pad=(vertical.before, horizontal.before, vertical.after, horizontal.after),
-        h_in=vertical.size,
-        w_in=horizontal.size,
+        **_geometry(vertical, horizontal),
         weight_bytes=weights,
         element_bytes=itemsize(op.operands[0].tensor.dtype),
         extra_bytes=max(0, traffic(kernel) - main),
@@ -168,13 +149,13 @@ class _Axis:
     after: int = 0
 
 
-def _axis(op: Op, name: str, roles: ContractRoles) -> _Axis:
+def _axis(op: Op, name: str, windows: Sequence[tuple[str, str]]) -> _Axis:
     """How one parallel dimension walks over its dimension of the first operand."""
     if not name:
         return _Axis()
     sizes = domain(op)
     extent = sizes[name]
-    window = dict(roles.windows).get(name, "")
+    window = dict(windows).get(name, "")
     ranges = {d: (0, n - 1) for d, n in sizes.items()}
     for e, size in zip(reads(op)[0], op.operands[0].tensor.shape, strict=True):
         if name not in set(symbols(e)):
@@ -190,3 +171,20 @@ def _axis(op: Op, name: str, roles: ContractRoles) -> _Axis:
         reach = (extent - 1) * stride + (taps - 1) * dilation + 1
         return _Axis(extent, size, taps, stride, dilation, before, max(0, reach - before - size))
     return _Axis(extent, extent)
+
+
+def _geometry(vertical: _Axis, horizontal: _Axis) -> dict[str, Any]:
+    """The fields that the problems of contractions and windows share."""
+    return {
+        "h": vertical.extent,
+        "w": horizontal.extent,
+        "f_h": vertical.window,
+        "f_w": horizontal.window,
+        "stride_h": vertical.stride,
+        "stride_w": horizontal.stride,
+        "dilation_h": vertical.dilation,
+        "dilation_w": horizontal.dilation,
+        "pad": (vertical.before, horizontal.before, vertical.after, horizontal.after),
+        "h_in": vertical.size,
+        "w_in": horizontal.size,
+    }
