@@ -71,6 +71,10 @@ KERNELS: dict[str, tuple[list[str], int]] = {
         [HEAD, loop("k", 2, WRITE, loop("i", 3, load("(tid + i) % 8"), LATER))],
         2,
     ),
+    "one writes, all read it under the same name": (
+        [HEAD, "thread.if(mask = [[tid, 0, 1]]) {", store("tid // 8"), "}", load("tid // 8"), OUT],
+        1,
+    ),
     "reduction tree": ([HEAD, WRITE, *map(tree_step, (4, 2, 1)), load("0"), OUT], 4),
     "registers": (
         ["%s = thread.alloc() : f32[64] in reg\n", load("tid", "x", "a"), store("0"), load("0"), OUT],

@@ -49,6 +49,7 @@ def test_consecutive_aligned_elements_become_one_vector():
         (copy(at="4 * tid + v + 2", to="4 * tid + v + 2", shape="40"), [2]),
         (copy(at="4 * tid + 2 * v", to="4 * tid + v", shape="40"), [1]),  # not consecutive
         (copy(at="31 - 4 * tid - v"), [1]),
+        (copy(at="32 - 4 * tid - v", shape="40"), [1]),  # aligned, but backwards
         (copy(at="v, tid", to="tid, v", shape="8, 8"), [1]),
         (copy(at="tid, v", to="tid, v", shape="8, 6"), [2]),  # rows of six keep pairs aligned only
         (copy(more=", mask = [[tid, 1, 5]], other = 7.0"), [4]),
