@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -13,6 +14,7 @@ from tilewright.ir import Func, InputError, Level, Module, Pairs, UnsupportedErr
 from tilewright.passes import Instrument
 from tilewright.reference import ReferenceExecutable
 from tilewright.targets import Target, resolve_target
+from tilewright.tuning import measured_choice
 
 Tune = Literal["model", "measure"]
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
@@ -32,7 +34,8 @@ def compile(
 
     target: `auto` (CUDA where a GPU is present, else OpenCL), `cuda`, `cuda:sm_90a`, `opencl`, `emulator`,
         `reference` or `null`.
-    tune: `model` chooses implementation parameters by the cost model. `measure` is not available yet.
+    tune: `model` chooses implementation parameters by the cost model; `measure` times the model's most likely
+        candidates of every contraction kernel on the device, which must be present.
     precision: `fp32`; the others are not available yet.
     libraries: whether library kernels may compete; none are registered yet, so every kernel is generated.
     progress: draw a bar on stderr while kernels compile; by default where stderr is a terminal.
@@ -41,7 +44,8 @@ def compile(
     """
     if not isinstance(module, Module):
         raise InputError(f"expected a Module, got {type(module).__name__}")
-    _check_choice("tune", tune, ("model", "measure"), "model")
+    if tune not in ("model", "measure"):
+        raise InputError(f"expected tune among model, measure, got {tune!r}")
     _check_choice("precision", precision, ("fp32", "tf32", "fp16", "bf16"), "fp32")
     resolved = resolve_target(target)
     if resolved.kind == "reference":
@@ -51,7 +55,8 @@ def compile(
         raise InputError(
             f"{len(missing)} constants have no data: {', '.join(missing[:5])}", where=f"@{module.name}"
         )
-    lowered = lower(module, resolved, instruments)
+    choose = partial(measured_choice, target=resolved, progress=progress) if tune == "measure" else None
+    lowered = lower(module, resolved, instruments, choose=choose)
     plan = build(lowered, resolved, progress=progress)
     names = {b.name for b in plan.buffers if b.kind == "constant"}
     constants = {n: np.asarray(a) for n, a in lowered.thread.constants.items() if n in names}
@@ -74,7 +79,7 @@ def facts_of(lowered: Lowered, target: Target) -> dict[str, Any]:
     """What a report says of a compilation: each kernel's skeleton, parameters, bound, estimate, limit."""
     return {
         "hardware": target.hardware.name,
-        "chosen_by": "model",
+        "chosen_by": "measurement" if any(f.get("measured_s") for f in lowered.tensor.funcs) else "model",
         "kernels": [_kernel_facts(f) for f in lowered.thread.funcs if f.level is Level.THREAD],
     }
 
@@ -89,6 +94,7 @@ def _kernel_facts(f: Func) -> dict[str, Any]:
         "block": f["block"],
         "params": _plain(f.get("params")),
         "cost": _plain(cost),
+        "measured_s": f.get("measured_s"),
     }
 
 

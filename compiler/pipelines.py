@@ -30,6 +30,9 @@ pack-weights,
 dce
 """
 
+#: the pass of TENSOR that needs the final parameters
+PACKING = "pack-weights"
+
 #: kernels to what one thread does
 THREAD = """
 tensor-to-thread,

@@ -5,7 +5,7 @@ model.
 from tilewright.costmodel.bound import Bound, contract_bound, contract_bound_of, global_bound
 from tilewright.costmodel.bound_terms import Assumptions
 from tilewright.costmodel.check_measured import Violation, check_measured
-from tilewright.costmodel.choose import Choice, choose_contract, rank_contract
+from tilewright.costmodel.choose import Choice, choose_contract, likely_contract, rank_contract
 from tilewright.costmodel.choose_streams import choose_map, choose_row_reduce, choose_window
 from tilewright.costmodel.explain import Explanation, explain
 from tilewright.costmodel.hardware import CpuHardware, GpuHardware, Hardware
@@ -65,6 +65,7 @@ __all__ = [
     "fill_from_machine",
     "global_bound",
     "known_hardware",
+    "likely_contract",
     "load_hardware",
     "load_hardware_file",
     "matmul_problem",

@@ -71,6 +71,33 @@ def rank_contract(
     return [_choice(space, bounds, estimates, int(i)) for i in order]
 
 
+def likely_contract(
+    problem: ContractProblem,
+    hardware: Hardware,
+    top: int,
+    *,
+    rule: Rule = "minimal_cover",
+    limits: Limits = DEFAULT_LIMITS,
+) -> list[Choice[ContractParameters]]:
+    """At most `top` points by estimate, each with another thread tile, thread count or number of stages.
+
+    Neighbours that differ only in the shape of the block have nearly the same estimate; measuring one of them
+    leaves room for different ones.
+    """
+    space, bounds, estimates = _evaluate(problem, hardware, rule, limits)
+    chosen: list[Choice[ContractParameters]] = []
+    seen: set[tuple[int, ...]] = set()
+    for i in np.lexsort((bounds.seconds, estimates)):
+        p = space.at(int(i))
+        kind = (p.n_t, p.k_t, p.h_t, p.w_t, p.threads, p.stages)
+        if kind not in seen:
+            seen.add(kind)
+            chosen.append(_choice(space, bounds, estimates, int(i)))
+        if len(chosen) == top:
+            break
+    return chosen
+
+
 @lru_cache(maxsize=4096)
 def _choose_contract(
     problem: ContractProblem, hardware: Hardware, rule: Rule, limits: Limits

@@ -19,6 +19,10 @@ SKELETONS: dict[str, Callable[[Func], Func]] = {
 }
 
 
+#: what stays on record about a kernel
+KEPT = frozenset({"skeleton", "params", "cost", "measured_s"})
+
+
 @register_pass(Level.TENSOR, to=Level.THREAD, requires={"kernels-outlined", "parameters-chosen"})
 def tensor_to_thread(func: Func, ctx: PassContext) -> Func:
     """Turn each kernel into what one of its threads does; @main keeps calling them.
@@ -36,4 +40,4 @@ def tensor_to_thread(func: Func, ctx: PassContext) -> Func:
             f"expected a skeleton among {', '.join(SKELETONS)}, got {skeleton!r}", where=f"@{func.name}"
         )
     lowered = SKELETONS[str(skeleton)](func)
-    return lowered.with_attrs(**{k: v for k, v in func.attrs if k in ("skeleton", "params", "cost")})
+    return lowered.with_attrs(**{k: v for k, v in func.attrs if k in KEPT})

@@ -13,6 +13,7 @@ from tilewright.costmodel import (
     choose_map,
     choose_row_reduce,
     choose_window,
+    likely_contract,
     load_hardware,
 )
 from tilewright.costmodel.choose import Choice
@@ -48,6 +49,11 @@ def choose_parameters(func: Func, ctx: PassContext) -> Func:
         return func
     hardware = ctx.hardware or load_hardware(ctx.target)
     skeleton, params, choice = _choose(func, hardware)
+    return func.with_attrs(skeleton=skeleton, params=Pairs.of(params), cost=_cost(choice))
+
+
+def _cost(choice: Choice[Any]) -> Pairs:
+    """What the cost model says of a choice, as a kernel attribute."""
     cost: dict[str, Attr] = {
         "estimate_s": choice.estimate_s,
         "bound_s": choice.bound.seconds,
@@ -55,7 +61,7 @@ def choose_parameters(func: Func, ctx: PassContext) -> Func:
         "limit": choice.bound.limit,
         "considered": choice.candidates_considered,
     }
-    return func.with_attrs(skeleton=skeleton, params=Pairs.of(params), cost=Pairs.of(cost))
+    return Pairs.of(cost)
 
 
 def _choose(kernel: Func, hardware: Hardware) -> _Chosen:
@@ -105,14 +111,30 @@ def _choose_contract(kernel: Func, op: Op, hardware: Hardware) -> _Chosen:
     if gpu and all(sizes[d] == 1 for d in roles.rows) and not roles.windows and combiner(op) is not None:
         return _choose_rows(kernel, [op], hardware)  # matrix times vector
     best = choose_contract(contract_problem(kernel, op), hardware)
-    p = best.parameters
+    return "contract", _contract_params(op, best.parameters), best
+
+
+def contract_candidates(kernel: Func, hardware: Hardware, top: int) -> list[Func]:
+    """A contraction kernel with its chosen parameters and with at most `top` others worth measuring."""
+    (op,) = (o for o in kernel.body.ops if o.name == "tensor.contract")
+    others = likely_contract(contract_problem(kernel, op), hardware, top)
+    variants = [kernel]
+    for choice in others:
+        params = Pairs.of(_contract_params(op, choice.parameters))
+        if all(v["params"] != params for v in variants):
+            variants.append(kernel.with_attrs(params=params, cost=_cost(choice)))
+    return variants
+
+
+def _contract_params(op: Op, p: ContractParameters) -> dict[str, Attr]:
+    roles = contract_roles(op)
     n, h, w = roles.spatial
     columns = roles.columns[-1] if roles.columns else ""
     block = dict.fromkeys(dims(op, "par"), 1) | {n: p.n_b, h: p.h_b, w: p.w_b, columns: p.k_b}
     thread = dict.fromkeys(dims(op, "par"), 1) | {n: p.n_t, h: p.h_t, w: p.w_t, columns: p.k_t}
     for names in (block, thread):
         names.pop("", None)
-    params: dict[str, Attr] = {
+    return {
         "block": Pairs.of(block),
         "thread": Pairs.of(thread),
         "step": Pairs.of(_steps(op, roles.channels, p, thread)),
@@ -121,7 +143,6 @@ def _choose_contract(kernel: Func, op: Op, hardware: Hardware) -> _Chosen:
         "pad": p.smem_pad,
         "vec": p.vec,
     }
-    return "contract", params, best
 
 
 def _steps(

@@ -1,0 +1,28 @@
+"""Emitted kernels -> what a plan stores of them: text, and for CUDA the CUBIN with its resources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tilewright.codegen import KernelSource
+from tilewright.codegen.compile_many import compile_many
+from tilewright.runtime.plan import KernelCode, KernelResources, Language
+from tilewright.targets import Target
+
+
+def build_codes(
+    sources: Mapping[str, KernelSource], target: Target, *, progress: bool | None = None
+) -> dict[str, KernelCode]:
+    """Kernels by name; CUDA text is compiled in parallel through the cache, OpenCL text on the device."""
+    language: Language = "cuda" if target.language == "cuda" else "opencl"
+    codes = {n: KernelCode(n, s.entry, language, s.source) for n, s in sources.items()}
+    if target.kind != "cuda":
+        return codes
+    names = list(codes)
+    binaries = compile_many([(n, codes[n].source) for n in names], arch=target.arch, progress=progress)
+    for name, binary in zip(names, binaries, strict=True):
+        r = binary.kernels[codes[name].entry]
+        resources = KernelResources(r.registers, r.spill_bytes, r.static_shared_bytes)
+        codes[name] = replace(codes[name], binary=binary.cubin, arch=target.arch, resources=resources)
+    return codes
