@@ -26,7 +26,7 @@ from tilewright.ir.graph_ops.operands import (
     tensors,
     wide,
 )
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define, op_def
 from tilewright.ir.types import TensorType, Type
 
 _LAYOUT = AttrDef("str", "NCHW", "NCHW or NHWC, of x and of the result")
@@ -56,8 +56,7 @@ def _with_image(x: TensorType, layout: str, image: tuple[int, int]) -> TensorTyp
 
 def _infer_pool(name: str, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     (x,) = tensors(types, name)
-    if "avg" in name:
-        require_float(x, name)
+    require("max" in name or x.dtype != "bool", name, f"expected numbers, got {x}")
     rows, columns = pool_windows(x, attrs, name)
     return [_with_image(x, attrs["layout"], (rows.count, columns.count))]
 
@@ -87,17 +86,26 @@ def _evaluate_avg_pool(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[n
     for r in range(rows.kernel):
         for s in range(columns.kernel):
             out += taps[:, :, r, s]
-    if attrs["count_include_pad"]:
-        out /= rows.kernel * columns.kernel
-    else:
-        out /= np.maximum(np.outer(_inside(rows), _inside(columns)), 1).astype(out.dtype)
+    padding = attrs["count_include_pad"]
+    counts = np.outer(_counted(rows, padding), _counted(columns, padding)).astype(out.dtype)
+    out = _quotient(out, np.maximum(counts, 1))
     return [permuted(out.astype(x.dtype, copy=False), "NCHW", attrs["layout"])]
 
 
-def _inside(w: Window) -> np.ndarray:
-    """Per window, how many taps read elements rather than padding."""
+def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    division = op_def("scalar.truncdiv" if np.issubdtype(a.dtype, np.integer) else "scalar.div").evaluate
+    assert division is not None
+    return np.asarray(division([a, b], {})[0])
+
+
+def _counted(w: Window, padding: bool) -> np.ndarray:
+    """Per window, how many taps count: those that read elements, or padding that was asked for as well.
+
+    What a window reaches beyond that, where the number of windows was rounded up, never counts.
+    """
     at = np.arange(w.count)[:, None] * w.stride - w.before + np.arange(w.kernel) * w.dilation
-    return ((at >= 0) & (at < w.size)).sum(axis=1)
+    low, high = (-w.before, w.size + w.after) if padding else (0, w.size)
+    return ((at >= low) & (at < high)).sum(axis=1)
 
 
 define(
@@ -114,7 +122,8 @@ define(
     OpDef(
         "graph.avg_pool2d",
         ("x",),
-        "The mean of every window: over the elements inside x, or over all taps with `count_include_pad`.",
+        "The mean of every window over the elements inside x, with `count_include_pad` also over padding; "
+        "integers round towards zero.",
         attrs={**_POOL_ATTRS, "count_include_pad": AttrDef("bool", False)},
         infer=lambda t, a: _infer_pool("graph.avg_pool2d", t, a),
         evaluate=_evaluate_avg_pool,

@@ -51,12 +51,9 @@ def conv2d(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     if depthwise:
         where["C"] = binary("//", k, per_group)
         del red["c"]
-        if (
-            kernel_layout.index("I") < kernel_layout.index("O") and extent["I"] == channels
-        ):  # HWIO: [.., channel, multiple]
-            taps["I"], taps["O"] = binary("//", k, per_group), binary("%", k, per_group)
-        else:
-            taps["I"] = 0
+        taps["I"] = 0
+        if extent["I"] > 1:  # the kernel holds [channel, multiple] where others hold [output channel, 1]
+            taps["O"], taps["I"] = binary("//", k, per_group), binary("%", k, per_group)
     elif groups > 1:
         where["C"] = binary("+", binary("*", binary("//", k, per_group), channels // groups), c)
     reads = [tuple(where[d] for d in data_layout), tuple(taps[d] for d in kernel_layout)]

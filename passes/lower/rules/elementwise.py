@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from tilewright.ir import Builder, Op, Value
+from tilewright.ir import Builder, Op, Sym, Value
 from tilewright.ir.graph_ops.binary import BINARY, ROUNDED_DOWN, scalar_of
 from tilewright.ir.graph_ops.unary import ROUNDINGS, UNARY
 from tilewright.ir.types import FLOATS
-from tilewright.passes.lower.lowering import elementwise, lowering, result_type
+from tilewright.passes.lower.lowering import dim_names, elementwise, lowering, mapped, result_type
 
 
 def _unary(scalar: str, name: str, b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
@@ -55,6 +55,20 @@ def leaky_relu(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     return [elementwise(b, x, t, body)]
 
 
+@lowering("graph.prelu")
+def prelu(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """x where positive, else its channel's alpha * x."""
+    t = result_type(op)
+    names = dim_names(t.rank)
+    reads = [tuple(map(Sym, names)), (Sym(names[op.integer("axis") % t.rank]),)]
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        positive = i.value("scalar.gt", p[0], i.const(0, t.dtype))
+        return i.value("scalar.select", positive, p[0], i.value("scalar.mul", p[0], p[1]))
+
+    return [mapped(b, x, t, dict(zip(names, t.shape, strict=True)), reads, body)]
+
+
 @lowering("graph.clip")
 def clip(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """min(max(x, a_min), a_max)."""
@@ -83,8 +97,14 @@ def sigmoid(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 
 @lowering("graph.where")
 def where(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
-    """a where condition, else b."""
-    return [elementwise(b, x, result_type(op), lambda i, p: i.value("scalar.select", p[0], p[1], p[2]))]
+    """a where the condition is true (not zero), else b."""
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        kind = p[0].type.dtype
+        true = p[0] if kind == "bool" else i.value("scalar.ne", p[0], i.const(0, kind))
+        return i.value("scalar.select", true, p[1], p[2])
+
+    return [elementwise(b, x, result_type(op), body)]
 
 
 @lowering("graph.cast")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir import Builder, Op, Sym, TensorType, Value
-from tilewright.passes.lower.lowering import dim_names, lowering, mapped, reduced, result_type
+from tilewright.passes.lower.lowering import accumulated, dim_names, lowering, mapped, reduced, result_type
 
 
 @lowering("graph.batch_norm")
@@ -37,13 +37,14 @@ def softmax(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     rows = {d: n for d, n in par.items() if d != names[axis]}
     column = {names[axis]: t.shape[axis]}
     whole, row = tuple(map(Sym, names)), tuple(map(Sym, rows))
-    kept = TensorType(t.dtype, tuple(rows.values()))
+    held = accumulated(t)
+    kept = TensorType(held.dtype, tuple(rows.values()))
 
     def largest(i: Builder, p: Sequence[Value]) -> Value:
-        return i.value("scalar.max", p[0], p[1])
+        return i.value("scalar.max", i.cast(p[0], held.dtype), p[1])
 
     def shifted(i: Builder, p: Sequence[Value]) -> Value:
-        return i.value("scalar.sub", p[0], p[1])
+        return i.value("scalar.sub", i.cast(p[0], held.dtype), p[1])
 
     def total(i: Builder, p: Sequence[Value]) -> Value:
         return i.value("scalar.add", p[0], p[1])
@@ -51,13 +52,16 @@ def softmax(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     peak = reduced(b, "tensor.reduce", x, kept, rows, column, [whole], largest, init=float("-inf"))
     if op.name == "graph.softmax":
         powers = mapped(
-            b, [x[0], peak], t, par, [whole, row], lambda i, p: i.value("scalar.exp", shifted(i, p))
+            b, [x[0], peak], held, par, [whole, row], lambda i, p: i.value("scalar.exp", shifted(i, p))
         )
         sums = reduced(b, "tensor.reduce", [powers], kept, rows, column, [whole], total)
         return [
-            mapped(b, [powers, sums], t, par, [whole, row], lambda i, p: i.value("scalar.div", p[0], p[1]))
-        ]
-    centred = mapped(b, [x[0], peak], t, par, [whole, row], shifted)
+            mapped(
+                b, [powers, sums], t, par, [whole, row],
+                lambda i, p: i.cast(i.value("scalar.div", p[0], p[1]), t.dtype),
+            )
+        ]  # fmt: skip
+    centred = mapped(b, [x[0], peak], held, par, [whole, row], shifted)
     sums = reduced(
         b, "tensor.reduce", [centred], kept, rows, column, [whole],
         lambda i, p: i.value("scalar.add", i.value("scalar.exp", p[0]), p[1]),
@@ -65,6 +69,6 @@ def softmax(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     return [
         mapped(
             b, [centred, sums], t, par, [whole, row],
-            lambda i, p: i.value("scalar.sub", p[0], i.value("scalar.log", p[1])),
+            lambda i, p: i.cast(i.value("scalar.sub", p[0], i.value("scalar.log", p[1])), t.dtype),
         )
     ]  # fmt: skip

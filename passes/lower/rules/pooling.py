@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tilewright.ir import Builder, Expr, Op, Sym, Value
+from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.expr import binary, maximum, minimum
-from tilewright.ir.graph_ops.operands import lowest
+from tilewright.ir.graph_ops.operands import lowest, zero
+from tilewright.ir.types import FLOATS
 from tilewright.passes.lower.lowering import (
     Body,
+    accumulated,
     dim_names,
     elementwise,
     lowering,
@@ -22,17 +24,19 @@ _NAMES = {"N": "n", "C": "c", "H": "y", "W": "x"}
 
 
 def _add(i: Builder, p: Sequence[Value]) -> Value:
-    return i.value("scalar.add", p[0], p[1])
+    return i.value("scalar.add", i.cast(p[0], p[1].type.dtype), p[1])
 
 
 def _max(i: Builder, p: Sequence[Value]) -> Value:
     return i.value("scalar.max", p[0], p[1])
 
 
-def _pool(b: Builder, op: Op, x: Sequence[Value], body: Body, init: float | int | bool) -> Value:
-    """The window reduction of a pooling op; what lies outside the image counts as `init`."""
+def _pool(
+    b: Builder, op: Op, x: Sequence[Value], t: TensorType, body: Body, init: float | int | bool
+) -> Value:
+    """The window reduction of a pooling op to type `t`; what lies outside the image counts as `init`."""
     attrs: dict[str, Any] = dict(op.attrs)
-    layout, t = attrs["layout"], result_type(op)
+    layout = attrs["layout"]
     par = {_NAMES[d]: n for d, n in zip(layout, t.shape, strict=True)}
     red = dict(zip(("r", "s"), attrs["pool_size"], strict=True))
     where: dict[str, Expr] = {"N": Sym("n"), "C": Sym("c")}
@@ -47,7 +51,7 @@ def _pool(b: Builder, op: Op, x: Sequence[Value], body: Body, init: float | int 
 @lowering("graph.max_pool2d")
 def max_pool2d(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """The largest element of each window."""
-    return [_pool(b, op, x, _max, lowest(x[0].tensor.dtype))]
+    return [_pool(b, op, x, result_type(op), _max, lowest(x[0].tensor.dtype))]
 
 
 @lowering("graph.avg_pool2d")
@@ -55,7 +59,9 @@ def avg_pool2d(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """The sum of each window over the number of elements that count."""
     attrs: dict[str, Any] = dict(op.attrs)
     layout, t = attrs["layout"], result_type(op)
-    sums = _pool(b, op, x, _add, 0.0)
+    held = accumulated(t)
+    sums = _pool(b, op, x, held, _add, zero(t.dtype))
+    division = "scalar.div" if t.dtype in FLOATS else "scalar.truncdiv"
     shape = dict(zip(layout, x[0].tensor.shape, strict=True))
     names = dim_names(t.rank)
     at = {d: Sym(n) for d, n in zip(layout, names, strict=True)}
@@ -78,7 +84,7 @@ def avg_pool2d(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 
     def body(i: Builder, p: Sequence[Value]) -> Value:
         taps = i.value("scalar.max", i.index(count, "i32"), i.const(1, "i32"))
-        return i.value("scalar.div", p[0], i.cast(taps, t.dtype))
+        return i.cast(i.value(division, p[0], i.cast(taps, held.dtype)), t.dtype)
 
     par = dict(zip(names, t.shape, strict=True))
     return [mapped(b, [sums], t, par, [tuple(map(Sym, names))], body)]
@@ -96,6 +102,11 @@ def global_pool2d(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     reads = [tuple(Sym(_NAMES[d]) for d in layout)]
     if op.name == "graph.global_max_pool2d":
         return [reduced(b, "tensor.reduce", x, t, par, red, reads, _max, init=lowest(t.dtype))]
-    sums = reduced(b, "tensor.reduce", x, t, par, red, reads, _add)
+    held = accumulated(t)
+    sums = reduced(b, "tensor.reduce", x, held, par, red, reads, _add)
     size = shape["H"] * shape["W"]
-    return [elementwise(b, [sums], t, lambda i, p: i.value("scalar.div", p[0], i.const(size, t.dtype)))]
+
+    def mean(i: Builder, p: Sequence[Value]) -> Value:
+        return i.cast(i.value("scalar.div", p[0], i.const(size, held.dtype)), t.dtype)
+
+    return [elementwise(b, [sums], t, mean)]

@@ -1,0 +1,80 @@
+"""Pooling to a given number of cells: windows of the largest cell, taps beyond a cell left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
+from tilewright.ir.expr import binary
+from tilewright.ir.graph_ops.operands import lowest
+from tilewright.ir.graph_ops.pooling import cell
+from tilewright.passes.lower.lowering import accumulated, dim_names, lowering, mapped, reduced, result_type
+
+_NAMES = {"N": "n", "C": "c", "H": "y", "W": "x"}
+_TAPS = {"H": "r", "W": "s"}
+
+
+@lowering("graph.adaptive_max_pool2d")
+def adaptive_max_pool2d(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """The largest element of every cell."""
+    t = result_type(op)
+    return [_cells(b, op, x, t, "scalar.max", lowest(t.dtype))]
+
+
+@lowering("graph.adaptive_avg_pool2d")
+def adaptive_avg_pool2d(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """The sum of every cell over its number of elements."""
+    t, attrs = result_type(op), dict[str, Any](op.attrs)
+    layout = attrs["layout"]
+    held = accumulated(t)
+    sums = _cells(b, op, x, held, "scalar.add", 0.0)
+    names = dim_names(t.rank)
+    shape = dict(zip(layout, x[0].tensor.shape, strict=True))
+    where = dict(zip(layout, names, strict=True))
+    count: Expr = 1
+    output_size: Any = op["output_size"]
+    for d, cells in zip("HW", output_size, strict=True):
+        first, end = _bounds(where[d], shape[d], cells)
+        count = binary("*", count, binary("-", end, first))
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        return i.cast(i.value("scalar.div", p[0], i.cast(i.index(count), held.dtype)), t.dtype)
+
+    return [mapped(b, [sums], t, dict(zip(names, t.shape, strict=True)), [tuple(map(Sym, names))], body)]
+
+
+def _bounds(name: str, size: int, cells: int) -> tuple[Expr, Expr]:
+    """First and past-the-last element of the cell that a dimension counts."""
+    start = binary("*", Sym(name), size)
+    end = binary("//", binary("+", start, size + cells - 1), cells)
+    return binary("//", start, cells), end
+
+
+def _cells(
+    b: Builder, op: Op, x: Sequence[Value], t: TensorType, fold: str, neutral: float | int | bool
+) -> Value:
+    attrs: dict[str, Any] = dict(op.attrs)
+    layout = attrs["layout"]
+    shape = dict(zip(layout, x[0].tensor.shape, strict=True))
+    at: dict[str, Expr] = {d: Sym(n) for d, n in _NAMES.items()}
+    red: dict[str, int] = {}
+    ends: dict[str, Expr] = {}
+    for d, cells in zip("HW", attrs["output_size"], strict=True):
+        first, end = _bounds(_NAMES[d], shape[d], cells)
+        extents = {stop - start for start, stop in (cell(i, shape[d], cells) for i in range(cells))}
+        red[_TAPS[d]] = max(extents)
+        at[d] = binary("+", first, Sym(_TAPS[d]))
+        if len(extents) > 1:
+            ends[d] = end
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        value = i.cast(p[0], t.dtype)
+        for d, end in ends.items():
+            inside = i.value("scalar.lt", i.index(at[d]), i.index(end))
+            value = i.value("scalar.select", inside, value, i.const(neutral, t.dtype))
+        return i.value(fold, value, p[1])
+
+    par = {_NAMES[d]: n for d, n in zip(layout, t.shape, strict=True)}
+    reads = [tuple(at[d] for d in layout)]
+    return reduced(b, "tensor.window", x, t, par, red, reads, body, init=neutral, fill=(neutral,))

@@ -1,0 +1,123 @@
+"""Layer, group and instance norm, and normalisation by length: folds for the moments, then one map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
+from tilewright.ir.expr import binary
+from tilewright.ir.graph_ops.normalisation import channel_groups
+from tilewright.passes.lower.lowering import (
+    Body,
+    accumulated,
+    dim_names,
+    elementwise,
+    lowering,
+    mapped,
+    reduced,
+    result_type,
+)
+from tilewright.passes.lower.rules.shaping import reshaped
+
+
+def _kept(rank: int, axes: Sequence[int]) -> tuple[Sym, ...]:
+    """The dimensions of a domain of `rank` that a fold over `axes` leaves."""
+    return tuple(Sym(n) for d, n in enumerate(dim_names(rank)) if d not in axes)
+
+
+def _folded(b: Builder, x: Sequence[Value], axes: Sequence[int], body: Body) -> Value:
+    """Sum of body over `axes` of x[0]; further operands lack those axes. 16-bit floats sum in float32."""
+    t = accumulated(x[0].tensor)
+    names = dim_names(t.rank)
+    par = {n: t.shape[d] for d, n in enumerate(names) if d not in axes}
+    red = {n: t.shape[d] for d, n in enumerate(names) if d in axes}
+    kept = _kept(t.rank, axes)
+    reads = [tuple(map(Sym, names)), *[kept] * (len(x) - 1)]
+    result = TensorType(t.dtype, tuple(par.values()))
+    return reduced(b, "tensor.reduce", x, result, par, red, reads, body)
+
+
+def _over(b: Builder, total: Value, count: int) -> Value:
+    t = total.tensor
+    return elementwise(b, [total], t, lambda i, p: i.value("scalar.div", p[0], i.const(count, t.dtype)))
+
+
+def _moments(b: Builder, x: Value, axes: Sequence[int]) -> tuple[Value, Value]:
+    """Mean and biased variance over `axes`, without them."""
+    count = prod(x.tensor.shape[d] for d in axes)
+
+    def add(i: Builder, p: Sequence[Value]) -> Value:
+        return i.value("scalar.add", i.cast(p[0], p[1].type.dtype), p[1])
+
+    def squared(i: Builder, p: Sequence[Value]) -> Value:
+        a, mean, acc = p
+        centred = i.value("scalar.sub", i.cast(a, acc.type.dtype), mean)
+        return i.value("scalar.fma", centred, centred, acc)
+
+    mean = _over(b, _folded(b, [x], axes, add), count)
+    return mean, _over(b, _folded(b, [x, mean], axes, squared), count)
+
+
+def _standardised(
+    b: Builder, op: Op, x: Sequence[Value], moments: Sequence[Value], at: Sequence[Expr]
+) -> Value:
+    """(x - mean) / sqrt(variance + epsilon) * gamma + beta; moments are read at `at`."""
+    t = result_type(op)
+    held = accumulated(t).dtype
+    names = dim_names(t.rank)
+    axis = (Sym(names[op.integer("axis") % t.rank]),)
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        a, gamma, beta, mean, variance = (i.cast(v, held) for v in p)
+        root = i.value("scalar.sqrt", i.value("scalar.add", variance, i.const(op["epsilon"], held)))  # type: ignore[arg-type]
+        a = i.value("scalar.div", i.value("scalar.sub", a, mean), root)
+        a = i.value("scalar.mul", a, gamma) if op["scale"] else a
+        return i.cast(i.value("scalar.add", a, beta) if op["center"] else a, t.dtype)
+
+    reads = [tuple(map(Sym, names)), axis, axis, tuple(at), tuple(at)]
+    return mapped(b, [*x, *moments], t, dict(zip(names, t.shape, strict=True)), reads, body)
+
+
+@lowering("graph.layer_norm", "graph.instance_norm")
+def layer_norm(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """Moments along the axis (layer), or over all axes but the samples and the axis (instance)."""
+    rank = x[0].tensor.rank
+    axis = op.integer("axis") % rank
+    axes = [axis] if op.name == "graph.layer_norm" else [d for d in range(1, rank) if d != axis]
+    return [_standardised(b, op, x, _moments(b, x[0], axes), _kept(rank, axes))]
+
+
+@lowering("graph.group_norm")
+def group_norm(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """Moments per sample and group of channels, from a view with the channels split into groups."""
+    t = x[0].tensor
+    axis = op.integer("axis") % t.rank
+    groups = op.integer("num_groups")
+    view = reshaped(b, x[0], TensorType(t.dtype, channel_groups(t, axis, groups)))
+    axes = [d for d in range(1, t.rank + 1) if d != axis]
+    names = dim_names(t.rank)
+    group = binary("//", Sym(names[axis]), max(1, t.shape[axis] // groups))
+    return [_standardised(b, op, x, _moments(b, view, axes), (Sym(names[0]), group))]
+
+
+@lowering("graph.l2_normalize")
+def l2_normalize(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """x / sqrt(max(sum of squares, eps))."""
+    t = result_type(op)
+    held = accumulated(t).dtype
+    given: Sequence[int] = op["axis"]  # type: ignore[assignment]
+    axes = [d % t.rank for d in given] or list(range(t.rank))
+
+    def square(i: Builder, p: Sequence[Value]) -> Value:
+        a = i.cast(p[0], held)
+        return i.value("scalar.fma", a, a, p[1])
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        length = i.value("scalar.sqrt", i.value("scalar.max", p[1], i.const(op["eps"], held)))  # type: ignore[arg-type]
+        return i.cast(i.value("scalar.div", i.cast(p[0], held), length), t.dtype)
+
+    names = dim_names(t.rank)
+    reads = [tuple(map(Sym, names)), _kept(t.rank, axes)]
+    squares = _folded(b, x, axes, square)
+    return [mapped(b, [x[0], squares], t, dict(zip(names, t.shape, strict=True)), reads, body)]
