@@ -10,7 +10,7 @@ from typing import Protocol
 
 from tilewright.frontends.relay import ast
 from tilewright.frontends.relay.attributes import Attributes
-from tilewright.frontends.relay.emitter import Emitter, Result, flatten
+from tilewright.frontends.emitter import Emitter, Result, flatten
 from tilewright.frontends.relay.trampoline import Step
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Value

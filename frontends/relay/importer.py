@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from tilewright.frontends.relay import ast
 from tilewright.frontends.relay.binding import Params, bind, leaves_of
-from tilewright.frontends.relay.emitter import Absent, Emitter, Result, flatten
+from tilewright.frontends.emitter import Absent, Emitter, Result, flatten
 from tilewright.frontends.relay.evaluate import Evaluator
 from tilewright.frontends.relay.rules import RULES
 from tilewright.frontends.relay.survey import survey

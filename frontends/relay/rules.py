@@ -1,10 +1,27 @@
-"""The table of Relay operators: what each emits at the graph level. Defaults are those of TVM 0.18."""
+"""The table of Relay operators: what each emits at the graph level. Defaults are those of TVM 0.18.
+
+Every module of this package named `rules_*` holds the operators of one family in its table `RULES`.
+"""
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Mapping
+from importlib import import_module
 
-from tilewright.frontends.relay import rules_elementwise, rules_layers, rules_shape
+from tilewright.frontends import relay
 from tilewright.frontends.relay.evaluate import Rule
 
-RULES: Mapping[str, Rule] = {**rules_elementwise.RULES, **rules_layers.RULES, **rules_shape.RULES}
+
+def _merged() -> Mapping[str, Rule]:
+    merged: dict[str, Rule] = {}
+    for module in pkgutil.iter_modules(relay.__path__, "tilewright.frontends.relay."):
+        if "rules_" in module.name:
+            table: Mapping[str, Rule] = import_module(module.name).RULES
+            if twice := sorted(merged.keys() & table.keys()):
+                raise ValueError(f"operators with two rules: {', '.join(twice)}, again in {module.name}")
+            merged |= table
+    return merged
+
+
+RULES: Mapping[str, Rule] = _merged()

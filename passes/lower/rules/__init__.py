@@ -1,18 +1,7 @@
-"""Lowering rules by family; importing this package registers all of them."""
+"""Lowering rules, one module per family; importing this package registers all of them."""
 
-from tilewright.passes.lower.rules import (
-    adaptive_pooling,
-    convolution,
-    elementwise,
-    linear,
-    normalisation,
-    pooling,
-    shaping,
-    standardising,
-    transposed,
-)
+import pkgutil
+from importlib import import_module
 
-__all__ = [
-    "adaptive_pooling", "convolution", "elementwise", "linear", "normalisation", "pooling", "shaping",
-    "standardising", "transposed",
-]  # fmt: skip
+for _module in pkgutil.iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

@@ -1,4 +1,4 @@
-"""What operator rules build with: graph ops, constants, and checked access to operands."""
+"""What importers build with: graph ops, constants, and checked access to operands."""
 
 from __future__ import annotations
 
