@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import re
 
-from tilewright.codegen import emit_control, emit_memory, emit_scalar, emit_warp, prelude_scalar, prelude_warp  # noqa: F401
+from tilewright.codegen import (  # noqa: F401  (importing registers the emitters)
+    emit_control,
+    emit_indexed,
+    emit_memory,
+    emit_scalar,
+    emit_warp,
+    prelude_scalar,
+    prelude_warp,
+)
 from tilewright.codegen.dialect import Dialect
 from tilewright.codegen.dialect_cuda import CudaDialect
 from tilewright.codegen.dialect_opencl import OpenClDialect

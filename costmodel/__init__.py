@@ -6,11 +6,13 @@ from tilewright.costmodel.bound import Bound, contract_bound, contract_bound_of,
 from tilewright.costmodel.bound_terms import Assumptions
 from tilewright.costmodel.check_measured import Violation, check_measured
 from tilewright.costmodel.choose import Choice, choose_contract, likely_contract, rank_contract
+from tilewright.costmodel.choose_lines import choose_lines
 from tilewright.costmodel.choose_streams import choose_map, choose_row_reduce, choose_window
 from tilewright.costmodel.explain import Explanation, explain
 from tilewright.costmodel.hardware import CpuHardware, GpuHardware, Hardware
 from tilewright.costmodel.parameters import (
     ContractParameters,
+    LineParameters,
     MapParameters,
     Parameters,
     RowReduceParameters,
@@ -18,6 +20,7 @@ from tilewright.costmodel.parameters import (
 )
 from tilewright.costmodel.problem import (
     ContractProblem,
+    LineProblem,
     Problem,
     RowReduceProblem,
     StreamProblem,
@@ -44,6 +47,8 @@ __all__ = [
     "GpuHardware",
     "Hardware",
     "Limits",
+    "LineParameters",
+    "LineProblem",
     "MapParameters",
     "Parameters",
     "Problem",
@@ -55,6 +60,7 @@ __all__ = [
     "WindowProblem",
     "check_measured",
     "choose_contract",
+    "choose_lines",
     "choose_map",
     "choose_row_reduce",
     "choose_window",

@@ -16,6 +16,7 @@ from tilewright.costmodel.hardware import Hardware
 from tilewright.costmodel.parameters import (
     ContractParameters,
     ContractSpace,
+    LineParameters,
     MapParameters,
     RowReduceParameters,
     WindowParameters,
@@ -25,7 +26,7 @@ from tilewright.costmodel.production_space import Limits, production_space
 from tilewright.costmodel.windows import FloatArray, IntArray
 from tilewright.ir.errors import InputError
 
-P = TypeVar("P", ContractParameters, WindowParameters, MapParameters, RowReduceParameters)
+P = TypeVar("P", LineParameters, ContractParameters, WindowParameters, MapParameters, RowReduceParameters)
 
 
 @dataclass(frozen=True)

@@ -137,4 +137,12 @@ class RowReduceParameters:
     vec: int
 
 
-Parameters = ContractParameters | WindowParameters | MapParameters | RowReduceParameters
+@dataclass(frozen=True)
+class LineParameters:
+    """Kernels of ordered steps: threads per block, and threads that share the elements of one line."""
+
+    threads: int
+    owners: int
+
+
+Parameters = LineParameters | ContractParameters | WindowParameters | MapParameters | RowReduceParameters

@@ -187,8 +187,28 @@ class RowReduceProblem:
         return float(self.bytes_read + self.bytes_written)
 
 
-Problem = ContractProblem | StreamProblem | WindowProblem | RowReduceProblem
-GlobalProblem = StreamProblem | WindowProblem | RowReduceProblem
+@dataclass(frozen=True)
+class LineProblem:
+    """Independent lines of `steps` that must be taken in order; each line owns `elements` results."""
+
+    lines: int
+    steps: int
+    elements: int
+    bytes_read: int
+    bytes_written: int
+    flops: int
+
+    def __post_init__(self) -> None:
+        _check_counts(self, allow_zero=("bytes_read", "bytes_written", "flops"))
+
+    @property
+    def compulsory_bytes(self) -> float:
+        """All bytes read and written."""
+        return float(self.bytes_read + self.bytes_written)
+
+
+Problem = LineProblem | ContractProblem | StreamProblem | WindowProblem | RowReduceProblem
+GlobalProblem = LineProblem | StreamProblem | WindowProblem | RowReduceProblem
 
 
 def matmul_problem(

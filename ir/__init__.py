@@ -1,6 +1,13 @@
 """The intermediate representation: types, nodes, ops of three levels, text, verifier, reference semantics."""
 
-from tilewright.ir import graph_ops, indexed_ops, scalar_ops, tensor_ops, thread_ops  # noqa: F401  (defines ops)
+from tilewright.ir import (  # noqa: F401  (importing defines the ops)
+    graph_ops,
+    indexed_ops,
+    scalar_ops,
+    tensor_ops,
+    thread_indexed_ops,
+    thread_ops,
+)
 from tilewright.ir.builder import Builder, scalar_body, structured
 from tilewright.ir.compare import equal, equal_funcs
 from tilewright.ir.constants import Constants, load_constants, save_constants

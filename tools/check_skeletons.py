@@ -14,7 +14,7 @@ import numpy as np
 
 import tilewright as tw
 from tilewright.commands.network import relative_error
-from tilewright.ir import Attr, Constants, Module, Pairs, parse
+from tilewright.ir import Attr, Constants, Module, Pairs, TensorType, parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import TENSOR
 from tilewright.targets import resolve_target
@@ -92,6 +92,40 @@ MAP = f"""module @map {{
     tensor.return(%0, %1)
   }}
 }}"""
+_SUM = (
+    '{ ^(%o: f32, %n: f32) %h = scalar.const(value = 0.5, dtype = "f32") : f32 '
+    "%t = scalar.fma(%o, %h, %n) : f32 scalar.yield(%t) }"
+)
+GATHER = """module @gather {
+  tensor.func @main(%x: f32[50, 7], %i: i64[4, 3]) -> f32[4, 3, 7], f32[4, 3, 7], f32[4] {
+    %0 = tensor.gather(%x, %i, par = (a: 4, b: 3, c: 7), reads = [[a, b]], at = [i0, c],
+      mode = "fill", fill_value = 2.5) : f32[4, 3, 7]
+    %1 = tensor.map(%0, par = (a: 4, b: 3, c: 7), reads = [[a, b, c]]) : f32[4, 3, 7] {
+      ^(%p: f32) %e = scalar.exp(%p) : f32 scalar.yield(%e) }
+    %2 = tensor.gather(%x, %i, par = (a: 4, b: 3, c: 7), reads = [[a, b]], at = [i0 * 2 + 1, 6 - c],
+      mode = "wrap") : f32[4, 3, 7]
+    %3 = tensor.gather(%x, %i, par = (a: 4, b: 3), reads = [[a, b]], at = [i0, 0]) : f32[4, 3]
+    %4 = tensor.reduce(%3, par = (a: 4), red = (b: 3), reads = [[a, b]], init = [-inf]) : f32[4] MAX
+    tensor.return(%1, %2, %4)
+  }
+}""".replace("MAX", _MAX_ACC)
+SCAN = f"""module @scan {{
+  tensor.func @main(%x: f32[9, 50, 7]) -> f32[9, 50, 7], f32[9, 50, 7] {{
+    %0 = tensor.scan(%x, par = (h: 9, i: 50, j: 7), reads = [[h, i, j]], dim = "i") : f32[9, 50, 7] {_SUM}
+    %1 = tensor.scan(%x, par = (h: 9, i: 50, j: 7), reads = [[h, i, j]], dim = "j", init = -1.0,
+      exclusive = true, reverse = true) : f32[9, 50, 7] {_SUM}
+    tensor.return(%0, %1)
+  }}
+}}"""
+SCATTER = f"""module @scatter {{
+  tensor.func @main(%x: f32[50, 7], %u: f32[40, 5], %i: i64[40]) -> f32[50, 7], f32[50, 7] {{
+    %0 = tensor.scatter(%x, %u, %i, par = (r: 40, c: 5), reads = [[r, c], [r]],
+      at = [i0, c]) : f32[50, 7] {_SUM}
+    %1 = tensor.scatter(%x, %u, %i, par = (r: 40, c: 5), reads = [[r, c], [r]],
+      at = [i0, 6 - c]) : f32[50, 7] {_SUM}
+    tensor.return(%0, %1)
+  }}
+}}"""
 
 
 def _dims(**extents: int) -> Pairs:
@@ -147,6 +181,11 @@ CASES = (
     Case("rows-alone", ROWS, "rows", {"threads_per_row": 1, "rows_per_block": 32, "vec": 1}),
     Case("map-model", MAP, "map"),
     Case("map-wide", MAP, "map", {"threads": 32, "vec": 4, "items": 2}),
+    Case("gather-model", GATHER, "map"),
+    Case("gather-wide", GATHER, "map", {"threads": 32, "vec": 1, "items": 2}),
+    Case("scan-model", SCAN, "scan"),
+    Case("scatter-model", SCATTER, "scatter"),
+    Case("scatter-owners", SCATTER, "scatter", {"threads": 64, "owners": 4}),
 )
 
 
@@ -175,12 +214,19 @@ def prepared(case: Case, target: str) -> Module:
     return module.with_funcs(tuple(forced))
 
 
+def _values(rng: np.random.Generator, t: TensorType) -> np.ndarray:
+    """Normal numbers, or indices of which some lie outside every tensor of the cases."""
+    if t.dtype == "f32":
+        return rng.standard_normal(t.shape).astype(np.float32)
+    return rng.integers(-5, 60, t.shape).astype(np.int64)
+
+
 def check(case: Case, target: str) -> float:
     """Relative error of the compiled case against the interpreter, on random inputs."""
     module = prepared(case, target)
     rng = np.random.default_rng(11)
     source = parse(case.text, constants=module.constants)
-    inputs = [rng.standard_normal(p.tensor.shape).astype(np.float32) for p in source.main.params]
+    inputs = [_values(rng, p.tensor) for p in source.main.params]
     wanted = tw.interpret(source, *inputs, precision="fp64")
     with tw.compile(module, target=target) as exe:
         got = exe(*inputs)

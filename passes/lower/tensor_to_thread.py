@@ -8,6 +8,7 @@ from tilewright.ir import Func, InputError, Level
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.lower.skeletons.contract import lower_contract
 from tilewright.passes.lower.skeletons.maps import lower_map
+from tilewright.passes.lower.skeletons.ordered import lower_scan, lower_scatter
 from tilewright.passes.lower.skeletons.rows import lower_rows
 from tilewright.passes.lower.skeletons.window import lower_window
 
@@ -15,6 +16,8 @@ SKELETONS: dict[str, Callable[[Func], Func]] = {
     "contract": lower_contract,
     "map": lower_map,
     "rows": lower_rows,
+    "scan": lower_scan,
+    "scatter": lower_scatter,
     "window": lower_window,
 }
 

@@ -10,6 +10,7 @@ from tilewright.costmodel import (
     CpuHardware,
     Hardware,
     choose_contract,
+    choose_lines,
     choose_map,
     choose_row_reduce,
     choose_window,
@@ -23,9 +24,11 @@ from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.lower.skeletons.rows import combiner
 from tilewright.passes.lower.skeletons.staging import region
+from tilewright.passes.tensor.index_sets import POINTWISE
 from tilewright.passes.tensor.kernel_problem import (
     contract_problem,
     contract_roles,
+    line_problem,
     row_problem,
     stream_problem,
     window_problem,
@@ -80,10 +83,16 @@ def _choose(kernel: Func, hardware: Hardware) -> _Chosen:
         )
     if "tensor.reduce" in by_name:
         return _choose_rows(kernel, by_name["tensor.reduce"], hardware)
-    if set(by_name) == {"tensor.map"}:
+    if set(by_name) <= POINTWISE:
         m = choose_map(stream_problem(kernel), hardware)
         p = m.parameters
         return "map", {"threads": p.threads, "vec": p.vec, "items": p.items_per_thread}, m
+    if len(ops) == 1 and ops[0].name in ("tensor.scan", "tensor.scatter"):
+        lines = choose_lines(line_problem(kernel, ops[0]), hardware)
+        named: dict[str, Attr] = {"threads": lines.parameters.threads}
+        if ops[0].name == "tensor.scatter":
+            named["owners"] = lines.parameters.owners
+        return ops[0].name.removeprefix("tensor."), named, lines
     raise UnsupportedError(
         f"no skeleton lowers a kernel of {', '.join(sorted(by_name))}", where=f"@{kernel.name} [{ops[0].loc}]"
     )

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir import Op, Sym, Value
-from tilewright.ir.expr import Expr, binary
+from tilewright.ir.expr import Expr, binary, symbols
 from tilewright.ir.simplify import Ranges, simplify
 from tilewright.ir.tensor_ops import dims, fills, ranges_of, reads
+
+#: ops whose element at a point depends on single elements of their operands: computed where they are used
+POINTWISE = frozenset({"tensor.map", "tensor.gather"})
 
 
 def row_major_offset(at: Sequence[Expr], shape: Sequence[int]) -> Expr:
@@ -48,8 +51,28 @@ def identity_read(op: Op, operand: int) -> bool:
 
 
 def reads_of(op: Op, value: Value) -> list[tuple[Expr, ...]]:
-    """Every index at which the op reads `value`."""
-    return [at for v, at in zip(op.operands, reads(op), strict=True) if v is value]
+    """Every index, known without data, at which the op reads `value`."""
+    return [at for v, at in placed_reads(op) if v is value]
+
+
+def placed_reads(op: Op) -> list[tuple[Value, tuple[Expr, ...]]]:
+    """Operands read at indices known without data, and those indices; a gather's data is none of them."""
+    where = reads(op)
+    return list(zip(op.operands[len(op.operands) - len(where) :], where, strict=True))
+
+
+def slices_of(op: Op) -> dict[int, str]:
+    """Dimensions of a scatter's target that one dimension of its domain names alone.
+
+    Updates never leave their slice: the elements that share these indices.
+    """
+    at: tuple[Expr, ...] = op["at"]  # type: ignore[assignment]
+    found: dict[int, str] = {}
+    for d, e in enumerate(at):
+        used = [set(symbols(other)) for k, other in enumerate(at) if k != d]
+        if isinstance(e, Sym) and e.name in dims(op, "par") and not any(e.name in names for names in used):
+            found[d] = e.name
+    return found
 
 
 #: scalar ops that cost far more than an addition: not worth computing twice
@@ -85,7 +108,9 @@ _EXPENSIVE = frozenset(
 
 
 def recompute_cost(op: Op) -> int:
-    """Scalar work of one point of a map, in additions; expensive functions count 16."""
+    """Scalar work of one point of a map, in additions; expensive functions count 16, a gather's address 6."""
+    if op.name == "tensor.gather":
+        return 6
     body = op.body.ops if op.body is not None else ()
     free = {"scalar.yield", "scalar.const", "scalar.index"}
     return sum(16 if o.name in _EXPENSIVE else 1 for o in body if o.name not in free)

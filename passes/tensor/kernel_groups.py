@@ -10,13 +10,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilewright.ir import Func, Op, Sym, Value
-from tilewright.ir.tensor_ops import REDUCING, STRUCTURED, dims, fills
-from tilewright.passes.tensor.index_sets import identity_read, is_view, reads_of, recompute_cost
+from tilewright.ir.tensor_ops import REDUCING, STRUCTURED, dims, fills, reads
+from tilewright.passes.tensor.index_sets import (
+    POINTWISE,
+    identity_read,
+    is_view,
+    reads_of,
+    recompute_cost,
+)
 
 #: most additions per element a prologue may recompute for every block that reads the element
 MAX_PROLOGUE_COST = 8
 #: additions that a read with bounds checks counts for
 CHECKED_READ_COST = 4
+
+
+#: ops that run in an order of their own: no epilogue joins them
+ORDERED = frozenset({"tensor.scan", "tensor.scatter"})
 
 
 @dataclass
@@ -121,21 +131,25 @@ class _Builder:
         inside = [i for i, v in enumerate(op.operands) if self.group_of(v) is g]
         if any(op.operands[i] in self.result.views for i in inside):
             return False  # reading a reinterpreted buffer needs the whole buffer
+        if op.name == "tensor.gather":
+            return self._gather_fits(op, g, inside)
         if g.rows:
             return _fits_rows(op, g)
-        if op.name != "tensor.map" or tuple(dims(op, "par").values()) != g.shape:
+        if op.name != "tensor.map" or g.anchor.name in ORDERED or tuple(dims(op, "par").values()) != g.shape:
             return False
         return all(identity_read(op, i) and fills(op)[i] is None for i in inside)
+
+    def _gather_fits(self, op: Op, g: Group, inside: list[int]) -> bool:
+        """A gather whose indices the same thread computes; its data must be in memory."""
+        if g.rows or 0 in inside or tuple(dims(op, "par").values()) != g.shape:
+            return False
+        par = tuple(map(Sym, dims(op, "par")))
+        return all(reads(op)[i - 1] == par for i in inside)
 
     def _absorb_prologues(self, op: Op, host: Group) -> None:
         for v in op.operands:
             g = self.result.source.get(v)
-            if (
-                g is None
-                or g is host
-                or g.anchor.name != "tensor.map"
-                or any(o.name != "tensor.map" for o in g.ops)
-            ):
+            if g is None or g is host or any(o.name not in POINTWISE for o in g.ops):
                 continue
             outputs = [r for o in g.ops for r in o.results]
             outside = [x for r in outputs for x in self.readers.get(r, []) if x not in g.ops]

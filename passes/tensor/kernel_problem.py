@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tilewright.costmodel import ContractProblem, RowReduceProblem, StreamProblem, WindowProblem
+from tilewright.costmodel import ContractProblem, LineProblem, RowReduceProblem, StreamProblem, WindowProblem
 from tilewright.ir import Func, Op, Value
 from tilewright.ir.expr import symbols
-from tilewright.ir.simplify import coefficients
-from tilewright.ir.tensor_ops import REDUCING, dims, domain, reads
+from tilewright.ir.simplify import coefficients, interval
+from tilewright.ir.tensor_ops import REDUCING, dims, domain, ranges_of, reads
 from tilewright.ir.types import itemsize
+from tilewright.passes.tensor.index_sets import POINTWISE, placed_reads, recompute_cost, slices_of
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,9 @@ def window_problem(kernel: Func, op: Op) -> WindowProblem:
 
 def stream_problem(kernel: Func) -> StreamProblem:
     """A kernel of maps: all bytes in and out, and the scalar work."""
-    ops = [op for op in kernel.body.ops if op.name == "tensor.map"]
+    ops = [op for op in kernel.body.ops if op.name in POINTWISE]
     points = max(1, prod(dims(ops[-1], "par").values()))
-    work = sum(len(op.body.ops) - 1 for op in ops if op.body is not None)
+    work = sum(_work(op) for op in ops)
     written = sum(v.tensor.nbytes for v in _outputs(kernel))
     return StreamProblem(traffic(kernel) - written, written, points, max(1, work) * points)
 
@@ -121,9 +122,49 @@ def row_problem(kernel: Func) -> RowReduceProblem:
     return RowReduceProblem(rows, length, traffic(kernel) - written, written, work * rows * length, passes)
 
 
+def line_problem(kernel: Func, op: Op) -> LineProblem:
+    """A kernel in which each thread takes its steps one after the other: a scan, or ordered updates."""
+    par = dims(op, "par")
+    size = max(1, prod(par.values()))
+    if op.name == "tensor.scan":
+        lines, elements = size // max(1, par[str(op["dim"])]), 1
+    else:
+        named = slices_of(op)
+        shape = op.result.tensor.shape
+        lines = prod(shape[d] for d in named)
+        elements = max(1, op.result.tensor.size // max(1, lines))
+    written = sum(v.tensor.nbytes for v in _outputs(kernel))
+    steps = max(1, size // max(1, lines))
+    read = max(0, traffic(kernel) - written)
+    return LineProblem(max(1, lines), steps, elements, read, written, _work(op) * size)
+
+
+def _work(op: Op) -> int:
+    return recompute_cost(op) if op.body is None else max(0, len(op.body.ops) - 1)
+
+
 def traffic(kernel: Func) -> int:
-    """Bytes of all parameters and results of a kernel."""
-    return sum(v.tensor.nbytes for v in (*kernel.params, *_outputs(kernel)))
+    """Bytes a kernel must move: its results, and of each parameter what its reads can reach."""
+    return sum(_reached(kernel, p) for p in kernel.params) + sum(v.tensor.nbytes for v in _outputs(kernel))
+
+
+def _reached(kernel: Func, p: Value) -> int:
+    """Bytes of the largest box of `p` that one op reads; where data decides, perhaps a single element."""
+    most = 0
+    for op in kernel.body.ops[:-1]:
+        if op.name in ("tensor.gather", "tensor.scatter") and op.operands[0] is p:
+            whole = op.name == "tensor.scatter"
+            most = max(most, p.tensor.nbytes if whole else itemsize(p.tensor.dtype))
+        ranges = ranges_of(op)
+        for v, at in placed_reads(op):
+            if v is not p:
+                continue
+            box = 1
+            for e, extent in zip(at, p.tensor.shape, strict=True):
+                low, high = interval(e, ranges)
+                box *= max(0, int(min(high, extent - 1)) - int(max(low, 0)) + 1)
+            most = max(most, box * itemsize(p.tensor.dtype))
+    return most
 
 
 def _outputs(kernel: Func) -> tuple[Value, ...]:

@@ -20,11 +20,13 @@ from tilewright.passes.thread.scopes import Mask, launch_ranges, loop_ranges, ma
 _READS: dict[str, tuple[int, str | None]] = {
     "thread.load": (0, "at"),
     "thread.load_fragment": (1, None),
+    "thread.gather": (0, None),
     "thread.atomic_add": (1, None),
 }
 _WRITES: dict[str, tuple[int, str | None]] = {
     "thread.store": (1, "at"),
     "thread.store_fragment": (1, None),
+    "thread.scatter": (1, None),
     "thread.copy_async": (1, None),
     "thread.atomic_add": (1, None),
 }

@@ -65,7 +65,7 @@ class _Simplifier:
 
     def masked_off(self, op: Op) -> tuple[Op, ...]:
         """What is left where the mask is never true: a load gives its other value, a copy writes zeros."""
-        if op.name == "thread.load":
+        if op.name in ("thread.load", "thread.gather"):
             b = Builder(op.loc)
             t = op.result.type
             assert isinstance(t, ScalarType)

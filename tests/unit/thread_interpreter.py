@@ -184,6 +184,30 @@ class _BlockOfThreads:
         self.note("w", op, buffer, elements, on)
         self.write(buffer, elements, on, self.values[value][on])
 
+    def at_offset(self, op: Op, buffer: Value, offset: Value, on: np.ndarray) -> np.ndarray:
+        elements = np.asarray(self.values[offset]).reshape(-1, 1)[on].astype(np.int64)
+        if elements.size and (elements.min() < 0 or elements.max() >= buffer.tensor.size):
+            raise KernelFault(f"{op.name} [{op.loc}] leaves {buffer.tensor}")
+        return elements
+
+    def gather(self, op: Op, active: np.ndarray) -> None:
+        buffer, offset = op.operands
+        on = self.mask(op, active)
+        elements = self.at_offset(op, buffer, offset, on)
+        self.note("r", op, buffer, elements, on)
+        out = np.full((self.count, 1), op["other"]).astype(self.memory[buffer].dtype)
+        out[on] = self.read(buffer, elements, on)
+        self.values[op.result] = out
+
+    def scatter(self, op: Op, active: np.ndarray) -> None:
+        value, buffer, offset, *flag = op.operands
+        on = self.mask(op, active)
+        if flag:
+            on = on & np.broadcast_to(self.values[flag[0]][:, 0], on.shape)
+        elements = self.at_offset(op, buffer, offset, on)
+        self.note("w", op, buffer, elements, on)
+        self.write(buffer, elements, on, self.values[value][on])
+
     def atomic_add(self, op: Op, active: np.ndarray) -> None:
         value, buffer = op.operands
         on = self.mask(op, active)

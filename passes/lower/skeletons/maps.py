@@ -10,6 +10,7 @@ from tilewright.ir.tensor_ops import dims
 from tilewright.passes.lower.skeletons.contract import store_results
 from tilewright.passes.lower.skeletons.contract_plan import whole
 from tilewright.passes.lower.skeletons.writer import Points, Writer
+from tilewright.passes.tensor.index_sets import POINTWISE
 
 
 def integer_params(kernel: Func, *names: str) -> tuple[int, ...]:
@@ -29,7 +30,7 @@ def lower_map(kernel: Func) -> Func:
     params: threads per block, vec consecutive points along the last dimension, items such vectors per thread.
     """
     threads, vec, items = integer_params(kernel, "threads", "vec", "items")
-    ops = [op for op in kernel.body.ops if op.name == "tensor.map"]
+    ops = [op for op in kernel.body.ops if op.name in POINTWISE]
     shape = tuple(dims(ops[-1], "par").values())
     last = shape[-1] if shape else 1
     if last % vec:

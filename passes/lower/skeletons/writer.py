@@ -187,6 +187,10 @@ class Points:
         if v in self.w.inputs:
             return self.w.load(self.w.inputs[v], at, mask)
         op = self.w.producers[v]
+        if op.name == "tensor.gather":
+            from tilewright.passes.lower.skeletons.addresses import gathered
+
+            return gathered(self, op, dict(zip(dims(op, "par"), at, strict=True)), mask)
         if op.name != "tensor.map":
             raise UnsupportedError(f"{op.name} cannot be computed point by point", where=op.loc)
         env = dict(zip(dims(op, "par"), at, strict=True))
