@@ -1,0 +1,218 @@
+"""Reductions over axes: sums, products, extremes, truth, moments, and the position of an extreme."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+import numpy as np
+
+from tilewright.ir.graph_ops.operands import (
+    accumulator_dtype,
+    alike,
+    axes_of,
+    broadcast_shapes,
+    dtype_of,
+    highest,
+    lowest,
+    require,
+    tensors,
+    wide,
+)
+from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define, op_def
+from tilewright.ir.types import FLOATS, TensorType, Type, numpy_dtype
+
+_ATTRS: Mapping[str, AttrDef] = {
+    "axis": AttrDef("ints", doc="the axes reduced; none of them leaves every element by itself"),
+    "keepdims": AttrDef("bool", False, "keep the reduced axes with extent 1"),
+}
+#: positions are int32
+MAX_POSITIONS = (1 << 31) - 1
+
+
+def moment_dtype(dtype: str) -> str:
+    """The dtype in which means and variances of `dtype` are summed: 64 bits for integers."""
+    if dtype in FLOATS:
+        return accumulator_dtype(dtype)
+    return "u64" if dtype.startswith("u") else "i64"
+
+
+def reduced_shape(shape: Sequence[int], axes: Sequence[int], keepdims: bool) -> tuple[int, ...]:
+    """`shape` without `axes`, or with extent 1 there."""
+    return tuple(1 if d in axes else n for d, n in enumerate(shape) if keepdims or d not in axes)
+
+
+def _reduced(x: TensorType, dtype: str, attrs: Attrs, name: str) -> TensorType:
+    axes = axes_of(attrs["axis"], x.rank, name)
+    return TensorType(dtype, reduced_shape(x.shape, axes, attrs["keepdims"]))
+
+
+def count(x: TensorType, attrs: Attrs) -> int:
+    """Elements that one result is made of."""
+    return prod(x.shape[d] for d in attrs["axis"])
+
+
+def _sum(x: np.ndarray, axes: tuple[int, ...], keep: bool) -> np.ndarray:
+    if x.dtype == np.bool_:
+        return np.any(x, axis=axes, keepdims=keep)
+    return np.asarray(x.sum(axis=axes, keepdims=keep, dtype=x.dtype))
+
+
+def _product(x: np.ndarray, axes: tuple[int, ...], keep: bool) -> np.ndarray:
+    if x.dtype == np.bool_:
+        return np.all(x, axis=axes, keepdims=keep)
+    return np.asarray(x.prod(axis=axes, keepdims=keep, dtype=x.dtype))
+
+
+def _largest(x: np.ndarray, axes: tuple[int, ...], keep: bool) -> np.ndarray:
+    return np.asarray(np.max(x, axis=axes, keepdims=keep, initial=lowest(dtype_of(x))))
+
+
+def _smallest(x: np.ndarray, axes: tuple[int, ...], keep: bool) -> np.ndarray:
+    return np.asarray(np.min(x, axis=axes, keepdims=keep, initial=highest(dtype_of(x))))
+
+
+def _define_fold(
+    name: str, doc: str, fold: Callable[[np.ndarray, tuple[int, ...], bool], np.ndarray], truth: bool = False
+) -> None:
+    full = f"graph.{name}"
+
+    def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+        (x,) = tensors(types, full)
+        require(not truth or x.dtype == "bool", full, f"expected a bool operand, got {x}")
+        return [_reduced(x, x.dtype, attrs, full)]
+
+    def run(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+        (x,) = inputs
+        with np.errstate(all="ignore"):
+            out = fold(wide(x, dtype_of(x)), tuple(attrs["axis"]), attrs["keepdims"])
+            return [out.astype(x.dtype, copy=False)]
+
+    define(OpDef(full, ("x",), doc, attrs=_ATTRS, infer=infer, evaluate=run))
+
+
+_define_fold("sum", "The sum over `axis` in the dtype of x; any for bool.", _sum)
+_define_fold("prod", "The product over `axis` in the dtype of x; all for bool.", _product)
+_define_fold("max", "The largest element over `axis`; nan where one is.", _largest)
+_define_fold("min", "The smallest element over `axis`; nan where one is.", _smallest)
+_define_fold("all", "True where every element over `axis` is.", _product, truth=True)
+_define_fold("any", "True where an element over `axis` is.", _sum, truth=True)
+
+
+def quotient(total: np.ndarray, elements: int) -> np.ndarray:
+    """`total / elements` in the dtype of `total`; integers round towards zero."""
+    if total.size == 0:
+        return total
+    division = op_def("scalar.truncdiv" if np.issubdtype(total.dtype, np.integer) else "scalar.div").evaluate
+    assert division is not None
+    return np.asarray(division([total, np.asarray(elements).astype(total.dtype)], {})[0])
+
+
+def _infer_mean(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    (x,) = tensors(types, "graph.mean")
+    out = _reduced(x, x.dtype, attrs, "graph.mean")
+    require(x.dtype != "bool", "graph.mean", f"expected numbers, got {x}")
+    _require_divisible(x, out, count(x, attrs), "graph.mean")
+    return [out]
+
+
+def _require_divisible(x: TensorType, out: TensorType, divisor: int, name: str) -> None:
+    defined = x.dtype in FLOATS or divisor > 0 or out.size == 0
+    require(defined, name, f"expected integers to divide by more than {divisor}, got {x}")
+
+
+def _evaluate_mean(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    (x,) = inputs
+    t = TensorType(dtype_of(x), x.shape)
+    held = x.astype(numpy_dtype(moment_dtype(t.dtype)), copy=False)
+    with np.errstate(all="ignore"):
+        total = _sum(held, tuple(attrs["axis"]), attrs["keepdims"])
+        return [quotient(total, count(t, attrs)).astype(x.dtype, copy=False)]
+
+
+define(
+    OpDef(
+        "graph.mean",
+        ("x",),
+        "The mean over `axis`; integers sum in 64 bits and round towards zero.",
+        attrs=_ATTRS,
+        infer=_infer_mean,
+        evaluate=_evaluate_mean,
+    )
+)
+
+
+def _infer_variance(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    name = "graph.variance"
+    x, mean = alike(types, name)
+    out = _reduced(x, x.dtype, attrs, name)
+    require(x.dtype != "bool", name, f"expected numbers, got {x}")
+    require(
+        broadcast_shapes([x.shape, mean.shape], name) == x.shape,
+        name,
+        f"expected a mean that broadcasts to {x}, got {mean}",
+    )
+    _require_divisible(x, out, count(x, attrs) - attrs["unbiased"], name)
+    return [out]
+
+
+def _evaluate_variance(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    x, mean = inputs
+    t = TensorType(dtype_of(x), x.shape)
+    held = numpy_dtype(moment_dtype(t.dtype))
+    with np.errstate(all="ignore"):
+        centred = x.astype(held, copy=False) - mean.astype(held, copy=False)
+        total = _sum(centred * centred, tuple(attrs["axis"]), attrs["keepdims"])
+        return [quotient(total, count(t, attrs) - attrs["unbiased"]).astype(x.dtype, copy=False)]
+
+
+define(
+    OpDef(
+        "graph.variance",
+        ("x", "mean"),
+        "The mean of (x - mean)**2 over `axis`, divided by one less than the count where unbiased; "
+        "mean broadcasts to x.",
+        attrs={**_ATTRS, "unbiased": AttrDef("bool", False, "divide by count - 1")},
+        infer=_infer_variance,
+        evaluate=_evaluate_variance,
+    )
+)
+
+
+def _infer_position(name: str, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    (x,) = tensors(types, name)
+    out = _reduced(x, "i32", attrs, name)
+    elements = count(x, attrs)
+    fits = 1 <= elements <= MAX_POSITIONS or out.size == 0
+    require(fits, name, f"expected from 1 to {MAX_POSITIONS} elements to choose from, got {x}")
+    return [out]
+
+
+def _evaluate_position(inputs: Sequence[np.ndarray], attrs: Attrs, largest: bool) -> Sequence[np.ndarray]:
+    x, axes = wide(inputs[0], dtype_of(inputs[0])), sorted(attrs["axis"])
+    kept = [d for d in range(x.ndim) if d not in axes]
+    elements = prod(x.shape[d] for d in axes)
+    rows = x.transpose(*kept, *axes).reshape([*(x.shape[d] for d in kept), elements])
+    shape = reduced_shape(x.shape, axes, attrs["keepdims"])
+    if 0 in shape:
+        return [np.empty(shape, np.int32)]
+    find = np.argmax if largest else np.argmin
+    if attrs["select_last_index"]:
+        found = elements - 1 - find(rows[..., ::-1], axis=-1)
+    else:
+        found = find(rows, axis=-1)
+    return [np.asarray(found).astype(np.int32).reshape(shape)]
+
+
+for _kind, _what in (("max", "largest"), ("min", "smallest")):
+    define(
+        OpDef(
+            f"graph.arg{_kind}",
+            ("x",),
+            f"The position of the {_what} element (a nan counts as such) in row-major order of `axis`; "
+            "the first of several, or the last.",
+            attrs={**_ATTRS, "select_last_index": AttrDef("bool", False)},
+            infer=lambda t, a, kind=_kind: _infer_position(f"graph.arg{kind}", t, a),  # type: ignore[misc]
+            evaluate=lambda x, a, kind=_kind: _evaluate_position(x, a, kind == "max"),  # type: ignore[misc]
+        )
+    )
