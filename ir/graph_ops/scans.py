@@ -1,0 +1,63 @@
+"""Running sums and products along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tilewright.ir.graph_ops.operands import accumulator_dtype, axis_of, dtype_of, tensors
+from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.types import TensorType, Type, numpy_dtype
+
+_ATTRS: Mapping[str, AttrDef] = {
+    "axis": AttrDef("int"),
+    "dtype": AttrDef("dtype?", None, "of the result, which elements are converted to first; else that of x"),
+    "exclusive": AttrDef("bool", False, "an element is not part of its own result"),
+}
+
+
+def _infer(name: str, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    (x,) = tensors(types, name)
+    axis_of(attrs["axis"], x.rank, name)
+    return [TensorType(attrs["dtype"] or x.dtype, x.shape)]
+
+
+def _evaluate(
+    inputs: Sequence[np.ndarray], attrs: Attrs, ufuncs: tuple[np.ufunc, np.ufunc]
+) -> Sequence[np.ndarray]:
+    (x,) = inputs
+    dtype = numpy_dtype(attrs["dtype"] or dtype_of(x))
+    held = numpy_dtype(accumulator_dtype(dtype_of(np.empty(0, dtype))))
+    ufunc = ufuncs[held == np.bool_]
+    axis = attrs["axis"] % x.ndim
+    with np.errstate(all="ignore"):
+        out = ufunc.accumulate(x.astype(dtype, copy=False).astype(held, copy=False), axis=axis, dtype=held)
+        if attrs["exclusive"]:
+            shape = (*x.shape[:axis], min(1, x.shape[axis]), *x.shape[axis + 1 :])
+            start = np.full(shape, ufunc.identity, held)
+            kept = np.take(out, range(max(0, x.shape[axis] - 1)), axis=axis)
+            out = np.concatenate([start, kept], axis=axis)
+        return [out.astype(dtype, copy=False)]
+
+
+define(
+    OpDef(
+        "graph.cumsum",
+        ("x",),
+        "Sums of the elements up to each one along `axis`; or for bool.",
+        attrs=_ATTRS,
+        infer=lambda t, a: _infer("graph.cumsum", t, a),
+        evaluate=lambda x, a: _evaluate(x, a, (np.add, np.logical_or)),
+    )
+)
+define(
+    OpDef(
+        "graph.cumprod",
+        ("x",),
+        "Products of the elements up to each one along `axis`; and for bool.",
+        attrs=_ATTRS,
+        infer=lambda t, a: _infer("graph.cumprod", t, a),
+        evaluate=lambda x, a: _evaluate(x, a, (np.multiply, np.logical_and)),
+    )
+)
