@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilewright.frontends.relay.attributes import Attributes
 from tilewright.frontends.emitter import Emitter, Result
+from tilewright.frontends.relay.attributes import Attributes
 from tilewright.frontends.relay.evaluate import Rule
 
 _ONE_OPERAND = """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilewright.frontends.relay.attributes import Attributes, four_sided, repeated
 from tilewright.frontends.emitter import Absent, Emitter, Result
+from tilewright.frontends.relay.attributes import Attributes, four_sided, repeated
 from tilewright.frontends.relay.evaluate import Rule
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Attr, Value

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tilewright.frontends.relay.attributes import Attributes
 from tilewright.frontends.emitter import Emitter, Result
+from tilewright.frontends.relay.attributes import Attributes
 from tilewright.frontends.relay.evaluate import Rule
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.graph_ops.joining import split_points
