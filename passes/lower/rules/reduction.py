@@ -8,7 +8,7 @@ from functools import partial
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.expr import binary
 from tilewright.ir.graph_ops.operands import highest, lowest, zero
-from tilewright.ir.graph_ops.reduction import MAX_POSITIONS, count, moment_dtype
+from tilewright.ir.graph_ops.reduction import MAX_POSITIONS, count, moment_dtype, reduced_shape
 from tilewright.ir.types import FLOATS
 from tilewright.passes.lower.lowering import (
     Body,
@@ -31,6 +31,30 @@ def axes_of_op(op: Op) -> tuple[int, ...]:
 
 def folded(
     b: Builder,
+    x: Sequence[Value],
+    axes: Sequence[int],
+    keepdims: bool,
+    reads: Sequence[Sequence[Expr]],
+    dtype: str,
+    body: Body,
+    init: float | int | bool,
+) -> Value:
+    """Fold of `body` over `axes` of the first operand; they stay with extent 1 if `keepdims`.
+
+    Reads are over dimensions i0, i1, ... of the first operand.
+    """
+    shape = x[0].tensor.shape
+    names = dim_names(len(shape))
+    red = {n: shape[d] for d, n in enumerate(names) if d in axes} or {"once": 1}
+    # a kept axis of extent 1 is a dimension of its own, which nothing reads
+    every = [f"one{d}" if d in axes else n for d, n in enumerate(names) if keepdims or d not in axes]
+    result = TensorType(dtype, reduced_shape(shape, axes, keepdims))
+    par = dict(zip(every, result.shape, strict=True))
+    return reduced(b, "tensor.reduce", x, result, par, red, reads, body, init=init)
+
+
+def _folded_op(
+    b: Builder,
     op: Op,
     x: Sequence[Value],
     reads: Sequence[Sequence[Expr]],
@@ -38,17 +62,7 @@ def folded(
     body: Body,
     init: float | int | bool,
 ) -> Value:
-    """Fold of `body` over the axes of the op, in the shape of its result.
-
-    Reads are over dimensions i0, i1, ... of the first operand.
-    """
-    axes, shape, result = axes_of_op(op), x[0].tensor.shape, result_type(op)
-    names = dim_names(len(shape))
-    red = {n: shape[d] for d, n in enumerate(names) if d in axes} or {"once": 1}
-    # a kept axis of extent 1 is a dimension of its own: its name says that nothing reads it
-    every = [f"one{d}" if d in axes else n for d, n in enumerate(names) if op["keepdims"] or d not in axes]
-    par = dict(zip(every, result.shape, strict=True))
-    return reduced(b, "tensor.reduce", x, TensorType(dtype, result.shape), par, red, reads, body, init=init)
+    return folded(b, x, axes_of_op(op), bool(op["keepdims"]), reads, dtype, body, init)
 
 
 def _whole(x: Value) -> tuple[Expr, ...]:
@@ -82,7 +96,7 @@ def _fold(name: str, b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     number, truth, neutral = _FOLDS[name]
     held = accumulated(t).dtype if name in ("sum", "prod") else t.dtype
     body = _step(truth if t.dtype == "bool" else number)
-    return [converted(b, folded(b, op, x, [_whole(x[0])], held, body, neutral(held)), t)]
+    return [converted(b, _folded_op(b, op, x, [_whole(x[0])], held, body, neutral(held)), t)]
 
 
 for _name in _FOLDS:
@@ -107,7 +121,7 @@ def mean(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     if not axes_of_op(op):
         return [x[0]]
     held = moment_dtype(t.dtype)
-    total = folded(b, op, x, [_whole(x[0])], held, _step("add"), zero(held))
+    total = _folded_op(b, op, x, [_whole(x[0])], held, _step("add"), zero(held))
     return [_over(b, total, count(x[0].tensor, dict(op.attrs)), t)]
 
 
@@ -122,22 +136,32 @@ def variance(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
         return i.value("scalar.add", i.value("scalar.mul", centred, centred), p[2])
 
     reads = [_whole(x[0]), broadcast_read(x[1].tensor.shape, dim_names(len(shape)), shape)]
-    total = folded(b, op, x, reads, held, body, zero(held))
+    total = _folded_op(b, op, x, reads, held, body, zero(held))
     return [_over(b, total, count(x[0].tensor, dict(op.attrs)) - bool(op["unbiased"]), t)]
 
 
 @lowering("graph.argmax", "graph.argmin")
 def position(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
-    """The extreme by one fold, then the first or last place that holds it by a second."""
-    t = x[0].tensor
-    number, truth, neutral = _FOLDS["max" if op.name == "graph.argmax" else "min"]
+    """Where the extreme is: its first place, or its last."""
+    largest, keepdims, last = op.name == "graph.argmax", bool(op["keepdims"]), bool(op["select_last_index"])
+    return [extreme_place(b, x[0], axes_of_op(op), keepdims, largest=largest, last=last)]
+
+
+def extreme_place(
+    b: Builder, x: Value, axes: Sequence[int], keepdims: bool, *, largest: bool, last: bool = False
+) -> Value:
+    """The row-major place (i32) over `axes` of an extreme, as which a nan counts.
+
+    One fold finds the extreme, a second one the first or last of the places that hold it.
+    """
+    t = x.tensor
+    number, truth, neutral = _FOLDS["max" if largest else "min"]
     best = _step(truth if t.dtype == "bool" else number)
-    extreme = folded(b, op, x, [_whole(x[0])], t.dtype, best, neutral(t.dtype))
-    axes, names = axes_of_op(op), dim_names(t.rank)
+    extreme = folded(b, [x], axes, keepdims, [_whole(x)], t.dtype, best, neutral(t.dtype))
+    names = dim_names(t.rank)
     place: Expr = 0
     for d in axes:
         place = binary("+", binary("*", place, t.shape[d]), Sym(names[d]))
-    last = bool(op["select_last_index"])
     nowhere = -1 if last else MAX_POSITIONS
 
     def body(i: Builder, p: Sequence[Value]) -> Value:
@@ -147,5 +171,5 @@ def position(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
         found = i.value("scalar.select", here, i.index(place), i.const(nowhere, "i32"))
         return i.value("scalar.max" if last else "scalar.min", found, p[2])
 
-    at = [0 if d in axes else Sym(n) for d, n in enumerate(names) if op["keepdims"] or d not in axes]
-    return [folded(b, op, [x[0], extreme], [_whole(x[0]), at], "i32", body, nowhere)]
+    at = [0 if d in axes else Sym(n) for d, n in enumerate(names) if keepdims or d not in axes]
+    return folded(b, [x, extreme], axes, keepdims, [_whole(x), at], "i32", body, nowhere)
