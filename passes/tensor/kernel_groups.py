@@ -141,7 +141,7 @@ class _Builder:
 
     def _gather_fits(self, op: Op, g: Group, inside: list[int]) -> bool:
         """A gather whose indices the same thread computes; its data must be in memory."""
-        if g.rows or 0 in inside or tuple(dims(op, "par").values()) != g.shape:
+        if g.rows or g.anchor.name in ORDERED or 0 in inside or tuple(dims(op, "par").values()) != g.shape:
             return False
         par = tuple(map(Sym, dims(op, "par")))
         return all(reads(op)[i - 1] == par for i in inside)
