@@ -6,6 +6,7 @@ Orders are stable, the descending one as well; a nan counts as larger than every
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -106,7 +107,7 @@ def _infer_searchsorted(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
 
 def _evaluate_searchsorted(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
     ordered, values = (wide(v, dtype_of(v)) for v in inputs)
-    side = "right" if attrs["right"] else "left"
+    side: Literal["left", "right"] = "right" if attrs["right"] else "left"
     if ordered.ndim == 1:
         found = np.searchsorted(ordered, values, side=side)
         return [np.asarray(found).astype(numpy_dtype(attrs["dtype"]))]
