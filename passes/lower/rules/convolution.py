@@ -7,6 +7,7 @@ from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, Value
 from tilewright.ir.expr import binary
+from tilewright.passes.lower.convolution_algorithms import by_algorithm
 from tilewright.passes.lower.lowering import (
     accumulated,
     converted,
@@ -25,6 +26,8 @@ def _window(out: str, tap: str, stride: int, dilation: int, before: int) -> Expr
 @lowering("graph.conv2d")
 def conv2d(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """Sum over channels and taps; a depthwise convolution has no channels to sum over."""
+    if op["algorithm"] != "direct":
+        return by_algorithm(b, op, x)
     data, weight = x
     attrs: dict[str, Any] = dict(op.attrs)
     data_layout, kernel_layout = attrs["data_layout"], attrs["kernel_layout"]
