@@ -1,0 +1,239 @@
+"""Elements picked by integer indices: take, gather, gather_nd, adv_index, and one_hot.
+
+Indices out of bounds wrap around, so that negative ones count from the end; take can also clip them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tilewright.ir.errors import InputError
+from tilewright.ir.graph_ops.operands import axis_of, broadcast_shapes, require, require_integer, tensors
+from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.types import TensorType, Type, numpy_dtype
+
+TAKE_MODES = ("clip", "wrap", "fast")
+
+
+def _indexed(types: Sequence[Type], name: str) -> tuple[TensorType, list[TensorType]]:
+    """The data and its index operands, which hold integers."""
+    x, *indices = tensors(types, name)
+    for t in indices:
+        require_integer(t, name)
+    return x, indices
+
+
+def _require_elements(extents: Sequence[int], result: TensorType, x: TensorType, name: str) -> None:
+    require(result.size == 0 or 0 not in extents, name, f"expected elements to pick from, got {x}")
+
+
+def bounded(index: np.ndarray, extent: int, mode: str) -> np.ndarray:
+    """`index` (any integer dtype) as int64 within [0, extent): wrapped around, or clipped."""
+    i = index.astype(np.int64)
+    if extent == 0:
+        return i
+    return i % extent if mode == "wrap" else np.clip(i, 0, extent - 1)
+
+
+def ramp(extent: int, dim: int, rank: int) -> np.ndarray:
+    """0, 1, ... along dimension `dim` of an array of rank `rank`."""
+    return np.arange(extent).reshape([-1 if d == dim else 1 for d in range(rank)])
+
+
+def _infer_take(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    name = "graph.take"
+    x, (indices,) = _indexed(types, name)
+    batch, mode = attrs["batch_dims"], attrs["mode"]
+    require(mode in TAKE_MODES, name, f"expected mode {', '.join(TAKE_MODES)}, got '{mode}'")
+    if attrs["axis"] is None:
+        require(batch == 0, name, f"expected an axis where batch_dims is {batch}")
+        out = TensorType(x.dtype, indices.shape)
+        _require_elements(x.shape, out, x, name)
+        return [out]
+    axis = axis_of(attrs["axis"], x.rank, name)
+    fits = 0 <= batch <= min(axis, indices.rank)
+    require(fits, name, f"expected batch_dims from 0 to {min(axis, indices.rank)}, got {batch}")
+    same = x.shape[:batch] == indices.shape[:batch]
+    require(same, name, f"expected {batch} leading dimensions alike, got {x} and {indices}")
+    out = TensorType(x.dtype, (*x.shape[:axis], *indices.shape[batch:], *x.shape[axis + 1 :]))
+    _require_elements(x.shape[axis : axis + 1], out, x, name)
+    return [out]
+
+
+def _evaluate_take(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    x, indices = inputs
+    axis, batch = attrs["axis"], attrs["batch_dims"]
+    if axis is None:
+        return [x.reshape(-1)[bounded(indices, x.size, attrs["mode"])]]
+    axis %= x.ndim
+    at = bounded(indices, x.shape[axis], attrs["mode"])
+    if batch == 0:
+        return [np.take(x, at, axis=axis)]
+    picked, rank = indices.ndim - batch, x.ndim + indices.ndim - batch - 1
+    places = [ramp(n, d if d < axis else d + picked - 1, rank) for d, n in enumerate(x.shape)]
+    middle = (1,) * (axis - batch)
+    after = (1,) * (x.ndim - axis - 1)
+    places[axis] = at.reshape(*at.shape[:batch], *middle, *at.shape[batch:], *after)
+    return [x[tuple(places)]]
+
+
+define(
+    OpDef(
+        "graph.take",
+        ("x", "indices"),
+        "Slices of x along `axis` at the indices, whose dimensions replace the axis; elements of the "
+        "flattened x without an axis. The first `batch_dims` dimensions of both go together.",
+        attrs={
+            "axis": AttrDef("int?", None),
+            "mode": AttrDef("str", "clip", "indices out of bounds: wrap around; clip and fast are clipped"),
+            "batch_dims": AttrDef("int", 0),
+        },
+        infer=_infer_take,
+        evaluate=_evaluate_take,
+    )
+)
+
+
+def _infer_gather(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    name = "graph.gather"
+    x, (indices,) = _indexed(types, name)
+    axis = axis_of(attrs["axis"], x.rank, name)
+    fits = indices.rank == x.rank and all(d == axis or n <= x.shape[d] for d, n in enumerate(indices.shape))
+    require(fits, name, f"expected indices no larger than {x} but along axis {axis}, got {indices}")
+    out = TensorType(x.dtype, indices.shape)
+    _require_elements(x.shape[axis : axis + 1], out, x, name)
+    return [out]
+
+
+def _evaluate_gather(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    x, indices = inputs
+    axis = attrs["axis"] % x.ndim
+    at = bounded(indices, x.shape[axis], "wrap")
+    places = [at if d == axis else ramp(n, d, x.ndim) for d, n in enumerate(indices.shape)]
+    return [x[tuple(places)]]
+
+
+define(
+    OpDef(
+        "graph.gather",
+        ("x", "indices"),
+        "result[.., i, ..] = x[.., indices[.., i, ..], ..] along `axis`; the result has the shape of "
+        "indices, which wrap around.",
+        attrs={"axis": AttrDef("int")},
+        infer=_infer_gather,
+        evaluate=_evaluate_gather,
+    )
+)
+
+
+def _infer_gather_nd(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    name = "graph.gather_nd"
+    x, (indices,) = _indexed(types, name)
+    batch, rank = attrs["batch_dims"], attrs["index_rank"]
+    require(indices.rank > 0, name, f"expected indices of rank 1 or more, got {indices}")
+    depth, points = indices.shape[0], indices.shape[1:]
+    require(rank is None or rank == depth, name, f"expected {rank} coordinates in dimension 0 of {indices}")
+    fits = 0 <= batch <= len(points) and batch + depth <= x.rank
+    require(
+        fits, name, f"expected at most {x.rank} batch dimensions and coordinates, got {batch} and {depth}"
+    )
+    same = x.shape[:batch] == points[:batch]
+    require(same, name, f"expected {batch} batch dimensions alike, got {x} and {indices}")
+    out = TensorType(x.dtype, (*points, *x.shape[batch + depth :]))
+    _require_elements(x.shape[batch : batch + depth], out, x, name)
+    return [out]
+
+
+def _evaluate_gather_nd(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    x, indices = inputs
+    batch, points = attrs["batch_dims"], indices.ndim - 1
+    lead = [ramp(n, d, points) for d, n in enumerate(x.shape[:batch])]
+    at = [bounded(i, x.shape[batch + k], "wrap") for k, i in enumerate(indices)]
+    if not (lead or at):
+        return [np.broadcast_to(x, (*indices.shape[1:], *x.shape))]
+    if not at:
+        lead = list(np.broadcast_arrays(*lead, np.empty(indices.shape[1:]))[:-1])
+    return [x[(*lead, *at)]]
+
+
+define(
+    OpDef(
+        "graph.gather_nd",
+        ("x", "indices"),
+        "result[b, y, ..] = x[b, indices[0, b, y], indices[1, b, y], .., ..] with `batch_dims` dimensions b: "
+        "dimension 0 of indices lists coordinates, which wrap around.",
+        attrs={
+            "batch_dims": AttrDef("int", 0),
+            "index_rank": AttrDef("int?", None, "extent of dimension 0 of indices"),
+        },
+        infer=_infer_gather_nd,
+        evaluate=_evaluate_gather_nd,
+    )
+)
+
+
+def _infer_adv_index(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    name = "graph.adv_index"
+    x, indices = _indexed(types, name)
+    fits = 1 <= len(indices) <= x.rank
+    require(fits, name, f"expected from 1 to {x.rank} index operands for {x}, got {len(indices)}")
+    points = broadcast_shapes([t.shape for t in indices], name)
+    out = TensorType(x.dtype, (*points, *x.shape[len(indices) :]))
+    _require_elements(x.shape[: len(indices)], out, x, name)
+    return [out]
+
+
+def _evaluate_adv_index(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    x, *indices = inputs
+    return [x[tuple(bounded(i, n, "wrap") for i, n in zip(indices, x.shape, strict=False))]]
+
+
+define(
+    OpDef(
+        "graph.adv_index",
+        ("x", "indices*"),
+        "x[i0, i1, ..] with index operands that broadcast to one shape, which replaces the dimensions "
+        "indexed. Indices wrap around.",
+        infer=_infer_adv_index,
+        evaluate=_evaluate_adv_index,
+    )
+)
+
+
+def _infer_one_hot(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    name = "graph.one_hot"
+    indices, on, off = tensors(types, name)
+    require_integer(indices, name)
+    if on.rank or off.rank:
+        raise InputError(f"{name}: expected scalars on and off, got {on} and {off}")
+    depth = attrs["depth"]
+    require(depth >= 0, name, f"expected a depth of at least 0, got {depth}")
+    axis = axis_of(attrs["axis"], indices.rank + 1, name)
+    return [TensorType(attrs["dtype"], (*indices.shape[:axis], depth, *indices.shape[axis:]))]
+
+
+def _evaluate_one_hot(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    indices, on, off = inputs
+    rank, dtype = indices.ndim + 1, numpy_dtype(attrs["dtype"])
+    axis = attrs["axis"] % rank
+    here = np.expand_dims(indices.astype(np.int64), axis) == ramp(attrs["depth"], axis, rank)
+    return [np.where(here, on.astype(dtype), off.astype(dtype))]
+
+
+define(
+    OpDef(
+        "graph.one_hot",
+        ("indices", "on", "off"),
+        "A new dimension `axis` of extent `depth` that holds `on` at the index and `off` elsewhere; only "
+        "`off` for an index out of bounds.",
+        attrs={
+            "depth": AttrDef("int"),
+            "axis": AttrDef("int", -1),
+            "dtype": AttrDef("dtype", "f32", "of the result"),
+        },
+        infer=_infer_one_hot,
+        evaluate=_evaluate_one_hot,
+    )
+)
