@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Protocol
 
+from tilewright.frontends.emitter import Emitter, Result, flatten
 from tilewright.frontends.relay import ast
 from tilewright.frontends.relay.attributes import Attributes
-from tilewright.frontends.emitter import Emitter, Result, flatten
 from tilewright.frontends.relay.trampoline import Step
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Value
@@ -57,8 +57,11 @@ class Closure:
 class Evaluator:
     """Evaluates expressions of one module. Calls with the same operands are evaluated once."""
 
-    def __init__(self, module: ast.Module, rules: Mapping[str, Rule], emitter: Emitter) -> None:
+    def __init__(
+        self, module: ast.Module, rules: Mapping[str, Rule], emitter: Emitter, dialect: str = "relay"
+    ) -> None:
         self._module = module
+        self._dialect = dialect
         self._rules = rules
         self._emitter = emitter
         self._root = Frame()
@@ -160,7 +163,7 @@ class Evaluator:
     def _operator(self, name: str, args: list[Result], node: ast.Call) -> Result:
         attrs = Attributes(node.attrs)
         span = node.span
-        loc = f"relay:{name}#{self._counts[name]}"
+        loc = f"{self._dialect}:{name}#{self._counts[name]}"
         self._counts[name] += 1
         file = PurePath(span.file).name
         place = f"{file}:{span.line}" if span.line else f"{file} node {span.node}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
+from tilewright.frontends.emitter import Absent, Emitter, Result, flatten
 from tilewright.frontends.relay import ast
 from tilewright.frontends.relay.binding import Params, bind, leaves_of
-from tilewright.frontends.emitter import Absent, Emitter, Result, flatten
-from tilewright.frontends.relay.evaluate import Evaluator
+from tilewright.frontends.relay.evaluate import Evaluator, Rule
 from tilewright.frontends.relay.rules import RULES
 from tilewright.frontends.relay.survey import survey
 from tilewright.frontends.relay.trampoline import run
@@ -19,24 +19,32 @@ from tilewright.ir.nodes import Block, Func, Level, Module, Op, Value
 
 
 def import_module(
-    module: ast.Module, params: Params = None, inputs: Sequence[str] | None = None, seed: int = 0
+    module: ast.Module,
+    params: Params = None,
+    inputs: Sequence[str] | None = None,
+    seed: int = 0,
+    *,
+    rules: Mapping[str, Rule] = RULES,
+    dialect: str = "relay",
 ) -> Module:
-    """Our module for a Relay module; the arguments are those of `load`.
+    """Our module for a Relay module, or one of another `dialect` (named in places) with its own `rules`.
+
+    The other arguments are those of `load`.
 
     Every inferred type is checked against the one the file records. Raises UnsupportedError naming all
     operators that cannot be imported, InputError for parameters that do not fit or types that disagree.
     """
-    survey(module, RULES)
+    survey(module, rules)
     main = module.functions["main"]
     binding = bind(main, params, inputs, seed, module.file)
     emitter = Emitter(taken=binding.constants)
     leaves: dict[str, Value] = {name: Value(kind, hint=name) for name, kind in binding.inputs.items()}
     arguments = tuple(leaves.values())
     for name, array in binding.constants.items():
-        with emitter.builder.at(f"relay:%{name}"):
+        with emitter.builder.at(f"{dialect}:%{name}"):
             leaves[name] = emitter.constant(array, name)
     values = {variable: _assemble(variable, leaves) for variable in main.params}
-    results = _results(run(Evaluator(module, RULES, emitter).main(values)), module.file)
+    results = _results(run(Evaluator(module, rules, emitter, dialect).main(values)), module.file)
     emitter.builder.do("graph.return", *results)
     ops = _without_unused_constants(emitter.builder.ops)
     func = Func(Level.GRAPH, "main", Block(arguments, ops), tuple(v.type for v in results))
