@@ -1,0 +1,218 @@
+"""Ops that rearrange, repeat or select elements by position: each result element is one element of x."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from tilewright.ir.errors import InputError
+from tilewright.ir.graph_ops.operands import axes_of, axis_of, broadcast_shapes, entries, require, tensors
+from tilewright.ir.opdef import AttrDef, Attrs, Evaluate, OpDef, define
+from tilewright.ir.types import TensorType, Type
+
+
+def _define(
+    name: str,
+    doc: str,
+    attrs: Mapping[str, AttrDef],
+    shape: Callable[[TensorType, Attrs], Sequence[int]],
+    evaluate: Evaluate,
+) -> None:
+    full = f"graph.{name}"
+
+    def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+        (x,) = tensors(types, full)
+        return [TensorType(x.dtype, tuple(shape(x, attrs)))]
+
+    define(OpDef(full, ("x",), doc, attrs=attrs, infer=infer, evaluate=evaluate))
+
+
+def _transposed(x: TensorType, attrs: Attrs) -> Sequence[int]:
+    name = "graph.transpose"
+    axes = axes_of(attrs["axes"], x.rank, name)
+    require(len(axes) == x.rank, name, f"expected {x.rank} axes for {x}, got {attrs['axes']}")
+    return [x.shape[d] for d in axes]
+
+
+def _broadcast(x: TensorType, attrs: Attrs) -> Sequence[int]:
+    name = "graph.broadcast_to"
+    shape = entries(attrs["shape"], len(attrs["shape"]), name, "shape")
+    good = broadcast_shapes([x.shape, shape], name) == shape
+    require(good, name, f"expected a shape that {x} broadcasts to, got {shape}")
+    return shape
+
+
+def _sliced(x: TensorType, attrs: Attrs) -> Sequence[int]:
+    check_slice(x, attrs["begin"], attrs["size"], attrs["strides"], "graph.strided_slice")
+    return attrs["size"]
+
+
+def check_slice(
+    x: TensorType, begin: Sequence[int], size: Sequence[int], strides: Sequence[int], name: str
+) -> None:
+    """Raise InputError unless elements begin + i * stride of every dimension, i < size, lie within x."""
+    counts = (len(begin), len(size), len(strides))
+    require(
+        counts == (x.rank,) * 3, name, f"expected {x.rank} entries in begin, size and strides, got {counts}"
+    )
+    for d, (first, n, step) in enumerate(zip(begin, size, strides, strict=True)):
+        last = first + (n - 1) * step
+        inside = n == 0 or (0 <= first < x.shape[d] and 0 <= last < x.shape[d])
+        good = n >= 0 and step != 0 and inside
+        require(good, name, f"expected a slice within dimension {d} of {x}, got {first}, {n}, {step}")
+
+
+def slices(begin: Sequence[int], size: Sequence[int], strides: Sequence[int]) -> tuple[slice, ...]:
+    """NumPy's slices for elements begin + i * stride, i < size."""
+    out = []
+    for first, n, step in zip(begin, size, strides, strict=True):
+        end = first + n * step
+        out.append(slice(first, None if end < 0 else end, step) if n else slice(0, 0))
+    return tuple(out)
+
+
+def _tiled(x: TensorType, attrs: Attrs) -> Sequence[int]:
+    name, reps = "graph.tile", attrs["reps"]
+    require(len(reps) >= x.rank, name, f"expected at least {x.rank} entries in 'reps', got {reps}")
+    reps = entries(reps, len(reps), name, "reps")
+    shape = (*(1,) * (len(reps) - x.rank), *x.shape)
+    return [n * r for n, r in zip(shape, reps, strict=True)]
+
+
+def _repeated(x: TensorType, attrs: Attrs) -> Sequence[int]:
+    name, repeats = "graph.repeat", attrs["repeats"]
+    axis = axis_of(attrs["axis"], x.rank, name)
+    require(repeats >= 0, name, f"expected a number of repeats, got {repeats}")
+    return [n * repeats if d == axis else n for d, n in enumerate(x.shape)]
+
+
+def _reversed(x: TensorType, attrs: Attrs) -> Sequence[int]:
+    axis_of(attrs["axis"], x.rank, "graph.reverse")
+    return x.shape
+
+
+_define(
+    "transpose",
+    "x with its dimensions in another order: dimension d of the result is `axes[d]` of x.",
+    {"axes": AttrDef("ints")},
+    _transposed,
+    lambda x, a: [x[0].transpose(a["axes"])],
+)
+_define(
+    "broadcast_to",
+    "x repeated along dimensions of extent 1 and new leading ones, as NumPy broadcasts.",
+    {"shape": AttrDef("ints")},
+    _broadcast,
+    lambda x, a: [np.broadcast_to(x[0], a["shape"])],
+)
+_define(
+    "strided_slice",
+    "Element i of each dimension is begin + i * stride of x; strides may be negative.",
+    {"begin": AttrDef("ints"), "size": AttrDef("ints"), "strides": AttrDef("ints")},
+    _sliced,
+    lambda x, a: [x[0][slices(a["begin"], a["size"], a["strides"])]],
+)
+_define(
+    "reverse",
+    "x with the order of elements along `axis` reversed.",
+    {"axis": AttrDef("int")},
+    _reversed,
+    lambda x, a: [np.flip(x[0], a["axis"])],
+)
+_define(
+    "tile",
+    "Copies of x side by side: `reps[d]` of them along dimension d of the result.",
+    {"reps": AttrDef("ints", doc="of the result's rank, which may be larger than that of x")},
+    _tiled,
+    lambda x, a: [np.tile(x[0], a["reps"])],
+)
+_define(
+    "repeat",
+    "Every element of x `repeats` times in a row along `axis`.",
+    {"repeats": AttrDef("int"), "axis": AttrDef("int")},
+    _repeated,
+    lambda x, a: [np.repeat(x[0], a["repeats"], a["axis"])],
+)
+
+
+def _infer_set(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    name = "graph.strided_set"
+    x, v = tensors(types, name)
+    require(x.dtype == v.dtype, name, f"expected operands of one dtype, got {x} and {v}")
+    check_slice(x, attrs["begin"], v.shape, attrs["strides"], name)
+    return [x]
+
+
+def _evaluate_set(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    x, v = inputs
+    out = x.copy()
+    out[slices(attrs["begin"], v.shape, attrs["strides"])] = v
+    return [out]
+
+
+define(
+    OpDef(
+        "graph.strided_set",
+        ("x", "v"),
+        "x where element begin + i * stride of every dimension is element i of v.",
+        attrs={"begin": AttrDef("ints"), "strides": AttrDef("ints")},
+        infer=_infer_set,
+        evaluate=_evaluate_set,
+    )
+)
+
+
+def resolve_slice(
+    shape: Sequence[int],
+    begin: Sequence[int],
+    end: Sequence[int],
+    strides: Sequence[int] = (),
+    axes: Sequence[int] | None = None,
+    slice_mode: str = "end",
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Full-rank (begin, size, strides) of Relay's strided_slice on a tensor of `shape`.
+
+    Entries stand for `axes` (default: the leading dimensions); missing strides are 1, missing begins and ends
+    the whole dimension. Negative positions count from the back, positions beyond the ends are cut to them.
+    slice_mode: end, or size, where `end` holds sizes (-1: all that is left) and strides are 1.
+    Raises InputError for strides of 0, more entries than axes, and ends before their begins.
+    """
+    if slice_mode not in ("end", "size"):
+        raise InputError(f"strided_slice: expected slice_mode end or size, got '{slice_mode}'")
+    over = range(len(shape)) if axes is None else axes_of(axes, len(shape), "strided_slice")
+    if max(len(begin), len(end)) > len(over):
+        raise InputError(
+            f"strided_slice: expected at most {len(over)} positions, got {len(begin)} and {len(end)}"
+        )
+    first, size, step = [0] * len(shape), list(shape), [1] * len(shape)
+    for i, d in enumerate(over):
+        lo = begin[i] if i < len(begin) else None
+        hi = end[i] if i < len(end) else None
+        if slice_mode == "size":
+            hi = None if hi is None or hi < 0 else _from_front(lo or 0, shape[d]) + hi
+        else:
+            step[d] = strides[i] if i < len(strides) else 1
+        first[d], size[d] = _resolved(shape[d], lo, hi, step[d])
+    return tuple(first), tuple(size), tuple(step)
+
+
+def _from_front(position: int, extent: int) -> int:
+    return position + extent if position < 0 else position
+
+
+def _resolved(extent: int, begin: int | None, end: int | None, step: int) -> tuple[int, int]:
+    """First element and number of elements along one dimension."""
+    if step == 0:
+        raise InputError("strided_slice: expected strides other than 0")
+    least, most = (-1, extent - 1) if step < 0 else (0, extent)
+    start, stop = (most, least) if step < 0 else (least, most)
+    if begin is not None:
+        start = min(max(_from_front(begin, extent), least), most)
+    if end is not None:
+        stop = min(max(_from_front(end, extent), least), most)
+    room = (stop - start) * (1 if step > 0 else -1)
+    if room < 0:
+        raise InputError(f"strided_slice: expected an end not before its begin, got {begin}, {end}, {step}")
+    count = -(-room // abs(step))
+    return (start if count else 0), count
