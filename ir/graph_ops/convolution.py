@@ -26,6 +26,9 @@ from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_r
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
+#: ways to compute graph.conv2d; the graph level means the same by all of them
+CONV2D_ALGORITHMS = ("direct", "winograd2", "winograd4", "fft")
+
 
 def window_attrs(spatial: int) -> dict[str, AttrDef]:
     """Strides, padding, dilation and groups of a convolution."""
@@ -91,6 +94,8 @@ def convolution_of(x: TensorType, w: TensorType, attrs: Attrs, spatial: int, nam
 
 def _infer(spatial: int, name: str, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     x, w = alike(types, name)
+    if "algorithm" in attrs:
+        check_layout(attrs["algorithm"], CONV2D_ALGORITHMS, name, "algorithm")
     found = convolution_of(x, w, attrs, spatial, name)
     shape = arranged(found.result, f"NC{SPATIAL[spatial]}", attrs["data_layout"])
     return [TensorType(result_dtype(x, attrs), shape)]
@@ -124,6 +129,8 @@ def multiplied_taps(taps: np.ndarray, w: np.ndarray, g: Convolution) -> np.ndarr
     return out
 
 
+_ALGORITHM = {"algorithm": AttrDef("str", "direct", f"how to lower it: {', '.join(CONV2D_ALGORITHMS)}")}
+
 for _spatial in SPATIAL:
     _name = f"graph.conv{_spatial}d"
     define(
@@ -138,6 +145,7 @@ for _spatial in SPATIAL:
                     "str", kernel_layouts(_spatial)[0], ", ".join(kernel_layouts(_spatial))
                 ),
                 "out_dtype": OUT_DTYPE,
+                **(_ALGORITHM if _spatial == 2 else {}),
             },
             infer=partial(_infer, _spatial, _name),
             evaluate=partial(_evaluate, _spatial, _name),

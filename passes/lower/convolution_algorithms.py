@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from tilewright.ir import Builder, Op, Value
 from tilewright.ir.errors import UnsupportedError
-from tilewright.ir.graph_ops.convolution import Conv2d, conv2d_of
+from tilewright.ir.graph_ops.convolution import Convolution, convolution_of
 from tilewright.ir.types import FLOATS
 from tilewright.passes.lower.lowering import Rule
 
 #: (the convolution's extents) -> why the algorithm cannot compute it, or nothing
-Obstacle = Callable[[Conv2d], str]
+Obstacle = Callable[[Convolution], str]
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,16 @@ def obstacle_to(name: str, op: Op) -> str:
         return ""
     if data.dtype not in FLOATS or op.result.tensor.dtype != data.dtype:
         return f"expected one floating dtype, got {data.dtype} and a result of {op.result.tensor.dtype}"
-    g = conv2d_of(data, weight, dict(op.attrs))
+    g = convolution_of(data, weight, dict(op.attrs), 2, op.name)
     if 0 in (g.batch, *data.shape, *op.result.tensor.shape):
         return f"expected operands with elements, got {data}"
-    if {w.stride for w in (g.rows, g.columns)} != {1} or {w.dilation for w in (g.rows, g.columns)} != {1}:
+    if any(w.stride != 1 or w.dilation != 1 for w in g.windows):
         return "expected strides and dilation of 1"
     return ALGORITHMS[name].obstacle(g)
 
 
 def by_algorithm(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
-    """Lower graph.conv2d by the algorithm its attribute names; raises UnsupportedError where it is illegal."""
+    """Lower graph.conv2d by the algorithm its attribute names; UnsupportedError where that is illegal."""
     name = str(op["algorithm"])
     obstacle = obstacle_to(name, op)
     if obstacle:
