@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.types import FLOATS
-from tilewright.passes.lower.lowering import converted, dim_names, lowering, reduced, result_type
+from tilewright.passes.lower.lowering import converted, dim_names, lowering, mapped, reduced, result_type
 from tilewright.passes.lower.rules.reduction import extreme_place
 from tilewright.passes.lower.rules.shaping import moved
 from tilewright.passes.lower.rules.sorting_network import CHUNK, Order, chunk_order, gathered, merged, padded
@@ -15,6 +15,9 @@ from tilewright.passes.lower.rules.sorting_network import CHUNK, Order, chunk_or
 def first_places(b: Builder, x: Value, order: Order, k: int) -> Value:
     """Places (i32) along the axis of the first k elements in order."""
     n = x.tensor.shape[order.axis]
+    if k == 0:
+        t = order.resized(x.tensor, 0, "i32")
+        return mapped(b, [], t, order.par(t), [], lambda i, p: i.const(0, "i32"))
     if k == 1 and (x.tensor.dtype not in FLOATS or not order.ascending):
         return extreme_place(b, x, [order.axis], keepdims=True, largest=not order.ascending)
     if n <= CHUNK:

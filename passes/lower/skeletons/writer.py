@@ -111,13 +111,13 @@ class Writer:
         return self.bounds((e,), (extent,))
 
     def unravel(self, linear: Expr, extents: Sequence[int]) -> Index:
-        """The row-major index of element `linear` of a box."""
+        """The row-major index of element `linear` of a box; any index where the box is empty."""
         out: list[Expr] = []
         step = 1
         for i in range(len(extents) - 1, -1, -1):
-            e = binary("//", linear, step)
-            out.append(self.simple(binary("%", e, extents[i]) if i else e))
-            step *= extents[i]
+            e, extent = binary("//", linear, step), max(1, extents[i])
+            out.append(self.simple(binary("%", e, extent) if i else e))
+            step *= extent
         return tuple(reversed(out))
 
     # -- memory ----------------------------------------------------------------------------------------------
