@@ -79,7 +79,7 @@ def gather_nd(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     data, indices = x
     t, batch = result_type(op), op.integer("batch_dims")
     depth, points = indices.tensor.shape[0], indices.tensor.rank - 1
-    names = tuple(map(Sym, point_names(t.rank)))
+    names: tuple[Expr, ...] = tuple(map(Sym, point_names(t.rank)))
     reads = [(k, *names[:points]) for k in range(depth)]
     at = (*names[:batch], *(Sym(f"i{k}") for k in range(depth)), *names[points:])
     return [picked(b, data, [indices] * depth, t, reads, at, "wrap")]
