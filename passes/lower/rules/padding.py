@@ -1,0 +1,66 @@
+"""Padding: a constant is what a read gives outside x, other modes read x where the element is repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.ir import Builder, Expr, Op, Sym, Value
+from tilewright.ir.expr import binary, maximum, minimum
+from tilewright.passes.lower.lowering import dim_names, lowering, mapped, result_type
+from tilewright.passes.lower.rules.movement import integers
+from tilewright.passes.lower.rules.shaping import moved
+
+
+@lowering("graph.pad")
+def pad(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """One map over the padded shape."""
+    t = result_type(op)
+    names = dim_names(t.rank)
+    before, mode = integers(op, "pad_before"), str(op["pad_mode"])
+    shape = x[0].tensor.shape
+    if mode != "constant":
+        read = [
+            _mirrored(Sym(d), lo, n, mode) if n != whole else Sym(d)
+            for d, lo, n, whole in zip(names, before, shape, t.shape, strict=True)
+        ]
+        return [moved(b, x[0], t, read)]
+    at: list[Expr] = [binary("-", Sym(d), lo) for d, lo in zip(names, before, strict=True)]
+    par = dict(zip(names, t.shape, strict=True))
+    if len(x) == 1:
+        value = op["pad_value"]
+        fill = bool(value) if t.dtype == "bool" else _number(value, t.dtype)  # type: ignore[arg-type]
+        return [mapped(b, x, t, par, [at], lambda i, p: p[0], (fill,))]
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        out = p[0]
+        for d, lo, n, whole in zip(names, before, shape, t.shape, strict=True):
+            if lo:
+                above = i.value("scalar.ge", i.index(Sym(d)), i.const(lo, "i32"))
+                out = i.value("scalar.select", above, out, p[1])
+            if lo + n < whole:
+                below = i.value("scalar.lt", i.index(Sym(d)), i.const(lo + n, "i32"))
+                out = i.value("scalar.select", below, out, p[1])
+        return out
+
+    outside = False if t.dtype == "bool" else _number(0, t.dtype)
+    return [mapped(b, x, t, par, [at, (0,) * x[1].tensor.rank], body, (outside, None))]
+
+
+def _number(value: float | int, dtype: str) -> float | int:
+    return float(value) if dtype.startswith(("f", "bf")) else int(value)
+
+
+def _mirrored(i: Expr, before: int, size: int, mode: str) -> Expr:
+    """Where place i of a dimension padded by `before` reads `size` elements.
+
+    Mirror images repeat with a period of twice the size, less the two edges where those are left out.
+    """
+    last = size - 1
+    if mode == "edge":
+        return minimum(maximum(binary("-", i, before), 0), last)
+    period = 2 * size if mode == "symmetric" else 2 * last
+    if period == 0:
+        return 0
+    place = binary("%", binary("+", i, -before % period), period)
+    back = binary("-", period - 1 if mode == "symmetric" else period, place)
+    return minimum(minimum(place, back), last)
