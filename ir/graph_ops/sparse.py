@@ -1,0 +1,91 @@
+"""Coordinates of sparse tensors: unravel_index, and sparse_reshape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tilewright.ir.graph_ops.operands import alike, require, require_integer, require_rank
+from tilewright.ir.opdef import Attrs, OpDef, define
+from tilewright.ir.types import TensorType, Type
+
+
+def _infer_unravel_index(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    name = "graph.unravel_index"
+    indices, shape = alike(types, name)
+    require_integer(indices, name)
+    require_rank(shape, 1, name)
+    return [TensorType(indices.dtype, (*shape.shape, *indices.shape))]
+
+
+def coordinates(place: np.ndarray, shape: Sequence[int]) -> list[np.ndarray]:
+    """Coordinates of row-major places; the first one is all that is left, which may be out of bounds."""
+    out: list[np.ndarray] = []
+    with np.errstate(all="ignore"):
+        for extent in reversed(shape[1:]):
+            out.append(place % extent)
+            place = place // extent
+    return [*([place] if len(shape) else []), *out[::-1]]
+
+
+def _evaluate_unravel_index(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    indices, shape = inputs
+    found = coordinates(indices, list(shape))
+    if not found:
+        return [np.empty((0, *indices.shape), indices.dtype)]
+    with np.errstate(all="ignore"):
+        return [np.stack([found[0] % shape[0], *found[1:]])]
+
+
+define(
+    OpDef(
+        "graph.unravel_index",
+        ("indices", "shape"),
+        "Coordinates, along a new dimension 0, of row-major places in a tensor of the given shape (an "
+        "operand); remainders where out of bounds.",
+        infer=_infer_unravel_index,
+        evaluate=_evaluate_unravel_index,
+    )
+)
+
+
+def _infer_sparse_reshape(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    name = "graph.sparse_reshape"
+    indices, before, after = alike(types, name)
+    require_integer(indices, name)
+    require_rank(indices, 2, name)
+    require_rank(before, 1, name)
+    require_rank(after, 1, name)
+    fits = before.shape == indices.shape[1:]
+    require(fits, name, f"expected {before} to list one extent per column of {indices}")
+    return [TensorType(indices.dtype, (indices.shape[0], *after.shape)), after]
+
+
+def _evaluate_sparse_reshape(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    indices, before, after = inputs
+    one = np.ones((), indices.dtype)
+    known = np.prod(after, where=after != -1, initial=one, dtype=after.dtype)
+    with np.errstate(all="ignore"):
+        rest = np.prod(before, dtype=before.dtype) // known
+    shape = np.where(after == -1, rest, after).astype(after.dtype)
+    if np.array_equal(shape, before):
+        return [indices, shape]
+    place = np.zeros(indices.shape[:1], indices.dtype)
+    for column, extent in zip(indices.T, before, strict=True):
+        place = place * extent + column
+    found = coordinates(place, list(shape))
+    return [np.stack(found, axis=1) if found else np.empty((len(place), 0), indices.dtype), shape]
+
+
+define(
+    OpDef(
+        "graph.sparse_reshape",
+        ("indices", "prev_shape", "new_shape"),
+        "The rows of coordinates under another shape, and that shape with -1 replaced by what is left; "
+        "shapes are operands. Coordinates out of bounds stay as they are where the shape does.",
+        results=2,
+        infer=_infer_sparse_reshape,
+        evaluate=_evaluate_sparse_reshape,
+    )
+)
