@@ -64,8 +64,7 @@ def _infer_sparse_reshape(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]
 
 def _evaluate_sparse_reshape(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
     indices, before, after = inputs
-    one = np.ones((), indices.dtype)
-    known = np.prod(after, where=after != -1, initial=one, dtype=after.dtype)
+    known = np.prod(np.where(after == -1, 1, after), dtype=after.dtype)
     with np.errstate(all="ignore"):
         rest = np.prod(before, dtype=before.dtype) // known
     shape = np.where(after == -1, rest, after).astype(after.dtype)
