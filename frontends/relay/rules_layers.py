@@ -1,77 +1,15 @@
-"""Relay operators of neural-network layers: convolution, products, pooling, normalisation, softmax."""
+"""Relay operators of neural-network layers: products, normalisation, softmax."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from tilewright.frontends.emitter import Absent, Emitter, Result
-from tilewright.frontends.relay.attributes import Attributes, four_sided, repeated
+from tilewright.frontends.relay.attributes import Attributes
 from tilewright.frontends.relay.evaluate import Rule
-from tilewright.ir.errors import InputError, UnsupportedError
+from tilewright.frontends.relay.rules_windows import TUNER_NOTES
+from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Attr, Value
-
-#: Traces of TVM's tuners: they say how a kernel was scheduled, not what it computes.
-_TUNER_NOTES = ("auto_scheduler_rewritten_layout", "meta_schedule_original_shape")
-
-
-def _window(attrs: Attributes) -> dict[str, Attr]:
-    """Strides, dilation and padding of two spatial dimensions."""
-    return {
-        "strides": repeated(attrs.integers("strides", (1, 1)), 2, "strides"),
-        "padding": four_sided(attrs.integers("padding", (0, 0))),
-        "dilation": repeated(attrs.integers("dilation", (1, 1)), 2, "dilation"),
-    }
-
-
-def _layout(attrs: Attributes, name: str) -> str:
-    """The data layout; a result in another layout is refused."""
-    layout = attrs.text(name, "NCHW")
-    out = attrs.text("out_layout", "")
-    if out not in ("", layout):
-        raise UnsupportedError(f"expected the result in the layout of the data ({layout}), got {out}")
-    return layout
-
-
-def _check_kernel(attrs: Attributes, weight: Value, layout: str, channels: int) -> None:
-    """Relay repeats what the kernel's shape says; a contradiction is an error."""
-    extents = dict(zip(layout, weight.tensor.shape, strict=False))
-    size = attrs.integers("kernel_size", None)
-    if size is not None and tuple(size) != (extents.get("H"), extents.get("W")):
-        raise InputError(f"expected kernel_size as the kernel has it ({weight.type}, {layout}), got {size}")
-    given = attrs.integer("channels", None)
-    if given is not None and given != channels:
-        raise InputError(f"expected {channels} channels for the kernel {weight.type} ({layout}), got {given}")
-    attrs.drop(*_TUNER_NOTES)
-
-
-def _conv2d(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    data, weight = emit.tensors(args, 2)
-    groups = attrs.integer("groups", 1)
-    kernel_layout = attrs.text("kernel_layout", "OIHW")
-    window, layout = _window(attrs), _layout(attrs, "data_layout")
-    extents = dict(zip(kernel_layout, weight.tensor.shape, strict=False))
-    # HWOI is Relay's depthwise layout: the multiplier is its last entry.
-    depthwise = kernel_layout == "HWOI"
-    channels = extents.get("O", 0) * (extents.get("I", 0) if depthwise else 1)
-    _check_kernel(attrs, weight, kernel_layout, channels)
-    return emit.value(
-        "conv2d", data, weight, **window, groups=groups, data_layout=layout,
-        kernel_layout=kernel_layout, out_dtype=attrs.dtype("out_dtype") or None,
-    )  # fmt: skip
-
-
-def _conv2d_transpose(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    data, weight = emit.tensors(args, 2)
-    groups = attrs.integer("groups", 1)
-    kernel_layout = attrs.text("kernel_layout", "IOHW")
-    window, layout = _window(attrs), _layout(attrs, "data_layout")
-    extents = dict(zip(kernel_layout, weight.tensor.shape, strict=False))
-    _check_kernel(attrs, weight, kernel_layout, extents.get("O", 0) * groups)
-    extra = repeated(attrs.integers("output_padding", (0, 0)), 2, "output_padding")
-    return emit.value(
-        "conv2d_transpose", data, weight, **window, groups=groups, output_padding=extra, data_layout=layout,
-        kernel_layout=kernel_layout, out_dtype=attrs.dtype("out_dtype") or None,
-    )  # fmt: skip
 
 
 def _dense(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
@@ -91,12 +29,12 @@ def _check_units(attrs: Attributes, weight: Value, axis: int) -> None:
     units = attrs.integer("units", None)
     if units is not None and weight.tensor.shape[axis : axis + 1] != (units,):
         raise InputError(f"expected as many units as the weight {weight.type} has, got {units}")
-    attrs.drop(*_TUNER_NOTES)
+    attrs.drop(*TUNER_NOTES)
 
 
 def _batch_matmul(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
     transposes = {name: attrs.flag(name, False) for name in ("transpose_a", "transpose_b")}
-    attrs.drop(*_TUNER_NOTES)
+    attrs.drop(*TUNER_NOTES)
     return emit.value(
         "batch_matmul", *emit.tensors(args, 2), **transposes, out_dtype=attrs.dtype("out_dtype") or None
     )
@@ -104,44 +42,6 @@ def _batch_matmul(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> R
 
 def _bias_add(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
     return emit.value("bias_add", *emit.tensors(args, 2), axis=attrs.integer("axis", 1))
-
-
-def _max_pool2d(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    return emit.value("max_pool2d", *emit.tensors(args, 1), **_pool(attrs))
-
-
-def _avg_pool2d(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    include = attrs.flag("count_include_pad", False)
-    return emit.value("avg_pool2d", *emit.tensors(args, 1), **_pool(attrs), count_include_pad=include)
-
-
-def _pool(attrs: Attributes) -> dict[str, Attr]:
-    return {
-        "pool_size": repeated(attrs.integers("pool_size"), 2, "pool_size"),
-        **_window(attrs),
-        "layout": _layout(attrs, "layout"),
-        "ceil_mode": attrs.flag("ceil_mode", False),
-    }
-
-
-def _global_pool(kind: str) -> Rule:
-    def rule(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-        return emit.value(f"global_{kind}_pool2d", *emit.tensors(args, 1), layout=_layout(attrs, "layout"))
-
-    return rule
-
-
-def _adaptive_pool(kind: str) -> Rule:
-    def rule(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-        (data,) = emit.tensors(args, 1)
-        layout = _layout(attrs, "layout")
-        extents = dict(zip(layout, data.tensor.shape, strict=False))
-        # No size means that of the data.
-        size = attrs.integers("output_size", ()) or (extents.get("H", 0), extents.get("W", 0))
-        cells = repeated(size, 2, "output_size")
-        return emit.value(f"adaptive_{kind}_pool2d", data, output_size=cells, layout=layout)
-
-    return rule
 
 
 def _affine(attrs: Attributes) -> dict[str, Attr]:
@@ -198,18 +98,10 @@ def _dropout(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result
 
 
 RULES: Mapping[str, Rule] = {
-    "nn.conv2d": _conv2d,
-    "nn.conv2d_transpose": _conv2d_transpose,
     "nn.dense": _dense,
     "nn.matmul": _matmul,
     "nn.batch_matmul": _batch_matmul,
     "nn.bias_add": _bias_add,
-    "nn.max_pool2d": _max_pool2d,
-    "nn.avg_pool2d": _avg_pool2d,
-    "nn.global_avg_pool2d": _global_pool("avg"),
-    "nn.global_max_pool2d": _global_pool("max"),
-    "nn.adaptive_avg_pool2d": _adaptive_pool("avg"),
-    "nn.adaptive_max_pool2d": _adaptive_pool("max"),
     "nn.batch_norm": _batch_norm,
     "nn.layer_norm": _norm("layer_norm", -1),
     "nn.instance_norm": _norm("instance_norm", 1),
@@ -217,6 +109,7 @@ RULES: Mapping[str, Rule] = {
     "nn.l2_normalize": _l2_normalize,
     "nn.lrn": _lrn,
     "nn.softmax": _softmax("softmax"),
+    "nn.fast_softmax": _softmax("softmax"),
     "nn.log_softmax": _softmax("log_softmax"),
     "nn.dropout": _dropout,
 }

@@ -119,7 +119,7 @@ def convolve(x: np.ndarray, w: np.ndarray, g: Convolution) -> np.ndarray:
 
 
 def multiplied_taps(taps: np.ndarray, w: np.ndarray, g: Convolution) -> np.ndarray:
-    """[N, groups, filters, points] from the elements [N, C, taps.., windows..] and a kernel [O, I, taps..]."""
+    """[N, groups, filters, points] from elements [N, C, taps.., windows..] and a kernel [O, I, taps..]."""
     inner = g.channels * prod(v.kernel for v in g.windows)
     points = prod(v.count for v in g.windows)
     kernel = w.reshape(g.groups, g.filters, inner)

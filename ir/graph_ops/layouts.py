@@ -9,9 +9,21 @@ import numpy as np
 
 from tilewright.ir.errors import InputError
 
-DATA_LAYOUTS = ("NCHW", "NHWC")
-KERNEL_LAYOUTS = ("OIHW", "HWIO", "OHWI", "HWOI")
-TRANSPOSED_KERNEL_LAYOUTS = ("IOHW", "OIHW", "HWIO", "HWOI")
+#: letters of the spatial dimensions of images with one, two or three of them
+SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
+_COUNTS = {1: "one", 2: "two", 3: "three", 4: "four", 6: "six"}
+
+
+def data_layouts(spatial: int) -> tuple[str, ...]:
+    """Known orders of an image's dimensions: samples N, channels C and the spatial ones."""
+    s = SPATIAL[spatial]
+    return (f"NC{s}", f"N{s}C", f"{s}CN")
+
+
+def kernel_layouts(spatial: int) -> tuple[str, ...]:
+    """Known orders of a kernel's dimensions: output channels O, input channels I and the spatial ones."""
+    s = SPATIAL[spatial]
+    return (f"OI{s}", f"{s}IO", f"O{s}I", f"{s}OI", f"IO{s}", f"I{s}O")
 
 
 def check_layout(layout: str, known: Sequence[str], name: str, what: str) -> None:
@@ -70,16 +82,18 @@ def windows(
     dilation: Sequence[int],
     name: str,
     ceil: bool = False,
-) -> tuple[Window, Window]:
-    """Windows of both spatial dimensions; padding is [top, left, bottom, right]."""
-    given = (kernel, strides, dilation)
-    if any(len(v) != 2 or min(v) < 1 for v in given) or len(padding) != 4 or min(padding) < 0:
+) -> tuple[Window, ...]:
+    """Windows of every spatial dimension; padding is that before each dimension, then that after each."""
+    given, n = (kernel, strides, dilation), len(sizes)
+    if any(len(v) != n or min(v) < 1 for v in given) or len(padding) != 2 * n or min(padding) < 0:
         raise InputError(
-            f"{name}: expected two positive entries in kernel, strides and dilation and four "
-            f"non-negative ones in padding, got {', '.join(str(tuple(v)) for v in (*given, padding))}"
+            f"{name}: expected {_COUNTS[n]} positive entries in kernel, strides and dilation and "
+            f"{_COUNTS[2 * n]} non-negative ones in padding, got "
+            f"{', '.join(str(tuple(v)) for v in (*given, padding))}"
         )
     found = tuple(
-        Window(sizes[d], kernel[d], strides[d], dilation[d], padding[d], padding[d + 2], ceil) for d in (0, 1)
+        Window(sizes[d], kernel[d], strides[d], dilation[d], padding[d], padding[d + n], ceil)
+        for d in range(n)
     )
     for w in found:
         if w.count < 1:
@@ -87,21 +101,21 @@ def windows(
                 f"{name}: expected windows that fit, got {w.kernel} taps of dilation {w.dilation} over "
                 f"{w.size} elements padded by {w.before} and {w.after}"
             )
-    return found[0], found[1]
+    return found
 
 
-def padded(x: np.ndarray, rows: Window, columns: Window, value: float | int | bool) -> np.ndarray:
-    """[N, C, H, W] extended by `value` (and cut behind) to exactly what the windows reach over."""
-    extra = [max(0, w.needed - w.before - w.size) for w in (rows, columns)]
-    if any((rows.before, columns.before, *extra)):
-        widths = ((0, 0), (0, 0), (rows.before, extra[0]), (columns.before, extra[1]))
+def padded(x: np.ndarray, along: Sequence[Window], value: float | int | bool) -> np.ndarray:
+    """[N, C, spatial...] extended by `value` (and cut behind) to exactly what the windows reach over."""
+    extra = [max(0, w.needed - w.before - w.size) for w in along]
+    if any(w.before for w in along) or any(extra):
+        widths = ((0, 0), (0, 0), *((w.before, e) for w, e in zip(along, extra, strict=True)))
         x = np.pad(x, widths, constant_values=np.asarray(value).astype(x.dtype))
-    return x[:, :, : rows.needed, : columns.needed]
+    return x[:, :, *(slice(w.needed) for w in along)]
 
 
-def sliding(x: np.ndarray, rows: Window, columns: Window) -> np.ndarray:
-    """A view [N, C, KH, KW, OH, OW] of a padded [N, C, H, W]: tap (r, s) of window (y, x)."""
-    n, c, h, w = x.strides
-    shape = (*x.shape[:2], rows.kernel, columns.kernel, rows.count, columns.count)
-    strides = (n, c, h * rows.dilation, w * columns.dilation, h * rows.stride, w * columns.stride)
+def sliding(x: np.ndarray, along: Sequence[Window]) -> np.ndarray:
+    """A view [N, C, taps..., windows...] of a padded [N, C, spatial...]: every tap of every window."""
+    shape = (*x.shape[:2], *(w.kernel for w in along), *(w.count for w in along))
+    steps = list(zip(x.strides[2:], along, strict=True))
+    strides = (*x.strides[:2], *(s * w.dilation for s, w in steps), *(s * w.stride for s, w in steps))
     return np.lib.stride_tricks.as_strided(x, shape, strides, writeable=False)

@@ -7,41 +7,34 @@ from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.expr import binary
-from tilewright.ir.graph_ops.operands import lowest
-from tilewright.ir.graph_ops.pooling import cell
-from tilewright.passes.lower.lowering import accumulated, dim_names, lowering, mapped, reduced, result_type
+from tilewright.ir.graph_ops.adaptive_pooling import cell
+from tilewright.ir.graph_ops.operands import lowest, zero
+from tilewright.passes.lower.lowering import accumulated, dim_names, lowering, reduced, result_type
+from tilewright.passes.lower.rules.windowed import OUTPUTS, TAPS, divided, letters_of, tap_dims
 
-_NAMES = {"N": "n", "C": "c", "H": "y", "W": "x"}
-_TAPS = {"H": "r", "W": "s"}
+_NAMES = {"N": "n", "C": "c", **OUTPUTS}
 
 
-@lowering("graph.adaptive_max_pool2d")
-def adaptive_max_pool2d(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+@lowering(*(f"graph.adaptive_max_pool{n}d" for n in (1, 2, 3)))
+def adaptive_max_pool(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """The largest element of every cell."""
     t = result_type(op)
     return [_cells(b, op, x, t, "scalar.max", lowest(t.dtype))]
 
 
-@lowering("graph.adaptive_avg_pool2d")
-def adaptive_avg_pool2d(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+@lowering(*(f"graph.adaptive_avg_pool{n}d" for n in (1, 2, 3)))
+def adaptive_avg_pool(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """The sum of every cell over its number of elements."""
     t, attrs = result_type(op), dict[str, Any](op.attrs)
     layout = attrs["layout"]
-    held = accumulated(t)
-    sums = _cells(b, op, x, held, "scalar.add", 0.0)
-    names = dim_names(t.rank)
+    sums = _cells(b, op, x, accumulated(t), "scalar.add", zero(t.dtype))
     shape = dict(zip(layout, x[0].tensor.shape, strict=True))
-    where = dict(zip(layout, names, strict=True))
-    count: Expr = 1
-    output_size: Any = op["output_size"]
-    for d, cells in zip("HW", output_size, strict=True):
+    where = dict(zip(layout, dim_names(t.rank), strict=True))
+    counts: dict[str, Expr] = {}
+    for d, cells in zip(letters_of(layout), attrs["output_size"], strict=True):
         first, end = _bounds(where[d], shape[d], cells)
-        count = binary("*", count, binary("-", end, first))
-
-    def body(i: Builder, p: Sequence[Value]) -> Value:
-        return i.cast(i.value("scalar.div", p[0], i.cast(i.index(count), held.dtype)), t.dtype)
-
-    return [mapped(b, [sums], t, dict(zip(names, t.shape, strict=True)), [tuple(map(Sym, names))], body)]
+        counts[d] = binary("-", end, first)
+    return [divided(b, sums, op, counts)]
 
 
 def _bounds(name: str, size: int, cells: int) -> tuple[Expr, Expr]:
@@ -58,13 +51,13 @@ def _cells(
     layout = attrs["layout"]
     shape = dict(zip(layout, x[0].tensor.shape, strict=True))
     at: dict[str, Expr] = {d: Sym(n) for d, n in _NAMES.items()}
-    red: dict[str, int] = {}
+    taps: dict[str, int] = {}
     ends: dict[str, Expr] = {}
-    for d, cells in zip("HW", attrs["output_size"], strict=True):
+    for d, cells in zip(letters_of(layout), attrs["output_size"], strict=True):
         first, end = _bounds(_NAMES[d], shape[d], cells)
         extents = {stop - start for start, stop in (cell(i, shape[d], cells) for i in range(cells))}
-        red[_TAPS[d]] = max(extents)
-        at[d] = binary("+", first, Sym(_TAPS[d]))
+        taps[d] = max(extents)
+        at[d] = binary("+", first, Sym(TAPS[d]))
         if len(extents) > 1:
             ends[d] = end
 
@@ -77,4 +70,5 @@ def _cells(
 
     par = {_NAMES[d]: n for d, n in zip(layout, t.shape, strict=True)}
     reads = [tuple(at[d] for d in layout)]
+    red = tap_dims(taps, {})
     return reduced(b, "tensor.window", x, t, par, red, reads, body, init=neutral, fill=(neutral,))

@@ -7,8 +7,9 @@ from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.expr import binary
-from tilewright.ir.graph_ops.convolution import conv2d_transpose_of
 from tilewright.ir.graph_ops.layouts import Window
+from tilewright.ir.graph_ops.operands import zero
+from tilewright.ir.graph_ops.transposed_convolution import transposed_convolution_of
 from tilewright.ir.simplify import simplify
 from tilewright.passes.lower.lowering import (
     accumulated,
@@ -20,38 +21,36 @@ from tilewright.passes.lower.lowering import (
     reduced,
     result_type,
 )
+from tilewright.passes.lower.rules.windowed import OUTPUTS, TAPS, letters_of, tap_dims
 
 
-@lowering("graph.conv2d_transpose")
-def conv2d_transpose(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+@lowering("graph.conv1d_transpose", "graph.conv2d_transpose", "graph.conv3d_transpose")
+def transposed_convolution(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """A convolution of stride 1 over the input with zeros between its elements, the kernel turned round."""
     attrs: dict[str, Any] = dict(op.attrs)
     data, weight = x
-    g = conv2d_transpose_of(data.tensor, weight.tensor, attrs)
     layout, result = attrs["data_layout"], accumulated(result_type(op))
-    names = {"N": "n", "C": "k", "H": "y", "W": "x"}
+    letters = letters_of(layout)
+    g = transposed_convolution_of(data.tensor, weight.tensor, attrs, len(letters), op.name)
+    along = dict(zip(letters, g.windows, strict=True))
+    names = {"N": "n", "C": "k", **OUTPUTS}
     par = {names[d]: n for d, n in zip(layout, result.shape, strict=True)}
-    red = {"c": g.channels, "r": g.rows.kernel, "s": g.columns.kernel}
+    red = tap_dims({d: w.kernel for d, w in along.items()}, {"c": g.channels})
     ranges = {d: (0, n - 1) for d, n in (par | red).items()}
     group = binary("//", Sym("k"), g.filters)
     channel = simplify(binary("+", binary("*", group, g.channels), Sym("c")), ranges)
     image: dict[str, Expr] = {
-        "N": Sym("n"),
-        "C": channel,
-        "H": _position(g.rows, "y", "r"),
-        "W": _position(g.columns, "x", "s"),
-    }
+        "N": Sym("n"), "C": channel, **{d: _position(w, OUTPUTS[d], TAPS[d]) for d, w in along.items()}
+    }  # fmt: skip
     kernel: dict[str, Expr] = {
         "I": channel,
         "O": simplify(binary("%", Sym("k"), g.filters), ranges),
-        "H": binary("-", g.rows.kernel - 1, Sym("r")),
-        "W": binary("-", g.columns.kernel - 1, Sym("s")),
+        **{d: binary("-", w.kernel - 1, Sym(TAPS[d])) for d, w in along.items()},
     }
     reads = [tuple(image[d] for d in layout), tuple(kernel[d] for d in attrs["kernel_layout"])]
-    operands = [_spread(b, data, layout, attrs["strides"], g.spread), weight]
-    sums = reduced(
-        b, "tensor.contract", operands, result, par, red, reads, multiply_add, fill=(_zero(data), None)
-    )
+    operands = [_spread(b, data, layout, dict(zip(letters, g.strides, strict=True)), along), weight]
+    fill = (zero(data.tensor.dtype), None)
+    sums = reduced(b, "tensor.contract", operands, result, par, red, reads, multiply_add, fill=fill)
     return [converted(b, sums, result_type(op))]
 
 
@@ -61,20 +60,18 @@ def _position(window: Window, out: str, tap: str) -> Expr:
     return binary("-", reach, window.before) if window.before >= 0 else binary("+", reach, -window.before)
 
 
-def _zero(v: Value) -> float | int:
-    return 0.0 if v.tensor.dtype.startswith(("f", "bf")) else 0
-
-
-def _spread(b: Builder, x: Value, layout: str, strides: Sequence[int], spread: Sequence[int]) -> Value:
-    """`x` with `stride - 1` zeros between neighbouring rows and columns."""
-    if tuple(strides) == (1, 1):
+def _spread(b: Builder, x: Value, layout: str, strides: dict[str, int], along: dict[str, Window]) -> Value:
+    """`x` with `stride - 1` zeros between neighbours along every spatial dimension."""
+    if set(strides.values()) == {1}:
         return x
     t = x.tensor
-    extent = dict(zip(layout, t.shape, strict=True)) | dict(zip("HW", spread, strict=True))
+    extent = dict(zip(layout, t.shape, strict=True)) | {d: w.size for d, w in along.items()}
     names = dim_names(t.rank)
     at: dict[str, Expr] = {d: Sym(n) for d, n in zip(layout, names, strict=True)}
-    gap = binary("+", binary("%", at["H"], strides[0]), binary("%", at["W"], strides[1]))
-    read = at | {d: binary("//", at[d], step) for d, step in zip("HW", strides, strict=True)}
+    gap: Expr = 0
+    for d, step in strides.items():
+        gap = binary("+", gap, binary("%", at[d], step))
+    read = at | {d: binary("//", at[d], step) for d, step in strides.items()}
     result = TensorType(t.dtype, tuple(extent[d] for d in layout))
 
     def body(i: Builder, p: Sequence[Value]) -> Value:

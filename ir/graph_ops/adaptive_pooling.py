@@ -1,0 +1,106 @@
+"""Pooling over whole images and to a given number of cells, of one, two or three spatial dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+
+import numpy as np
+
+from tilewright.ir.graph_ops.convolution import layout_attr
+from tilewright.ir.graph_ops.layouts import SPATIAL, arranged, check_layout, data_layouts, permuted
+from tilewright.ir.graph_ops.operands import dtype_of, entries, require, require_rank, tensors, wide
+from tilewright.ir.graph_ops.pooling import quotient, with_image
+from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.types import TensorType, Type
+
+
+def _image(types: Sequence[Type], attrs: Attrs, spatial: int, name: str) -> TensorType:
+    """The operand, known to be numbers over images with elements."""
+    (x,) = tensors(types, name)
+    check_layout(attrs["layout"], data_layouts(spatial), name, "layout")
+    require_rank(x, spatial + 2, name)
+    require("max" in name or x.dtype != "bool", name, f"expected numbers, got {x}")
+    good = 0 not in arranged(x.shape, attrs["layout"], SPATIAL[spatial])
+    require(good, name, f"expected an image with elements, got {x}")
+    return x
+
+
+def _infer_global(spatial: int, name: str, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    return [with_image(_image(types, attrs, spatial, name), attrs["layout"], (1,) * spatial)]
+
+
+def _infer_adaptive(spatial: int, name: str, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    x = _image(types, attrs, spatial, name)
+    cells = entries(attrs["output_size"], spatial, name, "output_size", 1)
+    return [with_image(x, attrs["layout"], cells)]
+
+
+def image_axes(layout: str, spatial: int) -> tuple[int, ...]:
+    """Positions of the spatial dimensions in a layout."""
+    return tuple(layout.index(d) for d in SPATIAL[spatial])
+
+
+def _folded(x: np.ndarray, axes: tuple[int, ...], largest: bool, keepdims: bool) -> np.ndarray:
+    """The maximum, or the mean in the dtype of x, over some axes."""
+    if largest:
+        return np.asarray(x.max(axis=axes, keepdims=keepdims))
+    held = wide(x, dtype_of(x))
+    total = held.sum(axis=axes, dtype=held.dtype, keepdims=keepdims)
+    count = np.asarray(prod(x.shape[d] for d in axes)).astype(held.dtype)
+    return quotient(total, count).astype(x.dtype, copy=False)
+
+
+def _evaluate_global(
+    spatial: int, largest: bool, inputs: Sequence[np.ndarray], attrs: Attrs
+) -> Sequence[np.ndarray]:
+    return [_folded(inputs[0], image_axes(attrs["layout"], spatial), largest, True)]
+
+
+def cell(index: int, size: int, cells: int) -> tuple[int, int]:
+    """First and past-the-last element of one of `cells` overlapping parts that cover `size` elements."""
+    return index * size // cells, -(-(index + 1) * size // cells)
+
+
+def _evaluate_adaptive(
+    spatial: int, largest: bool, inputs: Sequence[np.ndarray], attrs: Attrs
+) -> Sequence[np.ndarray]:
+    order = f"NC{SPATIAL[spatial]}"
+    x, counts = permuted(inputs[0], attrs["layout"], order), attrs["output_size"]
+    out = np.empty((*x.shape[:2], *counts), dtype=x.dtype)
+    for at in np.ndindex(*counts):
+        bounds = [cell(i, size, n) for i, size, n in zip(at, x.shape[2:], counts, strict=True)]
+        part = x[:, :, *(slice(a, b) for a, b in bounds)]
+        out[:, :, *at] = _folded(part, tuple(range(2, x.ndim)), largest, False)
+    return [permuted(out, order, attrs["layout"])]
+
+
+for _spatial in SPATIAL:
+    for _kind, _what in (("avg", "mean"), ("max", "largest element")):
+        _name = f"graph.global_{_kind}_pool{_spatial}d"
+        define(
+            OpDef(
+                _name,
+                ("x",),
+                f"The {_what} of every channel's image; means of integers round towards zero.",
+                attrs={"layout": layout_attr(_spatial)},
+                infer=partial(_infer_global, _spatial, _name),
+                evaluate=partial(_evaluate_global, _spatial, _kind == "max"),
+            )
+        )
+        _name = f"graph.adaptive_{_kind}_pool{_spatial}d"
+        define(
+            OpDef(
+                _name,
+                ("x",),
+                f"The {_what} of each of `output_size` parts that cover the image; means of integers round "
+                "towards zero.",
+                attrs={
+                    "output_size": AttrDef("ints", doc="spatial extents of the result"),
+                    "layout": layout_attr(_spatial),
+                },
+                infer=partial(_infer_adaptive, _spatial, _name),
+                evaluate=partial(_evaluate_adaptive, _spatial, _kind == "max"),
+            )
+        )

@@ -1,0 +1,132 @@
+"""Transposed convolution over one, two or three spatial dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+import numpy as np
+
+from tilewright.ir.graph_ops.convolution import layout_attr, window_attrs
+from tilewright.ir.graph_ops.layouts import (
+    SPATIAL,
+    Window,
+    arranged,
+    check_layout,
+    data_layouts,
+    kernel_layouts,
+    permuted,
+)
+from tilewright.ir.graph_ops.linear import OUT_DTYPE, result_dtype
+from tilewright.ir.graph_ops.operands import alike, dtype_of, entries, require, require_rank, wide
+from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.types import TensorType, Type, numpy_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class TransposedConvolution:
+    """A transposed convolution as a convolution of the spread input with the kernel turned round.
+
+    windows: of stride 1 over the input with `strides - 1` zeros between elements; their padding may be
+    negative (the edge is cut off).
+    """
+
+    batch: int
+    groups: int
+    channels: int
+    filters: int
+    strides: tuple[int, ...]
+    windows: tuple[Window, ...]
+
+    @property
+    def result(self) -> tuple[int, ...]:
+        """The result's extents in the order N, C, spatial."""
+        return self.batch, self.groups * self.filters, *(w.count for w in self.windows)
+
+
+def transposed_convolution_of(
+    x: TensorType, w: TensorType, attrs: Attrs, spatial: int, name: str
+) -> TransposedConvolution:
+    """The extents of a transposed convolution of these types; raises InputError where they do not fit."""
+    letters = SPATIAL[spatial]
+    check_layout(attrs["data_layout"], data_layouts(spatial), name, "data_layout")
+    check_layout(attrs["kernel_layout"], kernel_layouts(spatial), name, "kernel_layout")
+    require_rank(x, spatial + 2, name)
+    require_rank(w, spatial + 2, name)
+    n, c, *sizes = arranged(x.shape, attrs["data_layout"], f"NC{letters}")
+    i, k, *taps = arranged(w.shape, attrs["kernel_layout"], f"IO{letters}")
+    groups = attrs["groups"]
+    good = groups >= 1 and c % groups == 0 and i == c
+    require(good, name, f"expected a kernel of {c} input channels in {groups} groups, got {x} and {w}")
+    strides = entries(attrs["strides"], spatial, name, "strides", 1)
+    dilation = entries(attrs["dilation"], spatial, name, "dilation", 1)
+    padding = entries(attrs["padding"], 2 * spatial, name, "padding")
+    extra = entries(attrs["output_padding"], spatial, name, "output_padding")
+    along = []
+    for d, kernel in enumerate(taps):
+        reach = (kernel - 1) * dilation[d]
+        before, after = reach - padding[d], reach - padding[d + spatial] + extra[d]
+        window = Window((sizes[d] - 1) * strides[d] + 1, kernel, 1, dilation[d], before, after)
+        good = kernel >= 1 and sizes[d] >= 1 and window.count >= 1
+        require(good, name, f"expected a result with elements, got {x}, {w} and padding {padding}")
+        along.append(window)
+    return TransposedConvolution(n, groups, c // groups, k, strides, tuple(along))
+
+
+def _infer(spatial: int, name: str, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    x, w = alike(types, name)
+    found = transposed_convolution_of(x, w, attrs, spatial, name)
+    shape = arranged(found.result, f"NC{SPATIAL[spatial]}", attrs["data_layout"])
+    return [TensorType(result_dtype(x, attrs), shape)]
+
+
+def _evaluate(spatial: int, name: str, inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    """One matrix product gives what every element adds to the result; then sums by tap of the kernel."""
+    data, weight = (TensorType(dtype_of(x), x.shape) for x in inputs)
+    g = transposed_convolution_of(data, weight, attrs, spatial, name)
+    letters = SPATIAL[spatial]
+    dtype = str(attrs["out_dtype"] or dtype_of(inputs[0]))
+    x = wide(permuted(inputs[0], attrs["data_layout"], f"NC{letters}"), dtype)
+    w = wide(permuted(inputs[1], attrs["kernel_layout"], f"IO{letters}"), dtype)
+    sizes, taps = x.shape[2:], w.shape[2:]
+    flat = x.reshape(g.batch, g.groups, g.channels, prod(sizes))
+    kernel = w.reshape(g.groups, g.channels, g.filters * prod(taps))
+    parts = np.matmul(np.swapaxes(kernel, 1, 2), flat)
+    parts = parts.reshape(g.batch, g.groups * g.filters, *taps, *sizes)
+    before, after = attrs["padding"][:spatial], attrs["padding"][spatial:]
+    counts = g.result[2:]
+    room = tuple(n + lo + hi for n, lo, hi in zip(counts, before, after, strict=True))
+    full = np.zeros((*g.result[:2], *room), dtype=parts.dtype)
+    for tap in np.ndindex(*taps):
+        at = tuple(
+            slice(t * w.dilation, t * w.dilation + w.size, step)
+            for t, w, step in zip(tap, g.windows, g.strides, strict=True)
+        )
+        full[:, :, *at] += parts[:, :, *tap]
+    inside = tuple(slice(lo, lo + n) for lo, n in zip(before, counts, strict=True))
+    out = full[:, :, *inside].astype(numpy_dtype(dtype), copy=False)
+    return [permuted(out, f"NC{letters}", attrs["data_layout"])]
+
+
+for _spatial in SPATIAL:
+    _name = f"graph.conv{_spatial}d_transpose"
+    define(
+        OpDef(
+            _name,
+            ("x", "weight"),
+            "Every element of x adds its multiple of the kernel to a window of the result.",
+            attrs={
+                **window_attrs(_spatial),
+                "output_padding": AttrDef("ints", (0,) * _spatial, "added at the end of each dimension"),
+                "data_layout": layout_attr(_spatial),
+                "kernel_layout": AttrDef(
+                    "str", f"IO{SPATIAL[_spatial]}", ", ".join(kernel_layouts(_spatial))
+                ),
+                "out_dtype": OUT_DTYPE,
+            },
+            infer=partial(_infer, _spatial, _name),
+            evaluate=partial(_evaluate, _spatial, _name),
+        )
+    )

@@ -1,0 +1,71 @@
+"""Names and index expressions shared by the rules of convolutions and pools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilewright.ir import Builder, Expr, Op, Sym, Value
+from tilewright.ir.expr import binary
+from tilewright.ir.graph_ops.layouts import SPATIAL
+from tilewright.passes.lower.lowering import dim_names, mapped, result_type
+
+#: dimension of the iteration domain that counts the windows along a spatial dimension
+OUTPUTS = {"D": "z", "H": "y", "W": "x"}
+#: reduced dimension that counts the taps along a spatial dimension
+TAPS = {"D": "q", "H": "r", "W": "s"}
+
+
+def letters_of(layout: str) -> str:
+    """The spatial letters of a data layout, in their canonical order."""
+    return SPATIAL[len(layout) - 2]
+
+
+def window_read(letter: str, stride: int, dilation: int, before: int) -> Expr:
+    """Where a tap of a window reads along a spatial dimension; may lie outside."""
+    start = binary("*", Sym(OUTPUTS[letter]), stride)
+    reach = binary("+", start, binary("*", Sym(TAPS[letter]), dilation))
+    return binary("-", reach, before)
+
+
+def window_reads(attrs: Mapping[str, Any], letters: str) -> dict[str, Expr]:
+    """`window_read` along every spatial dimension, from strides, padding and dilation."""
+    steps = zip(letters, attrs["strides"], attrs["dilation"], attrs["padding"][: len(letters)], strict=True)
+    return {d: window_read(d, stride, dilation, before) for d, stride, dilation, before in steps}
+
+
+def tap_dims(taps: Mapping[str, int], channels: Mapping[str, int]) -> dict[str, int]:
+    """Reduced dimensions in the order kernels expect: taps beyond two dimensions, channels, other taps."""
+    named = {TAPS[d]: n for d, n in taps.items()}
+    outer = {d: n for d, n in named.items() if d == TAPS["D"]}
+    return {**outer, **channels, **named}
+
+
+def divided(b: Builder, sums: Value, op: Op, counts: Mapping[str, Expr]) -> Value:
+    """`sums` over the product of `counts` (at least 1) at each point, in the result's dtype.
+
+    counts: number of elements per letter of the layout, over dimension names i0, i1, ...
+    """
+    t, held = result_type(op), sums.tensor.dtype
+    names = dim_names(t.rank)
+    division = "scalar.div" if held.startswith(("f", "bf")) else "scalar.truncdiv"
+    total: Expr = 1
+    for e in counts.values():
+        total = binary("*", total, e)
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        taps = i.value("scalar.max", i.index(total, "i32"), i.const(1, "i32"))
+        return i.cast(i.value(division, p[0], i.cast(taps, held)), t.dtype)
+
+    par = dict(zip(names, t.shape, strict=True))
+    return mapped(b, [sums], t, par, [tuple(map(Sym, names))], body)
+
+
+def larger(i: Builder, p: Sequence[Value]) -> Value:
+    """Body of a maximum."""
+    return i.value("scalar.max", p[0], p[1])
+
+
+def added(i: Builder, p: Sequence[Value]) -> Value:
+    """Body of a sum in the accumulator's type."""
+    return i.value("scalar.add", i.cast(p[0], p[1].type.dtype), p[1])
