@@ -10,8 +10,9 @@ import numpy as np
 
 from tilewright.driver import Lowered, build, lower
 from tilewright.executable import Artifact, Executable
-from tilewright.ir import Func, InputError, Level, Module, Pairs, UnsupportedError, show
-from tilewright.passes import Instrument
+from tilewright.ir import Func, InputError, Level, Module, Pairs, show
+from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
+from tilewright.pipelines import PRECISIONS
 from tilewright.reference import ReferenceExecutable
 from tilewright.targets import Target, resolve_target
 from tilewright.tuning import measured_choice
@@ -36,7 +37,9 @@ def compile(
         `reference` or `null`.
     tune: `model` chooses implementation parameters by the cost model; `measure` times the model's most likely
         candidates of every contraction kernel on the device, which must be present.
-    precision: `fp32`; the others are not available yet.
+    precision: `fp32`; `tf32` lets contractions round their factors to TF32 where tensor cores multiply them;
+        `fp16` and `bf16` store tensors in 16 bits between ops and accumulate in float32. Inputs and outputs
+        keep their types.
     libraries: whether library kernels may compete; none are registered yet, so every kernel is generated.
     progress: draw a bar on stderr while kernels compile; by default where stderr is a terminal.
 
@@ -46,9 +49,13 @@ def compile(
         raise InputError(f"expected a Module, got {type(module).__name__}")
     if tune not in ("model", "measure"):
         raise InputError(f"expected tune among model, measure, got {tune!r}")
-    _check_choice("precision", precision, ("fp32", "tf32", "fp16", "bf16"), "fp32")
+    if precision not in PRECISIONS:
+        raise InputError(f"expected precision among {', '.join(PRECISIONS)}, got {precision!r}")
     resolved = resolve_target(target)
     if resolved.kind == "reference":
+        passes = Pipeline.parse(", ".join(["infer-shapes", *PRECISIONS[precision].values()]))
+        if module.main.level is Level.GRAPH and "graph" in PRECISIONS[precision]:
+            module = run_pipeline(module, passes, PassContext())
         return cast("Executable", ReferenceExecutable(module))
     missing = [n for n in _constant_names(module) if n not in module.constants]
     if missing:
@@ -56,19 +63,13 @@ def compile(
             f"{len(missing)} constants have no data: {', '.join(missing[:5])}", where=f"@{module.name}"
         )
     choose = partial(measured_choice, target=resolved, progress=progress) if tune == "measure" else None
-    lowered = lower(module, resolved, instruments, choose=choose)
+    lowered = lower(module, resolved, instruments, precision=precision, choose=choose)
     plan = build(lowered, resolved, progress=progress)
     names = {b.name for b in plan.buffers if b.kind == "constant"}
     constants = {n: np.asarray(a) for n, a in lowered.thread.constants.items() if n in names}
     texts = {"graph": show(lowered.graph), "tensor": show(lowered.tensor), "thread": show(lowered.thread)}
-    return Executable(Artifact(plan, constants, texts, facts_of(lowered, resolved)), str(resolved))
-
-
-def _check_choice(name: str, value: str, known: Sequence[str], available: str) -> None:
-    if value not in known:
-        raise InputError(f"expected {name} among {', '.join(known)}, got {value!r}")
-    if value != available:
-        raise UnsupportedError(f"{name}={value!r} is not available in this version; use {name}={available!r}")
+    facts = {**facts_of(lowered, resolved), "precision": precision}
+    return Executable(Artifact(plan, constants, texts, facts), str(resolved))
 
 
 def _constant_names(module: Module) -> list[str]:

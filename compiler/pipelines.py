@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tilewright.ir import Level
+from collections.abc import Mapping
+
+from tilewright.ir import Level, UnsupportedError
 
 #: Relay-level clean-up and algebra on the graph
 GRAPH = """
@@ -47,13 +49,29 @@ place-barriers
 VECTORISE = {"cuda": "{max_bytes=16}", "opencl": "{max_bytes=64, registers=true}"}
 
 
-def stage_texts(start: Level, language: str) -> dict[str, str]:
+#: passes that carry out a precision, by stage; they run before what they let later passes fold and fuse
+PRECISIONS: Mapping[str, Mapping[str, str]] = {
+    "fp32": {},
+    "tf32": {"tensor": "allow-tf32"},
+    "fp16": {"graph": "mixed-precision{dtype=f16}, fold-constants, cse, dce"},
+    "bf16": {"graph": "mixed-precision{dtype=bf16}, fold-constants, cse, dce"},
+}
+
+
+def stage_texts(start: Level, language: str, precision: str = "fp32") -> dict[str, str]:
     """The pipeline of each stage (graph, tensor, thread) for a module whose @main is at level `start`."""
     thread = THREAD.replace("{VECTORISE}", VECTORISE[language])
+    extra = PRECISIONS[precision]
+    if start is not Level.GRAPH and "graph" in extra:
+        raise UnsupportedError(
+            f"precision {precision} is decided on graph ops; @main holds tensor ops already"
+        )
+    tensor = ", ".join(filter(None, (extra.get("tensor"), TENSOR)))
     if start is Level.GRAPH:
-        stages = {"graph": GRAPH, "tensor": f"{GRAPH_TO_TENSOR}, {TENSOR}", "thread": thread}
+        graph = ", ".join(filter(None, (GRAPH, extra.get("graph"))))
+        stages = {"graph": graph, "tensor": f"{GRAPH_TO_TENSOR}, {tensor}", "thread": thread}
     else:
-        stages = {"graph": "", "tensor": TENSOR, "thread": thread}
+        stages = {"graph": "", "tensor": tensor, "thread": thread}
     return {k: " ".join(v.split()) for k, v in stages.items()}
 
 

@@ -208,7 +208,10 @@ define(
         "tensor.contract",
         ("a", "b"),
         "result[par] = sum over red of a[reads] * b[reads]: matrix products and convolutions.",
-        attrs=_REDUCED,
+        attrs={
+            **_REDUCED,
+            "factors": AttrDef("str", "", "tf32: float32 factors may be rounded to TF32 before the product"),
+        },
         verify=_verify_structured,
         body=True,
     )

@@ -7,7 +7,7 @@ import json
 import time
 
 from tilewright.api import compile as compile_module
-from tilewright.commands.network import add_network_arguments, load_network
+from tilewright.commands.network import add_choice_arguments, add_network_arguments, load_network
 from tilewright.executable import Executable
 from tilewright.ir import UnsupportedError
 
@@ -15,6 +15,7 @@ from tilewright.ir import UnsupportedError
 def add_compile(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
     p = sub.add_parser("compile", help="compile a network into one file")
+    add_choice_arguments(p)
     add_network_arguments(p, params=None)
     p.add_argument("-o", "--output", metavar="FILE", help="where to write the executable (.tw)")
     p.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -24,7 +25,7 @@ def add_compile(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def run_compile(a: argparse.Namespace) -> None:
     """Compile, save where asked, and report."""
     start = time.perf_counter()
-    exe = compile_module(load_network(a), target=a.target)
+    exe = compile_module(load_network(a), target=a.target, precision=a.precision, tune=a.tune)
     if not isinstance(exe, Executable):
         raise UnsupportedError(
             "the reference target has nothing to compile; use `tilewright run --target reference`"

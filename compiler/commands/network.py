@@ -10,6 +10,7 @@ import numpy as np
 
 from tilewright import frontends
 from tilewright.ir import ArrayType, InputError, Module, parse_file
+from tilewright.pipelines import PRECISIONS
 
 
 def add_network_arguments(p: argparse.ArgumentParser, *, params: str | None) -> None:
@@ -32,6 +33,19 @@ def add_network_arguments(p: argparse.ArgumentParser, *, params: str | None) -> 
     p.add_argument("--seed", type=int, default=0, help="seed of random weights and inputs")
     p.add_argument(
         "--target", default="auto", help="auto, cuda, cuda:sm_90a, opencl, emulator, reference (default auto)"
+    )
+
+
+def add_choice_arguments(p: argparse.ArgumentParser) -> None:
+    """The arguments of a compilation: precision, and how parameters are chosen."""
+    p.add_argument(
+        "--precision", default="fp32", choices=tuple(PRECISIONS), help="storage and products (default fp32)"
+    )
+    p.add_argument(
+        "--tune",
+        default="model",
+        choices=("model", "measure"),
+        help="how parameters are chosen (default model)",
     )
 
 

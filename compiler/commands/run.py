@@ -11,6 +11,7 @@ import numpy as np
 
 from tilewright.api import compile as compile_module
 from tilewright.commands.network import (
+    add_choice_arguments,
     add_network_arguments,
     load_network,
     random_inputs,
@@ -20,17 +21,21 @@ from tilewright.commands.network import (
 from tilewright.executable import Executable, load
 from tilewright.ir import InputError, WorkError, interpret
 
-TOLERANCE = 1e-4
+#: relative error against float64 above which a result counts as wrong, by precision
+TOLERANCE = {"fp32": 1e-4, "tf32": 5e-3, "fp16": 2e-2, "bf16": 1e-1}
 
 
 def add_run(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
     p = sub.add_parser("run", help="run a network or a saved executable (.tw)")
+    add_choice_arguments(p)
     add_network_arguments(p, params="random")
     p.add_argument("--input", metavar="FILE.npz", help="arrays by input name (default: seeded random)")
     p.add_argument("--output", metavar="FILE.npz", help="write the outputs as out0, out1, ...")
     p.add_argument(
-        "--check", action="store_true", help=f"compare with the float64 reference (error below {TOLERANCE:g})"
+        "--check",
+        action="store_true",
+        help=f"compare with the float64 reference (error below {TOLERANCE['fp32']:g} in fp32)",
     )
     p.add_argument("--repeats", type=int, default=10, help="timed runs (default 10)")
     p.add_argument("--json", action="store_true", help="print results as JSON")
@@ -50,7 +55,7 @@ def run_network(a: argparse.Namespace) -> None:
         exe = load(a.network)
     else:
         module = load_network(a)
-        exe = compile_module(module, target=a.target)
+        exe = compile_module(module, target=a.target, precision=a.precision, tune=a.tune)
     names, types = exe.input_names, exe.input_types
     inputs = read_inputs(a.input, names) if a.input else random_inputs(names, types, a.seed)
     outputs = exe(*inputs)
@@ -68,9 +73,10 @@ def run_network(a: argparse.Namespace) -> None:
     if a.output:
         _write(a.output, outputs)
     _report(a, result)
-    if result.get("relative_error", 0.0) > TOLERANCE:
+    limit = TOLERANCE[a.precision]
+    if result.get("relative_error", 0.0) > limit:
         raise WorkError(
-            f"the result is wrong: relative error {result['relative_error']:.3g} is above {TOLERANCE:g}"
+            f"the result is wrong: relative error {result['relative_error']:.3g} is above {limit:g}"
         )
 
 

@@ -91,8 +91,6 @@ def test_wrong_arguments(module):
         tw.compile(module, target="tpu")
     with pytest.raises(tw.InputError, match="tune"):
         tw.compile(module, target="opencl", tune="guess")
-    with pytest.raises(tw.UnsupportedError, match="precision"):
-        tw.compile(module, target="opencl", precision="fp16")
     with pytest.raises(tw.InputError, match="Module"):
         tw.compile("net.relay", target="opencl")
 

@@ -1,0 +1,114 @@
+"""Pass mixed-precision: 16-bit storage where it saves traffic, float32 where range or rounding would hurt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tilewright.ir.builder import Builder
+from tilewright.ir.errors import InputError
+from tilewright.ir.nodes import Func, Level, Op, Value
+from tilewright.ir.types import TensorType
+from tilewright.passes.context import PassContext
+from tilewright.passes.definition import register_pass
+
+#: products: their operands are always narrowed; sums are kept in float32 by their lowering
+PRODUCTS = frozenset(
+    f"graph.{n}"
+    for n in (
+        "conv1d", "conv2d", "conv3d", "conv1d_transpose", "conv2d_transpose", "conv3d_transpose", "dense",
+        "matmul", "batch_matmul", "einsum", "deformable_conv2d", "octave_conv2d",
+    )
+)  # fmt: skip
+#: ops that overflow, cancel or order elements: they see float32 only
+WIDE = frozenset(
+    f"graph.{n}"
+    for n in (
+        "exp", "exp2", "log", "log2", "log10", "power", "sinh", "cosh", "tan", "asin", "acos", "atan",
+        "atan2", "asinh", "acosh", "atanh", "erf", "rsqrt", "floor_divide", "floor_mod", "mod", "variance", "prod",
+        "cumsum", "cumprod", "l2_normalize", "lrn", "sort", "argsort", "topk", "argmax", "argmin", "unique",
+        "searchsorted", "nll_loss", "stft", "dft", "one_hot", "non_max_suppression", "get_valid_counts",
+        "multibox_prior", "multibox_transform_loc", "proposal", "roi_align", "roi_pool", "grid_sample",
+        "affine_grid", "resize1d", "resize2d", "resize3d", "crop_and_resize",
+    )
+)  # fmt: skip
+#: ops that say nothing of the type of what they read
+_NEUTRAL = frozenset({"graph.cast"})
+
+
+@register_pass(Level.GRAPH, requires={"shapes-known"})
+def mixed_precision(func: Func, ctx: PassContext, *, dtype: str = "f16") -> Func:
+    """Store float32 tensors as `dtype` (f16 or bf16) between ops, with explicit casts where types meet.
+
+    rewrite: %0 = graph.dense(%x, %w); %1 = graph.exp(%0)
+        -->   %0 = graph.dense(graph.cast(%x, f16), graph.cast(%w, f16)); %1 = graph.exp(graph.cast(%0, f32))
+
+    Products always take narrow operands and give narrow results; ops sensitive to range or rounding stay in
+    float32; all others follow the tensors they read (constants follow the op). Norms, softmax, pooling and
+    reductions accumulate in float32 whatever they read: that is their lowering's business. Parameters and
+    results of the function keep their types.
+    """
+    if dtype not in ("f16", "bf16"):
+        raise InputError(f"expected dtype f16 or bf16, got {dtype!r}")
+    return _Narrower(dtype).func(func)
+
+
+class _Narrower:
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+        self.b = Builder()
+        self.home: dict[Value, Value] = {}  # a value of the old function -> where its result is kept
+        self.versions: dict[tuple[Value, str], Value] = {}  # kept value, dtype -> the same numbers so typed
+        self.constants: set[Value] = set()
+
+    def func(self, func: Func) -> Func:
+        self.home.update({p: p for p in func.params})
+        for op in func.body.ops:
+            with self.b.at(op.loc):
+                self.op(op)
+        return func.with_body(self.b.block(func.params)) if self.versions else func
+
+    def op(self, op: Op) -> None:
+        if op.name == "graph.return":
+            self.b.emit(op.name, [self.typed(v, v.tensor.dtype) for v in op.operands])
+            return
+        operands = [self.typed(v, self.wanted(op, v)) for v in op.operands]
+        attrs: Mapping[str, object] = dict(op.attrs)
+        types = [r.type for r in op.results] if op.name == "graph.constant" else None
+        results = self.emit(op, operands, attrs, types)
+        self.home.update(zip(op.results, results, strict=True))
+        if op.name == "graph.constant" or (operands and all(v in self.constants for v in operands)):
+            self.constants.update(results)
+
+    def emit(
+        self, op: Op, operands: Sequence[Value], attrs: Mapping[str, object], types: Sequence[object] | None
+    ) -> tuple[Value, ...]:
+        hints = op.results[0].hint if op.results else ""
+        if types is None:
+            return self.b.emit(op.name, operands, attrs, hint=hints)  # type: ignore[arg-type]
+        return self.b.emit(op.name, operands, attrs, types=types, hint=hints)  # type: ignore[arg-type]
+
+    def wanted(self, op: Op, v: Value) -> str:
+        """The dtype in which `op` reads operand `v`."""
+        dtype = self.home[v].tensor.dtype
+        if dtype not in ("f32", self.dtype) or op.name in _NEUTRAL:
+            return dtype
+        if op.name in PRODUCTS:
+            return self.dtype
+        if op.name in WIDE:
+            return "f32"
+        floats = [self.home[x] for x in op.operands]
+        floats = [x for x in floats if x.tensor.dtype in ("f32", self.dtype)]
+        moving = [x for x in floats if x not in self.constants]
+        return self.dtype if moving and all(x.tensor.dtype == self.dtype for x in moving) else "f32"
+
+    def typed(self, v: Value, dtype: str) -> Value:
+        """The kept form of `v` as `dtype`; each conversion is made once, and never back and forth."""
+        kept = self.home[v]
+        if not isinstance(kept.type, TensorType) or kept.tensor.dtype == dtype:
+            return kept
+        key = (kept, dtype)
+        if key not in self.versions:
+            self.versions[key] = self.b.value("graph.cast", kept, dtype=dtype)
+            if kept in self.constants:
+                self.constants.add(self.versions[key])
+        return self.versions[key]
