@@ -1,0 +1,84 @@
+"""Relay's image operators: resizing, upsampling, sampling at grids and in boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import floor
+
+from tilewright.frontends.emitter import Emitter, Result
+from tilewright.frontends.relay.attributes import Attributes
+from tilewright.frontends.relay.evaluate import Rule
+from tilewright.ir.errors import InputError
+from tilewright.ir.graph_ops.interpolation import CROPPING, is_layout, spatial
+from tilewright.ir.nodes import Value
+
+#: Relay's cubic_alpha by default
+_ALPHA = -0.5
+
+
+def _resize(count: int) -> Rule:
+    dimensions = "DHW"[3 - count :]
+
+    def rule(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+        (data,) = emit.tensors(args, 1)
+        mode = attrs.text("coordinate_transformation_mode", "half_pixel")
+        roi = attrs.reals("roi", ())
+        return emit.value(
+            f"resize{count}d",
+            data,
+            size=attrs.integers("size"),
+            layout=attrs.text("layout", f"NC{dimensions}"),
+            method=attrs.text("method", "linear").lower(),
+            coordinate_transformation_mode=mode,
+            rounding_method=attrs.text("rounding_method", "round"),
+            cubic_alpha=attrs.real("cubic_alpha", _ALPHA),
+            cubic_exclude=attrs.flag("cubic_exclude", 0),
+            roi=roi if mode == CROPPING else (),
+            extrapolation_value=attrs.real("extrapolation_value", 0.0),
+            out_dtype=attrs.dtype("out_dtype") or None,
+        )
+
+    return rule
+
+
+def _scaled(data: Value, layout: str, dimensions: str, scales: Sequence[float]) -> tuple[int, ...]:
+    """Extents of the spatial dimensions times their scales, rounded half up."""
+    if not is_layout(layout, ("N", "C", *dimensions)):
+        raise InputError(f"expected a layout of N, C, {', '.join(dimensions)}, got '{layout}'")
+    places = spatial(layout)
+    if data.tensor.rank <= max(places):
+        raise InputError(f"expected data of layout {layout}, got {data.type}")
+    return tuple(floor(data.tensor.shape[d] * s + 0.5) for d, s in zip(places, scales, strict=True))
+
+
+def _upsampling(count: int, prefix: str) -> Rule:
+    dimensions = "DHW"[3 - count :]
+
+    def rule(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+        """Resizing by factors; `bilinear` and `trilinear` are `linear` here."""
+        (data,) = emit.tensors(args, 1)
+        layout = attrs.text("layout", f"NC{dimensions}")
+        scales = [attrs.real(f"scale_{c.lower()}", 1.0) for c in dimensions]
+        if count == 2:
+            mode = "align_corners" if attrs.flag("align_corners", False) else "asymmetric"
+        else:
+            mode = attrs.text("coordinate_transformation_mode", "half_pixel")
+        return emit.value(
+            f"resize{count}d",
+            data,
+            size=_scaled(data, layout, dimensions, scales),
+            layout=layout,
+            method=attrs.text("method", "nearest_neighbor").removeprefix(prefix),
+            coordinate_transformation_mode=mode,
+        )
+
+    return rule
+
+
+RULES: Mapping[str, Rule] = {
+    "image.resize1d": _resize(1),
+    "image.resize2d": _resize(2),
+    "image.resize3d": _resize(3),
+    "nn.upsampling": _upsampling(2, "bi"),
+    "nn.upsampling3d": _upsampling(3, "tri"),
+}

@@ -1,0 +1,158 @@
+"""Resizing of one, two or three spatial dimensions: nearest, linear and cubic, one axis after the other.
+
+Coordinates are exact fractions except for `tf_crop_and_resize`, whose corners are float32 numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tilewright.ir.graph_ops.interpolation import (
+    CROPPING,
+    METHODS,
+    MODES,
+    ROUNDING,
+    Rational,
+    cropped,
+    default_rounding,
+    is_layout,
+    letters,
+    rounded,
+    spatial,
+    weighted,
+)
+from tilewright.ir.graph_ops.operands import entries, require, require_rank, tensors
+from tilewright.ir.opdef import AttrDef, Attrs, Infer, OpDef, define
+from tilewright.ir.types import TensorType, Type, numpy_dtype
+
+#: coordinates are computed with 32-bit integers
+MAX_PRODUCT = 1 << 28
+
+
+def _check(attrs: Attrs, name: str, dimensions: str) -> None:
+    """Raise InputError for an attribute that no resizing knows."""
+    known = (
+        ("method", METHODS),
+        ("coordinate_transformation_mode", MODES),
+        ("rounding_method", ("", *ROUNDING)),
+    )
+    for key, values in known:
+        require(attrs[key] in values, name, f"expected {key} among {', '.join(values)}, got '{attrs[key]}'")
+    fits = is_layout(attrs["layout"], ("N", "C", *dimensions))
+    require(fits, name, f"expected a layout of N, C, {', '.join(dimensions)}, got '{attrs['layout']}'")
+    if attrs["coordinate_transformation_mode"] == CROPPING:
+        count = 2 * len(dimensions)
+        good = len(attrs["roi"]) == count and all(type(v) in (int, float) for v in attrs["roi"])
+        require(good, name, f"expected {count} numbers in 'roi', got {attrs['roi']}")
+
+
+def _infer(name: str, dimensions: str) -> Infer:
+    def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+        (x,) = tensors(types, name)
+        _check(attrs, name, dimensions)
+        require_rank(x, len(letters(attrs["layout"])), name)
+        size = entries(attrs["size"], len(dimensions), name, "size", least=1)
+        shape = list(x.shape)
+        for d, target in zip(spatial(attrs["layout"]), size, strict=True):
+            fits = shape[d] > 0 and shape[d] * target < MAX_PRODUCT
+            require(fits, name, f"expected a source with elements and at most 2**28 pairs, got {x} to {size}")
+            shape[d] = target
+        return [TensorType(attrs["out_dtype"] or x.dtype, tuple(shape))]
+
+    return infer
+
+
+def held_dtype(dtype: str, method: str) -> str:
+    """The dtype of the arithmetic: float32, or float64 for float64; the nearest element keeps its own."""
+    if method == "nearest_neighbor":
+        return dtype
+    return "f64" if dtype == "f64" else "f32"
+
+
+def corners(attrs: Attrs, axis: int) -> tuple[float, float]:
+    """The cropped part of a spatial axis. `roi` lists starts, then ends; for three axes from W to D."""
+    count = len(attrs["size"])
+    at = count - 1 - axis if count == 3 else axis
+    return float(attrs["roi"][at]), float(attrs["roi"][at + count])
+
+
+def _axis_taps(attrs: Attrs, axis: int, size: int, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Taps [taps, target], their weights, and which elements lie outside a cropped axis [target]."""
+    method, mode = attrs["method"], attrs["coordinate_transformation_mode"]
+    rounding = default_rounding(attrs["rounding_method"], mode)
+    outside = np.zeros(target, bool)
+    if mode == CROPPING:
+        at = cropped(*corners(attrs, axis), size, target)
+        outside = (at < 0) | (at > size - 1)
+        base = np.floor(at).astype(np.int64)
+        fraction = at - np.floor(at)
+        nearest = rounded(at, rounding)
+    else:
+        r = Rational.of(mode, size, target)
+        x = np.arange(target)
+        above = r.scale * x + r.shift
+        base, fraction = above // r.divisor, (above % r.divisor) / r.divisor
+        n = r.nearest(rounding)
+        nearest = (n.scale * x + n.shift) // n.divisor
+    if method == "nearest_neighbor":
+        base, fraction = nearest, np.zeros(target)
+    exclude = bool(attrs["cubic_exclude"])
+    return *weighted(base, fraction, method, attrs["cubic_alpha"], size, exclude=exclude), outside
+
+
+def _evaluate(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    (x,) = inputs
+    nearest = attrs["method"] == "nearest_neighbor"
+    kind = numpy_dtype(attrs["out_dtype"]) if attrs["out_dtype"] else x.dtype
+    out = x if nearest else x.astype(np.float64 if x.dtype == np.float64 else numpy_dtype("f32"))
+    for axis, d in enumerate(spatial(attrs["layout"])):
+        target = attrs["size"][axis]
+        taps, weights, _ = _axis_taps(attrs, axis, x.shape[d], target)
+        parts = [np.take(out, t, axis=d) for t in taps]
+        along = [1] * x.ndim
+        along[d] = target
+        if nearest:
+            out = parts[0]
+        else:
+            out = sum(p * w.reshape(along).astype(out.dtype) for p, w in zip(parts, weights, strict=True))
+    for axis, d in enumerate(spatial(attrs["layout"])):
+        outside = _axis_taps(attrs, axis, x.shape[d], attrs["size"][axis])[2]
+        along = [1] * x.ndim
+        along[d] = len(outside)
+        if outside.any():
+            out = np.where(
+                outside.reshape(along), np.asarray(attrs["extrapolation_value"]).astype(out.dtype), out
+            )
+    return [np.asarray(out).astype(kind)]
+
+
+def _define(count: int) -> None:
+    dimensions = "DHW"[3 - count :]
+    name = f"graph.resize{count}d"
+    define(
+        OpDef(
+            name,
+            ("x",),
+            f"The image interpolated at `size` points along {', '.join(dimensions)}.",
+            attrs={
+                "size": AttrDef("ints"),
+                "layout": AttrDef("str", f"NC{dimensions}", "may be packed, as in NCHW4c"),
+                "method": AttrDef("str", "linear", ", ".join(METHODS)),
+                "coordinate_transformation_mode": AttrDef("str", "half_pixel", ", ".join(MODES)),
+                "rounding_method": AttrDef("str", "", f"of nearest_neighbor: {', '.join(ROUNDING)}"),
+                "cubic_alpha": AttrDef("float", -0.5),
+                "cubic_exclude": AttrDef("bool", False, "taps outside weigh nothing"),
+                "roi": AttrDef("list", (), "of tf_crop_and_resize, in fractions: starts, then ends"),
+                "extrapolation_value": AttrDef("float", 0.0, "of points outside a cropped image"),
+                "out_dtype": AttrDef("dtype?", None),
+            },
+            infer=_infer(name, dimensions),
+            evaluate=_evaluate,
+        )
+    )
+
+
+for _count in (1, 2, 3):
+    _define(_count)
