@@ -9,14 +9,15 @@ import numpy as np
 from tilewright.frontends.emitter import Emitter, Result
 from tilewright.frontends.relay.attributes import Attributes
 from tilewright.frontends.relay.evaluate import Rule
-from tilewright.ir.errors import InputError, UnsupportedError
+from tilewright.ir.errors import InputError
 from tilewright.ir.graph_ops.joining import split_points
+from tilewright.ir.graph_ops.sequences import range_count, range_values
 from tilewright.ir.graph_ops.shaping import resolve_reshape
-from tilewright.ir.nodes import Value
-from tilewright.ir.types import TensorType, storage_dtype
+from tilewright.ir.nodes import Attr, Value
+from tilewright.ir.types import TensorType, itemsize, storage_dtype
 
-#: Tensors that Relay makes from nothing become constants up to this size.
-MAX_CONSTANT_BYTES = 1 << 30
+#: Tensors that Relay makes from nothing become constants up to this size, above it ops that make them.
+MAX_CONSTANT_BYTES = 1 << 20
 
 
 def _reshape(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
@@ -86,40 +87,56 @@ def _filled_like(value: int) -> Rule:
 
 def _full(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
     (value,) = emit.tensors(args, 1)
-    dtype = attrs.dtype("dtype") or value.tensor.dtype
-    return _constant(emit, attrs.integers("shape"), dtype, _fill(emit, value))
+    return _spread(emit, value, attrs.integers("shape"), attrs.dtype("dtype") or value.tensor.dtype)
 
 
 def _full_like(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
     like, value = emit.tensors(args, 2)
-    return _constant(emit, like.tensor.shape, like.tensor.dtype, _fill(emit, value))
+    return _spread(emit, value, like.tensor.shape, like.tensor.dtype)
 
 
-def _fill(emit: Emitter, value: Value) -> float | int:
-    array = emit.known(value)
-    if array is None or array.size != 1:
-        raise UnsupportedError(f"expected a constant scalar to fill with, got {value.type}")
-    scalar: float | int = array.reshape(()).item()
-    return scalar
+def _spread(emit: Emitter, value: Value, shape: tuple[int, ...], dtype: str) -> Result:
+    """One element as every element of a tensor."""
+    if value.tensor.size != 1:
+        raise InputError(f"expected one element to fill with, got {value.type}")
+    known = emit.known(value)
+    if known is not None:
+        return _constant(emit, shape, dtype, known.reshape(()).item())
+    if value.tensor.shape:
+        value = emit.value("reshape", value, newshape=())
+    if value.tensor.dtype != dtype:
+        value = emit.value("cast", value, dtype=dtype)
+    return emit.value("broadcast_to", value, shape=shape)
 
 
 def _constant(emit: Emitter, shape: tuple[int, ...], dtype: str, value: float | int) -> Result:
-    kind = TensorType(dtype, tuple(shape))
+    """A constant while it is small; a large one is one element, broadcast where it is read."""
+    kind, one = TensorType(dtype, tuple(shape)), np.asarray(value).astype(storage_dtype(dtype))
     if kind.nbytes > MAX_CONSTANT_BYTES:
-        raise InputError(f"expected a constant of at most {MAX_CONSTANT_BYTES} bytes, got {kind}")
-    return emit.constant(np.full(kind.shape, value, storage_dtype(dtype)))
+        return emit.value("broadcast_to", emit.constant(one), shape=kind.shape)
+    return emit.constant(np.full(kind.shape, one))
 
 
 def _arange(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
     """The bounds come as attributes, and as operands in some versions; both are constants."""
     start, stop, step = (attrs.scalar(name) for name in ("start", "stop", "step"))
     dtype = attrs.dtype("dtype") or "f32"
-    count = (stop - start) / step if step else float("inf")
-    if not count * 8 <= MAX_CONSTANT_BYTES:
-        raise InputError(
-            f"expected a range of at most {MAX_CONSTANT_BYTES} bytes, got {start}, {stop}, {step}"
-        )
-    return emit.constant(np.arange(start, stop, step).astype(storage_dtype(dtype)))
+    given: dict[str, Attr] = {"start": start, "stop": stop, "step": step, "dtype": dtype}
+    if range_count(start, stop, step) * itemsize(dtype) > MAX_CONSTANT_BYTES:
+        return emit.value("arange", **given)
+    return emit.constant(range_values(start, stop, step, dtype))
+
+
+def _shape_of(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    (data,) = emit.tensors(args, 1)
+    dtype = attrs.dtype("dtype") or "i32"
+    return emit.constant(np.asarray(data.tensor.shape, storage_dtype(dtype)))
+
+
+def _ndarray_size(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    (data,) = emit.tensors(args, 1)
+    dtype = attrs.dtype("dtype") or "i32"
+    return emit.constant(np.asarray(data.tensor.size, storage_dtype(dtype)))
 
 
 RULES: Mapping[str, Rule] = {
@@ -138,4 +155,6 @@ RULES: Mapping[str, Rule] = {
     "zeros_like": _filled_like(0),
     "ones_like": _filled_like(1),
     "arange": _arange,
+    "shape_of": _shape_of,
+    "ndarray_size": _ndarray_size,
 }

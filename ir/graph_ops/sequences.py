@@ -1,0 +1,123 @@
+"""Sequences of different lengths in one tensor, and ranges of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, isfinite
+
+import numpy as np
+
+from tilewright.ir.graph_ops.operands import accumulator_dtype, axis_of, require, require_integer, tensors
+from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.types import FLOATS, TensorType, Type, numpy_dtype
+
+
+def _lengths(
+    types: Sequence[Type], seq_axis: int, batch_axis: int, name: str
+) -> tuple[TensorType, TensorType]:
+    x, lengths = tensors(types, name)
+    seq, batch = (axis_of(a, x.rank, name) for a in (seq_axis, batch_axis))
+    require(seq != batch, name, f"expected different axes of sequences and batch, got {seq} twice")
+    wanted = (x.shape[batch],)
+    require(lengths.shape == wanted, name, f"expected lengths of shape {wanted} for {x}, got {lengths}")
+    return x, lengths
+
+
+def _infer_reverse(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    name = "graph.reverse_sequence"
+    x, lengths = _lengths(types, attrs["seq_axis"], attrs["batch_axis"], name)
+    require_integer(lengths, name)
+    return [x]
+
+
+def _evaluate_reverse(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    x, lengths = inputs
+    seq, batch = attrs["seq_axis"] % x.ndim, attrs["batch_axis"] % x.ndim
+    moved = np.moveaxis(x, (batch, seq), (0, 1))
+    place = np.arange(moved.shape[1])
+    count = np.minimum(lengths.astype(np.int64), moved.shape[1])[:, None]
+    place = np.where(place < count, count - 1 - place, place)
+    out = moved[np.arange(moved.shape[0])[:, None], place]
+    return [np.moveaxis(out, (0, 1), (batch, seq))]
+
+
+define(
+    OpDef(
+        "graph.reverse_sequence",
+        ("x", "lengths"),
+        "x where the first lengths[b] elements along `seq_axis` of part b of `batch_axis` are reversed.",
+        attrs={"seq_axis": AttrDef("int", 1), "batch_axis": AttrDef("int", 0)},
+        infer=_infer_reverse,
+        evaluate=_evaluate_reverse,
+    )
+)
+
+
+def _infer_mask(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    name = "graph.sequence_mask"
+    require(attrs["axis"] in (0, 1), name, f"expected axis 0 or 1, got {attrs['axis']}")
+    x, _ = _lengths(types, attrs["axis"], 1 - attrs["axis"], name)
+    return [x]
+
+
+def _evaluate_mask(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    x, lengths = inputs
+    axis = attrs["axis"]
+    along = [1] * x.ndim
+    along[axis], place = x.shape[axis], np.arange(x.shape[axis])
+    across = [1] * x.ndim
+    across[1 - axis] = x.shape[1 - axis]
+    kept = place.reshape(along) < lengths.reshape(across)
+    return [np.where(kept, x, np.asarray(attrs["mask_value"]).astype(x.dtype))]
+
+
+define(
+    OpDef(
+        "graph.sequence_mask",
+        ("x", "lengths"),
+        "x with `mask_value` from element lengths[b] on along `axis` (0 or 1); b is the index of the other.",
+        attrs={"mask_value": AttrDef("number", 0.0), "axis": AttrDef("int", 0)},
+        infer=_infer_mask,
+        evaluate=_evaluate_mask,
+    )
+)
+
+
+def range_count(start: float, stop: float, step: float) -> int:
+    """Elements of start, start + step, ... before stop; raises InputError for a step of 0."""
+    good = step != 0 and isfinite(start) and isfinite(stop)
+    require(good, "graph.arange", f"expected finite bounds and a step other than 0: {start}, {stop}, {step}")
+    if all(isinstance(v, int) for v in (start, stop, step)):
+        return int(max(0, -((start - stop) // step)))
+    return max(0, ceil((stop - start) / step))
+
+
+def range_values(start: float, stop: float, step: float, dtype: str) -> np.ndarray:
+    """The numbers of arange: floats of 16 bits are computed in float32, integers of fractions in float64."""
+    place = np.arange(range_count(start, stop, step), dtype=np.int64)
+    if dtype not in FLOATS and isinstance(start, int) and isinstance(step, int):
+        return (start + step * place).astype(numpy_dtype(dtype))
+    held = numpy_dtype(accumulator_dtype(dtype)) if dtype in FLOATS else np.dtype(np.float64)
+    values = held.type(start) + place.astype(held) * held.type(step)
+    return values.astype(numpy_dtype(dtype))
+
+
+def _infer_arange(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    return [TensorType(attrs["dtype"], (range_count(attrs["start"], attrs["stop"], attrs["step"]),))]
+
+
+define(
+    OpDef(
+        "graph.arange",
+        (),
+        "start, start + step, start + 2 * step, ... before stop.",
+        attrs={
+            "start": AttrDef("number", 0),
+            "stop": AttrDef("number"),
+            "step": AttrDef("number", 1),
+            "dtype": AttrDef("dtype", "f32"),
+        },
+        infer=_infer_arange,
+        evaluate=lambda x, a: [range_values(a["start"], a["stop"], a["step"], a["dtype"])],
+    )
+)
