@@ -1,0 +1,197 @@
+"""Winograd convolution F(m x m, 3 x 3): 16 (m = 2) or 36 (m = 4) products where direct sums need 36 or 144.
+
+Transforms are sums over the nonzero entries of the matrices of Lavin and Gray, Fast Algorithms for
+Convolutional Neural Networks, 2016 (points 0, 1, -1, and 2, -2 for m = 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
+from tilewright.ir.expr import binary, minimum
+from tilewright.ir.graph_ops.convolution import Convolution, convolution_of
+from tilewright.passes.lower.convolution_algorithms import algorithm
+from tilewright.passes.lower.lowering import accumulated, mapped, multiply_add, reduced, result_type
+from tilewright.passes.lower.tables import number_table
+
+#: (row of a transform matrix) -> the columns it may have nonzero entries in, as many in every row
+Columns = Callable[[Expr], Sequence[Expr]]
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A matrix by its entries in `columns(row)`; all others are zero."""
+
+    columns: Columns
+    entries: np.ndarray
+
+    @property
+    def width(self) -> int:
+        """Entries per row."""
+        return int(self.entries.shape[1])
+
+
+@dataclass(frozen=True)
+class Winograd:
+    """F(m, 3): transforms of the input tile (t = m + 2), the kernel (3) and the products (t)."""
+
+    m: int
+    data: Transform
+    kernel: Transform
+    result: Transform
+
+    @property
+    def t(self) -> int:
+        """Extent of an input tile."""
+        return self.m + 2
+
+
+def _from(first: int, count: int) -> Columns:
+    return lambda row: tuple(range(first, first + count))
+
+
+F2 = Winograd(
+    2,
+    # rows x0 - x2, x1 + x2, x2 - x1, x1 - x3
+    Transform(
+        lambda p: (
+            minimum(p, binary("-", 4, p)),
+            binary("+", binary("-", 2, binary("//", p, 2)), binary("*", binary("//", p, 3), 2)),
+        ),
+        np.array([[1, -1], [1, 1], [1, -1], [1, -1]]),
+    ),
+    Transform(_from(0, 3), np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])),
+    # rows m0 + m1 + m2, m1 - m2 - m3
+    Transform(lambda u: (u, binary("+", u, 1), binary("+", u, 2)), np.array([[1, 1, 1], [1, -1, -1]])),
+)
+F4 = Winograd(
+    4,
+    Transform(
+        lambda p: (
+            minimum(p, 1),
+            binary("+", 2, binary("//", p, 5)),
+            binary("+", binary("-", 4, minimum(p, 1)), binary("*", binary("//", p, 5), 2)),
+            4,
+        ),
+        np.array(
+            [[4, -5, 1, 0], [-4, -4, 1, 1], [4, -4, -1, 1], [-2, -1, 2, 1], [2, -1, -2, 1], [4, -5, 1, 0]]
+        ),
+    ),
+    Transform(
+        _from(0, 3),
+        np.array([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]]) / 24,
+    ),
+    # the first entry is m0 in row 0 and m5 in row 3
+    Transform(
+        lambda u: (binary("*", binary("//", u, 3), 5), 1, 2, 3, 4),
+        np.array([[1, 1, 1, 1, 1], [0, 1, -1, 2, -2], [0, 1, 1, 4, 4], [1, 1, -1, 8, -8]]),
+    ),
+)
+
+
+def _obstacle(g: Convolution) -> str:
+    taps = tuple(w.kernel for w in g.windows)
+    if taps != (3, 3):
+        return f"expected a 3x3 kernel, got {taps[0]}x{taps[1]}"
+    return "" if g.groups == 1 else f"expected one group, got {g.groups}"
+
+
+def _lower(scheme: Winograd, b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """Input map, kernel map, one batched matrix product over the tile's positions, output map.
+
+    Tiles overlap by two rows and columns; what they read outside the image is zero, what they compute beyond
+    the result is dropped. Sums and transformed tensors of 16-bit floats are float32.
+    """
+    data, weight = x
+    attrs: dict[str, Any] = dict(op.attrs)
+    g = convolution_of(data.tensor, weight.tensor, attrs, 2, op.name)
+    held = accumulated(result_type(op)).dtype
+    t, m = scheme.t, scheme.m
+    sizes = {"p": t, "q": t, "N": g.batch, "C": g.channels, "K": g.filters}
+    sizes |= {d: -(-w.count // m) for d, w in zip("HW", g.windows, strict=True)}
+    order = "pq" + ("CNHW" if attrs["data_layout"] == "NCHW" else "NHWC")
+    par = {d: sizes[d] for d in order}
+    before = [w.before for w in g.windows]
+
+    def pixel(i: Expr, j: Expr) -> tuple[Expr, ...]:
+        corner = [binary("-", binary("*", Sym(d), m), n) for d, n in zip("HW", before, strict=True)]
+        at = {"H": binary("+", corner[0], i), "W": binary("+", corner[1], j)}
+        return tuple(at.get(d, Sym(d)) for d in attrs["data_layout"])
+
+    tiles = _both_ways(b, data, scheme.data, par, held, ("p", "q"), pixel, fill=0.0)
+    kernel_layout = attrs["kernel_layout"]
+    taps = {d: sizes[d] for d in "pqCK"}
+    kernel = _both_ways(
+        b, weight, scheme.kernel, taps, held, ("p", "q"),
+        lambda i, j: tuple({"O": Sym("K"), "I": Sym("C"), "H": i, "W": j}[d] for d in kernel_layout),
+    )  # fmt: skip
+    products = {("K" if d == "C" else d): sizes["K" if d == "C" else d] for d in order}
+    reads = [tuple(map(Sym, par)), tuple(map(Sym, taps))]
+    shape = TensorType(held, tuple(products.values()))
+    sums = reduced(
+        b, "tensor.contract", [tiles, kernel], shape, products, {"C": g.channels}, reads, multiply_add
+    )
+    return [_result(b, scheme, sums, order, result_type(op), attrs["data_layout"])]
+
+
+def _result(b: Builder, scheme: Winograd, sums: Value, order: str, result: TensorType, layout: str) -> Value:
+    """The pixels of every tile from its products."""
+    par = dict(zip(layout, result.shape, strict=True))
+    m = scheme.m
+
+    def place(i: Expr, j: Expr) -> tuple[Expr, ...]:
+        tile = {d: binary("//", Sym(d), m) for d in "HW"}
+        at: dict[str, Expr] = {"p": i, "q": j, **tile}
+        return tuple(at.get(d, Sym(d)) for d in order)
+
+    offsets = tuple(binary("%", Sym(d), m) for d in "HW")
+    return _both_ways(b, sums, scheme.result, par, result.dtype, offsets, place)
+
+
+def _both_ways(
+    b: Builder,
+    x: Value,
+    transform: Transform,
+    par: Mapping[str, int],
+    dtype: str,
+    rows: Sequence[Expr | str],
+    place: Callable[[Expr, Expr], tuple[Expr, ...]],
+    fill: float | None = None,
+) -> Value:
+    """The map sum_ij T[row0, i] T[row1, j] x[place(i, j)] over the domain `par`, summed in at least float32.
+
+    rows: the two rows of the transform, as index expressions or names of dimensions.
+    """
+    first, second = (Sym(r) if isinstance(r, str) else r for r in rows)
+    held = accumulated(TensorType(dtype, ())).dtype
+    entries = number_table(b, transform.entries, held)
+    n = transform.width
+    pixels = [place(i, j) for i in transform.columns(first) for j in transform.columns(second)]
+    factors: list[tuple[Expr, ...]] = [(r, i) for r in (first, second) for i in range(n)]
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        down, across = p[n * n : n * n + n], p[n * n + n :]
+        lines = [_dot(i, [i.cast(v, held) for v in p[k * n : k * n + n]], across) for k in range(n)]
+        return i.cast(_dot(i, lines, down), dtype)
+
+    operands = [*[x] * len(pixels), *[entries] * len(factors)]
+    fills = [*[fill] * len(pixels), *[None] * len(factors)]
+    result = TensorType(dtype, tuple(par.values()))
+    return mapped(b, operands, result, par, [*pixels, *factors], body, fills)
+
+
+def _dot(i: Builder, values: Sequence[Value], factors: Sequence[Value]) -> Value:
+    total = i.value("scalar.mul", values[0], factors[0])
+    for v, f in zip(values[1:], factors[1:], strict=True):
+        total = i.value("scalar.fma", v, f, total)
+    return total
+
+
+algorithm("winograd2", _obstacle)(partial(_lower, F2))
+algorithm("winograd4", _obstacle)(partial(_lower, F4))
