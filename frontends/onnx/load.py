@@ -1,0 +1,119 @@
+"""The way in: an ONNX file, its bytes or a `ModelProto`, to our graph level."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path, PurePath
+from typing import Any
+
+from tilewright.frontends.emitter import Absent
+from tilewright.frontends.onnx import syntax
+from tilewright.frontends.onnx.binding import Shapes, bind
+from tilewright.frontends.onnx.emission import FoldingEmitter
+from tilewright.frontends.onnx.evaluate import Evaluator
+from tilewright.frontends.onnx.findings import Poison
+from tilewright.frontends.onnx.package import onnx_module
+from tilewright.frontends.onnx.rules import all_rules
+from tilewright.ir.constants import Constants
+from tilewright.ir.errors import InputError, UnsupportedError
+from tilewright.ir.nodes import Block, Func, Level, Module, Op, Value
+
+#: Files larger than this are refused unread; larger models keep their weights in files of their own.
+MAX_FILE_BYTES = 1 << 31
+#: The oldest version of ONNX's operators; broadcasting followed other rules before.
+OLDEST_OPSET = 7
+
+
+def load(
+    model: str | Path | bytes | Any, shapes: Shapes | None = None, values: Mapping[str, Any] | None = None
+) -> Module:
+    """The graph-level module of an ONNX model: a path, the bytes of a file, or a `ModelProto`.
+
+    shapes: static shapes by input name, and extents by the name of a symbolic dimension.
+    values: arrays by input name, for inputs that are to be constants (a shape, axes, a trip count).
+    Raises InputError (unreadable or contradictory model, unknown shapes) and UnsupportedError, which lists
+    all operators and uses of operators that cannot be imported, at once.
+    """
+    proto, file, folder = _proto(model)
+    return import_model(syntax.Reader(file, folder).model(proto), shapes, values)
+
+
+def import_model(
+    model: syntax.Model, shapes: Shapes | None = None, values: Mapping[str, Any] | None = None
+) -> Module:
+    """Our module for a model that has been read; the arguments are those of `load`."""
+    oldest = model.opsets.get("", OLDEST_OPSET)
+    if oldest < OLDEST_OPSET:
+        raise UnsupportedError(
+            f"expected operators of version {OLDEST_OPSET} or newer, got {oldest}", where=model.file
+        )
+    binding = bind(model, shapes, values)
+    inputs: dict[str, Value] = {name: Value(kind, hint=name) for name, kind in binding.inputs.items()}
+    emitter = FoldingEmitter((*model.graph.constants, *inputs), tuple(inputs.values()))
+    arguments = {**inputs, **{name: emitter.constant(array, name) for name, array in binding.values.items()}}
+    evaluator = Evaluator(model, all_rules(), emitter)
+    results = evaluator.graph(model.graph, arguments, model.opsets)
+    if any(isinstance(r, Poison) for r in results):
+        raise evaluator.findings.error(model.file)
+    outputs = []
+    for name, result in zip(model.graph.outputs, results, strict=True):
+        if not isinstance(result, Value):
+            got = result.what if isinstance(result, Absent) else "a sequence or nothing"
+            raise UnsupportedError(f"expected output '{name}' to be a tensor, got {got}", where=model.file)
+        outputs.append(result)
+    emitter.builder.do("graph.return", *outputs)
+    ops = _used(emitter.builder.ops)
+    func = Func(Level.GRAPH, "main", Block(tuple(inputs.values()), ops), tuple(v.type for v in outputs))
+    kept = {str(op["name"]) for op in ops if op.name == "graph.constant"}
+    constants = Constants({name: array for name, array in emitter.constants.items() if name in kept})
+    return Module(_module_name(model), (func,), (), constants)
+
+
+def _used(ops: list[Op]) -> tuple[Op, ...]:
+    """The ops that the last one depends on, in order."""
+    needed: set[Value] = set()
+    kept = []
+    for op in reversed(ops):
+        if op.name == "graph.return" or any(r in needed for r in op.results):
+            needed.update(op.operands)
+            kept.append(op)
+    return tuple(reversed(kept))
+
+
+def _module_name(model: syntax.Model) -> str:
+    stem = PurePath(model.file).name.split(".")[0] if "." in model.file else model.graph.name
+    name = re.sub(r"[^A-Za-z0-9_]", "_", stem)
+    return name if re.match(r"[A-Za-z_]", name) else f"net_{name}"
+
+
+def _proto(model: str | Path | bytes | Any) -> tuple[Any, str, Path | None]:
+    """The ModelProto, what to call it in messages, and the folder of its external data."""
+    onnx = onnx_module()
+    if isinstance(model, onnx.ModelProto):
+        return model, model.graph.name or "model", None
+    if isinstance(model, bytes):
+        return _parsed(model, "model"), "model", None
+    if not isinstance(model, str | Path):
+        raise InputError(f"expected a path, bytes or an onnx.ModelProto, got {type(model).__name__}")
+    file = Path(model)
+    try:
+        if (size := file.stat().st_size) > MAX_FILE_BYTES:
+            raise InputError(
+                f"expected a file of at most {MAX_FILE_BYTES} bytes, got {size}", where=str(file)
+            )
+        return _parsed(file.read_bytes(), str(file)), str(file), file.parent
+    except OSError as error:
+        raise InputError(f"cannot read the model: {error.strerror or error}", where=str(file)) from None
+
+
+def _parsed(data: bytes, file: str) -> Any:
+    proto = onnx_module().ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except import_module("google.protobuf.message").DecodeError as error:
+        raise InputError(f"expected an ONNX model, got other bytes ({error})", where=file) from None
+    if not proto.HasField("graph"):
+        raise InputError("expected an ONNX model, got a message without a graph", where=file)
+    return proto

@@ -1,0 +1,214 @@
+"""ONNX operators that compute element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tilewright.frontends.emitter import Result
+from tilewright.frontends.onnx.emission import FoldingEmitter
+from tilewright.frontends.onnx.node import Node, Rule, Rules
+from tilewright.ir.errors import InputError, UnsupportedError
+from tilewright.ir.graph_ops.operands import broadcast_shapes
+from tilewright.ir.nodes import Value
+from tilewright.ir.types import FLOATS, itemsize, storage_dtype
+
+_UNARY: Mapping[str, str] = {
+    **{name: name.lower() for name in "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp".split()},
+    **{name: name.lower() for name in "Floor Log Relu Round Sigmoid Sign Sin Sinh Sqrt Tan Tanh".split()},
+    "BitwiseNot": "bitwise_not",
+    "IsNaN": "isnan",
+    "Neg": "negative",
+    "Not": "logical_not",
+}
+_BINARY: Mapping[str, str] = {
+    "Add": "add",
+    "And": "logical_and",
+    "BitwiseAnd": "bitwise_and",
+    "BitwiseOr": "bitwise_or",
+    "BitwiseXor": "bitwise_xor",
+    "Div": "divide",
+    "Equal": "equal",
+    "Greater": "greater",
+    "GreaterOrEqual": "greater_equal",
+    "Less": "less",
+    "LessOrEqual": "less_equal",
+    "Mul": "multiply",
+    "Or": "logical_or",
+    "Sub": "subtract",
+    "Xor": "logical_xor",
+}
+_VARIADIC: Mapping[str, str] = {"Max": "maximum", "Min": "minimum", "Sum": "add"}
+
+
+def _unary(name: str) -> Rule:
+    def rule(emit: FoldingEmitter, node: Node) -> Result:
+        return emit.value(name, node.tensor(0))
+
+    return rule
+
+
+def _binary(name: str) -> Rule:
+    def rule(emit: FoldingEmitter, node: Node) -> Result:
+        return emit.value(name, node.tensor(0), node.tensor(1))
+
+    return rule
+
+
+def _variadic(name: str) -> Rule:
+    def rule(emit: FoldingEmitter, node: Node) -> Result:
+        return _folded(emit, node, name)
+
+    return rule
+
+
+def _folded(emit: FoldingEmitter, node: Node, name: str) -> Value:
+    first, *others = node.tensors() or (node.tensor(0),)
+    for other in others:
+        first = emit.value(name, first, other)
+    return first
+
+
+def _mean(emit: FoldingEmitter, node: Node) -> Result:
+    total = _folded(emit, node, "add")
+    return emit.value("divide", total, emit.full(node.count, total.tensor.dtype))
+
+
+def _reciprocal(emit: FoldingEmitter, node: Node) -> Result:
+    x = node.tensor(0)
+    return emit.value("divide", emit.full(1, x.tensor.dtype), x)
+
+
+def _power(emit: FoldingEmitter, node: Node) -> Result:
+    """The result has the type of the base; a floating exponent of an integer base computes in floats."""
+    base, exponent = node.tensor(0), node.tensor(1)
+    dtype, other = base.tensor.dtype, exponent.tensor.dtype
+    floating = other if other in FLOATS and dtype not in FLOATS else dtype
+    raised = emit.value("power", emit.cast(base, floating), emit.cast(exponent, floating))
+    return emit.cast(raised, dtype)
+
+
+def _mod(emit: FoldingEmitter, node: Node) -> Result:
+    """The remainder has the sign of the divisor, with fmod that of the dividend."""
+    name = "mod" if node.attrs.flag("fmod", False) else "floor_mod"
+    return emit.value(name, node.tensor(0), node.tensor(1))
+
+
+def _shift(emit: FoldingEmitter, node: Node) -> Result:
+    direction = node.attrs.text("direction")
+    if direction not in ("LEFT", "RIGHT"):
+        raise InputError(f"expected direction LEFT or RIGHT, got '{direction}'")
+    return emit.value(f"{direction.lower()}_shift", node.tensor(0), node.tensor(1))
+
+
+def _where(emit: FoldingEmitter, node: Node) -> Result:
+    return emit.value("where", node.tensor(0), node.tensor(1), node.tensor(2))
+
+
+def _clip(emit: FoldingEmitter, node: Node) -> Result:
+    """Bounds are attributes before version 11 and operands since, either of which may be left out."""
+    x = node.tensor(0)
+    dtype = x.tensor.dtype
+    if node.opset < 11:
+        limit = float(np.finfo(np.float32).max)
+        low, high = node.attrs.real("min", -limit), node.attrs.real("max", limit)
+        return emit.value("clip", x, a_min=low, a_max=high)
+    bounds = [node.optional(i) for i in (1, 2)]
+    known = [emit.known(b) if b is not None else None for b in bounds]
+    if all(k is not None and k.size == 1 for k in known) and dtype not in ("u64", "i64"):
+        low, high = (k.reshape(()).item() for k in known if k is not None)
+        return emit.value("clip", x, a_min=low, a_max=high)
+    for bound, name in zip(bounds, ("maximum", "minimum"), strict=True):
+        if bound is not None:
+            x = emit.value(name, x, emit.reshape(bound, ()))
+    return x
+
+
+def _leaky_relu(emit: FoldingEmitter, node: Node) -> Result:
+    return emit.value("leaky_relu", node.tensor(0), alpha=node.attrs.real("alpha", 0.01))
+
+
+def _prelu(emit: FoldingEmitter, node: Node) -> Result:
+    """The slope broadcasts to x in one direction only."""
+    x, slope = node.tensor(0), node.tensor(1)
+    shape = x.tensor.shape
+    if broadcast_shapes([shape, slope.tensor.shape], "slope") != shape:
+        raise InputError(f"expected a slope that broadcasts to {x.type}, got {slope.type}")
+    along = (1,) * (len(shape) - slope.tensor.rank) + slope.tensor.shape
+    if x.tensor.rank > 1 and along == tuple(n if d == 1 else 1 for d, n in enumerate(shape)):
+        return emit.value("prelu", x, emit.reshape(slope, (shape[1],)), axis=1)
+    zero = emit.full(0, x.tensor.dtype)
+    return emit.value("where", emit.value("less", x, zero), emit.value("multiply", x, slope), x)
+
+
+def _cast(emit: FoldingEmitter, node: Node) -> Result:
+    node.attrs.drop("saturate", "round_mode")
+    return emit.cast(node.tensor(0), node.attrs.element("to"))
+
+
+def _cast_like(emit: FoldingEmitter, node: Node) -> Result:
+    node.attrs.drop("saturate", "round_mode")
+    return emit.cast(node.tensor(0), node.tensor(1).tensor.dtype)
+
+
+def _bit_cast(emit: FoldingEmitter, node: Node) -> Result:
+    """The same bits as another type: of constants, and between integers, where it is a conversion."""
+    x, dtype = node.tensor(0), node.attrs.element("to")
+    before = x.tensor.dtype
+    if itemsize(before) != itemsize(dtype):
+        raise InputError(f"expected a type of {itemsize(before)} bytes for {x.type}, got {dtype}")
+    known = emit.known(x)
+    if known is not None:
+        return emit.constant(np.ascontiguousarray(known).view(storage_dtype(dtype)).reshape(known.shape))
+    if before[0] in "iu" and dtype[0] in "iu":
+        return emit.cast(x, dtype)
+    raise UnsupportedError(f"expected integers or a constant to reinterpret as {dtype}, got {x.type}")
+
+
+def _identity(emit: FoldingEmitter, node: Node) -> Result:
+    return node.inputs[0] if node.count else node.tensor(0)
+
+
+def _isinf(emit: FoldingEmitter, node: Node) -> Result:
+    x = node.tensor(0)
+    positive, negative = (node.attrs.flag(f"detect_{sign}", True) for sign in ("positive", "negative"))
+    if positive and negative:
+        return emit.value("isinf", x)
+    if not positive and not negative:
+        return emit.full(False, "bool", x.tensor.shape)
+    return emit.value("equal", x, emit.full(np.inf if positive else -np.inf, x.tensor.dtype))
+
+
+def _dropout(emit: FoldingEmitter, node: Node) -> Result:
+    """The identity at inference, with a mask that keeps everything."""
+    node.attrs.drop("ratio", "seed", "is_test")
+    x = node.tensor(0)
+    if node.has(2):
+        ratio = node.optional(1)
+        nothing = ratio is not None and not emit.static(ratio, "the ratio").any()
+        if emit.static(node.tensor(2), "training_mode").any() and not nothing:
+            raise UnsupportedError("expected training_mode to be false or the ratio zero: dropping is random")
+    return x, emit.full(True, "bool", x.tensor.shape) if node.wants(1) else None
+
+
+RULES: Rules = {
+    **{name: _unary(op) for name, op in _UNARY.items()},
+    **{name: _binary(op) for name, op in _BINARY.items()},
+    **{name: _variadic(op) for name, op in _VARIADIC.items()},
+    "BitCast": _bit_cast,
+    "BitShift": _shift,
+    "Cast": _cast,
+    "CastLike": _cast_like,
+    "Clip": _clip,
+    "Dropout": _dropout,
+    "Identity": _identity,
+    "IsInf": _isinf,
+    "LeakyRelu": _leaky_relu,
+    "Mean": _mean,
+    "Mod": _mod,
+    "PRelu": _prelu,
+    "Pow": _power,
+    "Reciprocal": _reciprocal,
+    "Where": _where,
+}

@@ -1,0 +1,324 @@
+"""ONNX operators that move, join, cut and make tensors without computing on their elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from tilewright.frontends.emitter import Result
+from tilewright.frontends.onnx.emission import FoldingEmitter
+from tilewright.frontends.onnx.node import Node, Rule, Rules, wrapped
+from tilewright.ir.errors import InputError
+from tilewright.ir.graph_ops.operands import axes_of, broadcast_shapes
+from tilewright.ir.nodes import Value
+from tilewright.ir.types import TensorType, storage_dtype
+
+#: Tensors made from nothing become constants up to this size.
+MAX_CONSTANT_BYTES = 1 << 30
+
+
+def _reshape(emit: FoldingEmitter, node: Node) -> Result:
+    """0 copies an extent (unless allowzero), -1 is inferred."""
+    x, codes = node.tensor(0), emit.integers(node.tensor(1), "the shape")
+    shape = x.tensor.shape
+    copy = not node.attrs.flag("allowzero", False)
+    if copy and any(c == 0 and d >= len(shape) for d, c in enumerate(codes)):
+        raise InputError(f"expected dimensions of {x.type} to copy, got shape {codes}")
+    found = [shape[d] if c == 0 and copy else c for d, c in enumerate(codes)]
+    if found.count(-1) > 1 or any(n < -1 for n in found):
+        raise InputError(f"expected a shape with at most one -1, got {codes}")
+    if -1 in found:
+        rest = prod(n for n in found if n != -1)
+        found[found.index(-1)] = x.tensor.size // rest if rest else 0
+    return emit.reshape(x, found)
+
+
+def _flatten(emit: FoldingEmitter, node: Node) -> Result:
+    x = node.tensor(0)
+    shape = x.tensor.shape
+    axis = node.axis(x.tensor.rank, 1, end=True)
+    return emit.reshape(x, (prod(shape[:axis]), prod(shape[axis:])))
+
+
+def axes_given(emit: FoldingEmitter, node: Node, since: int, index: int = 1) -> tuple[int, ...] | None:
+    """Axes as the operators name them: an attribute before version `since`, operand `index` from it on."""
+    if node.opset < since:
+        given: tuple[int, ...] | None = node.attrs.integers("axes", None)
+        return given
+    axes = node.optional(index)
+    return None if axes is None else emit.integers(axes, "axes")
+
+
+def _squeeze(emit: FoldingEmitter, node: Node) -> Result:
+    x, axes = node.tensor(0), axes_given(emit, node, 13)
+    shape = x.tensor.shape
+    dropped = (
+        [d for d, n in enumerate(shape) if n == 1] if axes is None else axes_of(axes, len(shape), "axes")
+    )
+    if any(shape[d] != 1 for d in dropped):
+        raise InputError(f"expected extents of 1 on axes {axes} of {x.type}")
+    return emit.reshape(x, [n for d, n in enumerate(shape) if d not in dropped])
+
+
+def _unsqueeze(emit: FoldingEmitter, node: Node) -> Result:
+    x, axes = node.tensor(0), axes_given(emit, node, 13)
+    if axes is None:
+        raise InputError("expected axes, got none")
+    rank = x.tensor.rank + len(axes)
+    new = axes_of(axes, rank, "axes")
+    old = iter(x.tensor.shape)
+    return emit.reshape(x, [1 if d in new else next(old) for d in range(rank)])
+
+
+def _transpose(emit: FoldingEmitter, node: Node) -> Result:
+    x = node.tensor(0)
+    axes = node.attrs.integers("perm", tuple(reversed(range(x.tensor.rank))))
+    if sorted(axes) != list(range(x.tensor.rank)):
+        raise InputError(f"expected perm to order the axes of {x.type}, got {axes}")
+    return emit.transpose(x, axes)
+
+
+def _expand(emit: FoldingEmitter, node: Node) -> Result:
+    x, shape = node.tensor(0), emit.integers(node.tensor(1), "the shape")
+    return emit.broadcast(x, broadcast_shapes([x.tensor.shape, shape], "shape"))
+
+
+def _tile(emit: FoldingEmitter, node: Node) -> Result:
+    x, reps = node.tensor(0), emit.integers(node.tensor(1), "repeats")
+    if len(reps) != x.tensor.rank:
+        raise InputError(f"expected one repetition per axis of {x.type}, got {reps}")
+    return x if set(reps) <= {1} else emit.value("tile", x, reps=reps)
+
+
+def _concat(emit: FoldingEmitter, node: Node) -> Result:
+    parts = node.tensors()
+    return emit.join(parts, node.axis(node.tensor(0).tensor.rank))
+
+
+def _split(emit: FoldingEmitter, node: Node) -> Result:
+    """Into given extents, else into as many parts as asked for, the last of which may be smaller."""
+    x = node.tensor(0)
+    axis = node.axis(x.tensor.rank, 0)
+    extent = x.tensor.shape[axis]
+    sizes = node.attrs.integers("split", None) if node.opset < 13 else None
+    if node.opset >= 13 and node.has(1):
+        sizes = emit.integers(node.tensor(1), "split")
+    parts = node.attrs.integer("num_outputs", None) or len(node.wanted)
+    if sizes is None:
+        each = -(-extent // parts)
+        sizes = [min(each, max(0, extent - k * each)) for k in range(parts)]
+    if sum(sizes) != extent or min(sizes, default=0) < 0:
+        raise InputError(f"expected parts of {extent} entries together, got {tuple(sizes)}")
+    cuts = tuple(int(c) for c in np.cumsum(sizes)[:-1])
+    return emit.values("split", (x,), indices=cuts, axis=axis) if cuts else (x,)
+
+
+def _slice(emit: FoldingEmitter, node: Node) -> Result:
+    x = node.tensor(0)
+    if node.opset < 10:
+        starts, ends = node.attrs.integers("starts"), node.attrs.integers("ends")
+        axes, steps = node.attrs.integers("axes", None), None
+    else:
+        starts, ends = (emit.integers(node.tensor(i), n) for i, n in ((1, "starts"), (2, "ends")))
+        axes, steps = (
+            emit.integers(node.tensor(i), n) if node.has(i) else None for i, n in ((3, "axes"), (4, "steps"))
+        )
+    return sliced(emit, x, starts, ends, axes, steps)
+
+
+def sliced(
+    emit: FoldingEmitter,
+    x: Value,
+    starts: Sequence[int],
+    ends: Sequence[int],
+    axes: Sequence[int] | None = None,
+    steps: Sequence[int] | None = None,
+) -> Value:
+    """`x[start:end:step]` along each of `axes` (all in order by default), clamped as Python clamps slices."""
+    shape = x.tensor.shape
+    where = tuple(range(len(starts))) if axes is None else axes_of(axes, len(shape), "axes")
+    steps = steps or (1,) * len(starts)
+    if not len(starts) == len(ends) == len(where) == len(steps) or 0 in steps or len(where) > len(shape):
+        raise InputError(
+            f"expected as many starts, ends, axes and steps (not zero), got {starts}, {ends}, {where}, {steps}"
+        )
+    begin, size, stride = [0] * len(shape), list(shape), [1] * len(shape)
+    for axis, first, last, step in zip(where, starts, ends, steps, strict=True):
+        # a negative end below every index means "past the first entry"
+        bounds = range(shape[axis])[slice(first, last, step)]
+        begin[axis], size[axis], stride[axis] = (bounds.start if len(bounds) else 0), len(bounds), step
+    if tuple(size) == shape and set(stride) <= {1}:
+        return x
+    return emit.value("strided_slice", x, begin=tuple(begin), size=tuple(size), strides=tuple(stride))
+
+
+def _pad(emit: FoldingEmitter, node: Node) -> Result:
+    x = node.tensor(0)
+    rank = x.tensor.rank
+    mode = node.attrs.text("mode", "constant")
+    value: Value | None = None
+    axes: Sequence[int] = range(rank)
+    if node.opset < 11:
+        pads, fill = node.attrs.integers("pads"), node.attrs.real("value", 0.0)
+    else:
+        pads, fill = emit.integers(node.tensor(1), "pads"), 0.0
+        value = node.optional(2)
+        if node.has(3):
+            axes = axes_of(emit.integers(node.tensor(3), "axes"), rank, "axes")
+    if len(pads) != 2 * len(axes):
+        raise InputError(f"expected {2 * len(axes)} pads for {x.type}, got {pads}")
+    before, after = [0] * rank, [0] * rank
+    for k, axis in enumerate(axes):
+        before[axis], after[axis] = pads[k], pads[len(axes) + k]
+    return _padded(emit, x, before, after, mode, value, fill)
+
+
+def _padded(
+    emit: FoldingEmitter,
+    x: Value,
+    before: Sequence[int],
+    after: Sequence[int],
+    mode: str,
+    value: Value | None,
+    fill: float,
+) -> Value:
+    """Negative pads cut entries off before anything is added."""
+    for axis, (low, high) in enumerate(zip(before, after, strict=True)):
+        n = x.tensor.shape[axis]
+        x = emit.cut(x, axis, max(0, -low), n + min(0, low) + min(0, high))
+    low, high = tuple(max(0, n) for n in before), tuple(max(0, n) for n in after)
+    if not any(low) and not any(high):
+        return x
+    if mode == "wrap":
+        for axis in range(x.tensor.rank):
+            places = np.arange(-low[axis], x.tensor.shape[axis] + high[axis]) % max(1, x.tensor.shape[axis])
+            x = emit.value("take", x, emit.constant(places), axis=axis, mode="fast")
+        return x
+    known = emit.known(value) if value is not None else None
+    if value is not None and known is None:
+        return emit.value("pad", x, emit.reshape(value, ()), pad_before=low, pad_after=high)
+    number = known.reshape(()).item() if known is not None and known.size else fill
+    if x.tensor.dtype == "bool":
+        number = bool(number)
+    return emit.value("pad", x, pad_before=low, pad_after=high, pad_value=number, pad_mode=mode)
+
+
+def _shape(emit: FoldingEmitter, node: Node) -> Result:
+    shape = node.tensor(0).tensor.shape
+    start, end = node.attrs.integer("start", 0), node.attrs.integer("end", len(shape))
+    return emit.constant(np.array(shape[slice(start, end)], np.int64))
+
+
+def _size(emit: FoldingEmitter, node: Node) -> Result:
+    return emit.constant(np.array(node.tensor(0).tensor.size, np.int64))
+
+
+def _constant(emit: FoldingEmitter, node: Node) -> Result:
+    for name, dtype in (("value_float", "f32"), ("value_int", "i64")):
+        number = node.attrs.take(name, None)
+        if number is not None:
+            return emit.constant(np.array(number, storage_dtype(dtype)))
+    for name, dtype in (("value_floats", "f32"), ("value_ints", "i64")):
+        numbers = node.attrs.take(name, None)
+        if numbers is not None:
+            return emit.constant(np.array(numbers, storage_dtype(dtype)))
+    name = "value" if node.attrs.has("value") else "sparse_value"
+    return emit.constant(node.attrs.array(name))
+
+
+def _checked(kind: TensorType) -> TensorType:
+    if kind.nbytes > MAX_CONSTANT_BYTES:
+        raise InputError(f"expected a constant of at most {MAX_CONSTANT_BYTES} bytes, got {kind}")
+    return kind
+
+
+def _constant_of_shape(emit: FoldingEmitter, node: Node) -> Result:
+    shape = emit.integers(node.tensor(0), "the shape")
+    value = node.attrs.array("value") if node.attrs.has("value") else np.zeros(1, np.float32)
+    scalar = emit.constant(value.reshape(()))
+    _checked(TensorType(scalar.tensor.dtype, shape))
+    return emit.broadcast(scalar, shape)
+
+
+def _range(emit: FoldingEmitter, node: Node) -> Result:
+    start, limit, step = (emit.static(node.tensor(i), n) for i, n in enumerate(("start", "limit", "delta")))
+    count = max(0, int(np.ceil((limit.astype(np.float64) - start) / step).reshape(()))) if step.any() else -1
+    if count < 0:
+        raise InputError("expected a delta other than zero")
+    dtype = node.tensor(0).tensor.dtype
+    _checked(TensorType(dtype, (count,)))
+    wide = np.float64 if dtype in ("f16", "bf16", "f32", "f64") else np.int64
+    values = start.astype(wide).reshape(()) + np.arange(count, dtype=wide) * step.astype(wide).reshape(())
+    return emit.constant(values.astype(start.dtype))
+
+
+def _eye_like(emit: FoldingEmitter, node: Node) -> Result:
+    t = node.tensor(0).tensor
+    dtype = node.attrs.element("dtype", t.dtype)
+    if t.rank != 2:
+        raise InputError(f"expected a matrix, got {t}")
+    kind = _checked(TensorType(dtype, t.shape))
+    return emit.constant(np.eye(*kind.shape, k=node.attrs.integer("k", 0)).astype(storage_dtype(dtype)))
+
+
+def _blocks(name: str) -> Rule:
+    def rule(emit: FoldingEmitter, node: Node) -> Result:
+        block, x = node.attrs.integer("blocksize"), node.tensor(0)
+        mode = node.attrs.text("mode", "DCR")
+        return emit.value(name, x, block_size=block, layout="NCHW", mode=mode)
+
+    return rule
+
+
+def _trilu(emit: FoldingEmitter, node: Node) -> Result:
+    """The upper or lower triangle; everything else is zero."""
+    x, upper = node.tensor(0), node.attrs.flag("upper", True)
+    k = emit.integers(node.tensor(1), "k")[0] if node.has(1) else 0
+    if x.tensor.rank < 2:
+        raise InputError(f"expected matrices, got {x.type}")
+    rows, columns = x.tensor.shape[-2:]
+    distance = np.arange(columns)[None, :] - np.arange(rows)[:, None]
+    kept = emit.constant(distance >= k if upper else distance <= k)
+    return emit.value("where", kept, x, emit.full(0, x.tensor.dtype))
+
+
+def _center_crop_pad(emit: FoldingEmitter, node: Node) -> Result:
+    """Along each axis the middle of x, or x with zeros on both sides."""
+    x, sizes = node.tensor(0), emit.integers(node.tensor(1), "the shape")
+    axes = node.attrs.integers("axes", tuple(range(x.tensor.rank)))
+    if len(axes) != len(sizes):
+        raise InputError(f"expected one extent per axis of {axes}, got {sizes}")
+    before, after = [0] * x.tensor.rank, [0] * x.tensor.rank
+    for axis, size in zip(axes, sizes, strict=True):
+        at = wrapped(axis, x.tensor.rank)
+        extra = size - x.tensor.shape[at]
+        before[at] = extra // 2 if extra >= 0 else -(-extra // 2)
+        after[at] = extra - before[at]
+    return _padded(emit, x, before, after, "constant", None, 0.0)
+
+
+RULES: Rules = {
+    "CenterCropPad": _center_crop_pad,
+    "Concat": _concat,
+    "Constant": _constant,
+    "ConstantOfShape": _constant_of_shape,
+    "DepthToSpace": _blocks("depth_to_space"),
+    "Expand": _expand,
+    "EyeLike": _eye_like,
+    "Flatten": _flatten,
+    "Pad": _pad,
+    "Range": _range,
+    "Reshape": _reshape,
+    "Shape": _shape,
+    "Size": _size,
+    "Slice": _slice,
+    "SpaceToDepth": _blocks("space_to_depth"),
+    "Split": _split,
+    "Squeeze": _squeeze,
+    "Tile": _tile,
+    "Transpose": _transpose,
+    "Trilu": _trilu,
+    "Unsqueeze": _unsqueeze,
+}

@@ -1,0 +1,215 @@
+"""An ONNX model as frozen Python nodes: the only module that takes protobuf messages apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.frontends.emitter import Absent
+from tilewright.frontends.onnx.package import onnx_module
+from tilewright.frontends.onnx.tensors import element_name, read_tensor
+from tilewright.ir.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An attribute inside a function that stands for the attribute `name` of the call."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attribute:
+    """A value (int, float, str, tuple of them, array, Absent, Graph or Reference) and its message."""
+
+    value: Any
+    proto: Any = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One node; an empty name among the inputs or outputs is one left out."""
+
+    op: str
+    domain: str
+    name: str
+    overload: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Attribute]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Input:
+    """A graph input: element type by ONNX's name; a dimension is an extent, a symbol or None (unknown).
+
+    shape: None where the file does not even say the rank.
+    kind: `tensor`, or what else the file says (`sequence`, `optional`, ...).
+    """
+
+    name: str
+    kind: str
+    element: str
+    shape: tuple[int | str | None, ...] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """A graph with the constants it brings."""
+
+    name: str
+    inputs: tuple[Input, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    constants: Mapping[str, np.ndarray | Absent]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Function:
+    """A function: its attributes with their defaults (None: no default), and its own operator versions."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Attribute | None]
+    nodes: tuple[Node, ...]
+    opsets: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """A whole model. `file` names it in messages."""
+
+    file: str
+    graph: Graph
+    opsets: Mapping[str, int]
+    functions: Mapping[tuple[str, str, str], Function]
+
+
+class Reader:
+    """Reads the messages of one model; external data lies in `folder`."""
+
+    def __init__(self, file: str, folder: Path | None = None) -> None:
+        self._file = file
+        self._folder = folder
+
+    def model(self, proto: Any) -> Model:
+        """The model of a ModelProto."""
+        functions = [(f, self.function(f)) for f in proto.functions]
+        return Model(
+            self._file,
+            self.graph(proto.graph),
+            opsets_of(proto.opset_import),
+            {(plain(f.domain), f.name, f.overload): function for f, function in functions},
+        )
+
+    def graph(self, proto: Any) -> Graph:
+        """The graph of a GraphProto."""
+        constants = {t.name: read_tensor(t, self._folder, self._file) for t in proto.initializer}
+        for sparse in proto.sparse_initializer:
+            constants[sparse.values.name] = _dense(sparse, self._file)
+        return Graph(
+            proto.name,
+            tuple(_input(i) for i in proto.input),
+            tuple(o.name for o in proto.output),
+            tuple(self.node(n) for n in proto.node),
+            constants,
+        )
+
+    def function(self, proto: Any) -> Function:
+        """The function of a FunctionProto."""
+        attrs: dict[str, Attribute | None] = {name: None for name in proto.attribute}
+        attrs.update({a.name: Attribute(self.value(a), a) for a in proto.attribute_proto})
+        return Function(
+            proto.name,
+            tuple(proto.input),
+            tuple(proto.output),
+            attrs,
+            tuple(self.node(n) for n in proto.node),
+            opsets_of(proto.opset_import),
+        )
+
+    def node(self, proto: Any) -> Node:
+        """The node of a NodeProto."""
+        attrs = {a.name: Attribute(self.value(a), a) for a in proto.attribute}
+        return Node(
+            proto.op_type, plain(proto.domain), proto.name, proto.overload,
+            tuple(proto.input), tuple(proto.output), attrs,
+        )  # fmt: skip
+
+    def value(self, proto: Any) -> Any:
+        """The value of an AttributeProto; raises InputError for one without a type."""
+        if proto.ref_attr_name:
+            return Reference(proto.ref_attr_name)
+        kinds = onnx_module().AttributeProto
+        kind = kinds.AttributeType.Name(proto.type)
+        match kind:
+            case "INT":
+                return int(proto.i)
+            case "FLOAT":
+                return float(proto.f)
+            case "STRING":
+                return _text(proto.s)
+            case "INTS":
+                return tuple(map(int, proto.ints))
+            case "FLOATS":
+                return tuple(map(float, proto.floats))
+            case "STRINGS":
+                return tuple(map(_text, proto.strings))
+            case "TENSOR":
+                return read_tensor(proto.t, self._folder, self._file)
+            case "SPARSE_TENSOR":
+                return _dense(proto.sparse_tensor, self._file)
+            case "GRAPH":
+                return self.graph(proto.g)
+        return Absent(f"attribute '{proto.name}' of type {kind}")
+
+
+def plain(domain: str) -> str:
+    """The domain of an operator; ONNX's own is the empty one."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def opsets_of(imports: Sequence[Any]) -> dict[str, int]:
+    """Operator versions by domain."""
+    return {plain(o.domain): int(o.version) for o in imports}
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+def _input(proto: Any) -> Input:
+    kind = proto.type.WhichOneof("value") or "value of no type"
+    if kind != "tensor_type":
+        return Input(proto.name, kind.removesuffix("_type"), "", None)
+    tensor = proto.type.tensor_type
+    shape: tuple[int | str | None, ...] | None = None
+    if tensor.HasField("shape"):
+        shape = tuple(_dimension(d) for d in tensor.shape.dim)
+    return Input(proto.name, "tensor", element_name(tensor.elem_type), shape)
+
+
+def _dimension(proto: Any) -> int | str | None:
+    kind = proto.WhichOneof("value")
+    if kind == "dim_value" and proto.dim_value >= 0:
+        return int(proto.dim_value)
+    return str(proto.dim_param) or None if kind == "dim_param" else None
+
+
+def _dense(proto: Any, file: str) -> np.ndarray | Absent:
+    """The dense array of a SparseTensorProto: places are flat indices or one row of indices per element."""
+    values, places = (read_tensor(t, None, file) for t in (proto.values, proto.indices))
+    if isinstance(values, Absent) or isinstance(places, Absent):
+        return Absent(f"sparse tensor '{proto.values.name}'")
+    shape = tuple(proto.dims)
+    out = np.zeros(shape, values.dtype)
+    flat = places if places.ndim == 1 else np.ravel_multi_index(tuple(places.T), shape, mode="clip")
+    if flat.size != values.size or (flat.size and not 0 <= flat.min() <= flat.max() < out.size):
+        raise InputError(f"expected one place within {shape} per value of a sparse tensor", where=file)
+    out.reshape(-1)[flat] = values
+    return out

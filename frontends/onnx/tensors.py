@@ -1,0 +1,103 @@
+"""Arrays and element types of ONNX tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.frontends.emitter import Absent
+from tilewright.frontends.onnx.package import onnx_module
+from tilewright.ir.errors import InputError, UnsupportedError
+
+#: ONNX's name of an element type -> ours
+DTYPES: Mapping[str, str] = {
+    "FLOAT": "f32",
+    "DOUBLE": "f64",
+    "FLOAT16": "f16",
+    "BFLOAT16": "bf16",
+    "INT8": "i8",
+    "INT16": "i16",
+    "INT32": "i32",
+    "INT64": "i64",
+    "UINT8": "u8",
+    "UINT16": "u16",
+    "UINT32": "u32",
+    "UINT64": "u64",
+    "BOOL": "bool",
+}
+_EXTERNAL = 1
+
+
+def element_name(number: int) -> str:
+    """ONNX's name of element type `number`, such as FLOAT16."""
+    names = onnx_module().TensorProto.DataType
+    return str(names.Name(number)) if number in names.values() else f"number {number}"
+
+
+def dtype_of_element(number: int) -> str:
+    """Our name of ONNX's element type `number`; raises UnsupportedError for a type we have not."""
+    name = element_name(number)
+    if name not in DTYPES:
+        raise UnsupportedError(f"expected a type of elements among {', '.join(DTYPES)}, got {name}")
+    return DTYPES[name]
+
+
+def element_of_dtype(dtype: str) -> int:
+    """ONNX's number of our element type."""
+    name = next(name for name, ours in DTYPES.items() if ours == dtype)
+    return int(onnx_module().TensorProto.DataType.Value(name))
+
+
+def read_tensor(tensor: Any, folder: Path | None, where: str) -> np.ndarray | Absent:
+    """The array of a TensorProto; an Absent where its elements are of a type we have not.
+
+    folder: where external data lies; None where the model did not come from a file.
+    Raises InputError for damaged tensors and for external data that is missing or outside the folder.
+    """
+    what = f"tensor '{tensor.name}'"
+    element = element_name(tensor.data_type)
+    if element not in DTYPES:
+        return Absent(f"{what} of {element} elements")
+    shape = tuple(tensor.dims)
+    if any(n < 0 for n in shape):
+        raise InputError(f"expected {what} to have non-negative dimensions, got {shape}", where=where)
+    try:
+        if tensor.data_location == _EXTERNAL:
+            return _external(tensor, DTYPES[element], shape, folder)
+        array = onnx_module("numpy_helper").to_array(tensor)
+    except (InputError, ValueError, TypeError, OSError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"cannot read {what}: {first}", where=where) from None
+    return np.asarray(array)
+
+
+def _external(tensor: Any, dtype: str, shape: tuple[int, ...], folder: Path | None) -> np.ndarray:
+    """Elements that lie in a file beside the model, mapped rather than read."""
+    from tilewright.ir.types import TensorType, storage_dtype
+
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    if folder is None:
+        raise InputError(
+            f"its elements lie in the file '{location}', which only a model loaded from a path finds"
+        )
+    file = (folder / location).resolve()
+    if not location or not file.is_relative_to(folder.resolve()):
+        raise InputError(f"expected external data in the folder of the model, got '{location}'")
+    if not file.is_file():
+        raise InputError(f"expected its external data in {file}, which is no file")
+    offset, kind = int(entries.get("offset", "0")), TensorType(dtype, shape)
+    length = int(entries.get("length", str(kind.nbytes)))
+    available = file.stat().st_size - offset
+    if length != kind.nbytes or offset < 0 or length > available:
+        raise InputError(
+            f"expected {kind.nbytes} bytes of {kind} at byte {offset} of {file}, "
+            f"got {max(0, min(length, available))}"
+        )
+    if not kind.nbytes:
+        return np.empty(shape, storage_dtype(dtype))
+    little = storage_dtype(dtype).newbyteorder("<") if dtype != "bf16" else storage_dtype(dtype)
+    return np.memmap(file, dtype=little, mode="r", offset=offset, shape=shape)
