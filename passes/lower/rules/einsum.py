@@ -1,0 +1,108 @@
+"""Einsum as contractions of two operands at a time; labels name the dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
+from tilewright.ir.graph_ops.einsum import extents_of, terms_of
+from tilewright.passes.lower.lowering import (
+    accumulated,
+    converted,
+    lowering,
+    mapped,
+    multiply_add,
+    reduced,
+    result_type,
+)
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """An operand with one label per dimension; labels may repeat, and dimensions of extent 1 broadcast."""
+
+    value: Value
+    labels: str
+
+    def read(self, extents: dict[str, int]) -> tuple[Expr, ...]:
+        shape = self.value.tensor.shape
+        return tuple(
+            0 if n == 1 and extents[c] != 1 else Sym(c) for c, n in zip(self.labels, shape, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class _Einsum:
+    b: Builder
+    extents: dict[str, int]
+    held: str
+
+    def _type(self, labels: str) -> TensorType:
+        return TensorType(self.held, tuple(self.extents[c] for c in labels))
+
+    def _dims(self, labels: str) -> dict[str, int]:
+        return {c: self.extents[c] for c in labels}
+
+    def alone(self, x: _Factor, kept: str) -> _Factor:
+        """Sums labels that are not kept, takes diagonals, and puts labels in the order of `kept`."""
+        if x.labels == kept and x.value.tensor.shape == self._type(kept).shape:
+            return x
+        red = "".join(dict.fromkeys(c for c in x.labels if c not in kept))
+        reads, par = [x.read(self.extents)], self._dims(kept)
+        if not red:
+            t = TensorType(x.value.tensor.dtype, self._type(kept).shape)
+            return _Factor(mapped(self.b, [x.value], t, par, reads, lambda i, p: p[0]), kept)
+
+        def add(i: Builder, p: Sequence[Value]) -> Value:
+            return i.value("scalar.add", i.cast(p[0], p[1].type.dtype), p[1])
+
+        t, sums = self._type(kept), self._dims(red)
+        init = 0.0 if self.held[0] in "bf" else 0
+        return _Factor(reduced(self.b, "tensor.reduce", [x.value], t, par, sums, reads, add, init=init), kept)
+
+    def both(self, x: _Factor, y: _Factor, kept: str) -> _Factor:
+        """The product of two operands, summed over the labels that are not kept."""
+        red = "".join(dict.fromkeys(c for c in x.labels + y.labels if c not in kept))
+        operands, reads = [x.value, y.value], [x.read(self.extents), y.read(self.extents)]
+        t, par = self._type(kept), self._dims(kept)
+        if red:
+            init = 0.0 if self.held[0] in "bf" else 0
+            out = reduced(
+                self.b, "tensor.contract", operands, t, par, self._dims(red), reads, multiply_add, init=init
+            )
+            return _Factor(out, kept)
+
+        def product(i: Builder, p: Sequence[Value]) -> Value:
+            return i.value("scalar.mul", *(i.cast(v, self.held) for v in p))
+
+        return _Factor(mapped(self.b, operands, t, par, reads, product), kept)
+
+
+@lowering("graph.einsum")
+def einsum(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """Labels of one operand only are summed first, then operands are multiplied from left to right."""
+    t = result_type(op)
+    equation = str(op["equation"])
+    terms, output = terms_of(equation)
+    held = accumulated(t)
+    sums = _Einsum(b, extents_of(equation, [v.tensor.shape for v in x]), held.dtype)
+    if len(x) > 2:
+        x = [converted(b, v, TensorType(held.dtype, v.tensor.shape)) for v in x]
+    factors = []
+    for i, (v, term) in enumerate(zip(x, terms, strict=True)):
+        # extents of 1 stay where another operand has the label, and are read at 0
+        others = output + "".join(terms[:i] + terms[i + 1 :])
+        kept = "".join(dict.fromkeys(c for c in term if c in others))
+        factors.append(_reduced_factor(sums, _Factor(v, term), kept))
+    while len(factors) > 1:
+        left, right, *rest = factors
+        needed = output + "".join(f.labels for f in rest)
+        kept = "".join(c for c in dict.fromkeys(left.labels + right.labels) if c in needed)
+        factors = [sums.both(left, right, kept if rest else output), *rest]
+    return [converted(b, sums.alone(factors[0], output).value, t)]
+
+
+def _reduced_factor(sums: _Einsum, x: _Factor, kept: str) -> _Factor:
+    """The operand itself where it has just the labels kept, once each."""
+    return x if x.labels == kept else sums.alone(x, kept)
