@@ -67,7 +67,8 @@ class Evaluator:
         for name, array in graph.constants.items():
             scope.values[name] = array if isinstance(array, Absent) else self._literal(array, name)
         scope.values.update(arguments)
-        return self._body(graph.nodes, graph.outputs, scope, opsets, attrs or {})
+        wanted = (True,) * len(graph.outputs)
+        return self._body(graph.nodes, graph.outputs, wanted, scope, opsets, attrs or {})
 
     def _literal(self, array: np.ndarray, name: str = "") -> Value:
         """The constant for an array of the file; one however often a loop passes it."""
@@ -80,6 +81,7 @@ class Evaluator:
         self,
         nodes: Sequence[syntax.Node],
         outputs: Sequence[str],
+        wanted_outputs: Sequence[bool],
         scope: Scope,
         opsets: Mapping[str, int],
         attrs: Mapping[str, syntax.Attribute],
@@ -97,10 +99,10 @@ class Evaluator:
                 )
             self._node(node, scope, opsets, attrs)
         self._nested -= 1
-        try:
-            return tuple(scope.find(name) for name in outputs)
-        except InputError as error:
-            raise InputError(f"output: {error}", where=self._model.file) from None
+        return tuple(
+            scope.find(name) if wanted else Absent(f"the unused output '{name}'")
+            for name, wanted in zip(outputs, wanted_outputs, strict=True)
+        )
 
     def _node(
         self,
@@ -124,6 +126,8 @@ class Evaluator:
             self.findings.add_fault(error, label, place)
             results = POISON
         except InputError as error:
+            if error.where:
+                raise
             raise InputError(f"{label}: {error}", where=f"{self._model.file}, {place}") from None
         if isinstance(results, Poison):
             results = (POISON,) * len(node.outputs)
@@ -167,7 +171,7 @@ class Evaluator:
         if any(isinstance(v, Poison) for v in inputs):
             return POISON
         if function is not None:
-            return self._call(function, inputs, attrs)
+            return self._call(function, inputs, tuple(map(bool, node.outputs)), attrs)
         assert rule is not None
 
         def run(graph: syntax.Graph, args: Sequence[Result]) -> tuple[Result, ...]:
@@ -183,9 +187,15 @@ class Evaluator:
         return results
 
     def _call(
-        self, function: syntax.Function, inputs: Sequence[Result], attrs: Mapping[str, syntax.Attribute]
+        self,
+        function: syntax.Function,
+        inputs: Sequence[Result],
+        wanted: tuple[bool, ...],
+        attrs: Mapping[str, syntax.Attribute],
     ) -> tuple[Result, ...]:
-        """Inlines a function; inputs left out at the end are absent."""
+        """Inlines a function; inputs left out at the end are absent, as are outputs that nothing uses."""
+        if len(wanted) > len(function.outputs):
+            raise InputError(f"expected at most {len(function.outputs)} outputs, got {len(wanted)}")
         if len(inputs) > len(function.inputs):
             raise InputError(f"expected at most {len(function.inputs)} inputs, got {len(inputs)}")
         if unknown := sorted(attrs.keys() - function.attrs.keys()):
@@ -194,7 +204,9 @@ class Evaluator:
         scope = Scope()
         scope.values.update(dict.fromkeys(function.inputs))
         scope.values.update(zip(function.inputs, inputs, strict=False))
-        return self._body(function.nodes, function.outputs, scope, function.opsets, bound)
+        opsets = {**self._model.opsets, **function.opsets}
+        outputs = function.outputs[: len(wanted)]
+        return self._body(function.nodes, outputs, wanted, scope, opsets, bound)
 
 
 def _resolved(
