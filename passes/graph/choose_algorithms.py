@@ -1,0 +1,74 @@
+"""Pass choose-algorithms: how each convolution is computed, by the cost model or as told."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tilewright.costmodel import Hardware, load_hardware
+from tilewright.ir import Func, InputError, Level, Op
+from tilewright.passes import PassContext, register_pass
+from tilewright.passes.lower.algorithm_cost import estimated_s
+from tilewright.passes.lower.convolution_algorithms import ALGORITHMS, obstacle_to
+
+#: an alternative is chosen where its estimate is at most this share of the direct convolution's
+CLEARLY_BETTER = 0.8
+#: dtypes the model compares in: 16-bit floats lose more in transforms than they gain
+COMPARED = frozenset({"f32", "f64"})
+
+
+@register_pass(Level.GRAPH, requires={"shapes-known"})
+def choose_algorithms(
+    func: Func,
+    ctx: PassContext,
+    *,
+    algorithm: Literal["auto", "direct", "winograd2", "winograd4", "fft"] = "auto",
+    at: str = "",
+) -> Func:
+    """Name the algorithm of every direct conv2d: the one with the smallest estimate, or the given one.
+
+    rewrite:  graph.conv2d(%x, %w, algorithm = "direct")   -->   graph.conv2d(%x, %w, algorithm = "winograd4")
+
+    `auto` leaves a convolution direct unless the kernels of an alternative, transforms included, are
+    estimated to take at most 80 % of its time. A given algorithm is used wherever it is legal; how many
+    convolutions it is not legal for stands in the function's attribute `kept_direct`. `at` restricts the
+    pass to ops of one origin (`relay:nn.conv2d#3`); there, an algorithm that is not legal is an InputError.
+    """
+    hardware = ctx.hardware or load_hardware(ctx.target)
+    constants = {op.result for op in func.body.ops if op.name == "graph.constant"}
+    chosen: dict[Op, str] = {}
+    kept = 0
+    for op in func.body.ops:
+        if op.name != "graph.conv2d" or (at and op.loc != at):
+            continue
+        if algorithm == "auto":
+            chosen[op] = _best(op, hardware, constant_weight=op.operands[1] in constants)
+        elif reason := obstacle_to(algorithm, op):
+            if at:
+                raise InputError(f"{algorithm} cannot compute this convolution: {reason}", where=op.loc)
+            kept += 1
+        else:
+            chosen[op] = algorithm
+    if at and not chosen:
+        raise InputError(f"expected a graph.conv2d of origin '{at}' in @{func.name}")
+    ops = tuple(_with_algorithm(op, chosen.get(op)) for op in func.body.ops)
+    out = func.with_body(func.body.with_ops(ops))
+    return out.with_attrs(kept_direct=kept) if kept and out.get("kept_direct") != kept else out
+
+
+def _best(op: Op, hardware: Hardware, *, constant_weight: bool) -> str:
+    """The algorithm with the smallest estimate; without a clear gain, direct. What is named already stays."""
+    named = str(op["algorithm"])
+    if named != "direct" or op.operands[0].tensor.dtype not in COMPARED:
+        return named
+    legal = [name for name in ALGORITHMS if not obstacle_to(name, op)]
+    if not legal:
+        return "direct"
+    seconds = {
+        name: estimated_s(op, name, hardware, constant_weight=constant_weight) for name in ("direct", *legal)
+    }
+    best = min(legal, key=lambda name: seconds[name])
+    return best if seconds[best] <= CLEARLY_BETTER * seconds["direct"] else "direct"
+
+
+def _with_algorithm(op: Op, name: str | None) -> Op:
+    return op if name is None or op["algorithm"] == name else op.with_attrs(algorithm=name)
