@@ -75,10 +75,45 @@ def _upsampling(count: int, prefix: str) -> Rule:
     return rule
 
 
+def _grid_sample(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    data, grid = emit.tensors(args, 2)
+    layout = attrs.text("layout", "NCHW")
+    if layout not in ("NCHW", "NCDHW"):
+        raise InputError(f"expected a layout among NCHW, NCDHW, got '{layout}'")
+    method = attrs.text("method", "bilinear")
+    return emit.value(
+        "grid_sample",
+        data,
+        grid,
+        method="bilinear" if method == "trilinear" else method,
+        padding_mode=attrs.text("padding_mode", "zeros"),
+        align_corners=attrs.flag("align_corners", True),
+    )
+
+
+def _affine_grid(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    return emit.value("affine_grid", *emit.tensors(args, 1), target_shape=attrs.integers("target_shape"))
+
+
+def _crop_and_resize(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    return emit.value(
+        "crop_and_resize",
+        *emit.tensors(args, 3),
+        crop_size=attrs.integers("crop_size"),
+        layout=attrs.text("layout", "NCHW"),
+        method=attrs.text("method", "bilinear"),
+        extrapolation_value=attrs.real("extrapolation_value", 0.0),
+        out_dtype=attrs.dtype("out_dtype") or None,
+    )
+
+
 RULES: Mapping[str, Rule] = {
     "image.resize1d": _resize(1),
     "image.resize2d": _resize(2),
     "image.resize3d": _resize(3),
+    "image.grid_sample": _grid_sample,
+    "image.affine_grid": _affine_grid,
+    "image.crop_and_resize": _crop_and_resize,
     "nn.upsampling": _upsampling(2, "bi"),
     "nn.upsampling3d": _upsampling(3, "tri"),
 }
