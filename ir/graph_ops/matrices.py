@@ -83,8 +83,8 @@ define(
     OpDef(
         "graph.matrix_set_diag",
         ("x", "diagonal"),
-        "x with diagonals k2 down to k1 replaced by the rows of `diagonal`, which has no dimension of rows for "
-        "a single one; shorter diagonals lie at the left or right end of their rows.",
+        "x with diagonals k2 down to k1 replaced by the rows of `diagonal` (for a single one there is no "
+        "dimension of rows); shorter diagonals lie at the left or right end of their rows.",
         attrs={
             "k1": AttrDef("int", 0),
             "k2": AttrDef("int", 0),
