@@ -92,7 +92,10 @@ def _run(case: Any, target: str) -> str:
     note = ""
     for given, wanted in case.data_sets:
         inputs = dict(zip(names, map(_array, given), strict=False))
-        module, bound = imported(case.model, {n: a for n, a in inputs.items() if isinstance(a, np.ndarray)})
+        module, bound = imported(
+            case.model,
+            {n: np.asarray(a) for n, a in inputs.items() if isinstance(a, np.ndarray | np.generic)},
+        )
         note = f"with {', '.join(bound)} bound as constants" if bound else ""
         exe = tw.compile(module, target=target, progress=False)
         try:

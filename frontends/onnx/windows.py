@@ -1,0 +1,68 @@
+"""Windows of convolutions and pools as ONNX describes them: padding given, or chosen to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewright.frontends.onnx.node import Node
+from tilewright.ir.errors import InputError, UnsupportedError
+
+#: data and kernel layouts by number of spatial dimensions
+DATA = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
+KERNEL = {1: "OIW", 2: "OIHW", 3: "OIDHW"}
+TRANSPOSED = {1: "IOW", 2: "IOHW", 3: "IODHW"}
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Kernel, strides, dilation and padding (all before, then all after) of the spatial dimensions."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """What a window spans."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
+
+
+def spatial_rank(shape: Sequence[int], most: int = 3) -> int:
+    """Dimensions after batch and channels; raises UnsupportedError for more than there are kernels for."""
+    rank = len(shape) - 2
+    if rank < 1:
+        raise InputError(f"expected [N, C, spatial dimensions...], got {tuple(shape)}")
+    if rank > most:
+        raise UnsupportedError(f"expected at most {most} spatial dimensions, got {tuple(shape)}")
+    return rank
+
+
+def geometry(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> Geometry:
+    """The windows of a node over spatial extents `sizes`; raises InputError where attributes do not fit."""
+    n = len(sizes)
+    strides = _counted(node.attrs.integers("strides", (1,) * n), n, "strides")
+    dilation = _counted(node.attrs.integers("dilations", (1,) * n), n, "dilations")
+    pads = _counted(node.attrs.integers("pads", (0,) * (2 * n)), 2 * n, "pads")
+    auto = node.attrs.text("auto_pad", "NOTSET")
+    plain = Geometry(tuple(kernel), strides, dilation, pads)
+    if auto == "NOTSET":
+        return plain
+    if auto == "VALID":
+        return Geometry(plain.kernel, strides, dilation, (0,) * (2 * n))
+    if auto not in ("SAME_UPPER", "SAME_LOWER"):
+        raise InputError(f"expected auto_pad NOTSET, VALID, SAME_UPPER or SAME_LOWER, got '{auto}'")
+    before, after = [], []
+    for size, stride, reach in zip(sizes, strides, plain.reach, strict=True):
+        total = max(0, (-(-size // stride) - 1) * stride + reach - size)
+        small, large = total // 2, total - total // 2
+        before.append(small if auto == "SAME_UPPER" else large)
+        after.append(large if auto == "SAME_UPPER" else small)
+    return Geometry(plain.kernel, strides, dilation, (*before, *after))
+
+
+def _counted(values: Sequence[int], count: int, name: str) -> tuple[int, ...]:
+    if len(values) != count:
+        raise InputError(f"expected {count} entries in '{name}', got {tuple(values)}")
+    return tuple(values)
