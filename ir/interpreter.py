@@ -9,6 +9,7 @@ import numpy as np
 
 from tilewright.ir.errors import InputError, UnsupportedError, WorkError
 from tilewright.ir.interpreter_indexed import evaluate_gather, evaluate_scan, evaluate_scatter
+from tilewright.ir.interpreter_recurrence import evaluate_recur
 from tilewright.ir.interpreter_structured import evaluate_structured
 from tilewright.ir.nodes import Func, Level, Module, Op, Ref, Value
 from tilewright.ir.opdef import op_def
@@ -95,6 +96,8 @@ def _evaluate(module: Module, op: Op, operands: list[np.ndarray]) -> Sequence[np
         return [evaluate_scan(op, operands[0])]
     if op.name == "tensor.gather":
         return [evaluate_gather(op, operands)]
+    if op.name == "tensor.recur":
+        return [evaluate_recur(op, operands)]
     if op.name == "tensor.scatter":
         return [evaluate_scatter(op, operands)]
     definition = op_def(op.name)

@@ -126,6 +126,16 @@ SCATTER = f"""module @scatter {{
     tensor.return(%0, %1)
   }}
 }}"""
+RECUR = """module @recur {
+  tensor.func @main(%x: f32[3, 70, 4], %y: f32[4, 70, 70, 3]) -> f32[3, 70, 4] {
+    %0 = tensor.recur(%x, %y, par = (a: 3, i: 70, b: 4), red = (t: 70), reads = [[a, i, b], [b, i, t, a]],
+      dim = "i") : f32[3, 70, 4] {
+      ^(%e: f32, %r: f32, %acc: f32) %h = scalar.const(value = 0.02, dtype = "f32") : f32
+      %p = scalar.mul(%e, %r) : f32 %s = scalar.fma(%p, %h, %acc) : f32 %z = scalar.abs(%s) : f32
+      scalar.yield(%z) }
+    tensor.return(%0)
+  }
+}"""
 
 
 def _dims(**extents: int) -> Pairs:
@@ -184,6 +194,9 @@ CASES = (
     Case("gather-model", GATHER, "map"),
     Case("gather-wide", GATHER, "map", {"threads": 32, "vec": 1, "items": 2}),
     Case("scan-model", SCAN, "scan"),
+    Case("recur-model", RECUR, "recur"),
+    Case("recur-alone", RECUR, "recur", {"threads": 1}),
+    Case("recur-shared", RECUR, "recur", {"threads": 32}),
     Case("scatter-model", SCATTER, "scatter"),
     Case("scatter-owners", SCATTER, "scatter", {"threads": 64, "owners": 4}),
 )

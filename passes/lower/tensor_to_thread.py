@@ -9,12 +9,14 @@ from tilewright.passes import PassContext, register_pass
 from tilewright.passes.lower.skeletons.contract import lower_contract
 from tilewright.passes.lower.skeletons.maps import lower_map
 from tilewright.passes.lower.skeletons.ordered import lower_scan, lower_scatter
+from tilewright.passes.lower.skeletons.recurrence import lower_recur
 from tilewright.passes.lower.skeletons.rows import lower_rows
 from tilewright.passes.lower.skeletons.window import lower_window
 
 SKELETONS: dict[str, Callable[[Func], Func]] = {
     "contract": lower_contract,
     "map": lower_map,
+    "recur": lower_recur,
     "rows": lower_rows,
     "scan": lower_scan,
     "scatter": lower_scatter,

@@ -22,6 +22,7 @@ from tilewright.ir import Attr, Func, Level, Op, Pairs, UnsupportedError
 from tilewright.ir.tensor_ops import dims, domain
 from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.lower.skeletons.recurrence import MAX_LINE_BYTES
 from tilewright.passes.lower.skeletons.rows import combiner
 from tilewright.passes.lower.skeletons.staging import region
 from tilewright.passes.tensor.index_sets import POINTWISE
@@ -93,6 +94,13 @@ def _choose(kernel: Func, hardware: Hardware) -> _Chosen:
         if ops[0].name == "tensor.scatter":
             named["owners"] = lines.parameters.owners
         return ops[0].name.removeprefix("tensor."), named, lines
+    if len(ops) == 1 and ops[0].name == "tensor.recur":
+        lines = choose_lines(line_problem(kernel, ops[0]), hardware)
+        # several threads keep their line in shared memory
+        fits = (
+            dims(ops[0], "par")[str(ops[0]["dim"])] * itemsize(ops[0].result.tensor.dtype) <= MAX_LINE_BYTES
+        )
+        return "recur", {"threads": lines.parameters.owners if fits else 1}, lines
     raise UnsupportedError(
         f"no skeleton lowers a kernel of {', '.join(sorted(by_name))}", where=f"@{kernel.name} [{ops[0].loc}]"
     )

@@ -26,7 +26,7 @@ CHECKED_READ_COST = 4
 
 
 #: ops that run in an order of their own: no epilogue joins them
-ORDERED = frozenset({"tensor.scan", "tensor.scatter"})
+ORDERED = frozenset({"tensor.scan", "tensor.scatter", "tensor.recur"})
 
 
 @dataclass

@@ -128,6 +128,9 @@ def line_problem(kernel: Func, op: Op) -> LineProblem:
     size = max(1, prod(par.values()))
     if op.name == "tensor.scan":
         lines, elements = size // max(1, par[str(op["dim"])]), 1
+    elif op.name == "tensor.recur":
+        length = par[str(op["dim"])]
+        lines, elements = size // max(1, length), max(1, length * length // 2)
     else:
         named = slices_of(op)
         shape = op.result.tensor.shape
