@@ -120,8 +120,10 @@ class _Reader:
             case "SeqExpr":
                 return self._sequence(expr)
             case "If":
-                parts = (expr.cond, expr.true_branch, expr.false_branch)
-                return ast.If(*(self._expr(part) for part in parts), self._span())
+                condition = self._expr(expr.cond)
+                return ast.If(
+                    condition, self._expr(expr.true_branch), self._expr(expr.false_branch), self._span()
+                )
             case "Function":
                 parameters = tuple(self._variable(p) for p in expr.params)
                 return ast.Function(parameters, self._expr(expr.body), None, {}, self._span())

@@ -57,7 +57,8 @@ def _eye_like(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Resul
     like, diagonal = emit.tensor(args, 0).tensor, int(number(emit, args, 1, "the diagonal"))
     if like.rank != 2:
         raise InputError(f"expected a matrix, got {like}")
-    return _identity(emit, *like.shape, diagonal, attrs.dtype("dtype") or like.dtype)
+    rows, columns = like.shape
+    return _identity(emit, rows, columns, diagonal, attrs.dtype("dtype") or like.dtype)
 
 
 def _identity(emit: Emitter, rows: int, columns: int, diagonal: int, dtype: str) -> Value:

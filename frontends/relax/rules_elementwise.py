@@ -48,12 +48,12 @@ def _binary(graph_op: str) -> Rule:
 
 
 def alike(emit: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
-    """Both operands in one dtype: Relax lets one of them be a plain number."""
+    """Both operands in one dtype: one of them may be a plain number."""
     if a.tensor.dtype == b.tensor.dtype:
         return a, b
     for value, other in ((a, b), (b, a)):
         known = emit.known(value)
-        if known is not None and known.ndim == 0 and known.dtype in (np.int64, np.float64, np.bool_):
+        if known is not None and known.ndim == 0:
             made = emit.constant(known.astype(storage_dtype(other.tensor.dtype)))
             return (made, b) if value is a else (a, made)
     return a, b
@@ -154,7 +154,8 @@ def _prelu(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
 
 
 def _astype(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    return cast(emit, *emit.tensors(args, 1), attrs.dtype("dtype"))
+    (x,) = emit.tensors(args, 1)
+    return cast(emit, x, attrs.dtype("dtype"))
 
 
 def _where(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from tilewright.frontends.emitter import Emitter, Result
 from tilewright.frontends.relax.static import axis_in, filled, integers
@@ -11,12 +12,12 @@ from tilewright.frontends.relay.evaluate import Rule
 from tilewright.frontends.relay.rules import RULES as RELAY
 from tilewright.frontends.relay.rules_windows import data_layout, window
 from tilewright.ir.errors import InputError
+from tilewright.ir.nodes import Value
 
 #: operators that take the operands and attributes of Relay's operator of the same name
 _AS_RELAY = """
-    nn.conv1d nn.conv2d nn.conv3d nn.conv2d_transpose nn.max_pool1d nn.max_pool2d nn.max_pool3d nn.avg_pool1d
-    nn.avg_pool2d nn.avg_pool3d nn.adaptive_avg_pool1d nn.adaptive_avg_pool2d nn.adaptive_avg_pool3d
-    nn.batch_flatten nn.cross_entropy_with_logits
+    nn.conv1d nn.conv2d nn.conv3d nn.conv2d_transpose nn.adaptive_avg_pool1d nn.adaptive_avg_pool2d
+    nn.adaptive_avg_pool3d nn.batch_flatten nn.cross_entropy_with_logits
 """
 
 
@@ -32,6 +33,32 @@ def _transposed(spatial: int, default: str) -> Rule:
             data_layout=data_layout(attrs, "data_layout", spatial),
             kernel_layout=attrs.text("kernel_layout", default), out_dtype=attrs.dtype("out_dtype") or None,
         )  # fmt: skip
+
+    return rule
+
+
+def _pool(kind: str, spatial: int) -> Rule:
+    """As Relay's, without windows that start behind the data: Relax, unlike Relay, does not round up to them.
+
+    Relax gives all pools the attributes of an average.
+    """
+    relay_rule = RELAY[f"nn.{kind}_pool{spatial}d"]
+
+    def rule(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+        if kind == "max":
+            attrs.drop("count_include_pad")
+        out: Value = relay_rule(emit, args, attrs)
+        op = emit.builder.ops[-1]
+        x, layout = emit.tensor(args, 0), str(op["layout"])
+        strides, padding = (cast("tuple[int, ...]", op[name]) for name in ("strides", "padding"))
+        size = list(out.tensor.shape)
+        for dim, stride, before in zip("DHW"[-spatial:], strides, padding, strict=False):
+            d = layout.index(dim)
+            size[d] = min(size[d], -(-(x.tensor.shape[d] + before) // stride))
+        if tuple(size) == out.tensor.shape:
+            return out
+        zeros = (0,) * len(size)
+        return emit.value("strided_slice", out, begin=zeros, size=tuple(size), strides=(1,) * len(size))
 
     return rule
 
@@ -86,6 +113,7 @@ RULES: Mapping[str, Rule] = {
     **{name: RELAY[name] for name in _AS_RELAY.split()},
     "nn.conv1d_transpose": _transposed(1, "IOW"),
     "nn.conv3d_transpose": _transposed(3, "IODHW"),
+    **{f"nn.{kind}_pool{n}d": _pool(kind, n) for kind in ("max", "avg") for n in (1, 2, 3)},
     "nn.softmax": _softmax("softmax"),
     "nn.log_softmax": _softmax("log_softmax"),
     "nn.dropout": _dropout,

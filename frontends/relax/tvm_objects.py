@@ -14,6 +14,7 @@ import numpy as np
 
 from tilewright.frontends.relay import ast
 from tilewright.ir.errors import InputError
+from tilewright.ir.types import dtype_name, storage_dtype
 
 #: class names of expressions that are one thing to us
 VARIABLES = frozenset({"Var", "DataflowVar"})
@@ -123,16 +124,13 @@ def array(constant: Any) -> np.ndarray:
 
 
 def number(value: Any) -> np.ndarray | None:
-    """A number among the operands as a rank-0 array: int64, float64 or bool; None where it is symbolic."""
+    """A number among the operands as a rank-0 array of its dtype; None where it is symbolic."""
     if kind(value) == "PrimValue":
         value = value.value
     if kind(value) not in ("IntImm", "FloatImm"):
         return None
-    held = value.value
-    if kind(value) == "FloatImm":
-        return np.asarray(held, np.float64)
-    truth = dtype_text(getattr(value, "dtype", None) or raw_type(value)) == "bool"
-    return np.asarray(held, np.bool_ if truth else np.int64)
+    dtype = dtype_text(getattr(value, "dtype", None) or raw_type(value))
+    return np.asarray(value.value).astype(storage_dtype(dtype_name(dtype)))
 
 
 def shape_values(shape: Any) -> tuple[int | str, ...]:
