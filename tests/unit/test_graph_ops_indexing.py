@@ -1,4 +1,4 @@
-"""Operators on indices against plain NumPy: reference, tensor level and compiled, and what Relay imports."""
+"""Operators on indices against plain NumPy: reference, tensor level and compiled."""
 
 import itertools
 
@@ -54,12 +54,6 @@ def check(name, arrays, wanted=None, *, compiled=False, tolerance=1e-5, **attrs)
                 g.astype(np.float64), w.astype(np.float64), rtol=tolerance, atol=tolerance
             )
     return reference
-
-
-def imported(tmp_path, signature, body):
-    path = tmp_path / "t.relay"
-    path.write_text(f'#[version = "0.0.5"]\ndef @main({signature}) {{\n  {body}\n}}\n')
-    return tw.frontends.relay.load(str(path))
 
 
 @pytest.mark.parametrize("dtype", INTEGER_DTYPES)
@@ -360,8 +354,8 @@ def test_stft_transforms_windowed_frames(normalized, onesided):
     out = np.fft.fft(frames, axis=1)[:, : 9 if onesided else 16] / (4 if normalized else 1)
     wanted = np.stack([out.real, out.imag], axis=-1).astype(np.float32)
     check(
-        "stft", [x, window], [wanted], tolerance=1e-4, compiled=onesided and normalized, n_fft=16, hop_length=5,
-        win_length=16, normalized=normalized, onesided=onesided,
+        "stft", [x, window], [wanted], tolerance=1e-4, compiled=onesided and normalized, n_fft=16,
+        hop_length=5, win_length=16, normalized=normalized, onesided=onesided,
     )  # fmt: skip
 
 
@@ -370,25 +364,3 @@ def test_stft_of_one_signal_with_a_short_window():
     assert got.shape == (3, 9, 2)
     with pytest.raises(InputError, match="win_length <= n_fft"):
         check("stft", [randoms(20), indices(0, 3, 5)], n_fft=4, hop_length=2, win_length=5)
-
-
-def test_relay_take_with_a_negative_axis_and_batch(tmp_path):
-    module = imported(
-        tmp_path,
-        "%x: Tensor[(2, 3, 4), float32], %i: Tensor[(2, 5), int32]",
-        "take(%x, %i, axis=-1, batch_dims=-1)",
-    )
-    x, at = randoms(2, 3, 4), indices(0, 4, 2, 5)
-    (got,) = tw.interpret(module, x, at)
-    np.testing.assert_allclose(got, np.stack([x[b][:, at[b]] for b in range(2)]), rtol=1e-6)
-
-
-def test_relay_einsum_spells_out_ellipses(tmp_path):
-    module = imported(
-        tmp_path,
-        "%x: Tensor[(2, 3, 4), float32], %y: Tensor[(4, 5), float32]",
-        '%0 = (%x, %y);\n  einsum(%0, equation="...ij,jk->...ik")',
-    )
-    x, y = randoms(2, 3, 4), randoms(4, 5)
-    (got,) = tw.interpret(module, x, y)
-    np.testing.assert_allclose(got, x @ y, rtol=1e-5, atol=1e-5)
