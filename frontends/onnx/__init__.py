@@ -1,4 +1,4 @@
-"""ONNX models: files, bytes and `ModelProto`s, read with the `onnx` package (`pip install tilewright[onnx]`)."""
+"""ONNX models: files, bytes and `ModelProto`s, read with the optional `onnx` package."""
 
 from tilewright.frontends.onnx.load import load
 

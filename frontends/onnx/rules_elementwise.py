@@ -14,9 +14,12 @@ from tilewright.ir.graph_ops.operands import broadcast_shapes
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import FLOATS, itemsize, storage_dtype
 
+_SAME_NAME = """
+    Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor Log Relu Round Sigmoid Sign Sin Sinh Sqrt
+    Tan Tanh
+"""
 _UNARY: Mapping[str, str] = {
-    **{name: name.lower() for name in "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp".split()},
-    **{name: name.lower() for name in "Floor Log Relu Round Sigmoid Sign Sin Sinh Sqrt Tan Tanh".split()},
+    **{name: name.lower() for name in _SAME_NAME.split()},
     "BitwiseNot": "bitwise_not",
     "IsNaN": "isnan",
     "Neg": "negative",

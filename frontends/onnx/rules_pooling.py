@@ -10,8 +10,8 @@ import numpy as np
 from tilewright.frontends.emitter import Result
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rule, Rules
-from tilewright.frontends.onnx.windows import DATA, Geometry, geometry, spatial_rank
-from tilewright.ir.errors import InputError
+from tilewright.frontends.onnx.windows import DATA, Geometry, geometry, pooled, spatial_rank
+from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.graph_ops.layouts import windows
 from tilewright.ir.graph_ops.operands import lowest
 from tilewright.ir.nodes import Attr, Value
@@ -32,7 +32,8 @@ def _max_pool(emit: FoldingEmitter, node: Node) -> Result:
     x = node.tensor(0)
     n = spatial_rank(x.tensor.shape)
     g = geometry(node, x.tensor.shape[2:], node.attrs.integers("kernel_shape"))
-    ceil, columns_first = node.attrs.flag("ceil_mode", False), node.attrs.flag("storage_order", False)
+    columns_first = node.attrs.flag("storage_order", False)
+    g, ceil = pooled(g, x.tensor.shape[2:], node.attrs.flag("ceil_mode", False))
     out = emit.value(f"max_pool{n}d", x, **_attributes(g, n, ceil))
     return (out, _positions(emit, x, g, ceil, columns_first)) if node.wants(1) else out
 
@@ -68,7 +69,10 @@ def _avg_pool(emit: FoldingEmitter, node: Node) -> Result:
     x = node.tensor(0)
     n = spatial_rank(x.tensor.shape)
     g = geometry(node, x.tensor.shape[2:], node.attrs.integers("kernel_shape"))
-    ceil, counted = node.attrs.flag("ceil_mode", False), node.attrs.flag("count_include_pad", False)
+    counted = node.attrs.flag("count_include_pad", False)
+    given, (g, ceil) = g, pooled(g, x.tensor.shape[2:], node.attrs.flag("ceil_mode", False))
+    if counted and g is not given:
+        raise UnsupportedError("expected ceil_mode to drop windows in all dimensions or in none")
     return emit.value(f"avg_pool{n}d", x, **_attributes(g, n, ceil), count_include_pad=counted)
 
 
@@ -77,7 +81,7 @@ def _lp_pool(emit: FoldingEmitter, node: Node) -> Result:
     x, p = node.tensor(0), node.attrs.integer("p", 2)
     n, sizes = spatial_rank(x.tensor.shape), x.tensor.shape[2:]
     g = geometry(node, sizes, node.attrs.integers("kernel_shape"))
-    ceil = node.attrs.flag("ceil_mode", False)
+    g, ceil = pooled(g, sizes, node.attrs.flag("ceil_mode", False))
     along = windows(sizes, g.kernel, g.strides, g.padding, g.dilation, "LpPool", ceil)
     after = [
         max(0, (w.count - 1) * w.stride + (w.kernel - 1) * w.dilation + 1 - w.before - w.size) for w in along

@@ -15,7 +15,7 @@ from tilewright.ir.types import FLOATS, storage_dtype
 
 
 def _along(emit: FoldingEmitter, parameter: Value, x: Value, axis: int, block: int) -> Value:
-    """A scale or zero point in a shape that broadcasts to x: one for all, per index of `axis`, or per block."""
+    """A scale or zero point as it broadcasts to x: one for all, per index of `axis`, or per block."""
     shape, rank = parameter.tensor.shape, x.tensor.rank
     if parameter.tensor.size == 1 and parameter.tensor.rank <= 1:
         return emit.reshape(parameter, ())

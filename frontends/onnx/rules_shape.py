@@ -142,7 +142,7 @@ def sliced(
     steps = steps or (1,) * len(starts)
     if not len(starts) == len(ends) == len(where) == len(steps) or 0 in steps or len(where) > len(shape):
         raise InputError(
-            f"expected as many starts, ends, axes and steps (not zero), got {starts}, {ends}, {where}, {steps}"
+            f"expected as many starts, ends, axes and steps (not 0), got {starts}, {ends}, {where}, {steps}"
         )
     begin, size, stride = [0] * len(shape), list(shape), [1] * len(shape)
     for axis, first, last, step in zip(where, starts, ends, steps, strict=True):

@@ -122,7 +122,7 @@ class Reader:
 
     def function(self, proto: Any) -> Function:
         """The function of a FunctionProto."""
-        attrs: dict[str, Attribute | None] = {name: None for name in proto.attribute}
+        attrs: dict[str, Attribute | None] = dict.fromkeys(proto.attribute)
         attrs.update({a.name: Attribute(self.value(a), a) for a in proto.attribute_proto})
         return Function(
             proto.name,

@@ -66,3 +66,30 @@ def _counted(values: Sequence[int], count: int, name: str) -> tuple[int, ...]:
     if len(values) != count:
         raise InputError(f"expected {count} entries in '{name}', got {tuple(values)}")
     return tuple(values)
+
+
+def pooled(g: Geometry, sizes: Sequence[int], ceil: bool) -> tuple[Geometry, bool]:
+    """Windows and the rounding of their number, without windows that would start behind the elements.
+
+    Such a window is the one that rounding up adds, so that rounding down leaves it out.
+    """
+    if not ceil:
+        return g, False
+    n = len(sizes)
+    up, down = [], []
+    for d, (size, stride, reach) in enumerate(zip(sizes, g.strides, g.reach, strict=True)):
+        room = size_of(g, sizes, d) - reach
+        if room % stride:
+            (up if -(-room // stride) * stride < size + g.padding[d] else down).append(d)
+    if not up or not down:
+        return g, bool(up)
+    padding = list(g.padding)
+    for d in up:
+        room = size_of(g, sizes, d) - g.reach[d]
+        padding[n + d] += -room % g.strides[d]
+    return Geometry(g.kernel, g.strides, g.dilation, tuple(padding)), False
+
+
+def size_of(g: Geometry, sizes: Sequence[int], d: int) -> int:
+    """Extent of dimension `d` with its padding."""
+    return sizes[d] + g.padding[d] + g.padding[len(sizes) + d]
