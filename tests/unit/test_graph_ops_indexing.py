@@ -296,13 +296,14 @@ EQUATIONS = [
     ("ab,ab->a", [(3, 1), (3, 7)]),
     (",a->a", [(), (3,)]),
     ("ab,b->b", [(0, 3), (3,)]),
+    ("xy,yz->xz", [(3, 0), (0, 4)]),
 ]
 
 
 @pytest.mark.parametrize(("equation", "shapes"), EQUATIONS)
 def test_einsum(equation, shapes):
     arrays = [randoms(*s) for s in shapes]
-    compiled = equation in ("bqhd,bkhd->bhqk", "iij,jk->ik", "ij,jk,kl->il")
+    compiled = equation in ("xy,yz->xz", "bqhd,bkhd->bhqk", "iij,jk->ik", "ij,jk,kl->il")
     check("einsum", arrays, [np.einsum(equation, *arrays)], equation=equation, compiled=compiled)
     whole = [(a * 10).astype(np.int32) for a in arrays]
     check("einsum", whole, [np.einsum(equation, *whole)], equation=equation)
