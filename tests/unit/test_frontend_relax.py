@@ -138,7 +138,7 @@ def test_everything_in_the_way_is_told_at_once():
     with builder.function("main", [x]):
         a = builder.emit(op.nn.relu(x))
         called = relax.ExternFunc("my.packed")
-        b = builder.emit(op.call_dps_packed(called, relax.Tuple([a]), out_ty=tensor(n, 3)))
+        b = builder.emit(op.call_dps_packed(called, relax.Tuple([a]), tensor(n, 3)))
         c = builder.emit(op.unique(op.flatten(b)))
         d = builder.emit(op.unique(c))
         e = builder.emit_te(lambda t: tvm.te.compute(t.shape, lambda *at: t[at] + 1.0), b)

@@ -10,6 +10,8 @@ from tilewright.frontends.relax.rules import RULES  # noqa: E402
 
 relax = tvm.relax
 op = relax.op
+#: what 0.25 calls a type
+TENSOR = getattr(relax, "TensorStructInfo", relax.TensorType)
 
 
 def f(*shape, dtype="float32"):
@@ -217,7 +219,7 @@ def network(names):
     builder = relax.BlockBuilder()
     for name in names:
         build, *specs = CASES[name]
-        variables = [relax.Var(f"x{n}", relax.TensorType(s[1], s[2])) for n, s in enumerate(specs)]
+        variables = [relax.Var(f"x{n}", TENSOR(s[1], s[2])) for n, s in enumerate(specs)]
         with builder.function(name.replace(".", "_").replace("-", "_"), variables):
             with builder.dataflow():
                 out = builder.emit_output(builder.emit(build(*variables)))
@@ -255,7 +257,7 @@ def imported(build, *specs):
     """The results of one call on seeded inputs, and the inputs."""
     rng = np.random.default_rng(1)
     inputs = [made(spec, rng) for spec in specs]
-    variables = [relax.Var(f"x{n}", relax.TensorType(s[1], s[2])) for n, s in enumerate(specs)]
+    variables = [relax.Var(f"x{n}", TENSOR(s[1], s[2])) for n, s in enumerate(specs)]
     builder = relax.BlockBuilder()
     with builder.function("main", variables):
         builder.emit_func_output(builder.emit(build(*variables)))
