@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from tilewright.frontends.emitter import Emitter, Result
 from tilewright.frontends.relay.attributes import Attributes
 from tilewright.frontends.relay.evaluate import Rule
-from tilewright.ir.errors import InputError, UnsupportedError
+from tilewright.frontends.relay.static_operands import static_integers
+from tilewright.ir.errors import InputError
 from tilewright.ir.graph_ops.movement import resolve_slice
 from tilewright.ir.graph_ops.operands import axes_of, axis_of
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import TensorType
-
-
-def static(emit: Emitter, value: Value, what: str) -> tuple[int, ...]:
-    """The integers of a constant operand; raises UnsupportedError for anything else."""
-    array = emit.known(value)
-    if array is None or not np.issubdtype(array.dtype, np.integer):
-        raise UnsupportedError(f"expected constant integers as {what}, got {value.type}")
-    return tuple(int(v) for v in array.reshape(-1))
 
 
 def _transpose(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
@@ -58,7 +49,8 @@ def _strided_slice(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> 
 def _strided_set(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
     data, v, *bounds = emit.tensors(args, 5)
     begin, end, strides = (
-        static(emit, value, what) for value, what in zip(bounds, ("begin", "end", "strides"), strict=True)
+        static_integers(emit, value, what)
+        for value, what in zip(bounds, ("begin", "end", "strides"), strict=True)
     )
     begin, size, strides = resolve_slice(data.tensor.shape, begin, end, strides)
     if v.tensor.shape != size:
@@ -148,7 +140,7 @@ def _collapse_sum_to(emit: Emitter, args: Sequence[Result], attrs: Attributes) -
     """The shape is an operand; an attribute may repeat it."""
     attrs.drop("shape", "dtype")
     data, shape = emit.tensors(args, 2)
-    return collapsed(emit, data, static(emit, shape, "shape"))
+    return collapsed(emit, data, static_integers(emit, shape, "shape"))
 
 
 def _reshape_like(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:

@@ -6,11 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from math import prod
 
+import numpy as np
+
 from tilewright.frontends.emitter import Emitter, Result
 from tilewright.frontends.relay.attributes import Attributes
 from tilewright.frontends.relay.evaluate import Rule
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Attr, Value
+from tilewright.ir.types import storage_dtype
 
 Pairs = Sequence[tuple[int, int]]
 
@@ -42,6 +45,18 @@ def padded(
     if isinstance(value, Value):
         return emit.value("pad", data, value, **attrs)
     return emit.value("pad", data, pad_value=value, **attrs)
+
+
+def _dilate(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    """Elements of x a stride apart, among elements of one value."""
+    (data,) = emit.tensors(args, 1)
+    x, strides = data.tensor, attrs.integers("strides")
+    if len(strides) != x.rank or min(strides, default=1) < 1:
+        raise InputError(f"expected {x.rank} positive strides, got {strides}")
+    value = emit.constant(np.asarray(attrs.real("dilation_value", 0.0)).astype(storage_dtype(x.dtype)))
+    shape = tuple(max(0, (n - 1) * step + 1) for n, step in zip(x.shape, strides, strict=True))
+    among = emit.value("broadcast_to", value, shape=shape)
+    return emit.value("strided_set", among, data, begin=(0,) * x.rank, strides=strides)
 
 
 def _pad(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
@@ -144,7 +159,7 @@ def _axes(layout: str) -> list[tuple[str, int]]:
 
 
 def _layout_transform(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    """Blocks are joined with their dimensions, dimensions reordered, and cut into blocks again."""
+    """Blocks are joined with their dimensions, dimensions reordered and cut again, zeros filling the last."""
     (x,) = emit.tensors(args, 1)
     source, wanted = _axes(attrs.text("src_layout")), _axes(attrs.text("dst_layout"))
     whole = [letter for letter, _ in wanted if letter.isupper()]
@@ -160,10 +175,13 @@ def _layout_transform(emit: Emitter, args: Sequence[Result], attrs: Attributes) 
     x = _ordered(emit, x, [letter for letter, _ in source], parts)
     sizes = {d: extents[d] * extents.get(d.lower(), 1) for d in whole}
     blocks = {letter: count for letter, count in wanted if count}
-    for letter, count in blocks.items():
-        if sizes[letter.upper()] % count:
-            raise UnsupportedError(f"expected '{letter.upper()}' to divide into blocks of {count}: {x.type}")
-    cut = {d: sizes[d] // blocks.get(d.lower(), 1) for d in whole} | blocks
+    lacking = [-sizes[d] % blocks.get(d.lower(), 1) for d in whole]
+    if any(lacking):
+        x = emit.value("reshape", x, newshape=tuple(sizes.values()))
+        x = padded(emit, x, [(0, n) for n in lacking])
+    cut = {
+        d: (sizes[d] + n) // blocks.get(d.lower(), 1) for d, n in zip(whole, lacking, strict=True)
+    } | blocks
     parts = [p for letter in whole for p in (letter, letter.lower()) if p in cut]
     shape = tuple(cut[p] for p in parts)
     if shape != x.tensor.shape:
@@ -178,6 +196,7 @@ def _ordered(emit: Emitter, x: Value, letters: Sequence[str], wanted: Sequence[s
 
 
 RULES: Mapping[str, Rule] = {
+    "nn.dilate": _dilate,
     "nn.pad": _pad,
     "nn.mirror_pad": _mirror_pad,
     "nn.depth_to_space": _blocks("depth_to_space"),

@@ -179,12 +179,10 @@ def resolve_slice(
     Raises InputError for strides of 0, more entries than axes, and ends before their begins.
     """
     if slice_mode not in ("end", "size"):
-        raise InputError(f"strided_slice: expected slice_mode end or size, got '{slice_mode}'")
-    over = range(len(shape)) if axes is None else axes_of(axes, len(shape), "strided_slice")
+        raise InputError(f"expected slice_mode end or size, got '{slice_mode}'")
+    over = range(len(shape)) if axes is None else axes_of(axes, len(shape), "axes")
     if max(len(begin), len(end)) > len(over):
-        raise InputError(
-            f"strided_slice: expected at most {len(over)} positions, got {len(begin)} and {len(end)}"
-        )
+        raise InputError(f"expected at most {len(over)} positions, got {len(begin)} and {len(end)}")
     first, size, step = [0] * len(shape), list(shape), [1] * len(shape)
     for i, d in enumerate(over):
         lo = begin[i] if i < len(begin) else None
@@ -204,7 +202,7 @@ def _from_front(position: int, extent: int) -> int:
 def _resolved(extent: int, begin: int | None, end: int | None, step: int) -> tuple[int, int]:
     """First element and number of elements along one dimension."""
     if step == 0:
-        raise InputError("strided_slice: expected strides other than 0")
+        raise InputError("expected strides other than 0")
     least, most = (-1, extent - 1) if step < 0 else (0, extent)
     start, stop = (most, least) if step < 0 else (least, most)
     if begin is not None:
@@ -213,6 +211,6 @@ def _resolved(extent: int, begin: int | None, end: int | None, step: int) -> tup
         stop = min(max(_from_front(end, extent), least), most)
     room = (stop - start) * (1 if step > 0 else -1)
     if room < 0:
-        raise InputError(f"strided_slice: expected an end not before its begin, got {begin}, {end}, {step}")
+        raise InputError(f"expected an end not before its begin, got {begin}, {end}, {step}")
     count = -(-room // abs(step))
     return (start if count else 0), count
