@@ -11,6 +11,9 @@ from tilewright.ir import Builder, Expr, Sym, TensorType, Value
 from tilewright.ir.expr import binary
 from tilewright.passes.lower.lowering import Body, mapped
 
+#: elements of a tensor that is computed at compile time, at most
+LARGEST_CONSTANT = 1 << 26
+
 
 def number_table(b: Builder, values: np.ndarray, dtype: str) -> Value:
     """A small matrix [rows, columns] of the given numbers."""

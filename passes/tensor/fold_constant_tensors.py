@@ -10,13 +10,16 @@ from tilewright.ir.types import storage_dtype
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.constant_pool import ConstantPool
 from tilewright.passes.dead_ops import live_ops
+from tilewright.passes.lower.tables import LARGEST_CONSTANT
 
 #: a map without operands is worth storing where it is a small table
 MAX_TABLE_ELEMENTS = 65_536
 
 
 @register_pass(Level.TENSOR)
-def fold_constant_tensors(module: Module, ctx: PassContext, *, max_elements: int = 33_554_432) -> Module:
+def fold_constant_tensors(
+    module: Module, ctx: PassContext, *, max_elements: int = LARGEST_CONSTANT
+) -> Module:
     """Evaluate structured ops of @main whose operands are all constants, with floats held as float64.
 
     rewrite: tensor.map(tensor.constant(name = "w"), ...) { ... }

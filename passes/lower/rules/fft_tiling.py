@@ -1,4 +1,4 @@
-"""Extents of the tiles of FFT convolution: the pair of transform lengths with the fewest multiplications."""
+"""Extents of the tiles of FFT convolution: the pair of transform lengths with the least work."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from functools import lru_cache
 from itertools import product
 
 from tilewright.ir.graph_ops.convolution import Convolution
+from tilewright.passes.lower.tables import LARGEST_CONSTANT
+
+#: multiply-adds that take as long as bringing in one element of a kernel's transform (66 TFLOP/s, 3.35 TB/s)
+KERNEL_ELEMENT = 40
 
 #: lengths of a transform along one dimension
 LENGTHS = (4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
@@ -28,7 +32,7 @@ class Tiling:
 
 @lru_cache(maxsize=1024)
 def fft_tiling(g: Convolution) -> Tiling:
-    """The tiling with the fewest multiply-adds over all five steps."""
+    """The tiling with the least work over all five steps."""
     options = []
     for lengths in product(LENGTHS, repeat=2):
         pairs = list(zip(lengths, g.windows, strict=True))
@@ -37,13 +41,17 @@ def fft_tiling(g: Convolution) -> Tiling:
         valid = tuple(n - w.kernel + 1 for n, w in pairs)
         count = tuple(-(-w.count // v) for w, v in zip(g.windows, valid, strict=True))
         options.append(Tiling((lengths[0], lengths[1]), (valid[0], valid[1]), (count[0], count[1])))
-    return min(options, key=lambda t: multiply_adds(g, t))
+    return min(options, key=lambda t: work(g, t))
 
 
-def multiply_adds(g: Convolution, t: Tiling) -> int:
-    """Multiply-adds per sample of the transforms of the data, the products and the transforms back.
+def kernel_size(g: Convolution, t: Tiling) -> int:
+    """Elements of the transformed kernel: four per complex number."""
+    return 4 * g.groups * g.filters * g.channels * t.length[0] * t.frequencies
 
-    A complex product counts four.
+
+def work(g: Convolution, t: Tiling) -> int:
+    """Multiply-adds of the transforms of the data, the products and the transforms back, and what reading the
+    transformed kernel takes meanwhile. A complex product counts four.
     """
     half, tiles = t.frequencies, t.count[0] * t.count[1]
     inputs, outputs = g.groups * g.channels, g.groups * g.filters
@@ -52,7 +60,7 @@ def multiply_adds(g: Convolution, t: Tiling) -> int:
     )
     products = outputs * g.channels * tiles * t.length[0] * half * 4
     back = outputs * 2 * half * tiles * t.valid[0] * (2 * t.length[0] + t.valid[1])
-    return forward + products + back
+    return g.batch * (forward + products + back) + KERNEL_ELEMENT * kernel_size(g, t)
 
 
 def too_large(g: Convolution) -> str:
@@ -62,4 +70,5 @@ def too_large(g: Convolution) -> str:
         return (
             f"expected a kernel between 2x2 and {LENGTHS[-1] - 1}x{LENGTHS[-1] - 1}, got {taps[0]}x{taps[1]}"
         )
-    return ""
+    size = kernel_size(g, fft_tiling(g))
+    return "" if size <= LARGEST_CONSTANT else f"its transformed kernel would have {size} elements"
