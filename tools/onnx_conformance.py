@@ -1,7 +1,7 @@
 """Runs the ONNX standard's node tests through our importer on one target and says why others do not run.
 
-`python -m tilewright.tools.onnx_conformance [--target opencl] [name ...]`. Needs no network: the cases come with
-the onnx package. Inputs on which shapes depend are bound as constants, as an exporter would have stored them.
+`python -m tilewright.tools.onnx_conformance [--target opencl] [name ...]`. The cases come with the onnx package.
+Inputs on which shapes depend are bound as constants, as an exporter would have stored them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def run_one(name: str, target: str) -> Result:
 
 
 def imported(model: Any, inputs: Mapping[str, np.ndarray]) -> tuple[Module, tuple[str, ...]]:
-    """The module of a model, and the inputs that had to be bound to their arrays because shapes depend on them."""
+    """The module of a model, and the inputs bound to their arrays because shapes depend on them."""
     bound: tuple[str, ...] = ()
     while True:
         try:
@@ -122,9 +122,10 @@ def _compare(got: Sequence[np.ndarray], wanted: Sequence[Any], case: Any) -> Non
             raise InputError(f"result {i}: expected {b.dtype}{list(b.shape)}, got {a.dtype}{list(a.shape)}")
         floating = a.dtype.kind == "f" or a.dtype.name == "bfloat16"
         narrow = floating and a.dtype.itemsize == 2
-        wide = (a.astype(np.float64), b.astype(np.float64)) if floating else (a, b)
         rtol, atol = (NARROW, NARROW) if narrow else (case.rtol, max(case.atol, 1e-6))
-        np.testing.assert_allclose(*wide, rtol=rtol, atol=atol, err_msg=f"result {i}")
+        if floating:
+            a, b = a.astype(np.float64), b.astype(np.float64)
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, err_msg=f"result {i}")
 
 
 def _line(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from tilewright.frontends.onnx.node import Node, Rule, Rules, wrapped
 from tilewright.ir.errors import InputError
 from tilewright.ir.graph_ops.operands import axes_of, broadcast_shapes
 from tilewright.ir.nodes import Value
-from tilewright.ir.types import TensorType, storage_dtype
+from tilewright.ir.types import FLOATS, TensorType, storage_dtype
 
 #: Tensors made from nothing become constants up to this size.
 MAX_CONSTANT_BYTES = 1 << 30
@@ -188,21 +188,21 @@ def _padded(
     for axis, (low, high) in enumerate(zip(before, after, strict=True)):
         n = x.tensor.shape[axis]
         x = emit.cut(x, axis, max(0, -low), n + min(0, low) + min(0, high))
-    low, high = tuple(max(0, n) for n in before), tuple(max(0, n) for n in after)
-    if not any(low) and not any(high):
+    lead, tail = tuple(max(0, n) for n in before), tuple(max(0, n) for n in after)
+    if not any(lead) and not any(tail):
         return x
     if mode == "wrap":
         for axis in range(x.tensor.rank):
-            places = np.arange(-low[axis], x.tensor.shape[axis] + high[axis]) % max(1, x.tensor.shape[axis])
+            places = np.arange(-lead[axis], x.tensor.shape[axis] + tail[axis]) % max(1, x.tensor.shape[axis])
             x = emit.value("take", x, emit.constant(places), axis=axis, mode="fast")
         return x
     known = emit.known(value) if value is not None else None
     if value is not None and known is None:
-        return emit.value("pad", x, emit.reshape(value, ()), pad_before=low, pad_after=high)
+        return emit.value("pad", x, emit.reshape(value, ()), pad_before=lead, pad_after=tail)
     number = known.reshape(()).item() if known is not None and known.size else fill
     if x.tensor.dtype == "bool":
         number = bool(number)
-    return emit.value("pad", x, pad_before=low, pad_after=high, pad_value=number, pad_mode=mode)
+    return emit.value("pad", x, pad_before=lead, pad_after=tail, pad_value=number, pad_mode=mode)
 
 
 def _shape(emit: FoldingEmitter, node: Node) -> Result:
@@ -249,9 +249,9 @@ def _range(emit: FoldingEmitter, node: Node) -> Result:
         raise InputError("expected a delta other than zero")
     dtype = node.tensor(0).tensor.dtype
     _checked(TensorType(dtype, (count,)))
-    wide = np.float64 if dtype in ("f16", "bf16", "f32", "f64") else np.int64
-    values = start.astype(wide).reshape(()) + np.arange(count, dtype=wide) * step.astype(wide).reshape(())
-    return emit.constant(values.astype(start.dtype))
+    wide = np.dtype(np.float64 if dtype in FLOATS else np.int64)
+    first, delta = (v.astype(wide).reshape(1) for v in (start, step))
+    return emit.constant((first + np.arange(count).astype(wide) * delta).astype(start.dtype))
 
 
 def _eye_like(emit: FoldingEmitter, node: Node) -> Result:
@@ -260,7 +260,8 @@ def _eye_like(emit: FoldingEmitter, node: Node) -> Result:
     if t.rank != 2:
         raise InputError(f"expected a matrix, got {t}")
     kind = _checked(TensorType(dtype, t.shape))
-    return emit.constant(np.eye(*kind.shape, k=node.attrs.integer("k", 0)).astype(storage_dtype(dtype)))
+    rows, columns = kind.shape
+    return emit.constant(np.eye(rows, columns, node.attrs.integer("k", 0)).astype(storage_dtype(dtype)))
 
 
 def _blocks(name: str) -> Rule:

@@ -72,10 +72,10 @@ def check_counts(node: syntax.Node, inputs: Sequence[Result], opset: int) -> Non
 def _plain_function(op: str, domain: str, since: int, opset: int) -> syntax.Function | None:
     """The function that does not depend on operands, in the newest form that `opset` knows."""
     schema = onnx_module("defs").get_schema(op, opset, domain)
-    versions = [v for v in schema.function_opset_versions if v <= opset]
-    if not versions:
-        return None
-    return _read(schema.get_function_with_opset_version(max(versions)), schema, op)
+    versions = schema.function_opset_versions
+    # a function brings its own operator versions, so that one of a later version serves as well
+    best = max((v for v in versions if v <= opset), default=min(versions, default=0))
+    return _read(schema.get_function_with_opset_version(best), schema, op) if best else None
 
 
 def _read(text: bytes, schema: Any, op: str) -> syntax.Function:

@@ -76,7 +76,8 @@ def pooled(g: Geometry, sizes: Sequence[int], ceil: bool) -> tuple[Geometry, boo
     if not ceil:
         return g, False
     n = len(sizes)
-    up, down = [], []
+    up: list[int] = []
+    down: list[int] = []
     for d, (size, stride, reach) in enumerate(zip(sizes, g.strides, g.reach, strict=True)):
         room = size_of(g, sizes, d) - reach
         if room % stride:
