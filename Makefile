@@ -1,8 +1,8 @@
-# make demo | test | lint | clean. Everything is installed into ./.venv and built below ./build.
+# make demo | test | conformance | fuzz | lint | clean. Everything is installed into ./.venv and built below ./build.
 SHELL := /bin/bash
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint static clean
+.PHONY: help demo test conformance lint static clean
 unexport PYTHONPATH PYTHONHOME
 
 PY := .venv/bin/python
@@ -18,6 +18,7 @@ HOME_MATCHES := $(shell [ "$$(cat .venv/checkout 2>/dev/null)" = "$$(pwd -P)" ] 
 help:
 	@echo "make demo    run a network from Relay file to checked result"
 	@echo "make test    everything: ruff, mypy, the import table, all tests"
+	@echo "make conformance    recorded operator cases, ONNX node tests and networks on every target here"
 	@echo "make lint    ruff, mypy, the import table and the style rules only"
 	@echo "make clean   remove .venv and build"
 
@@ -27,6 +28,9 @@ demo: .venv/with-$(DEMO_WITH)
 test: static
 	@echo "running the tests ..."
 	@TILEWRIGHT_REPEATABLE=1 $(PY) -m pytest -q -n 2 --dist loadfile
+
+conformance: .venv/with-cuda-opencl-dev
+	@$(PY) -m tilewright.tools.conformance tests/data $(CONFORMANCE)
 
 lint: static
 	@$(PY) -m pytest -q $(PROJECT_TESTS)

@@ -34,6 +34,15 @@ class ReferenceExecutable:
         """Shape and NumPy dtype name of each output."""
         return tuple(array_type(v.tensor) for v in self.module.main.body.ops[-1].operands)
 
+    def __enter__(self) -> ReferenceExecutable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
     def __call__(self, *inputs: Any) -> list[np.ndarray]:
         """Outputs by reference semantics."""
         return interpret(self.module, *inputs)

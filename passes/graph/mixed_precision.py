@@ -26,9 +26,9 @@ WIDE = frozenset(
         "exp", "exp2", "log", "log2", "log10", "power", "sinh", "cosh", "tan", "asin", "acos", "atan",
         "atan2", "asinh", "acosh", "atanh", "erf", "rsqrt", "floor_divide", "floor_mod", "mod", "variance",
         "prod", "cumsum", "cumprod", "l2_normalize", "lrn", "sort", "argsort", "topk", "argmax", "argmin",
-        "unique", "searchsorted", "nll_loss", "stft", "dft", "one_hot", "non_max_suppression", "get_valid_counts",
-        "multibox_prior", "multibox_transform_loc", "proposal", "roi_align", "roi_pool", "grid_sample",
-        "affine_grid", "resize1d", "resize2d", "resize3d", "crop_and_resize",
+        "unique", "searchsorted", "nll_loss", "stft", "dft", "one_hot", "non_max_suppression",
+        "get_valid_counts", "multibox_prior", "multibox_transform_loc", "proposal", "roi_align", "roi_pool",
+        "grid_sample", "affine_grid", "resize1d", "resize2d", "resize3d", "crop_and_resize",
     )
 )  # fmt: skip
 #: ops that say nothing of the type of what they read

@@ -1,0 +1,80 @@
+"""`python -m tilewright.tools.conformance DATA`: all suites on all targets of this machine, as a table.
+
+DATA holds `relay_ops` (recorded operator cases) and `relay` (networks). The exit code is 1 where a
+case failed; unsupported cases are listed and counted, and do not change it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from tqdm import tqdm
+
+from tilewright.ir import InputError
+from tilewright.pipelines import PRECISIONS
+from tilewright.targets import resolve_target
+from tilewright.tools.conformance.case import FAILED, Suite
+from tilewright.tools.conformance.suites import SUITES, open_suites
+from tilewright.tools.conformance.table import errors_by_network, findings, summary
+from tilewright.tools.conformance.workers import run_all
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run, print the tables, write JSON where asked."""
+    p = argparse.ArgumentParser(prog="python -m tilewright.tools.conformance", description=__doc__)
+    p.add_argument("data", metavar="DATA", help="folder with relay_ops and relay")
+    p.add_argument("--suite", action="append", choices=SUITES, help="only these (repeatable; default all)")
+    p.add_argument("--target", action="append", help="only these (repeatable; default all of the machine)")
+    p.add_argument(
+        "--precision", action="append", choices=tuple(PRECISIONS), help="of networks (default all)"
+    )
+    p.add_argument(
+        "--only", action="append", default=[], metavar="TEXT", help="cases whose name contains TEXT"
+    )
+    p.add_argument(
+        "--jobs", type=int, default=min(4, os.cpu_count() or 1), help="processes (default up to 4)"
+    )
+    p.add_argument("--json", metavar="FILE", help="write every result as JSON")
+    a = p.parse_args(argv)
+    opened = partial(open_suites, a.data, tuple(a.suite or SUITES), tuple(a.precision or PRECISIONS))
+    try:
+        work = _work(opened(), a.target or machine_targets(), a.only)
+    except InputError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
+    bar = tqdm(run_all(opened, work, a.jobs), total=len(work), unit="case", disable=not sys.stderr.isatty())
+    results = sorted(bar, key=lambda r: (r.suite, r.target, r.name))
+    print("\n\n".join(filter(None, (findings(results), errors_by_network(results), summary(results)))))
+    if a.json:
+        Path(a.json).write_text(json.dumps([asdict(r) for r in results], indent=1), encoding="utf-8")
+    return 1 if any(r.status == FAILED for r in results) else 0
+
+
+def machine_targets() -> list[str]:
+    """reference, opencl, and cuda where the machine has an NVIDIA GPU."""
+    gpu = ["cuda"] if resolve_target("auto").kind == "cuda" else []
+    return ["reference", "opencl", *gpu]
+
+
+def _work(suites: Sequence[Suite], targets: Sequence[str], only: Sequence[str]) -> list[tuple[str, str, str]]:
+    """What to run; networks are checked on the reference in fp32 only, where they define what is right."""
+    for t in targets:
+        resolve_target(t)
+    return [
+        (s.name, name, t)
+        for s in suites
+        for t in targets
+        for name in s.cases
+        if not only or any(text in name for text in only)
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""What a suite of conformance cases is, and what running one case gives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.ir import InputError, UnsupportedError
+from tilewright.ir.types import FLOATS, dtype_name
+
+PASSED, FAILED, UNSUPPORTED = "passed", "failed", "unsupported"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case on one target. `reason` is empty where it passed; `error` is relative, or nan."""
+
+    suite: str
+    name: str
+    target: str
+    status: str
+    reason: str = ""
+    error: float = float("nan")
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Named cases. `run(name, target)` gives the relative error of a case or raises.
+
+    UnsupportedError says that the product declines the case, any other error that the case failed.
+    """
+
+    name: str
+    cases: tuple[str, ...]
+    run: Callable[[str, str], float]
+
+
+def run_case(suite: Suite, name: str, target: str) -> Result:
+    """Run one case; every error becomes a result with its reason in one line."""
+    start = time.perf_counter()
+    status, reason, error = PASSED, "", float("nan")
+    try:
+        error = suite.run(name, target)
+    except UnsupportedError as e:
+        status, reason = UNSUPPORTED, _line(e)
+    except Exception as e:  # noqa: BLE001 - a crash of the compiler is a finding here
+        status, reason = FAILED, f"{type(e).__name__}: {_line(e)}"
+    return Result(suite.name, name, target, status, reason, error, time.perf_counter() - start)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:400]
+
+
+def compare(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
+    """The largest difference, relative to the largest magnitude of its result.
+
+    Results of integers and booleans must be equal, floating ones within 1e-4 (2e-2 where 16 bits wide) with
+    their nans and infinities at the same places. Raises InputError saying which result differs and how.
+    """
+    if len(got) != len(wanted):
+        raise InputError(f"expected {len(wanted)} results, got {len(got)}")
+    return max(
+        (_difference(i, np.asarray(g), w) for i, (g, w) in enumerate(zip(got, wanted, strict=True))),
+        default=0.0,
+    )
+
+
+def _difference(i: int, got: np.ndarray, wanted: np.ndarray) -> float:
+    where = f"result {i}"
+    if (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
+        raise InputError(
+            f"expected {wanted.dtype}{list(wanted.shape)}, got {got.dtype}{list(got.shape)}", where=where
+        )
+    if dtype_name(wanted.dtype) not in FLOATS:
+        wrong = np.argwhere(got != wanted)
+        if len(wrong):
+            at = tuple(int(x) for x in wrong[0])
+            raise InputError(
+                f"{len(wrong)} of {got.size} elements differ, first {got[at]} for {wanted[at]} at {list(at)}",
+                where=where,
+            )
+        return 0.0
+    a, b = got.astype(np.float64), wanted.astype(np.float64)
+    finite = np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        raise InputError("infinities or nans differ from those expected", where=where)
+    if not finite.any():
+        return 0.0
+    scale = float(np.abs(b[finite]).max()) or 1.0
+    error = float(np.abs(a[finite] - b[finite]).max()) / scale
+    limit = 2e-2 if wanted.dtype.itemsize == 2 else 1e-4
+    if not error <= limit:
+        raise InputError(f"relative error {error:.3g} is above {limit:g}", where=where)
+    return error
