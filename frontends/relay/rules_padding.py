@@ -33,18 +33,17 @@ def cropped(emit: Emitter, data: Value, crops: Pairs) -> Value:
 def padded(
     emit: Emitter, data: Value, widths: Pairs, value: Value | float = 0.0, mode: str = "constant"
 ) -> Value:
-    """`data` padded by `widths` per dimension; negative ones crop."""
+    """`data` padded by `widths` per dimension; negative ones crop what is padded at the other end."""
     if len(widths) != data.tensor.rank:
         raise InputError(f"expected {data.tensor.rank} pairs of widths for {data.type}, got {len(widths)}")
-    data = cropped(emit, data, [(max(0, -lo), max(0, -hi)) for lo, hi in widths])
     before = tuple(max(0, lo) for lo, _ in widths)
     after = tuple(max(0, hi) for _, hi in widths)
-    if not any(before + after):
-        return data
     attrs: dict[str, Attr] = {"pad_before": before, "pad_after": after, "pad_mode": mode}
-    if isinstance(value, Value):
-        return emit.value("pad", data, value, **attrs)
-    return emit.value("pad", data, pad_value=value, **attrs)
+    if any(before + after) and isinstance(value, Value):
+        data = emit.value("pad", data, value, **attrs)
+    elif any(before + after):
+        data = emit.value("pad", data, pad_value=value, **attrs)
+    return cropped(emit, data, [(max(0, -lo), max(0, -hi)) for lo, hi in widths])
 
 
 def _dilate(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
