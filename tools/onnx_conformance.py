@@ -1,6 +1,6 @@
 """Runs the ONNX standard's node tests through our importer on one target and says why others do not run.
 
-`python -m tilewright.tools.onnx_conformance [--target opencl] [name ...]`. The cases come with the onnx package.
+`python -m tilewright.tools.onnx_conformance [--target opencl] [name ...]`. The onnx package brings the cases.
 Inputs on which shapes depend are bound as constants, as an exporter would have stored them.
 """
 

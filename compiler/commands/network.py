@@ -17,7 +17,9 @@ def add_network_arguments(p: argparse.ArgumentParser, *, params: str | None) -> 
     """Arguments that name a network, its weights and the target."""
     default = f" (default {params})" if params else ""
     p.add_argument(
-        "network", metavar="NET", help="a Relay text (.relay), Relay JSON (.json) or Tilewright IR (.ir) file"
+        "network",
+        metavar="NET",
+        help="a Relay text (.relay), Relay JSON (.json), ONNX (.onnx) or Tilewright IR (.ir) file",
     )
     p.add_argument(
         "--params",
@@ -29,6 +31,13 @@ def add_network_arguments(p: argparse.ArgumentParser, *, params: str | None) -> 
         "--inputs",
         metavar="NAME,...",
         help="parameters that stay inputs with random weights (default: the first)",
+    )
+    p.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="NAME=N,...",
+        help="ONNX: static shape of an input, or extent of a symbolic dimension (repeatable)",
     )
     p.add_argument("--seed", type=int, default=0, help="seed of random weights and inputs")
     p.add_argument(
@@ -56,8 +65,34 @@ def load_network(a: argparse.Namespace) -> Module:
         raise InputError("no such file", where=str(path))
     if path.suffix == ".ir":
         return parse_file(path)
+    if path.suffix == ".onnx":
+        return _load_onnx(a)
+    if a.shape:
+        raise InputError("expected an ONNX file: the shapes of other networks are static", where="--shape")
     inputs = tuple(a.inputs.split(",")) if a.inputs else None
     return frontends.relay.load(str(path), params=a.params, inputs=inputs, seed=a.seed)
+
+
+def _load_onnx(a: argparse.Namespace) -> Module:
+    """An ONNX file brings its weights and names its inputs."""
+    for option, value in (("--params", a.params not in (None, "random")), ("--inputs", a.inputs)):
+        if value:
+            raise InputError(
+                f"{option} does not apply to an ONNX file, which has its weights", where=a.network
+            )
+    return frontends.onnx.load(a.network, shapes=dict(map(parse_shape, a.shape)))
+
+
+def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """Name and extents of `x=1,3,224,224`; raises InputError. Nothing after the sign is the shape of a scalar."""
+    name, sign, extents = text.rpartition("=")
+    try:
+        shape = tuple(int(n) for n in extents.split(",")) if extents else ()
+    except ValueError:
+        sign = ""
+    if not name or not sign:
+        raise InputError(f"expected NAME=N,N,... with integers, got '{text}'", where="--shape")
+    return name, shape
 
 
 def random_inputs(names: Sequence[str], types: Sequence[ArrayType], seed: int) -> list[np.ndarray]:

@@ -45,7 +45,7 @@ def bind(model: syntax.Model, shapes: Shapes | None, values: Mapping[str, Any] |
         )
     given |= {name: a.shape for name, a in arrays.items()}
     _refuse_foreign(inputs, where)
-    extents = {name: n for name, n in given.items() if isinstance(n, int)}
+    extents = {name: _extent(name, n, where) for name, n in given.items() if name not in names}
     for i in inputs:
         if i.name in given:
             _unify(i, given[i.name], extents, where)
@@ -71,6 +71,14 @@ def _refuse_foreign(inputs: Sequence[syntax.Input], where: str) -> None:
         raise UnsupportedError(
             f"expected inputs to be tensors of {', '.join(DTYPES)}, got {', '.join(foreign)}", where=where
         )
+
+
+def _extent(symbol: str, given: Sequence[int] | int, where: str) -> int:
+    """The extent of a symbolic dimension, which may come as a sequence of one."""
+    extents = (given,) if isinstance(given, int) else tuple(given)
+    if len(extents) != 1 or extents[0] < 0:
+        raise InputError(f"expected one extent for the dimension '{symbol}', got {given}", where=where)
+    return extents[0]
 
 
 def _unify(i: syntax.Input, shape: Sequence[int] | int, extents: dict[str, int], where: str) -> None:

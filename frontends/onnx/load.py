@@ -37,6 +37,7 @@ def load(
     all operators and uses of operators that cannot be imported, at once.
     """
     proto, file, folder = _proto(model)
+    proto = _modern(proto, file)
     return import_model(syntax.Reader(file, folder).model(proto), shapes, values)
 
 
@@ -44,11 +45,6 @@ def import_model(
     model: syntax.Model, shapes: Shapes | None = None, values: Mapping[str, Any] | None = None
 ) -> Module:
     """Our module for a model that has been read; the arguments are those of `load`."""
-    oldest = model.opsets.get("", OLDEST_OPSET)
-    if oldest < OLDEST_OPSET:
-        raise UnsupportedError(
-            f"expected operators of version {OLDEST_OPSET} or newer, got {oldest}", where=model.file
-        )
     binding = bind(model, shapes, values)
     inputs: dict[str, Value] = {name: Value(kind, hint=name) for name, kind in binding.inputs.items()}
     emitter = FoldingEmitter((*model.graph.constants, *inputs), tuple(inputs.values()))
@@ -117,3 +113,19 @@ def _parsed(data: bytes, file: str) -> Any:
     if not proto.HasField("graph"):
         raise InputError("expected an ONNX model, got a message without a graph", where=file)
     return proto
+
+
+def _modern(proto: Any, file: str) -> Any:
+    """The model with operators of version 7 or newer, after ONNX's own conversion where they are older."""
+    version = syntax.opsets_of(proto.opset_import).get("", OLDEST_OPSET)
+    if version >= OLDEST_OPSET:
+        return proto
+    converter = onnx_module("version_converter")
+    try:
+        return converter.convert_version(proto, OLDEST_OPSET)
+    except (RuntimeError, converter.ConvertError) as error:
+        raise UnsupportedError(
+            f"expected operators of version {OLDEST_OPSET} or newer, got {version}, which ONNX does not "
+            f"convert: {' '.join(str(error).split())}",
+            where=file,
+        ) from None
