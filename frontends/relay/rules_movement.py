@@ -88,6 +88,23 @@ def _repeat(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
     return emit.value("repeat", data, repeats=attrs.integer("repeats"), axis=axis)
 
 
+def _sliding_window(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    (data,) = emit.tensors(args, 1)
+    axis = axis_of(attrs.integer("axis"), data.tensor.rank, "axis")
+    taps, strides = attrs.integers("window_shape"), attrs.integers("strides")
+    return emit.value("sliding_window", data, axis=axis, window_shape=taps, strides=strides)
+
+
+def _fifo_buffer(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    """The newest part moves in at the end of the axis; as much of the oldest moves out."""
+    data, buffer = emit.tensors(args, 2)
+    x, kept = data.tensor, buffer.tensor
+    axis = axis_of(attrs.integer("axis", 0), kept.rank, "axis")
+    joined = emit.value("concatenate", buffer, data, axis=axis)
+    begin = tuple(x.shape[d] if d == axis else 0 for d in range(kept.rank))
+    return emit.value("strided_slice", joined, begin=begin, size=kept.shape, strides=(1,) * kept.rank)
+
+
 def _meshgrid(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
     """One grid per operand, in which it runs along its own dimension; `xy` swaps the first two."""
     if len(args) != 1:
@@ -172,6 +189,8 @@ RULES: Mapping[str, Rule] = {
     "reverse": _reverse,
     "tile": _tile,
     "repeat": _repeat,
+    "sliding_window": _sliding_window,
+    "nn.fifo_buffer": _fifo_buffer,
     "meshgrid": _meshgrid,
     "invert_permutation": _invert_permutation,
     "collapse_sum_like": _collapse_sum_like,

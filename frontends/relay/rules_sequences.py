@@ -10,7 +10,7 @@ from tilewright.frontends.emitter import Emitter, Result
 from tilewright.frontends.relay.attributes import Attributes
 from tilewright.frontends.relay.evaluate import Rule
 from tilewright.ir.errors import InputError
-from tilewright.ir.graph_ops.operands import axis_of
+from tilewright.ir.graph_ops.operands import axes_of, axis_of
 
 
 def _reverse_sequence(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
@@ -70,10 +70,31 @@ def _fixed_point_multiply(emit: Emitter, args: Sequence[Result], attrs: Attribut
     return emit.value("cast", rounded, dtype="i32")
 
 
+def _fixed_point_multiply_per_axis(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    """(x << lshift) * multiplier * 2**(-31 - rshift), rounded half up; factor and shifts lie along `axes`."""
+    data, *factors = emit.tensors(args, 4)
+    axes = axes_of(attrs.integers("axes"), data.tensor.rank, "axes")
+    left, right = (attrs.flag(f"is_{side}shift_required", False) for side in "lr")
+    shape = tuple(n if d in axes else 1 for d, n in enumerate(data.tensor.shape))
+    multiplier, up, down = (
+        emit.value("cast", emit.value("reshape", v, newshape=shape), dtype="i64") for v in factors
+    )
+    fraction, one = (emit.constant(np.asarray(v, np.int64)) for v in (31, 1))
+    wide = emit.value("cast", data, dtype="i64")
+    if left:
+        wide = emit.value("left_shift", wide, up)
+    product = emit.value("multiply", wide, multiplier)
+    places = emit.value("add", down, fraction) if right else fraction
+    half = emit.value("left_shift", one, emit.value("subtract", places, one))
+    rounded = emit.value("right_shift", emit.value("add", product, half), places)
+    return emit.value("cast", rounded, dtype="i32")
+
+
 RULES: Mapping[str, Rule] = {
     "reverse_sequence": _reverse_sequence,
     "sequence_mask": _sequence_mask,
     "trilu": _trilu,
     "matrix_set_diag": _matrix_set_diag,
     "fixed_point_multiply": _fixed_point_multiply,
+    "fixed_point_multiply_per_axis": _fixed_point_multiply_per_axis,
 }

@@ -92,6 +92,24 @@ def _reversed(x: TensorType, attrs: Attrs) -> Sequence[int]:
     return x.shape
 
 
+def _windowed(x: TensorType, attrs: Attrs) -> Sequence[int]:
+    name = "graph.sliding_window"
+    axis = axis_of(attrs["axis"], x.rank, name)
+    count = x.rank - axis
+    taps = entries(attrs["window_shape"], count, name, "window_shape", least=1)
+    steps = entries(attrs["strides"], count, name, "strides", least=1)
+    good = all(k <= n for k, n in zip(taps, x.shape[axis:], strict=True))
+    require(good, name, f"expected windows that fit into {x} from axis {axis} on, got {taps}")
+    places = [(n - k) // step + 1 for n, k, step in zip(x.shape[axis:], taps, steps, strict=True)]
+    return [*x.shape[:axis], *places, *taps]
+
+
+def _evaluate_windows(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    x, axis = inputs[0], attrs["axis"] % inputs[0].ndim
+    view = np.lib.stride_tricks.sliding_window_view(x, attrs["window_shape"], tuple(range(axis, x.ndim)))
+    return [view[(slice(None),) * axis + tuple(slice(None, None, step) for step in attrs["strides"])]]
+
+
 _define(
     "transpose",
     "x with its dimensions in another order: dimension d of the result is `axes[d]` of x.",
@@ -133,6 +151,15 @@ _define(
     {"repeats": AttrDef("int"), "axis": AttrDef("int")},
     _repeated,
     lambda x, a: [np.repeat(x[0], a["repeats"], a["axis"])],
+)
+
+
+_define(
+    "sliding_window",
+    "Windows over the dimensions from `axis` on, `strides` apart: their places, then the elements of each.",
+    {"axis": AttrDef("int"), "window_shape": AttrDef("ints"), "strides": AttrDef("ints")},
+    _windowed,
+    _evaluate_windows,
 )
 
 

@@ -103,6 +103,10 @@ CASES = {
     "shape_of": ("shape_of(%x0)", np.array([2, 3, 4, 5], np.int32)),
     "ndarray_size": ('ndarray_size(%x0, dtype="int64")', np.array(120, np.int64)),
     "reverse_reshape": ("contrib_reverse_reshape(%x0, newshape=[-1, 0])", X.reshape(24, 5)),
+    "sliding_window": (
+        "sliding_window(%x0, axis=3, window_shape=[2], strides=[3])",
+        np.stack([X[..., 0:2], X[..., 3:5]], axis=3),
+    ),
     "trilu": ("trilu(%x0, 1, upper=False)", np.tril(X, 1)),
 }
 
@@ -160,6 +164,28 @@ def test_fixed_point_multiply(shift):
     places = 31 + max(-shift, 0)
     wanted = np.array([(v + (1 << (places - 1))) >> places for v in exact], np.int64).astype(np.int32)
     check(f"fixed_point_multiply(%x0, multiplier={factor}, shift={shift})", wanted, x)
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("right", [True, False])
+def test_fixed_point_multiply_per_axis(left, right):
+    x = np.array([[1 << 20, -7], [12345, -(1 << 22)], [3, 1 << 25]], np.int32)
+    factor, up, down = np.array([[1395864371, 1 << 30, 77], [1, 2, 3], [0, 4, 1]], np.int32)
+    wanted = np.empty_like(x)
+    for row, f, lo, hi in zip(range(3), factor.tolist(), up.tolist(), down.tolist(), strict=True):
+        for column in range(2):
+            wide = (int(x[row, column]) << (lo if left else 0)) * f
+            places = 31 + (hi if right else 0)
+            wanted[row, column] = (wide + (1 << (places - 1))) >> places
+    flags = f"is_lshift_required={left}, is_rshift_required={right}"
+    check(
+        f"fixed_point_multiply_per_axis(%x0, %x1, %x2, %x3, {flags}, axes=[0])", wanted, x, factor, up, down
+    )
+
+
+def test_a_buffer_first_in_first_out():
+    new = np.full((2, 3, 1, 5), -1, np.float32)
+    check("nn.fifo_buffer(%x0, %x1, axis=2)", np.concatenate([X[:, :, 1:], new], axis=2), new, X)
 
 
 def test_shapes_computed_from_shapes():

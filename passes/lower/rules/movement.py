@@ -76,6 +76,18 @@ def repeat(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     return [moved(b, x[0], t, read)]
 
 
+@lowering("graph.sliding_window")
+def sliding_window(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """Read at place * stride + element."""
+    t, rank = result_type(op), x[0].tensor.rank
+    names, axis = dim_names(t.rank), op.integer("axis") % rank
+    places, taps = names[axis:rank], names[rank:]
+    read: list[Expr] = [Sym(d) for d in names[:axis]]
+    for place, tap, step in zip(places, taps, integers(op, "strides"), strict=True):
+        read.append(binary("+", binary("*", Sym(place), step), Sym(tap)))
+    return [moved(b, x[0], t, read)]
+
+
 @lowering("graph.strided_set")
 def strided_set(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """v where each index is begin + i * stride for an element i of v, else x."""
