@@ -1,0 +1,97 @@
+"""From a program of torch.export to our graph level: survey, TVM's importer, Relax, types checked."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.frontends.relax import from_module
+from tilewright.frontends.torch.decompositions import core_program
+from tilewright.frontends.torch.survey import survey
+from tilewright.ir.errors import InputError, UnsupportedError
+from tilewright.ir.nodes import Module
+from tilewright.ir.types import TensorType, dtype_name
+
+#: what TVM and torch raise on programs they cannot take
+_FAILURES = (
+    AssertionError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError,
+    ValueError,
+)  # fmt: skip
+
+
+def from_exported(program: Any) -> Module:
+    """The graph-level module of a `torch.export.ExportedProgram`, made through TVM's importer for Relax.
+
+    Inputs of the module are the program's tensor inputs in order; parameters, buffers and constants become
+    constants; outputs are the program's tensor outputs in order, with nested containers flattened.
+
+    Raises InputError for anything else, ImportError where torch or apache-tvm is missing, and one
+    UnsupportedError with the places of all that cannot be imported: operators, training mode, random numbers,
+    changes of buffers or inputs, dimensions that are not constant.
+    """
+    torch = import_module("torch")
+    if not isinstance(program, torch.export.ExportedProgram):
+        kind = f"{type(program).__module__}.{type(program).__qualname__}"
+        raise InputError(f"expected a torch.export.ExportedProgram, got {kind}")
+    translator = import_module("tilewright.frontends.torch.translator")
+    survey(program, None)
+    program = core_program(program)
+    survey(program, translator.operators())
+    module = from_module(translator.translated(program))
+    _check_results(module, program)
+    return module
+
+
+def load(path: str | Path) -> Module:
+    """The graph-level module of a file written by `torch.export.save` (.pt2).
+
+    The file is read by torch, which unpickles parts of it: read files of people you trust only.
+    Raises InputError where the file cannot be read, and as `from_exported`.
+    """
+    torch = import_module("torch")
+    try:
+        program = torch.export.load(str(path))
+    except (*_FAILURES, OSError, EOFError) as error:
+        raise InputError(
+            f"expected a file written by torch.export.save: {_first_line(error)}", where=str(path)
+        ) from error
+    return from_exported(program)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _check_results(module: Module, program: Any) -> None:
+    """Raise UnsupportedError where an output has not the type that torch gives it."""
+    wanted = [tensor_type(value) for value in output_values(program)]
+    got = list(module.main.result_types)
+    if got != wanted:
+        shown = [", ".join(map(str, types)) for types in (wanted, got)]
+        raise UnsupportedError(
+            f"expected results {shown[0]} as torch says, got {shown[1]} from TVM's importer"
+        )
+
+
+def output_values(program: Any) -> list[Any]:
+    """The example tensors of a program's user outputs."""
+    (output,) = program.graph.find_nodes(op="output")
+    return [node.meta["val"] for node in output.args[0] if hasattr(node, "meta")]
+
+
+def tensor_type(value: Any) -> TensorType:
+    """Our type of a torch tensor, real or fake."""
+    return TensorType(dtype_name(str(value.dtype).removeprefix("torch.")), tuple(map(int, value.shape)))
+
+
+def host_array(tensor: Any) -> np.ndarray:
+    """A NumPy view (a copy where none is possible) of a torch tensor in host memory."""
+    import ml_dtypes
+
+    held = tensor.detach().cpu().contiguous()
+    if str(held.dtype) == "torch.bfloat16":
+        return np.asarray(held.view(import_module("torch").int16).numpy()).view(ml_dtypes.bfloat16)
+    return np.asarray(held.numpy())
