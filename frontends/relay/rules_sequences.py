@@ -71,10 +71,14 @@ def _fixed_point_multiply(emit: Emitter, args: Sequence[Result], attrs: Attribut
 
 
 def _fixed_point_multiply_per_axis(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    """(x << lshift) * multiplier * 2**(-31 - rshift), rounded half up; factor and shifts lie along `axes`."""
+    """(x << lshift) * multiplier * 2**(-31 - rshift), rounded half up; factor and shifts lie along `axes`.
+
+    TVM applies rshift whether it says that it is required or not.
+    """
     data, *factors = emit.tensors(args, 4)
     axes = axes_of(attrs.integers("axes"), data.tensor.rank, "axes")
-    left, right = (attrs.flag(f"is_{side}shift_required", False) for side in "lr")
+    left = attrs.flag("is_lshift_required", False)
+    attrs.drop("is_rshift_required")
     shape = tuple(n if d in axes else 1 for d, n in enumerate(data.tensor.shape))
     multiplier, up, down = (
         emit.value("cast", emit.value("reshape", v, newshape=shape), dtype="i64") for v in factors
@@ -84,7 +88,7 @@ def _fixed_point_multiply_per_axis(emit: Emitter, args: Sequence[Result], attrs:
     if left:
         wide = emit.value("left_shift", wide, up)
     product = emit.value("multiply", wide, multiplier)
-    places = emit.value("add", down, fraction) if right else fraction
+    places = emit.value("add", down, fraction)
     half = emit.value("left_shift", one, emit.value("subtract", places, one))
     rounded = emit.value("right_shift", emit.value("add", product, half), places)
     return emit.value("cast", rounded, dtype="i32")

@@ -175,7 +175,7 @@ def test_fixed_point_multiply_per_axis(left, right):
     for row, f, lo, hi in zip(range(3), factor.tolist(), up.tolist(), down.tolist(), strict=True):
         for column in range(2):
             wide = (int(x[row, column]) << (lo if left else 0)) * f
-            places = 31 + (hi if right else 0)
+            places = 31 + hi
             wanted[row, column] = (wide + (1 << (places - 1))) >> places
     flags = f"is_lshift_required={left}, is_rshift_required={right}"
     check(
