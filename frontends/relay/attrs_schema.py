@@ -12,6 +12,7 @@ _LITERALS = {
     "AdaptivePool2DAttrs": "str:layout,out_layout",
     "AdaptivePool3DAttrs": "str:layout,out_layout",
     "AffineGridAttrs": "",
+    "AllClassNonMaximumSuppressionAttrs": "str:output_format",
     "AllocStorageAttrs": "dtype:dtype",
     "AllocTensorAttrs": "dtype:dtype",
     "ArangeAttrs": "dtype:dtype",

@@ -1,0 +1,342 @@
+"""Regions of interest: samples are gathered and folded; where data says how many, weights are summed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tilewright.ir import Builder, Expr, Op, Sym, TensorType, UnsupportedError, Value
+from tilewright.ir.graph_ops.operands import lowest
+from tilewright.ir.graph_ops.regions import BIN_EPSILON, sample_bound
+from tilewright.passes.lower.lowering import (
+    accumulated,
+    converted,
+    lowering,
+    mapped,
+    multiply_add,
+    reduced,
+    result_type,
+)
+from tilewright.passes.lower.rules.interpolation import Axis, gathered_at, interpolated, point_names
+
+#: the coordinate of a sample outside the image: no tap of it is inside
+NOWHERE = -2.0
+#: most samples that are kept at once
+MAX_SAMPLES = 1 << 28
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One axis of all regions: 0 is y, 1 is x."""
+
+    rois: Value
+    axis: int
+    bins: int
+    size: int
+    scale: float
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of coordinates."""
+        return accumulated(self.rois.tensor).dtype
+
+    def reads(self, region: str = "d0") -> list[tuple[Expr, ...]]:
+        """Where a body reads the start and the end of region `region`."""
+        return [(Sym(region), 2 - self.axis), (Sym(region), 4 - self.axis)]
+
+    def bin(self, i: Builder, p: Sequence[Value]) -> tuple[Value, Value]:
+        """Scalars: start and extent of the bin that dimension d1 counts; regions have at least extent 1."""
+        scale = i.const(self.scale, self.dtype)
+        start, end = (i.value("scalar.mul", i.cast(v, self.dtype), scale) for v in p)
+        span = i.value("scalar.max", i.value("scalar.sub", end, start), i.const(1, self.dtype))
+        extent = i.value("scalar.div", span, i.const(self.bins, self.dtype))
+        return i.value("scalar.fma", i.index(Sym("d1"), self.dtype), extent, start), extent
+
+
+def _between(i: Builder, x: Value, low: float, high: float) -> Value:
+    dtype = x.type.dtype
+    above = i.value("scalar.ge", x, i.const(low, dtype))
+    return i.value("scalar.and", above, i.value("scalar.le", x, i.const(high, dtype)))
+
+
+def _sample(
+    i: Builder, side: _Side, p: Sequence[Value], number: Value, ratio: int
+) -> tuple[Value, Value, Value]:
+    """Scalars: a sample's place on the axis, whether it exists and lies there, and how many its bin has.
+
+    Where bins have samples as data says, `number` counts from the first one on the axis.
+    """
+    dtype = side.dtype
+    start, extent = side.bin(i, p)
+    half = i.const(0.5, dtype)
+    if ratio > 0:
+        count = i.const(ratio, dtype)
+    else:
+        count = i.value("scalar.ceil", extent)
+        step = i.value("scalar.div", extent, count)
+        first = i.value("scalar.fma", step, half, start)
+        skipped = i.value("scalar.div", i.value("scalar.sub", i.const(-1, dtype), first), step)
+        skipped = i.value("scalar.sub", i.value("scalar.ceil", skipped), i.const(1, dtype))
+        number = i.value("scalar.add", number, i.value("scalar.max", skipped, i.const(0, dtype)))
+    along = i.value("scalar.mul", i.value("scalar.add", number, half), extent)
+    at = i.value("scalar.add", start, i.value("scalar.div", along, count))
+    exists = i.value("scalar.and", _between(i, at, -1, side.size), i.value("scalar.lt", number, count))
+    place = i.value("scalar.min", i.value("scalar.max", at, i.const(0, dtype)), i.const(side.size - 1, dtype))
+    return place, exists, count
+
+
+def _places(b: Builder, side: _Side, samples: int, ratio: int) -> Value:
+    """Coordinates [region, bin, sample] along an axis; those outside are nowhere."""
+    t = TensorType(side.dtype, (side.rois.tensor.shape[0], side.bins, samples))
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        place, exists, _ = _sample(i, side, p, i.index(Sym("d2"), side.dtype), ratio)
+        return i.value("scalar.select", exists, place, i.const(NOWHERE, side.dtype))
+
+    par = dict(zip(point_names(3), t.shape, strict=True))
+    return mapped(b, [side.rois] * 2, t, par, side.reads(), body)
+
+
+def _weights(b: Builder, side: _Side) -> Value:
+    """Weights [region, bin, element] of the average of a bin whose number of samples is data."""
+    t = TensorType(side.dtype, (side.rois.tensor.shape[0], side.bins, side.size))
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        place, exists, count = _sample(i, side, p[:2], i.index(Sym("k"), side.dtype), 0)
+        distance = i.value("scalar.abs", i.value("scalar.sub", place, i.index(Sym("d2"), side.dtype)))
+        zero = i.const(0, side.dtype)
+        hat = i.value("scalar.max", i.value("scalar.sub", i.const(1, side.dtype), distance), zero)
+        part = i.value("scalar.select", exists, i.value("scalar.div", hat, count), zero)
+        return i.value("scalar.add", part, p[2])
+
+    par = dict(zip(point_names(3), t.shape, strict=True))
+    red = {"k": sample_bound(side.size)}
+    return reduced(b, "tensor.reduce", [side.rois] * 2, t, par, red, side.reads(), body)
+
+
+def _images(b: Builder, rois: Value) -> Value:
+    """The image of every region."""
+    t = TensorType("i32", rois.tensor.shape[:1])
+    return mapped(b, [rois], t, {"d0": t.shape[0]}, [(Sym("d0"), 0)], lambda i, p: i.cast(p[0], "i32"))
+
+
+def _sides(op: Op, x: Sequence[Value]) -> list[_Side]:
+    attrs: dict[str, Any] = dict(op.attrs)
+    extents = [x[0].tensor.shape[attrs["layout"].index(c)] for c in "HW"]
+    return [_Side(x[1], k, attrs["pooled_size"][k], n, attrs["spatial_scale"]) for k, n in enumerate(extents)]
+
+
+@lowering("graph.roi_align")
+def roi_align(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """An average of as many samples as data says is two weighted sums; other bins fold their samples."""
+    attrs: dict[str, Any] = dict(op.attrs)
+    sides, t = _sides(op, x), result_type(op)
+    if attrs["mode"] == "avg" and attrs["sample_ratio"] <= 0:
+        weights = [_weights(b, side) for side in sides]
+        held = accumulated(t)
+        return [converted(b, _axis_by_axis(b, x, held, attrs["layout"], weights, multiply_add, 0.0), t)]
+    out = _folded_samples(b, op, x, sides)
+    return [converted(b, out, t)]
+
+
+def _axis_by_axis(
+    b: Builder,
+    x: Sequence[Value],
+    t: TensorType,
+    layout: str,
+    per_axis: Sequence[Value] | None,
+    body: Callable[[Builder, Sequence[Value]], Value],
+    init: float | int | bool,
+    bounds: Sequence[Sequence[Value]] = (),
+) -> Value:
+    """Folds the image of every region along y, then x; an axis has operands at [region, bin, element].
+
+    per_axis: one such operand per axis; bounds: operands read at [region, bin] instead.
+    """
+    data, rois = x
+    index = _images(b, rois)
+    regions = rois.tensor.shape[0]
+    where = {c: k for k, c in enumerate(layout)}
+    shape = (regions, *(data.tensor.shape[where[c]] for c in layout[1:]))
+    at = [Sym("i0"), *(Sym(f"d{k}") for k in range(1, 4))]
+    current = gathered_at(b, data, shape, at, [(index, (Sym("d0"),))], "clip")
+    for axis, c in enumerate("HW"):
+        target = list(current.tensor.shape)
+        target[where[c]] = t.shape[where[c]]
+        names = point_names(4)
+        read = [Sym("e") if k == where[c] else Sym(n) for k, n in enumerate(names)]
+        spot = (Sym("d0"), Sym(names[where[c]]))
+        if per_axis is not None:
+            operands, reads = [per_axis[axis], current], [(*spot, Sym("e")), tuple(read)]
+        else:
+            operands, reads = [*bounds[axis], current], [*[spot] * len(bounds[axis]), tuple(read)]
+        result = TensorType(t.dtype, tuple(target))
+        par = dict(zip(names, target, strict=True))
+        red = {"e": current.tensor.shape[where[c]]}
+        current = reduced(b, "tensor.reduce", operands, result, par, red, reads, body, init=init)
+    return current
+
+
+def _folded_samples(b: Builder, op: Op, x: Sequence[Value], sides: Sequence[_Side]) -> Value:
+    """Samples [region, ..] with two dimensions for y and x each, folded over the second of each."""
+    attrs: dict[str, Any] = dict(op.attrs)
+    data, rois = x
+    t, ratio, first = result_type(op), attrs["sample_ratio"], attrs["layout"] == "NCHW"
+    counts = [ratio if ratio > 0 else sample_bound(s.size) for s in sides]
+    inner = [sides[0].bins, counts[0], sides[1].bins, counts[1]]
+    channels = data.tensor.shape[attrs["layout"].index("C")]
+    regions = rois.tensor.shape[0]
+    shape = (regions, channels, *inner) if first else (regions, *inner, channels)
+    held = accumulated(TensorType(t.dtype, shape))
+    if prod(held.shape) > MAX_SAMPLES:
+        raise UnsupportedError(f"roi_align of {prod(held.shape)} samples; expected at most {MAX_SAMPLES}")
+    places = [_places(b, s, n, ratio) for s, n in zip(sides, counts, strict=True)]
+    start = 2 if first else 1
+    axes = [
+        Axis(start + k, p, (Sym("d0"), Sym(f"d{start + 2 * k}"), Sym(f"d{start + 2 * k + 1}")), s.size)
+        for k, (p, s) in enumerate(zip(places, sides, strict=True))
+    ]
+    at: list[Expr] = [Sym("i0"), Sym("d1"), 0, 0] if first else [Sym("i0"), 0, 0, Sym("d5")]
+    index = (_images(b, rois), (Sym("d0"),))
+    samples = interpolated(b, data, held, at, axes, "linear", mode="fill", index=index)
+    result = TensorType(held.dtype, t.shape)
+    if attrs["mode"] == "avg":
+        return _average(b, samples, result, first, prod(counts))
+    return _largest(b, samples, result, first, places, sides, ratio)
+
+
+def _sample_reads(first: bool) -> tuple[list[str], tuple[Expr, ...]]:
+    """Names of the result's dimensions (region, bins p and q, channel c), and where it reads the samples."""
+    inner = [Sym(n) for n in ("p", "k", "q", "l")]
+    if first:
+        return ["n", "c", "p", "q"], (Sym("n"), Sym("c"), *inner)
+    return ["n", "p", "q", "c"], (Sym("n"), *inner, Sym("c"))
+
+
+def _average(b: Builder, samples: Value, t: TensorType, first: bool, count: int) -> Value:
+    names, read = _sample_reads(first)
+    shape = samples.tensor.shape
+    red = {"k": shape[3 if first else 2], "l": shape[5 if first else 4]}
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        return i.value("scalar.fma", p[0], i.const(1 / count, t.dtype), p[1])
+
+    par = dict(zip(names, t.shape, strict=True))
+    return reduced(b, "tensor.reduce", [samples], t, par, red, [read], body)
+
+
+def _largest(
+    b: Builder,
+    samples: Value,
+    t: TensorType,
+    first: bool,
+    places: Sequence[Value],
+    sides: Sequence[_Side],
+    ratio: int,
+) -> Value:
+    """The largest sample; where data says how many, a sample outside (zero) counts once per bin."""
+    names, read = _sample_reads(first)
+    shape = samples.tensor.shape
+    red = {"k": shape[3 if first else 2], "l": shape[5 if first else 4]}
+    par = dict(zip(names, t.shape, strict=True))
+    low = i_low = lowest(t.dtype)
+    if ratio > 0:
+        return reduced(
+            b, "tensor.reduce", [samples], t, par, red, [read],
+            lambda i, p: i.value("scalar.max", p[0], p[1]), init=low,
+        )  # fmt: skip
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        there = [i.value("scalar.ge", v, i.const(0, v.type.dtype)) for v in p[1:3]]
+        inside = i.value("scalar.and", *there)
+        return i.value("scalar.max", i.value("scalar.select", inside, p[0], i.const(i_low, t.dtype)), p[3])
+
+    reads = [read, (Sym("n"), Sym("p"), Sym("k")), (Sym("n"), Sym("q"), Sym("l"))]
+    best = reduced(b, "tensor.reduce", [samples, *places], t, par, red, reads, body, init=low)
+    partial = [_partial(b, p, s) for p, s in zip(places, sides, strict=True)]
+
+    def final(i: Builder, p: Sequence[Value]) -> Value:
+        some = i.value("scalar.or", p[1], p[2])
+        return i.value("scalar.select", some, i.value("scalar.max", p[0], i.const(0, t.dtype)), p[0])
+
+    whole = tuple(map(Sym, names))
+    return mapped(b, [best, *partial], t, par, [whole, (Sym("n"), Sym("p")), (Sym("n"), Sym("q"))], final)
+
+
+def _partial(b: Builder, places: Value, side: _Side) -> Value:
+    """Per region and bin: whether some of its samples lie outside the axis."""
+    shape = places.tensor.shape
+    par = dict(zip(("d0", "d1"), shape, strict=False))
+
+    def count(i: Builder, p: Sequence[Value]) -> Value:
+        there = i.value("scalar.ge", p[0], i.const(0, side.dtype))
+        return i.value("scalar.add", i.cast(there, side.dtype), p[1])
+
+    found = reduced(
+        b, "tensor.reduce", [places], TensorType(side.dtype, shape[:2]), par, {"k": shape[2]},
+        [(Sym("d0"), Sym("d1"), Sym("k"))], count,
+    )  # fmt: skip
+
+    def fewer(i: Builder, p: Sequence[Value]) -> Value:
+        _, extent = side.bin(i, p[1:])
+        return i.value("scalar.lt", p[0], i.value("scalar.ceil", extent))
+
+    reads = [(Sym("d0"), Sym("d1")), *side.reads()]
+    return mapped(b, [found, side.rois, side.rois], TensorType("bool", shape[:2]), par, reads, fewer)
+
+
+def _bin_bounds(b: Builder, side: _Side) -> list[Value]:
+    """First element [region, bin] of every rounded bin, and the one behind its last (i32)."""
+    t = TensorType("i32", (side.rois.tensor.shape[0], side.bins))
+    dtype = side.dtype
+
+    def corner(i: Builder, v: Value) -> Value:
+        x = i.value("scalar.mul", i.cast(v, dtype), i.const(side.scale, dtype))
+        away = i.value("scalar.floor", i.value("scalar.add", i.value("scalar.abs", x), i.const(0.5, dtype)))
+        negative = i.value("scalar.lt", x, i.const(0, dtype))
+        return i.value("scalar.select", negative, i.value("scalar.neg", away), away)
+
+    def bound(behind: int) -> Value:
+        def body(i: Builder, p: Sequence[Value]) -> Value:
+            start, end = (corner(i, v) for v in p)
+            span = i.value("scalar.add", i.value("scalar.sub", end, start), i.const(1, dtype))
+            extent = i.value("scalar.max", span, i.const(1, dtype))
+            extent = i.value("scalar.div", extent, i.const(side.bins, dtype))
+            at = i.value("scalar.mul", i.index(Sym("d1") + behind, dtype), extent)
+            rounding, nudge = ("scalar.ceil", -BIN_EPSILON) if behind else ("scalar.floor", BIN_EPSILON)
+            at = i.value(rounding, i.value("scalar.add", at, i.const(nudge, dtype)))
+            at = i.value("scalar.max", i.value("scalar.add", at, start), i.const(0, dtype))
+            return i.cast(i.value("scalar.min", at, i.const(side.size, dtype)), "i32")
+
+        par = dict(zip(("d0", "d1"), t.shape, strict=True))
+        return mapped(b, [side.rois] * 2, t, par, side.reads(), body)
+
+    return [bound(0), bound(1)]
+
+
+@lowering("graph.roi_pool")
+def roi_pool(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """The largest element of each bin's rows, then of its columns; empty bins become zero."""
+    t = result_type(op)
+    layout = str(op["layout"])
+    bounds = [_bin_bounds(b, side) for side in _sides(op, x)]
+    low = lowest(t.dtype)
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        here = i.index(Sym("e"))
+        inside = i.value("scalar.and", i.value("scalar.ge", here, p[0]), i.value("scalar.lt", here, p[1]))
+        return i.value("scalar.max", i.value("scalar.select", inside, p[2], i.const(low, t.dtype)), p[3])
+
+    best = _axis_by_axis(b, x, t, layout, None, body, low, bounds)
+
+    def final(i: Builder, p: Sequence[Value]) -> Value:
+        empty = [i.value("scalar.ge", p[1 + 2 * k], p[2 + 2 * k]) for k in (0, 1)]
+        return i.value("scalar.select", i.value("scalar.or", *empty), i.const(0, t.dtype), p[0])
+
+    names = point_names(4)
+    spots = [(Sym("d0"), Sym(names[layout.index(c)])) for c in "HW"]
+    reads = [tuple(map(Sym, names)), spots[0], spots[0], spots[1], spots[1]]
+    par = dict(zip(names, t.shape, strict=True))
+    return [mapped(b, [best, *bounds[0], *bounds[1]], t, par, reads, final)]
