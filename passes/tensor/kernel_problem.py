@@ -21,7 +21,8 @@ class ContractRoles:
     """Dimensions of a contraction by role.
 
     `rows` vary with the first operand only, `columns` with the second only, `batch` with both; `channels` are
-    reduced plainly, `windows` pairs a row dimension with the reduced one beside it.
+    reduced plainly, `windows` pairs one of the last two row dimensions with the reduced one beside it (taps
+    along a third one count as channels).
     """
 
     rows: tuple[str, ...]
@@ -42,10 +43,11 @@ def contract_roles(op: Op) -> ContractRoles:
     """Roles of every dimension of a tensor.contract."""
     par, red = dims(op, "par"), dims(op, "red")
     a, b = (_mentioned(at) for at in reads(op)[:2])
-    windows = _windows(op)
+    rows = tuple(d for d in par if d in a and d not in b)
+    windows = tuple((outer, inner) for outer, inner in _windows(op) if outer in rows[-2:])
     windowed = {r for _, r in windows}
     return ContractRoles(
-        rows=tuple(d for d in par if d in a and d not in b),
+        rows=rows,
         columns=tuple(d for d in par if d in b and d not in a),
         batch=tuple(d for d in par if (d in a) == (d in b)),
         channels=tuple(d for d in red if d not in windowed),

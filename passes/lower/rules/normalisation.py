@@ -1,10 +1,12 @@
-"""Batch normalisation at inference, softmax and log-softmax."""
+"""Batch normalisation at inference, local response normalisation, softmax and log-softmax."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from tilewright.ir import Builder, Op, Sym, TensorType, Value
+from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
+from tilewright.ir.expr import binary
 from tilewright.passes.lower.lowering import accumulated, dim_names, lowering, mapped, reduced, result_type
 
 
@@ -17,14 +19,46 @@ def batch_norm(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     par = dict(zip(names, t.shape, strict=True))
     reads = [tuple(map(Sym, names)), *[(axis,)] * 4]
 
+    held = accumulated(t).dtype
+
     def body(i: Builder, p: Sequence[Value]) -> Value:
-        v, gamma, beta, mean, var = p
-        root = i.value("scalar.sqrt", i.value("scalar.add", var, i.const(op["epsilon"], t.dtype)))  # type: ignore[arg-type]
+        v, gamma, beta, mean, var = (i.cast(a, held) for a in p)
+        root = i.value("scalar.sqrt", i.value("scalar.add", var, i.const(op["epsilon"], held)))  # type: ignore[arg-type]
         v = i.value("scalar.div", i.value("scalar.sub", v, mean), root)
         v = i.value("scalar.mul", v, gamma) if op["scale"] else v
-        return i.value("scalar.add", v, beta) if op["center"] else v
+        return i.cast(i.value("scalar.add", v, beta) if op["center"] else v, t.dtype)
 
     return [mapped(b, x, t, par, reads, body)]
+
+
+@lowering("graph.lrn")
+def lrn(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """x over a power of the sum of squares of its neighbours along one axis."""
+    attrs: dict[str, Any] = dict(op.attrs)
+    t = result_type(op)
+    held = accumulated(t)
+    names = dim_names(t.rank)
+    axis, size = attrs["axis"] % t.rank, attrs["size"]
+    par = dict(zip(names, t.shape, strict=True))
+    near: list[Expr] = [Sym(n) for n in names]
+    near[axis] = binary("-", binary("+", near[axis], Sym("s")), size // 2)
+
+    def square(i: Builder, p: Sequence[Value]) -> Value:
+        a = i.cast(p[0], held.dtype)
+        return i.value("scalar.fma", a, a, p[1])
+
+    sums = reduced(b, "tensor.window", x, held, par, {"s": size}, [tuple(near)], square, fill=(0.0,))
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        bias, scale, power = (
+            i.const(v, held.dtype) for v in (attrs["bias"], attrs["alpha"] / size, attrs["beta"])
+        )
+        base = i.value("scalar.fma", p[1], scale, bias)
+        quotient = i.value("scalar.div", i.cast(p[0], held.dtype), i.value("scalar.pow", base, power))
+        return i.cast(quotient, t.dtype)
+
+    whole = tuple(map(Sym, names))
+    return [mapped(b, [x[0], sums], t, par, [whole, whole], body)]
 
 
 @lowering("graph.softmax", "graph.log_softmax")

@@ -1,0 +1,128 @@
+"""Deformable convolution: places from offsets, four gathers between which to interpolate, a contraction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilewright.ir import Attr, Builder, Expr, Op, Pairs, Sym, TensorType, Value
+from tilewright.ir.expr import binary
+from tilewright.ir.graph_ops.deformable_convolution import deformable_convolution_of
+from tilewright.ir.graph_ops.layouts import Window
+from tilewright.passes.lower.lowering import (
+    accumulated,
+    converted,
+    lowering,
+    mapped,
+    multiply_add,
+    reduced,
+    result_type,
+)
+from tilewright.passes.lower.rules.windowed import OUTPUTS, TAPS
+
+#: dimensions of everything that is known per tap of every window
+_POINT = ("r", "s", "y", "x")
+
+
+@lowering("graph.deformable_conv2d")
+def deformable_convolution(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """A contraction of the kernel with the pixels between which every displaced tap falls."""
+    attrs: dict[str, Any] = dict(op.attrs)
+    data, offset, weight = x
+    g, per_part = deformable_convolution_of(data.tensor, offset.tensor, weight.tensor, attrs)
+    layout, kernel_layout = attrs["data_layout"], attrs["kernel_layout"]
+    taps = _taps(b, data, offset, layout, g.windows, attrs["deformable_groups"], per_part)
+    result = accumulated(result_type(op))
+    names = {"N": "n", "C": "k", **OUTPUTS}
+    par = {names[d]: n for d, n in zip(layout, result.shape, strict=True)}
+    red = {"c": g.channels, "r": g.windows[0].kernel, "s": g.windows[1].kernel}
+    group = binary("//", Sym("k"), g.filters) if g.groups > 1 else 0
+    channel = binary("+", binary("*", group, g.channels), Sym("c"))
+    kernel: dict[str, Expr] = {"O": Sym("k"), "I": Sym("c"), **{d: Sym(TAPS[d]) for d in "HW"}}
+    reads = [(Sym("n"), channel, *map(Sym, _POINT)), tuple(kernel[d] for d in kernel_layout)]
+    sums = reduced(b, "tensor.contract", [taps, weight], result, par, red, reads, multiply_add)
+    return [converted(b, sums, result_type(op))]
+
+
+def _taps(
+    b: Builder, data: Value, offset: Value, layout: str, along: Sequence[Window], parts: int, per_part: int
+) -> Value:
+    """What every tap of every window reads: [n, c, r, s, y, x]."""
+    rows, columns = along
+    points = dict(zip(_POINT, (rows.kernel, columns.kernel, rows.count, columns.count), strict=True))
+    samples = data.tensor.shape[layout.index("N")]
+    par = {"n": samples, "g": parts, **points}
+    places = [_places(b, offset, layout, par, w, axis) for axis, w in enumerate(along)]
+    held = places[0].tensor.dtype
+    floors = [_floors(b, v, par) for v in places]
+    domain = {"n": samples, "c": parts * per_part, **points}
+    at_part = (Sym("n"), binary("//", Sym("c"), per_part), *map(Sym, _POINT))
+    corners = [
+        _corner(b, data, layout, floors, domain, at_part, down, right) for down in (0, 1) for right in (0, 1)
+    ]
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        one = i.const(1.0, held)
+        inside = i.const(True, "bool")
+        shares = []
+        for place, w in zip(p[4:], along, strict=True):
+            after = i.value("scalar.sub", place, i.value("scalar.floor", place))
+            shares.append((i.value("scalar.sub", one, after), after))
+            begun = i.value("scalar.ge", place, i.const(0.0, held))
+            ended = i.value("scalar.lt", place, i.const(float(w.size), held))
+            inside = i.value("scalar.and", inside, i.value("scalar.and", begun, ended))
+        total = i.const(0.0, held)
+        for k, corner in enumerate(p[:4]):
+            share = i.value("scalar.mul", shares[0][k // 2], shares[1][k % 2])
+            total = i.value("scalar.fma", i.cast(corner, held), share, total)
+        return i.value("scalar.select", inside, total, i.const(0.0, held))
+
+    whole = tuple(map(Sym, domain))
+    t = TensorType(held, tuple(domain.values()))
+    return mapped(b, [*corners, *places], t, domain, [*[whole] * 4, at_part, at_part], body)
+
+
+def _places(b: Builder, offset: Value, layout: str, par: dict[str, int], w: Window, axis: int) -> Value:
+    """Where every tap reads along one axis, as a real number from -1 (before x) to the size (behind x)."""
+    t = TensorType(accumulated(offset.tensor).dtype, tuple(par.values()))
+    tap = binary("+", binary("*", Sym("g"), par["r"]), Sym("r"))
+    tap = binary("+", binary("*", tap, par["s"]), Sym("s"))
+    read: dict[str, Expr] = {
+        "N": Sym("n"), "C": binary("+", binary("*", tap, 2), axis), "H": Sym("y"), "W": Sym("x")
+    }  # fmt: skip
+    out, along = ("y", "r") if axis == 0 else ("x", "s")
+    start = binary("+", binary("*", Sym(out), w.stride), binary("*", Sym(along), w.dilation))
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        place = i.value("scalar.add", i.cast(p[0], t.dtype), i.index(binary("-", start, w.before), t.dtype))
+        place = i.value("scalar.max", place, i.const(-1.0, t.dtype))
+        return i.value("scalar.min", place, i.const(float(w.size), t.dtype))
+
+    return mapped(b, [offset], t, par, [tuple(read[d] for d in layout)], body)
+
+
+def _floors(b: Builder, places: Value, par: dict[str, int]) -> Value:
+    t = TensorType("i32", places.tensor.shape)
+    return mapped(
+        b, [places], t, par, [tuple(map(Sym, par))], lambda i, p: i.cast(i.value("scalar.floor", p[0]), "i32")
+    )
+
+
+def _corner(
+    b: Builder, data: Value, layout: str, floors: Sequence[Value], domain: dict[str, int],
+    at_part: tuple[Expr, ...], down: int, right: int,
+) -> Value:  # fmt: skip
+    """One of the four pixels around every place; pixels outside x are 0."""
+    at: dict[str, Expr] = {
+        "N": Sym("n"), "C": Sym("c"), "H": binary("+", Sym("i0"), down), "W": binary("+", Sym("i1"), right)
+    }  # fmt: skip
+    attrs: dict[str, Attr] = {
+        "par": Pairs.of(dict(domain)),
+        "reads": (at_part, at_part),
+        "at": tuple(at[d] for d in layout),
+        "mode": "fill",
+        "fill_value": 0.0,
+    }
+    t = TensorType(data.tensor.dtype, tuple(domain.values()))
+    (out,) = b.emit("tensor.gather", [data, *floors], attrs, types=[t])
+    return out
