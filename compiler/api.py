@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from tilewright.tuning import measured_choice
 
 Tune = Literal["model", "measure"]
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+ConvAlgorithm = Literal["auto", "direct", "winograd2", "winograd4", "fft"]
 
 
 def compile(
@@ -28,6 +29,7 @@ def compile(
     tune: Tune = "model",
     precision: Precision = "fp32",
     libraries: bool = True,
+    conv_algorithm: ConvAlgorithm = "auto",
     progress: bool | None = None,
     instruments: Sequence[Instrument] = (),
 ) -> Executable:
@@ -41,6 +43,8 @@ def compile(
         `fp16` and `bf16` store tensors in 16 bits between ops and accumulate in float32. Inputs and outputs
         keep their types.
     libraries: whether library kernels may compete; none are registered yet, so every kernel is generated.
+    conv_algorithm: how convolutions are computed: `auto` takes an alternative (Winograd, FFT) where the cost
+        model sees a clear gain; a named one is used wherever it is legal.
     progress: draw a bar on stderr while kernels compile; by default where stderr is a terminal.
 
     Raises InputError for bad modules and arguments, WorkError where the work fails.
@@ -51,6 +55,9 @@ def compile(
         raise InputError(f"expected tune among model, measure, got {tune!r}")
     if precision not in PRECISIONS:
         raise InputError(f"expected precision among {', '.join(PRECISIONS)}, got {precision!r}")
+    if conv_algorithm not in get_args(ConvAlgorithm):
+        known = ", ".join(get_args(ConvAlgorithm))
+        raise InputError(f"expected conv_algorithm among {known}, got {conv_algorithm!r}")
     resolved = resolve_target(target)
     if resolved.kind == "reference":
         passes = Pipeline.parse(", ".join(["infer-shapes", *PRECISIONS[precision].values()]))
@@ -63,7 +70,9 @@ def compile(
             f"{len(missing)} constants have no data: {', '.join(missing[:5])}", where=f"@{module.name}"
         )
     choose = partial(measured_choice, target=resolved, progress=progress) if tune == "measure" else None
-    lowered = lower(module, resolved, instruments, precision=precision, choose=choose)
+    lowered = lower(
+        module, resolved, instruments, precision=precision, conv_algorithm=conv_algorithm, choose=choose
+    )
     plan = build(lowered, resolved, progress=progress)
     names = {b.name for b in plan.buffers if b.kind == "constant"}
     constants = {n: np.asarray(a) for n, a in lowered.thread.constants.items() if n in names}

@@ -31,18 +31,21 @@ def lower(
     instruments: Sequence[Instrument] = (),
     *,
     precision: str = "fp32",
+    conv_algorithm: str = "auto",
     choose: Callable[[Module], Module] | None = None,
 ) -> Lowered:
     """Run the default pipelines down to emitted kernel text, from the graph or the tensor level.
 
     precision: fp32, tf32, fp16 or bf16 (see `tilewright.pipelines.PRECISIONS`).
+    conv_algorithm: auto, direct, winograd2, winograd4 or fft (see the pass choose-algorithms).
     choose: may change the parameters the model chose, before weights are packed for them.
     Raises InputError or PassError naming op and pass.
     """
     verify(module)
     context = PassContext(target=str(target), hardware=target.hardware, instruments=tuple(instruments))
     levels: dict[str, Module] = {}
-    for stage, text in stage_texts(module.main.level, target.language, precision).items():
+    texts = stage_texts(module.main.level, target.language, precision, conv_algorithm)
+    for stage, text in texts.items():
         parts = text.split(PACKING) if stage == "tensor" and choose is not None else [text]
         for part in parts:
             if part is not parts[0] and choose is not None:

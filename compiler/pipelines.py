@@ -16,8 +16,11 @@ cse,
 dce
 """
 
-#: graph ops to tensor ops
-GRAPH_TO_TENSOR = "graph-to-tensor"
+#: how each convolution is computed; the option names an algorithm for all that it is legal for
+ALGORITHMS = "choose-algorithms{OPTION}"
+
+#: graph ops to tensor ops, and what of them is known at compile time
+GRAPH_TO_TENSOR = "graph-to-tensor, fold-constant-tensors"
 
 #: tensor ops to kernels with chosen parameters
 TENSOR = """
@@ -59,8 +62,14 @@ PRECISIONS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def stage_texts(start: Level, language: str, precision: str = "fp32") -> dict[str, str]:
-    """The pipeline of each stage (graph, tensor, thread) for a module whose @main is at level `start`."""
+def stage_texts(
+    start: Level, language: str, precision: str = "fp32", conv_algorithm: str = "auto"
+) -> dict[str, str]:
+    """The pipeline of each stage (graph, tensor, thread) for a module whose @main is at level `start`.
+
+    conv_algorithm: an option of `choose-algorithms`. Where `auto` would compare, TF32 keeps convolutions
+    direct: transforms multiply the rounding of their factors.
+    """
     thread = THREAD.replace("{VECTORISE}", VECTORISE[language])
     extra = PRECISIONS[precision]
     if start is not Level.GRAPH and "graph" in extra:
@@ -69,7 +78,10 @@ def stage_texts(start: Level, language: str, precision: str = "fp32") -> dict[st
         )
     tensor = ", ".join(filter(None, (extra.get("tensor"), TENSOR)))
     if start is Level.GRAPH:
-        graph = ", ".join(filter(None, (GRAPH, extra.get("graph"))))
+        auto = "" if precision != "tf32" else "{algorithm=direct}"
+        option = auto if conv_algorithm == "auto" else f"{{algorithm={conv_algorithm}}}"
+        chosen = ALGORITHMS.replace("{OPTION}", option)
+        graph = ", ".join(filter(None, (GRAPH, extra.get("graph"), chosen)))
         stages = {"graph": graph, "tensor": f"{GRAPH_TO_TENSOR}, {tensor}", "thread": thread}
     else:
         stages = {"graph": "", "tensor": tensor, "thread": thread}
