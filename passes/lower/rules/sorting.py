@@ -1,4 +1,4 @@
-"""Sorts, the first k, and places in sorted sequences: folds that count, networks for long axes."""
+"""Sorts, the first k, and places in sorted sequences: folds that count, merges for long axes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _selected(b: Builder, x: Value, order: Order, k: int) -> Value:
 
 
 def _sorted(b: Builder, x: Value, order: Order, k: int) -> tuple[Value, Value]:
-    """The first k elements of a long axis, and their places: sorted chunks, merged by a network."""
+    """The first k elements of a long axis, and their places: sorted chunks, merged."""
     size = CHUNK
     while size < x.tensor.shape[order.axis]:
         size *= 2

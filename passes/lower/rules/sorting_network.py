@@ -1,7 +1,8 @@
-"""Orders along an axis from folds and maps: ranks by counting within chunks, bitonic merges of chunks.
+"""Orders along an axis from folds, maps and gathers: ranks by counting within chunks, merges of chunks.
 
 An element before which r others of its chunk come has rank r; ties are broken by place, so orders are stable.
-Sorted chunks merge pairwise in log2(length) stages of compare-and-exchange, each a map of two results.
+Sorted chunks merge pairwise: a binary search finds how many elements of each chunk come before every place
+(the merge path of Green, McColl and Bader, 2012), so that a level of merges is one kernel without order.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewright.ir import Builder, Expr, Pairs, Sym, TensorType, Value, scalar_body, structured
+from tilewright.ir import Builder, Expr, Pairs, Sym, TensorType, Value
 from tilewright.ir.expr import binary
 from tilewright.ir.graph_ops.operands import highest, lowest
 from tilewright.ir.nodes import Attr
 from tilewright.ir.types import FLOATS
-from tilewright.passes.lower.lowering import dim_names, mapped, reduced
+from tilewright.passes.lower.lowering import Body, dim_names, mapped, reduced
 
 #: the longest axis, and the chunk of longer ones, that is sorted by comparing all pairs
 CHUNK = 2048
@@ -135,44 +136,92 @@ def padded(b: Builder, x: Value, order: Order, extent: int) -> Value:
 
 
 def merged(b: Builder, keys: Value, places: Value, order: Order, chunk: int) -> tuple[Value, Value]:
-    """Keys and places in order along the whole axis, from chunks in order; both extents are powers of two."""
-    size = keys.tensor.shape[order.axis]
-    while chunk < size:
+    """Keys and places in order along the whole axis, from chunks in order.
+
+    The extent must be `chunk` times a power of two, and so must be `chunk`.
+    """
+    while chunk < keys.tensor.shape[order.axis]:
+        source = _Merge(b, keys, order, chunk).source()
+        keys, places = gathered(b, keys, source, order.axis), gathered(b, places, source, order.axis)
         chunk *= 2
-        keys, places = _stage(b, keys, places, order, chunk, mirrored=True)
-        step = chunk // 2
-        while step > 1:
-            keys, places = _stage(b, keys, places, order, step, mirrored=False)
-            step //= 2
     return keys, places
 
 
-def _stage(
-    b: Builder, keys: Value, places: Value, order: Order, block: int, *, mirrored: bool
-) -> tuple[Value, Value]:
-    """Compare and exchange within blocks: an element and the one half a block on, or its mirror image."""
-    t = keys.tensor
-    line = Sym(dim_names(t.rank)[order.axis])
-    start, inner = binary("*", binary("//", line, block), block), binary("%", line, block)
-    across = block - 1 - inner if mirrored else binary("%", inner + block // 2, block)
-    own, other = order.at(t.rank, line), order.at(t.rank, start + across)
-    body, (a, c, at_a, at_c) = scalar_body([t.dtype, t.dtype, "i32", "i32"])
-    body.loc = b.loc
-    low = body.value("scalar.lt", body.index(inner), body.const(block // 2, "i32"))
-    before = order.precedes(body, a, c, body.value("scalar.lt", at_a, at_c))
-    keep = body.value("scalar.eq", body.cast(before, "i32"), body.cast(low, "i32"))
-    body.do(
-        "scalar.yield",
-        body.value("scalar.select", keep, a, c),
-        body.value("scalar.select", keep, at_a, at_c),
-    )
-    out = structured(
-        b,
-        "tensor.map",
-        [keys, keys, places, places],
-        par=order.par(t),
-        reads=[own, other, own, other],
-        types=[t, places.tensor],
-        body=body.block((a, c, at_a, at_c)),
-    )
-    return out[0], out[1]
+class _Merge:
+    """Pairs of neighbouring runs, each of `length` keys in order; among equal keys the first run leads."""
+
+    def __init__(self, b: Builder, keys: Value, order: Order, length: int) -> None:
+        self.b, self.keys, self.order, self.length = b, keys, order, length
+        self.t = TensorType("i32", keys.tensor.shape)
+        self.start, self.rank = self._pair(dim_names(self.t.rank)[order.axis])
+
+    def _pair(self, line: str) -> tuple[Expr, Expr]:
+        """Where the two runs of place `line` start, and its rank among their elements."""
+        both = 2 * self.length
+        return binary("*", binary("//", Sym(line), both), both), binary("%", Sym(line), both)
+
+    def source(self) -> Value:
+        """The place from which each element of the merged runs comes.
+
+        The elements before rank r are the first t of one run and r - t of the other; t is found bit by bit.
+        """
+        taken = self._map([], lambda i, p: i.const(0, "i32"))
+        step = self.length
+        while step:
+            taken = self._advanced(taken, step)
+            step //= 2
+        return self._next(taken)
+
+    def _advanced(self, taken: Value, step: int) -> Value:
+        """`taken + step` where so many of the first run come before the rank, else `taken`."""
+
+        def body(i: Builder, p: Sequence[Value]) -> Value:
+            more = i.value("scalar.add", p[0], i.const(step, "i32"))
+            others = i.value("scalar.sub", i.index(self.rank), more)
+            exists = i.value("scalar.le", more, i.const(self.length, "i32"))
+            exists = i.value("scalar.and", exists, i.value("scalar.ge", others, i.const(0, "i32")))
+            ahead = i.value("scalar.not", self._second_first(i, p[1], p[2]))
+            none = i.value("scalar.ge", others, i.const(self.length, "i32"))
+            fits = i.value("scalar.and", exists, i.value("scalar.or", none, ahead))
+            return i.value("scalar.select", fits, more, p[0])
+
+        return self._map([taken, *self._heads(taken, step, 1)], body)
+
+    def _next(self, taken: Value) -> Value:
+        """The place of the smaller one of the first elements that are left in the runs."""
+
+        def body(i: Builder, p: Sequence[Value]) -> Value:
+            length, others = i.const(self.length, "i32"), i.value("scalar.sub", i.index(self.rank), p[0])
+            ahead = i.value("scalar.not", self._second_first(i, p[1], p[2]))
+            first = i.value("scalar.or", i.value("scalar.ge", others, length), ahead)
+            first = i.value("scalar.and", first, i.value("scalar.lt", p[0], length))
+            within = i.value("scalar.select", first, p[0], i.value("scalar.add", others, length))
+            return i.value("scalar.add", i.index(self.start), within)
+
+        return self._map([taken, *self._heads(taken, 0, 0)], body)
+
+    def _second_first(self, i: Builder, a: Value, c: Value) -> Value:
+        return self.order.precedes(i, c, a, i.const(False, "bool"))
+
+    def _heads(self, taken: Value, step: int, back: int) -> tuple[Value, Value]:
+        """Keys `taken + step - back` of the first run and `rank - taken - step` of the second."""
+        start, rank = self._pair(f"d{self.order.axis}")
+        first = binary("+", start, binary("+", Sym("i0"), step - back))
+        second = binary("+", start, binary("-", rank, binary("+", Sym("i0"), step - self.length)))
+        return self._at(taken, first), self._at(taken, second)
+
+    def _at(self, taken: Value, place: Expr) -> Value:
+        """Keys at places along the axis, in which i0 stands for `taken`."""
+        names = [f"d{d}" for d in range(self.t.rank)]
+        attrs: dict[str, Attr] = {
+            "par": Pairs.of(dict(zip(names, self.t.shape, strict=True))),
+            "reads": (tuple(map(Sym, names)),),
+            "at": tuple(place if d == self.order.axis else Sym(n) for d, n in enumerate(names)),
+        }
+        result = TensorType(self.keys.tensor.dtype, self.t.shape)
+        (out,) = self.b.emit("tensor.gather", [self.keys, taken], attrs, types=[result])
+        return out
+
+    def _map(self, operands: Sequence[Value], body: Body) -> Value:
+        names = tuple(map(Sym, dim_names(self.t.rank)))
+        return mapped(self.b, operands, self.t, self.order.par(self.t), [names] * len(operands), body)
