@@ -10,7 +10,7 @@ import argparse
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
@@ -103,7 +103,7 @@ def _run(case: Any, target: str) -> str:
         finally:
             if isinstance(exe, tw.Executable):
                 exe.close()
-        _compare(got, [_array(w) for w in wanted], case)
+        _compare(got, list(_leaves(wanted)), case)
     return note
 
 
@@ -113,11 +113,19 @@ def _array(value: Any) -> Any:
     return onnx_module("numpy_helper").to_array(value) if is_tensor else value
 
 
+def _leaves(values: Sequence[Any]) -> Iterator[np.ndarray]:
+    """The arrays of results, those of sequences in order."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _leaves(value)
+        else:
+            yield np.asarray(_array(value))
+
+
 def _compare(got: Sequence[np.ndarray], wanted: Sequence[Any], case: Any) -> None:
     if len(got) != len(wanted):
         raise InputError(f"expected {len(wanted)} results, got {len(got)}")
     for i, (a, b) in enumerate(zip(got, wanted, strict=True)):
-        b = np.asarray(b)
         if a.shape != b.shape or a.dtype != b.dtype:
             raise InputError(f"result {i}: expected {b.dtype}{list(b.shape)}, got {a.dtype}{list(a.shape)}")
         floating = a.dtype.kind == "f" or a.dtype.name == "bfloat16"

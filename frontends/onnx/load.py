@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path, PurePath
 from typing import Any
 
-from tilewright.frontends.emitter import Absent
+from tilewright.frontends.emitter import Absent, Result, flatten
 from tilewright.frontends.onnx import syntax
 from tilewright.frontends.onnx.binding import Shapes, bind
 from tilewright.frontends.onnx.emission import FoldingEmitter
@@ -53,18 +53,25 @@ def import_model(
     results = evaluator.graph(model.graph, arguments, model.opsets)
     if any(isinstance(r, Poison) for r in results):
         raise evaluator.findings.error(model.file)
-    outputs = []
-    for name, result in zip(model.graph.outputs, results, strict=True):
-        if not isinstance(result, Value):
-            got = result.what if isinstance(result, Absent) else "a sequence or nothing"
-            raise UnsupportedError(f"expected output '{name}' to be a tensor, got {got}", where=model.file)
-        outputs.append(result)
+    outputs = [
+        v for name, r in zip(model.graph.outputs, results, strict=True) for v in _tensors(r, name, model)
+    ]
     emitter.builder.do("graph.return", *outputs)
     ops = _used(emitter.builder.ops)
     func = Func(Level.GRAPH, "main", Block(tuple(inputs.values()), ops), tuple(v.type for v in outputs))
     kept = {str(op["name"]) for op in ops if op.name == "graph.constant"}
     constants = Constants({name: array for name, array in emitter.constants.items() if name in kept})
     return Module(_module_name(model), (func,), (), constants)
+
+
+def _tensors(result: Result, name: str, model: syntax.Model) -> list[Value]:
+    """The tensors of one output: those of a sequence in order."""
+    leaves = flatten(result)
+    for leaf in leaves:
+        if not isinstance(leaf, Value):
+            got = leaf.what if isinstance(leaf, Absent) else "nothing"
+            raise UnsupportedError(f"expected output '{name}' to hold tensors, got {got}", where=model.file)
+    return leaves
 
 
 def _used(ops: list[Op]) -> tuple[Op, ...]:

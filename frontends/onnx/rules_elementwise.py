@@ -42,6 +42,7 @@ _BINARY: Mapping[str, str] = {
     "Sub": "subtract",
     "Xor": "logical_xor",
 }
+_INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 _VARIADIC: Mapping[str, str] = {"Max": "maximum", "Min": "minimum", "Sum": "add"}
 
 
@@ -164,7 +165,7 @@ def _bit_cast(emit: FoldingEmitter, node: Node) -> Result:
     known = emit.known(x)
     if known is not None:
         return emit.constant(np.ascontiguousarray(known).view(storage_dtype(dtype)).reshape(known.shape))
-    if before[0] in "iu" and dtype[0] in "iu":
+    if before in ("bool", *_INTEGERS) and dtype in _INTEGERS:
         return emit.cast(x, dtype)
     raise UnsupportedError(f"expected integers or a constant to reinterpret as {dtype}, got {x.type}")
 
