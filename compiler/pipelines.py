@@ -9,6 +9,7 @@ from tilewright.ir import Level, UnsupportedError
 #: Relay-level clean-up and algebra on the graph
 GRAPH = """
 infer-shapes,
+decompose-octave,
 fold-batch-norm,
 fold-scale-axis,
 fold-constants,

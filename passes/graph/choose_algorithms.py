@@ -14,6 +14,8 @@ from tilewright.passes.lower.convolution_algorithms import ALGORITHMS, obstacle_
 CLEARLY_BETTER = 0.8
 #: dtypes the model compares in: 16-bit floats lose more in transforms than they gain
 COMPARED = frozenset({"f32", "f64"})
+#: taps from which the FFT is compared: estimates of the small products that fewer taps give are too low
+FFT_TAPS = 25
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"})
@@ -29,9 +31,10 @@ def choose_algorithms(
     rewrite:  graph.conv2d(%x, %w, algorithm = "direct")   -->   graph.conv2d(%x, %w, algorithm = "winograd4")
 
     `auto` leaves a convolution direct unless the kernels of an alternative, transforms included, are
-    estimated to take at most 80 % of its time. A given algorithm is used wherever it is legal; how many
-    convolutions it is not legal for stands in the function's attribute `kept_direct`. `at` restricts the
-    pass to ops of one origin (`relay:nn.conv2d#3`); there, an algorithm that is not legal is an InputError.
+    estimated to take at most 80 % of its time; it compares the FFT for kernels of 25 taps and more. A given
+    algorithm is used wherever it is legal; how many convolutions it is not legal for stands in the function's
+    attribute `kept_direct`. `at` restricts the pass to ops of one origin (`relay:nn.conv2d#3`); there, an
+    algorithm that is not legal is an InputError.
     """
     hardware = ctx.hardware or load_hardware(ctx.target)
     constants = {op.result for op in func.body.ops if op.name == "graph.constant"}
@@ -60,7 +63,8 @@ def _best(op: Op, hardware: Hardware, *, constant_weight: bool) -> str:
     named = str(op["algorithm"])
     if named != "direct" or op.operands[0].tensor.dtype not in COMPARED:
         return named
-    legal = [name for name in ALGORITHMS if not obstacle_to(name, op)]
+    names = [name for name in ALGORITHMS if name != "fft" or _taps(op) >= FFT_TAPS]
+    legal = [name for name in names if not obstacle_to(name, op)]
     if not legal:
         return "direct"
     seconds = {
@@ -68,6 +72,11 @@ def _best(op: Op, hardware: Hardware, *, constant_weight: bool) -> str:
     }
     best = min(legal, key=lambda name: seconds[name])
     return best if seconds[best] <= CLEARLY_BETTER * seconds["direct"] else "direct"
+
+
+def _taps(op: Op) -> int:
+    extents = dict(zip(str(op["kernel_layout"]), op.operands[1].tensor.shape, strict=True))
+    return extents["H"] * extents["W"]
 
 
 def _with_algorithm(op: Op, name: str | None) -> Op:
