@@ -11,7 +11,7 @@ from tqdm import tqdm
 from tilewright.codegen import KernelSource, emit_cuda, emit_opencl
 from tilewright.devices import open_device
 from tilewright.executable import clear_errors
-from tilewright.ir import Block, Builder, Constants, Func, Level, Module, Ref, Value
+from tilewright.ir import Block, Builder, Constants, Func, Level, Module, Pairs, Ref, Value
 from tilewright.ir.types import storage_dtype
 from tilewright.kernel_builds import build_codes
 from tilewright.passes import PassContext, Pipeline, run_pipeline
@@ -44,8 +44,21 @@ def measured_choice(module: Module, target: Target, *, progress: bool | None = N
             variants = contract_candidates(kernel, target.hardware, CANDIDATES)
             times = _times(variants, target, device)
             seconds, winner = min(zip(times, range(len(variants)), strict=True))
-            best[kernel.name] = variants[winner].with_attrs(measured_s=seconds)
+            best[kernel.name] = variants[winner].with_attrs(
+                measured_s=seconds, candidates=_on_record(variants, times)
+            )
     return module.with_funcs(tuple(best.get(f.name, f) for f in module.funcs))
+
+
+def _on_record(variants: list[Func], times: list[float]) -> tuple[Pairs, ...]:
+    """Parameters, estimate and seconds of everything that was measured, for reports."""
+    rows = []
+    for f, seconds in zip(variants, times, strict=True):
+        cost = f["cost"]
+        assert isinstance(cost, Pairs)
+        params, estimate = f["params"], cost["estimate_s"]
+        rows.append(Pairs.of({"params": params, "estimate_s": estimate, "measured_s": seconds}))
+    return tuple(rows)
 
 
 def _times(variants: list[Func], target: Target, device: Device) -> list[float]:

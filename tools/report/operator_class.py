@@ -1,0 +1,114 @@
+"""Names of a network's ops as a person reads them, and the classes of operators whose times are summed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from tilewright.ir import Func, Module, Op
+
+_PRODUCTS = frozenset({"dense", "matmul", "batch_matmul", "einsum"})
+_NORMALISATIONS = frozenset({"layer_norm", "instance_norm", "group_norm", "l2_normalize", "lrn"})
+_SOFTMAX = frozenset({"softmax", "log_softmax"})
+_REDUCTIONS = frozenset(
+    {"sum", "mean", "max", "min", "prod", "all", "any", "variance", "argmax", "argmin", "logsumexp"}
+)
+_SORTS = frozenset({"sort", "argsort", "topk"})
+_SCANS = frozenset({"cumsum", "cumprod"})
+
+#: classes whose op names the kernel it is part of, the weightiest first
+_RANKED = (
+    "convolution",
+    "matrix product",
+    "correlation",
+    "pooling",
+    "softmax",
+    "normalisation",
+    "sort",
+    "scan",
+)
+
+
+def ops_by_location(graph: Module) -> dict[str, list[Op]]:
+    """The graph ops of @main by their origin; constants and the return are left out."""
+    out: dict[str, list[Op]] = {}
+    for op in graph.main.body.ops:
+        if op.loc and op.name.startswith("graph.") and op.name not in ("graph.constant", "graph.return"):
+            out.setdefault(op.loc, []).append(op)
+    return out
+
+
+def op_title(location: str, ops: Iterable[Op] = ()) -> str:
+    """`conv2d #4 3x3 /2` of `relay:nn.conv2d#4 net.relay:22` and its graph ops, where they are known."""
+    name = location.split(" ")[0].partition(":")[2] or location
+    name, _, number = name.partition("#")
+    name = re.sub(r"^(nn|image|vision)\.", "", name)
+    found = list(ops)
+    parts = [name, f"#{number}" if number else "", *(d for d in map(_detail, found[:1]) if d)]
+    inside = [op.name.removeprefix("graph.") for op in found]
+    if inside and inside != [name]:
+        parts.append(f"({', '.join(dict.fromkeys(inside))})")
+    return " ".join(p for p in parts if p)
+
+
+def class_of(kernel: Func, ops: Iterable[Op], operations: int) -> str:
+    """The class of a kernel: that of its weightiest graph op, else by what its tensor ops do."""
+    classes = [c for c in map(_class_of_op, ops) if c]
+    for ranked in _RANKED:
+        for c in classes:
+            if c.removeprefix("depthwise ").removeprefix("transposed ").startswith(ranked):
+                return c
+    names = {op.name for op in kernel.body.ops}
+    if "tensor.contract" in names:
+        return "matrix product"
+    if names & {"tensor.reduce", "tensor.window"} or "reduction" in classes:
+        return "reduction"
+    if names & {"tensor.scan", "tensor.recur"}:
+        return "scan"
+    return "elementwise" if operations else "data movement"
+
+
+def _class_of_op(op: Op) -> str:
+    name = op.name.removeprefix("graph.")
+    if re.fullmatch(r"(deformable_)?conv\dd(_transpose)?", name):
+        return _convolution(op, name)
+    tables: Mapping[str, frozenset[str]] = {
+        "matrix product": _PRODUCTS,
+        "softmax": _SOFTMAX,
+        "normalisation": _NORMALISATIONS,
+        "reduction": _REDUCTIONS,
+        "sort": _SORTS,
+        "scan": _SCANS,
+    }
+    if "pool" in name:
+        return "pooling"
+    return next((c for c, members in tables.items() if name in members), "")
+
+
+def _convolution(op: Op, name: str) -> str:
+    if name.endswith("_transpose"):
+        return "transposed convolution"
+    groups, channels = op.get("groups"), _kernel_extents(op, "I")
+    if isinstance(groups, int) and groups > 1 and channels == [1]:
+        return "depthwise convolution"
+    window = _kernel_extents(op, "DHW")
+    return f"convolution {'x'.join(map(str, window))}" if window else "convolution"
+
+
+def _kernel_extents(op: Op, letters: str) -> list[int]:
+    """Extents of the kernel's dimensions that `letters` name in its layout."""
+    layout = op.get("kernel_layout")
+    if not isinstance(layout, str) or len(op.operands) < 2:
+        return []
+    shape = op.operands[1].tensor.shape
+    return [n for d, n in zip(layout, shape, strict=False) if d in letters]
+
+
+def _detail(op: Op) -> str:
+    if not re.fullmatch(r"graph\.(deformable_)?conv\dd(_transpose)?", op.name):
+        return ""
+    window = "x".join(map(str, _kernel_extents(op, "DHW")))
+    strides = op.get("strides")
+    steps = [str(s) for s in strides] if isinstance(strides, tuple) else []
+    stride = "" if set(steps) <= {"1"} else "/" + (steps[0] if len(set(steps)) == 1 else "x".join(steps))
+    return f"{window} {stride}".strip()

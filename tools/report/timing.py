@@ -1,0 +1,57 @@
+"""Seconds of every launch: measured on the target's device where this machine has it, else by the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.commands.network import random_inputs
+from tilewright.executable import Executable
+from tilewright.ir import WorkError
+from tilewright.runtime.errors import DeviceMissingError
+
+#: targets whose clock says something about the device they stand for
+TIMED = ("cuda", "opencl")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per launch in plan order; `network_s` is the median of whole runs, None where not measured.
+
+    source: `measured` or `modelled`. where: the device, or why nothing was measured.
+    """
+
+    source: str
+    where: str
+    launches_s: tuple[float, ...]
+    network_s: float | None = None
+
+    @property
+    def measured(self) -> bool:
+        """Whether a device was timed."""
+        return self.source == "measured"
+
+
+def timing_of(exe: Executable, estimates_s: Sequence[float], *, repeats: int, seed: int = 0) -> Timing:
+    """Time an executable on random inputs, `repeats` times each; 0 repeats, or no device, give the estimates.
+
+    estimates_s: the model's seconds of every launch. Raises WorkError where the device is there but fails.
+    """
+    modelled = tuple(estimates_s)
+    kind = exe.target.partition(":")[0]
+    if repeats == 0:
+        return Timing("modelled", "not measured, as asked", modelled)
+    if kind not in TIMED:
+        return Timing("modelled", f"the {kind} target has no device to time", modelled)
+    try:
+        exe.load()
+    except WorkError as e:
+        if not isinstance(e.__cause__, DeviceMissingError):
+            raise
+        return Timing("modelled", f"no device for {exe.target} on this machine", modelled)
+    inputs = random_inputs(exe.input_names, exe.input_types, seed)
+    network_s = float(np.median(exe.time(*inputs, repeats=repeats)))
+    rows = exe.time_kernels(*inputs, repeats=repeats)
+    return Timing("measured", exe.device, tuple(s for _, s in rows), network_s)
