@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +27,17 @@ def _run(folder: Path, name: str, target: str) -> float:
     with tw.compile(module, target=target, progress=False) as exe:
         # TVM converts what it is fed to the declared type, and some of its tests rely on that
         fed = [x.astype(t.dtype) for x, t in zip(inputs, exe.input_types, strict=True)]
-        return compare(exe(*fed), wanted)
+        got = exe(*fed)
+    if name.startswith("unique_"):
+        got, wanted = (_distinct(results) for results in (got, wanted))
+    return compare(got, wanted)
+
+
+def _distinct(results: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What `unique` defines: beyond the number of distinct elements TVM leaves memory as it was."""
+    elements, indices, inverse, number, *counts = results
+    n = int(number[0])
+    return [elements[:n], indices[:n], inverse, number, *(c[:n] for c in counts)]
 
 
 def arrays(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
