@@ -40,7 +40,7 @@ def from_exported(program: Any) -> Module:
     survey(program, None)
     program = core_program(program)
     survey(program, translator.operators())
-    module = from_module(translator.translated(program))
+    module = from_module(translator.translated(program), _parameters(program))
     _check_results(module, program)
     return module
 
@@ -63,6 +63,13 @@ def load(path: str | Path) -> Module:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _parameters(program: Any) -> dict[str, np.ndarray]:
+    """The arrays of parameters by the names of their inputs."""
+    specs = program.graph_signature.input_specs
+    wanted = {spec.arg.name: spec.target for spec in specs if spec.kind.name == "PARAMETER"}
+    return {name: host_array(program.state_dict[target]) for name, target in wanted.items()}
 
 
 def _check_results(module: Module, program: Any) -> None:

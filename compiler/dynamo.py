@@ -1,0 +1,204 @@
+"""The torch.compile backend: `torch.compile(model, backend="tilewright")`, for inference.
+
+Each subgraph that Dynamo captures is compiled at its first call, or runs in eager PyTorch after a warning
+that says why. Nothing here imports torch until torch itself asks for the backend.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from tilewright.api import compile as compile_module
+from tilewright.executable import Executable
+from tilewright.frontends.torch.exported import from_exported, host_array
+from tilewright.frontends.torch.survey import operator_name, place_of
+from tilewright.ir import InputError, TilewrightError, UnsupportedError
+
+#: options a user may give: torch.compile(model, backend="tilewright", options={...})
+OPTIONS = ("target", "precision", "tune", "freeze")
+#: torch's name of a device -> our target
+TARGETS = {"cpu": "opencl", "cuda": "cuda"}
+_numbers = count()
+
+
+class FallbackWarning(UserWarning):
+    """A subgraph runs in eager PyTorch; the message says which and why."""
+
+
+def backend(
+    graph: Any, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """A callable for one subgraph captured by Dynamo.
+
+    options: `target`, `precision` and `tune` as of `tilewright.compile` (the default target is that of the
+    inputs' device: opencl for the CPU, cuda for a GPU); `freeze=False` keeps weights inputs instead of
+    constants. Frozen weights are watched through torch's version counters: a change makes them inputs again.
+
+    Where gradients are wanted or shapes are symbolic, and where a subgraph cannot be imported or compiled, it
+    runs in eager PyTorch after a `FallbackWarning`. Raises InputError for unknown options.
+    """
+    given = dict(options or {})
+    if unknown := sorted(given.keys() - set(OPTIONS)):
+        raise InputError(f"expected options among {', '.join(OPTIONS)}, got {', '.join(unknown)}")
+    name = _name_of(graph)
+    torch = import_module("torch")
+    tensors = [x for x in example_inputs if isinstance(x, torch.Tensor)]
+    try:
+        _check_inputs(torch, example_inputs, tensors)
+        given.setdefault("target", _target_of(tensors))
+    except UnsupportedError as error:
+        _warn(name, error)
+        return graph.forward  # type: ignore[no-any-return]
+    own = len(list(graph.parameters())) + len(list(graph.buffers()))
+    weights = [own + i for i, x in enumerate(example_inputs) if _is_weight(torch, x)]
+    frozen = (*range(own), *weights) if given.pop("freeze", True) else ()
+
+    def compiler(functional: Any, _: Sequence[Any]) -> Callable[..., Any]:
+        subgraph = Subgraph(name, functional, own + len(example_inputs), frozen, given)
+        return make_boxed(subgraph)
+
+    make_boxed = import_module("functorch.compile").make_boxed_func
+    simplified = import_module("torch._functorch.aot_autograd").aot_module_simplified
+    return simplified(graph, example_inputs, fw_compiler=compiler, inference_compiler=compiler)  # type: ignore[no-any-return]
+
+
+class Subgraph:
+    """A functional graph of ATen operators, compiled at its first call or run in eager PyTorch."""
+
+    def __init__(
+        self, name: str, graph: Any, inputs: int, frozen: Sequence[int], options: Mapping[str, Any]
+    ) -> None:
+        self._name = name
+        self._graph = graph
+        self._inputs = inputs
+        self._frozen = tuple(frozen)
+        self._options = dict(options)
+        self._versions: tuple[tuple[int, int], ...] = ()
+        self._run: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        """Results for tensors as Dynamo's guards admit them: shapes, dtypes and devices never change."""
+        if self._run is not None and self._frozen and self._seen(args) != self._versions:
+            warnings.warn(
+                f"tilewright: weights of {self._name} changed; it is compiled again with weights as inputs",
+                FallbackWarning,
+                stacklevel=2,
+            )
+            self._run, self._frozen = None, ()
+        if self._run is None:
+            self._run = self._built(args)
+        return self._run(args)
+
+    def _seen(self, args: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+        """Where the frozen tensors lie, and how often torch changed them."""
+        return tuple((args[i].data_ptr(), args[i]._version) for i in self._frozen)
+
+    def _built(self, args: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        # Where AOTAutograd merged inputs, their places are not those Dynamo knew.
+        if len(args) != self._inputs or any(args[i].is_inference() for i in self._frozen):
+            self._frozen = ()
+        self._versions = self._seen(args)
+        try:
+            # Torch keeps modes per thread, and those of a running graph are not those an export needs.
+            with ThreadPoolExecutor(1) as clean:
+                return clean.submit(_Compiled, self._graph, args, self._frozen, self._options).result()
+        except TilewrightError as error:
+            _warn(self._name, error)
+            self._frozen = ()
+            return lambda args: self._graph(*args)
+
+
+class _Compiled:
+    """A compiled subgraph: tensors in, tensors on the same device out."""
+
+    def __init__(
+        self, graph: Any, args: Sequence[Any], frozen: Sequence[int], options: Mapping[str, Any]
+    ) -> None:
+        self._torch = import_module("torch")
+        self._device = next(a.device for a in args if isinstance(a, self._torch.Tensor))
+        self._taken = [i for i in range(len(args)) if i not in frozen]
+        program = self._exported(graph, args, frozen)
+        specs = program.graph_signature.output_specs
+        #: for every result the constant it is, or nothing where it is computed
+        self._constants = [(hasattr(s.arg, "value"), getattr(s.arg, "value", None)) for s in specs]
+        self._executable: Executable = compile_module(from_exported(program), **options, progress=False)
+
+    def _exported(self, graph: Any, args: Sequence[Any], frozen: Sequence[int]) -> Any:
+        torch = self._torch
+        held = {i: args[i].detach() for i in frozen}
+
+        class Frozen(torch.nn.Module):  # type: ignore[misc, name-defined]
+            """The subgraph with its weights inside."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                for i, weight in held.items():
+                    self.register_buffer(f"weight_{i}", weight)
+
+            def forward(self, *inputs: Any) -> Any:
+                given = iter(inputs)
+                return graph(*(getattr(self, f"weight_{i}") if i in held else next(given) for i in places))
+
+        places = range(len(args))
+        try:
+            with torch.no_grad():
+                return torch.export.export(Frozen(), tuple(args[i] for i in self._taken), strict=False)
+        except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError) as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise UnsupportedError(f"torch.export cannot export it: {lines[0]}") from error
+
+    def __call__(self, args: Sequence[Any]) -> Sequence[Any]:
+        inputs = [self._input(args[i]) for i in self._taken if isinstance(args[i], self._torch.Tensor)]
+        computed = iter(self._executable(*inputs))
+        return [value if known else self._output(next(computed)) for known, value in self._constants]
+
+    def _input(self, tensor: Any) -> Any:
+        """Memory of the CPU is read in place; that of a GPU through DLPack, without a copy to the host."""
+        return host_array(tensor) if tensor.device.type == "cpu" else tensor.detach().contiguous()
+
+    def _output(self, array: np.ndarray) -> Any:
+        torch = self._torch
+        if array.dtype.name == "bfloat16":
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(self._device)
+        return torch.from_numpy(array).to(self._device)
+
+
+def _check_inputs(torch: Any, inputs: Sequence[Any], tensors: Sequence[Any]) -> None:
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        raise UnsupportedError("gradients are wanted; call the model within torch.no_grad()")
+    symbolic = [x for x in inputs if isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool)]
+    symbolic += [n for t in tensors for n in t.shape if type(n) is not int]
+    if symbolic:
+        shown = ", ".join(dict.fromkeys(map(str, symbolic)))
+        raise UnsupportedError(f"dimensions are symbolic ({shown}); compile with dynamic=False")
+
+
+def _target_of(tensors: Sequence[Any]) -> str:
+    kinds = sorted({t.device.type for t in tensors})
+    if len(kinds) != 1 or kinds[0] not in TARGETS:
+        raise UnsupportedError(
+            f"expected inputs on one device, cpu or cuda, got {', '.join(kinds) or 'none'}"
+        )
+    return TARGETS[kinds[0]]
+
+
+def _is_weight(torch: Any, value: Any) -> bool:
+    """Parameters and buffers: Dynamo marks buffers of modules as having a fixed address."""
+    return isinstance(value, torch.nn.Parameter) or hasattr(value, "_dynamo_static_input_type")
+
+
+def _name_of(graph: Any) -> str:
+    calls = [n for n in graph.graph.nodes if n.op not in ("placeholder", "output", "get_attr")]
+    start = f", from {operator_name(calls[0])} at {place_of(calls[0])}" if calls else ""
+    return f"subgraph {next(_numbers)} ({len(calls)} operators{start})"
+
+
+def _warn(name: str, error: TilewrightError) -> None:
+    warnings.warn(f"tilewright: {name} runs in eager PyTorch: {error}", FallbackWarning, stacklevel=3)
