@@ -19,7 +19,7 @@ def add_network_arguments(p: argparse.ArgumentParser, *, params: str | None) -> 
     p.add_argument(
         "network",
         metavar="NET",
-        help="a Relay text (.relay), Relay JSON (.json), ONNX (.onnx) or Tilewright IR (.ir) file",
+        help="a Relay text (.relay), Relay JSON (.json), ONNX (.onnx), torch.export (.pt2) or Tilewright IR (.ir) file",
     )
     p.add_argument(
         "--params",
@@ -67,24 +67,32 @@ def load_network(a: argparse.Namespace) -> Module:
         return parse_file(path)
     if path.suffix == ".onnx":
         return _load_onnx(a)
+    if path.suffix == ".pt2":
+        return _load_exported(a)
     if a.shape:
         raise InputError("expected an ONNX file: the shapes of other networks are static", where="--shape")
     inputs = tuple(a.inputs.split(",")) if a.inputs else None
     return frontends.relay.load(str(path), params=a.params, inputs=inputs, seed=a.seed)
 
 
+def _load_exported(a: argparse.Namespace) -> Module:
+    """A file of torch.export.save brings its weights, inputs and shapes."""
+    given = {"--params": a.params not in (None, "random"), "--inputs": a.inputs, "--shape": a.shape}
+    for option in (name for name, value in given.items() if value):
+        raise InputError("an exported program has its own weights, inputs and shapes", where=option)
+    return frontends.torch.load(a.network)
+
+
 def _load_onnx(a: argparse.Namespace) -> Module:
     """An ONNX file brings its weights and names its inputs."""
     for option, value in (("--params", a.params not in (None, "random")), ("--inputs", a.inputs)):
         if value:
-            raise InputError(
-                f"{option} does not apply to an ONNX file, which has its weights", where=a.network
-            )
+            raise InputError("an ONNX file has its own weights and inputs", where=option)
     return frontends.onnx.load(a.network, shapes=dict(map(parse_shape, a.shape)))
 
 
 def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """Name and extents of `x=1,3,224,224`; raises InputError. Nothing after the sign is the shape of a scalar."""
+    """Name and extents of `x=1,3,224,224` (`x=` for a scalar); raises InputError."""
     name, sign, extents = text.rpartition("=")
     try:
         shape = tuple(int(n) for n in extents.split(",")) if extents else ()

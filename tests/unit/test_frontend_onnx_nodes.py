@@ -1,0 +1,61 @@
+"""Node tests of the ONNX standard: a sample of every family on the reference, a few compiled for OpenCL."""
+
+import pytest
+
+from tilewright.tools import onnx_conformance
+
+#: names that begin so; every family of rules occurs
+_SAMPLE = """
+    add_bcast cast_FLOAT_to_FLOAT16 clip_default_inbounds mod_mixed_sign_int64 pow_types_float32_int64
+    prelu_broadcast attention_4d_gqa_causal attention_3d_with_past_and_present celu gelu_tanh_1 hardswish
+    rms_normalization_3d_axis1 averagepool_2d_ceil_last_window_starts_on_pad
+    averagepool_3d_dilations_large basic_conv_with_padding convtranspose_autopad_same
+    convtranspose_output_shape convinteger_with_padding deform_conv_with_mask_bias lppool_2d_dilations
+    maxpool_2d_ceil_output_size_reduce_by_one maxpool_with_argmax_2d_precomputed_strides
+    maxunpool_export_with_output_shape batchnorm_epsilon_training_mode group_normalization_epsilon
+    layer_normalization_3d_axis_negative_2_epsilon mvn lrn_default l2normalization_axis_0 qlinearconv
+    qlinearmatmul_2D_int8_float32 quantizelinear_blocked_asymmetric dequantizelinear_axis
+    dynamicquantizelinear_max_adjusted gather_elements_negative_indices gathernd_example_int32_batch_dim1
+    scatternd_multiply scatter_elements_with_duplicate_indices scatter_with_axis onehot_negative_indices
+    top_k_smallest compress_1 cumsum_1d_reverse_exclusive reversesequence_batch tensorscatter_circular
+    tril_neg reduce_log_sum_exp_empty_set argmax_negative_axis_keepdims_random_select_last_index
+    hardmax_axis_1 reduce_l2_default_axes_keepdims_example logsoftmax_large_number
+    reshape_zero_and_negative_dim slice_neg_steps split_variable_parts_2d_opset18
+    constant_pad_negative_axes wrap_pad center_crop_pad_crop_axes_hwc range_float_type_positive_delta
+    eyelike_populate_off_main_diagonal depthtospace_crd_mode_example gru_batchwise lstm_with_peepholes
+    rnn_seq_length scan9_sum scan_sum loop11 if range_int32_type_negative_delta
+    resize_downsample_scales_cubic_antialias resize_tf_crop_and_resize_axes_3_2
+    resize_upsample_sizes_nearest_not_larger upsample_nearest gridsample_bicubic_align_corners_1
+    gridsample_volumetric_bilinear roialign_mode_max col2im_pads affine_grid_3d_align_corners dft_irfft
+    stft_with_window det_nd einsum_batch_diagonal melweightmatrix blackmanwindow nllloss_NCd1d2
+    sce_mean_3d sequence_insert_at_front split_to_sequence_1 optional_has_element_empty_optional_input
+"""
+SAMPLE = tuple(_SAMPLE.split())
+COMPILED = ("basic_conv_with_padding", "scatternd_multiply")
+#: what has no static type comes back with its reason
+DECLINED = {"sequence_insert_at_front", "optional_has_element_empty_optional_input"}
+
+
+@pytest.fixture(scope="module")
+def names():
+    return onnx_conformance.case_names()
+
+
+@pytest.mark.parametrize("start", SAMPLE)
+def test_node_cases_pass_on_the_reference(start, names):
+    chosen = [n for n in names if n.startswith(f"test_{start}") and not n.endswith("_expanded")][:3]
+    assert chosen, f"no case is called test_{start}"
+    results = [onnx_conformance.run_one(n, "reference") for n in chosen]
+    wanted = onnx_conformance.UNSUPPORTED if start in DECLINED else onnx_conformance.PASSED
+    assert [r for r in results if r.status != wanted] == []
+
+
+def test_inputs_that_shapes_depend_on_are_bound(names):
+    (result,) = onnx_conformance.run("reference", ["test_tile_precomputed"])
+    assert (result.status, result.reason) == ("passed", "with y bound as constants")
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_node_cases_pass_compiled(name):
+    (result, *_) = onnx_conformance.run("opencl", [f"test_{name}"])
+    assert result.status == "passed", result.reason
