@@ -15,6 +15,9 @@ from tilewright.ir.tensor_ops import REDUCING, dims, domain, ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.tensor.index_sets import POINTWISE, placed_reads, recompute_cost, slices_of
 
+#: a column dimension of fewer indices is not worth tiles and vectors where there is a wider one
+NARROW_COLUMNS = 8
+
 
 @dataclass(frozen=True)
 class ContractRoles:
@@ -22,7 +25,7 @@ class ContractRoles:
 
     `rows` vary with the first operand only, `columns` with the second only, `batch` with both; `channels` are
     reduced plainly, `windows` pairs one of the last two row dimensions with the reduced one beside it (taps
-    along a third one count as channels).
+    along a third one count as channels). The last of `columns` is the one to cut into tiles.
     """
 
     rows: tuple[str, ...]
@@ -48,11 +51,16 @@ def contract_roles(op: Op) -> ContractRoles:
     windowed = {r for _, r in windows}
     return ContractRoles(
         rows=rows,
-        columns=tuple(d for d in par if d in b and d not in a),
+        columns=_narrow_first(tuple(d for d in par if d in b and d not in a), par),
         batch=tuple(d for d in par if (d in a) == (d in b)),
         channels=tuple(d for d in red if d not in windowed),
         windows=windows,
     )
+
+
+def _narrow_first(columns: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The dimensions in their order, narrow ones before all others: the last one is cut into tiles."""
+    return tuple(sorted(columns, key=lambda d: sizes[d] >= NARROW_COLUMNS))
 
 
 def _windows(op: Op) -> tuple[tuple[str, str], ...]:

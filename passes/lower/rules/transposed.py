@@ -1,8 +1,14 @@
-"""Transposed convolution: a contraction over the input spread by the strides."""
+"""Transposed convolution: a contraction per phase of the strides, over windows of the input as it is.
+
+Along one dimension, result element `y = s * j + p - b` (stride s, phase p) sums x[i] * w[r] over
+s * i + r = y + pad. With i = j + first + t that leaves r = p + pad - b - s * (first + t): every phase has its
+own taps of the kernel, which are gathered first, and the windows over x are those of stride 1.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
@@ -21,57 +27,150 @@ from tilewright.passes.lower.lowering import (
     reduced,
     result_type,
 )
+from tilewright.passes.lower.rules.shaping import moved
 from tilewright.passes.lower.rules.windowed import OUTPUTS, TAPS, letters_of, tap_dims
+
+
+@dataclass(frozen=True)
+class _Phases:
+    """One spatial dimension: `count` results of stride `stride`, in `blocks` of one result per phase.
+
+    The first `skipped` phases of the first block lie before the result. A block reads `taps` elements of x,
+    the first of them `first` after its own number, `dilation` apart; tap t of phase p is kernel element
+    `p + origin - stride * t` (none where that is outside).
+    """
+
+    count: int
+    stride: int
+    skipped: int
+    first: int
+    taps: int
+    dilation: int
+    origin: int
+
+    @property
+    def blocks(self) -> int:
+        return -(-(self.count + self.skipped) // self.stride)
+
+    @property
+    def exact(self) -> bool:
+        """The blocks hold the result and nothing else."""
+        return self.skipped == 0 and self.count % self.stride == 0
+
+
+def _phases(w: Window, stride: int, pad: int) -> _Phases:
+    """The phases of a dimension whose result `w` counts; skips phases where that saves taps."""
+    if w.dilation > 1:  # of stride 1: the input has been spread
+        return _Phases(w.count, 1, 0, -w.before, w.kernel, w.dilation, w.kernel - 1)
+
+    def skipping(skipped: int) -> _Phases:
+        low = pad - skipped
+        first, last = -((w.kernel - 1 - low) // stride), (low + stride - 1) // stride
+        return _Phases(w.count, stride, skipped, first, last - first + 1, 1, low - stride * first)
+
+    return min((skipping(0), skipping(pad % stride)), key=lambda p: p.taps)
 
 
 @lowering("graph.conv1d_transpose", "graph.conv2d_transpose", "graph.conv3d_transpose")
 def transposed_convolution(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
-    """A convolution of stride 1 over the input with zeros between its elements, the kernel turned round."""
+    """A contraction whose kernel has a dimension per phase; phases that were skipped are cut off."""
     attrs: dict[str, Any] = dict(op.attrs)
     data, weight = x
-    layout, result = attrs["data_layout"], accumulated(result_type(op))
+    t = result_type(op)
+    layout = attrs["data_layout"]
     letters = letters_of(layout)
     g = transposed_convolution_of(data.tensor, weight.tensor, attrs, len(letters), op.name)
-    along = dict(zip(letters, g.windows, strict=True))
-    names = {"N": "n", "C": "k", **OUTPUTS}
-    par = {names[d]: n for d, n in zip(layout, result.shape, strict=True)}
-    red = tap_dims({d: w.kernel for d, w in along.items()}, {"c": g.channels})
+    along: dict[str, _Phases] = {}
+    steps: dict[str, int] = {}
+    for d, w, stride, pad in zip(letters, g.windows, g.strides, attrs["padding"], strict=False):
+        steps[d] = stride if w.dilation > 1 else 1
+        along[d] = _phases(w, stride, pad)
+    spread = _spread(b, data, layout, steps)
+    exact = all(p.exact for p in along.values())
+    par, block, phase = _domain(layout, accumulated(t), along, exact)
+    red = tap_dims({d: p.taps for d, p in along.items()}, {"c": g.channels})
     ranges = {d: (0, n - 1) for d, n in (par | red).items()}
-    group = binary("//", Sym("k"), g.filters)
-    channel = simplify(binary("+", binary("*", group, g.channels), Sym("c")), ranges)
-    image: dict[str, Expr] = {
-        "N": Sym("n"), "C": channel, **{d: _position(w, OUTPUTS[d], TAPS[d]) for d, w in along.items()}
-    }  # fmt: skip
-    kernel: dict[str, Expr] = {
-        "I": channel,
-        "O": simplify(binary("%", Sym("k"), g.filters), ranges),
-        **{d: binary("-", w.kernel - 1, Sym(TAPS[d])) for d, w in along.items()},
-    }
-    reads = [tuple(image[d] for d in layout), tuple(kernel[d] for d in attrs["kernel_layout"])]
-    operands = [_spread(b, data, layout, dict(zip(letters, g.strides, strict=True)), along), weight]
+    channel = binary("+", binary("*", binary("//", Sym("k"), g.filters), g.channels), Sym("c"))
+    image: dict[str, Expr] = {"N": Sym("n"), "C": channel}
+    for d, p in along.items():
+        reach = binary("+", block[d], binary("*", Sym(TAPS[d]), p.dilation))
+        image[d] = binary("+", reach, p.first)
+    kernel = [channel, *(phase[d] for d in letters), *(Sym(TAPS[d]) for d in letters)]
+    kernel.append(binary("%", Sym("k"), g.filters))
+    reads = [tuple(simplify(e, ranges) for e in at) for at in ([image[d] for d in layout], kernel)]
+    operands = [spread, _turned(b, weight, attrs["kernel_layout"], along)]
+    whole = TensorType(accumulated(t).dtype, tuple(par.values()))
     fill = (zero(data.tensor.dtype), None)
-    sums = reduced(b, "tensor.contract", operands, result, par, red, reads, multiply_add, fill=fill)
-    return [converted(b, sums, result_type(op))]
+    sums = reduced(b, "tensor.contract", operands, whole, par, red, reads, multiply_add, fill=fill)
+    if not exact:
+        sums = _cut(b, sums, TensorType(whole.dtype, t.shape), layout, along)
+    return [converted(b, sums, t)]
 
 
-def _position(window: Window, out: str, tap: str) -> Expr:
-    """Where a tap reads the spread input; may lie outside."""
-    reach = binary("+", Sym(out), binary("*", Sym(tap), window.dilation))
-    return binary("-", reach, window.before) if window.before >= 0 else binary("+", reach, -window.before)
+def _domain(
+    layout: str, result: TensorType, along: Mapping[str, _Phases], exact: bool
+) -> tuple[dict[str, int], dict[str, Expr], dict[str, Expr]]:
+    """Parallel dimensions, and each spatial dimension's block and phase in terms of them.
+
+    Where blocks hold nothing but the result, they are its own dimensions, divided.
+    """
+    par: dict[str, int] = {}
+    block: dict[str, Expr] = {}
+    phase: dict[str, Expr] = {}
+    for d, n in zip(layout, result.shape, strict=True):
+        if d not in along:
+            par[{"N": "n", "C": "k"}[d]] = n
+            continue
+        name, stride = OUTPUTS[d], along[d].stride
+        if exact:
+            par[name] = n
+            block[d], phase[d] = binary("//", Sym(name), stride), binary("%", Sym(name), stride)
+        else:
+            par[name], par[f"{name}_phase"] = along[d].blocks, stride
+            block[d], phase[d] = Sym(name), Sym(f"{name}_phase")
+    return par, block, phase
 
 
-def _spread(b: Builder, x: Value, layout: str, strides: dict[str, int], along: dict[str, Window]) -> Value:
-    """`x` with `stride - 1` zeros between neighbours along every spatial dimension."""
-    if set(strides.values()) == {1}:
+def _turned(b: Builder, weight: Value, layout: str, along: Mapping[str, _Phases]) -> Value:
+    """The kernel as [I, phases.., taps.., O] in the order windows meet it; 0 where a phase lacks a tap."""
+    extent = dict(zip(layout, weight.tensor.shape, strict=True))
+    phases = {f"{OUTPUTS[d]}_phase": p.stride for d, p in along.items()}
+    taps = {TAPS[d]: p.taps for d, p in along.items()}
+    par = {"i": extent["I"], **phases, **taps, "o": extent["O"]}
+    at: dict[str, Expr] = {"I": Sym("i"), "O": Sym("o")}
+    for d, p in along.items():
+        place = binary("+", Sym(f"{OUTPUTS[d]}_phase"), p.origin)
+        at[d] = binary("-", place, binary("*", Sym(TAPS[d]), p.stride))
+    t = TensorType(weight.tensor.dtype, tuple(par.values()))
+    outside = (zero(t.dtype),)
+    return mapped(b, [weight], t, par, [tuple(at[d] for d in layout)], lambda i, v: v[0], outside)
+
+
+def _cut(b: Builder, x: Value, result: TensorType, layout: str, along: Mapping[str, _Phases]) -> Value:
+    """The result out of [.., blocks, phases, ..]."""
+    at: list[Expr] = []
+    for d, name in zip(layout, dim_names(result.rank), strict=True):
+        if d not in along:
+            at.append(Sym(name))
+            continue
+        place = binary("+", Sym(name), along[d].skipped)
+        at += [binary("//", place, along[d].stride), binary("%", place, along[d].stride)]
+    return moved(b, x, result, at)
+
+
+def _spread(b: Builder, x: Value, layout: str, steps: Mapping[str, int]) -> Value:
+    """`x` with `step - 1` zeros between neighbours along every spatial dimension."""
+    if set(steps.values()) == {1}:
         return x
     t = x.tensor
-    extent = dict(zip(layout, t.shape, strict=True)) | {d: w.size for d, w in along.items()}
     names = dim_names(t.rank)
     at: dict[str, Expr] = {d: Sym(n) for d, n in zip(layout, names, strict=True)}
+    extent = dict(zip(layout, t.shape, strict=True))
     gap: Expr = 0
-    for d, step in strides.items():
+    for d, step in steps.items():
         gap = binary("+", gap, binary("%", at[d], step))
-    read = at | {d: binary("//", at[d], step) for d, step in strides.items()}
+        at[d] = binary("//", at[d], step)
+        extent[d] = (extent[d] - 1) * step + 1
     result = TensorType(t.dtype, tuple(extent[d] for d in layout))
 
     def body(i: Builder, p: Sequence[Value]) -> Value:
@@ -79,4 +178,4 @@ def _spread(b: Builder, x: Value, layout: str, strides: dict[str, int], along: d
         return i.value("scalar.select", between, i.const(0, t.dtype), p[0])
 
     par = dict(zip(names, result.shape, strict=True))
-    return mapped(b, [x], result, par, [tuple(read[d] for d in layout)], body)
+    return mapped(b, [x], result, par, [tuple(at[d] for d in layout)], body)
