@@ -10,7 +10,10 @@ from tilewright.ir.tensor_ops import dims
 from tilewright.passes.lower.skeletons.contract import store_results
 from tilewright.passes.lower.skeletons.contract_plan import whole
 from tilewright.passes.lower.skeletons.writer import Points, Writer
-from tilewright.passes.tensor.index_sets import POINTWISE
+from tilewright.passes.tensor.index_sets import POINTWISE, recompute_cost
+
+#: most scalar work, in additions, of the points of one thread that stand in its code one after the other
+MAX_UNROLLED = 1024
 
 
 def integer_params(kernel: Func, *names: str) -> tuple[int, ...]:
@@ -39,7 +42,8 @@ def lower_map(kernel: Func) -> Func:
     total = prod(groups)
     blocks = max(1, -(-total // (threads * items)))
     w = Writer(kernel, threads, (blocks, 1, 1))
-    with w.b.at(ops[-1].loc), w.loop("t", items, unroll=1) as item:
+    unroll = int(items * vec * sum(map(recompute_cost, ops)) <= MAX_UNROLLED)
+    with w.b.at(ops[-1].loc), w.loop("t", items, unroll=unroll) as item:
         first = binary("*", Sym("bid.x"), threads * items)
         linear = w.simple(binary("+", binary("+", first, binary("*", item, threads)), Sym("tid")))
         with w.when(w.below(linear, total)):
