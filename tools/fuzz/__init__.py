@@ -1,0 +1,1 @@
+"""Fuzzing: random valid graphs whose compiled results must be those of the reference semantics."""

@@ -1,0 +1,59 @@
+"""Compares what a compiled graph computes with what the reference semantics define."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+import tilewright as tw
+from tilewright.ir import Module, WorkError, interpret
+from tilewright.ir.types import FLOATS, dtype_name
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+
+#: error allowed relative to the largest magnitude of a result, beside what its own dtype costs the reference
+ROUNDING = {"f64": 1e-9, "f32": 1e-4, "f16": 2e-2, "bf16": 8e-2}
+#: how much worse than the reference in native precision a compiled result may be: sums run in another order
+SLACK = 16
+
+
+def check(module: Module, inputs: Sequence[np.ndarray], target: str) -> float:
+    """Largest relative error of `module` compiled for `target`; WorkError where a result is wrong.
+
+    target: one of the compiler's, or `tensor`: the graph lowered to the tensor level and interpreted there.
+    """
+    native = interpret(module, *inputs)
+    wide = interpret(module, *inputs, precision="fp64")
+    if target == "tensor":
+        lowering = Pipeline.parse("infer-shapes, graph-to-tensor")
+        got = interpret(run_pipeline(module, lowering, PassContext(verify_each=True)), *inputs)
+    else:
+        with tw.compile(module, target=target, progress=False) as exe:
+            got = exe(*inputs)
+    results = zip(got, native, wide, strict=True)
+    return max((_error(f"result {i}", *r) for i, r in enumerate(results)), default=0.0)
+
+
+def _error(where: str, got: np.ndarray, native: np.ndarray, wide: np.ndarray) -> float:
+    if (got.shape, got.dtype) != (native.shape, native.dtype):
+        raise WorkError(
+            f"expected {native.dtype}{list(native.shape)}, got {got.dtype}{list(got.shape)}", where=where
+        )
+    dtype = dtype_name(native.dtype)
+    if dtype not in FLOATS:
+        wrong = np.argwhere(got != native)
+        if len(wrong):
+            at = tuple(int(i) for i in wrong[0])
+            raise WorkError(
+                f"{len(wrong)} elements differ: {got[at]} for {native[at]} at {list(at)}", where=where
+            )
+        return 0.0
+    scale = float(np.abs(wide).max(initial=0)) or 1.0
+    gap = np.abs(got.astype(np.float64) - wide)
+    allowed = ROUNDING[dtype] * scale + SLACK * float(np.abs(native.astype(np.float64) - wide).max(initial=0))
+    if not np.all(gap <= allowed):
+        at = tuple(
+            int(i) for i in np.unravel_index(int(np.argmax(np.nan_to_num(gap, nan=np.inf))), gap.shape)
+        )
+        raise WorkError(f"{got[at]} for {wide[at]} at {list(at)}, {allowed:.3g} allowed", where=where)
+    return float(gap.max(initial=0)) / scale

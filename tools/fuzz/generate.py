@@ -1,0 +1,48 @@
+"""Random graphs: a few ops of every kind, drawn on top of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tilewright.ir import InputError
+from tilewright.tools.fuzz import draw_elementwise, draw_images, draw_indexing, draw_layers, draw_movement
+from tilewright.tools.fuzz.program import Program, Rejected
+
+Drawer = Callable[[Program], None]
+
+#: a drawer by name; every graph op is the first word of one
+DRAWERS: Mapping[str, Drawer] = {
+    **draw_elementwise.DRAWERS,
+    **draw_layers.DRAWERS,
+    **draw_movement.DRAWERS,
+    **draw_indexing.DRAWERS,
+    **draw_images.DRAWERS,
+}
+#: families are drawn alike, whatever the number of their ops
+_FAMILIES = tuple(
+    tuple(m.DRAWERS) for m in (draw_elementwise, draw_layers, draw_movement, draw_indexing, draw_images)
+)
+_WEIGHTS = (0.34, 0.22, 0.24, 0.15, 0.05)
+#: ops that appear in a module without being drawn
+UNDRAWN = frozenset({"constant", "return"})
+
+
+def generate(seed: int, most: int = 12) -> Program:
+    """A program of 1 to `most` drawn ops; the same seed gives the same program."""
+    p = Program(seed)
+    count = p.integer(1, most)
+    for _ in range(8 * count):
+        family = _FAMILIES[int(p.rng.choice(len(_FAMILIES), p=_WEIGHTS))]
+        draw(p, p.choose(family))
+        if sum(op.name != "graph.constant" for op in p.builder.ops) >= count:
+            break
+    return p
+
+
+def draw(p: Program, name: str) -> bool:
+    """Append what drawer `name` draws; false where it rejected its own choices."""
+    try:
+        DRAWERS[name](p)
+    except (Rejected, InputError):
+        return False
+    return True
