@@ -1,0 +1,174 @@
+"""The roofline picture: achieved rate over arithmetic intensity of each kernel below the roofs of the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilewright.costmodel import CpuHardware, Hardware
+from tilewright.tools.report.colours import class_colours
+from tilewright.tools.report.facts import Facts, KernelFacts
+from tilewright.tools.report.figures import FAINT, INK, Picture, drawing
+from tilewright.tools.report.wording import bytes_text, rate_text, seconds_text
+
+#: kernels that get their name written beside the point
+NAMED = 8
+#: places of a label around its point, in points: (dx, dy, horizontal alignment)
+_PLACES = ((8, 5, "left"), (8, -11, "left"), (-8, 5, "right"), (-8, -11, "right"), (8, 17, "left"),
+           (8, -23, "left"), (-8, 17, "right"), (-8, -23, "right"), (8, 29, "left"), (8, -35, "left"))  # fmt: skip
+_LETTER = 5.6
+_LABEL_HEIGHT = 11.0
+
+
+@drawing
+def roofline_svg(facts: Facts) -> str:
+    """Log-log: one point per kernel with arithmetic, its area by share of the time, its colour by class."""
+    picture = Picture("roofline", 10.0, 5.4)
+    ax = picture.axes
+    shown = [(i, k) for i, k in enumerate(facts.kernels, 1) if k.operations and k.bytes and k.seconds > 0]
+    peak = facts.hardware.peak_flops_per_s
+    ridge = peak / facts.hardware.dram_bytes_per_s
+    x = [intensity(k) for _, k in shown]
+    y = [rate(k) for _, k in shown]
+    low, high = min([*x, ridge / 8]) / 2, max([*x, ridge]) * 4
+    ax.set(xscale="log", yscale="log", xlim=(low, high))
+    floor = min([*y, low * facts.hardware.dram_bytes_per_s]) / 2
+    ax.set_ylim(floor, max([peak, *y]) * 2.2)
+    _roofs(ax, facts.hardware, low, high)
+    total = sum(k.total_s for k in facts.kernels) or 1.0
+    colours = class_colours(facts.classes)
+    for i, k in shown:
+        size = 5 + 22 * np.sqrt(k.total_s / total)
+        (mark,) = ax.plot(
+            intensity(k),
+            rate(k),
+            "o",
+            ms=size,
+            mfc=colours[k.operator_class],
+            mec="none",
+            alpha=0.78,
+            zorder=3,
+        )
+        picture.tag(mark, f"point-{i}", point_title(facts, i, k), f"kernel-{i}")
+    _legend(ax, colours, {k.operator_class for _, k in shown})
+    _plain_decades(ax)
+    ax.set_xlabel("arithmetic intensity: operations per byte of compulsory traffic")
+    ax.set_ylabel(f"GFLOP/s ({facts.timing.source})")
+    picture.figure.draw_without_rendering()
+    _labels(ax, shown[:NAMED])
+    return picture.svg()
+
+
+def intensity(k: KernelFacts) -> float:
+    """Operations per compulsory byte."""
+    return k.operations / k.bytes if k.bytes else 0.0
+
+
+def rate(k: KernelFacts) -> float:
+    """Operations per second of one launch."""
+    return k.operations / k.seconds if k.seconds else 0.0
+
+
+def point_title(facts: Facts, rank: int, k: KernelFacts) -> str:
+    """What hovering over a kernel's point says."""
+    part = 100 * rate(k) / facts.hardware.peak_flops_per_s
+    return (
+        f"{rank} {k.name}\n{k.operator_class}, {k.calls} launches of {seconds_text(k.seconds)}\n"
+        f"{intensity(k):.3g} FLOP/B, {rate_text(rate(k))}, {part:.1f} % of peak"
+    )
+
+
+def roofs_of(hardware: Hardware) -> dict[str, float]:
+    """Bandwidths of the record in bytes per second by name, the fastest first."""
+    if isinstance(hardware, CpuHardware):
+        clock = hardware.estimate_clock_hz * hardware.cores
+        return {
+            "L2": hardware.estimate_l2_bytes_per_core_per_clk * clock,
+            "L3": hardware.estimate_l3_bytes_per_core_per_clk * clock,
+            "DRAM": hardware.dram_bytes_per_s,
+        }
+    return {"L2": hardware.l2_bytes_per_s, "DRAM": hardware.dram_bytes_per_s}
+
+
+def _roofs(ax: Any, hardware: Hardware, low: float, high: float) -> None:
+    peak = hardware.peak_flops_per_s
+    bandwidths = roofs_of(hardware)
+    ax.plot([peak / max(bandwidths.values()), high], [peak, peak], color=INK, lw=1.3, zorder=2)
+    ax.annotate(
+        f"peak {rate_text(peak)}", (high, peak), (-4, 5), textcoords="offset points", ha="right", color=INK
+    )
+    for name, bandwidth in bandwidths.items():
+        style = "-" if name == "DRAM" else (0, (4, 3))
+        ax.plot([low, peak / bandwidth], [low * bandwidth, peak], color=INK, lw=1.3, ls=style, zorder=2)
+        bottom, _ = ax.get_ylim()
+        start = max(low, bottom / bandwidth) * 1.15
+        ax.annotate(
+            f"{name} {bytes_text(bandwidth)}/s",
+            (start, start * bandwidth),
+            (2, 6),
+            textcoords="offset points",
+            rotation=np.degrees(np.arctan2(*_slope(ax))),
+            rotation_mode="anchor",
+            color=INK,
+        )
+    ax.grid(True, which="major")
+
+
+def _slope(ax: Any) -> tuple[float, float]:
+    """(rise, run) of the line y = x on the paper."""
+    (x0, x1), (y0, y1) = np.log10(ax.get_xlim()), np.log10(ax.get_ylim())
+    width, height = ax.figure.get_size_inches() * (0.92, 0.87)
+    return height / (y1 - y0), width / (x1 - x0)
+
+
+def _plain_decades(ax: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    for axis, scale in ((ax.xaxis, 1.0), (ax.yaxis, 1e9)):
+        axis.set_major_locator(LogLocator(10, numticks=12))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda v, _, scale=scale: f"{v / scale:g}"))
+    ax.tick_params(length=3, color=FAINT)
+
+
+def _legend(ax: Any, colours: dict[str, str], present: set[str]) -> None:
+    from matplotlib.lines import Line2D
+
+    marks = [
+        Line2D([], [], ls="", marker="o", ms=6, mfc=c, mec="none", label=name)
+        for name, c in colours.items()
+        if name in present
+    ]
+    ax.legend(handles=marks, loc="lower right", fontsize=9, handletextpad=0.2)
+
+
+def _labels(ax: Any, named: list[tuple[int, KernelFacts]]) -> None:
+    """Names beside the points that take longest, each where it covers no other name."""
+    dots = 72.0 / ax.figure.dpi
+    taken: list[tuple[float, float, float, float]] = []
+    for i, k in named:
+        text = f"{i} {k.name}" if len(k.name) <= 30 else f"{i} {k.name[:29]}…"
+        px, py = ax.transData.transform((intensity(k), rate(k))) * dots
+        boxes = [(_box(px, py, place, len(text) * _LETTER), place) for place in _PLACES]
+        free = [(b, p) for b, p in boxes if not any(_overlap(b, t) for t in taken)]
+        if not free:
+            continue
+        box, (dx, dy, align) = free[0]
+        taken.append(box)
+        ax.annotate(
+            text, (intensity(k), rate(k)), (dx, dy), textcoords="offset points", ha=align, fontsize=8.5,
+            color=INK, zorder=4,
+        )  # fmt: skip
+
+
+def _box(
+    px: float, py: float, place: tuple[int, int, str], width: float
+) -> tuple[float, float, float, float]:
+    dx, dy, align = place
+    left = px + dx - (width if align == "right" else 0)
+    return left, py + dy, left + width, py + dy + _LABEL_HEIGHT
+
+
+def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
