@@ -19,7 +19,7 @@ def add_network_arguments(p: argparse.ArgumentParser, *, params: str | None) -> 
     p.add_argument(
         "network",
         metavar="NET",
-        help="a Relay text (.relay), Relay JSON (.json), ONNX (.onnx), torch.export (.pt2) or Tilewright IR (.ir) file",
+        help="a Relay text (.relay), Relay JSON (.json), ONNX (.onnx), torch.export (.pt2) or Tilewright (.ir) file",
     )
     p.add_argument(
         "--params",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any
 
 from tilewright.frontends.emitter import Emitter, Result
 from tilewright.frontends.relax.static import axis_in, filled, integers
-from tilewright.frontends.relay.attributes import Attributes, repeated
+from tilewright.frontends.relay.attributes import Attributes, both_sided, repeated
 from tilewright.frontends.relay.evaluate import Rule
 from tilewright.frontends.relay.rules import RULES as RELAY
-from tilewright.frontends.relay.rules_windows import data_layout, window
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Value
 
@@ -21,37 +20,50 @@ _AS_RELAY = """
 """
 
 
-def _transposed(spatial: int, default: str) -> Rule:
-    """As Relay's, but the kernel's input channels are called I in every number of dimensions."""
+_CONVOLUTION = "strides padding dilation groups data_layout kernel_layout out_layout out_dtype"
+_POOL = "pool_size strides dilation padding ceil_mode count_include_pad layout out_layout"
+_RESIZE = (
+    "roi layout method coordinate_transformation_mode rounding_method cubic_alpha cubic_exclude "
+    "extrapolation_value out_dtype"
+)
 
+
+def _as_relay(name: str, emit: Emitter, args: Sequence[Result], given: Mapping[str, Any]) -> Result:
+    """What Relay's operator of this name emits for these attributes."""
+    attrs = Attributes(given)
+    result = RELAY[name](emit, args, attrs)
+    attrs.finish()
+    return result
+
+
+def _taken(attrs: Attributes, names: str) -> dict[str, Any]:
+    """The attributes of these names that are there."""
+    return {name: value for name in names.split() if (value := attrs.take(name, None)) is not None}
+
+
+def _transposed(spatial: int, default: str) -> Rule:
     def rule(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-        data, weight = emit.tensors(args, 2)
-        extra = repeated(attrs.integers("output_padding", (0,)), spatial, "output_padding")
-        return emit.value(
-            f"conv{spatial}d_transpose", data, weight, **window(attrs, spatial),
-            groups=attrs.integer("groups", 1), output_padding=extra,
-            data_layout=data_layout(attrs, "data_layout", spatial),
-            kernel_layout=attrs.text("kernel_layout", default), out_dtype=attrs.dtype("out_dtype") or None,
-        )  # fmt: skip
+        """As Relay's, which swaps the names of a kernel's channels in one and in three dimensions."""
+        given = _taken(attrs, _CONVOLUTION + " output_padding")
+        swapped = str(given.get("kernel_layout", default)).translate(str.maketrans("OI", "IO"))
+        return _as_relay(f"nn.conv{spatial}d_transpose", emit, args, {**given, "kernel_layout": swapped})
 
     return rule
 
 
 def _pool(kind: str, spatial: int) -> Rule:
-    """As Relay's, without windows that start behind the data: Relax, unlike Relay, does not round up to them.
-
-    Relax gives all pools the attributes of an average.
-    """
-    relay_rule = RELAY[f"nn.{kind}_pool{spatial}d"]
-
     def rule(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-        if kind == "max":
-            attrs.drop("count_include_pad")
-        out: Value = relay_rule(emit, args, attrs)
-        op = emit.builder.ops[-1]
-        x, layout = emit.tensor(args, 0), str(op["layout"])
-        strides, padding = (cast("tuple[int, ...]", op[name]) for name in ("strides", "padding"))
-        size = list(out.tensor.shape)
+        """As Relay's, without windows that start behind the data: Relax does not round up to them.
+
+        Relax gives all pools the attributes of an average.
+        """
+        given = _taken(attrs, _POOL)
+        counted = given.pop("count_include_pad", None)
+        more = {"count_include_pad": counted} if kind == "avg" and counted is not None else {}
+        out: Value = _as_relay(f"nn.{kind}_pool{spatial}d", emit, args, {**given, **more})
+        strides = repeated(given.get("strides", (1,)), spatial, "strides")
+        padding = both_sided(given.get("padding", (0,)), spatial)
+        layout, x, size = str(given["layout"]), emit.tensor(args, 0), list(out.tensor.shape)
         for dim, stride, before in zip("DHW"[-spatial:], strides, padding, strict=False):
             d = layout.index(dim)
             size[d] = min(size[d], -(-(x.tensor.shape[d] + before) // stride))
@@ -89,22 +101,12 @@ def _nll_loss(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Resul
 
 
 def _resize(spatial: int) -> Rule:
-    """Relay's, with the size as an operand."""
-    relay_rule = RELAY[f"image.resize{spatial}d"]
-
     def rule(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-        size = integers(emit, args, 1, "the size")
-        names = (
-            "roi layout method coordinate_transformation_mode rounding_method cubic_alpha cubic_exclude "
-            "extrapolation_value out_dtype"
-        )
-        given = {name: value for name in names.split() if (value := attrs.take(name, None)) is not None}
+        """Relay's, with the size as an operand. How to round matters to the nearest neighbour only."""
+        size, given = integers(emit, args, 1, "the size"), _taken(attrs, _RESIZE)
         if given.get("method") != "nearest_neighbor":
             given.pop("rounding_method", None)
-        made = Attributes({**given, "size": size})
-        result = relay_rule(emit, args[:1], made)
-        made.finish()
-        return result
+        return _as_relay(f"image.resize{spatial}d", emit, args[:1], {**given, "size": size})
 
     return rule
 

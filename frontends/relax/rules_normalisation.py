@@ -68,11 +68,12 @@ def _layer_norm(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Res
 
 def _channel_norm(name: str, extra: str = "") -> Rule:
     def rule(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-        """Over all axes but the batch (the first) and the channels."""
+        """Over all axes but the batch (the first) and the channels; an axis of extent 1 may count as well."""
         data, gamma, beta = emit.tensors(args, 3)
         channels = axis_in(data, attrs.integer("channel_axis"))
-        axes = axes_in(data, attrs.integers("axes"))
-        others = tuple(d for d in range(1, data.tensor.rank) if d != channels)
+        shape = data.tensor.shape
+        axes = tuple(d for d in axes_in(data, attrs.integers("axes")) if shape[d] != 1)
+        others = tuple(d for d in range(1, data.tensor.rank) if d != channels and shape[d] != 1)
         if axes != others or channels == 0:
             raise UnsupportedError(f"expected {name} over axes {others} of {data.type}, got {axes}")
         more: dict[str, Attr] = {extra: attrs.integer(extra)} if extra else {}

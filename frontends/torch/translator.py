@@ -11,7 +11,8 @@ from typing import Any
 from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-from tilewright.frontends.torch.corrections import CORRECTIONS, FLOATS
+from tilewright.frontends.torch.corrections import CORRECTIONS
+from tilewright.frontends.torch.nodes import FLOATS
 from tilewright.frontends.torch.survey import operator_name, place_of
 from tilewright.ir.errors import UnsupportedError
 

@@ -1,0 +1,240 @@
+"""Arithmetic with torch's promotion of dtypes: whole numbers and numbers from Python among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from tvm import relax
+
+from tilewright.frontends.torch.nodes import Correction, argument, as_type, dtype_of, promoted, tensor_of
+from tilewright.ir.errors import UnsupportedError
+
+_op = relax.op
+
+
+def _binary(make: Callable[[Any, Any], Any], *, floating: bool = False, swapped: bool = False) -> Correction:
+    """Two operands, tensors or numbers; `floating`: whole numbers become float first, as for a quotient."""
+
+    def convert(importer: Any, node: Any) -> Any:
+        a, b = node.args[:2]
+        dtype = promoted(a, b)
+        if floating and not dtype.is_floating_point:
+            dtype = torch.get_default_dtype()
+        emit = importer.block_builder.emit
+        left, right = as_type(importer, a, dtype), as_type(importer, b, dtype)
+        alpha = node.kwargs.get("alpha", 1)
+        if alpha != 1:
+            scale = relax.const(alpha, importer._convert_data_type(dtype))
+            left, right = (
+                (emit(_op.multiply(left, scale)), right)
+                if swapped
+                else (left, emit(_op.multiply(right, scale)))
+            )
+        return emit(make(right, left) if swapped else make(left, right))
+
+    return convert
+
+
+def _truth(make: Callable[[Any, Any], Any]) -> Correction:
+    """Two operands that count as true where they are not zero."""
+
+    def convert(importer: Any, node: Any) -> Any:
+        return importer.block_builder.emit(
+            make(*(as_type(importer, item, torch.bool) for item in node.args[:2]))
+        )
+
+    return convert
+
+
+def _not(importer: Any, node: Any) -> Any:
+    return importer.block_builder.emit(_op.logical_not(as_type(importer, node.args[0], torch.bool)))
+
+
+def _add(a: Any, b: Any) -> Any:
+    # A sum of truths is their disjunction; Relax adds numbers only.
+    return _op.logical_or(a, b) if str(a.ty.dtype) == "bool" else _op.add(a, b)
+
+
+def _multiply(a: Any, b: Any) -> Any:
+    return _op.logical_and(a, b) if str(a.ty.dtype) == "bool" else _op.multiply(a, b)
+
+
+def _bitwise(numbers: Callable[[Any, Any], Any], truths: Callable[[Any, Any], Any]) -> Correction:
+    return _binary(lambda a, b: truths(a, b) if str(a.ty.dtype) == "bool" else numbers(a, b))
+
+
+def _bitwise_not(importer: Any, node: Any) -> Any:
+    x = importer.env[node.args[0]]
+    truth = tensor_of(node).dtype == torch.bool
+    return importer.block_builder.emit(_op.logical_not(x) if truth else _op.bitwise_not(x))
+
+
+def _rounded_quotient(importer: Any, node: Any) -> Any:
+    """A quotient rounded down, towards zero, or not at all."""
+    mode = node.kwargs.get("rounding_mode")
+    if mode is None:
+        return _binary(_op.divide, floating=True)(importer, node)
+    whole = not promoted(*node.args[:2]).is_floating_point
+    if mode == "floor":
+        return _binary(_op.floor_divide)(importer, node)
+    quotient = _binary(_op.divide)(importer, node)
+    return quotient if whole else importer.block_builder.emit(_op.trunc(quotient))
+
+
+def _power(importer: Any, node: Any) -> Any:
+    """Squares, roots and reciprocals by name: they are exact, and cheaper than a power."""
+    base, exponent = node.args[:2]
+    emit, dtype = importer.block_builder.emit, promoted(base, exponent)
+    if isinstance(exponent, torch.fx.Node) or exponent not in (0.5, -1, -0.5, 0, 1, 2, 3):
+        return _binary(_op.power)(importer, node)
+    x = as_type(importer, base, dtype)
+    one = relax.const(1, importer._convert_data_type(dtype))
+    match exponent:
+        case 0:
+            return emit(_op.ones_like(x))
+        case 1:
+            return x
+        case 0.5:
+            return emit(_op.sqrt(x))
+        case -0.5:
+            return emit(_op.divide(one, emit(_op.sqrt(x))))
+        case -1:
+            return emit(_op.divide(one, x))
+    square = emit(_op.multiply(x, x))
+    return square if exponent == 2 else emit(_op.multiply(square, x))
+
+
+def _unary(make: Callable[[Any], Any]) -> Correction:
+    """One operand in the dtype of the result: whole numbers become float first where torch says so."""
+
+    def convert(importer: Any, node: Any) -> Any:
+        return importer.block_builder.emit(make(as_type(importer, node.args[0], tensor_of(node).dtype)))
+
+    return convert
+
+
+def _clamp(importer: Any, node: Any) -> Any:
+    """max(min(x, high), low); a bound is a number, a tensor, or left out."""
+    emit, dtype = importer.block_builder.emit, tensor_of(node).dtype
+    x = as_type(importer, node.args[0], dtype)
+    bounds = (argument(node, 1, "min"), argument(node, 2, "max"))
+    if node.target.__name__ == "clamp_max.default":
+        bounds = (None, node.args[1])
+    for bound, make in zip(bounds, (_op.maximum, _op.minimum), strict=True):
+        if bound is not None:
+            x = emit(make(x, as_type(importer, bound, dtype)))
+    return x
+
+
+def _where(importer: Any, node: Any) -> Any:
+    condition, a, b = node.args
+    dtype = tensor_of(node).dtype
+    return importer.block_builder.emit(
+        _op.where(importer.env[condition], as_type(importer, a, dtype), as_type(importer, b, dtype))
+    )
+
+
+def _masked_fill(importer: Any, node: Any) -> Any:
+    x, mask, value = node.args
+    dtype = tensor_of(node).dtype
+    return importer.block_builder.emit(
+        _op.where(importer.env[mask], as_type(importer, value, dtype), as_type(importer, x, dtype))
+    )
+
+
+def _gelu(importer: Any, node: Any) -> Any:
+    x = importer.env[node.args[0]]
+    tanh = argument(node, 1, "approximate", "none") == "tanh"
+    return importer.block_builder.emit(_op.nn.gelu_tanh(x) if tanh else _op.nn.gelu(x))
+
+
+def _matmul(importer: Any, node: Any) -> Any:
+    return importer.block_builder.emit(_op.matmul(*(importer.env[item] for item in node.args[:2])))
+
+
+def _linear(importer: Any, node: Any) -> Any:
+    emit = importer.block_builder.emit
+    x, weight = (importer.env[item] for item in node.args[:2])
+    out = emit(_op.matmul(x, emit(_op.permute_dims(weight))))
+    bias = argument(node, 2, "bias")
+    return out if bias is None else emit(_op.add(out, importer.env[bias]))
+
+
+def _added_product(importer: Any, node: Any) -> Any:
+    """beta * x + alpha * (a @ b); without beta, x does not count, whatever it holds."""
+    emit, dtype = importer.block_builder.emit, dtype_of(importer, node)
+    x, a, b = (importer.env[item] for item in node.args[:3])
+    alpha, beta = node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1)
+    product = emit(_op.matmul(a, b))
+    if alpha != 1:
+        product = emit(_op.multiply(product, relax.const(alpha, dtype)))
+    if beta == 0:
+        return product
+    return emit(_op.add(x if beta == 1 else emit(_op.multiply(x, relax.const(beta, dtype))), product))
+
+
+def _copied(importer: Any, node: Any) -> Any:
+    """A conversion of dtype; a device or a memory format is none."""
+    return as_type(importer, node.args[0], tensor_of(node).dtype)
+
+
+def _refuse_override(importer: Any, node: Any) -> Any:
+    if argument(node, 6, "divisor_override") is not None:
+        raise UnsupportedError("expected an average pool that divides by its size, got divisor_override")
+    return getattr(importer, f"_{node.target.__name__.split('.')[0]}")(node)
+
+
+def _named(names: str, correction: Correction) -> dict[str, Correction]:
+    return dict.fromkeys(names.split(), correction)
+
+
+_FLOAT_UNARY = "acos acosh asin asinh atan atanh cos cosh erf exp log rsqrt sigmoid sin sinh sqrt tan tanh"
+ARITHMETIC: Mapping[str, Correction] = {
+    **_named("add.Tensor add.Scalar add_.Tensor", _binary(_add)),
+    **_named("sub.Tensor sub.Scalar", _binary(_op.subtract)),
+    **_named("rsub.Tensor rsub.Scalar", _binary(_op.subtract, swapped=True)),
+    **_named("mul.Tensor mul.Scalar mul_.Tensor", _binary(_multiply)),
+    **_named("div.Tensor div.Scalar", _binary(_op.divide, floating=True)),
+    **_named("div.Tensor_mode div.Scalar_mode", _rounded_quotient),
+    **_named("floor_divide.default floor_divide.Scalar", _binary(_op.floor_divide)),
+    **_named("remainder.Tensor remainder.Scalar remainder.Scalar_Tensor", _binary(_op.floor_mod)),
+    **_named("fmod.Tensor fmod.Scalar", _binary(_op.mod)),
+    **_named("pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar", _power),
+    **_named("eq.Tensor eq.Scalar", _binary(_op.equal)),
+    **_named("ne.Tensor ne.Scalar", _binary(_op.not_equal)),
+    **_named("lt.Tensor lt.Scalar", _binary(_op.less)),
+    **_named("le.Tensor le.Scalar", _binary(_op.less_equal)),
+    **_named("gt.Tensor gt.Scalar", _binary(_op.greater)),
+    **_named("ge.Tensor ge.Scalar", _binary(_op.greater_equal)),
+    **_named("maximum.default max.other", _binary(_op.maximum)),
+    **_named("minimum.default min.other", _binary(_op.minimum)),
+    **_named("atan2.default", _binary(_op.atan2, floating=True)),
+    **_named("logaddexp.default", _binary(_op.log_add_exp)),
+    **_named("logical_and.default", _truth(_op.logical_and)),
+    **_named("logical_or.default", _truth(_op.logical_or)),
+    **_named("logical_xor.default", _truth(_op.logical_xor)),
+    "logical_not.default": _not,
+    "bitwise_not.default": _bitwise_not,
+    **_named("bitwise_and.Tensor bitwise_and.Scalar __and__.Tensor __and__.Scalar",
+             _bitwise(_op.bitwise_and, _op.logical_and)),
+    **_named("bitwise_or.Tensor bitwise_or.Scalar __or__.Tensor __or__.Scalar",
+             _bitwise(_op.bitwise_or, _op.logical_or)),
+    **_named("bitwise_xor.Tensor bitwise_xor.Scalar __xor__.Tensor __xor__.Scalar",
+             _bitwise(_op.bitwise_xor, _op.logical_xor)),
+    **_named("bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar __lshift__.Scalar __lshift__.Tensor",
+             _binary(_op.left_shift)),
+    **_named("bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar __rshift__.Scalar __rshift__.Tensor",
+             _binary(_op.right_shift)),
+    **{f"{name}.default": _unary(getattr(_op, name)) for name in _FLOAT_UNARY.split()},
+    **_named("clamp.default clamp.Tensor clamp_min.default clamp_max.default", _clamp),
+    "where.self": _where,
+    **_named("masked_fill.Scalar masked_fill.Tensor masked_fill_.Scalar", _masked_fill),
+    "gelu.default": _gelu,
+    **_named("matmul.default mm.default bmm.default mv.default dot.default", _matmul),
+    "linear.default": _linear,
+    **_named("addmm.default baddbmm.default", _added_product),
+    **_named("_to_copy.default to.dtype", _copied),
+    **_named("avg_pool2d.default avg_pool3d.default", _refuse_override),
+}  # fmt: skip

@@ -1,0 +1,100 @@
+"""Scaled dot-product attention in the forms torch dispatches to, by any number of batch dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import torch
+from tvm import relax
+
+from tilewright.frontends.torch.nodes import Correction, argument, as_type, tensor_of
+from tilewright.ir.errors import UnsupportedError
+
+_op = relax.op
+#: where each form has its mask, dropout and causal flag; None where it has none
+_POSITIONS: Mapping[str, tuple[int | None, int, int]] = {
+    "scaled_dot_product_attention.default": (3, 4, 5),
+    "_scaled_dot_product_attention_math.default": (3, 4, 5),
+    "_scaled_dot_product_flash_attention_for_cpu.default": (None, 3, 4),
+    "_scaled_dot_product_flash_attention.default": (None, 3, 4),
+    "_scaled_dot_product_efficient_attention.default": (3, 5, 6),
+    "_scaled_dot_product_cudnn_attention.default": (3, 5, 6),
+}
+
+
+def _attention(importer: Any, node: Any) -> Any:
+    """softmax(q k^T scale + mask) v; scores are held in float32 at least. Fused forms give it as field 0."""
+    name = str(node.target.__name__)
+    at_mask, at_dropout, at_causal = _POSITIONS[name]
+    emit = importer.block_builder.emit
+    q, k, v = node.args[:3]
+    if argument(node, at_dropout, "dropout_p", 0.0):
+        raise UnsupportedError("expected attention without dropout: export the model after .eval()")
+    if node.kwargs.get("enable_gqa", False):
+        k, v = (_repeated(importer, q, item) for item in (k, v))
+    else:
+        k, v = importer.env[k], importer.env[v]
+    depth = tensor_of(q).shape[-1]
+    scale = node.kwargs.get("scale")
+    factor = float(1 / sqrt(depth) if scale is None else scale)
+    held = torch.promote_types(tensor_of(q).dtype, torch.float32)
+    wide = importer._convert_data_type(held)
+    rank = len(tensor_of(q).shape)
+    turned = emit(_op.permute_dims(k, [*range(rank - 2), rank - 1, rank - 2]))
+    scores = emit(_op.matmul(importer.env[q], turned, out_dtype=wide))
+    scores = emit(_op.multiply(scores, relax.const(factor, wide)))
+    mask = node.kwargs.get("attn_mask") if at_mask is None else argument(node, at_mask, "attn_mask")
+    if mask is not None:
+        scores = _with_mask(importer, scores, mask, held)
+    if argument(node, at_causal, "is_causal", False):
+        lengths = tensor_of(q).shape[-2], tensor_of(node.args[1]).shape[-2]
+        seen = relax.const(np.tril(np.ones(lengths, np.bool_)))
+        scores = emit(_op.where(seen, scores, relax.const(-float("inf"), wide)))
+    weights = emit(_op.nn.softmax(scores, -1))
+    narrow = importer._convert_data_type(tensor_of(q).dtype)
+    if narrow != wide:
+        weights = emit(_op.astype(weights, narrow))
+    out = emit(_op.matmul(weights, v))
+    if name == "scaled_dot_product_attention.default":
+        return out
+    return _only_first(node, out)
+
+
+def _with_mask(importer: Any, scores: Any, mask: Any, held: torch.dtype) -> Any:
+    """Truths say which keys are seen, numbers are added."""
+    emit = importer.block_builder.emit
+    if tensor_of(mask).dtype == torch.bool:
+        unseen = relax.const(-float("inf"), importer._convert_data_type(held))
+        return emit(_op.where(importer.env[mask], scores, unseen))
+    return emit(_op.add(scores, as_type(importer, mask, held)))
+
+
+def _repeated(importer: Any, q: Any, item: Any) -> Any:
+    """Keys or values of a group of heads, once per head of the group."""
+    repeats = tensor_of(q).shape[-3] // tensor_of(item).shape[-3]
+    axis = len(tensor_of(item).shape) - 3
+    return importer.block_builder.emit(_op.repeat(importer.env[item], int(repeats), axis))
+
+
+def _only_first(node: Any, out: Any) -> Any:
+    """A tuple of which field 0 alone is computed; raises UnsupportedError where another one is used."""
+    used = {user.args[1] for user in node.users if getattr(user.target, "__name__", "") == "getitem"}
+    if used - {0}:
+        raise UnsupportedError(f"expected field 0 of {node.target.__name__} to be used, got {sorted(used)}")
+    return (out,)
+
+
+def _pool_with_indices(importer: Any, node: Any) -> Any:
+    """The largest elements; where they were is not computed."""
+    pooled = getattr(importer, f"_{node.target.__name__.split('.')[0]}")(node)
+    return _only_first(node, importer.block_builder.emit(relax.TupleGetItem(pooled, 0)))
+
+
+ATTENTION: Mapping[str, Correction] = {
+    **dict.fromkeys(_POSITIONS, _attention),
+    "max_pool2d_with_indices.default": _pool_with_indices,
+    "max_pool3d_with_indices.default": _pool_with_indices,
+}

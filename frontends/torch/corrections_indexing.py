@@ -1,0 +1,172 @@
+"""Picking and placing elements: torch counts negative indices from the end, TVM's importer does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tvm import relax
+
+from tilewright.frontends.torch.nodes import Correction, argument, as_type, dtype_of, tensor_of
+from tilewright.ir.errors import UnsupportedError
+
+_op = relax.op
+_REDUCTIONS = {
+    "sum": "add",
+    "add": "add",
+    "prod": "mul",
+    "multiply": "mul",
+    "mean": "mean",
+    "amax": "max",
+    "amin": "min",
+}
+
+
+def _wrapped(importer: Any, index: Any, extent: int) -> Any:
+    """Indices of which negative ones count from the end, as int64 in [0, extent)."""
+    emit = importer.block_builder.emit
+    at = as_type(importer, index, torch.int64)
+    below = emit(_op.less(at, relax.const(0, "int64")))
+    return emit(_op.where(below, emit(_op.add(at, relax.const(extent, "int64"))), at))
+
+
+def _select(importer: Any, node: Any) -> Any:
+    x, dim, index = node.args[0], argument(node, 1, "dim"), argument(node, 2, "index")
+    shape = tensor_of(x).shape
+    dim %= len(shape)
+    index += shape[dim] if index < 0 else 0
+    cut = _op.strided_slice(importer.env[x], [dim], [index], [index + 1])
+    emit = importer.block_builder.emit
+    return emit(_op.squeeze(emit(cut), [dim]))
+
+
+def _index(importer: Any, node: Any) -> Any:
+    """x[i, :, j]: indexed dimensions move to the front and are indexed together.
+
+    The dimensions that come of it stand where the indexed ones stood if those are neighbours, else in front.
+    """
+    x, indices = node.args[:2]
+    emit, shape = importer.block_builder.emit, tensor_of(x).shape
+    if any(i is not None and tensor_of(i).dtype in (torch.bool, torch.uint8) for i in indices):
+        raise UnsupportedError(
+            "expected indices that are whole numbers, got a mask: it decides the result's shape"
+        )
+    dims = [d for d, i in enumerate(indices) if i is not None]
+    others = [d for d in range(len(shape)) if d not in dims]
+    picked = [_wrapped(importer, indices[d], int(shape[d])) for d in dims]
+    if len(dims) == 1:
+        return emit(_op.take(importer.env[x], picked[0], axis=dims[0]))
+    front = emit(_op.permute_dims(importer.env[x], [*dims, *others]))
+    out = emit(_op.index_tensor(front, picked))
+    start = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
+    made = len(tensor_of(node).shape) - len(others)
+    order = [*range(made, made + start), *range(made), *range(made + start, made + len(others))]
+    return emit(_op.permute_dims(out, order)) if start else out
+
+
+def _index_put(importer: Any, node: Any) -> Any:
+    """As _index, for placing: dimensions that are not indexed are indexed by all their elements."""
+    x, indices, values = node.args[:3]
+    emit, shape = importer.block_builder.emit, tensor_of(x).shape
+    if any(i is not None and tensor_of(i).dtype in (torch.bool, torch.uint8) for i in indices):
+        return _masked_put(importer, node)
+    dims = [d for d, i in enumerate(indices) if i is not None]
+    if dims != list(range(len(dims))):
+        raise UnsupportedError("expected indices of the leading dimensions to put values at")
+    picked = [_wrapped(importer, indices[d], int(shape[d])) for d in dims]
+    rank = max(len(tensor_of(indices[d]).shape) for d in dims)
+    extra = len(shape) - len(dims)
+    full = [
+        emit(_op.reshape(p, [*[1] * (rank - len(s)), *s, *[1] * extra]))
+        for p, s in zip(picked, (list(map(int, tensor_of(indices[d]).shape)) for d in dims), strict=True)
+    ]
+    for place, d in enumerate(range(len(dims), len(shape))):
+        ramp = emit(_op.arange(0, int(shape[d]), 1, "int64"))
+        full.append(
+            emit(_op.reshape(ramp, [1] * (rank + place) + [int(shape[d])] + [1] * (extra - place - 1)))
+        )
+    placed = as_type(importer, values, tensor_of(x).dtype)
+    return emit(_op.index_put(importer.env[x], full, placed, bool(argument(node, 3, "accumulate", False))))
+
+
+def _masked_put(importer: Any, node: Any) -> Any:
+    """x[mask] = number: a choice element by element."""
+    x, indices, values = node.args[:3]
+    mask = indices[0]
+    if len(indices) != 1 or tensor_of(values).numel() != 1 or argument(node, 3, "accumulate", False):
+        raise UnsupportedError("expected one mask and one number to put where it holds")
+    emit, shape = importer.block_builder.emit, tensor_of(mask).shape
+    trailing = [1] * (len(tensor_of(x).shape) - len(shape))
+    chosen = emit(_op.reshape(importer.env[mask], [*map(int, shape), *trailing]))
+    value = emit(_op.reshape(as_type(importer, values, tensor_of(x).dtype), []))
+    return emit(_op.where(chosen, value, importer.env[x]))
+
+
+def _scatter(importer: Any, node: Any) -> Any:
+    """Elements placed along a dimension, replacing what was there or folded into it."""
+    x, dim, index, source = (argument(node, i, n) for i, n in enumerate(("self", "dim", "index", "src")))
+    name = node.target.__name__
+    emit = importer.block_builder.emit
+    reduction = argument(node, 4, "reduce", "add") if "add" in name or "reduce" in name else None
+    if not argument(node, 5, "include_self", True):
+        raise UnsupportedError(
+            "expected what lies at a place to count in scatter_reduce, got include_self=False"
+        )
+    if source is None:
+        source = argument(node, 3, "value")
+    if not isinstance(source, torch.fx.Node):
+        shape = [int(n) for n in tensor_of(index).shape]
+        updates = emit(_op.full(shape, relax.const(source, dtype_of(importer, x)), dtype_of(importer, x)))
+    else:
+        # Torch takes as many elements of the source as there are indices.
+        extents = [int(n) for n in tensor_of(index).shape]
+        axes = list(range(len(extents)))
+        updates = emit(_op.strided_slice(importer.env[source], axes, [0] * len(axes), extents))
+    mode = "update" if reduction is None else _REDUCTIONS[reduction]
+    at = as_type(importer, index, torch.int64)
+    return emit(
+        _op.scatter_elements(importer.env[x], at, updates, int(dim) % max(1, len(tensor_of(x).shape)), mode)
+    )
+
+
+def _select_scatter(importer: Any, node: Any) -> Any:
+    x, source, dim, index = (argument(node, i, n) for i, n in enumerate(("self", "src", "dim", "index")))
+    shape = tensor_of(x).shape
+    dim %= len(shape)
+    index += shape[dim] if index < 0 else 0
+    emit = importer.block_builder.emit
+    row = emit(_op.expand_dims(importer.env[source], dim))
+    return emit(_op.slice_scatter(importer.env[x], row, int(index), int(index) + 1, 1, dim))
+
+
+def _padded(mode: str) -> Correction:
+    def convert(importer: Any, node: Any) -> Any:
+        """Torch lists the widths from the last dimension on."""
+        x, widths = importer.env[node.args[0]], list(node.args[1])
+        pairs = [widths[i : i + 2] for i in range(0, len(widths), 2)][::-1]
+        kept = len(tensor_of(node.args[0]).shape) - len(pairs)
+        flat = [0, 0] * kept + [int(w) for pair in pairs for w in pair]
+        return importer.block_builder.emit(_op.nn.pad(x, flat, mode))
+
+    return convert
+
+
+def _take(importer: Any, node: Any) -> Any:
+    x, index = node.args
+    flat = importer.block_builder.emit(_op.flatten(importer.env[x]))
+    return importer.block_builder.emit(
+        _op.take(flat, _wrapped(importer, index, tensor_of(x).numel()), axis=0)
+    )
+
+
+INDEXING: Mapping[str, Correction] = {
+    "select.int": _select,
+    **dict.fromkeys(("index.Tensor", "_unsafe_index.Tensor"), _index),
+    **dict.fromkeys(("index_put.default", "index_put_.default", "_unsafe_index_put.default"), _index_put),
+    **dict.fromkeys(("scatter.src", "scatter.value", "scatter_add.default", "scatter_reduce.two"), _scatter),
+    "select_scatter.default": _select_scatter,
+    "take.default": _take,
+    **{f"reflection_pad{n}d.default": _padded("reflect") for n in (1, 2, 3)},
+    **{f"replication_pad{n}d.default": _padded("replicate") for n in (1, 2, 3)},
+}
