@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from tilewright.frontends.emitter import Emitter, Result
 from tilewright.frontends.relay.attributes import Attributes, both_sided, repeated
 from tilewright.frontends.relay.evaluate import Rule
-from tilewright.frontends.relay.rules_windows import check_kernel, data_layout, window
+from tilewright.frontends.relay.rules_windows import check_kernel, plain, relaid, window
 from tilewright.ir.errors import UnsupportedError
+from tilewright.ir.graph_ops.layouts import data_layouts, kernel_layouts
 
 
 def _dilation2d(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
@@ -44,14 +45,19 @@ def _correlation(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Re
 def _deformable_conv2d(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
     data, offset, weight = emit.tensors(args, 3)
     kernel_layout = attrs.text("kernel_layout", "OIHW")
-    given, layout = window(attrs, 2), data_layout(attrs, "data_layout", 2)
+    given, source = window(attrs, 2), attrs.text("data_layout", "NCHW")
+    out = attrs.text("out_layout", "") or source
+    data, layout = plain(emit, data, source, data_layouts(2))
+    offset, _ = plain(emit, offset, source, data_layouts(2))
+    weight, kernel_layout = plain(emit, weight, kernel_layout, kernel_layouts(2))
     extents = dict(zip(kernel_layout, weight.tensor.shape, strict=False))
     check_kernel(attrs, weight, kernel_layout, extents.get("O", 0), 2)
-    return emit.value(
+    result = emit.value(
         "deformable_conv2d", data, offset, weight, **given, groups=attrs.integer("groups", 1),
         deformable_groups=attrs.integer("deformable_groups", 1), data_layout=layout,
         kernel_layout=kernel_layout, out_dtype=attrs.dtype("out_dtype") or None,
     )  # fmt: skip
+    return relaid(emit, result, layout, out)
 
 
 RULES: Mapping[str, Rule] = {

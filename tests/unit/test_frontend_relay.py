@@ -145,7 +145,6 @@ def test_convolution_attributes(padding, full):
         ("groups=2, channels=7", "expected 4 channels for the kernel"),
         ("groups=2, padding=[1, 2, 3]", "expected padding of 1, 2 or 4 entries, got 3"),
         ("groups=2, stride=[1, 1]", "unknown attribute 'stride'"),
-        ('groups=2, out_layout="NHWC"', "expected the result in the layout of the data (NCHW), got NHWC"),
         ("groups=2, strides=1.5", "expected attribute 'strides' to be a list of integers, got 1.5"),
         ("groups=3", "nn.conv2d"),
     ],
