@@ -33,6 +33,10 @@ class Attributes:
         for name in names:
             self._values.pop(name, None)
 
+    def give(self, name: str, value: Attr) -> None:
+        """Set an attribute for a rule that the rest is handed on to."""
+        self._values[name] = value
+
     def finish(self) -> None:
         """Raise InputError when attributes are left that were not read."""
         if self._values:
