@@ -1,4 +1,4 @@
-"""The `tilewright` command: compile, run and explain networks.
+"""The `tilewright` command: compile, run, explain and report on networks.
 
 Exit codes: 0 ok, 1 the work failed, 2 the input or the arguments are bad, each with one line on stderr.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tilewright.commands.compile import add_compile
 from tilewright.commands.explain import add_explain
+from tilewright.commands.report import add_report
 from tilewright.commands.run import add_run
 from tilewright.ir import InputError, TilewrightError
 
@@ -20,6 +21,7 @@ COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], 
     add_compile,
     add_run,
     add_explain,
+    add_report,
 )
 
 

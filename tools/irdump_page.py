@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import html
-import json
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from importlib.resources import files
 from typing import Any
 
 from tilewright.ir import Module, show
 from tilewright.tools.irdump_record import Recorder, op_count
+from tilewright.tools.page_template import filled, json_text, resource
 
 #: lines of one state that the page holds; the rest is counted
 MAX_LINES = 40_000
@@ -32,19 +31,13 @@ def page(name: str, target: str, recorder: Recorder, emitted: str | None = None)
     Holds all data, styles and scripts itself and loads nothing.
     """
     data = {"file": name, "target": target, **_compact(_states(recorder, emitted))}
-    template = _resource("irdump_page.html")
-    for key, value in (
-        ("title", html.escape(name)),
-        ("style", _resource("irdump_page.css")),
-        ("script", _resource("irdump_page.js")),
-        ("data", json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")),
-    ):
-        template = template.replace(f"<!-- {key} -->", value)
-    return template
-
-
-def _resource(name: str) -> str:
-    return files("tilewright.tools").joinpath(name).read_text(encoding="utf-8")
+    return filled(
+        resource("irdump_page.html"),
+        title=html.escape(name),
+        style=resource("page_palette.css") + resource("irdump_page.css"),
+        script=resource("irdump_page.js"),
+        data=json_text(data),
+    )
 
 
 def _states(recorder: Recorder, emitted: str | None) -> list[_State]:

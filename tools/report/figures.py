@@ -20,7 +20,7 @@ P = ParamSpec("P")
 #: drawn for text and axes, and turned into the page's own colours
 INK = "#010203"
 FAINT = "#040506"
-_STYLE: Mapping[str, Any] = {
+_STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "tilewright", "font.size": 9.5, "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"], "text.color": INK, "axes.edgecolor": FAINT, "axes.labelcolor": INK,
     "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False,
@@ -39,14 +39,14 @@ def require_matplotlib() -> None:
 
 
 def drawing(function: Callable[P, str]) -> Callable[P, str]:
-    """Decorate what draws a `Picture`: the style holds while it runs; a missing matplotlib is a clear error."""
+    """Decorate what draws a `Picture`: gives it the style and a clear error without matplotlib."""
 
     @wraps(function)
     def draw(*args: P.args, **kwargs: P.kwargs) -> str:
         require_matplotlib()
         from matplotlib import rc_context
 
-        with rc_context(dict(_STYLE)):
+        with rc_context(_STYLE):
             return function(*args, **kwargs)
 
     return draw

@@ -1,4 +1,4 @@
-"""The network as an SVG: one box per kernel launch with the ops it computes, inputs and outputs around them."""
+"""The network as an SVG: a box per kernel launch with the ops it computes, inputs and outputs around."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 GAP_X = 22.0
 GAP_Y = 34.0
@@ -68,7 +69,7 @@ def _route(
     graph: _Graph, path: list[int], centres: list[float], tops: list[float], heights: list[float]
 ) -> tuple[Segment, ...]:
     segments: list[Segment] = []
-    for a, b in zip(path, path[1:], strict=False):
+    for a, b in pairwise(path):
         bottom = tops[graph.layer[a]] + (graph.sizes[a][1] if a < graph.boxes else heights[graph.layer[a]])
         segments.append(((centres[a], bottom), (centres[b], tops[graph.layer[b]])))
         if b >= graph.boxes:
@@ -98,7 +99,7 @@ def _layered(sizes: Sequence[Point], edges: Sequence[tuple[int, int]]) -> _Graph
             chain.append(len(graph.sizes) - 1)
         path = [*chain[: graph.layer[b] - graph.layer[a]], b]
         graph.paths.append(path)
-        seen.update(zip(path, path[1:], strict=False))
+        seen.update(pairwise(path))
     graph.edges = sorted(seen)
     return graph
 
@@ -142,7 +143,7 @@ def _sort_by_mean(members: list[int], near: list[list[int]], layers: list[list[i
 
 def _crossings(layers: list[list[int]], below: list[list[int]]) -> int:
     count = 0
-    for upper, lower in zip(layers, layers[1:], strict=False):
+    for upper, lower in pairwise(layers):
         position = {n: i for i, n in enumerate(lower)}
         ends: list[int] = []
         for n in upper:
@@ -179,7 +180,7 @@ def _fit(
     below: list[list[int]],
     first: list[list[int]],
 ) -> None:
-    """Move one layer to the least-squares positions that keep order and distances (pool adjacent violators)."""
+    """Move one layer to the least-squares places that keep order and distances (pool adjacent violators)."""
     shift, blocks = 0.0, []
     previous: int | None = None
     shifts = []

@@ -1,4 +1,4 @@
-"""The arena over the launches: where each buffer lies while it holds data, and how much is alive at a time."""
+"""The arena over the launches: where each buffer lies while it holds data, and how much is alive."""
 
 from __future__ import annotations
 
@@ -72,17 +72,18 @@ def memory_svg(plan: ExecutionPlan) -> str:
     space.set_ylim(0, top * 1.12 or 1)
     space.set_ylabel(f"offset in the arena, {unit}")
     live = live_bytes(plan)
-    steps = [i - 0.5 for i in range(len(live) + 1)]
-    alive.stairs([n / scale for n in live], steps, fill=True, color=CYCLE[0], alpha=0.6)
-    if live and max(live):
-        at = int(np.argmax(live))
-        alive.plot([at], [live[at] / scale], "v", color=INK, ms=5)
+    edges = [i - 0.5 for i in range(len(live) + 1)]
+    alive.stairs([n / scale for n in live], edges, fill=True, color=CYCLE[0], alpha=0.6)
+    highest = max(live, default=0)
+    if highest:
+        at = live.index(highest)
+        alive.plot([at], [highest / scale], "v", color=INK, ms=5)
         side = -1 if at > len(live) / 2 else 1
         alive.annotate(
-            f"peak {bytes_text(live[at])} at launch {at}", (at, live[at] / scale), (8 * side, 1),
+            f"peak {bytes_text(highest)} at launch {at}", (at, highest / scale), (8 * side, 1),
             textcoords="offset points", ha="right" if side < 0 else "left",
         )  # fmt: skip
-        alive.set_ylim(0, max(live) / scale * 1.3)
+        alive.set_ylim(0, highest / scale * 1.3)
     alive.set_xlim(-0.5, max(1, len(live)) - 0.5)
     alive.set_ylabel(f"alive, {unit}")
     alive.set_xlabel("launch")

@@ -1,4 +1,4 @@
-"""The roofline picture: achieved rate over arithmetic intensity of each kernel below the roofs of the device."""
+"""The roofline picture: achieved rate over arithmetic intensity of each kernel, and the roofs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from tilewright.tools.report.wording import bytes_text, rate_text, seconds_text
 #: kernels that get their name written beside the point
 NAMED = 8
 #: places of a label around its point, in points: (dx, dy, horizontal alignment)
-_PLACES = ((8, 5, "left"), (8, -11, "left"), (-8, 5, "right"), (-8, -11, "right"), (8, 17, "left"),
-           (8, -23, "left"), (-8, 17, "right"), (-8, -23, "right"), (8, 29, "left"), (8, -35, "left"))  # fmt: skip
+_PLACES = tuple(
+    (dx, dy, side) for dy in (5, -11, 17, -23, 29, -35) for dx, side in ((8, "left"), (-8, "right"))
+)
 _LETTER = 5.6
 _LABEL_HEIGHT = 11.0
+_POINT = 3.0
 
 
 @drawing
@@ -56,7 +58,7 @@ def roofline_svg(facts: Facts) -> str:
     ax.set_xlabel("arithmetic intensity: operations per byte of compulsory traffic")
     ax.set_ylabel(f"GFLOP/s ({facts.timing.source})")
     picture.figure.draw_without_rendering()
-    _labels(ax, shown[:NAMED])
+    _labels(ax, shown)
     return picture.svg()
 
 
@@ -82,12 +84,7 @@ def point_title(facts: Facts, rank: int, k: KernelFacts) -> str:
 def roofs_of(hardware: Hardware) -> dict[str, float]:
     """Bandwidths of the record in bytes per second by name, the fastest first."""
     if isinstance(hardware, CpuHardware):
-        clock = hardware.estimate_clock_hz * hardware.cores
-        return {
-            "L2": hardware.estimate_l2_bytes_per_core_per_clk * clock,
-            "L3": hardware.estimate_l3_bytes_per_core_per_clk * clock,
-            "DRAM": hardware.dram_bytes_per_s,
-        }
+        return {"DRAM at best": hardware.dram_bytes_per_s, "DRAM": hardware.estimate_dram_bytes_per_s}
     return {"L2": hardware.l2_bytes_per_s, "DRAM": hardware.dram_bytes_per_s}
 
 
@@ -143,15 +140,20 @@ def _legend(ax: Any, colours: dict[str, str], present: set[str]) -> None:
     ax.legend(handles=marks, loc="lower right", fontsize=9, handletextpad=0.2)
 
 
-def _labels(ax: Any, named: list[tuple[int, KernelFacts]]) -> None:
-    """Names beside the points that take longest, each where it covers no other name."""
+def _labels(ax: Any, shown: list[tuple[int, KernelFacts]]) -> None:
+    """Names beside the points that take longest, each where it covers no other name and no point."""
     dots = 72.0 / ax.figure.dpi
-    taken: list[tuple[float, float, float, float]] = []
-    for i, k in named:
+    (left, bottom), (right, top) = ax.bbox.get_points() * dots
+    places = {i: ax.transData.transform((intensity(k), rate(k))) * dots for i, k in shown}
+    taken = [(x - _POINT, y - _POINT, x + _POINT, y + _POINT) for x, y in places.values()]
+    for i, k in shown[:NAMED]:
         text = f"{i} {k.name}" if len(k.name) <= 30 else f"{i} {k.name[:29]}…"
-        px, py = ax.transData.transform((intensity(k), rate(k))) * dots
+        px, py = places[i]
         boxes = [(_box(px, py, place, len(text) * _LETTER), place) for place in _PLACES]
-        free = [(b, p) for b, p in boxes if not any(_overlap(b, t) for t in taken)]
+        inside = [
+            (b, p) for b, p in boxes if left <= b[0] and b[2] <= right and bottom <= b[1] and b[3] <= top
+        ]
+        free = [(b, p) for b, p in inside if not any(_overlap(b, t) for t in taken)]
         if not free:
             continue
         box, (dx, dy, align) = free[0]

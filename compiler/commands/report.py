@@ -1,0 +1,63 @@
+"""`tilewright report NET -o report.html`: compile (or load) a network and write a page about it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tilewright.api import compile as compile_module
+from tilewright.commands.network import add_choice_arguments, add_network_arguments, load_network
+from tilewright.executable import Executable, load
+from tilewright.ir import InputError, UnsupportedError
+from tilewright.tools.report import FusedOps, collect, report_page, require_matplotlib
+
+
+def add_report(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    p = sub.add_parser("report", help="write a page: graph, roofline, times, memory, choices, generated code")
+    add_choice_arguments(p)
+    add_network_arguments(p, params="random")
+    p.add_argument("-o", "--output", metavar="FILE", required=True, help="where to write the page (.html)")
+    p.add_argument(
+        "--repeats",
+        type=int,
+        default=5,
+        help="timed runs where the target's device is present; 0 takes the model's times (default 5)",
+    )
+    p.set_defaults(action=run_report)
+
+
+def run_report(a: argparse.Namespace) -> None:
+    """Compile or load, time, and write the page."""
+    if a.repeats < 0:
+        raise InputError(f"expected at least 0 repeats, got {a.repeats}", where="--repeats")
+    require_matplotlib()
+    fused = None
+    if Path(a.network).suffix == ".tw":
+        exe = load(a.network)
+    else:
+        fused = FusedOps()
+        exe = compile_module(
+            load_network(a), target=a.target, precision=a.precision, tune=a.tune, instruments=(fused,)
+        )
+    if not isinstance(exe, Executable):
+        raise UnsupportedError("the reference target has no kernels to report on; name another --target")
+    with exe:
+        facts = collect(exe, Path(a.network).name, fused=fused, repeats=a.repeats, seed=a.seed)
+    _write(a.output, report_page(facts))
+    print(
+        f"{a.network} for {facts.target}: {len(facts.kernels)} kernels, {len(facts.launches)} launches, "
+        f"times {facts.timing.source} ({facts.timing.where})"
+    )
+    print(f"wrote {a.output}")
+
+
+def _write(path: str, page: str) -> None:
+    """Replace the file at once, only when the page is complete."""
+    temporary = Path(f"{path}.partial")
+    try:
+        temporary.write_text(page, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as e:
+        temporary.unlink(missing_ok=True)
+        raise InputError(f"cannot write the page: {e.strerror}", where=path) from e

@@ -1,0 +1,135 @@
+"""The page itself: summary, pictures and kernel sections put into one file that loads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+from tilewright.tools.page_template import filled, resource
+from tilewright.tools.report.colours import class_colours
+from tilewright.tools.report.facts import Facts
+from tilewright.tools.report.graph_picture import graph_picture
+from tilewright.tools.report.kernel_section import kernel_section
+from tilewright.tools.report.memory_figure import live_bytes, memory_svg
+from tilewright.tools.report.roofline_figure import roofline_svg
+from tilewright.tools.report.time_figures import classes_svg, kernels_svg
+from tilewright.tools.report.wording import bytes_text, operations_text, rate_text, seconds_text
+
+_HERE = "tilewright.tools.report"
+
+
+def report_page(facts: Facts) -> str:
+    """HTML of the whole report. Raises UnsupportedError where matplotlib is missing."""
+    colours = class_colours(facts.classes)
+    return filled(
+        resource("report_page.html", _HERE),
+        title=escape(facts.network),
+        about=escape(_about(facts)),
+        style=resource("page_palette.css") + resource("report_page.css", _HERE),
+        script=resource("report_page.js", _HERE),
+        cards="\n".join(_cards(facts)),
+        note=escape(_note(facts)),
+        kernel_times=kernels_svg(facts),
+        class_times=classes_svg(facts),
+        roofline=roofline_svg(facts),
+        roofline_note=escape(_roofline_note(facts)),
+        graph_note=escape(_graph_note(facts)),
+        legend="".join(_legend(colours)),
+        graph=graph_picture(facts),
+        memory=memory_svg(facts.plan),
+        memory_note=escape(_memory_note(facts)),
+        kernels="\n".join(
+            kernel_section(facts, i, colours[k.operator_class]) for i, k in enumerate(facts.kernels)
+        ),
+    )
+
+
+def _about(facts: Facts) -> str:
+    return (
+        f"{facts.target} · {facts.precision} · {len(facts.launches)} launches of {len(facts.kernels)} kernels"
+    )
+
+
+def _cards(facts: Facts) -> Iterator[str]:
+    timing, plan = facts.timing, facts.plan
+    total = sum(timing.launches_s)
+    bound = sum(k.calls * k.bound_s for k in facts.kernels)
+    estimate = sum(k.calls * k.estimate_s for k in facts.kernels)
+    operations = sum(k.calls * k.operations for k in facts.kernels)
+    run = timing.network_s or total
+    weights = sum(b.nbytes for b in plan.buffers if b.kind == "constant")
+    if timing.network_s is not None:
+        yield _card("One run, measured", seconds_text(timing.network_s), f"on {timing.where}")
+        yield _card("Launches one by one, measured", seconds_text(total), "sum over all launches")
+    else:
+        yield _card("One run, modelled", seconds_text(total), timing.where)
+    yield _card("Expected by the model", seconds_text(estimate), f"for {facts.hardware.name}")
+    yield _card("Lower bound by the model", seconds_text(bound), f"{_ratio(run, bound)} below the run")
+    share = 100 * operations / run / facts.hardware.peak_flops_per_s if run else 0.0
+    yield _card("Arithmetic", operations_text(operations), f"{rate_text(operations / run if run else 0)}, "
+                f"{share:.1f} % of peak")  # fmt: skip
+    yield _card("Kernels", str(len(facts.kernels)), f"{len(facts.launches)} launches")
+    yield _card("Weights", bytes_text(weights), f"{sum(b.kind == 'constant' for b in plan.buffers)} arrays")
+    separate = sum(b.nbytes for b in plan.buffers if b.kind == "arena")
+    yield _card("Arena", bytes_text(plan.arena_bytes), f"{bytes_text(separate)} if nothing were shared")
+    yield _card("Parameters", f"by {facts.chosen_by}", f"{_compared(facts)} legal points compared")
+
+
+def _ratio(run: float, bound: float) -> str:
+    return f"{run / bound:.3g} times" if bound else "not"
+
+
+def _compared(facts: Facts) -> int:
+    return sum(k.considered for k in facts.kernels)
+
+
+def _card(name: str, value: str, below: str) -> str:
+    return f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(below)}</small></dd></div>"
+
+
+def _note(facts: Facts) -> str:
+    if facts.timing.measured:
+        return (
+            f"Times are measured on {facts.timing.where}: medians of warm runs on random inputs, kernels "
+            "timed one by one. Bounds and expectations are the cost model's."
+        )
+    return (
+        f"Times are the cost model's for {facts.hardware.name} ({facts.timing.where}). They say which "
+        "kernels matter, not how long the network takes."
+    )
+
+
+def _roofline_note(facts: Facts) -> str:
+    without = sum(1 for k in facts.kernels if not k.operations)
+    more = f" {without} kernels only move data and have no point." if without else ""
+    return (
+        f"Roofs are those of the record of {facts.hardware.name}. Traffic is what a kernel must move at "
+        "least; what stays in a cache between two kernels does not reach DRAM, so points may lie above that roof. "
+        f"The area of a point is its share of the time.{more}"
+    )
+
+
+def _graph_note(facts: Facts) -> str:
+    exact = "" if facts.exact_ops else (
+        " A saved executable keeps the ops of a kernel's first launch only, and they stand in all its boxes."
+    )  # fmt: skip
+    return (
+        "Each box is one launch with the ops it computes; its head has the colour of its operator class, the "
+        f"line at its foot is as long as its time. A click goes to the kernel.{exact}"
+    )
+
+
+def _legend(colours: dict[str, str]) -> Iterator[str]:
+    for name, colour in colours.items():
+        yield f'<li><i class="dot" style="background:{colour}"></i>{escape(name)}</li>'
+
+
+def _memory_note(facts: Facts) -> str:
+    plan = facts.plan
+    alive = max(live_bytes(plan), default=0)
+    held = sum(b.nbytes for b in plan.buffers if b.kind in ("input", "output", "constant"))
+    return (
+        f"Every rectangle is a buffer of the arena from its first to its last use in plan order. At most "
+        f"{bytes_text(alive)} hold data at a time; the arena takes {bytes_text(plan.arena_bytes)}. Inputs, "
+        f"outputs and weights lie outside it and take {bytes_text(held)}."
+    )
