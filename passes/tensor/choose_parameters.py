@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import gcd
 from typing import Any
 
 from tilewright.costmodel import (
@@ -147,8 +148,12 @@ def _contract_params(op: Op, p: ContractParameters) -> dict[str, Attr]:
     roles = contract_roles(op)
     n, h, w = roles.spatial
     columns = roles.columns[-1] if roles.columns else ""
-    block = dict.fromkeys(dims(op, "par"), 1) | {n: p.n_b, h: p.h_b, w: p.w_b, columns: p.k_b}
-    thread = dict.fromkeys(dims(op, "par"), 1) | {n: p.n_t, h: p.h_t, w: p.w_t, columns: p.k_t}
+    k_b, extent = p.k_b, dims(op, "par").get(columns, 1)
+    while k_b % 2 == 0 and k_b // 2 >= max(extent, p.vec):  # the model counts all columns as one dimension
+        k_b //= 2
+    k_t = gcd(p.k_t, k_b)
+    block = dict.fromkeys(dims(op, "par"), 1) | {n: p.n_b, h: p.h_b, w: p.w_b, columns: k_b}
+    thread = dict.fromkeys(dims(op, "par"), 1) | {n: p.n_t, h: p.h_t, w: p.w_t, columns: k_t}
     for names in (block, thread):
         names.pop("", None)
     return {

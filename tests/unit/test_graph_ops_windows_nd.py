@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import tilewright as tw
 from tilewright.driver import lower
 from tilewright.ir import Builder, Func, InputError, Level, Module, TensorType, Value, dtype_name, op_def
+from tilewright.ir.tensor_ops import dims
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.tensor.kernel_problem import contract_roles
 from tilewright.targets import resolve_target
@@ -231,6 +232,21 @@ def test_groups_are_a_dimension_of_their_own(layouts):
     assert roles.columns == ("k_lo",)
     assert roles.channels == ("c",)
     assert len(roles.windows) == 2
+
+
+@pytest.mark.parametrize(("taps", "before"), [(2, 0), (3, 1), (4, 1), (5, 2)])
+def test_phases_of_transposed_convolutions_multiply_no_zeros(taps, before):
+    """Each of the stride's phases has taps of its own: ceil(taps / stride) products per channel and axis."""
+    arrays = [randoms(1, 4, 9, 9), randoms(4, 16, taps, taps)]
+    attrs = {"strides": (2, 2), "padding": (before,) * 4, "output_padding": (taps % 2, taps % 2)}
+    module = compiled("conv2d_transpose", arrays, **attrs)
+    found = [(f, o) for f in module.funcs for o in f.body.ops if o.name == "tensor.contract"]
+    ((kernel, op),) = found
+    assert (
+        list(dims(op, "red").values())[1:] == [-(-taps // 2)] * 2 if taps > 2 else dims(op, "red")["c"] == 4
+    )
+    assert contract_roles(op).columns[-1] == "k"
+    assert kernel["params"]["block"]["k"] <= 16
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.dtype("bfloat16")], ids=str)
