@@ -1,8 +1,8 @@
-# make demo | test | conformance | fuzz | lint | clean. Everything is installed into ./.venv and built below ./build.
+# make demo | test | conformance | fuzz | lint | clean. Everything goes into ./.venv and ./build.
 SHELL := /bin/bash
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test conformance lint static clean
+.PHONY: help demo test conformance fuzz lint static clean
 unexport PYTHONPATH PYTHONHOME
 
 PY := .venv/bin/python
@@ -18,7 +18,8 @@ HOME_MATCHES := $(shell [ "$$(cat .venv/checkout 2>/dev/null)" = "$$(pwd -P)" ] 
 help:
 	@echo "make demo    run a network from Relay file to checked result"
 	@echo "make test    everything: ruff, mypy, the import table, all tests"
-	@echo "make conformance    recorded operator cases, ONNX node tests and networks on every target here"
+	@echo "make conformance   recorded operator cases, ONNX node tests and networks on every target here"
+	@echo "make fuzz    random graphs, compiled and compared (SECONDS=1800)"
 	@echo "make lint    ruff, mypy, the import table and the style rules only"
 	@echo "make clean   remove .venv and build"
 
@@ -31,6 +32,9 @@ test: static
 
 conformance: .venv/with-cuda-opencl-dev
 	@$(PY) -m tilewright.tools.conformance tests/data $(CONFORMANCE)
+
+fuzz: .venv/with-cuda-opencl-dev
+	@$(PY) -m tilewright.tools.fuzz --seconds $(or $(SECONDS),1800) --keep build/fuzz $(FUZZ)
 
 lint: static
 	@$(PY) -m pytest -q $(PROJECT_TESTS)

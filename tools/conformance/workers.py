@@ -31,15 +31,18 @@ def run_all(opened: Open, work: Sequence[tuple[str, str, str]], jobs: int) -> It
 
 
 def _pooled(opened: Open, work: Sequence[tuple[str, str, str]], jobs: int) -> Iterator[Result]:
-    """Results until all are done or a process dies."""
+    """Results until all are done, a process dies, or the caller wants no more."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_enter, initargs=(opened,)) as pool:
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_enter, initargs=(opened,))
+    try:
         pending: list[Future[Result]] = [pool.submit(_run, *item) for item in work]
         for done in as_completed(pending):
             try:
                 yield done.result()
             except BrokenProcessPool:
                 return
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _enter(opened: Open) -> None:
