@@ -109,6 +109,9 @@ _LITERALS = {
     "ROIAlignAttrs": "float:spatial_scale int:sample_ratio str:layout,mode",
     "ROIPoolAttrs": "float:spatial_scale str:layout",
     "ReduceAttrs": "bool:keepdims,exclude",
+    "RegularNonMaximumSuppressionAttrs": (
+        "float:iou_threshold,score_threshold int:max_detections_per_class,max_detections,num_classes"
+    ),
     "RepeatAttrs": "",
     "RequantizeAttrs": "dtype:out_dtype int:axis str:rounding,compute_dtype",
     "ReshapeAttrs": "bool:allowzero",

@@ -184,8 +184,50 @@ def _collected(rows: Rows, scores: Value, ordered: Value, places: Value, keep: V
     return kept, best, rows.cast(total, "i64")
 
 
+def _regular_non_max_suppression(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    """The best boxes of all classes that overlap no better one of theirs: boxes, classes, scores, counts.
+
+    Scores [B, N, C] may begin with classes that do not count. What is behind the counted boxes is 0.
+    """
+    boxes, scores = emit.tensors(args, 2)
+    most, per_class = attrs.integer("max_detections"), attrs.integer("max_detections_per_class")
+    classes = attrs.integer("num_classes")
+    threshold, least = attrs.real("iou_threshold"), attrs.real("score_threshold")
+    t = scores.tensor
+    fits = t.rank == 3 and boxes.tensor.shape == (*t.shape[:2], 4) and 0 < classes <= t.shape[2]
+    if not fits or 0 in t.shape or most < 1:
+        wanted = f"boxes [B, N, 4] and scores [B, N, {classes} or more]"
+        raise InputError(f"expected {wanted}, got {boxes.type} and {t}")
+    rows = Rows(emit)
+    images, count, every = t.shape
+    lists = emit.value("transpose", rows.part(scores, 2, every - classes, classes), axes=(0, 2, 1))
+    lists = rows.reshape(lists, images * classes, count)
+    places = rows.sorted_places(lists, count)
+    ordered = rows.take(lists, places)
+    places = rows.reshape(places, images, classes * count)
+    found = rows.take(boxes, places)
+    overlap = emit.value("box_overlap", rows.reshape(found, images * classes, count, 4), sort_corners=False)
+    candidates = rows.op("greater_equal", ordered, least)
+    keep = rows.greedy(candidates, [rows.op("greater", overlap, threshold)])
+    keep = rows.op("logical_and", keep, rows.op("less", rows.rank(keep), per_class))
+    keep = rows.reshape(keep, images, classes * count)
+    merged = rows.where(keep, rows.reshape(ordered, images, classes * count), float("-inf"))
+    best = rows.sorted_places(merged, min(most, classes * count))
+    chosen = rows.take(keep, best)
+    total = emit.value("sum", rows.cast(chosen, "i32"), axis=(1,), keepdims=False)
+    numbers = rows.op("floor_divide", best, count)
+    corners = rows.reshape(chosen, *chosen.tensor.shape, 1)
+    out = (
+        rows.where(corners, rows.take(found, best), 0),
+        rows.where(chosen, rows.cast(numbers, "f32"), 0),
+        rows.where(chosen, rows.take(merged, best), 0),
+    )
+    return (*(rows.filled(v, most, 0) for v in out), total)
+
+
 RULES: Mapping[str, Rule] = {
     "vision.get_valid_counts": _get_valid_counts,
     "vision.non_max_suppression": _non_max_suppression,
+    "vision.regular_non_max_suppression": _regular_non_max_suppression,
     "vision.all_class_non_max_suppression": _all_class_non_max_suppression,
 }

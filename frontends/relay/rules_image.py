@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from math import floor
 
 from tilewright.frontends.emitter import Emitter, Result
+from tilewright.frontends.relay.ast import Attr
 from tilewright.frontends.relay.attributes import Attributes
 from tilewright.frontends.relay.evaluate import Rule
+from tilewright.frontends.relay.static_operands import static_array
 from tilewright.ir.errors import InputError
 from tilewright.ir.graph_ops.interpolation import CROPPING, is_layout, spatial
 from tilewright.ir.nodes import Value
@@ -75,6 +77,34 @@ def _upsampling(count: int, prefix: str) -> Rule:
     return rule
 
 
+def _dynamic(rule: Rule, operands: Sequence[str], passed: Sequence[str]) -> Rule:
+    """`rule` with attributes that come as operands behind the data, whose values must be known.
+
+    passed: attributes handed on as they are.
+    """
+
+    def static(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+        data, *given = emit.tensors(args, 1 + len(operands))
+        values: dict[str, Attr] = {}
+        for name, value in zip(operands, given, strict=True):
+            found = static_array(emit, value, name)
+            values[name] = tuple(found.reshape(-1).tolist()) if found.ndim else found.item()
+        for name in passed:
+            if (handed := attrs.take(name, None)) is not None:
+                values[name] = handed
+        attrs.drop(*operands)
+        return rule(emit, (data,), Attributes(values))
+
+    return static
+
+
+_PLACES = ("layout", "method")
+_RESIZING = (
+    *_PLACES, "coordinate_transformation_mode", "rounding_method", "cubic_alpha", "cubic_exclude",
+    "extrapolation_value", "out_dtype",
+)  # fmt: skip
+
+
 def _grid_sample(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
     data, grid = emit.tensors(args, 2)
     layout = attrs.text("layout", "NCHW")
@@ -114,6 +144,13 @@ RULES: Mapping[str, Rule] = {
     "image.grid_sample": _grid_sample,
     "image.affine_grid": _affine_grid,
     "image.crop_and_resize": _crop_and_resize,
+    "dyn.image.resize2d": _dynamic(_resize(2), ("size", "roi"), _RESIZING),
+    "dyn.nn.upsampling": _dynamic(_upsampling(2, "bi"), ("scale_h", "scale_w"), (*_PLACES, "align_corners")),
+    "dyn.nn.upsampling3d": _dynamic(
+        _upsampling(3, "tri"),
+        ("scale_d", "scale_h", "scale_w"),
+        (*_PLACES, "coordinate_transformation_mode"),
+    ),
     "nn.upsampling": _upsampling(2, "bi"),
     "nn.upsampling3d": _upsampling(3, "tri"),
 }

@@ -252,3 +252,15 @@ def test_relay_rounding_is_round_by_default(tmp_path):
     )
     (out,) = tw.interpret(m, np.array([[[0, 1]]], np.float32))
     np.testing.assert_array_equal(out[0, 0], [0, 1, 1, 1])
+
+
+def test_relay_sizes_may_be_constant_operands(tmp_path):
+    file = tmp_path / "dyn.relay"
+    file.write_text("""#[version = "0.0.5"]
+def @main(%x: Tensor[(1, 2, 3, 4), float32]) {
+  dyn.nn.upsampling(%x, 2f, 1.5f, layout="NCHW", method="bilinear", align_corners=True)
+}
+""")
+    m = tw.frontends.relay.load(str(file))
+    (op,) = (op for op in m.main.body.ops if op.name == "graph.resize2d")
+    assert (op["size"], op["coordinate_transformation_mode"]) == ((6, 6), "align_corners")

@@ -236,6 +236,29 @@ def test_all_class_non_max_suppression(limit, least, tmp_path):
         np.testing.assert_allclose(best[b, : len(mine)], [scores[row] for row in mine], atol=1e-6)
 
 
+def test_regular_non_max_suppression(tmp_path):
+    boxes = boxes_of(2, 6)
+    scores = (RNG.permuted(np.tile(np.arange(24), (2, 1)), axis=1) / 24).astype(np.float32).reshape(2, 6, 4)
+    attrs = "max_detections_per_class=3, max_detections=7, num_classes=3"
+    attrs += ", iou_threshold=0.3, score_threshold=0.2"
+    m = relay("vision.regular_non_max_suppression", [boxes, scores], attrs, tmp_path)
+    corners, classes, best, total = check_levels(m, [boxes, scores])
+    for b in range(2):
+        found = []
+        for c in range(3):
+            rows = np.concatenate([np.zeros((6, 1)), scores[b, :, c + 1, None], boxes[b]], -1)
+            valid = np.flatnonzero(scores[b, :, c + 1] >= 0.2)
+            kept = suppressed(
+                rows[valid], len(valid), 3, 0.3 + 1e-6, force=True, top_k=-1, coord=2, score=1, cls=0
+            )[1]
+            found += [(scores[b, p, c + 1], c, p) for p in valid[kept[kept >= 0]]]
+        found = sorted(found, reverse=True)[:7]
+        assert total[b] == len(found)
+        np.testing.assert_allclose(best[b], [f[0] for f in found] + [0] * (7 - len(found)), atol=1e-6)
+        np.testing.assert_array_equal(classes[b], [f[1] for f in found] + [0] * (7 - len(found)))
+        np.testing.assert_allclose(corners[b, : len(found)], boxes[b][[f[2] for f in found]], atol=1e-6)
+
+
 # -- anchors -------------------------------------------------------------------------------------------------
 def test_multibox_prior_by_hand(tmp_path):
     x = randoms(1, 1, 2, 4)

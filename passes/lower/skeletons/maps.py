@@ -12,8 +12,10 @@ from tilewright.passes.lower.skeletons.contract_plan import whole
 from tilewright.passes.lower.skeletons.writer import Points, Writer
 from tilewright.passes.tensor.index_sets import POINTWISE, recompute_cost
 
-#: most scalar work, in additions, of the points of one thread that stand in its code one after the other
+#: most work, in additions, of the items of one thread that stand in its code one after the other
 MAX_UNROLLED = 1024
+#: additions that finding the place of one item counts for
+ADDRESS_COST = 8
 
 
 def integer_params(kernel: Func, *names: str) -> tuple[int, ...]:
@@ -42,7 +44,8 @@ def lower_map(kernel: Func) -> Func:
     total = prod(groups)
     blocks = max(1, -(-total // (threads * items)))
     w = Writer(kernel, threads, (blocks, 1, 1))
-    unroll = int(items * vec * sum(map(recompute_cost, ops)) <= MAX_UNROLLED)
+    work = ADDRESS_COST + sum(map(recompute_cost, ops))
+    unroll = int(items * work <= MAX_UNROLLED)
     with w.b.at(ops[-1].loc), w.loop("t", items, unroll=unroll) as item:
         first = binary("*", Sym("bid.x"), threads * items)
         linear = w.simple(binary("+", binary("+", first, binary("*", item, threads)), Sym("tid")))
