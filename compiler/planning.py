@@ -32,6 +32,7 @@ class _Planner:
     ) -> None:
         self.module, self.sources, self.codes, self.target = module, sources, codes, target
         self.names: dict[Value, str] = {}
+        self.taken: dict[str, int] = {}  # buffer name -> the last number given to another of that name
         self.buffers: list[Buffer] = []
         self.launches: list[Launch] = []
         self.writer: dict[str, int] = {}
@@ -63,10 +64,11 @@ class _Planner:
         return place_arena(plan).validate()
 
     def buffer(self, v: Value, name: str, kind: BufferKind) -> None:
-        taken = set(self.names.values())
-        unique, number = name, 1
-        while unique in taken:
-            unique, number = f"{name}.{number}", number + 1
+        unique = name
+        while unique in self.taken:
+            self.taken[name] += 1
+            unique = f"{name}.{self.taken[name]}"
+        self.taken[unique] = 0
         t = array_type(v.tensor)
         self.names[v] = unique
         self.buffers.append(Buffer(unique, t.dtype, t.shape, kind, max(1, v.tensor.nbytes)))

@@ -9,7 +9,7 @@ from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, Ref, S
 from tilewright.ir.expr import substitute
 from tilewright.ir.tensor_ops import dims, reads
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.tensor.kernel_groups import Group, Partition, partition, used_outside
+from tilewright.passes.tensor.kernel_groups import Group, Partition, partition, readers, used_outside
 
 
 @register_pass(Level.TENSOR, establishes={"kernels-outlined"})
@@ -26,6 +26,7 @@ def fuse_kernels(module: Module, ctx: PassContext, *, fuse: bool = True) -> Modu
     if any(op.name == "tensor.call" for op in main.body.ops):
         return module
     part = partition(main, fuse=fuse)
+    read_by = readers(part, main)
     taken = {f.name for f in module.funcs}
     kernels: list[Func] = []
     b = Builder()
@@ -34,10 +35,10 @@ def fuse_kernels(module: Module, ctx: PassContext, *, fuse: bool = True) -> Modu
         if op.name == "tensor.constant":
             b.append(op)
     for g in part.groups:
-        kernel, arguments = _outline(part, g, main, _name(g, taken))
+        outputs = used_outside(g, read_by)
+        kernel, arguments = _outline(part, g, outputs, _name(g, taken))
         kernels.append(kernel)
         operands = [env.get(v, v) for v in arguments]
-        outputs = used_outside(part, g, main)
         loc = g.anchor.loc
         results = b.emit(
             "tensor.call", operands, {"callee": Ref(kernel.name)}, types=[v.type for v in outputs], loc=loc
@@ -50,8 +51,8 @@ def fuse_kernels(module: Module, ctx: PassContext, *, fuse: bool = True) -> Modu
     )
 
 
-def _outline(part: Partition, g: Group, main: Func, name: str) -> tuple[Func, list[Value]]:
-    """The kernel function of a group and the values of @main it is called with."""
+def _outline(part: Partition, g: Group, outputs: list[Value], name: str) -> tuple[Func, list[Value]]:
+    """The kernel function of a group, with its `outputs`, and the values of @main it is called with."""
     params: dict[Value, Value] = {}  # value as read (possibly a view) -> parameter
     inside: dict[Value, Value] = {r: r for op in g.ops for r in op.results}
     ops: list[Op] = []
@@ -67,7 +68,6 @@ def _outline(part: Partition, g: Group, main: Func, name: str) -> tuple[Func, li
         ops.append(op.with_operands(tuple(operands)))
     if not g.rows:
         ops = _common_dims(ops, g.anchor)
-    outputs = used_outside(part, g, main)
     ops.append(Op("tensor.return", tuple(outputs)))
     body = Block(tuple(params.values()), tuple(ops))
     types = tuple(v.type for v in outputs)

@@ -171,17 +171,17 @@ class _Builder:
         g.ops = []
 
     def finish(self) -> Partition:
-        waiting = [g for g in self.result.groups if g.ops]
-        done, ordered = 0, []
-        while waiting:
-            ready = [g for g in waiting if not g.before & ~done]
-            if not ready:
+        """Groups in the order of the longest chain that leads to each; numbers break ties."""
+        # Who must run earlier is a subset of what must run before those that follow.
+        waiting = sorted((g for g in self.result.groups if g.ops), key=lambda g: g.before.bit_count())
+        depth: dict[int, int] = {}
+        for g in waiting:
+            sources = {id(s): s for op in g.ops for v in op.operands if (s := self.group_of(v)) is not None}
+            earlier = [s.number for s in sources.values() if s is not g]
+            if not all(number in depth for number in earlier):
                 raise AssertionError("kernel groups depend on each other")
-            for g in ready:
-                ordered.append(g)
-                done |= 1 << g.number
-            waiting = [g for g in waiting if g not in ready]
-        self.result.groups = ordered
+            depth[g.number] = 1 + max((depth[number] for number in earlier), default=0)
+        self.result.groups = sorted(waiting, key=lambda g: (depth[g.number], g.number))
         return self.result
 
 
@@ -236,17 +236,20 @@ def _row_part(producer: Op, at: tuple[object, ...], group: list[Op], anchor: Op)
     return [at[position[d]] for d in rows]
 
 
-def used_outside(part: Partition, g: Group, func: Func) -> list[Value]:
-    """Results of the group that another kernel, or the caller, reads; in program order."""
+def readers(part: Partition, func: Func) -> dict[Value, set[int]]:
+    """The ops (by id) that read each buffer, named by the value that fills it; views read nothing."""
+    found: dict[Value, set[int]] = {}
+    for op in func.body.ops:
+        if not (len(op.results) == 1 and op.results[0] in part.views):
+            for v in op.operands:
+                found.setdefault(part.resolve(v), set()).add(id(op))
+    return found
+
+
+def used_outside(g: Group, read_by: dict[Value, set[int]]) -> list[Value]:
+    """Results of the group that another kernel, or the caller, reads; in program order.
+
+    read_by: from `readers`.
+    """
     inside = set(map(id, g.ops))
-    wanted = {
-        part.resolve(v)
-        for op in func.body.ops
-        if id(op) not in inside and not _is_alias(op, part)
-        for v in op.operands
-    }
-    return [r for op in g.ops for r in op.results if r in wanted]
-
-
-def _is_alias(op: Op, part: Partition) -> bool:
-    return len(op.results) == 1 and op.results[0] in part.views
+    return [r for op in g.ops for r in op.results if not read_by.get(r, set()) <= inside]

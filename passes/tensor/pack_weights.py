@@ -26,9 +26,12 @@ def pack_weights(module: Module, ctx: PassContext) -> Module:
     funcs = {f.name: f for f in module.funcs}
     packed: dict[str, np.ndarray] = {}
     fresh: dict[tuple[Value, tuple[int, ...]], Op] = {}
+    calls_of: dict[object, list[Op]] = {}
+    for op in main.body.ops:
+        calls_of.setdefault(op.get("callee"), []).append(op)
     for name, kernel in list(funcs.items()):
         found = _packing(kernel)
-        calls = [op for op in main.body.ops if op.get("callee") == Ref(name)]
+        calls = calls_of.get(Ref(name), [])
         if found is None or not calls:
             continue
         position, order = found
