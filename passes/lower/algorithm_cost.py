@@ -15,7 +15,7 @@ from tilewright.passes.dead_ops import live_ops
 from tilewright.passes.lower import rules  # noqa: F401  (registers the rules)
 from tilewright.passes.lower.lowering import RULES
 
-#: instructions that one read of a transform costs, with its address and bounds checks: fitted to 24 Winograd
+#: instructions that one read of a transform costs, with its address and bounds checks: fitted to 20 Winograd
 #: convolutions timed on an H100
 _INSTRUCTIONS_PER_READ = 17.0
 #: the same on a core of a CPU, in clock cycles: an estimate
