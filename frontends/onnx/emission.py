@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tilewright.frontends.emitter import Emitter
-from tilewright.ir.errors import UnsupportedError
+from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Attr, Value
 from tilewright.ir.opdef import op_def
 from tilewright.ir.types import TensorType, storage_dtype
@@ -97,6 +97,8 @@ class FoldingEmitter(Emitter):
     def cut(self, x: Value, axis: int, begin: int, size: int, stride: int = 1) -> Value:
         """`size` entries of `x` along one axis, the first at `begin`."""
         shape = x.tensor.shape
+        if axis >= len(shape):
+            raise InputError(f"expected at least {axis + 1} dimensions, got {x.type}")
         if (begin, size, stride) == (0, shape[axis], 1):
             return x
         begins = tuple(begin if d == axis else 0 for d in range(len(shape)))

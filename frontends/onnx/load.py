@@ -16,6 +16,7 @@ from tilewright.frontends.onnx.evaluate import Evaluator
 from tilewright.frontends.onnx.findings import Poison
 from tilewright.frontends.onnx.package import onnx_module
 from tilewright.frontends.onnx.rules import all_rules
+from tilewright.frontends.onnx.tensors import text
 from tilewright.ir.constants import Constants
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Block, Func, Level, Module, Op, Value
@@ -95,7 +96,7 @@ def _proto(model: str | Path | bytes | Any) -> tuple[Any, str, Path | None]:
     """The ModelProto, what to call it in messages, and the folder of its external data."""
     onnx = onnx_module()
     if isinstance(model, onnx.ModelProto):
-        return model, model.graph.name or "model", None
+        return model, text(model.graph.name) or "model", None
     if isinstance(model, bytes):
         return _parsed(model, "model"), "model", None
     if not isinstance(model, str | Path):
@@ -130,7 +131,7 @@ def _modern(proto: Any, file: str) -> Any:
     converter = onnx_module("version_converter")
     try:
         return converter.convert_version(proto, OLDEST_OPSET)
-    except (RuntimeError, converter.ConvertError) as error:
+    except (RuntimeError, ValueError, converter.ConvertError) as error:
         raise UnsupportedError(
             f"expected operators of version {OLDEST_OPSET} or newer, got {version}, which ONNX does not "
             f"convert: {' '.join(str(error).split())}",

@@ -87,6 +87,10 @@ def _reciprocal(emit: FoldingEmitter, node: Node) -> Result:
 def _power(emit: FoldingEmitter, node: Node) -> Result:
     """The result has the type of the base; a floating exponent of an integer base computes in floats."""
     base, exponent = node.tensor(0), node.tensor(1)
+    known = emit.known(exponent)
+    if known is not None and known.size == 1 and known.ndim <= base.tensor.rank and known.item() in (1, 2):
+        # exported normalisations square that way
+        return base if known.item() == 1 else emit.value("multiply", base, base)
     dtype, other = base.tensor.dtype, exponent.tensor.dtype
     floating = other if other in FLOATS and dtype not in FLOATS else dtype
     raised = emit.value("power", emit.cast(base, floating), emit.cast(exponent, floating))

@@ -184,7 +184,7 @@ def _activations(
 def _recurrent(gates: int, states: int, defaults: Sequence[str], step: Step, flag: str) -> Rule:
     def rule(emit: FoldingEmitter, node: Node) -> Result:
         """All outputs [time, directions, batch, hidden], and the last states [directions, batch, hidden]."""
-        x, weight, recurrence = (node.tensor(i) for i in range(3))
+        x, weight, recurrence = (_cubic(node, i) for i in range(3))
         batch_first = node.attrs.flag("layout", False)
         x = emit.transpose(x, (1, 0, 2)) if batch_first else x
         direction = node.attrs.text("direction", "forward")
@@ -225,6 +225,14 @@ def _recurrent(gates: int, states: int, defaults: Sequence[str], step: Step, fla
         return _outputs(emit, ends, batch_first)
 
     return rule
+
+
+def _cubic(node: Node, index: int) -> Value:
+    """An operand of rank 3."""
+    value = node.tensor(index)
+    if value.tensor.rank != 3:
+        raise InputError(f"expected input {index} of rank 3, got {value.type}")
+    return value
 
 
 def _entry(emit: FoldingEmitter, x: Value, index: int, axis: int = 0) -> Value:

@@ -132,8 +132,12 @@ def _deform_conv(emit: FoldingEmitter, node: Node) -> Result:
     bias, mask = node.optional(3), node.optional(4)
     if x.tensor.rank != 4:
         raise UnsupportedError(f"expected two spatial dimensions, got {x.type}")
+    if weight.tensor.rank != 4 or offset.tensor.rank != 4:
+        raise InputError(f"expected weights and offsets of rank 4, got {weight.type} and {offset.type}")
     (n, channels, *sizes), (filters, each, *kernel) = x.tensor.shape, weight.tensor.shape
-    g = geometry(node, sizes, node.attrs.integers("kernel_shape", tuple(kernel)))
+    if tuple(node.attrs.integers("kernel_shape", tuple(kernel))) != tuple(kernel):
+        raise InputError(f"expected kernel_shape as the kernel {weight.type} has it")
+    g = geometry(node, sizes, kernel)
     groups, offset_groups = node.attrs.integer("group", 1), node.attrs.integer("offset_group", 1)
     counts, taps = offset.tensor.shape[2:], prod(kernel)
     if each * groups != channels or channels % offset_groups or filters % groups:

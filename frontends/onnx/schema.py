@@ -87,7 +87,9 @@ def _read(text: bytes, schema: Any, op: str) -> syntax.Function:
     for name, attr in schema.attributes.items():
         default = attr.default_value if attr.default_value.name else None
         attrs[name] = syntax.Attribute(reader.value(default), default) if default is not None else None
-    return syntax.Function(op, function.inputs, function.outputs, attrs, function.nodes, function.opsets)
+    return syntax.Function(
+        function.key, function.inputs, function.outputs, attrs, function.nodes, function.opsets
+    )
 
 
 def _type_proto(value: Result) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilewright.frontends.emitter import Absent
 from tilewright.frontends.onnx.package import onnx_module
-from tilewright.frontends.onnx.tensors import element_name, read_tensor
+from tilewright.frontends.onnx.tensors import element_name, read_tensor, text
 from tilewright.ir.errors import InputError
 
 
@@ -70,9 +70,9 @@ class Graph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Function:
-    """A function: its attributes with their defaults (None: no default), and its own operator versions."""
+    """A function: domain, name and overload; attributes with defaults (None: none); its operator versions."""
 
-    name: str
+    key: tuple[str, str, str]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attrs: Mapping[str, Attribute | None]
@@ -99,35 +99,35 @@ class Reader:
 
     def model(self, proto: Any) -> Model:
         """The model of a ModelProto."""
-        functions = [(f, self.function(f)) for f in proto.functions]
+        functions = [self.function(f) for f in proto.functions]
         return Model(
             self._file,
             self.graph(proto.graph),
             opsets_of(proto.opset_import),
-            {(plain(f.domain), f.name, f.overload): function for f, function in functions},
+            {f.key: f for f in functions},
         )
 
     def graph(self, proto: Any) -> Graph:
         """The graph of a GraphProto."""
-        constants = {t.name: read_tensor(t, self._folder, self._file) for t in proto.initializer}
+        constants = {text(t.name): read_tensor(t, self._folder, self._file) for t in proto.initializer}
         for sparse in proto.sparse_initializer:
-            constants[sparse.values.name] = _dense(sparse, self._file)
+            constants[text(sparse.values.name)] = _dense(sparse, self._file)
         return Graph(
-            proto.name,
+            text(proto.name),
             tuple(_input(i) for i in proto.input),
-            tuple(o.name for o in proto.output),
+            tuple(text(o.name) for o in proto.output),
             tuple(self.node(n) for n in proto.node),
             constants,
         )
 
     def function(self, proto: Any) -> Function:
         """The function of a FunctionProto."""
-        attrs: dict[str, Attribute | None] = dict.fromkeys(proto.attribute)
-        attrs.update({a.name: Attribute(self.value(a), a) for a in proto.attribute_proto})
+        attrs: dict[str, Attribute | None] = dict.fromkeys(map(text, proto.attribute))
+        attrs.update({text(a.name): Attribute(self.value(a), a) for a in proto.attribute_proto})
         return Function(
-            proto.name,
-            tuple(proto.input),
-            tuple(proto.output),
+            (plain(text(proto.domain)), text(proto.name), text(proto.overload)),
+            tuple(map(text, proto.input)),
+            tuple(map(text, proto.output)),
             attrs,
             tuple(self.node(n) for n in proto.node),
             opsets_of(proto.opset_import),
@@ -135,16 +135,16 @@ class Reader:
 
     def node(self, proto: Any) -> Node:
         """The node of a NodeProto."""
-        attrs = {a.name: Attribute(self.value(a), a) for a in proto.attribute}
+        attrs = {text(a.name): Attribute(self.value(a), a) for a in proto.attribute}
         return Node(
-            proto.op_type, plain(proto.domain), proto.name, proto.overload,
-            tuple(proto.input), tuple(proto.output), attrs,
+            text(proto.op_type), plain(text(proto.domain)), text(proto.name), text(proto.overload),
+            tuple(map(text, proto.input)), tuple(map(text, proto.output)), attrs,
         )  # fmt: skip
 
     def value(self, proto: Any) -> Any:
         """The value of an AttributeProto; raises InputError for one without a type."""
         if proto.ref_attr_name:
-            return Reference(proto.ref_attr_name)
+            return Reference(text(proto.ref_attr_name))
         kinds = onnx_module().AttributeProto
         kind = kinds.AttributeType.Name(proto.type)
         match kind:
@@ -153,13 +153,13 @@ class Reader:
             case "FLOAT":
                 return float(proto.f)
             case "STRING":
-                return _text(proto.s)
+                return _string(proto.s)
             case "INTS":
                 return tuple(map(int, proto.ints))
             case "FLOATS":
                 return tuple(map(float, proto.floats))
             case "STRINGS":
-                return tuple(map(_text, proto.strings))
+                return tuple(map(_string, proto.strings))
             case "TENSOR":
                 return read_tensor(proto.t, self._folder, self._file)
             case "SPARSE_TENSOR":
@@ -176,29 +176,29 @@ def plain(domain: str) -> str:
 
 def opsets_of(imports: Sequence[Any]) -> dict[str, int]:
     """Operator versions by domain."""
-    return {plain(o.domain): int(o.version) for o in imports}
+    return {plain(text(o.domain)): int(o.version) for o in imports}
 
 
-def _text(raw: bytes) -> str:
+def _string(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
 
 
 def _input(proto: Any) -> Input:
     kind = proto.type.WhichOneof("value") or "value of no type"
     if kind != "tensor_type":
-        return Input(proto.name, kind.removesuffix("_type"), "", None)
+        return Input(text(proto.name), kind.removesuffix("_type"), "", None)
     tensor = proto.type.tensor_type
     shape: tuple[int | str | None, ...] | None = None
     if tensor.HasField("shape"):
         shape = tuple(_dimension(d) for d in tensor.shape.dim)
-    return Input(proto.name, "tensor", element_name(tensor.elem_type), shape)
+    return Input(text(proto.name), "tensor", element_name(tensor.elem_type), shape)
 
 
 def _dimension(proto: Any) -> int | str | None:
     kind = proto.WhichOneof("value")
     if kind == "dim_value" and proto.dim_value >= 0:
         return int(proto.dim_value)
-    return str(proto.dim_param) or None if kind == "dim_param" else None
+    return text(proto.dim_param) or None if kind == "dim_param" else None
 
 
 def _dense(proto: Any, file: str) -> np.ndarray | Absent:

@@ -51,13 +51,20 @@ def element_of_dtype(dtype: str) -> int:
     return int(onnx_module().TensorProto.DataType.Value(name))
 
 
+def text(raw: str | bytes) -> str:
+    """A name in a message; protobuf gives bytes where they are not UTF-8, which raises InputError."""
+    if isinstance(raw, bytes):
+        raise InputError(f"expected names in UTF-8, got {raw!r}")
+    return str(raw)
+
+
 def read_tensor(tensor: Any, folder: Path | None, where: str) -> np.ndarray | Absent:
     """The array of a TensorProto; an Absent where its elements are of a type we have not.
 
     folder: where external data lies; None where the model did not come from a file.
     Raises InputError for damaged tensors and for external data that is missing or outside the folder.
     """
-    what = f"tensor '{tensor.name}'"
+    what = f"tensor '{text(tensor.name)}'"
     element = element_name(tensor.data_type)
     if element not in DTYPES:
         return Absent(f"{what} of {element} elements")

@@ -42,6 +42,7 @@ def spatial_rank(shape: Sequence[int], most: int = 3) -> int:
 def geometry(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> Geometry:
     """The windows of a node over spatial extents `sizes`; raises InputError where attributes do not fit."""
     n = len(sizes)
+    kernel = _counted(kernel, n, "kernel_shape")
     strides = _counted(node.attrs.integers("strides", (1,) * n), n, "strides")
     dilation = _counted(node.attrs.integers("dilations", (1,) * n), n, "dilations")
     pads = _counted(node.attrs.integers("pads", (0,) * (2 * n)), 2 * n, "pads")
