@@ -10,13 +10,14 @@ from tilewright.frontends.relax.static import axis_in, filled, integers
 from tilewright.frontends.relay.attributes import Attributes, both_sided, repeated
 from tilewright.frontends.relay.evaluate import Rule
 from tilewright.frontends.relay.rules import RULES as RELAY
-from tilewright.ir.errors import InputError
+from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Value
 
 #: operators that take the operands and attributes of Relay's operator of the same name
 _AS_RELAY = """
     nn.conv1d nn.conv2d nn.conv3d nn.conv2d_transpose nn.adaptive_avg_pool1d nn.adaptive_avg_pool2d
-    nn.adaptive_avg_pool3d nn.batch_flatten nn.cross_entropy_with_logits
+    nn.adaptive_avg_pool3d nn.batch_flatten nn.cross_entropy_with_logits image.grid_sample
+    vision.roi_pool
 """
 
 
@@ -111,8 +112,17 @@ def _resize(spatial: int) -> Rule:
     return rule
 
 
+def _affine_grid(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    """Relay's, whose outermost points are the centres of the corner pixels."""
+    if not attrs.flag("align_corners", True):
+        raise UnsupportedError("expected a grid with align_corners, got one without")
+    shape = integers(emit, args, 1, "the size")
+    return _as_relay("image.affine_grid", emit, args[:1], {"target_shape": shape})
+
+
 RULES: Mapping[str, Rule] = {
     **{name: RELAY[name] for name in _AS_RELAY.split()},
+    "image.affine_grid": _affine_grid,
     "nn.conv1d_transpose": _transposed(1, "IOW"),
     "nn.conv3d_transpose": _transposed(3, "IODHW"),
     **{f"nn.{kind}_pool{n}d": _pool(kind, n) for kind in ("max", "avg") for n in (1, 2, 3)},

@@ -11,6 +11,7 @@ from tilewright.frontends.torch.corrections_arithmetic import ARITHMETIC
 from tilewright.frontends.torch.corrections_attention import ATTENTION
 from tilewright.frontends.torch.corrections_indexing import INDEXING
 from tilewright.frontends.torch.corrections_reduction import REDUCTION
+from tilewright.frontends.torch.corrections_shape import SHAPE
 from tilewright.frontends.torch.nodes import Correction
 
-CORRECTIONS: Mapping[str, Correction] = {**ARITHMETIC, **ATTENTION, **INDEXING, **REDUCTION}
+CORRECTIONS: Mapping[str, Correction] = {**ARITHMETIC, **ATTENTION, **INDEXING, **REDUCTION, **SHAPE}

@@ -144,6 +144,34 @@ def _masked_fill(importer: Any, node: Any) -> Any:
     )
 
 
+def _elu(importer: Any, node: Any) -> Any:
+    """scale * x where positive, else scale * alpha * (exp(input_scale * x) - 1)."""
+    emit, dtype = importer.block_builder.emit, dtype_of(importer, node)
+    x = importer.env[node.args[0]]
+    alpha, scale, inner = (
+        argument(node, i, n, 1) for i, n in enumerate(("alpha", "scale", "input_scale"), 1)
+    )
+    zero = relax.const(0, dtype)
+    bent = emit(_op.exp(emit(_op.multiply(emit(_op.minimum(x, zero)), relax.const(inner, dtype)))))
+    bent = emit(
+        _op.multiply(emit(_op.subtract(bent, relax.const(1, dtype))), relax.const(alpha * scale, dtype))
+    )
+    return emit(_op.where(emit(_op.greater(x, zero)), emit(_op.multiply(x, relax.const(scale, dtype))), bent))
+
+
+def _erfc(x: Any) -> Any:
+    return _op.subtract(relax.const(1, str(x.ty.dtype)), _op.erf(x))
+
+
+def _hypot(a: Any, b: Any) -> Any:
+    return _op.sqrt(_op.add(_op.multiply(a, a), _op.multiply(b, b)))
+
+
+def _number_of(make: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """An extreme of two for which what is no number does not count."""
+    return lambda a, b: _op.where(_op.isnan(a), b, _op.where(_op.isnan(b), a, make(a, b)))
+
+
 def _gelu(importer: Any, node: Any) -> Any:
     x = importer.env[node.args[0]]
     tanh = argument(node, 1, "approximate", "none") == "tanh"
@@ -191,6 +219,9 @@ def _named(names: str, correction: Correction) -> dict[str, Correction]:
 
 
 _FLOAT_UNARY = "acos acosh asin asinh atan atanh cos cosh erf exp log rsqrt sigmoid sin sinh sqrt tan tanh"
+_LEFT_SHIFTS = (
+    "bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar __lshift__.Scalar __lshift__.Tensor"
+)
 ARITHMETIC: Mapping[str, Correction] = {
     **_named("add.Tensor add.Scalar add_.Tensor", _binary(_add)),
     **_named("sub.Tensor sub.Scalar", _binary(_op.subtract)),
@@ -223,15 +254,18 @@ ARITHMETIC: Mapping[str, Correction] = {
              _bitwise(_op.bitwise_or, _op.logical_or)),
     **_named("bitwise_xor.Tensor bitwise_xor.Scalar __xor__.Tensor __xor__.Scalar",
              _bitwise(_op.bitwise_xor, _op.logical_xor)),
-    **_named("bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar __lshift__.Scalar __lshift__.Tensor",
-             _binary(_op.left_shift)),
-    **_named("bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar __rshift__.Scalar __rshift__.Tensor",
-             _binary(_op.right_shift)),
+    **_named(_LEFT_SHIFTS, _binary(_op.left_shift)),
+    **_named(_LEFT_SHIFTS.replace("left", "right").replace("_l", "_r"), _binary(_op.right_shift)),
     **{f"{name}.default": _unary(getattr(_op, name)) for name in _FLOAT_UNARY.split()},
     **_named("clamp.default clamp.Tensor clamp_min.default clamp_max.default", _clamp),
     "where.self": _where,
     **_named("masked_fill.Scalar masked_fill.Tensor masked_fill_.Scalar", _masked_fill),
     "gelu.default": _gelu,
+    "elu.default": _elu,
+    "erfc.default": _unary(_erfc),
+    "hypot.default": _binary(_hypot),
+    "fmax.default": _binary(_number_of(_op.maximum)),
+    "fmin.default": _binary(_number_of(_op.minimum)),
     **_named("matmul.default mm.default bmm.default mv.default dot.default", _matmul),
     "linear.default": _linear,
     **_named("addmm.default baddbmm.default", _added_product),

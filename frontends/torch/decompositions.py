@@ -9,7 +9,8 @@ from typing import Any
 _KEPT = (
     "linear.default", "matmul.default", "scaled_dot_product_attention.default", "layer_norm.default",
     "silu.default", "pixel_shuffle.default", "hardswish.default", "hardsigmoid.default", "einsum.default",
-    "instance_norm.default", "upsample_bicubic2d.vec", "upsample_bilinear2d.vec", "upsample_nearest2d.vec",
+    "instance_norm.default", "one_hot.default", "upsample_bicubic2d.vec", "upsample_bilinear2d.vec",
+    "upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec",
 )  # fmt: skip
 
 
