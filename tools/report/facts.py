@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import dedent
 from typing import Any
 
 from tilewright.costmodel import CpuHardware, Hardware, fill_from_machine, load_hardware
@@ -182,8 +183,8 @@ class _Collector:
             considered=cost["considered"],
             candidates=candidates_of(tensor, self.hardware),
             resources=code.resources,
-            tensor_ir=show_func(tensor, locations=False),
-            thread_ir=show_func(self.thread[name], locations=False),
+            tensor_ir=dedent(show_func(tensor, locations=False)),
+            thread_ir=dedent(show_func(self.thread[name], locations=False)),
             source=code.source,
         )
 

@@ -104,8 +104,8 @@ def _roofline_note(facts: Facts) -> str:
     more = f" {without} kernels only move data and have no point." if without else ""
     return (
         f"Roofs are those of the record of {facts.hardware.name}. Traffic is what a kernel must move at "
-        "least; what stays in a cache between two kernels does not reach DRAM, so points may lie above that roof. "
-        f"The area of a point is its share of the time.{more}"
+        "least; what stays in a cache between two kernels does not reach DRAM, so points may lie above that "
+        f"roof. The area of a point is its share of the time.{more}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ def roofline_svg(facts: Facts) -> str:
     ax.set_xlabel("arithmetic intensity: operations per byte of compulsory traffic")
     ax.set_ylabel(f"GFLOP/s ({facts.timing.source})")
     picture.figure.draw_without_rendering()
+    _name_roofs(ax, facts.hardware)
     _labels(ax, shown)
     return picture.svg()
 
@@ -84,7 +86,7 @@ def point_title(facts: Facts, rank: int, k: KernelFacts) -> str:
 def roofs_of(hardware: Hardware) -> dict[str, float]:
     """Bandwidths of the record in bytes per second by name, the fastest first."""
     if isinstance(hardware, CpuHardware):
-        return {"DRAM at best": hardware.dram_bytes_per_s, "DRAM": hardware.estimate_dram_bytes_per_s}
+        return {"DRAM": hardware.dram_bytes_per_s, "DRAM as expected": hardware.estimate_dram_bytes_per_s}
     return {"L2": hardware.l2_bytes_per_s, "DRAM": hardware.dram_bytes_per_s}
 
 
@@ -98,25 +100,26 @@ def _roofs(ax: Any, hardware: Hardware, low: float, high: float) -> None:
     for name, bandwidth in bandwidths.items():
         style = "-" if name == "DRAM" else (0, (4, 3))
         ax.plot([low, peak / bandwidth], [low * bandwidth, peak], color=INK, lw=1.3, ls=style, zorder=2)
-        bottom, _ = ax.get_ylim()
-        start = max(low, bottom / bandwidth) * 1.15
-        ax.annotate(
-            f"{name} {bytes_text(bandwidth)}/s",
-            (start, start * bandwidth),
-            (2, 6),
-            textcoords="offset points",
-            rotation=np.degrees(np.arctan2(*_slope(ax))),
-            rotation_mode="anchor",
-            color=INK,
-        )
     ax.grid(True, which="major")
 
 
-def _slope(ax: Any) -> tuple[float, float]:
-    """(rise, run) of the line y = x on the paper."""
-    (x0, x1), (y0, y1) = np.log10(ax.get_xlim()), np.log10(ax.get_ylim())
-    width, height = ax.figure.get_size_inches() * (0.92, 0.87)
-    return height / (y1 - y0), width / (x1 - x0)
+def _name_roofs(ax: Any, hardware: Hardware) -> None:
+    """The names of the slanted roofs along them; the layout must be final."""
+    (low, _), (floor, _) = ax.get_xlim(), ax.get_ylim()
+    for name, bandwidth in roofs_of(hardware).items():
+        start = max(low, floor / bandwidth) * 1.15
+        ends = ax.transData.transform([(x, x * bandwidth) for x in (start, 2 * start)])
+        run, rise = ends[1] - ends[0]
+        angle = np.arctan2(rise, run)
+        ax.annotate(
+            f"{name} {bytes_text(bandwidth)}/s",
+            (start, start * bandwidth),
+            (-5 * np.sin(angle), 5 * np.cos(angle)),
+            textcoords="offset points",
+            rotation=np.degrees(angle),
+            rotation_mode="anchor",
+            color=INK,
+        )
 
 
 def _plain_decades(ax: Any) -> None:
@@ -147,21 +150,17 @@ def _labels(ax: Any, shown: list[tuple[int, KernelFacts]]) -> None:
     places = {i: ax.transData.transform((intensity(k), rate(k))) * dots for i, k in shown}
     taken = [(x - _POINT, y - _POINT, x + _POINT, y + _POINT) for x, y in places.values()]
     for i, k in shown[:NAMED]:
-        text = f"{i} {k.name}" if len(k.name) <= 30 else f"{i} {k.name[:29]}…"
-        px, py = places[i]
-        boxes = [(_box(px, py, place, len(text) * _LETTER), place) for place in _PLACES]
-        inside = [
-            (b, p) for b, p in boxes if left <= b[0] and b[2] <= right and bottom <= b[1] and b[3] <= top
-        ]
-        free = [(b, p) for b, p in inside if not any(_overlap(b, t) for t in taken)]
-        if not free:
-            continue
-        box, (dx, dy, align) = free[0]
-        taken.append(box)
-        ax.annotate(
-            text, (intensity(k), rate(k)), (dx, dy), textcoords="offset points", ha=align, fontsize=8.5,
-            color=INK, zorder=4,
-        )  # fmt: skip
+        name = f"{i} {k.name}" if len(k.name) <= 30 else f"{i} {k.name[:29]}…"
+        for text, (dx, dy, align) in product((name, str(i)), _PLACES):
+            box = _box(places[i][0], places[i][1], (dx, dy, align), len(text) * _LETTER)
+            inside = left <= box[0] and box[2] <= right and bottom <= box[1] and box[3] <= top
+            if inside and not any(_overlap(box, t) for t in taken):
+                taken.append(box)
+                ax.annotate(
+                    text, (intensity(k), rate(k)), (dx, dy), textcoords="offset points", ha=align,
+                    fontsize=8.5, color=INK, zorder=4,
+                )  # fmt: skip
+                break
 
 
 def _box(
