@@ -82,7 +82,7 @@ def attributes(spatial, strides, padding, dilation):
     return {"strides": strides[:spatial], "padding": (*before, *after), "dilation": dilation[:spatial]}
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=7, deadline=None)
 @given(groups=st.integers(1, 2), transposed=st.booleans(), **geometry)
 def test_convolutions_are_those_of_three_dimensions(groups, transposed, spatial, strides, padding, dilation):
     attrs = attributes(spatial, strides, padding, dilation)
@@ -97,7 +97,7 @@ def test_convolutions_are_those_of_three_dimensions(groups, transposed, spatial,
     same(got, wanted.reshape(got.shape))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=7, deadline=None)
 @given(kind=st.sampled_from(["max", "avg"]), ceil=st.booleans(), include=st.booleans(), **geometry)
 def test_pools_are_those_of_three_dimensions(kind, ceil, include, spatial, strides, padding, dilation):
     attrs = {**attributes(spatial, strides, padding, dilation), "pool_size": (3, 2)[:spatial]}
@@ -194,7 +194,7 @@ COMPILED = {
     ),
     "correlation": (
         "correlation",
-        [(2, 3, 9, 8), (2, 3, 9, 8)],
+        [(2, 2, 6, 5), (2, 2, 6, 5)],
         {"kernel_size": 3, "max_displacement": 2, "stride1": 2, "stride2": 2, "padding": (3, 2, 3, 2)},
     ),
     "deformable": (
@@ -216,7 +216,7 @@ def test_kernels_compute_what_the_reference_computes(name):
     compiled(op, arrays, **attrs)
 
 
-@pytest.mark.parametrize("layouts", [("NCHW", "OIHW"), ("NHWC", "HWIO"), ("NCHW", "OHWI")])
+@pytest.mark.parametrize("layouts", [("NCHW", "OIHW"), ("NHWC", "HWIO")])
 def test_groups_are_a_dimension_of_their_own(layouts):
     data, kernel = layouts
     x, w = randoms(2, 8, 6, 5), randoms(12, 2, 3, 3)
@@ -239,7 +239,7 @@ def test_phases_of_transposed_convolutions_multiply_no_zeros(taps, before):
     """Each of the stride's phases has taps of its own: ceil(taps / stride) products per channel and axis."""
     arrays = [randoms(1, 4, 9, 9), randoms(4, 16, taps, taps)]
     attrs = {"strides": (2, 2), "padding": (before,) * 4, "output_padding": (taps % 2, taps % 2)}
-    module = compiled("conv2d_transpose", arrays, **attrs)
+    module = lower(module_of("conv2d_transpose", arrays, **attrs), resolve_target("opencl")).tensor
     found = [(f, o) for f in module.funcs for o in f.body.ops if o.name == "tensor.contract"]
     ((kernel, op),) = found
     assert (
