@@ -61,11 +61,11 @@ def load_own() -> None:
     """Import every module below the folders of passes, once."""
     if "own" in _loaded:
         return
-    _loaded.add("own")
     for folder in _FOLDERS:
         package = importlib.import_module(f"tilewright.passes.{folder}")
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
+    _loaded.add("own")
 
 
 def load_plugins() -> None:

@@ -8,8 +8,9 @@ from tilewright.passes import PassContext, register_pass
 
 @register_pass(Level.TENSOR)
 def allow_tf32(func: Func, ctx: PassContext) -> Func:
-    """Mark every contraction of float32 factors: they may be rounded to TF32 (10 bits of mantissa) before
-    they are multiplied; sums stay in float32.
+    """Let contractions round their float32 factors to TF32.
+
+    They are rounded to 10 bits of mantissa before they are multiplied; sums stay in float32.
 
     rewrite:  tensor.contract(%a, %b, ...)   -->   tensor.contract(%a, %b, ..., factors = "tf32")
 

@@ -9,6 +9,7 @@ import pytest
 
 from tilewright.ir import equal, parse, show, verify
 from tilewright.ir.opdef import op_defs
+from tilewright.passes import pass_defs
 from tilewright.passes.lower.lowering import RULES
 from tilewright.tools.conformance.case import FAILED
 from tilewright.tools.fuzz.__main__ import _fails, main
@@ -49,6 +50,7 @@ def test_a_seed_names_one_graph():
 @pytest.fixture
 def planted(monkeypatch):
     """A wrong lowering: relu keeps negative numbers."""
+    pass_defs()  # which loads the rules
     monkeypatch.setitem(RULES, "graph.relu", lambda b, op, x: [x[0]])
 
 

@@ -37,7 +37,7 @@ def check(module: Module, inputs: Sequence[np.ndarray], target: str) -> float:
 def _error(where: str, got: np.ndarray, native: np.ndarray, wide: np.ndarray) -> float:
     if (got.shape, got.dtype) != (native.shape, native.dtype):
         raise WorkError(
-            f"expected {native.dtype}{list(native.shape)}, got {got.dtype}{list(got.shape)}", where=where
+            f"{where}: expected {native.dtype}{list(native.shape)}, got {got.dtype}{list(got.shape)}"
         )
     dtype = dtype_name(native.dtype)
     if dtype not in FLOATS:
@@ -45,7 +45,7 @@ def _error(where: str, got: np.ndarray, native: np.ndarray, wide: np.ndarray) ->
         if len(wrong):
             at = tuple(int(i) for i in wrong[0])
             raise WorkError(
-                f"{len(wrong)} elements differ: {got[at]} for {native[at]} at {list(at)}", where=where
+                f"{where}: {len(wrong)} elements differ: {got[at]} for {native[at]} at {list(at)}"
             )
         return 0.0
     scale = float(np.abs(wide).max(initial=0)) or 1.0
@@ -55,5 +55,5 @@ def _error(where: str, got: np.ndarray, native: np.ndarray, wide: np.ndarray) ->
         at = tuple(
             int(i) for i in np.unravel_index(int(np.argmax(np.nan_to_num(gap, nan=np.inf))), gap.shape)
         )
-        raise WorkError(f"{got[at]} for {wide[at]} at {list(at)}, {allowed:.3g} allowed", where=where)
+        raise WorkError(f"{where}: {got[at]} for {wide[at]} at {list(at)}, {allowed:.3g} allowed")
     return float(gap.max(initial=0)) / scale
