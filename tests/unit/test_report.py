@@ -261,6 +261,18 @@ def test_bad_arguments_are_one_line(arguments, data_dir, tmp_path, capsys) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_documented_code_runs(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = data_dir.parents[1]
+    monkeypatch.chdir(root)
+    (code,) = re.findall(r"```python\n(.*?)```", (root / "docs" / "report.md").read_text(), re.DOTALL)
+    space: dict[str, object] = {}
+    exec(compile(code, "docs/report.md", "exec"), space)
+    facts = space["facts"]
+    assert isinstance(facts, Facts)
+    assert len(facts.launches) == 4
+    assert str(space["html"]).startswith("<!doctype html>")
+
+
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[list[tuple[float, float]], list[tuple[int, int]]]:
     n = draw(st.integers(1, 14))
