@@ -10,6 +10,7 @@ from math import frexp
 import numpy as np
 
 from tilewright.frontends.emitter import Emitter
+from tilewright.frontends.relay.rules_elementwise import rounded_half_away
 from tilewright.frontends.relay.static_operands import static_array
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Value
@@ -175,7 +176,7 @@ def quantised(emit: Emitter, x: Value, scale: Value, zero: Value, axis: int, dty
     """Real numbers as integers: x / scale rounded, plus the zero point, saturated at `dtype`."""
     rank, held = x.tensor.rank, x.tensor.dtype
     ratio = emit.value("divide", x, converted(emit, spread(emit, scale, rank, axis), held))
-    whole = emit.value("round", ratio)
+    whole = rounded_half_away(emit, ratio)
     if not is_zero(emit, zero):
         whole = emit.value("add", whole, converted(emit, spread(emit, zero, rank, axis), held))
     return saturated(emit, whole, dtype)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilewright.frontends.emitter import Emitter, Result
-from tilewright.frontends.relay import rules_movement, rules_padding, rules_shape
+from tilewright.frontends.relay import (
+    rules_indexing,
+    rules_movement,
+    rules_padding,
+    rules_scattering,
+    rules_shape,
+)
 from tilewright.frontends.relay.attributes import Attributes
 from tilewright.frontends.relay.evaluate import Rule
 from tilewright.frontends.relay.static_operands import static_array, static_integers
@@ -52,6 +58,13 @@ def _pad(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
     return rules_padding.RULES["nn.pad"](emit, (data, value), static)
 
 
+def _one_hot(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    *given, depth = emit.tensors(args, 4)
+    (count,) = static_integers(emit, depth, "depth")
+    attrs.give("depth", count)
+    return rules_indexing.RULES["one_hot"](emit, given, attrs)
+
+
 _MOVEMENT, _SHAPE = rules_movement.RULES, rules_shape.RULES
 
 RULES: Mapping[str, Rule] = {
@@ -67,4 +80,6 @@ RULES: Mapping[str, Rule] = {
     ),
     "dyn.expand_dims": _expand_dims,
     "dyn.nn.pad": _pad,
+    "dyn.one_hot": _one_hot,
+    "dyn.sparse_to_dense": _static(rules_scattering.RULES["sparse_to_dense"], 3, ("output_shape",)),
 }

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from tilewright.frontends.emitter import Absent, Emitter, Result
 from tilewright.frontends.relay.attributes import Attributes
 from tilewright.frontends.relay.evaluate import Rule
-from tilewright.frontends.relay.rules_windows import TUNER_NOTES
+from tilewright.frontends.relay.rules_windows import TUNER_NOTES, relaid
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Attr, Value
 
@@ -16,6 +16,12 @@ def _dense(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
     data, weight = emit.tensors(args, 2)
     _check_units(attrs, weight, 0)
     return emit.value("dense", data, weight, out_dtype=attrs.dtype("out_dtype") or None)
+
+
+def _dense_pack(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    """The weight comes in a layout of N (units) and C, possibly blocked."""
+    data, weight = emit.tensors(args, 2)
+    return _dense(emit, (data, relaid(emit, weight, attrs.text("weight_layout", "NC"), "NC")), attrs)
 
 
 def _matmul(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
@@ -99,6 +105,7 @@ def _dropout(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result
 
 RULES: Mapping[str, Rule] = {
     "nn.dense": _dense,
+    "nn.contrib_dense_pack": _dense_pack,
     "nn.matmul": _matmul,
     "nn.batch_matmul": _batch_matmul,
     "nn.bias_add": _bias_add,

@@ -23,6 +23,7 @@ from tilewright.frontends.relay.quantisation import (
     spread,
     times,
 )
+from tilewright.frontends.relay.rules_elementwise import rounded_half_away
 from tilewright.frontends.relay.rules_windows import RULES as WINDOWS
 from tilewright.frontends.relay.static_operands import static_integers
 from tilewright.ir.errors import InputError
@@ -189,9 +190,8 @@ def _simulated_quantize(emit: Emitter, args: Sequence[Result], attrs: Attributes
     axis, rank, held = attrs.integer("axis", -1), x.tensor.rank, x.tensor.dtype
     if not dtype:
         return x
-    whole = emit.value(
-        "round", emit.value("divide", x, converted(emit, spread(emit, scale, rank, axis), held))
-    )
+    ratio = emit.value("divide", x, converted(emit, spread(emit, scale, rank, axis), held))
+    whole = rounded_half_away(emit, ratio)
     moved = emit.value("add", whole, converted(emit, spread(emit, zero, rank, axis), held))
     low, high = limits(dtype, real=True)
     return emit.value("clip", moved, a_min=low, a_max=high)
