@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 
 import numpy as np
 
@@ -14,6 +15,16 @@ from tilewright.ir.types import TensorType, storage_dtype
 
 #: Results larger than this are left to be computed.
 MAX_FOLDED_BYTES = 1 << 26
+
+
+#: Tables made at import have at most as many entries.
+MAX_TABLE = 1 << 27
+
+
+def bounded(*extents: int) -> None:
+    """Raise InputError where a table of these extents would be negative or larger than any network needs."""
+    if min(extents, default=0) < 0 or prod(extents) > MAX_TABLE:
+        raise InputError(f"expected a table of at most {MAX_TABLE} entries, got extents {tuple(extents)}")
 
 
 class NotConstant(UnsupportedError):
@@ -74,6 +85,7 @@ class FoldingEmitter(Emitter):
 
     def full(self, value: float | int | bool, dtype: str, shape: Sequence[int] = ()) -> Value:
         """A constant filled with one value."""
+        bounded(*shape)
         return self.constant(np.full(tuple(shape), value).astype(storage_dtype(dtype)))
 
     def cast(self, x: Value, dtype: str) -> Value:
@@ -97,8 +109,8 @@ class FoldingEmitter(Emitter):
     def cut(self, x: Value, axis: int, begin: int, size: int, stride: int = 1) -> Value:
         """`size` entries of `x` along one axis, the first at `begin`."""
         shape = x.tensor.shape
-        if axis >= len(shape):
-            raise InputError(f"expected at least {axis + 1} dimensions, got {x.type}")
+        if not 0 <= axis < len(shape):
+            raise InputError(f"expected an axis of {x.type}, got {axis}")
         if (begin, size, stride) == (0, shape[axis], 1):
             return x
         begins = tuple(begin if d == axis else 0 for d in range(len(shape)))

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from tilewright.frontends.emitter import Result
-from tilewright.frontends.onnx.emission import FoldingEmitter
+from tilewright.frontends.onnx.emission import FoldingEmitter, bounded
 from tilewright.frontends.onnx.node import Node, Rule, Rules
 from tilewright.frontends.onnx.windows import DATA, Geometry, geometry, pooled, spatial_rank
 from tilewright.ir.errors import InputError, UnsupportedError
@@ -43,6 +43,7 @@ def _positions(emit: FoldingEmitter, x: Value, g: Geometry, ceil: bool, columns_
     batch, channels, *sizes = x.tensor.shape
     along = windows(sizes, g.kernel, g.strides, g.padding, g.dilation, "MaxPool", ceil)
     counts, taps = [w.count for w in along], [w.kernel for w in along]
+    bounded(*counts, *taps)
     # for every window and tap: its place along each dimension, [windows, taps]
     starts = np.indices(counts).reshape(len(sizes), -1, 1)
     steps = np.indices(taps).reshape(len(sizes), 1, -1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.frontends.emitter import Result
-from tilewright.frontends.onnx.emission import FoldingEmitter
+from tilewright.frontends.onnx.emission import FoldingEmitter, bounded
 from tilewright.frontends.onnx.node import Node, Rules
 from tilewright.ir.errors import InputError
 from tilewright.ir.graph_ops.operands import accumulator_dtype, axes_of
@@ -109,6 +109,7 @@ def _taps(x: np.ndarray, axis: _Axis, options: _Options) -> tuple[np.ndarray, np
 
 
 def _resized_axis(emit: FoldingEmitter, x: Value, d: int, axis: _Axis, options: _Options) -> Value:
+    bounded(axis.target)
     at = _coordinates(axis, options.transform)
     places, weights = _taps(at, axis, options)
     total: Value | None = None

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from tilewright.frontends.emitter import Result
-from tilewright.frontends.onnx.emission import FoldingEmitter
+from tilewright.frontends.onnx.emission import FoldingEmitter, bounded
 from tilewright.frontends.onnx.node import Node, Rules
 from tilewright.frontends.onnx.windows import geometry
 from tilewright.ir.errors import InputError, UnsupportedError
@@ -47,6 +47,8 @@ def _roi_align(emit: FoldingEmitter, node: Node) -> Result:
     shifted = node.opset >= 16 and transform == "half_pixel"
     if mode not in ("avg", "max") or transform not in ("half_pixel", "output_half_pixel"):
         raise InputError(f"expected mode avg or max and a known transformation, got '{mode}', '{transform}'")
+    if x.tensor.rank != 4 or rois.tensor.rank != 2 or rois.tensor.shape[1] != 4 or min(bins) < 1:
+        raise InputError(f"expected images [N, C, H, W] and regions [R, 4], got {x.type} and {rois.type}")
     if ratio < 1:
         raise UnsupportedError(
             "expected a sampling_ratio of at least 1: the number of samples depends on data"
@@ -78,6 +80,7 @@ def _bin_weights(
     span = emit.value("subtract", high, low)
     if clamp:
         span = emit.value("maximum", span, emit.full(1, dtype))
+    bounded(bins, ratio, size)
     # samples lie at these fractions of a region
     fractions = (np.arange(bins * ratio) + 0.5) / (bins * ratio)
     steps = emit.constant(fractions.astype(storage_dtype(dtype))[None])
@@ -173,6 +176,7 @@ def _tap_positions(
     padding: tuple[int, ...],
 ) -> list[np.ndarray]:
     """Row and column of every tap of every window before offsets: [taps, windows] each."""
+    bounded(*kernel, *counts)
     tap, window = np.indices(kernel).reshape(2, -1, 1), np.indices(counts).reshape(2, 1, -1)
     return [window[d] * strides[d] - padding[d] + tap[d] * dilation[d] for d in (0, 1)]
 
@@ -218,10 +222,13 @@ def _col2im(emit: FoldingEmitter, node: Node) -> Result:
     counts = [
         (size - reach) // stride + 1 for size, reach, stride in zip(padded, g.reach, g.strides, strict=True)
     ]
+    if x.tensor.rank != 3 or min((*block, *counts), default=0) < 1:
+        raise InputError(f"expected patches [N, C, L] of an image {image}, got {x.type} and {block}")
     batch, rows, patches = x.tensor.shape
     if rows % prod(block) or patches != prod(counts):
         raise InputError(f"expected patches {prod(block)} high and {prod(counts)} of them, got {x.type}")
     channels = rows // prod(block)
+    bounded(*block, *counts)
     tap, window = np.indices(block).reshape(n, -1, 1), np.indices(counts).reshape(n, 1, -1)
     flat = np.zeros((prod(block), prod(counts)), np.int64)
     for d in range(n):

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from tilewright.frontends.emitter import Result
-from tilewright.frontends.onnx.emission import FoldingEmitter
+from tilewright.frontends.onnx.emission import FoldingEmitter, bounded
 from tilewright.frontends.onnx.node import Node, Rule, Rules, wrapped
 from tilewright.ir.errors import InputError
 from tilewright.ir.graph_ops.operands import axes_of, broadcast_shapes
@@ -193,6 +193,7 @@ def _padded(
         return x
     if mode == "wrap":
         for axis in range(x.tensor.rank):
+            bounded(lead[axis] + tail[axis])
             places = np.arange(-lead[axis], x.tensor.shape[axis] + tail[axis]) % max(1, x.tensor.shape[axis])
             x = emit.value("take", x, emit.constant(places), axis=axis, mode="fast")
         return x

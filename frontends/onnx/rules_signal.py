@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.frontends.emitter import Result
-from tilewright.frontends.onnx.emission import FoldingEmitter
+from tilewright.frontends.onnx.emission import FoldingEmitter, bounded
 from tilewright.frontends.onnx.node import Node, Rules, wrapped
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.graph_ops.einsum import explicit_equation
@@ -57,6 +57,7 @@ def transformed(
     emit: FoldingEmitter, real: Value, imaginary: Value | None, length: int, count: int, inverse: bool
 ) -> Value:
     """The first `count` frequencies of the last dimension, real and imaginary part last."""
+    bounded(length, count)
     angle = 2 * np.pi * (np.outer(np.arange(length), np.arange(count)) % length) / length
     cos, sin = (f(angle) / (length if inverse else 1) for f in (np.cos, np.sin))
     sin = sin if inverse else -sin
@@ -71,6 +72,7 @@ def transformed(
 def _real_signal(emit: FoldingEmitter, real: Value, imaginary: Value | None, length: int) -> Value:
     """The real signal whose lower half of frequencies is given: the upper half mirrors it."""
     count = length // 2 + 1
+    bounded(length, count)
     real = _fitted(emit, real, count)
     angle = 2 * np.pi * (np.outer(np.arange(count), np.arange(length)) % length) / length
     twice = np.full((count, 1), 2.0)
@@ -132,6 +134,7 @@ def _stft(emit: FoldingEmitter, node: Node) -> Result:
     frames = (real.tensor.shape[1] - length) // step + 1
     if frames < 1 or step < 1:
         raise InputError(f"expected frames of {length} elements in {x.type}, {step} apart")
+    bounded(frames, length)
     places = emit.constant(step * np.arange(frames)[:, None] + np.arange(length))
 
     def framed(part: Value) -> Value:
@@ -151,6 +154,7 @@ def _mel_weights(emit: FoldingEmitter, node: Node) -> Result:
         emit.static(node.tensor(i), name).reshape(()).item() for i, name in enumerate(names)
     )
     dtype = node.attrs.element("output_datatype", "f32")
+    bounded(int(bins), int(length))
     first, last = (2595 * np.log10(1 + f / 700) for f in (low, high))
     mel = first + np.arange(bins + 2) * (last - first) / (bins + 2)
     corners = ((length + 1) * (700 * (10 ** (mel / 2595) - 1)) / rate).astype(np.int64)
