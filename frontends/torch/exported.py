@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -28,14 +29,15 @@ def from_exported(program: Any) -> Module:
     Inputs of the module are the program's tensor inputs in order; parameters, buffers and constants become
     constants; outputs are the program's tensor outputs in order, with nested containers flattened.
 
-    Raises InputError for anything else, ImportError where torch or apache-tvm is missing, and one
-    UnsupportedError with the places of all that cannot be imported: operators, training mode, random numbers,
-    changes of buffers or inputs, dimensions that are not constant.
+    Raises InputError for anything else and where torch or apache-tvm is missing, and one UnsupportedError
+    with the places of all that cannot be imported: operators, training mode, random numbers, changes of
+    buffers or inputs, dimensions that are not constant.
     """
-    torch = import_module("torch")
+    torch = _installed("torch")
     if not isinstance(program, torch.export.ExportedProgram):
         kind = f"{type(program).__module__}.{type(program).__qualname__}"
         raise InputError(f"expected a torch.export.ExportedProgram, got {kind}")
+    _installed("tvm")
     translator = import_module("tilewright.frontends.torch.translator")
     survey(program, None)
     program = core_program(program)
@@ -51,14 +53,23 @@ def load(path: str | Path) -> Module:
     The file is read by torch, which unpickles parts of it: read files of people you trust only.
     Raises InputError where the file cannot be read, and as `from_exported`.
     """
-    torch = import_module("torch")
+    torch = _installed("torch")
     try:
         program = torch.export.load(str(path))
-    except (*_FAILURES, OSError, EOFError) as error:
+    except (*_FAILURES, OSError, EOFError, BadZipFile) as error:
         raise InputError(
             f"expected a file written by torch.export.save: {_first_line(error)}", where=str(path)
         ) from error
     return from_exported(program)
+
+
+def _installed(package: str) -> Any:
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise InputError(
+            f"programs of torch.export need torch and apache-tvm: pip install 'tilewright[torch]' ({error})"
+        ) from error
 
 
 def _first_line(error: BaseException) -> str:

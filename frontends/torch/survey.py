@@ -65,7 +65,8 @@ def operator_name(node: Any) -> str:
 
 def place_of(node: Any) -> str:
     """Where in the model's source a node comes from, else its name."""
-    frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', node.meta.get("stack_trace") or "")
+    # Frames of code that torch generated tell nothing.
+    frames = re.findall(r'File "([^"<]+)", line (\d+), in (\S+)', node.meta.get("stack_trace") or "")
     return f"{node.name} ({frames[-1][0]}:{frames[-1][1]})" if frames else str(node.name)
 
 
@@ -120,6 +121,7 @@ def _argument(node: Any, name: str, position: int) -> Any:
 def _draws(node: Any, name: str) -> bool:
     tags = {str(tag).rsplit(".", 1)[-1] for tag in getattr(node.target, "tags", ())}
     base = name.split(".")[0].rstrip("_")
-    if base == "scaled_dot_product_attention":
-        return bool(_argument(node, "dropout_p", 4))
+    if "scaled_dot_product" in base:
+        # It draws for its dropout only, which its translation refuses.
+        return False
     return base in _RANDOM or ("nondeterministic_seeded" in tags and base not in _TRAINING_FLAGS)

@@ -164,7 +164,8 @@ CASES = {
     "bucketize": (lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0])), f(2, 3)),
     "meshgrid": (lambda x, y: torch.meshgrid(x, y, indexing="xy"), f(2), f(3)),
     "create": (
-        lambda x: x + torch.arange(3) + torch.full((3,), 2.5) + torch.linspace(0, 1, 3) + torch.eye(3), f(3, 3)
+        lambda x: x + torch.arange(3) + torch.full((3,), 2.5) + torch.linspace(0, 1, 3) + torch.eye(3),
+        f(3, 3),
     ),
     "like": (lambda x: (torch.zeros_like(x), torch.full_like(x, 2), x.new_zeros(2)), f(2)),
     **{
@@ -188,7 +189,8 @@ CASES = {
     "linear": (F.linear, f(2, 3, 4), f(5, 4), f(5)),
     "bilinear": (F.bilinear, f(2, 3), f(2, 4), f(5, 3, 4), f(5)),
     "attention-mask": (
-        F.scaled_dot_product_attention, f(1, 2, 3, 8), f(1, 2, 6, 8), f(1, 2, 6, 8), b(3, 6) | torch.eye(3, 6).bool()
+        F.scaled_dot_product_attention,
+        f(1, 2, 3, 8), f(1, 2, 6, 8), f(1, 2, 6, 8), b(3, 6) | torch.eye(3, 6).bool(),
     ),
     "attention-bias": (F.scaled_dot_product_attention, f(2, 4, 8), f(2, 6, 8), f(2, 6, 8), f(4, 6)),
     "attention-scale": (

@@ -1,0 +1,165 @@
+"""torch.compile(model, backend="tilewright"): agreement with eager torch, and fallbacks that say why."""
+
+import warnings
+from contextlib import contextmanager
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tvm")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+
+import tilewright as tw  # noqa: E402
+from tilewright.dynamo import FallbackWarning, backend  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def network():
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5)
+    ).eval()
+
+
+def compiled(model, **options):
+    return torch.compile(model, backend=backend, **options)
+
+
+@contextmanager
+def quiet():
+    """Within, a fallback is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        yield
+
+
+X = torch.randn(2, 3, 6, 6)
+
+
+def test_the_backend_is_registered():
+    assert "tilewright" in torch._dynamo.list_backends()
+
+
+@torch.no_grad()
+def test_results_agree_and_nothing_falls_back():
+    model = network()
+    fast = compiled(model)
+    with quiet():
+        for _ in range(2):
+            torch.testing.assert_close(fast(X), model(X), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_attention_runs_compiled():
+    fast = compiled(lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True))
+    q = torch.randn(1, 2, 5, 8)
+    with quiet():
+        torch.testing.assert_close(fast(q), F.scaled_dot_product_attention(q, q, q, is_causal=True))
+
+
+@torch.no_grad()
+def test_weights_that_change_are_noticed():
+    model = network()
+    fast = compiled(model)
+    fast(X)
+    model[4].weight.mul_(2)
+    with pytest.warns(FallbackWarning, match="weights of subgraph .* changed"):
+        result = fast(X)
+    torch.testing.assert_close(result, model(X), rtol=1e-4, atol=1e-4)
+    model[4].weight.mul_(3)
+    torch.testing.assert_close(fast(X), model(X), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_weights_can_stay_inputs():
+    model = network()
+    fast = compiled(model, options={"freeze": False, "target": "reference"})
+    fast(X)
+    model[4].weight.mul_(2)
+    with quiet():
+        torch.testing.assert_close(fast(X), model(X), rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_fall_back():
+    model = network()
+    with pytest.warns(FallbackWarning, match="gradients are wanted"):
+        result = compiled(model)(X)
+    result.sum().backward()
+    assert model[0].weight.grad is not None
+
+
+@torch.no_grad()
+def test_training_mode_falls_back():
+    with pytest.warns(FallbackWarning, match="training mode"):
+        result = compiled(nn.Dropout(0.5).train())(torch.ones(100))
+    assert 0 in result
+
+
+@torch.no_grad()
+def test_symbolic_shapes_fall_back_and_static_ones_do_not():
+    model = nn.Linear(3, 2)
+    with pytest.warns(FallbackWarning, match="symbolic.*dynamic=False"):
+        compiled(model, dynamic=True)(torch.randn(4, 3))
+    torch._dynamo.reset()
+    fast = compiled(model, dynamic=False)
+    with quiet():
+        for rows in (4, 5):
+            x = torch.randn(rows, 3)
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_an_operator_that_is_missing_falls_back_by_name():
+    with pytest.warns(FallbackWarning, match=r"subgraph .* from fft_fft .*_fft_r2c"):
+        result = compiled(lambda x: torch.fft.fft(x).real)(X)
+    torch.testing.assert_close(result, torch.fft.fft(X).real)
+
+
+@torch.no_grad()
+def test_a_graph_break_gives_two_subgraphs():
+    def f(x):
+        y = torch.relu(x) + 1
+        return y * 2 if y.sum() > 0 else y - 1
+
+    with quiet():
+        torch.testing.assert_close(compiled(f)(X), f(X))
+
+
+@torch.no_grad()
+def test_changes_in_place_and_views_reach_the_caller():
+    def f(x):
+        x.add_(1)
+        return x.t(), x * 2
+
+    mine, theirs = torch.ones(2, 3), torch.ones(2, 3)
+    view, double = compiled(f)(mine)
+    f(theirs)
+    torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(double, theirs * 2)
+    mine[0, 0] = 9
+    assert view[0, 0] == 9
+
+
+@torch.no_grad()
+def test_outputs_of_every_kind_come_back():
+    def f(x):
+        return {"twice": x * 2, "number": 3, "nothing": None, "same": x, "half": x.bfloat16() + 1}
+
+    got, wanted = compiled(f)(X), f(X)
+    assert got.keys() == wanted.keys()
+    assert got["number"] == 3
+    assert got["nothing"] is None
+    torch.testing.assert_close(got["twice"], wanted["twice"])
+    assert got["half"].dtype == torch.bfloat16
+    torch.testing.assert_close(got["half"], wanted["half"])
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(tw.InputError, match="expected options among"):
+        backend(torch.fx.symbolic_trace(nn.ReLU()), [X], options={"speed": 3})

@@ -1,0 +1,252 @@
+"""Exported programs of torch: networks, parameters, outputs, and one error for all that is in the way."""
+
+import copy
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tvm")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+
+import tilewright as tw  # noqa: E402
+from tilewright.cli import main  # noqa: E402
+from tilewright.frontends.torch.exported import host_array  # noqa: E402
+
+from_exported = tw.frontends.torch.from_exported
+
+
+class Residual(nn.Module):
+    """Two convolutions with norms and a shortcut, as in ResNet."""
+
+    def __init__(self, channels, stride):
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, stride, 1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+        self.second = nn.Conv2d(channels, channels, 3, 1, 1)
+        self.shortcut = nn.Conv2d(channels, channels, 1, stride)
+
+    def forward(self, x):
+        return F.relu(self.second(F.relu(self.norm(self.first(x)))) + self.shortcut(x))
+
+
+class SqueezeExcite(nn.Module):
+    """A depthwise convolution with hard activations and a gate, as in MobileNetV3."""
+
+    def __init__(self):
+        super().__init__()
+        self.deep = nn.Conv2d(8, 8, 5, padding=2, groups=8)
+        self.down, self.up = nn.Conv2d(8, 2, 1), nn.Conv2d(2, 8, 1)
+
+    def forward(self, x):
+        x = F.hardswish(self.deep(x))
+        return x * F.hardsigmoid(self.up(F.relu(self.down(F.adaptive_avg_pool2d(x, 1)))))
+
+
+class Decoder(nn.Module):
+    """Embeddings, causal attention and a feed-forward block, as in GPT-2."""
+
+    def __init__(self, width=16, heads=2, words=30, length=12):
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.attend, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.norm, self.last = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.grow, self.shrink = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.heads = heads
+
+    def forward(self, ids):
+        batch, length = ids.shape
+        x = self.words(ids) + self.places(torch.arange(length))
+        parts = self.attend(self.norm(x)).chunk(3, -1)
+        q, k, v = (p.view(batch, length, self.heads, -1).transpose(1, 2) for p in parts)
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, -1))
+        x = x + self.shrink(F.gelu(self.grow(self.last(x)), approximate="tanh"))
+        return x @ self.words.weight.t()
+
+
+class ConvNext(nn.Module):
+    """A wide depthwise convolution and a norm over channels that come last."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.deep = nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 8, 7, padding=3, groups=8)
+        self.norm, self.grow, self.shrink = nn.LayerNorm(8), nn.Linear(8, 32), nn.Linear(32, 8)
+        self.scale = nn.Parameter(torch.full((8,), 0.1))
+
+    def forward(self, x):
+        x = self.stem(x)
+        y = self.shrink(F.gelu(self.grow(self.norm(self.deep(x).permute(0, 2, 3, 1))))) * self.scale
+        return (x + y.permute(0, 3, 1, 2)).mean((-2, -1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind=nn.LSTM, both=False):
+        super().__init__()
+        self.words, self.cells = nn.Embedding(20, 8), kind(8, 6, 2, batch_first=True, bidirectional=both)
+
+    def forward(self, ids):
+        steps, state = self.cells(self.words(ids))
+        return steps[:, -1], state
+
+
+class Encoder(nn.Module):
+    """A transformer encoder with a buffer and dropout that is off, as in BERT."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.drop = nn.Embedding(20, 16), nn.Dropout(0.1)
+        self.register_buffer("places", torch.arange(12)[None], persistent=False)
+        self.where = nn.Embedding(12, 16)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, activation="gelu", batch_first=True)
+        self.pool = nn.Linear(16, 16)
+
+    def forward(self, ids, mask):
+        x = self.drop(self.words(ids) + self.where(self.places[:, : ids.shape[1]]))
+        x = self.layer(x) * mask[..., None].to(x.dtype)
+        return {"last": x, "pooled": torch.tanh(self.pool(x[:, 0]))}
+
+
+IMAGE, IDS = torch.randn(1, 8, 9, 9), torch.randint(0, 20, (2, 5))
+NETWORKS = {
+    "residual": (lambda: nn.Sequential(Residual(8, 2), Residual(8, 1)), (IMAGE,)),
+    "squeeze-excite": (SqueezeExcite, (IMAGE,)),
+    "decoder": (Decoder, (IDS,)),
+    "convnext": (ConvNext, (torch.randn(1, 3, 16, 16),)),
+    "lstm": (Recurrent, (IDS,)),
+    "lstm-both-ways": (lambda: Recurrent(both=True), (IDS,)),
+    "gru": (lambda: Recurrent(nn.GRU), (IDS,)),
+    "encoder": (Encoder, (IDS, torch.ones(2, 5, dtype=torch.long))),
+}
+
+
+def seeded(make):
+    torch.manual_seed(0)
+    return make().eval()
+
+
+def leaves(result):
+    return [host_array(t) for t in torch.utils._pytree.tree_leaves(result)]
+
+
+def exported(model, *inputs, **options):
+    with torch.no_grad():
+        return torch.export.export(model, inputs, **options)
+
+
+def close(got, wanted):
+    assert len(got) == len(wanted)
+    for g, w in zip(got, wanted, strict=True):
+        assert (g.shape, g.dtype) == (w.shape, w.dtype)
+        np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_network_agrees_with_eager_torch(name):
+    make, inputs = NETWORKS[name]
+    model = seeded(make)
+    module = from_exported(exported(model, *inputs))
+    with torch.no_grad():
+        wanted = leaves(model(*inputs))
+    close(tw.interpret(module, *map(host_array, inputs)), wanted)
+
+
+def test_parameters_are_constants_under_their_names():
+    module = from_exported(exported(seeded(lambda: nn.Linear(3, 2)), torch.randn(4, 3)))
+    assert {"p_weight", "p_bias"} <= set(module.constants)
+    assert [p.hint for p in module.main.body.params] == ["input"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_dtypes_stay_what_torch_says(dtype):
+    model, x = seeded(lambda: nn.Linear(3, 2)).to(dtype), torch.randn(4, 3, dtype=dtype)
+    (got,) = tw.interpret(from_exported(exported(model, x)), host_array(x))
+    with torch.no_grad():
+        wanted = host_array(model(x))
+    assert got.dtype == wanted.dtype
+    np.testing.assert_allclose(got.astype(np.float64), wanted.astype(np.float64), atol=2e-2)
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(self, *args)
+
+
+def test_inputs_that_are_fixed_and_outputs_that_are_inputs():
+    x = torch.randn(3)
+    program = exported(Function(lambda _, x, n: (x * n, x, x)), x, 3)
+    close(tw.interpret(from_exported(program), x.numpy()), [3 * x.numpy(), x.numpy(), x.numpy()])
+
+
+def test_everything_in_the_way_is_told_at_once():
+    def forward(_, x):
+        return torch.fft.fft(F.dropout(x, 0.5, training=True)).real + torch.linalg.det(x) + torch.rand(3)
+
+    with pytest.raises(tw.UnsupportedError) as caught:
+        from_exported(exported(Function(forward), torch.randn(3, 3)))
+    message = str(caught.value)
+    assert "operators in training mode" in message
+    assert "random numbers: rand" in message
+    assert __file__ in message
+    with pytest.raises(tw.UnsupportedError, match=r"_fft_r2c.*linalg_det"):
+        from_exported(
+            exported(Function(lambda _, x: torch.fft.fft(x).real + torch.linalg.det(x)), torch.eye(3))
+        )
+
+
+def test_a_buffer_that_changes_is_refused():
+    model = Function(lambda self, x: x + self.count.add_(1))
+    model.register_buffer("count", torch.zeros(1))
+    with pytest.raises(tw.UnsupportedError, match="changes in place and keeps: buffer_mutation of count"):
+        from_exported(exported(model, torch.randn(2)))
+
+
+def test_batch_norm_in_training_is_refused():
+    with pytest.raises(tw.UnsupportedError, match="training mode"):
+        from_exported(exported(nn.BatchNorm1d(3).train(), torch.randn(4, 3)))
+
+
+def test_dynamic_shapes_are_refused_by_name():
+    shapes = ({0: torch.export.Dim("batch")},)
+    program = exported(seeded(lambda: nn.Linear(3, 2)), torch.randn(4, 3), dynamic_shapes=shapes)
+    with pytest.raises(tw.UnsupportedError, match="dimensions that are not constant"):
+        from_exported(program)
+
+
+def test_a_mask_as_index_is_refused_with_its_place():
+    with pytest.raises(tw.UnsupportedError, match="not constant|mask"):
+        from_exported(exported(Function(lambda _, x: x[x > 0].sum()), torch.randn(4)))
+
+
+@pytest.mark.parametrize("program", [None, nn.Linear(2, 2)])
+def test_what_is_no_exported_program_is_refused(program):
+    with pytest.raises(tw.InputError, match=r"expected a torch\.export\.ExportedProgram"):
+        from_exported(program)
+
+
+def test_a_saved_program_runs_from_the_command_line(tmp_path, capsys):
+    path = tmp_path / "net.pt2"
+    torch.export.save(exported(seeded(SqueezeExcite), IMAGE), path)
+    assert main(["run", str(path), "--target", "opencl", "--check", "--repeats", "1"]) == 0
+    assert "error" in capsys.readouterr().out
+    assert main(["run", str(path), "--params", "other.npz"]) == 2
+
+
+def test_a_file_that_is_no_program_is_refused(tmp_path):
+    path = tmp_path / "net.pt2"
+    path.write_bytes(b"nothing")
+    with pytest.raises(tw.InputError, match=r"torch\.export\.save"):
+        tw.frontends.torch.load(path)
+
+
+def test_importing_changes_nothing_of_the_program():
+    program = exported(seeded(lambda: nn.Linear(3, 2)), torch.randn(4, 3))
+    before = copy.deepcopy(str(program))
+    from_exported(program)
+    assert str(program) == before
