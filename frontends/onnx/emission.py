@@ -41,19 +41,26 @@ class FoldingEmitter(Emitter):
     def __init__(self, taken: Iterable[str], inputs: Sequence[Value]) -> None:
         super().__init__(taken)
         self._inputs = tuple(inputs)
+        self._folded: dict[object, tuple[Value, ...]] = {}
 
     def values(self, name: str, operands: Sequence[Value], **attrs: Attr) -> tuple[Value, ...]:
-        """The results of a graph op: constants where all operands are constants."""
+        """The results of a graph op: constants where all operands are constants, the same ones each time."""
         definition = op_def(f"graph.{name}")
         arrays = [a for v in operands if (a := self.known(v)) is not None]
         if definition.evaluate is None or definition.infer is None or len(arrays) < max(1, len(operands)):
             return super().values(name, operands, **attrs)
-        full = dict(definition.complete(attrs))
+        complete = definition.complete(attrs)
+        # unrolled layers cut the same weights again at every step
+        key = (name, tuple(operands), complete)
+        if key in self._folded:
+            return self._folded[key]
+        full = dict(complete)
         types = definition.infer([v.type for v in operands], full)
         if sum(t.nbytes for t in types if isinstance(t, TensorType)) > MAX_FOLDED_BYTES:
             return super().values(name, operands, **attrs)
         with np.errstate(all="ignore"):
-            return tuple(self.constant(np.asarray(a)) for a in definition.evaluate(arrays, full))
+            self._folded[key] = tuple(self.constant(np.asarray(a)) for a in definition.evaluate(arrays, full))
+        return self._folded[key]
 
     def static(self, value: Value, what: str) -> np.ndarray:
         """The array of `value`, which must be known; raises NotConstant naming the inputs it comes from."""
@@ -86,7 +93,10 @@ class FoldingEmitter(Emitter):
     def full(self, value: float | int | bool, dtype: str, shape: Sequence[int] = ()) -> Value:
         """A constant filled with one value."""
         bounded(*shape)
-        return self.constant(np.full(tuple(shape), value).astype(storage_dtype(dtype)))
+        key = (repr(value), dtype, tuple(shape))
+        if key not in self._folded:
+            self._folded[key] = (self.constant(np.full(key[2], value).astype(storage_dtype(dtype))),)
+        return self._folded[key][0]
 
     def cast(self, x: Value, dtype: str) -> Value:
         """`x` as `dtype`; itself when it already is."""

@@ -297,3 +297,14 @@ def test_the_command_line_runs_a_file(rng, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["outputs"][0]["shape"] == [2, 10]
     assert main(["run", path]) == 2
     assert "--shape x=1,..." in capsys.readouterr().err
+
+
+def test_unrolling_shares_what_is_cut_from_weights(rng):
+    """As many constants for twenty steps as for two."""
+    counts = []
+    for time in (2, 20):
+        constants = {"w": normal(rng, 1, 12, 3), "r": normal(rng, 1, 12, 4), "b": normal(rng, 1, 24)}
+        node = helper.make_node("GRU", ["x", "w", "r", "b"], ["y"], hidden_size=4)
+        model = a_model([node], {"x": [time, 2, 3]}, ["y"], constants, opset=14)
+        counts.append(len(agrees(model, normal(rng, time, 2, 3)).constants))
+    assert counts[0] == counts[1]
