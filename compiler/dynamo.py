@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from itertools import count
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from tilewright.api import compile as compile_module
-from tilewright.executable import Executable
+from tilewright.executable import Executable, clear_errors
 from tilewright.frontends.torch.exported import from_exported, host_array
 from tilewright.frontends.torch.survey import operator_name, place_of
 from tilewright.ir import InputError, TilewrightError, UnsupportedError
@@ -26,6 +26,15 @@ OPTIONS = ("target", "precision", "tune", "freeze")
 #: torch's name of a device -> our target
 TARGETS = {"cpu": "opencl", "cuda": "cuda"}
 _numbers = count()
+
+
+@runtime_checkable
+class GivesDeviceArrays(Protocol):
+    """A loaded plan whose results can stay in the memory of its device."""
+
+    def run_on_device(self, inputs: Sequence[object]) -> Sequence[Any]:
+        """One array with `__dlpack__` per output."""
+        ...
 
 
 class FallbackWarning(UserWarning):
@@ -55,7 +64,7 @@ def backend(
         given.setdefault("target", _target_of(tensors))
     except UnsupportedError as error:
         _warn(name, error)
-        return graph.forward  # type: ignore[no-any-return]
+        return graph.forward
     own = len(list(graph.parameters())) + len(list(graph.buffers()))
     weights = [own + i for i, x in enumerate(example_inputs) if _is_weight(torch, x)]
     frozen = (*range(own), *weights) if given.pop("freeze", True) else ()
@@ -66,7 +75,7 @@ def backend(
 
     make_boxed = import_module("functorch.compile").make_boxed_func
     simplified = import_module("torch._functorch.aot_autograd").aot_module_simplified
-    return simplified(graph, example_inputs, fw_compiler=compiler, inference_compiler=compiler)  # type: ignore[no-any-return]
+    return simplified(graph, example_inputs, fw_compiler=compiler, inference_compiler=compiler)
 
 
 class Subgraph:
@@ -156,15 +165,25 @@ class _Compiled:
 
     def __call__(self, args: Sequence[Any]) -> Sequence[Any]:
         inputs = [self._input(args[i]) for i in self._taken if isinstance(args[i], self._torch.Tensor)]
-        computed = iter(self._executable(*inputs))
+        computed = iter(self._computed(inputs))
         return [value if known else self._output(next(computed)) for known, value in self._constants]
+
+    def _computed(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """NumPy arrays, or arrays in GPU memory where the device can give them."""
+        loaded = self._executable.load()
+        if self._device.type == "cuda" and isinstance(loaded, GivesDeviceArrays):
+            with clear_errors():
+                return loaded.run_on_device(inputs)
+        return self._executable(*inputs)
 
     def _input(self, tensor: Any) -> Any:
         """Memory of the CPU is read in place; that of a GPU through DLPack, without a copy to the host."""
         return host_array(tensor) if tensor.device.type == "cpu" else tensor.detach().contiguous()
 
-    def _output(self, array: np.ndarray) -> Any:
+    def _output(self, array: Any) -> Any:
         torch = self._torch
+        if not isinstance(array, np.ndarray):
+            return torch.from_dlpack(array)
         if array.dtype.name == "bfloat16":
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(self._device)
         return torch.from_numpy(array).to(self._device)

@@ -14,6 +14,8 @@ RANDOM = "random numbers"
 DYNAMIC = "dimensions that are not constant (export without dynamic_shapes)"
 MUTATION = "values that the program changes in place and keeps"
 OUTPUTS = "outputs that are no tensors"
+#: what to do about operators that a model need not use
+_HINTS = {"_transformer_encoder_layer_fwd.default": "set torch.backends.mha.set_fastpath_enabled(False)"}
 _STATELESS = ("USER_OUTPUT", "LOSS_OUTPUT")
 #: operators that draw random numbers without torch's mark for them
 _RANDOM = (
@@ -54,7 +56,7 @@ def survey(program: Any, known: Container[str] | None) -> None:
         elif _draws(node, name):
             findings.add(RANDOM, name, place)
         elif known is not None and name not in known:
-            findings.add(OPERATORS, name, place)
+            findings.add(OPERATORS, name + (f" ({_HINTS[name]})" if name in _HINTS else ""), place)
     findings.check("exported program")
 
 
