@@ -11,7 +11,7 @@ import numpy as np
 
 from tilewright.ir.builder import Builder
 from tilewright.ir.errors import InputError, UnsupportedError
-from tilewright.ir.nodes import Attr, Value
+from tilewright.ir.nodes import Attr, Op, Value
 from tilewright.ir.types import TensorType, dtype_name
 
 #: A tensor, a tuple of results, an absent result, or a function (which only the evaluator makes and takes).
@@ -34,6 +34,8 @@ class Emitter:
         self.constants: dict[str, np.ndarray] = {}
         self._taken = set(taken)
         self._arrays: dict[Value, np.ndarray] = {}
+        self._producers: dict[Value, int] = {}
+        self._indexed = 0
 
     def value(self, name: str, *operands: Value, **attrs: Attr) -> Value:
         """Append a graph op with one result."""
@@ -59,6 +61,19 @@ class Emitter:
     def known(self, value: Result) -> np.ndarray | None:
         """The array of a constant, None for everything else."""
         return self._arrays.get(value) if isinstance(value, Value) else None
+
+    def remember(self, value: Value, array: np.ndarray) -> None:
+        """From now on the array of `value` is known."""
+        self._arrays[value] = array
+
+    def producer(self, value: Value) -> tuple[int, Op] | None:
+        """The op that `value` is a result of, after its place among all ops; None for inputs."""
+        ops = self.builder.ops
+        for place in range(self._indexed, len(ops)):
+            self._producers.update(dict.fromkeys(ops[place].results, place))
+        self._indexed = len(ops)
+        found = self._producers.get(value)
+        return None if found is None else (found, ops[found])
 
     def tensor(self, args: Sequence[Result], index: int) -> Value:
         """Argument `index`, known to be a tensor."""

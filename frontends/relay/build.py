@@ -135,14 +135,17 @@ class Builder:
         *statements, last = cast(list[Node], tree.children)
         with self._locals.entered():
             for statement in statements:
-                value = None
+                value, variable = None, None
                 if statement.data != "free_var":
-                    value = yield self.expr(cast(Node, statement.children[-1]))
+                    tree = cast(Node, statement.children[-1])
+                    if statement.data == "let" and tree.data == "lambda_":
+                        variable = self._variable(statement)  # a function may call itself
+                    value = yield self.expr(tree)
                 first = statement.children[0]
                 if statement.data == "bind":
                     self._graph[str(first)] = cast(Expr, value)
                 elif statement.data == "let":
-                    bindings.append((self._variable(statement), cast(Expr, value)))
+                    bindings.append((variable or self._variable(statement), cast(Expr, value)))
                 elif statement.data == "free_var":
                     self._free.append(self._variable(statement))
             result = yield self.expr(last)

@@ -11,6 +11,7 @@ from typing import Protocol
 from tilewright.frontends.emitter import Emitter, Result, flatten
 from tilewright.frontends.relay import ast
 from tilewright.frontends.relay.attributes import Attributes
+from tilewright.frontends.relay.static_operands import known_array
 from tilewright.frontends.relay.trampoline import Step
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Value
@@ -19,6 +20,7 @@ from tilewright.ir.types import TensorType, dtype_name
 #: Bounds on what inlining may produce, so that a small file cannot ask for endless work.
 MAX_CALLS = 500_000
 MAX_NESTED_CALLS = 1000
+MAX_NESTED_CONDITIONS = 64
 
 
 class Rule(Protocol):
@@ -71,6 +73,7 @@ class Evaluator:
         self._counts: Counter[str] = Counter()
         self._calls = 0
         self._nested = 0
+        self._conditions = 0
 
     def main(self, arguments: Mapping[ast.Var, Result]) -> Step[Result]:
         """The result of @main for values of its parameters."""
@@ -183,14 +186,45 @@ class Evaluator:
         return value[node.index]
 
     def _if(self, node: ast.If, frame: Frame) -> Step[Result]:
+        """The branch a known condition takes; for others both are computed, and their results selected.
+
+        Relay's values have no effects, so computing the branch that is not taken changes nothing.
+        """
         condition = yield self.evaluate(node.condition, frame)
-        array = self._emitter.known(condition)
-        if array is None or array.size != 1:
+        if not isinstance(condition, Value) or condition.tensor.size != 1:
+            raise InputError("expected one truth value as the condition of 'if'", where=str(node.span))
+        array = known_array(self._emitter, condition)
+        if array is not None:
+            taken = node.then if bool(array.reshape(())) else node.otherwise
+            return (yield self.evaluate(taken, frame))
+        if condition.tensor.shape:
+            condition = self._emitter.value("reshape", condition, newshape=())
+        self._conditions += 1
+        if self._conditions > MAX_NESTED_CONDITIONS:
             raise UnsupportedError(
-                "expected the condition of 'if' to be a constant: control flow on data is not imported",
+                f"expected conditions on data nested at most {MAX_NESTED_CONDITIONS} deep: loops that data "
+                "ends are not imported",
                 where=str(node.span),
             )
-        return (yield self.evaluate(node.then if bool(array.reshape(())) else node.otherwise, frame))
+        then = yield self.evaluate(node.then, frame)
+        otherwise = yield self.evaluate(node.otherwise, frame)
+        self._conditions -= 1
+        return self._selected(condition, then, otherwise, node)
+
+    def _selected(self, condition: Value, then: Result, otherwise: Result, node: ast.If) -> Result:
+        if isinstance(then, tuple) and isinstance(otherwise, tuple) and len(then) == len(otherwise):
+            parts = zip(then, otherwise, strict=True)
+            return tuple(self._selected(condition, a, b, node) for a, b in parts)
+        if then is otherwise:
+            return then
+        alike = isinstance(then, Value) and isinstance(otherwise, Value) and then.type == otherwise.type
+        if not alike:
+            raise UnsupportedError(
+                "expected both branches of an 'if' on data to give tensors of the same types, got "
+                f"{_describe(then)} and {_describe(otherwise)}",
+                where=str(node.span),
+            )
+        return self._emitter.value("where", condition, then, otherwise)
 
     def _literal(self, node: ast.Constant) -> Value:
         if id(node) not in self._literals:

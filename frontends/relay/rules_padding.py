@@ -41,7 +41,7 @@ def padded(
     attrs: dict[str, Attr] = {"pad_before": before, "pad_after": after, "pad_mode": mode}
     if any(before + after) and isinstance(value, Value):
         data = emit.value("pad", data, value, **attrs)
-    elif any(before + after):
+    elif any(before + after) and not isinstance(value, Value):
         data = emit.value("pad", data, pad_value=value, **attrs)
     return cropped(emit, data, [(max(0, -lo), max(0, -hi)) for lo, hi in widths])
 

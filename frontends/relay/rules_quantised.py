@@ -23,7 +23,7 @@ from tilewright.frontends.relay.quantisation import (
     spread,
     times,
 )
-from tilewright.frontends.relay.rules_elementwise import rounded_half_away
+from tilewright.frontends.relay.rules_numbers import rounded_half_away
 from tilewright.frontends.relay.rules_windows import RULES as WINDOWS
 from tilewright.frontends.relay.static_operands import static_integers
 from tilewright.ir.errors import InputError

@@ -18,12 +18,16 @@ MAX_ELEMENTS = 4096
 
 def static_array(emit: Emitter, value: Value, what: str) -> np.ndarray:
     """The array of `value`; raises UnsupportedError where it depends on inputs or is large."""
-    array = emit.known(value)
-    if array is None:
-        array = _computed(emit, value)
+    array = known_array(emit, value)
     if array is None:
         raise UnsupportedError(f"expected a constant as {what}, got {value.type}, which depends on inputs")
     return array
+
+
+def known_array(emit: Emitter, value: Value) -> np.ndarray | None:
+    """The array of `value`, computed where only small constants take part; None where it is not known."""
+    array = emit.known(value)
+    return _computed(emit, value) if array is None else array
 
 
 def static_integers(emit: Emitter, value: Value, what: str) -> tuple[int, ...]:
@@ -38,31 +42,34 @@ def _computed(emit: Emitter, value: Value) -> np.ndarray | None:
     needed = _needed(emit, value)
     if needed is None:
         return None
-    arrays: dict[Value, np.ndarray] = {}
     for op in needed:
-        operands = [_array(emit, arrays, v) for v in op.operands]
-        known = [a for a in operands if a is not None]
+        operands = [a for v in op.operands if (a := emit.known(v)) is not None]
         definition = op_def(op.name)
-        if len(known) < len(operands) or definition.evaluate is None:
+        if len(operands) < len(op.operands) or definition.evaluate is None:
             return None
         with np.errstate(all="ignore"):
-            arrays.update(zip(op.results, definition.evaluate(known, dict(op.attrs)), strict=True))
-    return arrays.get(value)
-
-
-def _array(emit: Emitter, arrays: dict[Value, np.ndarray], value: Value) -> np.ndarray | None:
-    found = emit.known(value)
-    return arrays.get(value) if found is None else found
+            found = definition.evaluate(operands, dict(op.attrs))
+        for result, array in zip(op.results, found, strict=True):
+            emit.remember(result, array)
+    return emit.known(value)
 
 
 def _needed(emit: Emitter, value: Value) -> Sequence[Op] | None:
-    """The ops that `value` is computed by, in order; None where one of them makes more than a shape holds."""
-    wanted, out = {value}, []
-    for op in reversed(emit.builder.ops):
-        if wanted.isdisjoint(op.results) or op.name == "graph.constant":
+    """The ops that `value` is computed by, in order; None where an input or a tensor larger than a shape
+    takes part."""
+    out: dict[int, Op] = {}
+    todo = [value]
+    while todo:
+        v = todo.pop()
+        if emit.known(v) is not None:
             continue
+        found = emit.producer(v)
+        if found is None:
+            return None
+        place, op = found
         if any(isinstance(r.type, TensorType) and r.type.size > MAX_ELEMENTS for r in op.results):
             return None
-        wanted.update(op.operands)
-        out.append(op)
-    return out[::-1]
+        if place not in out:
+            out[place] = op
+            todo.extend(op.operands)
+    return [out[place] for place in sorted(out)]

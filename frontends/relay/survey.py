@@ -8,6 +8,19 @@ from dataclasses import dataclass, field
 from tilewright.frontends.relay import ast
 from tilewright.ir.errors import InputError, UnsupportedError
 
+#: Why operators of a family (by the start of their names) are not imported
+_REASONS: Mapping[str, str] = {
+    "auto_scheduler_layout_transform": "made by TVM's tuner: save the module before it",
+    "call_lowered": "made by TVM's compilation: save the module before it",
+    "contrib.ethosu.": "for one accelerator",
+    "memory.": "made by TVM's compilation: save the module before it",
+    "meta_schedule_layout_transform": "made by TVM's tuner: save the module before it",
+    "random.": "draws random numbers, which here are inputs",
+    "relay.op.annotation.simulated_quantize": "made while TVM quantises: save the module after it",
+    "torch_op": "calls PyTorch",
+    "vm.": "made by TVM's compilation: save the module before it",
+}
+
 
 @dataclass
 class _Finding:
@@ -25,9 +38,13 @@ class _Findings:
 
     def __str__(self) -> str:
         return ", ".join(
-            f"{name} ({f.count} time{'s' if f.count > 1 else ''}, first at {f.first})"
+            f"{name} ({f.count} time{'s' if f.count > 1 else ''}, first at {f.first}{_reason(name)})"
             for name, f in sorted(self.by_name.items())
         )
+
+
+def _reason(name: str) -> str:
+    return next((f": {text}" for start, text in _REASONS.items() if name.startswith(start)), "")
 
 
 def survey(module: ast.Module, known_ops: Container[str]) -> None:

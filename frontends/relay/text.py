@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from importlib.resources import files
 
@@ -14,6 +15,8 @@ from tilewright.ir.errors import InputError
 
 #: Characters of code (without metadata) accepted; the largest known network prints 0.2 million.
 MAX_CODE = 32_000_000
+#: The first line of texts of TVM 0.6 and older
+_OLD_VERSION = re.compile(r"\s*v(\d+\.\d+\.\d+)\s")
 _NAMES = {
     "$END": "the end of the file",
     "LOCAL": "%name",
@@ -43,6 +46,8 @@ def read_text(text: str, file: str) -> Module:
     A text without definitions is one expression: a function becomes @main, anything else the body of a @main
     whose parameters are the free variables. Raises InputError with file, line, column and what was expected.
     """
+    if old := _OLD_VERSION.match(text):
+        raise InputError(f"expected Relay text of version 0.0.5, got {old[1]}", where=file)
     source = scan(text, file)
     if len(source.code) > MAX_CODE:
         raise InputError(

@@ -108,14 +108,16 @@ def test_bindings_outside_dataflow_and_a_condition_that_is_known():
     np.testing.assert_array_equal(run(builder.get(), X)[0], -X)
 
 
-def test_a_condition_on_data_is_refused():
+def test_a_condition_on_data_selects():
     builder = relax.BlockBuilder()
     x, c = relax.Var("x", tensor(2, 3)), relax.Var("c", tensor(dtype="bool"))
     with builder.function("main", [x, c]):
-        out = builder.emit(relax.If(c, relax.SeqExpr([], x), relax.SeqExpr([], x)))
+        y = builder.emit(relax.op.negative(x))
+        out = builder.emit(relax.If(c, relax.SeqExpr([], y), relax.SeqExpr([], x)))
         builder.emit_func_output(out)
-    with pytest.raises(tw.UnsupportedError, match="control flow on data"):
-        tw.frontends.relax.from_module(builder.get())
+    for condition in (True, False):
+        got = run(builder.get(), X, np.asarray(condition))[0]
+        np.testing.assert_array_equal(got, -X if condition else X)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "uint8", "bool"])

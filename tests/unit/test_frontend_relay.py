@@ -103,10 +103,13 @@ def test_long_chains_and_nested_calls():
     assert len(ops(net("exp(" * n + "%x" + ")" * n))) == n + 1
 
 
-def test_condition_must_be_constant():
+def test_conditions_choose_a_branch_or_select():
     assert ops(net("if (True) { exp(%x) } else { tanh(%x) }")) == ["exp", "return"]
     assert ops(net("if (False) { exp(%x) } else { tanh(%x) }")) == ["tanh", "return"]
-    assert "condition of 'if'" in fault("if (%c) { %x } else { %x }", X + ", %c: bool", kind=UnsupportedError)
+    selected = net("if (%c) { exp(%x) } else { tanh(%x) }", X + ", %c: bool")
+    assert ops(selected) == ["exp", "tanh", "where", "return"]
+    assert "both branches" in fault("if (%c) { %x } else { %c }", X + ", %c: bool", kind=UnsupportedError)
+    assert "condition of 'if'" in fault("if (%x) { %x } else { %x }", X)
 
 
 def test_recursion_is_an_error():
