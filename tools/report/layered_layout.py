@@ -15,7 +15,14 @@ GAP_X = 22.0
 GAP_Y = 34.0
 THROUGH_WIDTH = 14.0
 ORDER_SWEEPS = 8
-PLACE_SWEEPS = 14
+PLACE_SWEEPS = 24
+#: the first sweeps look at one neighbouring layer only, which moves long chains fast
+ROUGH_SWEEPS = 4
+#: pulls besides those of length 1: along long edges and along plain chains, which keeps them straight, and of
+#: every node to the middle, which stops long graphs from drifting sideways
+UNSEEN = 8.0
+CHAIN = 4.0
+TO_THE_MIDDLE = 0.1
 
 Point = tuple[float, float]
 Segment = tuple[Point, Point]
@@ -165,37 +172,44 @@ def _centres(graph: _Graph, layers: list[list[int]]) -> list[float]:
             at += graph.sizes[n][0] + GAP_X
         for n in members:
             x[n] -= at / 2
+    near = [[*a, *b] for a, b in zip(above, below, strict=True)]
+    pull = {(a, b): _pull(graph, a, b, len(below[a]), len(above[b])) for a, b in graph.edges}
+    pull |= {(b, a): w for (a, b), w in pull.items()}
     for sweep in range(PLACE_SWEEPS):
         down = sweep % 2 == 0
+        one_side = above if down else below
         for members in layers if down else reversed(layers):
-            _fit(graph, members, x, above, below, first=above if down else below)
+            _fit(graph, members, x, one_side if sweep < ROUGH_SWEEPS else near, pull)
     return x
+
+
+def _pull(graph: _Graph, a: int, b: int, readers: int, sources: int) -> float:
+    if min(a, b) >= graph.boxes:
+        return UNSEEN
+    return CHAIN if readers == sources == 1 else 1.0
 
 
 def _fit(
     graph: _Graph,
     members: list[int],
     x: list[float],
-    above: list[list[int]],
-    below: list[list[int]],
-    first: list[list[int]],
+    near: list[list[int]],
+    pull: dict[tuple[int, int], float],
 ) -> None:
     """Move one layer to the least-squares places that keep order and distances (pool adjacent violators)."""
-    shift, blocks = 0.0, []
-    previous: int | None = None
-    shifts = []
-    for n in members:
-        if previous is not None:
-            shift += (graph.sizes[previous][0] + graph.sizes[n][0]) / 2 + GAP_X
+    shift = 0.0
+    shifts: list[float] = []
+    blocks: list[tuple[float, float, int]] = []
+    for i, n in enumerate(members):
+        if i:
+            shift += (graph.sizes[members[i - 1]][0] + graph.sizes[n][0]) / 2 + GAP_X
         shifts.append(shift)
-        near = first[n] or above[n] or below[n]
-        weights = [8.0 if n >= graph.boxes and m >= graph.boxes else 1.0 for m in near]
-        wanted = sum(w * x[m] for w, m in zip(weights, near, strict=True)) / sum(weights) if near else x[n]
-        blocks.append((wanted - shift, sum(weights) if near else 0.1, 1))
+        weight = sum(pull[n, m] for m in near[n]) + TO_THE_MIDDLE
+        wanted = sum(pull[n, m] * x[m] for m in near[n]) / weight
+        blocks.append((wanted - shift, weight, 1))
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
             (v1, w1, c1), (v2, w2, c2) = blocks[-2:]
             blocks[-2:] = [((v1 * w1 + v2 * w2) / (w1 + w2), w1 + w2, c1 + c2)]
-        previous = n
     values = [v for v, _, count in blocks for _ in range(count)]
     for n, v, s in zip(members, values, shifts, strict=True):
         x[n] = v + s
