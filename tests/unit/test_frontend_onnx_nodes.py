@@ -27,7 +27,8 @@ _SAMPLE = """
     resize_downsample_scales_cubic_antialias resize_tf_crop_and_resize_axes_3_2
     resize_upsample_sizes_nearest_not_larger upsample_nearest gridsample_bicubic_align_corners_1
     gridsample_volumetric_bilinear roialign_mode_max col2im_pads affine_grid_3d_align_corners dft_irfft
-    stft_with_window det_nd einsum_batch_diagonal melweightmatrix blackmanwindow nllloss_NCd1d2
+    stft_with_window det_nd einsum_batch_diagonal melweightmatrix tfidfvectorizer_tf
+    blackmanwindow nllloss_NCd1d2
     sce_mean_3d sequence_insert_at_front split_to_sequence_1 optional_has_element_empty_optional_input
 """
 SAMPLE = tuple(_SAMPLE.split())
