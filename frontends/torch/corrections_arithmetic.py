@@ -268,7 +268,7 @@ ARITHMETIC: Mapping[str, Correction] = {
     "fmin.default": _binary(_number_of(_op.minimum)),
     **_named("matmul.default mm.default bmm.default mv.default dot.default", _matmul),
     "linear.default": _linear,
-    **_named("addmm.default baddbmm.default", _added_product),
+    **_named("addmm.default baddbmm.default addmv.default", _added_product),
     **_named("_to_copy.default to.dtype", _copied),
     **_named("avg_pool2d.default avg_pool3d.default", _refuse_override),
 }  # fmt: skip

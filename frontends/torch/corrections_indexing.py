@@ -72,22 +72,30 @@ def _index_put(importer: Any, node: Any) -> Any:
     if any(i is not None and tensor_of(i).dtype in (torch.bool, torch.uint8) for i in indices):
         return _masked_put(importer, node)
     dims = [d for d, i in enumerate(indices) if i is not None]
-    if dims != list(range(len(dims))):
-        raise UnsupportedError("expected indices of the leading dimensions to put values at")
+    others = [d for d in range(len(shape)) if d not in dims]
+    start = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
     picked = [_wrapped(importer, indices[d], int(shape[d])) for d in dims]
-    rank = max(len(tensor_of(indices[d]).shape) for d in dims)
-    extra = len(shape) - len(dims)
-    full = [
-        emit(_op.reshape(p, [*[1] * (rank - len(s)), *s, *[1] * extra]))
-        for p, s in zip(picked, (list(map(int, tensor_of(indices[d]).shape)) for d in dims), strict=True)
-    ]
-    for place, d in enumerate(range(len(dims), len(shape))):
+    made = list(torch.broadcast_shapes(*(tensor_of(indices[d]).shape for d in dims)))
+    rank, extra = len(made), len(others)
+    full = [emit(_op.reshape(emit(_op.broadcast_to(p, made)), [*made, *[1] * extra])) for p in picked]
+    for place, d in enumerate(others):
         ramp = emit(_op.arange(0, int(shape[d]), 1, "int64"))
-        full.append(
-            emit(_op.reshape(ramp, [1] * (rank + place) + [int(shape[d])] + [1] * (extra - place - 1)))
-        )
+        ones = [1] * (rank + place), [1] * (extra - place - 1)
+        full.append(emit(_op.reshape(ramp, [*ones[0], int(shape[d]), *ones[1]])))
+    rest = [int(shape[d]) for d in others]
     placed = as_type(importer, values, tensor_of(x).dtype)
-    return emit(_op.index_put(importer.env[x], full, placed, bool(argument(node, 3, "accumulate", False))))
+    placed = emit(_op.broadcast_to(placed, [*rest[:start], *made, *rest[start:]]))
+    if start:
+        placed = emit(_op.permute_dims(placed, _fronted(start, rank, extra)))
+    front = emit(_op.permute_dims(importer.env[x], [*dims, *others]))
+    out = emit(_op.index_put(front, full, placed, bool(argument(node, 3, "accumulate", False))))
+    order = [*dims, *others]
+    return emit(_op.permute_dims(out, [order.index(d) for d in range(len(shape))]))
+
+
+def _fronted(start: int, count: int, others: int) -> list[int]:
+    """The order that brings `count` dimensions at `start` to the front of `others`."""
+    return [*range(start, start + count), *range(start), *range(start + count, count + others)]
 
 
 def _masked_put(importer: Any, node: Any) -> Any:
@@ -160,6 +168,18 @@ def _take(importer: Any, node: Any) -> Any:
     )
 
 
+def _searched(importer: Any, node: Any) -> Any:
+    """Where values belong in one rising sequence."""
+    sequence, values = node.args[:2]
+    right = bool(node.kwargs.get("right", False)) or node.kwargs.get("side") == "right"
+    if len(tensor_of(sequence).shape) != 1 or node.kwargs.get("sorter") is not None:
+        raise UnsupportedError("expected searchsorted in one sorted sequence")
+    narrow = bool(node.kwargs.get("out_int32", False))
+    return importer.block_builder.emit(
+        _op.bucketize(importer.env[values], importer.env[sequence], out_int32=narrow, right=right)
+    )
+
+
 INDEXING: Mapping[str, Correction] = {
     "select.int": _select,
     **dict.fromkeys(("index.Tensor", "_unsafe_index.Tensor"), _index),
@@ -167,6 +187,7 @@ INDEXING: Mapping[str, Correction] = {
     **dict.fromkeys(("scatter.src", "scatter.value", "scatter_add.default", "scatter_reduce.two"), _scatter),
     "select_scatter.default": _select_scatter,
     "take.default": _take,
+    "searchsorted.Tensor": _searched,
     **{f"reflection_pad{n}d.default": _padded("reflect") for n in (1, 2, 3)},
     **{f"replication_pad{n}d.default": _padded("replicate") for n in (1, 2, 3)},
 }

@@ -80,8 +80,35 @@ def _variance(importer: Any, node: Any) -> Any:
     if correction:
         divisor = count - correction
         factor = count / divisor if divisor > 0 else float("nan")
-        out = emit(_op.multiply(out, relax.const(factor, dtype_of(importer, node))))
+        out = emit(_op.multiply(out, relax.const(factor, dtype_of(importer, x))))
     return emit(_op.sqrt(out)) if name.startswith("std") else out
+
+
+def _variance_and_mean(importer: Any, node: Any) -> Any:
+    dims, keep = _dims(argument(node, 1, "dim")), bool(node.kwargs.get("keepdim", False))
+    mean = importer.block_builder.emit(_op.mean(importer.env[node.args[0]], dims, keep))
+    return (_variance(importer, node), mean)
+
+
+def _scan(make: Callable[..., Any]) -> Correction:
+    """A running fold in the dtype of the result."""
+
+    def convert(importer: Any, node: Any) -> Any:
+        x, value = node.args[0], tensor_of(node)
+        if not value.shape:
+            return as_type(importer, x, value.dtype)
+        return importer.block_builder.emit(
+            make(as_type(importer, x, value.dtype), int(argument(node, 1, "dim")))
+        )
+
+    return convert
+
+
+def _topk(importer: Any, node: Any) -> Any:
+    """The first k in order, also where torch leaves the order open."""
+    x, k = importer.env[node.args[0]], int(argument(node, 1, "k"))
+    dim, largest = int(argument(node, 2, "dim", -1)), bool(argument(node, 3, "largest", True))
+    return importer.block_builder.emit(_op.topk(x, k, dim, "both", largest, "int64"))
 
 
 REDUCTION: Mapping[str, Correction] = {
@@ -92,6 +119,10 @@ REDUCTION: Mapping[str, Correction] = {
     **dict.fromkeys(("amin.default", "min.default"), _fold(_op.min)),
     **dict.fromkeys(("any.default", "any.dim", "any.dims"), _truth(_op.max)),
     **dict.fromkeys(("all.default", "all.dim", "all.dims"), _truth(_op.min)),
+    "var_mean.correction": _variance_and_mean,
+    "cumsum.default": _scan(_op.cumsum),
+    "cumprod.default": _scan(_op.cumprod),
+    "topk.default": _topk,
     "max.dim": _extreme(largest=True),
     "min.dim": _extreme(largest=False),
     **dict.fromkeys(("var.correction", "var.dim", "std.correction", "std.dim"), _variance),

@@ -65,6 +65,40 @@ def _layer_norm(importer: Any, node: Any) -> Any:
     return (out,) if node.target.__name__.startswith("native") else out
 
 
+def _group_norm(importer: Any, node: Any) -> Any:
+    """Over groups of channels; without weights nothing is scaled or shifted."""
+    x, weight, bias, _, channels, _, groups, epsilon = node.args
+    emit, dtype, rank = importer.block_builder.emit, dtype_of(importer, x), len(tensor_of(x).shape)
+    gamma = emit(_op.ones([int(channels)], dtype)) if weight is None else importer.env[weight]
+    beta = emit(_op.zeros([int(channels)], dtype)) if bias is None else importer.env[bias]
+    axes = list(range(2, rank))
+    return (emit(_op.nn.group_norm(importer.env[x], gamma, beta, int(groups), 1, axes, float(epsilon))),)
+
+
+def _strided(importer: Any, node: Any) -> Any:
+    """A view of memory by strides, as a choice among the elements of a dense tensor."""
+    x, size, stride = node.args[:3]
+    if not tensor_of(x).is_contiguous():
+        raise UnsupportedError("expected as_strided of a dense tensor, got other strides")
+    index = np.asarray(argument(node, 3, "storage_offset") or 0)
+    for extent, step in zip(size, stride, strict=True):
+        index = index[..., None] + np.arange(extent) * step
+    emit = importer.block_builder.emit
+    flat = emit(_op.flatten(importer.env[x]))
+    return emit(_op.take(flat, relax.const(index.astype(np.int64)), axis=0))
+
+
+def _distances(importer: Any, node: Any) -> Any:
+    """Euclidean distances of the rows of two matrices."""
+    a, b, order = node.args[:3]
+    if order != 2:
+        raise UnsupportedError(f"expected Euclidean distances, got the norm of order {order}")
+    emit = importer.block_builder.emit
+    left, right = emit(_op.expand_dims(importer.env[a], -2)), emit(_op.expand_dims(importer.env[b], -3))
+    apart = emit(_op.subtract(left, right))
+    return emit(_op.sqrt(emit(_op.sum(emit(_op.multiply(apart, apart)), [-1]))))
+
+
 def _convolution(importer: Any, node: Any) -> Any:
     """As TVM's, and transposed in three dimensions."""
     x, weight, bias, stride, padding, dilation, transposed, extra, groups = node.args
@@ -174,6 +208,9 @@ SHAPE: Mapping[str, Correction] = {
     "_trilinear.default": _trilinear,
     "layer_norm.default": _layer_norm,
     "native_layer_norm.default": _layer_norm,
+    "native_group_norm.default": _group_norm,
+    "as_strided.default": _strided,
+    "_cdist_forward.default": _distances,
     "convolution.default": _convolution,
     **{
         f"{kind}{n}d.vec": _nearest

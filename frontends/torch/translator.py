@@ -39,8 +39,10 @@ class _Translator(ExportedProgramImporter):  # type: ignore[misc]
         def translate(node: Any) -> Any:
             try:
                 return self._typed(node, convert(node))
-            except UnsupportedError:
-                raise
+            except UnsupportedError as error:
+                if error.where:
+                    raise
+                raise UnsupportedError(str(error), where=place_of(node)) from None
             except _FAILURES as error:
                 lines = str(error).strip().splitlines() or [type(error).__name__]
                 raise UnsupportedError(
