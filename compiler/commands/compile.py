@@ -7,7 +7,12 @@ import json
 import time
 
 from tilewright.api import compile as compile_module
-from tilewright.commands.network import add_choice_arguments, add_network_arguments, load_network
+from tilewright.commands.network import (
+    add_choice_arguments,
+    add_network_arguments,
+    choices_of,
+    load_network,
+)
 from tilewright.executable import Executable
 from tilewright.ir import UnsupportedError
 
@@ -25,7 +30,7 @@ def add_compile(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def run_compile(a: argparse.Namespace) -> None:
     """Compile, save where asked, and report."""
     start = time.perf_counter()
-    exe = compile_module(load_network(a), target=a.target, precision=a.precision, tune=a.tune)
+    exe = compile_module(load_network(a), target=a.target, **choices_of(a))
     if not isinstance(exe, Executable):
         raise UnsupportedError(
             "the reference target has nothing to compile; use `tilewright run --target reference`"

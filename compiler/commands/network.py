@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 
 from tilewright import frontends
+from tilewright.api import ConvAlgorithm
 from tilewright.ir import ArrayType, InputError, Module, parse_file
 from tilewright.pipelines import PRECISIONS
 
@@ -19,7 +21,7 @@ def add_network_arguments(p: argparse.ArgumentParser, *, params: str | None) -> 
     p.add_argument(
         "network",
         metavar="NET",
-        help="a Relay text (.relay), Relay JSON (.json), ONNX (.onnx), torch.export (.pt2) or Tilewright (.ir) file",
+        help="a Relay (.relay text, .json), ONNX (.onnx), torch.export (.pt2) or Tilewright IR (.ir) file",
     )
     p.add_argument(
         "--params",
@@ -46,7 +48,7 @@ def add_network_arguments(p: argparse.ArgumentParser, *, params: str | None) -> 
 
 
 def add_choice_arguments(p: argparse.ArgumentParser) -> None:
-    """The arguments of a compilation: precision, and how parameters are chosen."""
+    """The arguments of a compilation: precision, and how algorithms and parameters are chosen."""
     p.add_argument(
         "--precision", default="fp32", choices=tuple(PRECISIONS), help="storage and products (default fp32)"
     )
@@ -56,6 +58,17 @@ def add_choice_arguments(p: argparse.ArgumentParser) -> None:
         choices=("model", "measure"),
         help="how parameters are chosen (default model)",
     )
+    p.add_argument(
+        "--conv-algorithm",
+        default="auto",
+        choices=get_args(ConvAlgorithm),
+        help="how convolutions are computed, where legal (default auto: as --tune chooses)",
+    )
+
+
+def choices_of(a: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of `tilewright.compile` that `add_choice_arguments` defines."""
+    return {"precision": a.precision, "tune": a.tune, "conv_algorithm": a.conv_algorithm}
 
 
 def load_network(a: argparse.Namespace) -> Module:

@@ -6,7 +6,12 @@ import argparse
 from pathlib import Path
 
 from tilewright.api import compile as compile_module
-from tilewright.commands.network import add_choice_arguments, add_network_arguments, load_network
+from tilewright.commands.network import (
+    add_choice_arguments,
+    add_network_arguments,
+    choices_of,
+    load_network,
+)
 from tilewright.executable import Executable, load
 from tilewright.ir import InputError, UnsupportedError
 from tilewright.tools.report import FusedOps, collect, report_page, require_matplotlib
@@ -37,9 +42,7 @@ def run_report(a: argparse.Namespace) -> None:
         exe = load(a.network)
     else:
         fused = FusedOps()
-        exe = compile_module(
-            load_network(a), target=a.target, precision=a.precision, tune=a.tune, instruments=(fused,)
-        )
+        exe = compile_module(load_network(a), target=a.target, **choices_of(a), instruments=(fused,))
     if not isinstance(exe, Executable):
         raise UnsupportedError("the reference target has no kernels to report on; name another --target")
     with exe:

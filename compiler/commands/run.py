@@ -13,6 +13,7 @@ from tilewright.api import compile as compile_module
 from tilewright.commands.network import (
     add_choice_arguments,
     add_network_arguments,
+    choices_of,
     load_network,
     random_inputs,
     read_inputs,
@@ -55,7 +56,7 @@ def run_network(a: argparse.Namespace) -> None:
         exe = load(a.network)
     else:
         module = load_network(a)
-        exe = compile_module(module, target=a.target, precision=a.precision, tune=a.tune)
+        exe = compile_module(module, target=a.target, **choices_of(a))
     names, types = exe.input_names, exe.input_types
     inputs = read_inputs(a.input, names) if a.input else random_inputs(names, types, a.seed)
     outputs = exe(*inputs)

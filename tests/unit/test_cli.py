@@ -64,3 +64,17 @@ def test_a_failed_compile_leaves_no_file(mlp, tmp_path):
     path = tmp_path / "no" / "such" / "folder.tw"
     assert main(["compile", mlp, "--params", "random", "--target", "opencl", "-o", str(path)]) == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_algorithm_of_convolutions_can_be_named(tmp_path, capsys):
+    path = tmp_path / "conv.ir"
+    path.write_text(
+        "module @m { graph.func @main(%x: f32[1, 4, 6, 6], %w: f32[4, 4, 3, 3]) -> f32[1, 4, 4, 4] {"
+        " %y = graph.conv2d(%x, %w) : f32[1, 4, 4, 4] graph.return(%y) } }"
+    )
+    kernels = {}
+    for name in ("direct", "winograd2"):
+        arguments = ["compile", str(path), "--target", "opencl", "--conv-algorithm", name, "--json"]
+        assert main(arguments) == 0
+        kernels[name] = len(json.loads(capsys.readouterr().out)["kernels"])
+    assert kernels == {"direct": 1, "winograd2": 4}
