@@ -92,6 +92,8 @@ def _run(case: Any, target: str) -> str:
     note = ""
     for given, wanted in case.data_sets:
         inputs = dict(zip(names, map(_array, given), strict=False))
+        if any(a is None for a in inputs.values()):
+            raise UnsupportedError("expected every input to be given: an optional one counts as present")
         module, bound = imported(
             case.model,
             {n: np.asarray(a) for n, a in inputs.items() if isinstance(a, np.ndarray | np.generic)},

@@ -8,7 +8,7 @@ from tilewright.frontends.emitter import Result
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rules, wrapped
 from tilewright.frontends.onnx.rules_layers import convolved, matrix_product
-from tilewright.frontends.onnx.tensors import dtype_of_element
+from tilewright.frontends.onnx.tensors import Narrow, dtype_of_element
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import FLOATS, storage_dtype
@@ -72,8 +72,15 @@ def _quantize_linear(emit: FoldingEmitter, node: Node) -> Result:
     return quantised(emit, x, scale, zero, dtype, precision)
 
 
+def _stored(emit: FoldingEmitter, node: Node, index: int) -> Value:
+    """An operand that may be a constant of four or eight bits, of a type that only constants have."""
+    value = node.inputs[index] if index < node.count else None
+    return emit.constant(value.array) if isinstance(value, Narrow) else node.tensor(index)
+
+
 def _dequantize_linear(emit: FoldingEmitter, node: Node) -> Result:
-    x, scale, zero = node.tensor(0), node.tensor(1), node.optional(2)
+    x, scale = _stored(emit, node, 0), node.tensor(1)
+    zero = _stored(emit, node, 2) if node.has(2) else None
     axis, block = node.attrs.integer("axis", 1), node.attrs.integer("block_size", 0)
     wanted = node.attrs.integer("output_dtype", 0)
     dtype = dtype_of_element(wanted) if wanted else scale.tensor.dtype

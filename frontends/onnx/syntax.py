@@ -48,7 +48,7 @@ class Input:
     """A graph input: element type by ONNX's name; a dimension is an extent, a symbol or None (unknown).
 
     shape: None where the file does not even say the rank.
-    kind: `tensor`, or what else the file says (`sequence`, `optional`, ...).
+    kind: `tensor`, or what else the file says (`sequence`, ...); an optional tensor counts as given.
     """
 
     name: str
@@ -184,10 +184,13 @@ def _string(raw: bytes) -> str:
 
 
 def _input(proto: Any) -> Input:
-    kind = proto.type.WhichOneof("value") or "value of no type"
+    holder = proto.type
+    if holder.HasField("optional_type"):
+        holder = holder.optional_type.elem_type
+    kind = holder.WhichOneof("value") or "value of no type"
     if kind != "tensor_type":
         return Input(text(proto.name), kind.removesuffix("_type"), "", None)
-    tensor = proto.type.tensor_type
+    tensor = holder.tensor_type
     shape: tuple[int | str | None, ...] | None = None
     if tensor.HasField("shape"):
         shape = tuple(_dimension(d) for d in tensor.shape.dim)

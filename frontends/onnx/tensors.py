@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from tilewright.frontends.emitter import Absent
 from tilewright.frontends.onnx.package import onnx_module
 from tilewright.ir.errors import InputError, UnsupportedError
+from tilewright.ir.types import TensorType, storage_dtype
 
 #: ONNX's name of an element type -> ours
 DTYPES: Mapping[str, str] = {
@@ -28,7 +30,26 @@ DTYPES: Mapping[str, str] = {
     "UINT64": "u64",
     "BOOL": "bool",
 }
+#: types that only quantised constants have -> a type of ours that holds all their values
+NARROW: Mapping[str, str] = {
+    "FLOAT4E2M1": "f32",
+    "FLOAT8E4M3FN": "f32",
+    "FLOAT8E4M3FNUZ": "f32",
+    "FLOAT8E5M2": "f32",
+    "FLOAT8E5M2FNUZ": "f32",
+    "INT2": "i8",
+    "INT4": "i8",
+    "UINT2": "u8",
+    "UINT4": "u8",
+}
 _EXTERNAL = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow(Absent):
+    """A constant of a type that no tensor has, with its values in a wider one: DequantizeLinear takes it."""
+
+    array: np.ndarray = field(repr=False)
 
 
 def element_name(number: int) -> str:
@@ -66,25 +87,27 @@ def read_tensor(tensor: Any, folder: Path | None, where: str) -> np.ndarray | Ab
     """
     what = f"tensor '{text(tensor.name)}'"
     element = element_name(tensor.data_type)
-    if element not in DTYPES:
+    if element not in DTYPES and element not in NARROW:
         return Absent(f"{what} of {element} elements")
     shape = tuple(tensor.dims)
     if any(n < 0 for n in shape):
         raise InputError(f"expected {what} to have non-negative dimensions, got {shape}", where=where)
     try:
+        if tensor.data_location == _EXTERNAL and element in NARROW:
+            return Absent(f"{what} of {element} elements outside the model")
         if tensor.data_location == _EXTERNAL:
             return _external(tensor, DTYPES[element], shape, folder)
-        array = onnx_module("numpy_helper").to_array(tensor)
+        array = np.asarray(onnx_module("numpy_helper").to_array(tensor))
+        if element in NARROW:
+            return Narrow(f"{what} of {element} elements", array.astype(storage_dtype(NARROW[element])))
     except (InputError, ValueError, TypeError, OSError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"cannot read {what}: {first}", where=where) from None
-    return np.asarray(array)
+    return array
 
 
 def _external(tensor: Any, dtype: str, shape: tuple[int, ...], folder: Path | None) -> np.ndarray:
     """Elements that lie in a file beside the model, mapped rather than read."""
-    from tilewright.ir.types import TensorType, storage_dtype
-
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     if folder is None:

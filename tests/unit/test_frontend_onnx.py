@@ -308,3 +308,13 @@ def test_unrolling_shares_what_is_cut_from_weights(rng):
         model = a_model([node], {"x": [time, 2, 3]}, ["y"], constants, opset=14)
         counts.append(len(agrees(model, normal(rng, time, 2, 3)).constants))
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT8E4M3FN])
+def test_narrow_weights_are_dequantised_in_blocks(rng, kind):
+    packed = helper.make_tensor("w", kind, [4, 6], rng.integers(0, 7, 24).tolist())
+    node = helper.make_node("DequantizeLinear", ["w", "s"], ["d"], axis=0, block_size=2)
+    nodes = [node, helper.make_node("MatMul", ["x", "d"], ["y"])]
+    model = a_model(nodes, {"x": [3, 4]}, ["y"], {"s": np.abs(normal(rng, 2, 6))}, opset=21)
+    model.graph.initializer.append(packed)
+    agrees(model, normal(rng, 3, 4))
