@@ -168,6 +168,11 @@ def _take(importer: Any, node: Any) -> Any:
     )
 
 
+def _embedding(importer: Any, node: Any) -> Any:
+    weight, index = (importer.env[item] for item in node.args[:2])
+    return importer.block_builder.emit(_op.take(weight, index, axis=0))
+
+
 def _searched(importer: Any, node: Any) -> Any:
     """Where values belong in one rising sequence."""
     sequence, values = node.args[:2]
@@ -186,6 +191,7 @@ INDEXING: Mapping[str, Correction] = {
     **dict.fromkeys(("index_put.default", "index_put_.default", "_unsafe_index_put.default"), _index_put),
     **dict.fromkeys(("scatter.src", "scatter.value", "scatter_add.default", "scatter_reduce.two"), _scatter),
     "select_scatter.default": _select_scatter,
+    "embedding.default": _embedding,
     "take.default": _take,
     "searchsorted.Tensor": _searched,
     **{f"reflection_pad{n}d.default": _padded("reflect") for n in (1, 2, 3)},

@@ -23,8 +23,32 @@ _FAILURES = (
 )  # fmt: skip
 
 
+class _NamingBuilder:
+    """TVM's builder, naming variables by the node of torch's graph that is being translated."""
+
+    def __init__(self, builder: Any) -> None:
+        self._builder = builder
+        self.node = ""
+
+    def emit(self, expr: Any, name_hint: str = "") -> Any:
+        """A variable bound to an expression."""
+        return self._builder.emit(expr, name_hint or self.node)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._builder, name)
+
+
 class _Translator(ExportedProgramImporter):  # type: ignore[misc]
     """Translates node by node; a failure names the node and its place in the model's source."""
+
+    @property
+    def block_builder(self) -> Any:
+        """The builder of the module; TVM's importer makes it."""
+        return self._named_builder
+
+    @block_builder.setter
+    def block_builder(self, builder: Any) -> None:
+        self._named_builder = None if builder is None else _NamingBuilder(builder)
 
     def create_convert_map(self) -> dict[str, Callable[[Any], Any]]:
         table: dict[str, Callable[[Any], Any]] = dict(super().create_convert_map())
@@ -37,6 +61,7 @@ class _Translator(ExportedProgramImporter):  # type: ignore[misc]
 
     def _checked(self, convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def translate(node: Any) -> Any:
+            self._named_builder.node = node.name
             try:
                 return self._typed(node, convert(node))
             except UnsupportedError as error:
