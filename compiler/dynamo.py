@@ -170,10 +170,11 @@ class _Compiled:
 
     def _computed(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """NumPy arrays, or arrays in GPU memory where the device can give them."""
-        loaded = self._executable.load()
-        if self._device.type == "cuda" and isinstance(loaded, GivesDeviceArrays):
-            with clear_errors():
-                return loaded.run_on_device(inputs)
+        if self._device.type == "cuda" and isinstance(self._executable, Executable):
+            loaded = self._executable.load()
+            if isinstance(loaded, GivesDeviceArrays):
+                with clear_errors():
+                    return loaded.run_on_device(inputs)
         return self._executable(*inputs)
 
     def _input(self, tensor: Any) -> Any:

@@ -48,7 +48,7 @@ class _Translator(ExportedProgramImporter):  # type: ignore[misc]
 
     @block_builder.setter
     def block_builder(self, builder: Any) -> None:
-        self._named_builder = None if builder is None else _NamingBuilder(builder)
+        self._named_builder = _NamingBuilder(builder)
 
     def create_convert_map(self) -> dict[str, Callable[[Any], Any]]:
         table: dict[str, Callable[[Any], Any]] = dict(super().create_convert_map())
