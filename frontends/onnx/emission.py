@@ -62,6 +62,12 @@ class FoldingEmitter(Emitter):
             self._folded[key] = tuple(self.constant(np.asarray(a)) for a in definition.evaluate(arrays, full))
         return self._folded[key]
 
+    def constant(self, array: np.ndarray, name: str = "") -> Value:
+        """As in Emitter; a name that is given is not given to another constant."""
+        if name:
+            self._taken.add(name)
+        return super().constant(array, name)
+
     def static(self, value: Value, what: str) -> np.ndarray:
         """The array of `value`, which must be known; raises NotConstant naming the inputs it comes from."""
         array = self.known(value)

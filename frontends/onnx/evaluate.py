@@ -91,14 +91,16 @@ class Evaluator:
                 f"expected functions and subgraphs nested at most {MAX_NESTED} deep", where=self._model.file
             )
         self._nested += 1
-        for node in nodes:
-            self._nodes += 1
-            if self._nodes > MAX_NODES:
-                raise UnsupportedError(
-                    f"expected at most {MAX_NODES} nodes after unrolling", where=self._model.file
-                )
-            self._node(node, scope, opsets, attrs)
-        self._nested -= 1
+        try:
+            for node in nodes:
+                self._nodes += 1
+                if self._nodes > MAX_NODES:
+                    raise UnsupportedError(
+                        f"expected at most {MAX_NODES} nodes after unrolling", where=self._model.file
+                    )
+                self._node(node, scope, opsets, attrs)
+        finally:
+            self._nested -= 1
         return tuple(
             scope.find(name) if wanted else Absent(f"the unused output '{name}'")
             for name, wanted in zip(outputs, wanted_outputs, strict=True)

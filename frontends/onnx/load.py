@@ -51,7 +51,12 @@ def import_model(
     emitter = FoldingEmitter((*model.graph.constants, *inputs), tuple(inputs.values()))
     arguments = {**inputs, **{name: emitter.constant(array, name) for name, array in binding.values.items()}}
     evaluator = Evaluator(model, all_rules(), emitter)
-    results = evaluator.graph(model.graph, arguments, model.opsets)
+    try:
+        results = evaluator.graph(model.graph, arguments, model.opsets)
+    except InputError as error:
+        if error.where:
+            raise
+        raise type(error)(str(error), where=model.file) from None
     if any(isinstance(r, Poison) for r in results):
         raise evaluator.findings.error(model.file)
     outputs = [

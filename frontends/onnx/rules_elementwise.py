@@ -175,7 +175,8 @@ def _bit_cast(emit: FoldingEmitter, node: Node) -> Result:
 
 
 def _identity(emit: FoldingEmitter, node: Node) -> Result:
-    return node.inputs[0] if node.count else node.tensor(0)
+    """Of sequences as well, which are one output."""
+    return (node.inputs[0],) if node.count else node.tensor(0)
 
 
 def _isinf(emit: FoldingEmitter, node: Node) -> Result:

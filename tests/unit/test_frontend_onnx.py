@@ -318,3 +318,24 @@ def test_narrow_weights_are_dequantised_in_blocks(rng, kind):
     model = a_model(nodes, {"x": [3, 4]}, ["y"], {"s": np.abs(normal(rng, 2, 6))}, opset=21)
     model.graph.initializer.append(packed)
     agrees(model, normal(rng, 3, 4))
+
+
+def test_names_of_a_file_stay_apart_from_those_made_here(rng):
+    """An initializer of a subgraph has the name that the next constant made here would get."""
+    node = helper.make_node
+    branch = subgraph([node("Add", ["x", "const_2"], ["t"]), node("Elu", ["t"], ["a"])], ["a"])
+    branch.initializer.append(onnx.numpy_helper.from_array(normal(rng, 2), "const_2"))
+    nodes = [node("If", ["c"], ["e"], then_branch=branch, else_branch=branch), node("Selu", ["e"], ["y"])]
+    agrees(a_model(nodes, {"x": [2]}, ["y"], {"c": np.array(True)}), normal(rng, 2))
+
+
+def test_sequences_pass_through(rng):
+    node = helper.make_node
+    nodes = [
+        node("SplitToSequence", ["x"], ["s"], axis=1),
+        node("Identity", ["s"], ["t"]),
+        node("SequenceAt", ["t", "at"], ["a"]),
+        node("ConcatFromSequence", ["t"], ["all"], axis=0),
+        node("Concat", ["a", "all"], ["y"], axis=0),
+    ]
+    agrees(a_model(nodes, {"x": [2, 3]}, ["y"], {"at": np.array(-1)}), normal(rng, 2, 3))
