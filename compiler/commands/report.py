@@ -15,6 +15,7 @@ from tilewright.commands.network import (
 from tilewright.executable import Executable, load
 from tilewright.ir import InputError, UnsupportedError
 from tilewright.tools.report import FusedOps, collect, report_page, require_matplotlib
+from tilewright.tools.report.wording import counted
 
 
 def add_report(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -49,7 +50,8 @@ def run_report(a: argparse.Namespace) -> None:
         facts = collect(exe, Path(a.network).name, fused=fused, repeats=a.repeats, seed=a.seed)
     _write(a.output, report_page(facts))
     print(
-        f"{a.network} for {facts.target}: {len(facts.kernels)} kernels, {len(facts.launches)} launches, "
+        f"{a.network} for {facts.target}: {counted(len(facts.kernels), 'kernel')}, "
+        f"{counted(len(facts.launches), 'launch')}, "
         f"times {facts.timing.source} ({facts.timing.where})"
     )
     print(f"wrote {a.output}")

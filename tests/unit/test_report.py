@@ -19,9 +19,11 @@ import tilewright as tw
 from tilewright import tuning
 from tilewright.cli import main
 from tilewright.executable import Executable
+from tilewright.ir import parse
 from tilewright.tools.report import Facts, FusedOps, collect, report_page
 from tilewright.tools.report.layered_layout import lay_out
 from tilewright.tools.report.memory_figure import live_bytes, spans_of
+from tilewright.tools.report.timing import timing_of
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "headless_shell")
 FIGURES = {"time-kernels", "time-classes", "roofline", "graph", "memory"}
@@ -214,6 +216,34 @@ def test_memory_plan_is_drawn_as_planned(either: Sample) -> None:
             if a.first <= b.last and b.first <= a.last:  # both hold data: no byte in common
                 (low, high) = sorted((a.buffer, b.buffer), key=lambda x: x.offset)
                 assert low.offset + low.nbytes <= high.offset
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "(%x: f32[2, 3]) -> f32[2, 3] {\n graph.return(%x)",
+        "(%x: f32[2, 3]) -> f32[2, 3], f32[2, 3] {\n %0 = graph.relu(%x) : f32[2, 3]\n graph.return(%0, %0)",
+        "(%x: f32[0, 3]) -> f32[0, 3] {\n %0 = graph.relu(%x) : f32[0, 3]\n graph.return(%0)",
+    ],
+    ids=["no kernel", "one result twice", "no elements"],
+)
+def test_small_networks_have_a_page(body: str) -> None:
+    with tw.compile(parse(f"module @net {{\n graph.func @main{body}\n }}\n}}"), target="opencl") as exe:
+        page = Page(report_page(collect(exe, "net.ir", repeats=1)))
+    assert {a.get("id") for a in page.all("svg")} >= FIGURES
+    assert len(page.all("a", class_="launch")) == len(exe.plan.launches)
+    assert len(page.all("g", class_="pill")) == len(exe.plan.inputs) + len(exe.plan.outputs)
+
+
+def test_times_are_the_model_s_where_nothing_was_measured(conv: Sample) -> None:
+    estimates = [1e-6 * (1 + i) for i in range(len(conv.exe.plan.launches))]
+    asked = timing_of(conv.exe, estimates, repeats=0)
+    elsewhere = timing_of(Executable(conv.exe.artifact, "emulator:sm_90a"), estimates, repeats=3)
+    for timing in (asked, elsewhere):
+        assert not timing.measured
+        assert timing.network_s is None
+        assert timing.launches_s == tuple(estimates)
+    assert "emulator" in elsewhere.where
 
 
 def test_a_saved_executable_has_a_report_too(conv: Sample, tmp_path: Path) -> None:

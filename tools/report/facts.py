@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import dedent
 from typing import Any
 
@@ -183,14 +183,20 @@ class _Collector:
             considered=cost["considered"],
             candidates=candidates_of(tensor, self.hardware),
             resources=code.resources,
-            tensor_ir=dedent(show_func(tensor, locations=False)),
-            thread_ir=dedent(show_func(self.thread[name], locations=False)),
+            tensor_ir=_text(tensor),
+            thread_ir=_text(self.thread[name]),
             source=code.source,
         )
 
 
 def _kernels(module: Module) -> dict[str, Func]:
     return {f.name: f for f in module.funcs if f.name != "main"}
+
+
+def _text(f: Func) -> str:
+    """A kernel's IR without origins and without what the page shows in tables."""
+    attrs = tuple((k, v) for k, v in f.attrs if k not in ("candidates", "cost", "measured_s"))
+    return dedent(show_func(replace(f, attrs=attrs), locations=False))
 
 
 def _hardware(name: str) -> Hardware:

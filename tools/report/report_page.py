@@ -13,7 +13,7 @@ from tilewright.tools.report.kernel_section import kernel_section
 from tilewright.tools.report.memory_figure import live_bytes, memory_svg
 from tilewright.tools.report.roofline_figure import roofline_svg
 from tilewright.tools.report.time_figures import classes_svg, kernels_svg
-from tilewright.tools.report.wording import bytes_text, operations_text, rate_text, seconds_text
+from tilewright.tools.report.wording import bytes_text, counted, operations_text, rate_text, seconds_text
 
 _HERE = "tilewright.tools.report"
 
@@ -46,7 +46,8 @@ def report_page(facts: Facts) -> str:
 
 def _about(facts: Facts) -> str:
     return (
-        f"{facts.target} · {facts.precision} · {len(facts.launches)} launches of {len(facts.kernels)} kernels"
+        f"{facts.target} · {facts.precision} · {counted(len(facts.launches), 'launch')} of "
+        f"{counted(len(facts.kernels), 'kernel')}"
     )
 
 
@@ -61,14 +62,14 @@ def _cards(facts: Facts) -> Iterator[str]:
     if timing.network_s is not None:
         yield _card("One run, measured", seconds_text(timing.network_s), f"on {timing.where}")
         yield _card("Launches one by one, measured", seconds_text(total), "sum over all launches")
+        yield _card("Expected by the model", seconds_text(estimate), f"for {facts.hardware.name}")
     else:
-        yield _card("One run, modelled", seconds_text(total), timing.where)
-    yield _card("Expected by the model", seconds_text(estimate), f"for {facts.hardware.name}")
+        yield _card("One run, modelled", seconds_text(total), f"for {facts.hardware.name}: {timing.where}")
     yield _card("Lower bound by the model", seconds_text(bound), f"{_ratio(run, bound)} below the run")
     share = 100 * operations / run / facts.hardware.peak_flops_per_s if run else 0.0
     yield _card("Arithmetic", operations_text(operations), f"{rate_text(operations / run if run else 0)}, "
                 f"{share:.1f} % of peak")  # fmt: skip
-    yield _card("Kernels", str(len(facts.kernels)), f"{len(facts.launches)} launches")
+    yield _card("Kernels", str(len(facts.kernels)), counted(len(facts.launches), "launch"))
     yield _card("Weights", bytes_text(weights), f"{sum(b.kind == 'constant' for b in plan.buffers)} arrays")
     separate = sum(b.nbytes for b in plan.buffers if b.kind == "arena")
     yield _card("Arena", bytes_text(plan.arena_bytes), f"{bytes_text(separate)} if nothing were shared")

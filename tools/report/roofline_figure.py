@@ -11,7 +11,7 @@ from tilewright.costmodel import CpuHardware, Hardware
 from tilewright.tools.report.colours import class_colours
 from tilewright.tools.report.facts import Facts, KernelFacts
 from tilewright.tools.report.figures import FAINT, INK, Picture, drawing
-from tilewright.tools.report.wording import bytes_text, rate_text, seconds_text
+from tilewright.tools.report.wording import bytes_text, counted, rate_text, seconds_text
 
 #: kernels that get their name written beside the point
 NAMED = 8
@@ -21,7 +21,6 @@ _PLACES = tuple(
 )
 _LETTER = 5.6
 _LABEL_HEIGHT = 11.0
-_POINT = 3.0
 
 
 @drawing
@@ -42,12 +41,11 @@ def roofline_svg(facts: Facts) -> str:
     total = sum(k.total_s for k in facts.kernels) or 1.0
     colours = class_colours(facts.classes)
     for i, k in shown:
-        size = 5 + 22 * np.sqrt(k.total_s / total)
         (mark,) = ax.plot(
             intensity(k),
             rate(k),
             "o",
-            ms=size,
+            ms=_diameter(k, total),
             mfc=colours[k.operator_class],
             mec="none",
             alpha=0.78,
@@ -60,7 +58,7 @@ def roofline_svg(facts: Facts) -> str:
     ax.set_ylabel(f"GFLOP/s ({facts.timing.source})")
     picture.figure.draw_without_rendering()
     _name_roofs(ax, facts.hardware)
-    _labels(ax, shown)
+    _labels(ax, shown, total)
     return picture.svg()
 
 
@@ -78,7 +76,7 @@ def point_title(facts: Facts, rank: int, k: KernelFacts) -> str:
     """What hovering over a kernel's point says."""
     part = 100 * rate(k) / facts.hardware.peak_flops_per_s
     return (
-        f"{rank} {k.name}\n{k.operator_class}, {k.calls} launches of {seconds_text(k.seconds)}\n"
+        f"{rank} {k.name}\n{k.operator_class}, {counted(k.calls, 'launch')} of {seconds_text(k.seconds)}\n"
         f"{intensity(k):.3g} FLOP/B, {rate_text(rate(k))}, {part:.1f} % of peak"
     )
 
@@ -143,12 +141,20 @@ def _legend(ax: Any, colours: dict[str, str], present: set[str]) -> None:
     ax.legend(handles=marks, loc="lower right", fontsize=9, handletextpad=0.2)
 
 
-def _labels(ax: Any, shown: list[tuple[int, KernelFacts]]) -> None:
+def _diameter(k: KernelFacts, total: float) -> float:
+    """Of a point, in points: its area grows with the kernel's share of the time."""
+    return float(5 + 22 * np.sqrt(k.total_s / total))
+
+
+def _labels(ax: Any, shown: list[tuple[int, KernelFacts]], total: float) -> None:
     """Names beside the points that take longest, each where it covers no other name and no point."""
     dots = 72.0 / ax.figure.dpi
     (left, bottom), (right, top) = ax.bbox.get_points() * dots
     places = {i: ax.transData.transform((intensity(k), rate(k))) * dots for i, k in shown}
-    taken = [(x - _POINT, y - _POINT, x + _POINT, y + _POINT) for x, y in places.values()]
+    taken = []
+    for i, k in shown:
+        (x, y), r = places[i], 0.4 * _diameter(k, total)
+        taken.append((x - r, y - r, x + r, y + r))
     for i, k in shown[:NAMED]:
         name = f"{i} {k.name}" if len(k.name) <= 30 else f"{i} {k.name[:29]}…"
         for text, (dx, dy, align) in product((name, str(i)), _PLACES):

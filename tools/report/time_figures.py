@@ -7,7 +7,7 @@ from typing import Any
 from tilewright.tools.report.colours import class_colours
 from tilewright.tools.report.facts import Facts, KernelFacts
 from tilewright.tools.report.figures import FAINT, INK, Picture, drawing
-from tilewright.tools.report.wording import seconds_text
+from tilewright.tools.report.wording import counted, seconds_text
 
 #: kernels with a bar of their own
 TOP = 20
@@ -25,7 +25,8 @@ def kernels_svg(facts: Facts) -> str:
     for row, k in enumerate(top):
         (bar,) = ax.barh(row, k.total_s / scale, 0.68, color=colours[k.operator_class])
         picture.tag(bar, f"bar-{row + 1}", _title(facts, k), f"kernel-{row + 1}")
-        _model_marks(ax, row, k.calls * k.bound_s / scale, k.calls * k.estimate_s / scale)
+        estimate = k.calls * k.estimate_s / scale if facts.timing.measured else None
+        _model_marks(ax, row, k.calls * k.bound_s / scale, estimate)
     if rest:
         seconds = sum(k.total_s for k in rest)
         (bar,) = ax.barh(len(top), seconds / scale, 0.68, color=FAINT, alpha=0.6)
@@ -34,7 +35,7 @@ def kernels_svg(facts: Facts) -> str:
     ax.set_yticks(range(rows), [*names, f"{len(rest)} others"][:rows])
     ax.set_ylim(rows - 0.4, -0.6)
     ax.set_xlabel(f"{unit}, all launches of a kernel ({facts.timing.source})")
-    _model_legend(ax)
+    _model_legend(ax, facts.timing.measured)
     _finish(ax)
     return picture.svg()
 
@@ -76,25 +77,26 @@ def _name(rank: int, k: KernelFacts) -> str:
 def _title(facts: Facts, k: KernelFacts) -> str:
     total = sum(x.total_s for x in facts.kernels) or 1.0
     return (
-        f"{k.name}\n{k.operator_class}, {k.calls} launches: {seconds_text(k.total_s)}, "
+        f"{k.name}\n{k.operator_class}, {counted(k.calls, 'launch')}: {seconds_text(k.total_s)}, "
         f"{100 * k.total_s / total:.1f} %\nexpected {seconds_text(k.calls * k.estimate_s)}, "
         f"bound {seconds_text(k.calls * k.bound_s)}"
     )
 
 
-def _model_marks(ax: Any, row: int, bound: float, estimate: float) -> None:
+def _model_marks(ax: Any, row: int, bound: float, estimate: float | None) -> None:
     ax.plot([bound, bound], [row - 0.42, row + 0.42], color=INK, lw=1.6)
-    ax.plot([estimate], [row], "D", ms=4.2, mfc="none", mec=INK, mew=1.1)
+    if estimate is not None:
+        ax.plot([estimate], [row], "D", ms=4.2, mfc="none", mec=INK, mew=1.1)
 
 
-def _model_legend(ax: Any) -> None:
+def _model_legend(ax: Any, measured: bool) -> None:
     from matplotlib.lines import Line2D
 
     marks = [
         Line2D([], [], ls="", marker="|", ms=9, mew=1.6, color=INK, label="lower bound by the model"),
         Line2D([], [], ls="", marker="D", ms=4.2, mfc="none", mec=INK, label="expected by the model"),
     ]
-    ax.legend(handles=marks, loc="lower right")
+    ax.legend(handles=marks if measured else marks[:1], loc="lower right")
 
 
 def _finish(ax: Any) -> None:

@@ -29,6 +29,12 @@ def rate_text(per_s: float) -> str:
     return _scaled(per_s, "FLOP/s")
 
 
+def counted(n: int, noun: str) -> str:
+    """`1 launch`, `2 launches`, `3 kernels`."""
+    plural = noun + ("es" if noun.endswith("ch") else "s")
+    return f"{n} {noun if n == 1 else plural}"
+
+
 def parameter_text(value: Any) -> str:
     """One implementation parameter: tile extents by dimension, or the value itself."""
     if isinstance(value, Mapping):
