@@ -6,7 +6,7 @@ from math import prod
 
 from tilewright.ir import Func, InputError, Pairs, Sym
 from tilewright.ir.expr import binary
-from tilewright.ir.tensor_ops import dims
+from tilewright.ir.tensor_ops import dims, fills
 from tilewright.passes.lower.skeletons.contract import store_results
 from tilewright.passes.lower.skeletons.contract_plan import whole
 from tilewright.passes.lower.skeletons.writer import Points, Writer
@@ -16,6 +16,8 @@ from tilewright.passes.tensor.index_sets import POINTWISE, recompute_cost
 MAX_UNROLLED = 1024
 #: additions that finding the place of one item counts for
 ADDRESS_COST = 8
+#: additions that one guarded read counts for: it is not part of a vector read
+GUARDED_COST = 2
 
 
 def integer_params(kernel: Func, *names: str) -> tuple[int, ...]:
@@ -44,7 +46,8 @@ def lower_map(kernel: Func) -> Func:
     total = prod(groups)
     blocks = max(1, -(-total // (threads * items)))
     w = Writer(kernel, threads, (blocks, 1, 1))
-    work = ADDRESS_COST + sum(map(recompute_cost, ops))
+    guarded = sum(fill is not None for op in ops for fill in fills(op))
+    work = ADDRESS_COST + sum(map(recompute_cost, ops)) + GUARDED_COST * vec * guarded
     unroll = int(items * work <= MAX_UNROLLED)
     with w.b.at(ops[-1].loc), w.loop("t", items, unroll=unroll) as item:
         first = binary("*", Sym("bid.x"), threads * items)
