@@ -50,10 +50,14 @@ define(
 def _verify_addresses(op: Op, target: TensorType, indices: Sequence[Value]) -> list[str]:
     at = op["at"]
     assert isinstance(at, tuple)
-    known = dims(op, "par").keys() | {f"i{k}" for k in range(len(indices))}
+    values, names = {f"i{k}" for k in range(len(indices))}, dims(op, "par").keys()
+    known = names | values
     faults = (
         [] if len(at) == target.rank else [f"expected {target.rank} index expressions in 'at', got {len(at)}"]
     )
+    if values & names:
+        both = ", ".join(sorted(values & names))
+        faults.append(f"dimensions {both} have the names of values read from the index operands")
     for e in at:
         unknown = sorted(set(symbols(e)) - known)  # type: ignore[arg-type]
         if unknown:

@@ -34,12 +34,16 @@ class Address:
         self.runtime: dict[str, Value] = {}
         for k, (v, read) in enumerate(zip(indices, where, strict=True)):
             place = tuple(self.w.simple(substitute(e, env)) for e in read)
-            self.runtime[f"i{k}"] = self.w.b.cast(points.value(v, place, mask), self.dtype)
+            self.runtime[f"index.{k}"] = self.w.b.cast(points.value(v, place, mask), self.dtype)
+        # the i0, i1, ... of the op may be names of loops around it: both are replaced at once
+        values = {f"i{k}": Sym(name) for k, name in enumerate(self.runtime)}
+        bound = {**env, **values}
         self.inside: Value | None = None
         wrap = op.get("mode") == "wrap"
         at: Sequence[Expr] = op["at"]  # type: ignore[assignment]
         self.coordinates = [
-            self._bounded(substitute(e, env), extent, wrap) for e, extent in zip(at, self.shape, strict=True)
+            self._bounded(substitute(e, bound), extent, wrap)
+            for e, extent in zip(at, self.shape, strict=True)
         ]
 
     def offset(self, dimensions: Sequence[int] | None = None) -> Value:
