@@ -361,6 +361,10 @@ setTimeout(() => {
   document.documentElement.dataset.last = document.querySelector("#list details").id;
   document.querySelector("#kernel-1 details.code").open = true;
 }, 50);
+setTimeout(() => {
+  const comments = (kind) => document.querySelectorAll(`#kernel-1 pre.${kind} .c`).length;
+  document.documentElement.dataset.comments = `${Boolean(comments("source"))} ${comments("ir")}`;
+}, 500);
 </script></body>"""
 
 
@@ -383,6 +387,7 @@ def test_browser_runs_the_page_without_complaints(either: Sample, tmp_path: Path
     (opened,) = page.all("details", id="kernel-1")
     assert "open" in opened
     assert page.all("span", class_="k")
+    assert root["data-comments"] == "true 0"  # in the IR // divides
 
 
 def test_a_fault_in_a_script_would_be_seen(mlp: Sample, tmp_path: Path) -> None:

@@ -139,7 +139,11 @@ def _launches(facts: Facts, position: int) -> str:
 
 def _code(title: str, *panes: tuple[str, str]) -> str:
     lines = " + ".join(str(text.count("\n") + 1) for _, text in panes)
-    inside = "".join(f"<div><h4>{escape(name)}</h4><pre>{escape(text)}</pre></div>" for name, text in panes)
+    inside = "".join(
+        f'<div><h4>{escape(name)}</h4><pre class="{"ir" if name.endswith("IR") else "source"}">'
+        f"{escape(text)}</pre></div>"
+        for name, text in panes
+    )
     kind = "panes" if len(panes) > 1 else "panes one"
     return (
         f'<details class="code"><summary>{escape(title)} ({lines} lines)</summary>'

@@ -94,8 +94,9 @@
     button.setAttribute("aria-sort", down ? "descending" : "ascending");
   }
 
-  // Code gets its colours when it is first looked at.
-  const TOKEN = /(\/\/[^\n]*|\/\*[\s\S]*?\*\/)|\b(\d[\w.]*)|(%?[A-Za-z_]\w*(?:\.\w+)*)(?=(\()?)/g;
+  // Code gets its colours when it is first looked at. In the IR // is a division, and %3 a name.
+  const C_TOKEN = /(\/\/[^\n]*|\/\*[\s\S]*?\*\/)|\b(\d[\w.]*)|([A-Za-z_]\w*)(?=(\()?)/g;
+  const IR_TOKEN = /(?!)()|(?<![%\w])(\d[\w.]*)|([%@]?[A-Za-z_]\w*(?:\.\w+)*|%\d+)(?=(\()?)/g;
   const KEYWORDS = new Set(("if else for while return const void int float double half bool char short long unsigned " +
     "struct typedef static inline restrict volatile extern __global__ __shared__ __device__ __restrict__ " +
     "__launch_bounds__ __kernel __global __local __private __attribute__ thread.func tensor.func tensor.return " +
@@ -106,7 +107,7 @@
     const text = pre.textContent;
     const out = document.createDocumentFragment();
     let at = 0;
-    for (const match of text.matchAll(TOKEN)) {
+    for (const match of text.matchAll(pre.classList.contains("ir") ? IR_TOKEN : C_TOKEN)) {
       const [, comment, number, word, call] = match;
       const kind = comment ? "c" : number ? "n" : KEYWORDS.has(word) || VECTOR_TYPE.test(word) ? "k" : call ? "f" : "";
       if (!kind) continue;
