@@ -28,7 +28,8 @@ class Linear:
     def of(cls, terms: Mapping[Sym | BinOp, int], constant: int) -> Linear:
         """Drop zero coefficients and order terms: largest multiple first, then by text."""
         kept = [(a, c) for a, c in terms.items() if c != 0]
-        kept.sort(key=lambda t: (-abs(t[1]), show_expr(t[0])))
+        if len(kept) > 1:
+            kept.sort(key=lambda t: (-abs(t[1]), show_expr(t[0])))
         return cls(tuple(kept), constant)
 
     def expr(self) -> Expr:
@@ -87,10 +88,12 @@ def _recombine(terms: dict[Sym | BinOp, int], constant: int, ranges: Ranges) -> 
             atom
         ):
             continue
+        k = terms[atom]
+        if k * atom.rhs not in terms.values():
+            continue
         quotient = linear(binary("//", atom.lhs, atom.rhs), ranges).expr()
         if not isinstance(quotient, BinOp | Sym):
             continue
-        k = terms[atom]
         if terms.get(quotient, 0) == k * atom.rhs:
             del terms[atom], terms[quotient]
             whole = linear(atom.lhs, ranges)
