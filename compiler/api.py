@@ -8,6 +8,8 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
+from tilewright.algorithm_tuning import measured_algorithms
+from tilewright.convolution_facts import convolution_facts
 from tilewright.driver import Lowered, build, lower
 from tilewright.executable import Artifact, Executable
 from tilewright.ir import Func, InputError, Level, Module, Pairs, show
@@ -37,14 +39,16 @@ def compile(
 
     target: `auto` (CUDA where a GPU is present, else OpenCL), `cuda`, `cuda:sm_90a`, `opencl`, `emulator`,
         `reference` or `null`.
-    tune: `model` chooses implementation parameters by the cost model; `measure` times the model's most likely
-        candidates of every contraction kernel on the device, which must be present.
+    tune: `model` chooses algorithms and implementation parameters by the cost model; `measure` times the
+        algorithms of every convolution, then the model's most likely candidates of every contraction kernel,
+        on the device, which must be present.
     precision: `fp32`; `tf32` lets contractions round their factors to TF32 where tensor cores multiply them;
         `fp16` and `bf16` store tensors in 16 bits between ops and accumulate in float32. Inputs and outputs
         keep their types.
     libraries: whether library kernels may compete; none are registered yet, so every kernel is generated.
     conv_algorithm: how convolutions are computed: `auto` takes an alternative (Winograd, FFT) where the cost
-        model sees a clear gain; a named one is used wherever it is legal.
+        model sees a clear gain or, with `tune="measure"`, where it is faster; a named one is used wherever it
+        is legal.
     progress: draw a bar on stderr while kernels compile; by default where stderr is a terminal.
 
     Raises InputError for bad modules and arguments, WorkError where the work fails.
@@ -69,9 +73,15 @@ def compile(
         raise InputError(
             f"{len(missing)} constants have no data: {', '.join(missing[:5])}", where=f"@{module.name}"
         )
-    choose = partial(measured_choice, target=resolved, progress=progress) if tune == "measure" else None
+    measured = partial(partial, target=resolved, progress=progress) if tune == "measure" else None
     lowered = lower(
-        module, resolved, instruments, precision=precision, conv_algorithm=conv_algorithm, choose=choose
+        module,
+        resolved,
+        instruments,
+        precision=precision,
+        conv_algorithm=conv_algorithm,
+        choose=measured(measured_choice) if measured else None,
+        choose_algorithms=measured(measured_algorithms) if measured else None,
     )
     plan = build(lowered, resolved, progress=progress)
     names = {b.name for b in plan.buffers if b.kind == "constant"}
@@ -86,10 +96,14 @@ def _constant_names(module: Module) -> list[str]:
 
 
 def facts_of(lowered: Lowered, target: Target) -> dict[str, Any]:
-    """What a report says of a compilation: each kernel's skeleton, parameters, bound, estimate, limit."""
+    """What a report says of a compilation.
+
+    Of each kernel the skeleton, parameters, bound, estimate and limit; of each convolution the algorithms.
+    """
     return {
         "hardware": target.hardware.name,
         "chosen_by": "measurement" if any(f.get("measured_s") for f in lowered.tensor.funcs) else "model",
+        "convolutions": convolution_facts(lowered.graph.main, target.hardware),
         "kernels": [_kernel_facts(f) for f in lowered.thread.funcs if f.level is Level.THREAD],
     }
 

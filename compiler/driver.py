@@ -33,18 +33,22 @@ def lower(
     precision: str = "fp32",
     conv_algorithm: str = "auto",
     choose: Callable[[Module], Module] | None = None,
+    choose_algorithms: Callable[[Module], Module] | None = None,
 ) -> Lowered:
     """Run the default pipelines down to emitted kernel text, from the graph or the tensor level.
 
     precision: fp32, tf32, fp16 or bf16 (see `tilewright.pipelines.PRECISIONS`).
     conv_algorithm: auto, direct, winograd2, winograd4 or fft (see the pass choose-algorithms).
     choose: may change the parameters the model chose, before weights are packed for them.
+    choose_algorithms: sets the algorithms of convolutions in place of the model, where that would compare.
     Raises InputError or PassError naming op and pass.
     """
     verify(module)
     context = PassContext(target=str(target), hardware=target.hardware, instruments=tuple(instruments))
     levels: dict[str, Module] = {}
-    texts = stage_texts(module.main.level, target.language, precision, conv_algorithm)
+    measured = choose_algorithms is not None and conv_algorithm == "auto" and precision != "tf32"
+    asked = "" if measured else conv_algorithm
+    texts = stage_texts(module.main.level, target.language, precision, asked)
     for stage, text in texts.items():
         parts = text.split(PACKING) if stage == "tensor" and choose is not None else [text]
         for part in parts:
@@ -52,6 +56,8 @@ def lower(
                 module, part = choose(module), PACKING + part
             if part:
                 module = run_pipeline(module, Pipeline.parse(part.strip(" ,")), context)
+        if stage == "graph" and text and measured and choose_algorithms is not None:
+            module = choose_algorithms(module)
         levels[stage] = module
     emit = emit_cuda if target.language == "cuda" else emit_opencl
     sources = {f.name: emit(f) for f in module.funcs if f.level is Level.THREAD}

@@ -68,8 +68,8 @@ def stage_texts(
 ) -> dict[str, str]:
     """The pipeline of each stage (graph, tensor, thread) for a module whose @main is at level `start`.
 
-    conv_algorithm: an option of `choose-algorithms`. Where `auto` would compare, TF32 keeps convolutions
-    direct: transforms multiply the rounding of their factors.
+    conv_algorithm: an option of `choose-algorithms`; nothing leaves the pass out. Where `auto` would compare,
+    TF32 keeps convolutions direct: transforms multiply the rounding of their factors.
     """
     thread = THREAD.replace("{VECTORISE}", VECTORISE[language])
     extra = PRECISIONS[precision]
@@ -81,7 +81,7 @@ def stage_texts(
     if start is Level.GRAPH:
         auto = "" if precision != "tf32" else "{algorithm=direct}"
         option = auto if conv_algorithm == "auto" else f"{{algorithm={conv_algorithm}}}"
-        chosen = ALGORITHMS.replace("{OPTION}", option)
+        chosen = ALGORITHMS.replace("{OPTION}", option) if conv_algorithm else ""
         graph = ", ".join(filter(None, (GRAPH, extra.get("graph"), chosen)))
         stages = {"graph": graph, "tensor": f"{GRAPH_TO_TENSOR}, {tensor}", "thread": thread}
     else:

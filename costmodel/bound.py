@@ -19,7 +19,7 @@ from tilewright.costmodel.cpu_bound_terms import cpu_iss, cpu_lane, cpu_lat
 from tilewright.costmodel.geometry import Geometry, contract_geometry
 from tilewright.costmodel.hardware import CpuHardware, GpuHardware, Hardware
 from tilewright.costmodel.parameters import ContractParameters, ContractSpace, contract_space
-from tilewright.costmodel.problem import ContractProblem, GlobalProblem
+from tilewright.costmodel.problem import ContractProblem, Problem
 from tilewright.costmodel.windows import FloatArray
 
 LOCAL_TERMS = ("TQ", "WB", "LANE", "SMB", "ISS")
@@ -91,8 +91,11 @@ def contract_bound_of(
     return contract_bound(problem, contract_space([parameters]), hardware, assumptions).at(0)
 
 
-def global_bound(problem: GlobalProblem, hardware: Hardware, assumptions: Assumptions = SPECIFIED) -> Bound:
-    """The bound of map, window, row-reduce kernels: compulsory bytes, arithmetic peak, launch floor."""
+def global_bound(problem: Problem, hardware: Hardware, assumptions: Assumptions = SPECIFIED) -> Bound:
+    """The bound that holds for all parameters: compulsory bytes, arithmetic peak, launch floor.
+
+    It is all there is to say of map, window and row-reduce kernels.
+    """
     moved = problem.compulsory_bytes
     cache = hardware.l2_bytes if isinstance(hardware, GpuHardware) else hardware.cache_bytes
     from_dram = moved if assumptions.cold_l2 else max(moved - cache, 0.0)

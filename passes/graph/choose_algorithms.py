@@ -60,18 +60,21 @@ def choose_algorithms(
 
 def _best(op: Op, hardware: Hardware, *, constant_weight: bool) -> str:
     """The algorithm with the smallest estimate; without a clear gain, direct. What is named already stays."""
-    named = str(op["algorithm"])
-    if named != "direct" or op.operands[0].tensor.dtype not in COMPARED:
-        return named
+    names = compared(op)
+    if not names:
+        return str(op["algorithm"])
+    seconds = {name: estimated_s(op, name, hardware, constant_weight=constant_weight) for name in names}
+    best = min(names[1:], key=lambda name: seconds[name])
+    return best if seconds[best] <= CLEARLY_BETTER * seconds["direct"] else "direct"
+
+
+def compared(op: Op) -> tuple[str, ...]:
+    """Algorithms whose estimates `auto` compares, direct first; none where another one is named already."""
+    if op["algorithm"] != "direct" or op.operands[0].tensor.dtype not in COMPARED:
+        return ()
     names = [name for name in ALGORITHMS if name != "fft" or _taps(op) >= FFT_TAPS]
     legal = [name for name in names if not obstacle_to(name, op)]
-    if not legal:
-        return "direct"
-    seconds = {
-        name: estimated_s(op, name, hardware, constant_weight=constant_weight) for name in ("direct", *legal)
-    }
-    best = min(legal, key=lambda name: seconds[name])
-    return best if seconds[best] <= CLEARLY_BETTER * seconds["direct"] else "direct"
+    return ("direct", *legal) if legal else ()
 
 
 def _taps(op: Op) -> int:

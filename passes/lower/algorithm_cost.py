@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
@@ -14,6 +15,7 @@ from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.dead_ops import live_ops
 from tilewright.passes.lower import rules  # noqa: F401  (registers the rules)
 from tilewright.passes.lower.lowering import RULES
+from tilewright.passes.tensor.choose_parameters import least_s
 
 #: instructions that one read of a transform costs, with its address and bounds checks: fitted to 20 Winograd
 #: convolutions timed on an H100
@@ -22,7 +24,28 @@ _INSTRUCTIONS_PER_READ = 17.0
 _CPU_CLK_PER_READ = 16.0
 
 #: tensor ops to kernels with chosen parameters
-_KERNELS = "forward-copies, cse, dce, fuse-kernels, merge-dims, choose-parameters"
+_KERNELS = "forward-copies, cse, dce, fuse-kernels, split-dims, merge-dims, choose-parameters"
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A program of graph ops alone, as kernels with chosen parameters.
+
+    The last `known` parameters of @main stand for constants: kernels of convolutions and whatever else can be
+    computed at compile time.
+    """
+
+    module: Module
+    known: int
+
+    def estimate_s(self, hardware: Hardware) -> float:
+        """Seconds of all kernels by the model."""
+        costs = [cast(Pairs, f["cost"]) for f in self.module.funcs if f.get("cost") is not None]
+        return sum(cast(float, c["estimate_s"]) for c in costs) + _reading_s(self.module, hardware)
+
+    def bound_s(self, hardware: Hardware) -> float:
+        """Seconds that the kernels take at least, whatever their parameters, with warm caches."""
+        return sum(least_s(f, hardware) for f in self.module.funcs if f.name != "main")
 
 
 def estimated_s(op: Op, algorithm: str, hardware: Hardware, *, constant_weight: bool) -> float:
@@ -44,9 +67,8 @@ def _estimated_s(
     constant_weight: bool,
 ) -> float:
     op = Op("graph.conv2d", tuple(Value(t) for t in types), attrs, (Value(result),))
-    module = alternative(op, hardware, constant_weight=constant_weight)
-    costs = [cast(Pairs, f["cost"]) for f in module.funcs if f.get("cost") is not None]
-    return sum(cast(float, c["estimate_s"]) for c in costs) + _reading_s(module, hardware)
+    known = [op.operands[1]] if constant_weight else []
+    return alternative([op], known, hardware).estimate_s(hardware)
 
 
 def _reading_s(module: Module, hardware: Hardware) -> float:
@@ -59,28 +81,31 @@ def _reading_s(module: Module, hardware: Hardware) -> float:
     return count * _INSTRUCTIONS_PER_READ / (slots * hardware.clock_hz)
 
 
-def alternative(op: Op, hardware: Hardware, *, constant_weight: bool) -> Module:
-    """A program of graph.conv2d `op` alone, as kernels with chosen parameters.
+def alternative(ops: Sequence[Op], known: Collection[Value], hardware: Hardware) -> Alternative:
+    """The kernels of graph ops, the last of which has the result.
 
-    Its inputs are the op's data, and whatever a network has at hand when it runs: the kernel, or what can be
-    computed from it at compile time.
+    known: operands that are constants; what can be computed from them is not part of the program.
     """
     b = Builder("algorithm")
-    results = tuple(RULES[op.name](b, op, op.operands))
-    data, weight = op.operands
-    known = {weight} if constant_weight else set()
-    ops: list[Op] = []
+    lowered: dict[Value, Value] = {}
+    for op in ops:
+        operands = [lowered.get(v, v) for v in op.operands]
+        lowered.update(zip(op.results, RULES[op.name](b, op, operands), strict=True))
+    result = lowered[ops[-1].result]
+    constants, kept = set(known), []
     for o in b.ops:
-        if all(v in known for v in o.operands):
-            known.update(o.results)
+        if all(v in constants for v in o.operands):
+            constants.update(o.results)
         else:
-            ops.append(o)
+            kept.append(o)
     b = Builder()
-    b.do("tensor.return", *results)
-    ops = list(live_ops(Block((), (*ops, *b.ops))))
-    given = [v for o in ops for v in o.operands if v in known]
-    params = (data, *dict.fromkeys([*given, *(() if constant_weight else (weight,))]))
-    return _kernels(params, ops, hardware)
+    b.do("tensor.return", result)
+    live = list(live_ops(Block((), (*kept, *b.ops))))
+    made = {r for o in live for r in o.results}
+    outer = list(dict.fromkeys(v for o in live for v in o.operands if v not in made))
+    given = [v for v in outer if v in constants]
+    inputs = [v for v in outer if v not in constants]
+    return Alternative(_kernels([*inputs, *given], live, hardware), len(given))
 
 
 def _kernels(params: Sequence[Value], ops: Sequence[Op], hardware: Hardware) -> Module:

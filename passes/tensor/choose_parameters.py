@@ -18,7 +18,10 @@ from tilewright.costmodel import (
     likely_contract,
     load_hardware,
 )
+from tilewright.costmodel.bound import global_bound
+from tilewright.costmodel.bound_terms import MEASURED_LOOP
 from tilewright.costmodel.choose import Choice
+from tilewright.costmodel.problem import Problem
 from tilewright.ir import Attr, Func, Level, Op, Pairs, UnsupportedError
 from tilewright.ir.tensor_ops import dims, domain
 from tilewright.ir.types import itemsize
@@ -67,6 +70,23 @@ def _cost(choice: Choice[Any]) -> Pairs:
         "considered": choice.candidates_considered,
     }
     return Pairs.of(cost)
+
+
+def least_s(kernel: Func, hardware: Hardware) -> float:
+    """Seconds a kernel takes at least with any parameters: arithmetic, traffic with warm caches, launch."""
+    by_name = {op.name: op for op in kernel.body.ops}
+    problem: Problem
+    if contract := by_name.get("tensor.contract"):
+        problem = contract_problem(kernel, contract)
+    elif window := by_name.get("tensor.window"):
+        problem = window_problem(kernel, window)
+    elif "tensor.reduce" in by_name:
+        problem = row_problem(kernel)
+    elif set(by_name) <= POINTWISE | {"tensor.return"}:
+        problem = stream_problem(kernel)
+    else:
+        return hardware.launch_floor_s
+    return global_bound(problem, hardware, MEASURED_LOOP).seconds
 
 
 def _choose(kernel: Func, hardware: Hardware) -> _Chosen:

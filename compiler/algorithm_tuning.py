@@ -1,0 +1,106 @@
+"""Choice by measurement: the algorithms of every convolution are timed, alike convolutions once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+
+from tqdm import tqdm
+
+from tilewright.devices import open_device
+from tilewright.executable import clear_errors
+from tilewright.ir import Block, Builder, Module, Op, Pairs
+from tilewright.ir.nodes import Attr
+from tilewright.measuring import RandomConstants, measured_s
+from tilewright.passes.lower.algorithm_cost import Alternative
+from tilewright.passes.lower.convolution_algorithms import ALGORITHMS, obstacle_to
+from tilewright.passes.lower.convolution_layers import Layer, layers_of
+from tilewright.runtime.device import Device
+from tilewright.targets import Target
+
+
+@dataclass(frozen=True)
+class Timed:
+    """An algorithm of a convolution, in seconds; `measured_s` is None where its bound said enough."""
+
+    algorithm: str
+    estimate_s: float
+    bound_s: float
+    measured_s: float | None = None
+
+
+def measured_algorithms(module: Module, target: Target, *, progress: bool | None = None) -> Module:
+    """The module with the fastest measured algorithm on every direct graph.conv2d.
+
+    module: graph level, types inferred. Of each convolution, with the ops behind it that its kernels take
+    along, the legal algorithms are timed in the order of their estimates with the parameters that the model
+    chooses. An alternative is left out where its lower bound is above the best time so far; direct never is.
+    What was measured stands in the attribute `convolutions` of @main, with the convolutions counted from 0 in
+    program order. Raises WorkError without a device.
+    """
+    layers = {i: x for i, x in enumerate(layers_of(module.main)) if len(_legal(x.conv)) > 1}
+    if not layers:
+        return module
+    distinct = {layer.key: layer for layer in layers.values()}
+    hidden = not (sys.stderr.isatty() if progress is None else progress)
+    timed: dict[Hashable, list[Timed]] = {}
+    with clear_errors(), open_device(str(target)) as device:
+        bar = tqdm(distinct.items(), desc="measuring", unit="convolution", file=sys.stderr, disable=hidden)
+        for key, layer in bar:
+            timed[key] = _timed(layer, target, device)
+    main = module.main
+    chosen = {layer.conv: _fastest(timed[layer.key]) for layer in layers.values()}
+    ops = tuple(_with_algorithm(op, chosen.get(op)) for op in main.body.ops)
+    at = {key: tuple(i for i, x in layers.items() if x.key == key) for key in distinct}
+    record = tuple(_on_record(at[key], rows) for key, rows in timed.items())
+    new = main.with_body(main.body.with_ops(ops)).with_attrs(convolutions=record)
+    return module.with_funcs(tuple(new if f is main else f for f in module.funcs))
+
+
+def _legal(conv: Op) -> list[str]:
+    """Algorithms to compare, direct first; only itself where another one is named already."""
+    named = str(conv["algorithm"])
+    return [named, *(a for a in ALGORITHMS if named == "direct" and not obstacle_to(a, conv))]
+
+
+def _timed(layer: Layer, target: Target, device: Device) -> list[Timed]:
+    hardware = target.hardware
+    found = {name: layer.by(name, hardware) for name in _legal(layer.conv)}
+    rows = [Timed(name, a.estimate_s(hardware), a.bound_s(hardware)) for name, a in found.items()]
+    best = float("inf")
+    for i in sorted(range(len(rows)), key=lambda i: rows[i].estimate_s):
+        row = rows[i]
+        if row.algorithm == "direct" or row.bound_s < best:
+            (seconds,) = measured_s([_program(found[row.algorithm])], target, device)
+            rows[i] = replace(row, measured_s=seconds)
+            best = min(best, seconds)
+    return rows
+
+
+def _fastest(rows: list[Timed]) -> str:
+    return min(rows, key=lambda r: float("inf") if r.measured_s is None else r.measured_s).algorithm
+
+
+def _program(a: Alternative) -> Module:
+    """The kernels with random arrays for what is known at compile time."""
+    main = a.module.main
+    inputs = main.params[: len(main.params) - a.known]
+    b = Builder("measured")
+    constants = RandomConstants()
+    fresh = {p: constants.constant(b, p.tensor) for p in main.params[len(inputs) :]}
+    calls = tuple(op.with_operands(tuple(fresh.get(v, v) for v in op.operands)) for op in main.body.ops)
+    new = main.with_body(Block(inputs, (*b.ops, *calls)))
+    return constants.of(a.module.with_funcs(tuple(new if f is main else f for f in a.module.funcs)))
+
+
+def _on_record(at: tuple[int, ...], rows: list[Timed]) -> Pairs:
+    considered: list[Attr] = []
+    for r in rows:
+        row: dict[str, Attr] = {"algorithm": r.algorithm, "estimate_s": r.estimate_s, "bound_s": r.bound_s}
+        considered.append(Pairs.of({**row, "measured_s": r.measured_s}))
+    return Pairs.of({"at": at, "considered": tuple(considered)})
+
+
+def _with_algorithm(op: Op, name: str | None) -> Op:
+    return op if name is None else op.with_attrs(algorithm=name)
