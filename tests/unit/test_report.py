@@ -21,6 +21,7 @@ from tilewright.cli import main
 from tilewright.executable import Executable
 from tilewright.ir import parse
 from tilewright.tools.report import Facts, FusedOps, collect, report_page
+from tilewright.tools.report.algorithm_table import algorithm_table
 from tilewright.tools.report.layered_layout import lay_out
 from tilewright.tools.report.memory_figure import live_bytes, spans_of
 from tilewright.tools.report.timing import timing_of
@@ -40,6 +41,11 @@ def @main(%data: Tensor[(1, 8, 16, 16), float32], %w0: Tensor[(8, 8, 3, 3), floa
   %6 = nn.batch_flatten(%5);
   %7 = nn.dense(%6, %w2, units=10);
   nn.softmax(%7)
+}
+"""
+DENSE_NET = """#[version = "0.0.5"]
+def @main(%data: Tensor[(16, 32), float32], %w: Tensor[(24, 32), float32]) -> Tensor[(16, 24), float32] {
+  nn.dense(%data, %w, units=24)
 }
 """
 
@@ -106,6 +112,13 @@ def sample(path: str, *, repeats: int = 1, name: str = "net.relay", tune: str = 
 def conv(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     path = tmp_path_factory.mktemp("report") / "conv.relay"
     path.write_text(CONV_NET)
+    return sample(str(path))
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    path = tmp_path_factory.mktemp("report") / "dense.relay"
+    path.write_text(DENSE_NET)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning, "CANDIDATES", 2)
         return sample(str(path), tune="measure")
@@ -193,8 +206,8 @@ def test_each_launch_names_its_own_ops(conv: Sample, mlp: Sample) -> None:
             assert a["href"] == f"#kernel-{launch.kernel + 1}"
 
 
-def test_measured_candidates_are_listed_fastest_first(conv: Sample, mlp: Sample) -> None:
-    products = [k for k in conv.facts.kernels if k.skeleton == "contract"]
+def test_measured_candidates_are_listed_fastest_first(measured: Sample, mlp: Sample) -> None:
+    products = [k for k in measured.facts.kernels if k.skeleton == "contract"]
     assert products
     for k in products:
         seconds = [c.measured_s or 0.0 for c in k.candidates]
@@ -202,7 +215,7 @@ def test_measured_candidates_are_listed_fastest_first(conv: Sample, mlp: Sample)
         assert seconds[0] > 0
         assert seconds == sorted(seconds)
         assert [c.params for c in k.candidates if c.chosen] == [k.params] == [k.candidates[0].params]
-    assert "Candidates measured" in conv.text
+    assert "Candidates measured" in measured.text
     assert "Candidates measured" not in mlp.text
     assert "not measured" in mlp.text
 
@@ -216,6 +229,25 @@ def test_memory_plan_is_drawn_as_planned(either: Sample) -> None:
             if a.first <= b.last and b.first <= a.last:  # both hold data: no byte in common
                 (low, high) = sorted((a.buffer, b.buffer), key=lambda x: x.offset)
                 assert low.offset + low.nbytes <= high.offset
+
+
+def test_algorithms_that_competed_are_shown() -> None:
+    row = {"origins": ["relay:nn.conv2d#3 net.relay:9"], "data": [1, 8, 16, 16], "kernel": [8, 8, 3, 3]}
+    direct = {"algorithm": "direct", "estimate_s": 2e-5, "bound_s": 1e-6, "measured_s": 3e-5}
+    winograd = {"algorithm": "winograd", "estimate_s": 4e-5, "bound_s": 4.5e-5, "measured_s": None}
+    text = algorithm_table([{**row, "algorithm": "direct", "considered": [direct, winograd]}])
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", text)
+    assert cells == [
+        "conv2d #3",
+        "1x8x16x16",
+        "8x8x3x3",
+        "30.0 us measured, 20.0 us expected",
+        "bound 45.0 us: not measured",
+    ]
+    assert Page(text).all("td", class_="chosen")
+    modelled = [{k: v for k, v in c.items() if k in ("algorithm", "estimate_s")} for c in (direct, winograd)]
+    assert "measured" not in algorithm_table([{**row, "algorithm": "direct", "considered": modelled}])
+    assert algorithm_table([{**row, "algorithm": "direct", "considered": modelled[:1]}]) == ""
 
 
 @pytest.mark.parametrize(

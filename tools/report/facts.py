@@ -62,6 +62,7 @@ class LaunchFacts:
 class Facts:
     """Everything on the page. `kernels` are ordered by time, longest first; `launches` as the plan has them.
 
+    convolutions: the algorithms that competed, alike convolutions once (see `Executable.report`).
     exact_ops: the ops of each launch are its own; else those of the first launch of the same kernel.
     """
 
@@ -75,6 +76,7 @@ class Facts:
     launches: tuple[LaunchFacts, ...]
     plan: ExecutionPlan
     exact_ops: bool
+    convolutions: tuple[dict[str, Any], ...] = ()
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -135,6 +137,7 @@ class _Collector:
             launches=launches,
             plan=self.plan,
             exact_ops=self.found is not None,
+            convolutions=tuple(self.report.get("convolutions", ())),
         )
 
     def launched(self) -> list[str]:

@@ -111,4 +111,6 @@ def _detail(op: Op) -> str:
     strides = op.get("strides")
     steps = [str(s) for s in strides] if isinstance(strides, tuple) else []
     stride = "" if set(steps) <= {"1"} else "/" + (steps[0] if len(set(steps)) == 1 else "x".join(steps))
-    return f"{window} {stride}".strip()
+    algorithm = op.get("algorithm")
+    by = f"by {algorithm}" if algorithm not in (None, "direct") else ""
+    return " ".join(p for p in (window, stride, by) if p)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from html import escape
 
 from tilewright.tools.page_template import filled, resource
+from tilewright.tools.report.algorithm_table import algorithm_table
 from tilewright.tools.report.colours import class_colours
 from tilewright.tools.report.facts import Facts
 from tilewright.tools.report.graph_picture import graph_picture
@@ -38,6 +39,7 @@ def report_page(facts: Facts) -> str:
         graph=graph_picture(facts),
         memory=memory_svg(facts.plan),
         memory_note=escape(_memory_note(facts)),
+        algorithms=algorithm_table(facts.convolutions),
         kernels="\n".join(
             kernel_section(facts, i, colours[k.operator_class]) for i, k in enumerate(facts.kernels)
         ),
