@@ -14,15 +14,16 @@ NAMED = 6
 
 
 def algorithm_table(convolutions: Sequence[Mapping[str, Any]]) -> str:
-    """A row for all convolutions alike, a column per algorithm, the chosen one marked; empty without rows.
+    """A row for all convolutions alike that had a choice, a column per algorithm, the chosen one marked.
 
     convolutions: as `Executable.report()["convolutions"]` has them.
     """
-    if not any(len(row["considered"]) > 1 for row in convolutions):
+    open_rows = [row for row in convolutions if len(row["considered"]) > 1]
+    if not open_rows:
         return ""
-    names = list(dict.fromkeys(c["algorithm"] for row in convolutions for c in row["considered"]))
+    names = list(dict.fromkeys(c["algorithm"] for row in open_rows for c in row["considered"]))
     head = "".join(f"<th>{escape(h)}</th>" for h in ("convolutions", "data", "kernel", *names))
-    body = "".join(_row(row, names) for row in convolutions)
+    body = "".join(_row(row, names) for row in open_rows)
     return (
         '<h3>Algorithms of convolutions</h3><div class="scroll"><table class="algorithms">'
         f"<tr>{head}</tr>{body}</table></div>"
