@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from tilewright.frontends.emitter import Absent, Emitter, Result
 from tilewright.frontends.relay.attributes import Attributes
 from tilewright.frontends.relay.evaluate import Rule
-from tilewright.frontends.relay.rules_windows import TUNER_NOTES, relaid
+from tilewright.frontends.relay.rules_windows import TUNER_NOTES, factors, relaid
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Attr, Value
 
 
 def _dense(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    data, weight = emit.tensors(args, 2)
+    data, weight = factors(emit, args, attrs)
     _check_units(attrs, weight, 0)
     return emit.value("dense", data, weight, out_dtype=attrs.dtype("out_dtype") or None)
 
@@ -25,7 +25,7 @@ def _dense_pack(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Res
 
 
 def _matmul(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    a, b = emit.tensors(args, 2)
+    a, b = factors(emit, args, attrs)
     transposes = {name: attrs.flag(name, False) for name in ("transpose_a", "transpose_b")}
     _check_units(attrs, b, 0 if transposes["transpose_b"] else 1)
     return emit.value("matmul", a, b, **transposes, out_dtype=attrs.dtype("out_dtype") or None)
@@ -42,7 +42,7 @@ def _batch_matmul(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> R
     transposes = {name: attrs.flag(name, False) for name in ("transpose_a", "transpose_b")}
     attrs.drop(*TUNER_NOTES)
     return emit.value(
-        "batch_matmul", *emit.tensors(args, 2), **transposes, out_dtype=attrs.dtype("out_dtype") or None
+        "batch_matmul", *factors(emit, args, attrs), **transposes, out_dtype=attrs.dtype("out_dtype") or None
     )
 
 

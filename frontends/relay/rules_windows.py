@@ -11,6 +11,7 @@ from tilewright.frontends.relay.rules_padding import RULES as LAYOUT_RULES
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.graph_ops.layouts import data_layouts, kernel_layouts
 from tilewright.ir.nodes import Attr, Value
+from tilewright.ir.types import dtype_name
 
 #: Traces of TVM's tuners: they say how a kernel was scheduled, not what it computes.
 TUNER_NOTES = ("auto_scheduler_rewritten_layout", "meta_schedule_original_shape")
@@ -74,11 +75,23 @@ def check_kernel(attrs: Attributes, weight: Value, layout: str, channels: int, s
     attrs.drop(*TUNER_NOTES)
 
 
+def factors(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> tuple[Value, Value]:
+    """The two operands of a product; where their dtypes differ both become that of the result."""
+    a, b = emit.tensors(args, 2)
+    named = attrs.text("out_dtype", "")
+    attrs.give("out_dtype", named)
+    if a.tensor.dtype == b.tensor.dtype or named in ("", "void"):
+        return a, b
+    dtype = dtype_name(named)
+    a, b = (v if v.tensor.dtype == dtype else emit.value("cast", v, dtype=dtype) for v in (a, b))
+    return a, b
+
+
 def _convolution(spatial: int) -> Rule:
     default = f"OI{_SPATIAL[spatial]}"
 
     def rule(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-        data, weight = emit.tensors(args, 2)
+        data, weight = factors(emit, args, attrs)
         groups = attrs.integer("groups", 1)
         kernel_layout = attrs.text("kernel_layout", default)
         weight, kernel_layout = plain(emit, weight, kernel_layout, kernel_layouts(spatial))
@@ -105,7 +118,7 @@ def _transposed(spatial: int) -> Rule:
     default = f"{'OI' if swapped else 'IO'}{_SPATIAL[spatial]}"
 
     def rule(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-        data, weight = emit.tensors(args, 2)
+        data, weight = factors(emit, args, attrs)
         groups = attrs.integer("groups", 1)
         kernel_layout = attrs.text("kernel_layout", default)
         if swapped:

@@ -145,6 +145,16 @@ def test_products_of_matrices():
     np.testing.assert_array_equal(got, wanted)
 
 
+def test_products_of_two_dtypes():
+    """As TVM writes them once it has made qnn operators plain."""
+    a, b = U8.reshape(36, 6), I8.reshape(36, 6)[:5]
+    got = run('nn.dense(%x0, %x1, units=5, out_dtype="int32")', a, b, compiled=True)
+    np.testing.assert_array_equal(got, a.astype(np.int32) @ b.astype(np.int32).T)
+    w = I8[:, :, :3, :3]
+    got = run('nn.conv2d(%x0, %x1, channels=2, kernel_size=[3, 3], out_dtype="int32")', U8, w)
+    np.testing.assert_array_equal(got, convolved(U8, w, 0, 0, 0))
+
+
 @pytest.mark.parametrize("name", ["add", "subtract", "mul"])
 def test_arithmetic(name):
     """Within a unit of the real numbers' result; sums and differences round each operand on its own."""
