@@ -128,7 +128,7 @@ def _evaluate_pool(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.nd
         )
         for p, q in np.ndindex(*attrs["pooled_size"]):
             part = image[:, y0[p] : y1[p], x0[q] : x1[q]]
-            if part[0].size:
+            if part.size:
                 out[r, :, p, q] = part.max(axis=(1, 2), initial=lowest(dtype_of(data)))
     return [np.ascontiguousarray(permuted(out, "NCHW", attrs["layout"]))]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tilewright.ir import Builder, Func, Level, UnsupportedError, Value
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.lower import rules  # noqa: F401  (registers the rules)
-from tilewright.passes.lower.lowering import RULES
+from tilewright.passes.lower.lowering import RULES, nothing
 
 
 @register_pass(Level.GRAPH, to=Level.TENSOR, requires={"shapes-known"}, establishes={"no-graph-ops"})
@@ -15,6 +15,8 @@ def graph_to_tensor(func: Func, ctx: PassContext) -> Func:
     """Express every graph op by iteration domains, reads and scalar bodies.
 
     rewrite:  %y = graph.relu(%x)   -->   %y = tensor.map(%x, par = ..., reads = ...) { max(a, 0) }
+
+    Results without elements need no rule.
 
     Raises UnsupportedError that lists every op without a rule.
     """
@@ -35,6 +37,8 @@ def graph_to_tensor(func: Func, ctx: PassContext) -> Func:
                 )
             elif op.name == "graph.return":
                 results = b.emit("tensor.return", operands)
+            elif op.results and not any(r.tensor.size for r in op.results):
+                results = tuple(nothing(b, r.tensor) for r in op.results)
             else:
                 results = tuple(RULES[op.name](b, op, operands))
         env.update(zip(op.results, results, strict=True))

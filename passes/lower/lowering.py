@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value, scalar_body, structured
 from tilewright.ir.errors import InputError
+from tilewright.ir.graph_ops.operands import zero
 
 #: (builder, graph op, lowered operands) -> lowered results
 Rule = Callable[[Builder, Op, Sequence[Value]], Sequence[Value]]
@@ -43,6 +44,8 @@ def broadcast_read(shape: Sequence[int], names: Sequence[str], domain: Sequence[
 
 #: builds the scalar result of a body from its parameters
 Body = Callable[[Builder, Sequence[Value]], Value]
+#: the value each operand has outside its bounds; none where it is always read inside
+Fill = Sequence[float | int | bool | None]
 
 
 def elementwise(b: Builder, operands: Sequence[Value], result: TensorType, body: Body) -> Value:
@@ -59,9 +62,10 @@ def mapped(
     par: Mapping[str, int],
     reads: Sequence[Sequence[Expr]],
     body: Body,
-    fill: Sequence[float | int | bool | None] = (),
+    fill: Fill = (),
 ) -> Value:
-    """A tensor.map with one result."""
+    """A tensor.map with one result. Operands without elements are no operands: their reads give `fill`."""
+    operands, reads, fill, body = _with_elements(operands, reads, fill, body)
     inner, params = scalar_body([v.tensor.dtype for v in operands])
     inner.loc = b.loc
     inner.do("scalar.yield", body(inner, params))
@@ -82,22 +86,55 @@ def reduced(
     body: Body,
     *,
     init: float | int | bool = 0.0,
-    fill: Sequence[float | int | bool | None] = (),
+    fill: Fill = (),
 ) -> Value:
     """A tensor.reduce, tensor.window or tensor.contract with one result.
 
-    The body's last parameter is the accumulator.
+    The body's last parameter is the accumulator. No kernel walks along an empty dimension: a fold of nothing
+    is a map that gives `init`, and operands without elements are no operands.
     """
+    whole = result.dtype == "bool" or not result.dtype.startswith(("f", "bf"))
+    start = (init if result.dtype == "bool" else int(init)) if whole else float(init)
+    if 0 in red.values() or not result.size:
+        return mapped(b, [], result, par, [], lambda i, p: i.const(start, result.dtype))
+    if any(not v.tensor.size for v in operands):
+        name = "tensor.reduce"
+        operands, reads, fill, body = _with_elements(operands, reads, fill, body)
     inner, params = scalar_body([*(v.tensor.dtype for v in operands), result.dtype])
     inner.loc = b.loc
     inner.do("scalar.yield", body(inner, params))
-    whole = result.dtype == "bool" or not result.dtype.startswith(("f", "bf"))
-    start = (init if result.dtype == "bool" else int(init)) if whole else float(init)
     (out,) = structured(
         b, name, operands, par=par, red=red, reads=reads, fill=fill, init=(start,), types=[result],
         body=inner.block(params),
     )  # fmt: skip
     return out
+
+
+def _with_elements(
+    operands: Sequence[Value], reads: Sequence[Sequence[Expr]], fill: Fill, body: Body
+) -> tuple[Sequence[Value], Sequence[Sequence[Expr]], Fill, Body]:
+    """Operands that hold elements, and a body in which the others are constants: their fill values."""
+    if all(v.tensor.size for v in operands):
+        return operands, reads, fill, body
+    held = [k for k, v in enumerate(operands) if v.tensor.size]
+    given = fill or (None,) * len(operands)
+
+    def completed(i: Builder, p: Sequence[Value]) -> Value:
+        values = iter(p)
+        every = [
+            next(values) if k in held else i.const(given[k] or zero(v.tensor.dtype), v.tensor.dtype)
+            for k, v in enumerate(operands)
+        ]
+        return body(i, [*every, *values])
+
+    kept_fill = [given[k] for k in held] if fill else ()
+    return [operands[k] for k in held], [reads[k] for k in held], kept_fill, completed
+
+
+def nothing(b: Builder, result: TensorType) -> Value:
+    """An empty tensor: a map without points."""
+    par = dict(zip(dim_names(result.rank), result.shape, strict=True))
+    return mapped(b, [], result, par, [], lambda i, p: i.const(zero(result.dtype), result.dtype))
 
 
 def multiply_add(b: Builder, p: Sequence[Value]) -> Value:

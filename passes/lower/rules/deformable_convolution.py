@@ -56,7 +56,7 @@ def _taps(
     held = places[0].tensor.dtype
     floors = [_floors(b, v, par) for v in places]
     domain = {"n": samples, "c": parts * per_part, **points}
-    at_part = (Sym("n"), binary("//", Sym("c"), per_part), *map(Sym, _POINT))
+    at_part = (Sym("n"), binary("//", Sym("c"), max(1, per_part)), *map(Sym, _POINT))
     corners = [
         _corner(b, data, layout, floors, domain, at_part, down, right) for down in (0, 1) for right in (0, 1)
     ]

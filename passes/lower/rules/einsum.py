@@ -67,13 +67,9 @@ class _Einsum:
         operands, reads = [x.value, y.value], [x.read(self.extents), y.read(self.extents)]
         t, par = self._type(kept), self._dims(kept)
         if red:
-            # contraction kernels have no empty dimensions
-            name = "tensor.reduce" if 0 in self._dims(red + kept).values() else "tensor.contract"
-            init = 0.0 if self.held[0] in "bf" else 0
-            sums = self._dims(red)
-            return _Factor(
-                reduced(self.b, name, operands, t, par, sums, reads, multiply_add, init=init), kept
-            )
+            init, sums = 0.0 if self.held[0] in "bf" else 0, self._dims(red)
+            out = reduced(self.b, "tensor.contract", operands, t, par, sums, reads, multiply_add, init=init)
+            return _Factor(out, kept)
 
         def product(i: Builder, p: Sequence[Value]) -> Value:
             return i.value("scalar.mul", *(i.cast(v, self.held) for v in p))
