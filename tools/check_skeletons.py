@@ -227,7 +227,7 @@ def prepared(case: Case, target: str) -> Module:
     return module.with_funcs(tuple(forced))
 
 
-def _values(rng: np.random.Generator, t: TensorType) -> np.ndarray:
+def values(rng: np.random.Generator, t: TensorType) -> np.ndarray:
     """Normal numbers, or indices of which some lie outside every tensor of the cases."""
     if t.dtype == "f32":
         return rng.standard_normal(t.shape).astype(np.float32)
@@ -239,7 +239,7 @@ def check(case: Case, target: str) -> float:
     module = prepared(case, target)
     rng = np.random.default_rng(11)
     source = parse(case.text, constants=module.constants)
-    inputs = [_values(rng, p.tensor) for p in source.main.params]
+    inputs = [values(rng, p.tensor) for p in source.main.params]
     wanted = tw.interpret(source, *inputs, precision="fp64")
     with tw.compile(module, target=target) as exe:
         got = exe(*inputs)

@@ -8,7 +8,7 @@ from tilewright.commands.network import relative_error
 from tilewright.driver import lower
 from tilewright.ir import Constants, interpret, parse
 from tilewright.targets import resolve_target
-from tilewright.tools.check_skeletons import CASES, Case, prepared
+from tilewright.tools.check_skeletons import CASES, Case, prepared, values
 
 TARGETS = ("cuda:sm_90a", "opencl")
 
@@ -20,7 +20,7 @@ def test_kernels_are_right_and_do_not_race(case: Case, target: str):
     lowered = lower(module, resolve_target(target))
     source = parse(case.text, constants=Constants(module.constants))
     rng = np.random.default_rng(5)
-    inputs = [rng.standard_normal(p.tensor.shape).astype(np.float32) for p in source.main.params]
+    inputs = [values(rng, p.tensor) for p in source.main.params]
     wanted = interpret(source, *inputs, precision="fp64")
     for got, expected in zip(run_calls(lowered.thread, inputs), wanted, strict=True):
         assert relative_error(got, expected) < 1e-6
