@@ -89,15 +89,21 @@ class ContractProblem:
 
 @dataclass(frozen=True)
 class StreamProblem:
-    """An elementwise map: bytes in and out, output elements, and operations."""
+    """A map: bytes in and out, output elements, and operations.
+
+    Of the `reads` per element, `gathers` are at computed places, each with its own address and bounds checks;
+    the others are where the element itself is.
+    """
 
     bytes_read: int
     bytes_written: int
     elements: int
     flops: int
+    reads: int = 1
+    gathers: int = 0
 
     def __post_init__(self) -> None:
-        _check_counts(self, allow_zero=("bytes_read", "bytes_written", "flops"))
+        _check_counts(self, allow_zero=("bytes_read", "bytes_written", "flops", "reads", "gathers"))
 
     @property
     def compulsory_bytes(self) -> float:

@@ -8,10 +8,12 @@ from tilewright.costmodel import Hardware, load_hardware
 from tilewright.ir import Func, InputError, Level, Op
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.lower.algorithm_cost import estimated_s
-from tilewright.passes.lower.convolution_algorithms import ALGORITHMS, obstacle_to
+from tilewright.passes.lower.convolution_algorithms import obstacle_to
 
-#: an alternative is chosen where its estimate is at most this share of the direct convolution's
-CLEARLY_BETTER = 0.8
+#: an algorithm is preferred to a more accurate one where its estimate is at most this share of the other's
+CLEARLY_BETTER = 0.9
+#: algorithms beside direct sums, the most accurate first
+ALTERNATIVES = ("fft", "winograd2", "winograd4")
 #: dtypes the model compares in: 16-bit floats lose more in transforms than they gain
 COMPARED = frozenset({"f32", "f64"})
 #: taps from which the FFT is compared: estimates of the small products that fewer taps give are too low
@@ -26,12 +28,13 @@ def choose_algorithms(
     algorithm: Literal["auto", "direct", "winograd2", "winograd4", "fft"] = "auto",
     at: str = "",
 ) -> Func:
-    """Name the algorithm of every direct conv2d: the one with the smallest estimate, or the given one.
+    """Name the algorithm of every direct conv2d: by the cost model, or the given one.
 
     rewrite:  graph.conv2d(%x, %w, algorithm = "direct")   -->   graph.conv2d(%x, %w, algorithm = "winograd4")
 
     `auto` leaves a convolution direct unless the kernels of an alternative, transforms included, are
-    estimated to take at most 80 % of its time; it compares the FFT for kernels of 25 taps and more. A given
+    estimated to take at most 90 % of its time, and prefers a less accurate alternative to another one by the
+    same margin; it compares the FFT for kernels of 25 taps and more. A given
     algorithm is used wherever it is legal; how many convolutions it is not legal for stands in the function's
     attribute `kept_direct`. `at` restricts the pass to ops of one origin (`relay:nn.conv2d#3`); there, an
     algorithm that is not legal is an InputError.
@@ -59,20 +62,23 @@ def choose_algorithms(
 
 
 def _best(op: Op, hardware: Hardware, *, constant_weight: bool) -> str:
-    """The algorithm with the smallest estimate; without a clear gain, direct. What is named already stays."""
+    """The most accurate algorithm that no other one is clearly faster than. What is named already stays."""
     names = compared(op)
     if not names:
         return str(op["algorithm"])
     seconds = {name: estimated_s(op, name, hardware, constant_weight=constant_weight) for name in names}
-    best = min(names[1:], key=lambda name: seconds[name])
-    return best if seconds[best] <= CLEARLY_BETTER * seconds["direct"] else "direct"
+    best = names[0]
+    for name in names[1:]:
+        if seconds[name] <= CLEARLY_BETTER * seconds[best]:
+            best = name
+    return best
 
 
 def compared(op: Op) -> tuple[str, ...]:
-    """Algorithms whose estimates `auto` compares, direct first; none where another one is named already."""
+    """Algorithms whose estimates `auto` compares, the most accurate first; none where one is named."""
     if op["algorithm"] != "direct" or op.operands[0].tensor.dtype not in COMPARED:
         return ()
-    names = [name for name in ALGORITHMS if name != "fft" or _taps(op) >= FFT_TAPS]
+    names = [name for name in ALTERNATIVES if name != "fft" or _taps(op) >= FFT_TAPS]
     legal = [name for name in names if not obstacle_to(name, op)]
     return ("direct", *legal) if legal else ()
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
-from tilewright.costmodel import CpuHardware, Hardware
-from tilewright.costmodel.geometry import WARP
+from tilewright.costmodel import Hardware
 from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, Type, Value
 from tilewright.ir.nodes import Attr
 from tilewright.passes import PassContext, Pipeline, run_pipeline
@@ -16,12 +15,6 @@ from tilewright.passes.dead_ops import live_ops
 from tilewright.passes.lower import rules  # noqa: F401  (registers the rules)
 from tilewright.passes.lower.lowering import RULES
 from tilewright.passes.tensor.choose_parameters import least_s
-
-#: instructions that one read of a transform costs, with its address and bounds checks: fitted to 20 Winograd
-#: convolutions timed on an H100
-_INSTRUCTIONS_PER_READ = 17.0
-#: the same on a core of a CPU, in clock cycles: an estimate
-_CPU_CLK_PER_READ = 16.0
 
 #: tensor ops to kernels with chosen parameters
 _KERNELS = "forward-copies, cse, dce, fuse-kernels, split-dims, merge-dims, choose-parameters"
@@ -41,7 +34,7 @@ class Alternative:
     def estimate_s(self, hardware: Hardware) -> float:
         """Seconds of all kernels by the model."""
         costs = [cast(Pairs, f["cost"]) for f in self.module.funcs if f.get("cost") is not None]
-        return sum(cast(float, c["estimate_s"]) for c in costs) + _reading_s(self.module, hardware)
+        return sum(cast(float, c["estimate_s"]) for c in costs)
 
     def bound_s(self, hardware: Hardware) -> float:
         """Seconds that the kernels take at least, whatever their parameters, with warm caches."""
@@ -69,16 +62,6 @@ def _estimated_s(
     op = Op("graph.conv2d", tuple(Value(t) for t in types), attrs, (Value(result),))
     known = [op.operands[1]] if constant_weight else []
     return alternative([op], known, hardware).estimate_s(hardware)
-
-
-def _reading_s(module: Module, hardware: Hardware) -> float:
-    """What maps of many reads cost beyond their traffic, which is all that their kernels' estimates know."""
-    maps = [op for f in module.funcs for op in f.body.ops if op.name == "tensor.map"]
-    count = sum(op.result.tensor.size * len(op.operands) for op in maps)
-    if isinstance(hardware, CpuHardware):
-        return count * _CPU_CLK_PER_READ / (hardware.cores * hardware.estimate_clock_hz)
-    slots = hardware.sm_count * hardware.schedulers_per_sm * WARP
-    return count * _INSTRUCTIONS_PER_READ / (slots * hardware.clock_hz)
 
 
 def alternative(ops: Sequence[Op], known: Collection[Value], hardware: Hardware) -> Alternative:

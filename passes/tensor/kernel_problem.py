@@ -8,10 +8,10 @@ from math import prod
 from typing import Any
 
 from tilewright.costmodel import ContractProblem, LineProblem, RowReduceProblem, StreamProblem, WindowProblem
-from tilewright.ir import Func, Op, Value
+from tilewright.ir import Func, Op, Sym, Value
 from tilewright.ir.expr import symbols
 from tilewright.ir.simplify import coefficients, interval
-from tilewright.ir.tensor_ops import REDUCING, dims, domain, ranges_of, reads
+from tilewright.ir.tensor_ops import REDUCING, dims, domain, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.tensor.index_sets import POINTWISE, placed_reads, recompute_cost, slices_of
 
@@ -116,7 +116,21 @@ def stream_problem(kernel: Func) -> StreamProblem:
     points = max(1, prod(dims(ops[-1], "par").values()))
     work = sum(_work(op) for op in ops)
     written = sum(v.tensor.nbytes for v in _outputs(kernel))
-    return StreamProblem(traffic(kernel) - written, written, points, max(1, work) * points)
+    count = sum(v in kernel.params for op in ops for v in op.operands)
+    gathers = sum(map(_gathers, ops))
+    flops = max(1, work) * points
+    return StreamProblem(traffic(kernel) - written, written, points, flops, max(1, count), gathers)
+
+
+def _gathers(op: Op) -> int:
+    """Reads of an op elsewhere than where its point is, or that may lie outside their operand."""
+    placed = placed_reads(op)
+    filled = fills(op) if op.name == "tensor.map" else ()
+    moved = [any(not isinstance(e, Sym) and n > 1 for e, n in zip(at, v.tensor.shape, strict=True))
+             for v, at in placed]  # fmt: skip
+    checked = [fill is not None for fill in filled or (None,) * len(placed)]
+    data = len(op.operands) - len(placed)
+    return data + sum(m or c for m, c in zip(moved, checked, strict=True))
 
 
 def row_problem(kernel: Func) -> RowReduceProblem:

@@ -10,23 +10,24 @@ from tilewright.passes import PassContext, Pipeline, run_pipeline
 TENSORS = "infer-shapes, graph-to-tensor, fold-constant-tensors, dce"
 
 
-def conv_module(data, kernel, algorithm, *, dtype="f32", constant=False, seed=0, **attrs):
-    """A convolution of an input with a kernel that is an input or a constant."""
+def conv_module(data, kernel, algorithm, *, dtype="f32", constant=False, seed=0, arrays=True, **attrs):
+    """A convolution of an input with a kernel that is an input or a constant, with or without data."""
     types = [TensorType(dtype, data), TensorType(dtype, kernel)]
     b = Builder("test:conv")
     params = [Value(types[0], "x")]
-    arrays = {}
+    data_of = {}
     if constant:
         (weight,) = b.emit("graph.constant", (), {"name": "w"}, types=[types[1]])
         rng = np.random.default_rng(seed + 1)
-        arrays["w"] = rng.standard_normal(kernel).astype(storage_dtype(dtype))
+        if arrays:
+            data_of["w"] = rng.standard_normal(kernel).astype(storage_dtype(dtype))
     else:
         weight = Value(types[1], "w")
         params.append(weight)
     results = b.emit("graph.conv2d", (params[0], weight), {"algorithm": algorithm, **attrs})
     b.emit("graph.return", results)
     main = Func(Level.GRAPH, "main", b.block(tuple(params)), tuple(r.type for r in results))
-    return Module("m", (main,), (), Constants(arrays))
+    return Module("m", (main,), (), Constants(data_of))
 
 
 def inputs_of(module, seed=0):

@@ -1,0 +1,44 @@
+"""Estimates of the algorithms of convolutions against times of one H100: order, size, and sound bounds."""
+
+import pytest
+from conv_algorithms import conv_module
+
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.lower.algorithm_cost import estimated_s
+from tilewright.passes.lower.convolution_layers import layers_of
+from tilewright.targets import resolve_target
+
+H100 = resolve_target("cuda:sm_90a")
+NAMES = ("direct", "winograd2", "winograd4", "fft")
+# data, filters, kernel, groups: microseconds of all kernels in one CUDA graph, by algorithm
+MEASURED = [
+    ((1, 64, 56, 56), 64, 3, 1, (22.2, 15.9, 23.7, 31.6)),
+    ((1, 128, 28, 28), 128, 3, 1, (25.9, 14.9, 16.5, 30.3)),
+    ((1, 256, 14, 14), 256, 3, 1, (35.6, 13.9, 16.2, 35.3)),
+    ((1, 512, 7, 7), 512, 3, 1, (63.5, 15.9, 20.2, 44.3)),
+    ((32, 256, 14, 14), 256, 3, 1, (605.1, 164.0, 182.0, 169.7)),
+    ((32, 64, 56, 56), 64, 3, 1, (263.7, 334.1, 382.5, 365.2)),
+    ((1, 64, 224, 224), 64, 3, 1, (132.6, 144.0, 300.9, 188.0)),
+    ((8, 48, 35, 35), 64, 5, 1, (120.1, None, None, 63.0)),
+    ((1, 128, 56, 56), 128, 7, 1, (339.0, None, None, 101.6)),
+    ((1, 96, 56, 56), 96, 7, 96, (18.0, None, None, 39.6)),
+    ((1, 256, 32, 32), 256, 31, 256, (204.7, None, None, 112.9)),
+]
+
+
+@pytest.mark.parametrize(("data", "filters", "kernel", "groups", "us"), MEASURED)
+def test_auto_takes_the_fastest_and_estimates_have_the_right_size(data, filters, kernel, groups, us):
+    weight = (filters, data[1] // groups, kernel, kernel)
+    module = conv_module(
+        data, weight, "direct", constant=True, padding=(kernel // 2,) * 4, groups=groups, arrays=False
+    )
+    (layer,) = layers_of(module.main)
+    seconds = {name: 1e-6 * t for name, t in zip(NAMES, us, strict=True) if t is not None}
+    for name, measured in seconds.items():
+        assert layer.by(name, H100.hardware).bound_s(H100.hardware) <= measured
+        estimate = estimated_s(layer.conv, name, H100.hardware, constant_weight=True)
+        assert measured / 2 < estimate < 2 * measured
+    context = PassContext(str(H100), H100.hardware, reproducer_folder=None)
+    out = run_pipeline(module, Pipeline.parse("choose-algorithms"), context)
+    (chosen,) = (str(op["algorithm"]) for op in out.main.body.ops if op.name == "graph.conv2d")
+    assert seconds[chosen] <= 1.1 * min(seconds.values())
