@@ -123,7 +123,7 @@ def test_regnet():
     y = n.conv(squeeze_excite(n, y, 16), 16, 16, 1)
     x = n("nn.relu(add({}, {}))", n.conv(x, 16, 16, 1, stride=2), y)
     x = n("nn.batch_flatten(nn.global_avg_pool2d({}))", x)
-    n.check(n("nn.softmax({})", n.linear(x, 16, 5)))
+    n.check(n("nn.softmax({})", n.linear(x, 16, 5)), compiled=False)
 
 
 def test_mobilenet_v3():
@@ -134,7 +134,7 @@ def test_mobilenet_v3():
     y = n(swish, n.conv(x, 8, 16, 1))
     y = n.conv(y, 16, 16, 5, groups=16)
     y = squeeze_excite(n, y, 16, "clip(add(multiply({}, 0.166667f), 0.5f), a_min=0f, a_max=1f)")
-    n.check(n("add({}, {})", x, n.conv(n(swish, y), 16, 8, 1)))
+    n.check(n("add({}, {})", x, n.conv(n(swish, y), 16, 8, 1)), compiled=False)
 
 
 @pytest.mark.parametrize("padding", ["same", "explicit"])
@@ -159,7 +159,9 @@ def test_residual_block_nhwc(padding):
     x = n("add({}, {})", x, y)
     x = n('nn.avg_pool2d({}, pool_size=[3, 3], strides=[2, 2], padding=[0, 0, 1, 1], layout="NHWC")', x)
     x = n('nn.global_avg_pool2d({}, layout="NHWC")', x)
-    n.check(n("nn.softmax({})", n.linear(n("reshape({}, newshape=[-1, 8])", x), 8, 5)))
+    n.check(
+        n("nn.softmax({})", n.linear(n("reshape({}, newshape=[-1, 8])", x), 8, 5)), compiled=padding == "same"
+    )
 
 
 def test_unet():
@@ -201,7 +203,7 @@ def test_detector_with_anchors():
                 "variances=[0.1f, 0.1f, 0.2f, 0.2f])", shares, joined[1], joined[2])  # fmt: skip
     kept = n(f"vision.non_max_suppression({decoded}.0, {decoded}.1, {decoded}.1, -1, 0.5f, "
              "top_k=20, return_indices=False, invalid_to_bottom=False)")  # fmt: skip
-    n.check(n(f"({shares}, {kept})"))
+    n.check(n(f"({shares}, {kept})"), compiled=False)
 
 
 def test_yolo_head():
@@ -257,7 +259,9 @@ def test_shifted_windows():
         for b in (0, 1)
         for a in (0, 1)
     ]
-    n.check(n(f"reshape(concatenate(({', '.join(quarters)}), axis=-1), newshape=[1, -1, 32])"))
+    n.check(
+        n(f"reshape(concatenate(({', '.join(quarters)}), axis=-1), newshape=[1, -1, 32])"), compiled=False
+    )
 
 
 def test_quantised_classifier():
