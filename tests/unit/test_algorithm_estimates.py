@@ -10,15 +10,16 @@ from tilewright.targets import resolve_target
 
 H100 = resolve_target("cuda:sm_90a")
 NAMES = ("direct", "winograd2", "winograd4", "fft")
-# data, filters, kernel, groups: microseconds of all kernels in one CUDA graph, by algorithm
+# data, filters, kernel, groups: microseconds of all kernels in one CUDA graph, by algorithm (winograd4 of
+# large images was not timed with transforms in two steps)
 MEASURED = [
     ((1, 64, 56, 56), 64, 3, 1, (22.2, 15.9, 23.7, 31.6)),
     ((1, 128, 28, 28), 128, 3, 1, (25.9, 14.9, 16.5, 30.3)),
     ((1, 256, 14, 14), 256, 3, 1, (35.6, 13.9, 16.2, 35.3)),
     ((1, 512, 7, 7), 512, 3, 1, (63.5, 15.9, 20.2, 44.3)),
-    ((32, 256, 14, 14), 256, 3, 1, (605.1, 164.0, 182.0, 169.7)),
-    ((32, 64, 56, 56), 64, 3, 1, (263.7, 334.1, 382.5, 365.2)),
-    ((1, 64, 224, 224), 64, 3, 1, (132.6, 144.0, 300.9, 188.0)),
+    ((32, 256, 14, 14), 256, 3, 1, (605.1, 164.0, None, 169.7)),
+    ((32, 64, 56, 56), 64, 3, 1, (263.7, 334.1, None, 365.2)),
+    ((1, 64, 224, 224), 64, 3, 1, (132.6, 144.0, None, 188.0)),
     ((8, 48, 35, 35), 64, 5, 1, (120.1, None, None, 63.0)),
     ((1, 128, 56, 56), 128, 7, 1, (339.0, None, None, 101.6)),
     ((1, 96, 56, 56), 96, 7, 96, (18.0, None, None, 39.6)),

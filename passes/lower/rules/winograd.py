@@ -6,7 +6,7 @@ Convolutional Neural Networks, 2016 (points 0, 1, -1, and 2, -2 for m = 4).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,10 @@ from tilewright.ir.graph_ops.convolution import Convolution, convolution_of
 from tilewright.passes.lower.convolution_algorithms import algorithm
 from tilewright.passes.lower.lowering import accumulated, mapped, multiply_add, reduced, result_type
 from tilewright.passes.lower.tables import number_table
+
+#: elements of an image or a result from which two maps of 8 (10) reads per element take less than one of 24
+#: (35), by the model of an H100: below it the second launch costs more
+TWO_STEPS_FROM = 1 << 19
 
 #: (row of a transform matrix) -> the columns it may have nonzero entries in, as many in every row
 Columns = Callable[[Expr], Sequence[Expr]]
@@ -50,6 +54,10 @@ class Winograd:
     def t(self) -> int:
         """Extent of an input tile."""
         return self.m + 2
+
+    def two_steps(self, x: TensorType) -> bool:
+        """Whether the transform of an image or to a result of this type goes one dimension at a time."""
+        return self.m == 4 and x.size >= TWO_STEPS_FROM
 
 
 def _from(first: int, count: int) -> Columns:
@@ -105,6 +113,8 @@ def _obstacle(g: Convolution) -> str:
 def _lower(scheme: Winograd, b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """Input map, kernel map, one batched matrix product over the tile's positions, output map.
 
+    On large images F(4, 3) takes two maps on either side, one per dimension.
+
     Tiles overlap by two rows and columns; what they read outside the image is zero, what they compute beyond
     the result is dropped. Sums and transformed tensors of 16-bit floats are float32.
     """
@@ -117,14 +127,8 @@ def _lower(scheme: Winograd, b: Builder, op: Op, x: Sequence[Value]) -> Sequence
     sizes |= {d: -(-w.count // m) for d, w in zip("HW", g.windows, strict=True)}
     order = "pq" + ("CNHW" if attrs["data_layout"] == "NCHW" else "NHWC")
     par = {d: sizes[d] for d in order}
-    before = [w.before for w in g.windows]
-
-    def pixel(i: Expr, j: Expr) -> tuple[Expr, ...]:
-        corner = [binary("-", binary("*", Sym(d), m), n) for d, n in zip("HW", before, strict=True)]
-        at = {"H": binary("+", corner[0], i), "W": binary("+", corner[1], j)}
-        return tuple(at.get(d, Sym(d)) for d in attrs["data_layout"])
-
-    tiles = _both_ways(b, data, scheme.data, par, held, ("p", "q"), pixel, fill=0.0)
+    before = (g.windows[0].before, g.windows[1].before)
+    tiles = _tiles(b, scheme, data, attrs["data_layout"], before, par, held)
     kernel_layout = attrs["kernel_layout"]
     taps = {d: sizes[d] for d in "pqCK"}
     kernel = _both_ways(
@@ -140,18 +144,54 @@ def _lower(scheme: Winograd, b: Builder, op: Op, x: Sequence[Value]) -> Sequence
     return [_result(b, scheme, sums, order, result_type(op), attrs["data_layout"])]
 
 
+def _tiles(
+    b: Builder, scheme: Winograd, data: Value, layout: str, before: tuple[int, int], par: Mapping[str, int],
+    held: str,
+) -> Value:  # fmt: skip
+    """The transformed tiles over `par`: (p, q) and the data's dimensions, H and W counting tiles."""
+
+    def pixel(d: str, n: int, i: Expr) -> dict[str, Expr]:
+        return {d: binary("+", binary("-", binary("*", Sym(d), scheme.m), n), i)}
+
+    def both(i: Expr, j: Expr) -> tuple[Expr, ...]:
+        return _at(layout, pixel("H", before[0], i) | pixel("W", before[1], j))
+
+    if not scheme.two_steps(data.tensor):
+        return _both_ways(b, data, scheme.data, par, held, ("p", "q"), both, fill=0.0)
+    extents = dict(zip(layout, data.tensor.shape, strict=True))
+    half = {"p": scheme.t, **extents, "H": par["H"]}
+    lines = _one_way(
+        b, data, scheme.data, half, held, Sym("p"), lambda i: _at(layout, pixel("H", before[0], i)), fill=0.0
+    )
+    return _one_way(
+        b, lines, scheme.data, par, held, Sym("q"), lambda j: _at(half, pixel("W", before[1], j)), fill=0.0
+    )
+
+
 def _result(b: Builder, scheme: Winograd, sums: Value, order: str, result: TensorType, layout: str) -> Value:
     """The pixels of every tile from its products."""
     par = dict(zip(layout, result.shape, strict=True))
-    m = scheme.m
+    row, column = (binary("//", Sym(d), scheme.m) for d in "HW")
+    offsets = tuple(binary("%", Sym(d), scheme.m) for d in "HW")
 
-    def place(i: Expr, j: Expr) -> tuple[Expr, ...]:
-        tile = {d: binary("//", Sym(d), m) for d in "HW"}
-        at: dict[str, Expr] = {"p": i, "q": j, **tile}
-        return tuple(at.get(d, Sym(d)) for d in order)
+    def both(i: Expr, j: Expr) -> tuple[Expr, ...]:
+        return _at(order, {"p": i, "q": j, "H": row, "W": column})
 
-    offsets = tuple(binary("%", Sym(d), m) for d in "HW")
-    return _both_ways(b, sums, scheme.result, par, result.dtype, offsets, place)
+    if not scheme.two_steps(result):
+        return _both_ways(b, sums, scheme.result, par, result.dtype, offsets, both)
+    half = {d: n for d, n in zip(order, sums.tensor.shape, strict=True) if d != "p"} | {"H": par["H"]}
+    lines = _one_way(
+        b, sums, scheme.result, half, sums.tensor.dtype, offsets[0],
+        lambda i: _at(order, {"p": i, "H": row}),
+    )  # fmt: skip
+    return _one_way(
+        b, lines, scheme.result, par, result.dtype, offsets[1], lambda j: _at(half, {"q": j, "W": column})
+    )
+
+
+def _at(order: Iterable[str], given: Mapping[str, Expr]) -> tuple[Expr, ...]:
+    """An index by dimensions in this order: the given expressions, and the dimensions' own names."""
+    return tuple(given.get(d, Sym(d)) for d in order)
 
 
 def _both_ways(
@@ -184,6 +224,29 @@ def _both_ways(
     fills = [*[fill] * len(pixels), *[None] * len(factors)]
     result = TensorType(dtype, tuple(par.values()))
     return mapped(b, operands, result, par, [*pixels, *factors], body, fills)
+
+
+def _one_way(
+    b: Builder,
+    x: Value,
+    transform: Transform,
+    par: Mapping[str, int],
+    dtype: str,
+    row: Expr,
+    place: Callable[[Expr], tuple[Expr, ...]],
+    fill: float | None = None,
+) -> Value:
+    """The map sum_i T[row, i] x[place(i)] over the domain `par`, summed in at least float32."""
+    held = accumulated(TensorType(dtype, ())).dtype
+    entries = number_table(b, transform.entries, held)
+    n = transform.width
+    reads = [*map(place, transform.columns(row)), *((row, i) for i in range(n))]
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        return i.cast(_dot(i, [i.cast(v, held) for v in p[:n]], p[n:]), dtype)
+
+    result = TensorType(dtype, tuple(par.values()))
+    return mapped(b, [*[x] * n, *[entries] * n], result, par, reads, body, [*[fill] * n, *[None] * n])
 
 
 def _dot(i: Builder, values: Sequence[Value], factors: Sequence[Value]) -> Value:
