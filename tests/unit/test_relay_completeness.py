@@ -241,3 +241,9 @@ def test_steps_of_an_unrolled_network_share_kernels():
               for p in module.main.params]  # fmt: skip
     with tw.compile(module, target="opencl") as exe:
         np.testing.assert_allclose(exe(*inputs)[0], tw.interpret(module, *inputs)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["input.1", "onnx::Conv_12", "/conv/out-0", "serving_default_x:0", "x/y:1"])
+def test_names_of_other_formats(name):
+    module = load(f"def @main(%{name}: Tensor[(2, 3), float32]) {{ add(%{name}, %{name}) }}")
+    np.testing.assert_array_equal(tw.interpret(module, X)[0], 2 * X)
