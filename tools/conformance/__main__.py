@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 from tqdm import tqdm
 
+from tilewright.api import Precision
 from tilewright.ir import InputError
-from tilewright.pipelines import PRECISIONS
 from tilewright.targets import resolve_target
 from tilewright.tools.conformance.case import FAILED, Suite
 from tilewright.tools.conformance.suites import SUITES, open_suites
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--suite", action="append", choices=SUITES, help="only these (repeatable; default all)")
     p.add_argument("--target", action="append", help="only these (repeatable; default all of the machine)")
     p.add_argument(
-        "--precision", action="append", choices=tuple(PRECISIONS), help="of networks (default all)"
+        "--precision", action="append", choices=get_args(Precision), help="of networks (default all)"
     )
     p.add_argument(
         "--only", action="append", default=[], metavar="TEXT", help="cases whose name contains TEXT"
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     p.add_argument("--json", metavar="FILE", help="write every result as JSON")
     a = p.parse_args(argv)
-    opened = partial(open_suites, a.data, tuple(a.suite or SUITES), tuple(a.precision or PRECISIONS))
+    opened = partial(open_suites, a.data, tuple(a.suite or SUITES), tuple(a.precision or get_args(Precision)))
     try:
         work = _work(opened(), a.target or machine_targets(), a.only)
     except InputError as e:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import tilewright as tw
+from tilewright.api import Precision
 from tilewright.commands.network import relative_error
 from tilewright.frontends.relay.random_weights import random_input
 from tilewright.ir import InputError
@@ -18,7 +19,7 @@ from tilewright.tools.conformance.case import Suite
 LIMITS = {"fp32": 1e-4, "tf32": 5e-3, "fp16": 3e-2, "bf16": 2e-1}
 
 
-def network_suite(folder: Path, precision: str = "fp32") -> Suite:
+def network_suite(folder: Path, precision: Precision = "fp32") -> Suite:
     """All networks (NAME.relay with ref/NAME.npz) in `folder` in one precision."""
     names = tuple(
         sorted(p.stem for p in folder.glob("*.relay") if (folder / "ref" / f"{p.stem}.npz").exists())
@@ -29,7 +30,7 @@ def network_suite(folder: Path, precision: str = "fp32") -> Suite:
     return Suite(title, names, partial(_run, folder, precision))
 
 
-def _run(folder: Path, precision: str, name: str, target: str) -> float:
+def _run(folder: Path, precision: Precision, name: str, target: str) -> float:
     """Error against float64; raises InputError where it, or that against the stored results, is too large."""
     with np.load(folder / "ref" / f"{name}.npz") as stored:
         fed = {n: (tuple(shape), dtype) for n, (shape, dtype) in json.loads(str(stored["inputs"])).items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from tilewright.api import Precision
 from tilewright.tools.conformance.case import Suite
 from tilewright.tools.conformance.networks import network_suite
 from tilewright.tools.conformance.onnx_nodes import onnx_suite
@@ -13,7 +14,7 @@ from tilewright.tools.conformance.recorded import recorded_suite
 SUITES = ("operators", "onnx", "networks")
 
 
-def open_suites(data: str, names: Sequence[str], precisions: Sequence[str]) -> list[Suite]:
+def open_suites(data: str, names: Sequence[str], precisions: Sequence[Precision]) -> list[Suite]:
     """The suites called `names` with the cases found in folder `data`."""
     suites: list[Suite] = []
     if "operators" in names:

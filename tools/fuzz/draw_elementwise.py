@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from tilewright.tools.fuzz.program import INTEGERS, Entry, Program, Rejected
@@ -128,7 +129,7 @@ def _clip(p: Program) -> None:
     p.emit("clip", x, a_min=low, a_max=low + p.integer(1, 3))
 
 
-DRAWERS = {
+DRAWERS: dict[str, Callable[[Program], object]] = {
     **{n: partial(_narrow if n in DOMAINS else _smooth, n) for n in SMOOTH},
     **{n: partial(_step, n) for n in STEPS},
     **{n: partial(_any_number, n) for n in ("abs", "negative", "relu", "copy")},
@@ -142,10 +143,10 @@ DRAWERS = {
     "divide": partial(_divide, "divide"),
     "power": _power,
     "atan2": _atan2,
-    "logical_not": lambda p: p.emit("logical_not", _truth(p)) and None,
-    "bitwise_not": lambda p: p.emit("bitwise_not", p.pick("integer")) and None,
+    "logical_not": lambda p: p.emit("logical_not", _truth(p)),
+    "bitwise_not": lambda p: p.emit("bitwise_not", p.pick("integer")),
     "where": _where,
     "cast": _cast,
     "clip": _clip,
-    "leaky_relu": lambda p: p.emit("leaky_relu", p.pick(), alpha=p.choose([0.01, 0.25])) and None,
+    "leaky_relu": lambda p: p.emit("leaky_relu", p.pick(), alpha=p.choose([0.01, 0.25])),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -86,7 +87,7 @@ def _stft(p: Program) -> None:
     p.emit("stft", p.fresh((p.integer(1, 2), 40), "f32"), p.fresh((size,), "f32", 0.2, 1.0), **attrs)
 
 
-DRAWERS = {
+DRAWERS: dict[str, Callable[[Program], object]] = {
     **{f"resize{n}d": partial(_resize, n) for n in (1, 2, 3)},
     **{n: partial(_regions, n) for n in ("roi_align", "roi_pool")},
     "grid_sample": _grid_sample,

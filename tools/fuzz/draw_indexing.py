@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -149,7 +150,7 @@ def _keep(p: Program) -> None:
     p.emit("greedy_keep", p.fresh((b, n), "bool"), p.fresh((b, n, n), "bool"))
 
 
-DRAWERS = {
+DRAWERS: dict[str, Callable[[Program], object]] = {
     **{n: partial(_reduce, n) for n in ("sum", "max", "min", "prod", "all", "any")},
     **{n: partial(_position, n) for n in ("argmax", "argmin")},
     **{n: partial(_running, n) for n in ("cumsum", "cumprod")},

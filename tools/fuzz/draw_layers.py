@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -200,7 +201,7 @@ def _lrn(p: Program) -> None:
     p.emit("lrn", x, size=p.choose([1, 3, 5]), axis=p.choose([1, 3]), alpha=0.1, bias=1.0)
 
 
-DRAWERS = {
+DRAWERS: dict[str, Callable[[Program], object]] = {
     **{f"conv{n}d": partial(_conv, n) for n in (1, 2, 3)},
     "conv2d algorithms": _winograd,
     **{f"conv{n}d_transpose": partial(_transposed, n) for n in (1, 2, 3)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -196,7 +197,7 @@ def _flatten(p: Program) -> None:
     p.emit("batch_flatten", x)
 
 
-DRAWERS = {
+DRAWERS: dict[str, Callable[[Program], object]] = {
     "reshape": _reshape,
     "expand_dims": _expand_dims,
     "squeeze": _squeeze,

@@ -8,7 +8,8 @@ from tilewright.ir import InputError
 from tilewright.tools.fuzz import draw_elementwise, draw_images, draw_indexing, draw_layers, draw_movement
 from tilewright.tools.fuzz.program import Program, Rejected
 
-Drawer = Callable[[Program], None]
+#: appends ops to a program; what it returns says nothing
+Drawer = Callable[[Program], object]
 
 #: a drawer by name; every graph op is the first word of one
 DRAWERS: Mapping[str, Drawer] = {

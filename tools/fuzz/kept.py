@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,9 @@ def keep(folder: Path, name: str, module: Module, inputs: Sequence[np.ndarray], 
     arrays = {f"in{i}": a for i, a in enumerate(inputs)} | {
         f"const.{k}": v for k, v in module.constants.items()
     }
-    bits = {k: a.view(np.uint16) if a.dtype == storage_dtype("bf16") else a for k, a in arrays.items()}
+    bits: dict[str, Any] = {
+        k: a.view(np.uint16) if a.dtype == storage_dtype("bf16") else a for k, a in arrays.items()
+    }
     np.savez_compressed(folder / f"{name}.npz", **bits)
     path = folder / f"{name}.ir"
     path.write_text(f"# {finding}\n{show(module)}", encoding="utf-8")
