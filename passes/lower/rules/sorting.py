@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.types import FLOATS
 from tilewright.passes.lower.lowering import converted, dim_names, lowering, mapped, reduced, result_type
+from tilewright.passes.lower.rules.binary_search import count_before
 from tilewright.passes.lower.rules.reduction import extreme_place
 from tilewright.passes.lower.rules.shaping import moved
 from tilewright.passes.lower.rules.sorting_network import CHUNK, Order, chunk_order, gathered, merged, padded
+
+#: the longest sequence of which every element is compared with a value
+COUNTED = 64
 
 
 def first_places(b: Builder, x: Value, order: Order, k: int) -> Value:
@@ -80,9 +84,11 @@ def topk(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 
 @lowering("graph.searchsorted")
 def searchsorted(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
-    """Counts the elements of the sequence that come before each value."""
+    """Counts the elements of the sequence that come before each value; a long one is searched by halves."""
     ordered = x[0].tensor
     t = result_type(op)
+    if ordered.shape[-1] > COUNTED:
+        return [converted(b, count_before(b, *x, right=bool(op["right"])), t)]
     names = dim_names(t.rank)
     row: list[Expr] = [Sym(n) for n in names[:-1]] if ordered.rank > 1 else []
     order, right = Order(0, ascending=True), bool(op["right"])
