@@ -33,7 +33,7 @@ def _get_valid_counts(emit: Emitter, args: Sequence[Result], attrs: Attributes) 
     data, threshold = emit.tensors(args, 2)
     rows = Rows(emit)
     attrs.drop("score_threshold")  # the second operand holds it
-    id_index, score_index = attrs.integer("id_index"), attrs.integer("score_index")
+    id_index, score_index = attrs.integer("id_index", 0), attrs.integer("score_index", 1)
     _check_rows(data, max(id_index, score_index) + 1)
     least, _ = _scalar(emit, rows, threshold, data.tensor.dtype)
     keep = rows.op("greater", rows.column(data, score_index), least)

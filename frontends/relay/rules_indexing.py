@@ -42,7 +42,7 @@ def _one_hot(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result
     indices, on, off = emit.tensors(args, 3)
     axis = axis_of(attrs.integer("axis", -1), indices.tensor.rank + 1, "axis")
     dtype = attrs.dtype("dtype") or on.tensor.dtype
-    return emit.value("one_hot", indices, on, off, depth=attrs.integer("depth"), axis=axis, dtype=dtype)
+    return emit.value("one_hot", indices, on, off, depth=attrs.integer("depth", 1), axis=axis, dtype=dtype)
 
 
 RULES: Mapping[str, Rule] = {

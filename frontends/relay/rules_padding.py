@@ -84,7 +84,7 @@ def _blocks(name: str) -> Rule:
         return emit.value(
             name,
             *emit.tensors(args, 1),
-            block_size=attrs.integer("block_size"),
+            block_size=attrs.integer("block_size", 1),
             layout=attrs.text("layout", "NCHW"),
             mode=attrs.text("mode", "DCR") or "DCR",
         )
@@ -95,7 +95,7 @@ def _blocks(name: str) -> Rule:
 def _space_to_batch_nd(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
     """Blocks of the dimensions after the first become further images of the batch."""
     (data,) = emit.tensors(args, 1)
-    block, paddings = attrs.integers("block_shape"), attrs.pairs("paddings")
+    block, paddings = attrs.integers("block_shape", (1, 1)), attrs.pairs("paddings")
     k, rank = len(block), data.tensor.rank
     _check_block(data, block, paddings)
     rest = ((0, 0),) * (rank - 1 - k)
@@ -114,7 +114,7 @@ def _space_to_batch_nd(emit: Emitter, args: Sequence[Result], attrs: Attributes)
 def _batch_to_space_nd(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
     """The inverse: images of the batch are put together to blocks, and edges cropped."""
     (data,) = emit.tensors(args, 1)
-    block, crops = attrs.integers("block_shape"), attrs.pairs("crops")
+    block, crops = attrs.integers("block_shape", (1, 1)), attrs.pairs("crops")
     k, rank = len(block), data.tensor.rank
     _check_block(data, block, crops)
     n, *extents = data.tensor.shape

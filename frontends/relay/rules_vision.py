@@ -44,7 +44,7 @@ def _yolo_reorg(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Res
     The data of an image count as [C / stride^2, H * stride, W * stride], as in Darknet.
     """
     (data,) = emit.tensors(args, 1)
-    s, t = attrs.integer("stride"), data.tensor
+    s, t = attrs.integer("stride", 1), data.tensor
     if t.rank != 4 or s < 1 or t.shape[1] % (s * s) or t.shape[2] % s or t.shape[3] % s:
         raise InputError(f"expected data [N, C, H, W], divisible by {s * s}, {s} and {s}, got {t}")
     n, c, h, w = t.shape

@@ -247,3 +247,17 @@ def test_steps_of_an_unrolled_network_share_kernels():
 def test_names_of_other_formats(name):
     module = load(f"def @main(%{name}: Tensor[(2, 3), float32]) {{ add(%{name}, %{name}) }}")
     np.testing.assert_array_equal(tw.interpret(module, X)[0], 2 * X)
+
+
+def test_attributes_that_printers_leave_out():
+    """TVM prints no attribute that has its default."""
+    boxes = np.random.default_rng(0).uniform(0, 1, (1, 5, 6)).astype(np.float32)
+    given = "vision.get_valid_counts(%x0, 0.5f{}).1"
+    short, full = (run(given.format(more), boxes)[0] for more in ("", ", id_index=0, score_index=1"))
+    np.testing.assert_array_equal(short, full)
+    x = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
+    for body in ("vision.yolo_reorg(%x0)", "nn.depth_to_space(%x0)", "nn.space_to_depth(%x0)"):
+        np.testing.assert_array_equal(run(body, x)[0], x)
+    np.testing.assert_array_equal(run("nn.space_to_batch_nd(%x0, paddings=[[0, 0], [0, 0]])", x)[0], x)
+    (got,) = run("one_hot(%x0, 1f, 0f)", np.array([0, 1], np.int32))
+    np.testing.assert_array_equal(got, np.array([[1], [0]], np.float32))
