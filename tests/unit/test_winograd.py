@@ -147,7 +147,7 @@ def test_auto_needs_a_clear_gain():
 
 
 def test_an_algorithm_can_be_forced_and_refused():
-    module = conv_module((1, 512, 7, 7), (512, 512, 3, 3), "direct", constant=True, padding=(1, 1, 1, 1))
+    module = conv_module((1, 128, 7, 7), (128, 128, 3, 3), "direct", constant=True, padding=(1, 1, 1, 1))
     assert algorithms(lower(module, H100, conv_algorithm="direct").graph.main) == ["direct"]
     assert algorithms(lower(module, H100, conv_algorithm="winograd4").graph.main) == ["winograd4"]
     assert algorithms(lower(module, H100, precision="tf32").graph.main) == ["direct"]
