@@ -1,14 +1,17 @@
-"""The seven networks end to end: stored results of TVM on PoCL, and CUDA builds for several architectures."""
+"""Networks end to end: stored results of TVM on PoCL, and CUDA builds for several architectures."""
 
-import numpy as np
 import pytest
 
 import tilewright as tw
 from tilewright.driver import build, lower
-from tilewright.frontends.relay.random_weights import random_input
 from tilewright.targets import resolve_target
+from tilewright.tools.conformance.networks import network_suite
 
 NETWORKS = ["mlp", "dqn", "resnet18", "squeezenet", "mobilenet", "resnet50", "vgg16"]
+#: those that compile in a few seconds on PoCL; `make conformance` runs all of them
+ON_POCL = [
+    *NETWORKS, "lstm", "dcgan", "densenet121", "bert_base", "pt_dlrm", "pt_bilstm", "pt_bigru", "pt_mobilenet_v2",
+]  # fmt: skip
 
 
 def load(data_dir, name):
@@ -17,23 +20,9 @@ def load(data_dir, name):
     )
 
 
-def compared(data_dir, name, outputs):
-    stored = np.load(data_dir / "relay" / "ref" / f"{name}.npz")
-    got, wanted = outputs[0].reshape(-1), stored["out0"].reshape(-1)
-    if "stride_out0" in stored.files:
-        got = got[:: int(stored["stride_out0"])]
-    return np.linalg.norm(got.astype(np.float64) - wanted) / np.linalg.norm(wanted.astype(np.float64))
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_on_pocl_as_tvm(data_dir, name):
-    module = load(data_dir, name)
-    (shape,) = (t.shape for t in module.input_types)
-    x = random_input("data", shape, "float32", 0)
-    with tw.compile(module, target="opencl") as exe:
-        outputs = exe(x)
-    assert all(np.isfinite(o).all() for o in outputs)
-    assert compared(data_dir, name, outputs) < 1e-4
+@pytest.mark.parametrize("name", ON_POCL)
+def test_on_pocl_as_tvm_and_as_float64(data_dir, name):
+    assert network_suite(data_dir / "relay").run(name, "opencl") < 1e-5
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
