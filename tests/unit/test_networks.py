@@ -10,7 +10,8 @@ from tilewright.tools.conformance.networks import network_suite
 NETWORKS = ["mlp", "dqn", "resnet18", "squeezenet", "mobilenet", "resnet50", "vgg16"]
 #: those that compile in a few seconds on PoCL; `make conformance` runs all of them
 ON_POCL = [
-    *NETWORKS, "lstm", "dcgan", "densenet121", "bert_base", "pt_dlrm", "pt_bilstm", "pt_bigru", "pt_mobilenet_v2",
+    *NETWORKS, "lstm", "dcgan", "densenet121", "bert_base", "pt_dlrm", "pt_bilstm", "pt_bigru",
+    "pt_mobilenet_v2",
 ]  # fmt: skip
 
 
