@@ -13,12 +13,18 @@ from tilewright.passes.context import PassContext
 from tilewright.passes.definition import register_pass
 from tilewright.passes.rewrite import Pattern, Rewriter, rewrite_module
 
+#: ops that repeat what they read, or count: cheap to compute where their results are used
+REPEATING = frozenset(f"graph.{n}" for n in ("arange", "broadcast_to", "tile", "repeat", "one_hot"))
+#: bytes up to which their results are constants all the same, and how many times their operands
+STORED_BYTES, STORED_TIMES = 65_536, 4
+
 
 @register_pass(Level.GRAPH, requires={"shapes-known"})
 def fold_constants(module: Module, ctx: PassContext, *, max_elements: int = 16_777_216) -> Module:
     """Evaluate ops whose operands are all constants, where the results hold at most `max_elements` elements.
 
-    A new constant is named after the first constant it is made from and the op.
+    A new constant is named after the first constant it is made from and the op. Ops that only repeat data or
+    count stay where their results are large: reading those from memory takes longer than making them.
 
     rewrite: graph.add(graph.constant(name = "a"), graph.constant(name = "b"))
         -->   graph.constant(name = "a.add")
@@ -32,10 +38,18 @@ def fold_constants(module: Module, ctx: PassContext, *, max_elements: int = 16_7
     return rewrite_module(module, [Pattern("fold", foldable, fold)], level="graph")
 
 
+def blows_up(op: Op) -> bool:
+    """True where the results of an op are large, and much larger than its operands."""
+    made, used = (sum(v.tensor.nbytes for v in values) for values in (op.results, op.operands))
+    return made > max(STORED_BYTES, STORED_TIMES * used)
+
+
 def _fold(op: Op, rewriter: Rewriter, max_elements: int) -> Sequence[Value] | None:
     definition = op_def(op.name)
     types = [r.type for r in op.results if isinstance(r.type, TensorType)]
     if definition.effects or definition.evaluate is None or sum(t.size for t in types) > max_elements:
+        return None
+    if op.name in REPEATING and blows_up(op):
         return None
     arrays = [rewriter.constant(v) for v in op.operands]
     known = [a for a in arrays if a is not None]

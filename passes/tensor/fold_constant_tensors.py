@@ -10,7 +10,9 @@ from tilewright.ir.types import storage_dtype
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.constant_pool import ConstantPool
 from tilewright.passes.dead_ops import live_ops
+from tilewright.passes.graph.fold_constants import blows_up
 from tilewright.passes.lower.tables import LARGEST_CONSTANT
+from tilewright.passes.tensor.index_sets import is_copy
 
 #: a map without operands is worth storing where it is a small table
 MAX_TABLE_ELEMENTS = 65_536
@@ -26,11 +28,15 @@ def fold_constant_tensors(
         -->   tensor.constant(name = "w.map")
 
     Results of more than `max_elements` elements stay; so do maps without operands that are larger than a
-    table of coefficients. A chain of ops is evaluated as a whole and rounded once.
+    table of coefficients, and copies that repeat a small constant often, where an op that stays reads them. A
+    chain of ops is evaluated as a whole and rounded once.
     """
     if module.main.level is not Level.TENSOR:
         return module
     known = _known(module, max_elements)
+    for op in reversed(list(known)):
+        if is_copy(op) and blows_up(op) and _is_needed(op, known, module.main):
+            del known[op]
     wanted = [op for op in known if op.name in STRUCTURED and _is_needed(op, known, module.main)]
     if not wanted:
         return module

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from tilewright.ir import BinOp, Expr, Func, Level, Op, Sym, Value
 from tilewright.ir.expr import substitute
+from tilewright.ir.nodes import Attr
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor_ops import STRUCTURED, dims, fills, ranges_of, reads
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.tensor.index_sets import is_copy, is_view
+from tilewright.passes.tensor.index_sets import is_padded_copy, is_view
 
 
 @register_pass(Level.TENSOR)
@@ -19,32 +20,41 @@ def forward_copies(func: Func, ctx: PassContext) -> Func:
     rewrite:  %t = tensor.map(%x, reads = [[j, i]]) {yield}; %y = tensor.map(%t, reads = [[a, b]])
               -->   %y = tensor.map(%x, reads = [[b, a]])
 
-    Views (copies that keep the row-major order) stay: they cost nothing at a kernel boundary. Dead copies
-    are left to `dce`.
+    Views (copies that keep the row-major order) stay: they cost nothing at a kernel boundary. A copy with a
+    value outside its source, as of a constant pad, gives that value to the maps that read through it. Dead
+    copies are left to `dce`.
     """
     copies: dict[Value, Op] = {}
     ops: list[Op] = []
     for op in func.body.ops:
         forwarded = _forward(op, copies) if op.name in STRUCTURED else op
         ops.append(forwarded)
-        if is_copy(forwarded) and not is_view(forwarded):
+        if is_padded_copy(forwarded) and not is_view(forwarded):
             copies[forwarded.result] = forwarded
     return func.with_body(func.body.with_ops(tuple(ops)))
 
 
 def _forward(op: Op, copies: dict[Value, Op]) -> Op:
-    operands, indices = list(op.operands), [tuple(r) for r in reads(op)]
-    for i, (value, fill) in enumerate(zip(op.operands, fills(op), strict=True)):
-        if value not in copies or fill is not None:
+    operands, indices, given = list(op.operands), [tuple(r) for r in reads(op)], list(fills(op))
+    for i, value in enumerate(op.operands):
+        if value not in copies or given[i] is not None:
             continue
         copy = copies[value]
+        (outside,) = fills(copy)
+        if outside is not None and op.name != "tensor.map":
+            continue
         env = dict(zip(dims(copy, "par"), indices[i], strict=True))
         at = tuple(simplify(substitute(e, env), ranges_of(op)) for e in reads(copy)[0])
         if op.name != "tensor.map" and not all(map(_affine, at)):
             continue
-        operands[i], indices[i] = copy.operands[0], at
+        operands[i], indices[i], given[i] = copy.operands[0], at, outside
     changed = op.with_operands(tuple(operands))
-    return op if changed is op else replace(changed.with_attrs(reads=tuple(indices)), results=op.results)
+    if changed is op:
+        return op
+    attrs: dict[str, Attr] = {"reads": tuple(indices)}
+    if any(fill is not None for fill in given):
+        attrs["fill"] = tuple(given)
+    return replace(changed.with_attrs(**attrs), results=op.results)
 
 
 def _affine(e: Expr) -> bool:

@@ -23,10 +23,15 @@ def row_major_offset(at: Sequence[Expr], shape: Sequence[int]) -> Expr:
 
 def is_copy(op: Op) -> bool:
     """True for a map whose body yields its only operand unchanged and that never reads outside it."""
+    return is_padded_copy(op) and fills(op) == (None,)
+
+
+def is_padded_copy(op: Op) -> bool:
+    """True for a map whose body yields its only operand unchanged, or the value it has outside its bounds."""
     if op.name != "tensor.map" or len(op.operands) != 1 or len(op.results) != 1 or op.body is None:
         return False
     (last,) = op.body.ops[-1:]
-    return len(op.body.ops) == 1 and last.operands == op.body.params and fills(op) == (None,)
+    return len(op.body.ops) == 1 and last.operands == op.body.params
 
 
 def is_view(op: Op) -> bool:
