@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
         "file",
         nargs="?",
         metavar="FILE",
-        help="our IR (.ir), Relay text (.relay) or JSON (.json); - is stdin",
+        help="our IR (.ir), Relay text (.relay) or JSON (.json), .onnx, .pt2; - is stdin",
     )
     what = p.add_argument_group("what to run").add_mutually_exclusive_group()
     what.add_argument(
@@ -54,10 +54,12 @@ def parser() -> argparse.ArgumentParser:
     add("--import", dest="imports", action="append", default=[], metavar="FILE_OR_MODULE",
         help="Python code that registers further passes; may be repeated")  # fmt: skip
     add("--verify-each", action="store_true", help="verify the module after every pass")
-    relay = p.add_argument_group("Relay networks")
-    relay.add_argument("--params", metavar="FILE|random", help="values of the parameters")
-    relay.add_argument("--inputs", metavar="A,B", help="parameters that stay inputs")
-    relay.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random parameters")
+    relay = p.add_argument_group("networks")
+    relay.add_argument("--params", metavar="FILE|random", help="values of the parameters (Relay)")
+    relay.add_argument("--inputs", metavar="A,B", help="parameters that stay inputs (Relay)")
+    relay.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random parameters (Relay)")
+    relay.add_argument("--shape", action="append", default=[], metavar="X=1,3,224,224",
+        help="extents of an ONNX file's input or symbolic dimension; may be repeated")  # fmt: skip
     show = p.add_argument_group("what to show")
     show.add_argument("--print-after", action="append", default=[], metavar="PATTERN",
                       help="print the module after these passes (with * and ?); may be repeated")  # fmt: skip

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tilewright.codegen import KernelSource, emit_cuda, emit_opencl
+from tilewright.commands.network import parse_shape
 from tilewright.ir import InputError, Level, Module, show, verify
 from tilewright.passes import DumpFolder, Instrument, PassContext, Pipeline, PrintAfter, PrintDiff, Timing
 from tilewright.passes import run_pipeline as run_passes
@@ -57,7 +58,8 @@ def _import_file(path: Path) -> ModuleType:
 def run(arguments: argparse.Namespace) -> None:
     """Read, run the passes, write the outputs. Raises InputError and WorkError; outputs are written last."""
     inputs = arguments.inputs.split(",") if arguments.inputs is not None else None
-    source = read_source_file(arguments.file, arguments.params, inputs, arguments.seed)
+    shapes = dict(map(parse_shape, arguments.shape))
+    source = read_source_file(arguments.file, arguments.params, inputs, arguments.seed, shapes)
     try:
         verify(source.module)
     except InputError as e:

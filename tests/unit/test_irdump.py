@@ -237,3 +237,17 @@ def test_the_command_itself(folder: Path) -> None:
 def test_endless_input_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(os.devnull.replace("null", "zero")) == 2
     assert "expected at most" in capsys.readouterr().err
+
+
+def test_onnx_files_are_read(tmp_path, capsys):
+    onnx = pytest.importorskip("onnx")
+    h, f32 = onnx.helper, onnx.TensorProto.FLOAT
+    x, y = (h.make_tensor_value_info(n, f32, ["batch", 3]) for n in "xy")
+    graph = h.make_graph([h.make_node("Relu", ["x"], ["y"])], "net", [x], [y])
+    path = tmp_path / "net.onnx"
+    onnx.save(h.make_model(graph, opset_imports=[h.make_opsetid("", 18)]), path)
+    assert main([str(path), "--shape", "batch=2", "--pass-pipeline", "infer-shapes"]) == 0
+    assert "graph.relu(%x) : f32[2, 3]" in capsys.readouterr().out
+    assert main([str(path), "--pass-pipeline", "infer-shapes"]) == 2
+    assert main([str(path), "--params", "random", "--pass-pipeline", "infer-shapes"]) == 2
+    assert "--params and --inputs are for Relay networks" in capsys.readouterr().err
