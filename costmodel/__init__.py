@@ -6,6 +6,7 @@ from tilewright.costmodel.bound import Bound, contract_bound, contract_bound_of,
 from tilewright.costmodel.bound_terms import Assumptions
 from tilewright.costmodel.check_measured import Violation, check_measured
 from tilewright.costmodel.choose import Choice, choose_contract, likely_contract, rank_contract
+from tilewright.costmodel.choose_chunks import choose_chunk
 from tilewright.costmodel.choose_lines import choose_lines
 from tilewright.costmodel.choose_streams import choose_map, choose_row_reduce, choose_window
 from tilewright.costmodel.explain import Explanation, explain
@@ -59,6 +60,7 @@ __all__ = [
     "WindowParameters",
     "WindowProblem",
     "check_measured",
+    "choose_chunk",
     "choose_contract",
     "choose_lines",
     "choose_map",
