@@ -114,6 +114,8 @@ class Program:
     def fresh(self, shape: Sequence[int], dtype: str, low: float = -2.0, high: float = 2.0) -> Entry:
         """An input or a constant with values in [low, high]."""
         shape = tuple(shape)
+        if 0 in shape:
+            raise Rejected("nothing to draw")
         if dtype in FLOATS:
             array = self.rng.uniform(low, high, shape).astype(numpy_dtype(dtype))
         elif dtype == "bool":
