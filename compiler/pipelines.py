@@ -25,6 +25,7 @@ GRAPH_TO_TENSOR = "graph-to-tensor, fold-constant-tensors"
 
 #: tensor ops to kernels with chosen parameters
 TENSOR = """
+sort-scatters,
 chunk-scans,
 forward-copies,
 cse,

@@ -8,6 +8,7 @@ from tilewright.costmodel.check_measured import Violation, check_measured
 from tilewright.costmodel.choose import Choice, choose_contract, likely_contract, rank_contract
 from tilewright.costmodel.choose_chunks import choose_chunk
 from tilewright.costmodel.choose_lines import choose_lines
+from tilewright.costmodel.choose_scatter import sorting_pays
 from tilewright.costmodel.choose_streams import choose_map, choose_row_reduce, choose_window
 from tilewright.costmodel.explain import Explanation, explain
 from tilewright.costmodel.hardware import CpuHardware, GpuHardware, Hardware
@@ -78,4 +79,5 @@ __all__ = [
     "load_hardware_file",
     "matmul_problem",
     "rank_contract",
+    "sorting_pays",
 ]

@@ -36,7 +36,11 @@ def combiner(op: Op) -> str | None:
 
 def neutral(op: Op) -> float | int | bool:
     """The value that leaves the reduction's combiner unchanged."""
-    name, dtype = combiner(op), op.result.tensor.dtype
+    return neutral_of(combiner(op), op.result.tensor.dtype)
+
+
+def neutral_of(name: str | None, dtype: str) -> float | int | bool:
+    """The value of `dtype` that leaves the other operand of a combiner unchanged."""
     if dtype == "bool":
         return name == "scalar.and"
     whole = not dtype.startswith(("f", "bf"))
