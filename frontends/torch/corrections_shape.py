@@ -57,7 +57,7 @@ def _layer_norm(importer: Any, node: Any) -> Any:
     """Over the last dimensions; without weights nothing is scaled or shifted."""
     x, shape = importer.env[node.args[0]], [int(n) for n in node.args[1]]
     weight, bias = argument(node, 2, "weight"), argument(node, 3, "bias")
-    emit, dtype = importer.block_builder.emit, dtype_of(importer, node)
+    emit, dtype = importer.block_builder.emit, dtype_of(importer, node.args[0])
     gamma = emit(_op.ones(shape, dtype)) if weight is None else importer.env[weight]
     beta = emit(_op.zeros(shape, dtype)) if bias is None else importer.env[bias]
     axes = list(range(-len(shape), 0))
