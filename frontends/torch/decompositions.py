@@ -21,9 +21,50 @@ def core_program(program: Any) -> Any:
     for name in _KEPT:
         packet, overload = name.split(".")
         table.pop(getattr(getattr(torch.ops.aten, packet), overload), None)
+    table[torch.ops.aten._transformer_encoder_layer_fwd.default] = _encoder_layer
     program = program.run_decompositions(table)
     _drop_specialised_inputs(program)
     return program
+
+
+def _encoder_layer(
+    x: Any,
+    width: int,
+    heads: int,
+    weight: Any,
+    bias: Any,
+    out_weight: Any,
+    out_bias: Any,
+    gelu: bool,
+    norm_first: bool,
+    eps: float,
+    *rest: Any,
+    **masks: Any,
+) -> Any:
+    """Torch's fused encoder layer as its parts; with a mask it stays whole, and the importer says so."""
+    functional = import_module("torch.nn.functional")
+    norms, feed, masked = rest[:4], rest[4:8], (*rest[8:], *masks.values())
+    if any(m is not None for m in masked):
+        return NotImplemented
+    batch, steps = x.shape[:2]
+
+    def attention(y: Any) -> Any:
+        qkv = functional.linear(y, weight, bias).view(batch, steps, 3, heads, width // heads)
+        y = functional.scaled_dot_product_attention(*qkv.permute(2, 0, 3, 1, 4).unbind(0))
+        return functional.linear(y.transpose(1, 2).reshape(batch, steps, width), out_weight, out_bias)
+
+    def forward(y: Any) -> Any:
+        y = functional.linear(y, *feed[:2])
+        return functional.linear(functional.gelu(y) if gelu else functional.relu(y), *feed[2:])
+
+    def norm(y: Any, i: int) -> Any:
+        return functional.layer_norm(y, (width,), norms[2 * i], norms[2 * i + 1], eps)
+
+    if norm_first:
+        x = x + attention(norm(x, 0))
+        return x + forward(norm(x, 1))
+    x = norm(x + attention(x), 0)
+    return norm(x + forward(x), 1)
 
 
 def _drop_specialised_inputs(program: Any) -> None:

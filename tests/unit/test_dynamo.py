@@ -55,6 +55,15 @@ def test_results_agree_and_nothing_falls_back():
             torch.testing.assert_close(fast(X), model(X), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("norm_first", [False, True])
+@torch.no_grad()
+def test_the_fused_encoder_layer_is_taken_apart(norm_first):
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=norm_first, activation="gelu")
+    layer, x = layer.eval(), torch.randn(2, 5, 16)
+    with quiet():
+        torch.testing.assert_close(compiled(layer)(x), layer(x), rtol=1e-4, atol=1e-4)
+
+
 @torch.no_grad()
 def test_attention_runs_compiled():
     fast = compiled(lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True))
