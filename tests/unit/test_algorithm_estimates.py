@@ -10,16 +10,15 @@ from tilewright.targets import resolve_target
 
 H100 = resolve_target("cuda:sm_90a")
 NAMES = ("direct", "winograd2", "winograd4", "fft")
-# data, filters, kernel, groups: microseconds of all kernels in one CUDA graph, by algorithm (winograd4 of
-# large images was not timed with transforms in two steps)
+# data, filters, kernel, groups: microseconds of all kernels in one CUDA graph, by algorithm
 MEASURED = [
     ((1, 64, 56, 56), 64, 3, 1, (22.2, 15.9, 23.7, 31.6)),
     ((1, 128, 28, 28), 128, 3, 1, (25.9, 14.9, 16.5, 30.3)),
     ((1, 256, 14, 14), 256, 3, 1, (35.6, 13.9, 16.2, 35.3)),
     ((1, 512, 7, 7), 512, 3, 1, (63.5, 15.9, 20.2, 44.3)),
-    ((32, 256, 14, 14), 256, 3, 1, (605.1, 164.0, None, 169.7)),
-    ((32, 64, 56, 56), 64, 3, 1, (263.7, 334.1, None, 365.2)),
-    ((1, 64, 224, 224), 64, 3, 1, (132.6, 144.0, None, 188.0)),
+    ((32, 256, 14, 14), 256, 3, 1, (600.6, 158.6, 121.7, 168.7)),
+    ((32, 64, 56, 56), 64, 3, 1, (262.3, 333.5, 228.3, 359.6)),
+    ((1, 64, 224, 224), 64, 3, 1, (131.7, 142.9, 141.5, 186.1)),
     ((8, 48, 35, 35), 64, 5, 1, (120.1, None, None, 63.0)),
     ((1, 128, 56, 56), 128, 7, 1, (339.0, None, None, 101.6)),
     ((1, 96, 56, 56), 96, 7, 96, (18.0, None, None, 39.6)),
@@ -28,7 +27,7 @@ MEASURED = [
 
 
 @pytest.mark.parametrize(("data", "filters", "kernel", "groups", "us"), MEASURED)
-def test_auto_takes_the_fastest_and_estimates_have_the_right_size(data, filters, kernel, groups, us):
+def test_auto_takes_the_fastest_accurate_one_and_estimates_fit(data, filters, kernel, groups, us):
     weight = (filters, data[1] // groups, kernel, kernel)
     module = conv_module(
         data, weight, "direct", constant=True, padding=(kernel // 2,) * 4, groups=groups, arrays=False
@@ -42,4 +41,5 @@ def test_auto_takes_the_fastest_and_estimates_have_the_right_size(data, filters,
     context = PassContext(str(H100), H100.hardware, reproducer_folder=None)
     out = run_pipeline(module, Pipeline.parse("choose-algorithms"), context)
     (chosen,) = (str(op["algorithm"]) for op in out.main.body.ops if op.name == "graph.conv2d")
-    assert seconds[chosen] <= 1.1 * min(seconds.values())
+    accurate = [t for name, t in seconds.items() if name != "winograd4" or name == chosen]
+    assert seconds[chosen] <= 1.1 * min(accurate)  # winograd4 must win by more, for its errors

@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 
+from tilewright.devices import open_device
+from tilewright.runtime.device import Device
 from tilewright.tools.conformance.case import FAILED, Result, Suite, run_case
 
 #: how a worker obtains the suites, which hold open functions and files that do not travel
 Open = Callable[[], Sequence[Suite]]
 
 _suites: dict[str, Suite] = {}
+#: a device of every target in use stays open: opening a GPU anew costs more than most cases
+_held: dict[str, Device] = {}
 
 
 def run_all(opened: Open, work: Sequence[tuple[str, str, str]], jobs: int) -> Iterator[Result]:
@@ -50,4 +54,6 @@ def _enter(opened: Open) -> None:
 
 
 def _run(suite: str, name: str, target: str) -> Result:
+    if target.startswith("cuda") and target not in _held:
+        _held[target] = open_device(target)
     return run_case(_suites[suite], name, target)
