@@ -15,6 +15,7 @@ from tilewright.commands.compile import add_compile
 from tilewright.commands.explain import add_explain
 from tilewright.commands.report import add_report
 from tilewright.commands.run import add_run
+from tilewright.commands.streams import add_streams
 from tilewright.ir import InputError, TilewrightError
 
 COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
@@ -22,6 +23,7 @@ COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], 
     add_run,
     add_explain,
     add_report,
+    add_streams,
 )
 
 

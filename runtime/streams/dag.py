@@ -85,6 +85,11 @@ class Dag:
         return _neighbours(self.n, self.reduced)
 
     @cached_property
+    def reduced_predecessors(self) -> tuple[tuple[int, ...], ...]:
+        """Per node the tails of the reduced edges into it, ascending."""
+        return _neighbours(self.n, ((v, u) for u, v in self.reduced))
+
+    @cached_property
     def _closure_and_reduction(self) -> tuple[tuple[int, ...], tuple[Edge, ...]]:
         reach = [0] * self.n
         kept: list[Edge] = []
