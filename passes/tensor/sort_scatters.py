@@ -14,8 +14,8 @@ from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.lower.lowering import mapped
 from tilewright.passes.lower.rules.binary_search import count_before
+from tilewright.passes.lower.rules.orders import Order, gathered
 from tilewright.passes.lower.rules.sorting import first_places
-from tilewright.passes.lower.rules.sorting_network import Order, gathered
 from tilewright.passes.lower.skeletons.rows import COMBINERS, neutral_of
 from tilewright.passes.rewrite import Pattern, Rewriter, rewrite_module
 from tilewright.passes.tensor.index_sets import row_major_offset, slices_of

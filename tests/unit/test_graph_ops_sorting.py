@@ -6,7 +6,7 @@ from folding_samples import agree, module_of, relay, same, sample
 
 import tilewright as tw
 from tilewright.ir import TensorType
-from tilewright.passes.lower.rules import sorting, sorting_network
+from tilewright.passes.lower.rules import orders, sorting
 
 
 def with_nan(t):
@@ -75,7 +75,7 @@ def test_long_axes(shape, axis, ascending):
 @pytest.fixture
 def short_chunks(monkeypatch):
     """Axes count as long from a few elements on, which keeps kernels small."""
-    for module in (sorting, sorting_network):
+    for module in (sorting, orders):
         monkeypatch.setattr(module, "CHUNK", 8)
 
 

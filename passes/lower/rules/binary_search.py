@@ -8,7 +8,7 @@ from tilewright.ir import Builder, Expr, Pairs, Sym, TensorType, Value
 from tilewright.ir.expr import binary
 from tilewright.ir.nodes import Attr
 from tilewright.passes.lower.lowering import Body, dim_names, mapped
-from tilewright.passes.lower.rules.sorting_network import Order
+from tilewright.passes.lower.rules.orders import Order
 
 
 def count_before(b: Builder, ordered: Value, values: Value, *, right: bool) -> Value:

@@ -8,9 +8,9 @@ from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.types import FLOATS
 from tilewright.passes.lower.lowering import converted, dim_names, lowering, mapped, reduced, result_type
 from tilewright.passes.lower.rules.binary_search import count_before
+from tilewright.passes.lower.rules.orders import CHUNK, Order, chunk_order, gathered, merged, padded
 from tilewright.passes.lower.rules.reduction import extreme_place
 from tilewright.passes.lower.rules.shaping import moved
-from tilewright.passes.lower.rules.sorting_network import CHUNK, Order, chunk_order, gathered, merged, padded
 
 #: the longest sequence of which every element is compared with a value
 COUNTED = 64

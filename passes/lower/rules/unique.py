@@ -8,9 +8,9 @@ from tilewright.ir import Builder, Op, Pairs, Sym, TensorType, Value, scalar_bod
 from tilewright.ir.expr import maximum
 from tilewright.ir.nodes import Attr
 from tilewright.passes.lower.lowering import elementwise, lowering, mapped, reduced
+from tilewright.passes.lower.rules.orders import Order, gathered
 from tilewright.passes.lower.rules.scans import scanned
 from tilewright.passes.lower.rules.sorting import first_places
-from tilewright.passes.lower.rules.sorting_network import Order, gathered
 
 
 def _vector(b: Builder, size: int, body: Callable[[Builder], Value]) -> Value:
