@@ -1,10 +1,13 @@
 """`tilewright streams`: what it prints, and one line for every bad file or policy."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from tilewright.cli import main
+from tilewright.runtime.streams import NAMES
 
 FORK = {"n": 4, "edges": [[0, 1], [0, 2], [1, 3], [2, 3], [0, 3]]}
 
@@ -123,3 +126,12 @@ def test_a_missing_file_is_one_line_and_exit_code_2(tmp_path, capsys):
     for path in (tmp_path / "missing.json", binary, tmp_path):
         assert main(["streams", str(path), "--json"]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_documentation_is_true(run):
+    page = (Path(__file__).parents[2] / "docs" / "streams.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(code, {})
+    graph, printed = re.search(r"echo '(.*?)'.*?--json\n(.*?\n)", page, re.DOTALL).groups()
+    assert run(graph, "--json")[1] == printed
+    assert all(f"| `{name}`" in page for name in NAMES)
