@@ -64,8 +64,8 @@ def compile(
         raise InputError(f"expected conv_algorithm among {known}, got {conv_algorithm!r}")
     resolved = resolve_target(target)
     if resolved.kind == "reference":
-        passes = Pipeline.parse(", ".join(["infer-shapes", *PRECISIONS[precision].values()]))
         if module.main.level is Level.GRAPH and "graph" in PRECISIONS[precision]:
+            passes = Pipeline.parse(f"infer-shapes, {PRECISIONS[precision]['graph']}")
             module = run_pipeline(module, passes, PassContext())
         return cast("Executable", ReferenceExecutable(module))
     missing = [n for n in _constant_names(module) if n not in module.constants]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
 from typing import Self
 
@@ -75,5 +76,6 @@ class DeviceArray:
         self.free()
 
     def __del__(self) -> None:
-        if getattr(self, "address", 0):
+        # At the end of the process the driver takes all memory back, and may be gone before this array.
+        if getattr(self, "address", 0) and not sys.is_finalizing():
             self.free()

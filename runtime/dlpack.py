@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -152,6 +153,14 @@ def _destroy_capsule(capsule: int) -> None:
         _exports.pop(_pointer_at(capsule, _NAME), None)
 
 
+def _leave_to_the_process() -> None:
+    """What consumers still hold when Python ends stays as it is: no deleter may enter Python then."""
+    for export in _exports.values():
+        export.managed.deleter = _Deleter()
+        _api.Py_IncRef(ctypes.py_object(export))
+
+
+atexit.register(_leave_to_the_process)
 _c_delete = _Deleter(_delete)
 _c_destroy_capsule = _CapsuleDestructor(_destroy_capsule)
 

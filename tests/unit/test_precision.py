@@ -77,9 +77,10 @@ def test_the_reference_target_narrows_as_well():
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((4, 16), np.float32), rng.standard_normal((8, 16), np.float32)
     ids = np.zeros((4, 8), np.int32)
-    wide, narrow = (
-        tw.compile(module, target="reference", precision=p)(x, w, ids)[1] for p in ("fp32", "bf16")
+    wide, tf32, narrow = (
+        tw.compile(module, target="reference", precision=p)(x, w, ids)[1] for p in ("fp32", "tf32", "bf16")
     )
+    assert np.array_equal(tf32, wide)
     assert 1e-4 < relative_error(narrow, wide) < 3e-2
 
 
