@@ -364,7 +364,8 @@ def test_browser_runs_the_page_without_complaints(either: Sample, tmp_path: Path
     found = [a for a in page.all("a") if "match" in (a.get("class") or "")]
     assert len(found) == 1
     assert "softmax #0" in (found[0]["data-words"] or "")
-    assert sum("hidden" not in a for a in page.all("details", class_="kernel")) == 2  # found, and linked to
+    shown = {f"#{a['id']}" for a in page.all("details", class_="kernel") if "hidden" not in a}
+    assert shown == {found[0]["href"], "#kernel-1"}  # found, and linked to
     (opened,) = page.all("details", id="kernel-1")
     assert "open" in opened
     assert page.all("span", class_="k")
