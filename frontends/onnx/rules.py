@@ -5,22 +5,14 @@ Every module of this package named `rules_*` holds the operators of one family i
 
 from __future__ import annotations
 
-import pkgutil
 from functools import cache
-from importlib import import_module
 
 from tilewright.frontends import onnx
-from tilewright.frontends.onnx.node import Rule, Rules
+from tilewright.frontends.onnx.node import Rules
+from tilewright.frontends.rule_tables import merged_rules
 
 
 @cache
 def all_rules() -> Rules:
     """Rules by operator, those of other domains as `domain.Operator`."""
-    merged: dict[str, Rule] = {}
-    for module in pkgutil.iter_modules(onnx.__path__, "tilewright.frontends.onnx."):
-        if ".rules_" in module.name:
-            table: Rules = import_module(module.name).RULES
-            if twice := sorted(merged.keys() & table.keys()):
-                raise ValueError(f"operators with two rules: {', '.join(twice)}, again in {module.name}")
-            merged |= table
-    return merged
+    return merged_rules(onnx)

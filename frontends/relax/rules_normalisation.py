@@ -9,16 +9,9 @@ from tilewright.frontends.emitter import Emitter, Result
 from tilewright.frontends.relax.static import axes_in, axis_in, cast, held, reshaped, scalar, transposed
 from tilewright.frontends.relay.attributes import Attributes
 from tilewright.frontends.relay.evaluate import Rule
+from tilewright.frontends.relay.rules_layers import affine_of
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Attr, Value
-
-
-def _affine(attrs: Attributes) -> dict[str, Attr]:
-    return {
-        "epsilon": attrs.real("epsilon", 1e-5),
-        "center": attrs.flag("center", True),
-        "scale": attrs.flag("scale", True),
-    }
 
 
 def _batch_norm(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
@@ -28,7 +21,7 @@ def _batch_norm(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Res
     """
     data, gamma, beta, mean, variance = emit.tensors(args, 5)
     axis, momentum = axis_in(data, attrs.integer("axis", 1)), attrs.real("momentum", 0.1)
-    affine = _affine(attrs)
+    affine = affine_of(attrs)
     if not attrs.flag("training", False):
         return (
             emit.value("batch_norm", data, gamma, beta, mean, variance, axis=axis, **affine),
@@ -53,7 +46,7 @@ def _layer_norm(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Res
     data, gamma, beta = emit.tensors(args, 3)
     given = attrs.integers("axes", (-1,))
     axes = tuple(axis_in(data, axis) for axis in given)
-    affine = _affine(attrs)
+    affine = affine_of(attrs)
     if len(axes) == 1:
         return emit.value("layer_norm", data, gamma, beta, axis=axes[0], **affine)
     kept = [d for d in range(data.tensor.rank) if d not in axes]
@@ -77,7 +70,7 @@ def _channel_norm(name: str, extra: str = "") -> Rule:
         if axes != others or channels == 0:
             raise UnsupportedError(f"expected {name} over axes {others} of {data.type}, got {axes}")
         more: dict[str, Attr] = {extra: attrs.integer(extra)} if extra else {}
-        return emit.value(name, data, gamma, beta, axis=channels, **more, **_affine(attrs))
+        return emit.value(name, data, gamma, beta, axis=channels, **more, **affine_of(attrs))
 
     return rule
 

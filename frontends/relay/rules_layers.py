@@ -50,7 +50,8 @@ def _bias_add(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Resul
     return emit.value("bias_add", *emit.tensors(args, 2), axis=attrs.integer("axis", 1))
 
 
-def _affine(attrs: Attributes) -> dict[str, Attr]:
+def affine_of(attrs: Attributes) -> dict[str, Attr]:
+    """What all norms with a scale and a shift say of them."""
     return {
         "epsilon": attrs.real("epsilon", 1e-5),
         "center": attrs.flag("center", True),
@@ -62,20 +63,20 @@ def _batch_norm(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Res
     """Relay's result is (normalised, moving mean, moving variance); inference leaves the latter two alone."""
     data, gamma, beta, mean, variance = emit.tensors(args, 5)
     axis = attrs.integer("axis", 1)
-    normal = emit.value("batch_norm", data, gamma, beta, mean, variance, axis=axis, **_affine(attrs))
+    normal = emit.value("batch_norm", data, gamma, beta, mean, variance, axis=axis, **affine_of(attrs))
     return (normal, mean, variance)
 
 
 def _norm(name: str, axis: int) -> Rule:
     def rule(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-        return emit.value(name, *emit.tensors(args, 3), axis=attrs.integer("axis", axis), **_affine(attrs))
+        return emit.value(name, *emit.tensors(args, 3), axis=attrs.integer("axis", axis), **affine_of(attrs))
 
     return rule
 
 
 def _group_norm(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
     groups, axis = attrs.integer("num_groups", 0), attrs.integer("axis", 1)
-    return emit.value("group_norm", *emit.tensors(args, 3), num_groups=groups, axis=axis, **_affine(attrs))
+    return emit.value("group_norm", *emit.tensors(args, 3), num_groups=groups, axis=axis, **affine_of(attrs))
 
 
 def _l2_normalize(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field
 
+from tilewright.frontends.occurrences import Occurrences
 from tilewright.frontends.relay import ast
 from tilewright.ir.errors import InputError, UnsupportedError
 
@@ -22,27 +22,6 @@ _REASONS: Mapping[str, str] = {
 }
 
 
-@dataclass
-class _Finding:
-    count: int = 0
-    first: str = ""
-
-
-@dataclass
-class _Findings:
-    by_name: dict[str, _Finding] = field(default_factory=dict)
-
-    def add(self, name: str, span: ast.Span) -> None:
-        found = self.by_name.setdefault(name, _Finding(0, str(span)))
-        found.count += 1
-
-    def __str__(self) -> str:
-        return ", ".join(
-            f"{name} ({f.count} time{'s' if f.count > 1 else ''}, first at {f.first}{_reason(name)})"
-            for name, f in sorted(self.by_name.items())
-        )
-
-
 def _reason(name: str) -> str:
     return next((f": {text}" for start, text in _REASONS.items() if name.startswith(start)), "")
 
@@ -52,20 +31,20 @@ def survey(module: ast.Module, known_ops: Container[str]) -> None:
     that cannot be imported; InputError when there is no @main."""
     if "main" not in module.functions:
         raise InputError("expected a function @main, got none", where=module.file)
-    operators, constructs, opaque = _Findings(), _Findings(), _Findings()
+    operators, constructs, opaque = Occurrences(), Occurrences(), Occurrences()
     for node in _reachable(module):
         if isinstance(node, ast.OpRef) and node.name not in known_ops:
-            operators.add(node.name, node.span)
+            operators.add(node.name, str(node.span))
         elif isinstance(node, ast.Foreign):
-            constructs.add(node.kind, node.span)
+            constructs.add(node.kind, str(node.span))
         elif isinstance(node, ast.GlobalVar) and node.name not in module.functions:
-            opaque.add(f"@{node.name}", node.span)
+            opaque.add(f"@{node.name}", str(node.span))
     parts = {
         "operators this version does not import": operators,
         "constructs this version does not import": constructs,
         "functions without a body": opaque,
     }
-    faults = [f"{title}: {found}" for title, found in parts.items() if found.by_name]
+    faults = [f"{title}: {found.listed(_reason)}" for title, found in parts.items() if found]
     if faults:
         raise UnsupportedError("; ".join(faults), where=module.file)
 
