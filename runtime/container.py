@@ -11,16 +11,16 @@ import os
 import re
 import stat
 import struct
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tilewright.runtime.arrays import Array, check_constants
+from tilewright.runtime.atomic_file import atomic_file
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.plan import ExecutionPlan
 from tilewright.runtime.strict_json import Fields, load_strict_json
@@ -70,7 +70,7 @@ def write_container(path: str | os.PathLike[str], saved: SavedExecutable) -> Non
         "facts": dict(saved.facts),
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in members.items()},
     }
-    with _atomic_file(Path(path)) as file, zipfile.ZipFile(file, "w") as archive:
+    with _written(Path(path)) as file, zipfile.ZipFile(file, "w") as archive:
         _add(archive, "manifest.json", json.dumps(manifest, indent=1).encode())
         for name, data in members.items():
             _add(archive, name, data)
@@ -111,29 +111,13 @@ def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
 
 
 @contextmanager
-def _atomic_file(path: Path) -> Iterator[Any]:
-    """A new binary file that becomes `path` when the block ends well and vanishes when it does not."""
+def _written(path: Path) -> Iterator[Any]:
+    """An atomic file; RuntimeInputError where it cannot be written."""
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    except OSError as error:
-        raise RuntimeInputError(f"{path}: cannot be written ({error.strerror or error})") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
+        with atomic_file(path) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
     except OSError as error:
-        with suppress(OSError):
-            os.unlink(temporary)
         raise RuntimeInputError(f"{path}: cannot be written ({error.strerror or error})") from None
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def _read_archive(archive: zipfile.ZipFile) -> SavedExecutable:

@@ -14,6 +14,7 @@ from tilewright.commands.network import (
 )
 from tilewright.executable import Executable, load
 from tilewright.ir import InputError, UnsupportedError
+from tilewright.runtime.atomic_file import atomic_file
 from tilewright.tools.report import FusedOps, collect, report_page, require_matplotlib
 from tilewright.tools.report.wording import counted
 
@@ -59,10 +60,8 @@ def run_report(a: argparse.Namespace) -> None:
 
 def _write(path: str, page: str) -> None:
     """Replace the file at once, only when the page is complete."""
-    temporary = Path(f"{path}.partial")
     try:
-        temporary.write_text(page, encoding="utf-8")
-        temporary.replace(path)
+        with atomic_file(Path(path)) as f:
+            f.write(page.encode())
     except OSError as e:
-        temporary.unlink(missing_ok=True)
         raise InputError(f"cannot write the page: {e.strerror}", where=path) from e

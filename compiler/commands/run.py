@@ -21,6 +21,7 @@ from tilewright.commands.network import (
 )
 from tilewright.executable import Executable, load
 from tilewright.ir import InputError, WorkError, interpret
+from tilewright.runtime.atomic_file import atomic_file
 
 #: relative error against float64 above which a result counts as wrong, by precision
 TOLERANCE = {"fp32": 1e-4, "tf32": 5e-3, "fp16": 2e-2, "bf16": 1e-1}
@@ -87,14 +88,11 @@ def _summary(o: np.ndarray) -> dict[str, Any]:
 
 
 def _write(path: str, outputs: list[np.ndarray]) -> None:
-    temporary = Path(f"{path}.partial")
+    arrays: dict[str, Any] = {f"out{i}": o for i, o in enumerate(outputs)}
     try:
-        with temporary.open("wb") as f:
-            arrays: dict[str, Any] = {f"out{i}": o for i, o in enumerate(outputs)}
+        with atomic_file(Path(path)) as f:
             np.savez(f, **arrays)
-        temporary.replace(path)
     except OSError as e:
-        temporary.unlink(missing_ok=True)
         raise InputError(f"cannot write the outputs: {e.strerror}", where=path) from e
 
 
