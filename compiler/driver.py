@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tilewright.codegen import KernelSource, emit_cuda, emit_opencl
-from tilewright.ir import Level, Module, verify
-from tilewright.kernel_builds import build_codes
+from tilewright.codegen import KernelSource
+from tilewright.ir import Module, verify
+from tilewright.kernel_builds import build_codes, emit_kernels
 from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import PACKING, stage_texts
 from tilewright.planning import plan_module
@@ -59,9 +59,7 @@ def lower(
         if stage == "graph" and text and measured and choose_algorithms is not None:
             module = choose_algorithms(module)
         levels[stage] = module
-    emit = emit_cuda if target.language == "cuda" else emit_opencl
-    sources = {f.name: emit(f) for f in module.funcs if f.level is Level.THREAD}
-    return Lowered(levels["graph"], levels["tensor"], levels["thread"], sources)
+    return Lowered(levels["graph"], levels["tensor"], levels["thread"], emit_kernels(module, target))
 
 
 def build(lowered: Lowered, target: Target, *, progress: bool | None = None) -> ExecutionPlan:

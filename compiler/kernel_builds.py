@@ -1,14 +1,21 @@
-"""Emitted kernels -> what a plan stores of them: text, and for CUDA the CUBIN with its resources."""
+"""Thread-level functions -> kernel text -> what a plan stores of it: text, for CUDA the CUBIN as well."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tilewright.codegen import KernelSource
+from tilewright.codegen import KernelSource, emit_cuda, emit_opencl
 from tilewright.codegen.compile_many import compile_many
+from tilewright.ir import Level, Module
 from tilewright.runtime.plan import KernelCode, KernelResources, Language
 from tilewright.targets import Target
+
+
+def emit_kernels(module: Module, target: Target) -> dict[str, KernelSource]:
+    """The text of every thread-level function, by its name, in the language of the target."""
+    emit = emit_cuda if target.language == "cuda" else emit_opencl
+    return {f.name: emit(f) for f in module.funcs if f.level is Level.THREAD}
 
 
 def build_codes(

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilewright.codegen import KernelSource, emit_cuda, emit_opencl
+from tilewright.codegen import KernelSource
 from tilewright.ir import Builder, Constants, Level, Module, TensorType, Value
 from tilewright.ir.types import storage_dtype
-from tilewright.kernel_builds import build_codes
+from tilewright.kernel_builds import build_codes, emit_kernels
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import PACKING, stage_texts
 from tilewright.planning import plan_module
@@ -52,8 +52,7 @@ def measured_s(modules: Sequence[Module], target: Target, device: Device) -> lis
     text = f"{PACKING}, dce, {stage_texts(Level.TENSOR, target.language)['thread']}"
     context = PassContext(target=str(target), hardware=target.hardware)
     lowered = [run_pipeline(m, Pipeline.parse(text), context) for m in modules]
-    emit = emit_cuda if target.language == "cuda" else emit_opencl
-    sources = [{f.name: emit(f) for f in m.funcs if f.level is Level.THREAD} for m in lowered]
+    sources = [emit_kernels(m, target) for m in lowered]
     plans = _plans(lowered, sources, target)
     return [_seconds(_repeated(p), m, device) for p, m in zip(plans, lowered, strict=True)]
 

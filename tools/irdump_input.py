@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tilewright.frontends import onnx, relay, torch
+from tilewright.commands.network import BUNDLED, load_bundled, reject_shapes
+from tilewright.frontends import relay
 from tilewright.frontends.relay.importer import import_module
 from tilewright.frontends.relay.load import read_source
 from tilewright.ir import InputError, Module, parse, parse_file
@@ -16,8 +17,6 @@ from tilewright.passes import read_header
 
 _STDIN = "<stdin>"
 _RELAY_SUFFIXES = {".relay", ".json", ".rly"}
-#: files that hold their weights and name their inputs
-_WITH_WEIGHTS = {".onnx", ".pt2"}
 
 
 @dataclass(frozen=True)
@@ -34,18 +33,19 @@ def read_source_file(
     params: str | None = None,
     inputs: Sequence[str] | None = None,
     seed: int = 0,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    shapes: Sequence[str] = (),
 ) -> Source:
     """Read a file, or stdin for `-`. Files without a telling suffix are told apart by content.
 
-    params, inputs, seed: as in `relay.load`; an error for what is no Relay. shapes: of an ONNX file's inputs
-    and symbolic dimensions. Raises InputError.
+    params, inputs, seed: as in `relay.load`; an error for what is no Relay. shapes: `--shape` arguments, for
+    ONNX files. Raises InputError.
     """
     path = Path(name)
-    if path.suffix in _WITH_WEIGHTS:
+    if path.suffix in BUNDLED:
         if params is not None or inputs is not None:
             raise InputError("--params and --inputs are for Relay networks", where=name)
-        return Source(onnx.load(path, shapes) if path.suffix == ".onnx" else torch.load(path), name)
+        return Source(load_bundled(path, shapes), name)
+    reject_shapes(shapes)
     text = _stream(path)
     if path.suffix in _RELAY_SUFFIXES or not _is_ours(path, text):
         return Source(_relay(path, text, params, inputs, seed), _shown(name))

@@ -7,20 +7,19 @@ import hashlib
 import importlib
 import importlib.util
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
 
-from tilewright.codegen import KernelSource, emit_cuda, emit_opencl
-from tilewright.commands.network import parse_shape
+from tilewright.codegen import KernelSource
 from tilewright.ir import InputError, Level, Module, show, verify
+from tilewright.kernel_builds import emit_kernels
 from tilewright.passes import DumpFolder, Instrument, PassContext, Pipeline, PrintAfter, PrintDiff, Timing
 from tilewright.passes import run_pipeline as run_passes
 from tilewright.pipelines import stage_texts
+from tilewright.runtime.atomic_file import atomic_file
 from tilewright.targets import Target, resolve_target
 from tilewright.tools.irdump_input import Source, read_source_file
 from tilewright.tools.irdump_page import page
@@ -58,8 +57,7 @@ def _import_file(path: Path) -> ModuleType:
 def run(arguments: argparse.Namespace) -> None:
     """Read, run the passes, write the outputs. Raises InputError and WorkError; outputs are written last."""
     inputs = arguments.inputs.split(",") if arguments.inputs is not None else None
-    shapes = dict(map(parse_shape, arguments.shape))
-    source = read_source_file(arguments.file, arguments.params, inputs, arguments.seed, shapes)
+    source = read_source_file(arguments.file, arguments.params, inputs, arguments.seed, arguments.shape)
     try:
         verify(source.module)
     except InputError as e:
@@ -75,9 +73,9 @@ def run(arguments: argparse.Namespace) -> None:
         text = _emit(module, target, source.name)
     if arguments.html is not None:
         emitted = text if arguments.level == "source" else None
-        write_whole(Path(arguments.html), page(source.name, str(target), recorder, emitted))
+        _write(arguments.html, page(source.name, str(target), recorder, emitted))
     if arguments.output is not None:
-        write_whole(Path(arguments.output), text)
+        _write(arguments.output, text)
     _report(arguments, source, pipeline, recorder, timing, text)
 
 
@@ -140,11 +138,10 @@ def _printers(arguments: argparse.Namespace, pipeline: Pipeline) -> list[Instrum
 
 def _emit(module: Module, target: Target, name: str) -> str:
     """The kernel source of every thread-level function."""
-    emit = emit_cuda if target.language == "cuda" else emit_opencl
-    sources = [(f.name, emit(f)) for f in module.funcs if f.level is Level.THREAD]
+    sources = emit_kernels(module, target)
     if not sources:
         raise InputError("the module has no thread-level functions to emit", where=name)
-    return "\n".join(_kernel_text(kernel, source) for kernel, source in sources)
+    return "\n".join(_kernel_text(kernel, source) for kernel, source in sources.items())
 
 
 def _kernel_text(name: str, source: KernelSource) -> str:
@@ -152,20 +149,6 @@ def _kernel_text(name: str, source: KernelSource) -> str:
     return f"// kernel @{name}: grid [{grid}], block {source.block}\n{source.source.rstrip()}\n"
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that appears whole or not at all."""
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(part, 0o666 & ~_umask())
-        os.replace(part, path)
-    except BaseException:
-        os.unlink(part)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _write(path: str, text: str) -> None:
+    with atomic_file(Path(path)) as file:
+        file.write(text.encode())

@@ -14,6 +14,9 @@ from tilewright.api import ConvAlgorithm
 from tilewright.ir import ArrayType, InputError, Module, parse_file
 from tilewright.pipelines import PRECISIONS
 
+#: files that hold their weights and name their inputs, and what they are
+BUNDLED = {".onnx": "an ONNX file", ".pt2": "an exported program"}
+
 
 def add_network_arguments(p: argparse.ArgumentParser, *, params: str | None) -> None:
     """Arguments that name a network, its weights and the target."""
@@ -78,30 +81,28 @@ def load_network(a: argparse.Namespace) -> Module:
         raise InputError("no such file", where=str(path))
     if path.suffix == ".ir":
         return parse_file(path)
-    if path.suffix == ".onnx":
-        return _load_onnx(a)
-    if path.suffix == ".pt2":
-        return _load_exported(a)
-    if a.shape:
-        raise InputError("expected an ONNX file: the shapes of other networks are static", where="--shape")
+    if path.suffix in BUNDLED:
+        for option, value in (("--params", a.params not in (None, "random")), ("--inputs", a.inputs)):
+            if value:
+                raise InputError(f"{BUNDLED[path.suffix]} has its own weights and inputs", where=option)
+        return load_bundled(path, a.shape)
+    reject_shapes(a.shape)
     inputs = tuple(a.inputs.split(",")) if a.inputs else None
     return frontends.relay.load(str(path), params=a.params, inputs=inputs, seed=a.seed)
 
 
-def _load_exported(a: argparse.Namespace) -> Module:
-    """A file of torch.export.save brings its weights, inputs and shapes."""
-    given = {"--params": a.params not in (None, "random"), "--inputs": a.inputs, "--shape": a.shape}
-    for option in (name for name, value in given.items() if value):
-        raise InputError("an exported program has its own weights, inputs and shapes", where=option)
-    return frontends.torch.load(a.network)
+def load_bundled(path: Path, shapes: Sequence[str]) -> Module:
+    """An ONNX file with the given `--shape` arguments, or a file of torch.export.save, whose are static."""
+    if path.suffix == ".onnx":
+        return frontends.onnx.load(path, shapes=dict(map(parse_shape, shapes)))
+    reject_shapes(shapes)
+    return frontends.torch.load(path)
 
 
-def _load_onnx(a: argparse.Namespace) -> Module:
-    """An ONNX file brings its weights and names its inputs."""
-    for option, value in (("--params", a.params not in (None, "random")), ("--inputs", a.inputs)):
-        if value:
-            raise InputError("an ONNX file has its own weights and inputs", where=option)
-    return frontends.onnx.load(a.network, shapes=dict(map(parse_shape, a.shape)))
+def reject_shapes(shapes: Sequence[str]) -> None:
+    """Raise InputError for `--shape` with a network that is no ONNX file."""
+    if shapes:
+        raise InputError("expected an ONNX file: the shapes of other networks are static", where="--shape")
 
 
 def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:

@@ -251,3 +251,10 @@ def test_onnx_files_are_read(tmp_path, capsys):
     assert main([str(path), "--pass-pipeline", "infer-shapes"]) == 2
     assert main([str(path), "--params", "random", "--pass-pipeline", "infer-shapes"]) == 2
     assert "--params and --inputs are for Relay networks" in capsys.readouterr().err
+
+
+def test_shapes_of_what_is_no_onnx_file_are_refused(tmp_path, capsys):
+    path = tmp_path / "net.ir"
+    path.write_text(GRAPH)
+    assert main([str(path), "--shape", "x=1,3", "--pass-pipeline", "infer-shapes"]) == 2
+    assert "expected an ONNX file" in capsys.readouterr().err
