@@ -13,6 +13,7 @@ from tilewright.executable import clear_errors
 from tilewright.ir import Block, Builder, Module, Op, Pairs
 from tilewright.ir.nodes import Attr
 from tilewright.measuring import RandomConstants, measured_s
+from tilewright.passes.graph.choose_algorithms import with_algorithms
 from tilewright.passes.lower.algorithm_cost import Alternative
 from tilewright.passes.lower.convolution_algorithms import ALGORITHMS, obstacle_to
 from tilewright.passes.lower.convolution_layers import Layer, layers_of
@@ -51,10 +52,9 @@ def measured_algorithms(module: Module, target: Target, *, progress: bool | None
             timed[key] = _timed(layer, target, device)
     main = module.main
     chosen = {layer.conv: _fastest(timed[layer.key]) for layer in layers.values()}
-    ops = tuple(_with_algorithm(op, chosen.get(op)) for op in main.body.ops)
     at = {key: tuple(i for i, x in layers.items() if x.key == key) for key in distinct}
     record = tuple(_on_record(at[key], rows) for key, rows in timed.items())
-    new = main.with_body(main.body.with_ops(ops)).with_attrs(convolutions=record)
+    new = with_algorithms(main, chosen).with_attrs(convolutions=record)
     return module.with_funcs(tuple(new if f is main else f for f in module.funcs))
 
 
@@ -67,7 +67,7 @@ def _legal(conv: Op) -> list[str]:
 def _timed(layer: Layer, target: Target, device: Device) -> list[Timed]:
     hardware = target.hardware
     found = {name: layer.by(name, hardware) for name in _legal(layer.conv)}
-    rows = [Timed(name, a.estimate_s(hardware), a.bound_s(hardware)) for name, a in found.items()]
+    rows = [Timed(name, a.estimate_s(), a.bound_s(hardware)) for name, a in found.items()]
     best = float("inf")
     for i in sorted(range(len(rows)), key=lambda i: rows[i].estimate_s):
         row = rows[i]
@@ -100,7 +100,3 @@ def _on_record(at: tuple[int, ...], rows: list[Timed]) -> Pairs:
         row: dict[str, Attr] = {"algorithm": r.algorithm, "estimate_s": r.estimate_s, "bound_s": r.bound_s}
         considered.append(Pairs.of({**row, "measured_s": r.measured_s}))
     return Pairs.of({"at": at, "considered": tuple(considered)})
-
-
-def _with_algorithm(op: Op, name: str | None) -> Op:
-    return op if name is None else op.with_attrs(algorithm=name)

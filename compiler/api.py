@@ -73,15 +73,16 @@ def compile(
         raise InputError(
             f"{len(missing)} constants have no data: {', '.join(missing[:5])}", where=f"@{module.name}"
         )
-    measured = partial(partial, target=resolved, progress=progress) if tune == "measure" else None
+    measure = tune == "measure"
+    how: dict[str, Any] = {"target": resolved, "progress": progress}
     lowered = lower(
         module,
         resolved,
         instruments,
         precision=precision,
         conv_algorithm=conv_algorithm,
-        choose=measured(measured_choice) if measured else None,
-        choose_algorithms=measured(measured_algorithms) if measured else None,
+        choose=partial(measured_choice, **how) if measure else None,
+        choose_algorithms=partial(measured_algorithms, **how) if measure else None,
     )
     plan = build(lowered, resolved, progress=progress)
     names = {b.name for b in plan.buffers if b.kind == "constant"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from tilewright.costmodel import Hardware, load_hardware
@@ -55,8 +56,7 @@ def choose_algorithms(
             chosen[op] = algorithm
     if at and not chosen:
         raise InputError(f"expected a graph.conv2d of origin '{at}' in @{func.name}")
-    ops = tuple(_with_algorithm(op, chosen.get(op)) for op in func.body.ops)
-    out = func.with_body(func.body.with_ops(ops))
+    out = with_algorithms(func, chosen)
     return out.with_attrs(kept_direct=kept) if kept and out.get("kept_direct") != kept else out
 
 
@@ -87,5 +87,10 @@ def _taps(op: Op) -> int:
     return extents["H"] * extents["W"]
 
 
-def _with_algorithm(op: Op, name: str | None) -> Op:
-    return op if name is None or op["algorithm"] == name else op.with_attrs(algorithm=name)
+def with_algorithms(func: Func, chosen: Mapping[Op, str]) -> Func:
+    """The function with the chosen algorithms named on its convolutions."""
+    ops = tuple(
+        op.with_attrs(algorithm=chosen[op]) if op in chosen and op["algorithm"] != chosen[op] else op
+        for op in func.body.ops
+    )
+    return func.with_body(func.body.with_ops(ops))

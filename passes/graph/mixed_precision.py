@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from tilewright.ir.builder import Builder
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Level, Op, Value
@@ -72,20 +70,12 @@ class _Narrower:
             self.b.emit(op.name, [self.typed(v, v.tensor.dtype) for v in op.operands])
             return
         operands = [self.typed(v, self.wanted(op, v)) for v in op.operands]
-        attrs: Mapping[str, object] = dict(op.attrs)
         types = [r.type for r in op.results] if op.name == "graph.constant" else None
-        results = self.emit(op, operands, attrs, types)
+        hint = op.results[0].hint if op.results else ""
+        results = self.b.emit(op.name, operands, dict(op.attrs), types=types, hint=hint)
         self.home.update(zip(op.results, results, strict=True))
         if op.name == "graph.constant" or (operands and all(v in self.constants for v in operands)):
             self.constants.update(results)
-
-    def emit(
-        self, op: Op, operands: Sequence[Value], attrs: Mapping[str, object], types: Sequence[object] | None
-    ) -> tuple[Value, ...]:
-        hints = op.results[0].hint if op.results else ""
-        if types is None:
-            return self.b.emit(op.name, operands, attrs, hint=hints)  # type: ignore[arg-type]
-        return self.b.emit(op.name, operands, attrs, types=types, hint=hints)  # type: ignore[arg-type]
 
     def wanted(self, op: Op, v: Value) -> str:
         """The dtype in which `op` reads operand `v`."""

@@ -31,8 +31,8 @@ class Alternative:
     module: Module
     known: int
 
-    def estimate_s(self, hardware: Hardware) -> float:
-        """Seconds of all kernels by the model."""
+    def estimate_s(self) -> float:
+        """Seconds of all kernels by the model, with the parameters it chose."""
         costs = [cast(Pairs, f["cost"]) for f in self.module.funcs if f.get("cost") is not None]
         return sum(cast(float, c["estimate_s"]) for c in costs)
 
@@ -61,7 +61,7 @@ def _estimated_s(
 ) -> float:
     op = Op("graph.conv2d", tuple(Value(t) for t in types), attrs, (Value(result),))
     known = [op.operands[1]] if constant_weight else []
-    return alternative([op], known, hardware).estimate_s(hardware)
+    return alternative([op], known, hardware).estimate_s()
 
 
 def alternative(ops: Sequence[Op], known: Collection[Value], hardware: Hardware) -> Alternative:
