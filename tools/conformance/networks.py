@@ -11,12 +11,10 @@ import numpy as np
 import tilewright as tw
 from tilewright.api import Precision
 from tilewright.commands.network import relative_error
+from tilewright.commands.run import TOLERANCE
 from tilewright.frontends.relay.random_weights import random_input
 from tilewright.ir import InputError
 from tilewright.tools.conformance.case import Suite
-
-#: relative error (norm of the difference over the norm) allowed by precision; TVM computed in float32
-LIMITS = {"fp32": 1e-4, "tf32": 5e-3, "fp16": 3e-2, "bf16": 2e-1}
 
 
 def network_suite(folder: Path, precision: Precision = "fp32") -> Suite:
@@ -40,7 +38,7 @@ def _run(folder: Path, precision: Precision, name: str, target: str) -> float:
         inputs = [random_input(n, *fed[n], 0) for n in module.input_names]
         with tw.compile(module, target=target, precision=precision, progress=False) as exe:
             got = exe(*inputs)
-        limit = LIMITS[precision]
+        limit = TOLERANCE[precision]
         for i, result in enumerate(got):
             wanted = stored[f"out{i}"].reshape(-1)
             stride = f"stride_out{i}"

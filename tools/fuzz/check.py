@@ -10,6 +10,7 @@ import tilewright as tw
 from tilewright.ir import Module, WorkError, interpret
 from tilewright.ir.types import FLOATS, dtype_name
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.tools.conformance.case import exact_fault
 
 #: error allowed relative to the largest magnitude of a result, beside what its own dtype costs the reference
 ROUNDING = {"f64": 1e-9, "f32": 1e-4, "f16": 2e-2, "bf16": 8e-2}
@@ -35,18 +36,10 @@ def check(module: Module, inputs: Sequence[np.ndarray], target: str) -> float:
 
 
 def _error(where: str, got: np.ndarray, native: np.ndarray, wide: np.ndarray) -> float:
-    if (got.shape, got.dtype) != (native.shape, native.dtype):
-        raise WorkError(
-            f"{where}: expected {native.dtype}{list(native.shape)}, got {got.dtype}{list(got.shape)}"
-        )
+    if fault := exact_fault(got, native):
+        raise WorkError(f"{where}: {fault}")
     dtype = dtype_name(native.dtype)
     if dtype not in FLOATS:
-        wrong = np.argwhere(got != native)
-        if len(wrong):
-            at = tuple(int(i) for i in wrong[0])
-            raise WorkError(
-                f"{where}: {len(wrong)} elements differ: {got[at]} for {native[at]} at {list(at)}"
-            )
         return 0.0
     scale = float(np.abs(wide).max(initial=0)) or 1.0
     gap = np.abs(got.astype(np.float64) - wide)
