@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import maximum_bipartite_matching
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
 FREE = -1
@@ -15,6 +13,10 @@ FREE = -1
 
 def maximum_matching(rows: Sequence[Ints | Sequence[int]]) -> list[int]:
     """Per left node its right partner or `FREE`, in a matching of maximum size; rows[u]: whom u may take."""
+    # Imported here: every command imports this module, and few plan streams.
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import maximum_bipartite_matching
+
     n = len(rows)
     if not any(map(len, rows)):
         return [FREE] * n

@@ -9,8 +9,6 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import maximum_flow
 
 from tilewright.runtime.streams.dag import Dag, Edge
 from tilewright.runtime.streams.matching import FREE
@@ -25,6 +23,10 @@ def maximum_reach_matching(
 
     A node of `lefts` may take any node of `rights` that it reaches; `pairs` are allowed as well.
     """
+    # Imported here: every command imports this module, and few plan streams.
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import maximum_flow
+
     n = dag.n
     if n == 0 or not dag.reduced:
         return [FREE] * n
