@@ -55,13 +55,13 @@ class Shared(Generic[T]):
 def content_key(array: np.ndarray[Any, Any]) -> bytes:
     """A digest of an array's bytes, computed once per array object.
 
-    Arrays that are handed to a device are taken as constant from then on: a later change in place is not seen.
+    Arrays that are handed to a device are taken as constant from then on: a change in place is not seen.
     """
     known = _digests.get(id(array))
     if known is not None and known[0]() is array:
         return known[1]
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    digest = hashlib.blake2b(flat, digest_size=24).digest()
+    digest = hashlib.blake2b(flat.data, digest_size=24).digest()
     number = id(array)
     _digests[number] = (weakref.ref(array, lambda _: _digests.pop(number, None)), digest)
     return digest
