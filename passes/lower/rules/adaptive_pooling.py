@@ -10,6 +10,7 @@ from tilewright.ir.expr import binary
 from tilewright.ir.graph_ops.adaptive_pooling import cell
 from tilewright.ir.graph_ops.operands import lowest, zero
 from tilewright.passes.lower.lowering import accumulated, dim_names, lowering, reduced, result_type
+from tilewright.passes.lower.rules.pooling import over_whole_images
 from tilewright.passes.lower.rules.windowed import OUTPUTS, TAPS, divided, letters_of, tap_dims
 
 _NAMES = {"N": "n", "C": "c", **OUTPUTS}
@@ -18,6 +19,8 @@ _NAMES = {"N": "n", "C": "c", **OUTPUTS}
 @lowering(*(f"graph.adaptive_max_pool{n}d" for n in (1, 2, 3)))
 def adaptive_max_pool(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """The largest element of every cell."""
+    if _is_one_cell(op):
+        return [over_whole_images(b, op, x)]
     t = result_type(op)
     return [_cells(b, op, x, t, "scalar.max", lowest(t.dtype))]
 
@@ -25,6 +28,8 @@ def adaptive_max_pool(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]
 @lowering(*(f"graph.adaptive_avg_pool{n}d" for n in (1, 2, 3)))
 def adaptive_avg_pool(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """The sum of every cell over its number of elements."""
+    if _is_one_cell(op):
+        return [over_whole_images(b, op, x)]
     t, attrs = result_type(op), dict[str, Any](op.attrs)
     layout = attrs["layout"]
     sums = _cells(b, op, x, accumulated(t), "scalar.add", zero(t.dtype))
@@ -35,6 +40,10 @@ def adaptive_avg_pool(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]
         first, end = _bounds(where[d], shape[d], cells)
         counts[d] = binary("-", end, first)
     return [divided(b, sums, op, counts)]
+
+
+def _is_one_cell(op: Op) -> bool:
+    return all(cells == 1 for cells in dict[str, Any](op.attrs)["output_size"])
 
 
 def _bounds(name: str, size: int, cells: int) -> tuple[Expr, Expr]:

@@ -81,6 +81,11 @@ def avg_pool(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 @lowering(*(f"graph.global_{kind}_pool{n}d" for kind in ("avg", "max") for n in (1, 2, 3)))
 def global_pool(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """Mean or maximum over whole images; the image dimensions stay with extent 1."""
+    return [over_whole_images(b, op, x)]
+
+
+def over_whole_images(b: Builder, op: Op, x: Sequence[Value]) -> Value:
+    """The reduction of a pooling op whose only window is the image: many threads share each result."""
     layout, t = str(op["layout"]), result_type(op)
     letters = letters_of(layout)
     shape = dict(zip(layout, x[0].tensor.shape, strict=True))
@@ -89,7 +94,7 @@ def global_pool(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     red = {_NAMES[d]: shape[d] for d in letters}
     reads = [tuple(Sym(_NAMES[d]) for d in layout)]
     if "max" in op.name:
-        return [reduced(b, "tensor.reduce", x, t, par, red, reads, larger, init=lowest(t.dtype))]
+        return reduced(b, "tensor.reduce", x, t, par, red, reads, larger, init=lowest(t.dtype))
     held = accumulated(t)
     sums = reduced(b, "tensor.reduce", x, held, par, red, reads, added)
     size = prod(shape[d] for d in letters)
@@ -98,4 +103,4 @@ def global_pool(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     def mean(i: Builder, p: Sequence[Value]) -> Value:
         return i.cast(i.value(division, p[0], i.const(size, held.dtype)), t.dtype)
 
-    return [elementwise(b, [sums], t, mean)]
+    return elementwise(b, [sums], t, mean)
