@@ -1,5 +1,5 @@
-"""Readers of networks of other systems: each submodule turns its kind into our graph level."""
+"""Readers of networks of other systems, and builders of known networks (`zoo`): all give our graph level."""
 
-from tilewright.frontends import onnx, relax, relay, torch
+from tilewright.frontends import onnx, relax, relay, torch, zoo
 
-__all__ = ["onnx", "relax", "relay", "torch"]
+__all__ = ["onnx", "relax", "relay", "torch", "zoo"]

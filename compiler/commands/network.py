@@ -16,6 +16,8 @@ from tilewright.pipelines import PRECISIONS
 
 #: files that hold their weights and name their inputs, and what they are
 BUNDLED = {".onnx": "an ONNX file", ".pt2": "an exported program"}
+#: what names of networks that are built, not read, begin with
+ZOO = "zoo:"
 
 
 def add_network_arguments(p: argparse.ArgumentParser, *, params: str | None) -> None:
@@ -24,7 +26,8 @@ def add_network_arguments(p: argparse.ArgumentParser, *, params: str | None) -> 
     p.add_argument(
         "network",
         metavar="NET",
-        help="a Relay (.relay text, .json), ONNX (.onnx), torch.export (.pt2) or Tilewright IR (.ir) file",
+        help="a Relay (.relay text, .json), ONNX (.onnx), torch.export (.pt2) or Tilewright IR (.ir) file, "
+        "or zoo:nasnet_mobile",
     )
     p.add_argument(
         "--params",
@@ -76,6 +79,9 @@ def choices_of(a: argparse.Namespace) -> dict[str, Any]:
 
 def load_network(a: argparse.Namespace) -> Module:
     """The graph-level module the arguments name; raises InputError."""
+    if a.network.startswith(ZOO):
+        reject_shapes(a.shape)
+        return frontends.zoo.build(a.network.removeprefix(ZOO), seed=a.seed)
     path = Path(a.network)
     if not path.exists():
         raise InputError("no such file", where=str(path))
