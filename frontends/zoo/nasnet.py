@@ -12,8 +12,6 @@ from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Module, Value
 
 STEM_CHANNELS = 32
-#: The two cells of the stem have these fractions of the first stage's filters.
-STEM_PARTS = (4, 2)
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,7 @@ def nasnet_mobile(
     batch: int = 1,
     seed: int = 0,
     *,
+    stem_cells: int = 2,
     stages: int = 3,
     cells: int = 4,
     filters: int = 1056,
@@ -59,25 +58,26 @@ def nasnet_mobile(
     """NASNet-A (`cells` @ `filters`), by default the mobile network: 5.3 M parameters, 564 M multiply-adds.
 
     The graph-level module maps `data` [batch, 3, size, size] to class probabilities [batch, classes], in
-    float32 with seeded random weights. stages: resolutions after the stem, each with `cells` normal cells.
-    filters: channels of the last cell, a multiple of 12 * 2**stages. size: rows and columns, at least 32.
-    Raises InputError for anything else.
+    float32 with seeded random weights. stem_cells: reduction cells of the stem, each with twice the
+    filters. stages: resolutions after it, each with `cells` normal cells. filters: channels of the last cell,
+    a multiple of 3 * 2**(stem_cells + stages). size: rows and columns, at least 32. Raises InputError for
+    anything else.
     """
-    least = {"batch": 1, "stages": 1, "cells": 1, "filters": 1, "size": 32, "classes": 1}
-    given = {"batch": batch, "stages": stages, "cells": cells, "filters": filters, "size": size}
-    for what, value in {**given, "classes": classes}.items():
-        if value < least[what]:
-            raise InputError(f"nasnet_mobile: expected {what} of at least {least[what]}, got {value}")
-    unit = len(NORMAL_RESULT) * 2 ** (stages - 1)
-    if filters % (unit * STEM_PARTS[0]):
-        multiple = unit * STEM_PARTS[0]
-        raise InputError(f"nasnet_mobile: expected filters to be a multiple of {multiple}, got {filters}")
-    data, net, width = image(batch, 3, size), Layers(seed), filters // unit
+    least = {"batch": 1, "stem_cells": 1, "stages": 1, "cells": 1, "filters": 1, "size": 32, "classes": 1}
+    given = (batch, stem_cells, stages, cells, filters, size, classes)
+    for (what, bound), value in zip(least.items(), given, strict=True):
+        if value < bound:
+            raise InputError(f"nasnet_mobile: expected {what} of at least {bound}, got {value}")
+    growth = len(NORMAL_RESULT) * 2 ** (stages - 1)
+    unit = growth * 2**stem_cells
+    if filters % unit:
+        raise InputError(f"nasnet_mobile: expected filters to be a multiple of {unit}, got {filters}")
+    data, net, width = image(batch, 3, size), Layers(seed), filters // growth
     with net.scope("stem"):
         stem = net.norm(net.conv(data, STEM_CHANNELS, 3, 2, pad=False, name="kernel"))
     states = [stem, stem]
-    for number, part in enumerate(STEM_PARTS):
-        _append_cell(net, states, f"stem_cell{number}", width // part, reduce=True)
+    for number in range(stem_cells):
+        _append_cell(net, states, f"stem_cell{number}", width >> (stem_cells - number), reduce=True)
     for stage in range(stages):
         if stage:
             width *= 2

@@ -11,7 +11,7 @@ from tilewright.cli import main
 from tilewright.ir import InputError
 
 nasnet_mobile = tw.frontends.zoo.nasnet_mobile
-SMALL = {"stages": 1, "cells": 1, "filters": 24, "size": 45, "classes": 10}
+SMALL = {"stem_cells": 1, "stages": 1, "cells": 1, "filters": 24, "size": 45, "classes": 10}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_small_one_agrees_with_the_reference():
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"filters": 20}, "multiple of 24"),
+        ({"filters": 20}, "multiple of 12"),
         ({"size": 16}, "size of at least 32"),
         ({"cells": 0}, "cells of at least 1"),
     ],
