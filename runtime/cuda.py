@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 
 from tilewright.runtime.arrays import Array, check_constants
@@ -16,6 +17,7 @@ from tilewright.runtime.loaded import Closable
 from tilewright.runtime.plan import ExecutionPlan
 
 _ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
+_MODULE_VERSION = Path("/sys/module/nvidia/version")
 
 
 @cache
@@ -62,6 +64,16 @@ class CudaDevice(Closable):
         """The architecture to compile for, for instance `sm_90a`: from Hopper on the specific one."""
         major, minor = self.capability
         return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+    @property
+    def driver_version(self) -> str:
+        """CUDA version of the user-mode driver, and the kernel module's where Linux shows it."""
+        version = int(self.context.call("cuDriverGetVersion"))
+        text = f"CUDA {version // 1000}.{version % 1000 // 10}"
+        try:
+            return f"{text}, module {_MODULE_VERSION.read_text(encoding='ascii').strip()}"
+        except OSError:
+            return text
 
     def load(
         self, plan: ExecutionPlan, constants: Mapping[str, Array], *, progress: Progress | None = None

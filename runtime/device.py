@@ -63,6 +63,11 @@ class Device(Protocol):
         """The kernel language it takes: `cuda` or `opencl` (`any` for the null device)."""
         ...
 
+    @property
+    def driver_version(self) -> str:
+        """What else decides how fast it is: versions of the driver, and what its name does not tell."""
+        ...
+
     def load(
         self, plan: ExecutionPlan, constants: Mapping[str, Array], *, progress: Progress | None = None
     ) -> LoadedPlan:

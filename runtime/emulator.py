@@ -66,6 +66,7 @@ class EmulatorDevice(Closable):
     """
 
     language = "cuda"
+    driver_version = ""  # the compiler is part of the name
 
     def __init__(self, builder: Builder, *, seed: int = 0, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         if builder.missing:

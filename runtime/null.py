@@ -34,6 +34,7 @@ class NullDevice(Closable):
 
     name = "null"
     language = "any"
+    driver_version = ""
 
     def __init__(self) -> None:
         self.log: list[Operation] = []

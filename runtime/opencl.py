@@ -111,6 +111,12 @@ class OpenClDevice(Closable):
             self.queue = self.cl.CommandQueue(self.context, properties=properties)
 
     @property
+    def driver_version(self) -> str:
+        """See `Device.driver_version`; a CPU's cores are those that this process may use."""
+        platform, driver = self.device.platform.version.strip(), self.device.driver_version.strip()
+        return f"{platform}, driver {driver}, {self.device.max_compute_units} compute units"
+
+    @property
     def alignment(self) -> int:
         """Bytes that the start of every buffer argument must be a multiple of."""
         return max(1, int(self.device.mem_base_addr_align) // 8)
