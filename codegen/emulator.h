@@ -32,6 +32,7 @@ void tw_commit();
 void tw_wait(int pending);
 unsigned char* tw_dynamic_shared();
 void tw_fail(const char* what, int line);
+unsigned long long tw_nanoseconds();
 
 #define TW_MATH(name) float name##f(float); double name(double);
 TW_MATH(exp) TW_MATH(exp2) TW_MATH(log) TW_MATH(log2) TW_MATH(log10) TW_MATH(sqrt) TW_MATH(sin) TW_MATH(cos)
@@ -185,6 +186,10 @@ static inline void tw_copy_async_16(void* to, const void* from, bool keep) { tw_
 static inline void tw_async_commit() { tw_commit(); }
 template <int pending>
 static inline void tw_async_wait() { tw_wait(pending); }
+static inline void tw_wait_for_launches() {}
+static inline void tw_release_dependents() {}
+template <class T>
+static inline T* tw_after_wait(T* given) { return given; }
 template <class T>
 static inline T atomicAdd(T* place, T value) {
     const T before = *place;
@@ -192,6 +197,9 @@ static inline T atomicAdd(T* place, T value) {
     return before;
 }
 #define TW_DYNAMIC_SHARED(name) unsigned char* name = tw_dynamic_shared()
+
+// One CPU runs all blocks.
+static inline unsigned int tw_processor() { return 0; }
 
 // -- what the engine asks of a built kernel -----------------------------------------------------------------------
 template <int... I> struct TwInts {};

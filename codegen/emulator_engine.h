@@ -35,6 +35,11 @@ static int launch_number = -1, running = -1;
     _exit(3);
 }
 extern "C" void tw_fail(const char* what, int line) { stop("line=%d text=%s", line, what); }
+extern "C" unsigned long long tw_nanoseconds() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000ull + now.tv_nsec;
+}
 
 // -- handlers that -fsanitize=bounds,alignment calls; ours name the thread and need no library -------------------
 struct Place { const char* file; unsigned int line, column; };
