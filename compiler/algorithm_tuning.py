@@ -8,17 +8,13 @@ from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 
-from tilewright.devices import open_device
-from tilewright.executable import clear_errors
 from tilewright.ir import Block, Builder, Module, Op, Pairs
 from tilewright.ir.nodes import Attr
-from tilewright.measuring import RandomConstants, measured_s
+from tilewright.measuring import Measurer, RandomConstants
 from tilewright.passes.graph.choose_algorithms import with_algorithms
 from tilewright.passes.lower.algorithm_cost import Alternative
 from tilewright.passes.lower.convolution_algorithms import ALGORITHMS, obstacle_to
 from tilewright.passes.lower.convolution_layers import Layer, layers_of
-from tilewright.runtime.device import Device
-from tilewright.targets import Target
 
 
 @dataclass(frozen=True)
@@ -31,14 +27,14 @@ class Timed:
     measured_s: float | None = None
 
 
-def measured_algorithms(module: Module, target: Target, *, progress: bool | None = None) -> Module:
+def measured_algorithms(module: Module, measurer: Measurer, *, progress: bool | None = None) -> Module:
     """The module with the fastest measured algorithm on every direct graph.conv2d.
 
     module: graph level, types inferred. Of each convolution, with the ops behind it that its kernels take
     along, the legal algorithms are timed in the order of their estimates with the parameters that the model
     chooses. An alternative is left out where its lower bound is above the best time so far; direct never is.
     What was measured stands in the attribute `convolutions` of @main, with the convolutions counted from 0 in
-    program order. Raises WorkError without a device.
+    program order.
     """
     layers = {i: x for i, x in enumerate(layers_of(module.main)) if len(_legal(x.conv)) > 1}
     if not layers:
@@ -46,10 +42,10 @@ def measured_algorithms(module: Module, target: Target, *, progress: bool | None
     distinct = {layer.key: layer for layer in layers.values()}
     hidden = not (sys.stderr.isatty() if progress is None else progress)
     timed: dict[Hashable, list[Timed]] = {}
-    with clear_errors(), open_device(str(target)) as device:
-        bar = tqdm(distinct.items(), desc="measuring", unit="convolution", file=sys.stderr, disable=hidden)
-        for key, layer in bar:
-            timed[key] = _timed(layer, target, device)
+    for key, layer in tqdm(
+        distinct.items(), desc="measuring", unit="convolution", file=sys.stderr, disable=hidden
+    ):
+        timed[key] = _timed(layer, measurer)
     main = module.main
     chosen = {layer.conv: _fastest(timed[layer.key]) for layer in layers.values()}
     at = {key: tuple(i for i, x in layers.items() if x.key == key) for key in distinct}
@@ -64,15 +60,15 @@ def _legal(conv: Op) -> list[str]:
     return [named, *(a for a in ALGORITHMS if named == "direct" and not obstacle_to(a, conv))]
 
 
-def _timed(layer: Layer, target: Target, device: Device) -> list[Timed]:
-    hardware = target.hardware
+def _timed(layer: Layer, measurer: Measurer) -> list[Timed]:
+    hardware = measurer.target.hardware
     found = {name: layer.by(name, hardware) for name in _legal(layer.conv)}
     rows = [Timed(name, a.estimate_s(), a.bound_s(hardware)) for name, a in found.items()]
     best = float("inf")
     for i in sorted(range(len(rows)), key=lambda i: rows[i].estimate_s):
         row = rows[i]
         if row.algorithm == "direct" or row.bound_s < best:
-            (seconds,) = measured_s([_program(found[row.algorithm])], target, device)
+            (seconds,) = measurer.seconds([_program(found[row.algorithm])])
             rows[i] = replace(row, measured_s=seconds)
             best = min(best, seconds)
     return rows

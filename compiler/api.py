@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, cast, get_args
 
@@ -13,11 +15,12 @@ from tilewright.convolution_facts import convolution_facts
 from tilewright.driver import Lowered, build, lower
 from tilewright.executable import Artifact, Executable
 from tilewright.ir import Func, InputError, Level, Module, Pairs, show
+from tilewright.measuring import measurer
 from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import PRECISIONS
 from tilewright.reference import ReferenceExecutable
 from tilewright.targets import Target, resolve_target
-from tilewright.tuning import measured_choice
+from tilewright.tuning import measured_choice, tuning_facts
 
 Tune = Literal["model", "measure"]
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
@@ -29,6 +32,7 @@ def compile(
     target: str = "auto",
     *,
     tune: Tune = "model",
+    tuning_db: str | os.PathLike[str] | None = None,
     precision: Precision = "fp32",
     libraries: bool = True,
     conv_algorithm: ConvAlgorithm = "auto",
@@ -42,6 +46,8 @@ def compile(
     tune: `model` chooses algorithms and implementation parameters by the cost model; `measure` times the
         algorithms of every convolution, then the model's most likely candidates of every contraction kernel,
         on the device, which must be present.
+    tuning_db: the file that keeps what `measure` measures; what it has is not measured again. By default
+        `$TILEWRIGHT_TUNING_DB`, else a file in the cache folder.
     precision: `fp32`; `tf32` lets contractions round their factors to TF32 where tensor cores multiply them;
         `fp16` and `bf16` store tensors in 16 bits between ops and accumulate in float32. Inputs and outputs
         keep their types.
@@ -57,6 +63,8 @@ def compile(
         raise InputError(f"expected a Module, got {type(module).__name__}")
     if tune not in ("model", "measure"):
         raise InputError(f"expected tune among model, measure, got {tune!r}")
+    if tuning_db is not None and tune != "measure":
+        raise InputError('expected tune="measure" with tuning_db: the model measures nothing')
     if precision not in PRECISIONS:
         raise InputError(f"expected precision among {', '.join(PRECISIONS)}, got {precision!r}")
     if conv_algorithm not in get_args(ConvAlgorithm):
@@ -73,22 +81,22 @@ def compile(
         raise InputError(
             f"{len(missing)} constants have no data: {', '.join(missing[:5])}", where=f"@{module.name}"
         )
-    measure = tune == "measure"
-    how: dict[str, Any] = {"target": resolved, "progress": progress}
-    lowered = lower(
-        module,
-        resolved,
-        instruments,
-        precision=precision,
-        conv_algorithm=conv_algorithm,
-        choose=partial(measured_choice, **how) if measure else None,
-        choose_algorithms=partial(measured_algorithms, **how) if measure else None,
-    )
+    with measurer(resolved, tuning_db) if tune == "measure" else nullcontext() as m:
+        lowered = lower(
+            module,
+            resolved,
+            instruments,
+            precision=precision,
+            conv_algorithm=conv_algorithm,
+            choose=partial(measured_choice, measurer=m, progress=progress) if m else None,
+            choose_algorithms=partial(measured_algorithms, measurer=m, progress=progress) if m else None,
+        )
+        tuning = {"tuning": tuning_facts(lowered.tensor, m)} if m else {}
     plan = build(lowered, resolved, progress=progress)
     names = {b.name for b in plan.buffers if b.kind == "constant"}
     constants = {n: np.asarray(a) for n, a in lowered.thread.constants.items() if n in names}
     texts = {"graph": show(lowered.graph), "tensor": show(lowered.tensor), "thread": show(lowered.thread)}
-    facts = {**facts_of(lowered, resolved), "precision": precision}
+    facts = {**facts_of(lowered, resolved), "precision": precision, **tuning}
     return Executable(Artifact(plan, constants, texts, facts), str(resolved))
 
 

@@ -21,15 +21,26 @@ def emit_kernels(module: Module, target: Target) -> dict[str, KernelSource]:
 def build_codes(
     sources: Mapping[str, KernelSource], target: Target, *, progress: bool | None = None
 ) -> dict[str, KernelCode]:
-    """Kernels by name; CUDA text is compiled in parallel through the cache, OpenCL text on the device."""
+    """Kernels by name, compiled as `compiled` does."""
+    return compiled(kernel_codes(sources, target), target, progress=progress)
+
+
+def kernel_codes(sources: Mapping[str, KernelSource], target: Target) -> dict[str, KernelCode]:
+    """Kernels by name, not compiled."""
     language: Language = "cuda" if target.language == "cuda" else "opencl"
-    codes = {n: KernelCode(n, s.entry, language, s.source) for n, s in sources.items()}
+    return {n: KernelCode(n, s.entry, language, s.source, overlaps=s.overlaps) for n, s in sources.items()}
+
+
+def compiled(
+    codes: Mapping[str, KernelCode], target: Target, *, progress: bool | None = None
+) -> dict[str, KernelCode]:
+    """The same kernels; CUDA text is compiled in parallel through the cache, OpenCL text on the device."""
     if target.kind != "cuda":
-        return codes
-    names = list(codes)
-    binaries = compile_many([(n, codes[n].source) for n in names], arch=target.arch, progress=progress)
-    for name, binary in zip(names, binaries, strict=True):
-        r = binary.kernels[codes[name].entry]
+        return dict(codes)
+    binaries = compile_many([(n, k.source) for n, k in codes.items()], arch=target.arch, progress=progress)
+    out = {}
+    for (name, code), binary in zip(codes.items(), binaries, strict=True):
+        r = binary.kernels[code.entry]
         resources = KernelResources(r.registers, r.spill_bytes, r.static_shared_bytes)
-        codes[name] = replace(codes[name], binary=binary.cubin, arch=target.arch, resources=resources)
-    return codes
+        out[name] = replace(code, binary=binary.cubin, arch=target.arch, resources=resources)
+    return out

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 
-from tilewright.codegen import KernelSource
+from tilewright.codegen.cache import cache_key
+from tilewright.codegen.nvrtc import BASE_FLAGS, nvrtc_version
+from tilewright.devices import open_device
+from tilewright.executable import clear_errors
 from tilewright.ir import Builder, Constants, Level, Module, TensorType, Value
 from tilewright.ir.types import storage_dtype
-from tilewright.kernel_builds import build_codes, emit_kernels
+from tilewright.kernel_builds import compiled, emit_kernels, kernel_codes
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import PACKING, stage_texts
 from tilewright.planning import plan_module
 from tilewright.runtime.device import Device
 from tilewright.runtime.memory import place_arena
+from tilewright.runtime.opencl import BUILD_OPTIONS
 from tilewright.runtime.plan import ExecutionPlan
 from tilewright.targets import Target
+from tilewright.tuning_database import TuningDatabase
+from tilewright.tuning_records import Key, Measurement
 
 #: runs of a program in one timed replay: boundaries between kernels count, as they do in a network
 RUNS = 10
@@ -43,32 +53,92 @@ class RandomConstants:
         return module.with_constants(Constants(self.arrays))
 
 
-def measured_s(modules: Sequence[Module], target: Target, device: Device) -> list[float]:
-    """Median seconds of one run of each program.
+class Measurer:
+    """Times programs on the device of a target; what the tuning database has of them is not timed again.
 
-    modules: tensor level, kernels outlined, parameters chosen. Every program runs several times in a row, its
-    launches one after the other; inputs are random.
+    `measured` and `reused` count the programs asked for that were timed and that were found.
     """
-    text = f"{PACKING}, dce, {stage_texts(Level.TENSOR, target.language)['thread']}"
-    context = PassContext(target=str(target), hardware=target.hardware)
-    lowered = [run_pipeline(m, Pipeline.parse(text), context) for m in modules]
-    sources = [emit_kernels(m, target) for m in lowered]
-    plans = _plans(lowered, sources, target)
-    return [_seconds(_repeated(p), m, device) for p, m in zip(plans, lowered, strict=True)]
+
+    def __init__(self, target: Target, device: Device, database: TuningDatabase) -> None:
+        self.target, self.device, self.database = target, device, database
+        self.measured = self.reused = 0
+        self._where = (device.name, device.driver_version, _compiler_of(target))
+
+    def seconds(self, modules: Sequence[Module]) -> list[float]:
+        """Median seconds of one run of each program.
+
+        modules: tensor level, kernels outlined, parameters chosen. Every program runs several times in a row,
+        its launches one after the other; inputs are random. Each time goes to the database at once.
+        """
+        text = f"{PACKING}, dce, {stage_texts(Level.TENSOR, self.target.language)['thread']}"
+        context = PassContext(target=str(self.target), hardware=self.target.hardware)
+        lowered = [run_pipeline(m, Pipeline.parse(text), context) for m in modules]
+        plans = [_plan(m, self.target) for m in lowered]
+        keys = [Key(_digest(p), *self._where) for p in plans]
+        known = {key: found.seconds for key in set(keys) if (found := self.database.get(key))}
+        new = [i for i, key in enumerate(keys) if key not in known and key not in keys[:i]]
+        self.reused += len(keys) - len(new)
+        for i, plan in zip(new, _built([plans[i] for i in new], self.target), strict=True):
+            known[keys[i]] = self._measure(keys[i], plan, lowered[i])
+        return [known[key] for key in keys]
+
+    def _measure(self, key: Key, plan: ExecutionPlan, module: Module) -> float:
+        times = np.array(_times(_repeated(plan), module, self.device)) / RUNS
+        low, seconds, high = (float(q) for q in np.quantile(times, (0.25, 0.5, 0.75)))
+        self.measured += 1
+        if seconds > 0:  # a device that runs nothing, or whose clock is too coarse, tells nothing
+            self.database.put(key, Measurement(seconds, high - low, len(times), int(time.time())))
+        return seconds
 
 
-def _plans(
-    modules: Sequence[Module], sources: Sequence[dict[str, KernelSource]], target: Target
-) -> list[ExecutionPlan]:
-    """A plan per program; the kernels of all of them are built together."""
-    named = {(i, name): s for i, group in enumerate(sources) for name, s in group.items()}
-    labels = {key: f"{key[1]}#{key[0]}" for key in named}
-    codes = build_codes({labels[key]: s for key, s in named.items()}, target, progress=False)
+@contextmanager
+def measurer(target: Target, database: str | os.PathLike[str] | None) -> Iterator[Measurer]:
+    """A measurer on the target's device, with the database as `TuningDatabase.open` finds it.
+
+    Both are closed at the end. Raises WorkError without a device, InputError for a bad database.
+    """
+    with clear_errors(), TuningDatabase.open(database) as opened, open_device(str(target)) as device:
+        yield Measurer(target, device, opened)
+
+
+def _compiler_of(target: Target) -> str:
+    """What turns kernel text into machine code; of OpenCL the driver does, of the emulator its name tells."""
+    if target.kind == "cuda":
+        return " ".join(("NVRTC", nvrtc_version(), target.arch, *BASE_FLAGS))
+    return " ".join((target.kind, *BUILD_OPTIONS)) if target.kind == "opencl" else target.kind
+
+
+def _plan(module: Module, target: Target) -> ExecutionPlan:
+    """The plan of a program, without binaries."""
+    sources = emit_kernels(module, target)
+    return plan_module(module, sources, kernel_codes(sources, target), str(target))
+
+
+def _built(plans: Sequence[ExecutionPlan], target: Target) -> list[ExecutionPlan]:
+    """The plans with their kernels compiled, all of them together."""
+    numbered = {f"{k.name}#{i}": k for i, plan in enumerate(plans) for k in plan.kernels}
+    codes = compiled(numbered, target, progress=False)
     out = []
-    for i, (module, group) in enumerate(zip(modules, sources, strict=True)):
-        own = {name: replace(codes[labels[i, name]], name=name) for name in group}
-        out.append(plan_module(module, group, own, str(target)))
+    for i, plan in enumerate(plans):
+        kernels = (replace(codes[f"{k.name}#{i}"], name=k.name) for k in plan.kernels)
+        out.append(plan.replace(kernels=tuple(kernels)))
     return out
+
+
+def _digest(plan: ExecutionPlan) -> str:
+    """SHA-256 of all that decides what is timed; names and origins do not count."""
+    numbers = {b.name: i for i, b in enumerate(plan.buffers)}
+    order = {k.name: i for i, k in enumerate(plan.kernels)}
+    parts = ["timed", str(RUNS), str(REPLAYS)]
+    for b in plan.buffers:
+        parts.append(repr((b.kind, b.dtype, b.shape, b.nbytes)))
+    for k in plan.kernels:
+        text = re.sub(rf"\b{re.escape(k.entry)}\b", "kernel", k.source)
+        parts += ["kernel", re.sub(r"^ *//.*\n", "", text, flags=re.MULTILINE)]
+    for x in plan.launches:
+        args = tuple(numbers[a] for a in x.args)
+        parts += ["launch", repr((order[x.kernel], args, x.grid, x.block, x.shared_bytes))]
+    return cache_key(*parts)
 
 
 def _repeated(plan: ExecutionPlan) -> ExecutionPlan:
@@ -78,13 +148,13 @@ def _repeated(plan: ExecutionPlan) -> ExecutionPlan:
     return place_arena(plan.replace(launches=chain)).validate()
 
 
-def _seconds(plan: ExecutionPlan, module: Module, device: Device) -> float:
+def _times(plan: ExecutionPlan, module: Module, device: Device) -> list[float]:
     rng = np.random.default_rng(1)
     arrays = [_normal(rng, p.tensor) for p in module.main.params]
     names = {b.name for b in plan.buffers if b.kind == "constant"}
     constants = {n: a for n, a in module.constants.items() if n in names}
     with device.load(plan, constants) as loaded:
-        return float(np.median(loaded.time(arrays, REPLAYS))) / RUNS
+        return loaded.time(arrays, REPLAYS)
 
 
 def _normal(rng: np.random.Generator, t: TensorType) -> np.ndarray:

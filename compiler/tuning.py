@@ -3,39 +3,53 @@
 from __future__ import annotations
 
 import sys
+from typing import cast
 
 from tqdm import tqdm
 
-from tilewright.devices import open_device
-from tilewright.executable import clear_errors
 from tilewright.ir import Block, Builder, Func, Level, Module, Pairs, Ref, Value
-from tilewright.measuring import RandomConstants, measured_s
+from tilewright.measuring import Measurer, RandomConstants
 from tilewright.passes.tensor.choose_parameters import contract_candidates
-from tilewright.targets import Target
 
 #: candidates per kernel beside the model's choice
 CANDIDATES = 8
 
 
-def measured_choice(module: Module, target: Target, *, progress: bool | None = None) -> Module:
+def measured_choice(module: Module, measurer: Measurer, *, progress: bool | None = None) -> Module:
     """The module with the fastest measured parameters on every contraction kernel.
 
     module: tensor level, kernels outlined, parameters chosen by the model. The model's choice is among the
-    candidates, so a kernel is never slower than with it, apart from noise. Inputs are random. Raises
-    WorkError without a device.
+    candidates, so a kernel is never slower than with it, apart from noise. Inputs are random.
     """
     kernels = [f for f in module.funcs if f.get("skeleton") == "contract"]
     hidden = not (sys.stderr.isatty() if progress is None else progress)
     best: dict[str, Func] = {}
-    with clear_errors(), open_device(str(target)) as device:
-        for kernel in tqdm(kernels, desc="measuring", unit="kernel", file=sys.stderr, disable=hidden):
-            variants = contract_candidates(kernel, target.hardware, CANDIDATES)
-            times = measured_s([_alone(f) for f in variants], target, device)
-            seconds, winner = min(zip(times, range(len(variants)), strict=True))
-            best[kernel.name] = variants[winner].with_attrs(
-                measured_s=seconds, candidates=_on_record(variants, times)
-            )
+    for kernel in tqdm(kernels, desc="measuring", unit="kernel", file=sys.stderr, disable=hidden):
+        variants = contract_candidates(kernel, measurer.target.hardware, CANDIDATES)
+        times = measurer.seconds([_alone(f) for f in variants])
+        seconds, winner = min(zip(times, range(len(variants)), strict=True))
+        best[kernel.name] = variants[winner].with_attrs(
+            measured_s=seconds, candidates=_on_record(variants, times)
+        )
     return module.with_funcs(tuple(best.get(f.name, f) for f in module.funcs))
+
+
+def tuning_facts(module: Module, measurer: Measurer) -> dict[str, int | float]:
+    """What a report says of measuring.
+
+    module: tensor level, as `measured_choice` left it. `measured` and `reused` count the programs that were
+    timed and that the database knew; `model_s` and `chosen_s` are the measured seconds of the contraction
+    kernels of one run, with the model's parameters and with the chosen ones.
+    """
+    facts: dict[str, int | float] = {"measured": measurer.measured, "reused": measurer.reused}
+    model_s = chosen_s = 0.0
+    calls = [op["callee"] for op in module.main.body.ops if op.name == "tensor.call"]
+    for kernel in (module[ref.name] for ref in calls if isinstance(ref, Ref)):
+        candidates = kernel.get("candidates")
+        if isinstance(candidates, tuple) and isinstance(candidates[0], Pairs):
+            model_s += cast("float", candidates[0]["measured_s"])  # the model's choice comes first
+            chosen_s += cast("float", kernel["measured_s"])
+    return {**facts, "model_s": model_s, "chosen_s": chosen_s}
 
 
 def _on_record(variants: list[Func], times: list[float]) -> tuple[Pairs, ...]:

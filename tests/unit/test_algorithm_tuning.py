@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright import algorithm_tuning
 from tilewright.algorithm_tuning import measured_algorithms
 from tilewright.convolution_facts import convolution_facts
 from tilewright.passes.lower.convolution_layers import layers_of
@@ -26,17 +25,22 @@ NET = """module @m { graph.func @main(%x: f32[1, 64, 14, 14], %v: f32[64, 64, 3,
 TARGET = resolve_target("null")
 
 
-@pytest.fixture
-def timings(monkeypatch):
+class Timings:
     """Seconds by number of kernels in place of a device; the programs that were timed."""
-    seconds, asked = {1: 9e-5, 3: 5e-5, 4: 5e-5}, []
 
-    def measured(modules, target, device):
-        asked.extend(modules)
-        return [seconds.get(len(m.funcs) - 1, 1e-3) for m in modules]
+    def __init__(self) -> None:
+        self.target = TARGET
+        self.by_kernels = {1: 9e-5, 3: 5e-5, 4: 5e-5}
+        self.asked = []
 
-    monkeypatch.setattr(algorithm_tuning, "measured_s", measured)
-    return seconds, asked
+    def seconds(self, modules):
+        self.asked.extend(modules)
+        return [self.by_kernels.get(len(m.funcs) - 1, 1e-3) for m in modules]
+
+
+@pytest.fixture
+def timings():
+    return Timings()
 
 
 def test_layers_alike_share_their_key():
@@ -49,8 +53,7 @@ def test_layers_alike_share_their_key():
 
 
 def test_the_fastest_is_chosen_and_convolutions_alike_are_timed_once(timings):
-    _, asked = timings
-    out = measured_algorithms(tw.parse(NET), TARGET, progress=False)
+    out = measured_algorithms(tw.parse(NET), timings, progress=False)
     named = [op["algorithm"] for op in out.main.body.ops if op.name == "graph.conv2d"]
     assert all(name.startswith("winograd") for name in named[:3])
     assert named[4] == "direct"
@@ -58,25 +61,24 @@ def test_the_fastest_is_chosen_and_convolutions_alike_are_timed_once(timings):
     assert [r["origins"] for r in rows] == [["plain"], ["first", "alike"], ["input"], ["dilated"]]
     assert [len(r["considered"]) for r in rows] == [4, 4, 4, 0]
     timed = [c for r in rows for c in r["considered"] if c["measured_s"] is not None]
-    assert len(asked) == len(timed)
+    assert len(timings.asked) == len(timed)
     assert all(c["measured_s"] for r in rows for c in r["considered"] if c["algorithm"] == "direct")
     again = tw.parse(tw.ir.show(out))
     assert convolution_facts(again.main, TARGET.hardware) == rows
 
 
 def test_what_cannot_win_by_its_bound_is_not_timed(timings):
-    seconds, asked = timings
-    seconds[1] = 2e-6  # below what the launches of the others take
-    out = measured_algorithms(tw.parse(NET), TARGET, progress=False)
+    timings.by_kernels[1] = 2e-6  # below what the launches of the others take
+    out = measured_algorithms(tw.parse(NET), timings, progress=False)
     rows = convolution_facts(out.main, TARGET.hardware)
     assert {r["algorithm"] for r in rows} == {"direct"}
     for considered in (r["considered"] for r in rows[:3]):
         (direct,) = (c for c in considered if c["algorithm"] == "direct")
         others = [c for c in considered if c is not direct]
-        assert all(c["bound_s"] > seconds[1] for c in others)
+        assert all(c["bound_s"] > timings.by_kernels[1] for c in others)
         assert all((c["measured_s"] is None) == (c["estimate_s"] > direct["estimate_s"]) for c in others)
     considered = [c for r in rows for c in r["considered"]]
-    assert len(asked) == sum(c["measured_s"] is not None for c in considered) < len(considered)
+    assert len(timings.asked) == sum(c["measured_s"] is not None for c in considered) < len(considered)
 
 
 def test_on_a_device():
