@@ -50,7 +50,7 @@ class Stamps:
     @property
     def pointer(self) -> str:
         """The declaration of the last parameter."""
-        return self._e.dialect.pointer("u64", self._name, "global", const=False)
+        return f"{self._e.dialect.mem_type('u64')}* __restrict__ {self._name}"
 
     def arrival(self) -> list[str]:
         """Before anything else, a wait for earlier kernels included."""

@@ -9,7 +9,7 @@ from test_codegen_kernels import matrices, tiled
 
 from tilewright.codegen import EmulatorBuilder, emit_cuda
 from tilewright.codegen.nvrtc import compile_cuda
-from tilewright.codegen.stamps import ARRIVAL, END, PROCESSOR, START, STAMPS_PER_BLOCK
+from tilewright.codegen.stamps import ARRIVAL, END, PROCESSOR, STAMPS_PER_BLOCK, START
 from tilewright.runtime.emulator import EmulatorDevice
 
 
