@@ -48,8 +48,8 @@ class Dialect(Protocol):
         """Whether a fully unrolled loop of `ops` ops is written out `extent` times."""
         ...
 
-    def pointer(self, dtype: str, name: str, space: str, *, const: bool) -> str:
-        """Declaration of a buffer parameter."""
+    def pointer(self, dtype: str, name: str, *, const: bool, alone: bool = True) -> str:
+        """Declaration of a pointer to global memory; `alone` promises that nothing else writes there."""
         ...
 
 

@@ -62,8 +62,8 @@ class CudaDialect:
     def unrolls_as_text(self, extent: int, ops: int) -> bool:
         return False
 
-    def pointer(self, dtype: str, name: str, space: str, *, const: bool) -> str:
-        return f"{'const ' if const else ''}{_TYPES[dtype]}* __restrict__ {name}"
+    def pointer(self, dtype: str, name: str, *, const: bool, alone: bool = True) -> str:
+        return f"{'const ' if const else ''}{_TYPES[dtype]}* {'__restrict__ ' if alone else ''}{name}"
 
 
 def integer_literal(value: int, dtype: str, suffixes: dict[str, str]) -> str:

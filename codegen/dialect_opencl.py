@@ -68,5 +68,5 @@ class OpenClDialect:
     def unrolls_as_text(self, extent: int, ops: int) -> bool:
         return extent * ops <= TEXT_BUDGET
 
-    def pointer(self, dtype: str, name: str, space: str, *, const: bool) -> str:
-        return f"__{space} {'const ' if const else ''}{_TYPES[dtype]}* restrict {name}"
+    def pointer(self, dtype: str, name: str, *, const: bool, alone: bool = True) -> str:
+        return f"__global {'const ' if const else ''}{_TYPES[dtype]}* {'restrict ' if alone else ''}{name}"

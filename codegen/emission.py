@@ -71,6 +71,8 @@ class Emission:
         self.taken: set[str] = set()
         self.held: dict[Value, Held] = {}
         self.buffers: dict[Value, BufferRef] = {}
+        #: declarations of parameters that exist only after the wait for other launches, and their values
+        self.late_pointers: list[tuple[str, str]] = []
         self.loop_names: dict[str, str] = {}
         self.carried: list[tuple[Held, ...]] = []
         self.used_symbols: set[str] = set()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from tilewright.codegen import (  # noqa: F401  (importing registers the emitters)
     emit_control,
     emit_indexed,
+    emit_launch,
     emit_memory,
     emit_scalar,
     emit_warp,
@@ -17,12 +19,14 @@ from tilewright.codegen.dialect import Dialect
 from tilewright.codegen.dialect_cuda import CudaDialect
 from tilewright.codegen.dialect_opencl import OpenClDialect
 from tilewright.codegen.emission import BufferRef, Emission
+from tilewright.codegen.emit_launch import late_params
 from tilewright.codegen.emit_memory import array_extents
 from tilewright.codegen.emitters import emitter_of
 from tilewright.codegen.kernel_source import KernelParam, KernelSource
 from tilewright.codegen.stamps import Stamps
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Level, Value, walk
+from tilewright.ir.thread_launch_ops import releases_dependents, waits_for_launches
 from tilewright.ir.types import TensorType
 
 STATIC_SHARED_BYTES = 48 * 1024
@@ -50,14 +54,11 @@ def _emit(func: Func, dialect: Dialect, stamped: bool = False) -> KernelSource:
     written = _written(func)
     params = tuple(_parameter(e, v, i, v in written) for i, v in enumerate(func.params))
     stamps = Stamps(e, grid) if stamped else None
+    pointers = _pointers(e, params)
     static, dynamic = _declare_shared(e)
     shared_lines, e.lines = e.lines, []
     e.ops(func.body)
     lines = [*shared_lines, *_symbol_lines(e), *e.lines]
-    pointers = [
-        dialect.pointer(p.dtype, e.buffers[v].name, "global", const=not p.written)
-        for p, v in zip(params, func.params, strict=True)
-    ]
     if stamps is not None:
         lines = [*stamps.arrival(), *stamps.start(), *lines, *stamps.end()]
         params, pointers = (*params, stamps.param), [*pointers, stamps.pointer]
@@ -70,8 +71,9 @@ def _emit(func: Func, dialect: Dialect, stamped: bool = False) -> KernelSource:
         )
         if part
     )
+    overlaps = waits_for_launches(func) and releases_dependents(func)
     return KernelSource(
-        dialect.name, entry, text + "\n", grid, block, params, static, dynamic, tuple(e.origins)
+        dialect.name, entry, text + "\n", grid, block, params, static, dynamic, tuple(e.origins), overlaps
     )
 
 
@@ -99,6 +101,21 @@ def _parameter(e: Emission, v: Value, index: int, written: bool) -> KernelParam:
     name = e.name(v.hint or f"arg{index}")
     e.buffers[v] = BufferRef(name, v.type, flat=True)
     return KernelParam(name, v.type.dtype, v.type.shape, written)
+
+
+def _pointers(e: Emission, params: Sequence[KernelParam]) -> list[str]:
+    """The parameter list. In CUDA, what other launches write gets its name after the wait for them."""
+    late = frozenset() if e.dialect.native_vectors else late_params(e.func)
+    out = []
+    for p, v in zip(params, e.func.params, strict=True):
+        name, const = e.buffers[v].name, not p.written
+        if v in late:
+            given = e.name(f"{name}_given")
+            e.late_pointers.append((e.dialect.pointer(p.dtype, name, const=const, alone=False), given))
+            out.append(e.dialect.pointer(p.dtype, given, const=const, alone=False))
+        else:
+            out.append(e.dialect.pointer(p.dtype, name, const=const))
+    return out
 
 
 def _declare_shared(e: Emission) -> tuple[int, int]:

@@ -50,10 +50,14 @@ vectorise{VECTORISE},
 simplify-thread,
 thread-dce,
 place-barriers
+{OVERLAP}
 """
 
 #: options of `vectorise` per kernel language: a CPU vectorises arithmetic, a GPU only memory accesses
 VECTORISE = {"cuda": "{max_bytes=16}", "opencl": "{max_bytes=64, registers=true}"}
+
+#: what ends THREAD per kernel language; the pass itself leaves kernels of GPUs that cannot alone
+OVERLAP = {"cuda": ", overlap-launches", "opencl": ""}
 
 
 #: passes that carry out a precision, by stage; they run before what they let later passes fold and fuse
@@ -73,7 +77,7 @@ def stage_texts(
     conv_algorithm: an option of `choose-algorithms`; nothing leaves the pass out. Where `auto` would compare,
     TF32 keeps convolutions direct: transforms multiply the rounding of their factors.
     """
-    thread = THREAD.replace("{VECTORISE}", VECTORISE[language])
+    thread = THREAD.replace("{VECTORISE}", VECTORISE[language]).replace("{OVERLAP}", OVERLAP[language])
     extra = PRECISIONS[precision]
     if start is not Level.GRAPH and "graph" in extra:
         raise UnsupportedError(

@@ -7,6 +7,7 @@ from tilewright.ir import (  # noqa: F401  (importing defines the ops)
     scalar_ops,
     tensor_ops,
     thread_indexed_ops,
+    thread_launch_ops,
     thread_ops,
 )
 from tilewright.ir.builder import Builder, scalar_body, structured

@@ -12,6 +12,7 @@ from tilewright.ir.nodes import Block, Func, Level, Module, Op, Ref, Value
 from tilewright.ir.opdef import OpDef, op_def
 from tilewright.ir.printer import show_attr, show_head
 from tilewright.ir.tensor_ops import domain
+from tilewright.ir.thread_launch_ops import CONSTANT_PARAMS, launch_order_faults
 from tilewright.ir.types import TensorType, dtype_name
 
 #: op prefixes a function of each level may hold at its top level and inside bodies
@@ -96,6 +97,7 @@ class _Checker:
             self.report(last, f.body, len(f.body.ops) - 1, message)
         if f.level is Level.THREAD:
             self.launch_shape()
+            self.launch_order()
         return self.faults
 
     def launch_shape(self) -> None:
@@ -106,6 +108,14 @@ class _Checker:
             self.faults.append(Fault(self.func.name, f"expected block = 1..1024 threads, got {block!r}", ""))
         if self.func.result_types:
             self.faults.append(Fault(self.func.name, "a thread-level function returns nothing", ""))
+
+    def launch_order(self) -> None:
+        listed, count = self.func.get(CONSTANT_PARAMS, ()), len(self.func.params)
+        if not (isinstance(listed, tuple) and all(type(i) is int and 0 <= i < count for i in listed)):
+            message = f"expected {CONSTANT_PARAMS} to be positions among {count} parameters, got {listed!r}"
+            self.faults.append(Fault(self.func.name, message, ""))
+        for at, message in launch_order_faults(self.func):
+            self.report(self.func.body.ops[at], self.func.body, at, message)
 
     def report(self, op: Op | None, block: Block, at: int, message: str) -> None:
         around = range(max(0, at - 1), min(len(block.ops), at + 2))

@@ -55,7 +55,11 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class KernelCode:
-    """One kernel's source and, where it was built ahead of time, its binary (a CUBIN for `arch`)."""
+    """One kernel's source and, where it was built ahead of time, its binary (a CUBIN for `arch`).
+
+    `overlaps`: it waits itself for the launches it depends on before it touches memory that they write or
+    read, and lets those that depend on it start early: edges between such kernels may be programmatic.
+    """
 
     name: str
     entry: str
@@ -64,6 +68,7 @@ class KernelCode:
     binary: bytes | None = field(default=None, repr=False)
     arch: str = ""
     resources: KernelResources | None = None
+    overlaps: bool = False
 
 
 @dataclass(frozen=True)

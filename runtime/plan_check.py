@@ -92,6 +92,8 @@ def _kernel_faults(kernel: KernelCode) -> Iterator[str]:
         yield f"entry {kernel.entry!r:.100} is not an identifier"
     if kernel.language not in LANGUAGES:
         yield f"expected a language among {', '.join(LANGUAGES)}, got {kernel.language!r:.100}"
+    if type(kernel.overlaps) is not bool:
+        yield f"expected overlaps to be true or false, got {kernel.overlaps!r:.100}"
     resources = kernel.resources
     if resources is not None and not (
         _is_count(resources.registers, 0, 1 << 16)

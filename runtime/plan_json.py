@@ -54,6 +54,7 @@ def _kernel_fields(kernel: KernelCode, sources: bool) -> dict[str, Any]:
             "spill_bytes": resources.spill_bytes,
             "shared_bytes": resources.shared_bytes,
         },
+        "overlaps": kernel.overlaps,
     } | ({"source": kernel.source} if sources else {})
 
 
@@ -90,7 +91,7 @@ def _read_kernel(
     data: Any, where: str, sources: Mapping[str, str], binaries: Mapping[str, bytes]
 ) -> KernelCode:
     keys = ("name", "entry", "language", "arch", "has_binary", "resources")
-    fields = Fields(data, where, keys, optional=("source",))
+    fields = Fields(data, where, keys, optional=("source", "overlaps"))
     name = fields.text("name")
     source = fields.text("source") if "source" in data else sources.get(name)
     if source is None:
@@ -113,6 +114,7 @@ def _read_kernel(
         binary=binary,
         arch=fields.text("arch"),
         resources=resources,
+        overlaps="overlaps" in data and fields.flag("overlaps"),  # absent: written before kernels could
     )
 
 

@@ -245,6 +245,11 @@ class _BlockOfThreads:
             watch.clear()
 
     # -- control and warps
+    def wait_for_launches(self, op: Op, active: np.ndarray) -> None:
+        """A single kernel has nothing to wait for."""
+
+    release_dependents = wait_for_launches
+
     def loop(self, op: Op, active: np.ndarray) -> None:
         carried = tuple(self.values[v] for v in op.operands)
         for i in range(op["extent"]):

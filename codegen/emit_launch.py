@@ -1,0 +1,66 @@
+"""Emitters of the order of launches, and the pointers that exist only once a kernel has waited for it."""
+
+from __future__ import annotations
+
+from tilewright.codegen.emission import Emission
+from tilewright.codegen.emitters import emitter
+from tilewright.codegen.prelude import helper
+from tilewright.ir.nodes import Func, Op, Value
+from tilewright.ir.thread_launch_ops import RELEASE, WAIT, constant_params, waits_for_launches
+
+for _name, _instruction in (
+    ("wait_for_launches", "griddepcontrol.wait"),
+    ("release_dependents", "griddepcontrol.launch_dependents"),
+):
+    helper(
+        _name,
+        f"""
+FN void NAME() {{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{_instruction};" ::: "memory");
+#endif
+}}
+""",
+        "cuda",
+        emulated=True,
+    )
+# The compiler may read through `const T* __restrict__` before any instruction, and by a path that is not
+# coherent. A pointer that comes out of a volatile statement after the wait has no history: nothing can be
+# read through it earlier, and nothing is known about who else writes there.
+helper(
+    "after_wait",
+    """
+template <class T>
+FN T* NAME(T* given) {
+    asm volatile("" : "+l"(given) :: "memory");
+    __builtin_assume(__isGlobal(given));
+    return given;
+}
+""",
+    "cuda",
+    emulated=True,
+)
+
+
+def late_params(func: Func) -> frozenset[Value]:
+    """Parameters that may be used after the wait only; none where the kernel does not wait."""
+    if not waits_for_launches(func):
+        return frozenset()
+    constants = constant_params(func)
+    return frozenset(v for i, v in enumerate(func.params) if i not in constants)
+
+
+@emitter(WAIT)
+def _wait(e: Emission, op: Op) -> None:
+    """OpenCL starts a kernel when those it depends on have finished, so there is nothing to wait for."""
+    if e.dialect.native_vectors:
+        return
+    e.line(f"{e.need('wait_for_launches')}();")
+    for pointer, given in e.late_pointers:
+        e.line(f"{pointer} = {e.need('after_wait')}({given});")
+
+
+@emitter(RELEASE)
+def _release(e: Emission, op: Op) -> None:
+    if not e.dialect.native_vectors:
+        e.line(f"{e.need('release_dependents')}();")

@@ -1,0 +1,78 @@
+"""Thread-level ops on the order of launches: a kernel may start before those it depends on have finished.
+
+They change when a kernel runs, never what it computes: where every kernel starts after the ones it depends on
+have finished (OpenCL, older GPUs, the interpreters), both do nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilewright.ir.nodes import Func, Op, walk
+from tilewright.ir.opdef import OpDef, define
+
+WAIT, RELEASE = "thread.wait_for_launches", "thread.release_dependents"
+#: attribute of a thread-level function: positions of the parameters that no launch ever writes
+CONSTANT_PARAMS = "constant_params"
+
+define(
+    OpDef(
+        WAIT,
+        (),
+        "Wait until the launches this one depends on have finished and what they wrote is visible. Before "
+        "it, a kernel touches no global memory but the parameters listed in its `constant_params`.",
+        results=0,
+        infer=lambda t, a: [],
+        effects=frozenset({"launch"}),
+    )
+)
+define(
+    OpDef(
+        RELEASE,
+        (),
+        "Launches that depend on this one may start from here on (once all blocks got here or ended); what "
+        "they wait for is still the end of this one.",
+        results=0,
+        infer=lambda t, a: [],
+        effects=frozenset({"launch"}),
+    )
+)
+
+
+def waits_for_launches(func: Func) -> bool:
+    """Whether the kernel waits for the launches it depends on, so that it may start before they end."""
+    return any(op.name == WAIT for op in func.body.ops)
+
+
+def releases_dependents(func: Func) -> bool:
+    """Whether the kernel lets dependent launches start before it ends."""
+    return any(op.name == RELEASE for op in func.body.ops)
+
+
+def constant_params(func: Func) -> tuple[int, ...]:
+    """Positions of the parameters that no launch ever writes, as `constant_params` lists them."""
+    listed = func.get(CONSTANT_PARAMS, ())
+    return tuple(i for i in listed if type(i) is int) if isinstance(listed, tuple) else ()
+
+
+def launch_order_faults(func: Func) -> Iterator[tuple[int, str]]:
+    """Faults in the use of both ops as (index of the op in the function's body, clause)."""
+    ops = func.body.ops
+    wait_at = next((i for i, op in enumerate(ops) if op.name == WAIT), None)
+    early = {v for i, v in enumerate(func.params) if i not in constant_params(func)}
+    seen: set[str] = set()
+    for i, op in enumerate(ops):
+        if op.name in (WAIT, RELEASE):
+            if op.name in seen:
+                yield i, f"expected one {op.name} per kernel, this is another"
+            seen.add(op.name)
+        inside = [op, *walk(op.body)] if op.body is not None else [op]
+        nested = next((o for o in inside[1:] if o.name in (WAIT, RELEASE)), None)
+        if nested is not None:
+            yield i, f"expected {nested.name} at the top of a kernel, outside of loops and conditions"
+        if wait_at is not None and i < wait_at and _touches(inside, early):
+            yield i, f"touches memory that other launches write, before {WAIT}"
+
+
+def _touches(ops: list[Op], buffers: set[object]) -> bool:
+    return any(v in buffers for op in ops for v in op.operands)
