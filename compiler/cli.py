@@ -1,4 +1,4 @@
-"""The `tilewright` command: compile, run, explain and report on networks.
+"""The `tilewright` command: compile, run, tune, explain and report on networks.
 
 Exit codes: 0 ok, 1 the work failed, 2 the input or the arguments are bad, each with one line on stderr.
 """
@@ -16,11 +16,13 @@ from tilewright.commands.explain import add_explain
 from tilewright.commands.report import add_report
 from tilewright.commands.run import add_run
 from tilewright.commands.streams import add_streams
+from tilewright.commands.tune import add_tune
 from tilewright.ir import InputError, TilewrightError
 
 COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
     add_compile,
     add_run,
+    add_tune,
     add_explain,
     add_report,
     add_streams,

@@ -41,9 +41,13 @@ _NEWER = (
 )
 
 
-def default_tuning_database() -> Path:
-    """The file beside the compiled kernels in the cache folder, one per version of the format."""
-    return default_cache_folder() / "tuning-1.sqlite"
+def named_tuning_database(path: str | os.PathLike[str] | None = None) -> tuple[Path, bool]:
+    """`path`, else `$TILEWRIGHT_TUNING_DB`, else a file in the cache folder; and whether it is that one.
+
+    The last lies beside the compiled kernels and is named by the version of the format.
+    """
+    named = path if path is not None else os.environ.get("TILEWRIGHT_TUNING_DB")
+    return (Path(named), False) if named else (default_cache_folder() / "tuning-1.sqlite", True)
 
 
 class TuningDatabase:
@@ -67,8 +71,8 @@ class TuningDatabase:
 
         A missing file is made. Raises InputError where a named file is no tuning database or cannot be used.
         """
-        named = path if path is not None else os.environ.get("TILEWRIGHT_TUNING_DB")
-        return cls(named) if named else cls(default_tuning_database(), cache=True)
+        where, cache = named_tuning_database(path)
+        return cls(where, cache=cache)
 
     def get(self, key: Key) -> Measurement | None:
         """The measurement under `key`, or None; raises InputError for a damaged named file."""

@@ -56,13 +56,23 @@ def add_network_arguments(p: argparse.ArgumentParser, *, params: str | None) -> 
 def add_choice_arguments(p: argparse.ArgumentParser) -> None:
     """The arguments of a compilation: precision, and how algorithms and parameters are chosen."""
     p.add_argument(
-        "--precision", default="fp32", choices=tuple(PRECISIONS), help="storage and products (default fp32)"
-    )
-    p.add_argument(
         "--tune",
         default="model",
         choices=("model", "measure"),
         help="how parameters are chosen (default model)",
+    )
+    add_shared_choice_arguments(p)
+
+
+def add_shared_choice_arguments(p: argparse.ArgumentParser) -> None:
+    """Those that `tilewright tune` has as well, which always measures."""
+    p.add_argument(
+        "--precision", default="fp32", choices=tuple(PRECISIONS), help="storage and products (default fp32)"
+    )
+    p.add_argument(
+        "--tuning-db",
+        metavar="FILE",
+        help="where measurements are kept and looked up (default: $TILEWRIGHT_TUNING_DB, else in the cache)",
     )
     p.add_argument(
         "--conv-algorithm",
@@ -74,7 +84,12 @@ def add_choice_arguments(p: argparse.ArgumentParser) -> None:
 
 def choices_of(a: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of `tilewright.compile` that `add_choice_arguments` defines."""
-    return {"precision": a.precision, "tune": a.tune, "conv_algorithm": a.conv_algorithm}
+    return {
+        "precision": a.precision,
+        "tune": a.tune,
+        "tuning_db": a.tuning_db,
+        "conv_algorithm": a.conv_algorithm,
+    }
 
 
 def load_network(a: argparse.Namespace) -> Module:
