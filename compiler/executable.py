@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,7 +15,10 @@ from typing import Any, Self
 import numpy as np
 from tqdm import tqdm
 
+from tilewright.batch_stream import stream_batches
+from tilewright.instances import InstancePool
 from tilewright.ir import ArrayType, InputError, WorkError
+from tilewright.opened_device import OpenedDevice
 from tilewright.runtime.container import SavedExecutable, read_container, write_container
 from tilewright.runtime.device import Device, LoadedPlan, Progress
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
@@ -57,11 +62,16 @@ class Artifact:
 class Executable:
     """A compiled network. The first call opens the device, `close()` or a `with` block closes it."""
 
-    def __init__(self, artifact: Artifact, target: str) -> None:
+    def __init__(
+        self, artifact: Artifact, target: str, *, instances: int = 1, device: OpenedDevice | None = None
+    ) -> None:
         self.artifact = artifact
         self.target = target
+        self.instances = instances
+        self._opened = device or OpenedDevice(target)
+        self._lock = threading.RLock()
         self._device: Device | None = None
-        self._loaded: LoadedPlan | None = None
+        self._pool: InstancePool | None = None
 
     @property
     def plan(self) -> ExecutionPlan:
@@ -90,33 +100,60 @@ class Executable:
     @property
     def device(self) -> str:
         """Name of the device that runs it."""
-        self.load()
-        assert self._device is not None
-        return self._device.name
+        return self._open()[0].name
+
+    def _open(self) -> tuple[Device, InstancePool]:
+        with self._lock:
+            if self._device is None or self._pool is None:
+                with clear_errors():
+                    self._device = self._opened.take()
+                self._pool = InstancePool(partial(self._load_on, self._device), self.instances)
+            return self._device, self._pool
+
+    def _load_on(self, device: Device) -> LoadedPlan:
+        with _progress_bar(len(self.plan.kernels)) as progress:
+            return device.load(self.plan, self.artifact.constants, progress=progress)
 
     def load(self) -> LoadedPlan:
-        """Open the device, allocate, upload and build; happens by itself at the first call."""
-        if self._loaded is None:
-            from tilewright.devices import open_device
+        """The plan on its device: opened, allocated, uploaded, built; happens by itself at the first call.
 
+        Its fixed inputs and outputs and `replay` are the fast path of a caller that keeps data on the device
+        (see `tilewright.runtime.cuda_plan.CudaPlan`).
+        """
+        try:
             with clear_errors():
-                self._device = open_device(self.target)
-                try:
-                    with _progress_bar(len(self.plan.kernels)) as progress:
-                        self._loaded = self._device.load(
-                            self.plan, self.artifact.constants, progress=progress
-                        )
-                except BaseException:
-                    self._device.close()
-                    self._device = None
-                    raise
-        return self._loaded
+                return self._open()[1].first()
+        except BaseException:
+            self._close_if_unused()
+            raise
+
+    def _close_if_unused(self) -> None:
+        """Give the device back where nothing could be loaded on it."""
+        with self._lock:
+            if self._pool is not None and self._pool.empty:
+                self.close()
 
     def __call__(self, *inputs: object) -> list[np.ndarray]:
-        """Outputs for one array per input (NumPy or DLPack; shapes and dtypes as `input_types` says)."""
-        loaded = self.load()
-        with clear_errors():
-            return loaded.run(inputs)
+        """Outputs for one array per input (NumPy or DLPack; shapes and dtypes as `input_types` says).
+
+        Threads may call together: up to `instances` calls run side by side, others wait.
+        """
+        try:
+            with clear_errors(), self._open()[1].lent() as instance:
+                return instance.run(inputs)
+        except BaseException:
+            self._close_if_unused()
+            raise
+
+    def map(self, batches: Iterable[object]) -> Iterator[list[np.ndarray]]:
+        """The outputs of every batch, in order, while later batches are copied in and earlier ones out.
+
+        batches: per batch an array, or a sequence of one array per input. At least two instances take turns
+        on a device that can queue a batch without waiting for it; others run batch after batch. As many
+        batches as there are instances are taken from the iterable ahead of the outputs.
+        """
+        with clear_errors(), self._open()[1].lent_all(max(2, self.instances)) as plans:
+            yield from stream_batches(plans, map(_inputs_of, batches))
 
     def time(self, *inputs: object, repeats: int = 20) -> list[float]:
         """Seconds of each of `repeats` runs on the device's clock, without copies, after one warm-up."""
@@ -154,12 +191,16 @@ class Executable:
 
     def close(self) -> None:
         """Free the device. The executable can be called again, which opens it anew."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+            device, self._device = self._device, None
         with clear_errors():
-            if self._loaded is not None:
-                self._loaded.close()
-            if self._device is not None:
-                self._device.close()
-        self._loaded = self._device = None
+            try:
+                if pool is not None:
+                    pool.close()
+            finally:
+                if device is not None:
+                    self._opened.give_back()
 
     def __enter__(self) -> Self:
         return self
@@ -168,6 +209,10 @@ class Executable:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _inputs_of(batch: object) -> Sequence[object]:
+    return batch if isinstance(batch, list | tuple) else (batch,)
 
 
 def load(path: str | Path) -> Executable:

@@ -1,0 +1,108 @@
+"""Loads of one plan for callers that run side by side: made on demand, lent to one caller at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from tilewright.runtime.device import LoadedPlan
+from tilewright.runtime.errors import DeviceError
+
+
+class InstancePool:
+    """At most `limit` loads of one plan. Devices share weights and kernels between them."""
+
+    def __init__(self, load: Callable[[], LoadedPlan], limit: int) -> None:
+        self._load = load
+        self._changed = threading.Condition()
+        self._limit = limit
+        self._all: list[LoadedPlan] = []
+        self._free: list[LoadedPlan] = []
+        self._loading = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no instance, not even one that is being loaded."""
+        with self._changed:
+            return not self._all and not self._loading
+
+    def first(self) -> LoadedPlan:
+        """One instance, whether somebody works with it or not; loaded if there is none yet."""
+        with self._changed:
+            if self._all:
+                return self._all[0]
+        with self.lent() as instance:
+            return instance
+
+    @contextmanager
+    def lent(self) -> Iterator[LoadedPlan]:
+        """An instance for this caller alone: a free one, a new one, or the next that another gives back.
+
+        One whose device fails is closed and not lent again.
+        """
+        instance = self._take()
+        try:
+            yield instance
+        except DeviceError:
+            self._drop(instance)
+            raise
+        except BaseException:
+            self._give_back(instance)
+            raise
+        else:
+            self._give_back(instance)
+
+    @contextmanager
+    def lent_all(self, count: int) -> Iterator[list[LoadedPlan]]:
+        """`count` instances for this caller alone; the pool grows where its limit is lower."""
+        with self._changed:
+            self._limit = max(self._limit, count)
+        with ExitStack() as stack:
+            yield [stack.enter_context(self.lent()) for _ in range(count)]
+
+    def _take(self) -> LoadedPlan:
+        with self._changed:
+            while not self._free and len(self._all) + self._loading >= self._limit:
+                self._changed.wait()
+            if self._free:
+                return self._free.pop()
+            self._loading += 1
+        try:
+            instance = self._load()
+        except BaseException:
+            self._loaded(None)
+            raise
+        self._loaded(instance)
+        return instance
+
+    def _loaded(self, instance: LoadedPlan | None) -> None:
+        with self._changed:
+            self._loading -= 1
+            if instance is not None:
+                self._all.append(instance)
+            self._changed.notify_all()
+
+    def _give_back(self, instance: LoadedPlan) -> None:
+        with self._changed:
+            # A pool that was closed meanwhile does not know it any more.
+            if instance in self._all:
+                self._free.append(instance)
+            self._changed.notify_all()
+
+    def _drop(self, instance: LoadedPlan) -> None:
+        with self._changed:
+            known = instance in self._all
+            if known:
+                self._all.remove(instance)
+            self._changed.notify_all()
+        if known:
+            instance.close()
+
+    def close(self) -> None:
+        """Close every instance; one that works is closed when it is done."""
+        with self._changed:
+            instances, self._all, self._free = self._all, [], []
+            self._changed.notify_all()
+        for instance in instances:
+            instance.close()
