@@ -15,6 +15,7 @@ from tilewright.ir import (
     verify,
 )
 from tilewright.passes import register_pass
+from tilewright.passes.graph.set_input_shapes import with_input_shapes
 
 __version__ = "0.1.0"
 
@@ -33,4 +34,5 @@ __all__ = [
     "register_pass",
     "show",
     "verify",
+    "with_input_shapes",
 ]
