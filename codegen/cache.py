@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-_MAGIC = b"tilewright-cache-1\n"
+_MAGIC = b"tilewright-cache-2\n"
 _DIGEST_BYTES = 32
-_SUFFIX = ".bin"
+_SUFFIX, _UNFINISHED = ".bin", ".part"
+#: age from which an unfinished file has lost its writer
+_ABANDONED_S = 3600.0
 DEFAULT_MAX_BYTES = 2 << 30
 
 
@@ -38,7 +41,8 @@ def cache_key(*parts: str) -> str:
 class BinaryCache:
     """Payloads by key in one folder; the oldest unused go first where `max_bytes` is exceeded.
 
-    Where the folder cannot be written, it warns once and works without storing.
+    Where the folder cannot be written, it warns once and works without storing. The first write removes what
+    writers left behind that were killed more than an hour ago.
     """
 
     def __init__(self, folder: Path | str | None = None, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
@@ -46,9 +50,13 @@ class BinaryCache:
         self.max_bytes = max_bytes
         # Unknown until the first scan; starting at the limit makes the first write scan.
         self._bytes_since_scan = max_bytes
+        self._warned = False
 
     def get(self, key: str) -> bytes | None:
-        """The payload stored under `key`; None if there is none or it is damaged (it is then removed)."""
+        """The payload stored under `key`; None if there is none.
+
+        A damaged one, or one that was stored under another key, counts as none and is removed.
+        """
         path = self._path(key)
         try:
             data = path.read_bytes()
@@ -56,7 +64,7 @@ class BinaryCache:
             return None
         head = len(_MAGIC) + _DIGEST_BYTES
         payload = data[head:]
-        if data[:head] != _MAGIC + hashlib.sha256(payload).digest():
+        if data[:head] != _head(key, payload):
             with suppress(OSError):
                 path.unlink()
             return None
@@ -66,10 +74,10 @@ class BinaryCache:
 
     def put(self, key: str, payload: bytes) -> None:
         """Store `payload`; readers see the old entry or the new one, never a part."""
-        data = _MAGIC + hashlib.sha256(payload).digest() + payload
+        data = _head(key, payload) + payload
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".part")
+            handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=_UNFINISHED)
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(data)
@@ -79,16 +87,23 @@ class BinaryCache:
                     os.unlink(temporary)
                 raise
         except OSError as error:
-            warnings.warn(
-                f"the compile cache {self.folder} cannot be written ({error}); set TILEWRIGHT_CACHE_DIR",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            self._warn(error)
             return
         self._bytes_since_scan += len(data)
         if self._bytes_since_scan > self.max_bytes // 16:
-            self._evict()
             self._bytes_since_scan = 0
+            with suppress(OSError):  # another process may remove the folder
+                self._evict()
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the compile cache {self.folder} cannot be written ({error.strerror or error}); "
+                "set TILEWRIGHT_CACHE_DIR",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}{_SUFFIX}"
@@ -99,11 +114,18 @@ class BinaryCache:
                 # Another process may remove an entry at any moment.
                 with suppress(OSError):
                     info = entry.stat()
-                    if entry.name.endswith((_SUFFIX, ".part")):
+                    if entry.name.endswith((_SUFFIX, _UNFINISHED)):
                         yield info.st_mtime, info.st_size, Path(entry.path)
 
     def _evict(self) -> None:
-        entries = sorted(self._entries())
+        entries = []
+        for entry in sorted(self._entries()):
+            used, _, path = entry
+            if path.suffix == _UNFINISHED and used < time.time() - _ABANDONED_S:
+                with suppress(OSError):
+                    path.unlink()
+            else:
+                entries.append(entry)
         excess = sum(size for _, size, _ in entries) - self.max_bytes
         for _, size, path in entries:
             if excess <= 0:
@@ -111,3 +133,8 @@ class BinaryCache:
             with suppress(OSError):
                 path.unlink()
             excess -= size
+
+
+def _head(key: str, payload: bytes) -> bytes:
+    """What stands before a payload; it names the key, so that no entry passes for another's."""
+    return _MAGIC + hashlib.sha256(key.encode() + b"\n" + payload).digest()

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 from tqdm import tqdm
 
@@ -21,6 +21,9 @@ from tilewright.codegen.nvrtc import (
     nvrtc_version,
 )
 from tilewright.ir.errors import WorkError
+
+#: of stored entries; another version of this program may store other fields
+_FORMAT = " ".join(("cubin", *(f.name for f in fields(Resources))))
 
 
 def compile_many(
@@ -68,7 +71,7 @@ def compile_cached(
 ) -> CudaBinary:
     """`compile_cuda`, but through the disk cache."""
     store = cache if cache is not None else BinaryCache()
-    key = cache_key("cubin", nvrtc_version(), arch, " ".join((*BASE_FLAGS, *flags)), source)
+    key = cache_key(_FORMAT, nvrtc_version(), arch, " ".join((*BASE_FLAGS, *flags)), source)
     stored = store.get(key)
     if stored is not None:
         return _decode(stored)
@@ -93,5 +96,5 @@ def _encode(binary: CudaBinary) -> bytes:
 def _decode(data: bytes) -> CudaBinary:
     end = 8 + int.from_bytes(data[:8], "little")
     head = json.loads(data[8:end])
-    kernels = {entry: Resources(**fields) for entry, fields in head["kernels"].items()}
+    kernels = {entry: Resources(**found) for entry, found in head["kernels"].items()}
     return CudaBinary(data[end:], head["arch"], kernels, head["log"])
