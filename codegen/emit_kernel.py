@@ -54,13 +54,16 @@ def _emit(func: Func, dialect: Dialect, stamped: bool = False) -> KernelSource:
     written = _written(func)
     params = tuple(_parameter(e, v, i, v in written) for i, v in enumerate(func.params))
     stamps = Stamps(e, grid) if stamped else None
+    waits = waits_for_launches(func)
+    if stamps is not None and waits:
+        e.after_wait = stamps.start()
     pointers = _pointers(e, params)
     static, dynamic = _declare_shared(e)
     shared_lines, e.lines = e.lines, []
     e.ops(func.body)
     lines = [*shared_lines, *_symbol_lines(e), *e.lines]
     if stamps is not None:
-        lines = [*stamps.arrival(), *stamps.start(), *lines, *stamps.end()]
+        lines = [*stamps.arrival(), *([] if waits else stamps.start()), *lines, *stamps.end()]
         params, pointers = (*params, stamps.param), [*pointers, stamps.pointer]
     text = "\n\n".join(
         part
@@ -71,7 +74,7 @@ def _emit(func: Func, dialect: Dialect, stamped: bool = False) -> KernelSource:
         )
         if part
     )
-    overlaps = waits_for_launches(func) and releases_dependents(func)
+    overlaps = waits and releases_dependents(func)
     return KernelSource(
         dialect.name, entry, text + "\n", grid, block, params, static, dynamic, tuple(e.origins), overlaps
     )

@@ -58,6 +58,7 @@ def _wait(e: Emission, op: Op) -> None:
     e.line(f"{e.need('wait_for_launches')}();")
     for pointer, given in e.late_pointers:
         e.line(f"{pointer} = {e.need('after_wait')}({given});")
+    e.lines += e.after_wait
 
 
 @emitter(RELEASE)

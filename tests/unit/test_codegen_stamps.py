@@ -38,6 +38,18 @@ def test_a_parameter_called_stamps_keeps_its_name():
     assert [p.name for p in source.params] == ["stamps", "y", "stamps_2"]
 
 
+def test_a_kernel_that_waits_starts_after_its_wait():
+    body = """thread.wait_for_launches() thread.release_dependents()
+      %v = thread.load(%x, at = [tid]) : f32 thread.store(%v, %y, at = [tid])"""
+    source = emit_cuda(kernel(body, {"x": "f32[32]", "y": "f32[32]"}), stamps=True).source
+    texts = [f"+ {column}] = tw_nano" for column in (ARRIVAL, START, END)]
+    calls = [" tw_wait_for_launches();", " tw_release_dependents();"]
+    places = [source.index(t) for t in (texts[0], calls[0], texts[1], calls[1], texts[2])]
+    assert places == sorted(places)
+    assert source.count("tw_nanoseconds();") == 3
+    compile_cuda(source, arch="sm_90a")
+
+
 def test_kernels_end_at_their_closing_brace():
     # An early return would leave a block's end unstamped.
     body = re.search(r"__global__.*", emit_cuda(tiled(), stamps=True).source, re.DOTALL)
