@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -19,7 +20,7 @@ from tilewright.runtime.arrays import Array, check_constants, check_repeats, hos
 from tilewright.runtime.device import Progress
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import DeviceError, DeviceMissingError, KernelBuildError, RuntimeInputError
-from tilewright.runtime.loaded import Closable
+from tilewright.runtime.loaded import Closable, describe_launch
 from tilewright.runtime.plan import ExecutionPlan
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -93,7 +94,10 @@ class EmulatorDevice(Closable):
 
 
 class EmulatorPlan(Closable):
-    """A plan built for the emulator; each run is a fresh process with poisoned memory."""
+    """A plan built for the emulator; each run is a fresh process with poisoned memory.
+
+    Runs are atomic: several threads may call one plan, whose runs then follow one another.
+    """
 
     def __init__(
         self,
@@ -103,6 +107,7 @@ class EmulatorPlan(Closable):
         progress: Progress | None,
     ) -> None:
         self.plan, self._device = plan, device
+        self._lock = threading.Lock()
         self._folder = tempfile.TemporaryDirectory(prefix="tilewright-emulator-")
         self.folder = Path(self._folder.name)
         try:
@@ -135,19 +140,22 @@ class EmulatorPlan(Closable):
 
     def run(self, inputs: Sequence[object]) -> list[Array]:
         """See `LoadedPlan.run`; a fault of a kernel raises `DeviceError`."""
-        self._execute(inputs, ["run 0"])
-        return self._read_outputs()
+        with self._lock:
+            self._execute(inputs, ["run 0"])
+            return self._read_outputs()
 
     def time(self, inputs: Sequence[object], repeats: int) -> list[float]:
         """See `LoadedPlan.time`: seconds on this CPU, which say nothing about a GPU."""
         check_repeats(repeats)
-        lines = self._execute(inputs, ["run 0"] * (repeats + 1))
+        with self._lock:
+            lines = self._execute(inputs, ["run 0"] * (repeats + 1))
         return [float(line.split()[1]) for line in lines if line.startswith("run ")][1:]
 
     def time_kernels(self, inputs: Sequence[object], repeats: int) -> list[list[float]]:
         """See `LoadedPlan.time_kernels`."""
         check_repeats(repeats)
-        lines = self._execute(inputs, ["run 0", *["run 1"] * repeats])
+        with self._lock:
+            lines = self._execute(inputs, ["run 0", *["run 1"] * repeats])
         seconds: list[list[float]] = [[] for _ in self.plan.launches]
         for line in lines:
             if line.startswith("launch "):
@@ -225,8 +233,7 @@ class EmulatorPlan(Closable):
         if index < 0:
             return f"emulator: {found['text']}"
         launch = self.plan.launches[index]
-        origin = f" for {', '.join(launch.origin)}" if launch.origin else ""
-        where = f"launch {index} of kernel {launch.kernel!r}{origin}, block ({found['block']})"
+        where = f"{describe_launch(index, launch)}, block ({found['block']})"
         if int(found["thread"]) >= 0:
             where += f", thread {found['thread']}"
         what = found["text"]
@@ -239,7 +246,8 @@ class EmulatorPlan(Closable):
         return f"{where}: {what}{shown}"
 
     def _release(self) -> None:
-        self._folder.cleanup()
+        with self._lock:
+            self._folder.cleanup()
 
 
 def _dense_bytes(plan: ExecutionPlan, name: str) -> int:

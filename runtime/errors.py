@@ -15,6 +15,10 @@ class DeviceMissingError(DeviceError):
     """There is no such device, driver or driver package on this machine."""
 
 
+class DeviceLostError(DeviceError):
+    """The device or its driver is gone: everything on it can only be closed, and opened anew."""
+
+
 class OutOfMemoryError(DeviceError):
     """The device cannot hold the plan; the message says how much was asked and how much is free."""
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from types import TracebackType
 from typing import Self
 
 from tilewright.runtime.errors import DeviceError
+from tilewright.runtime.plan import Launch
+
+_closing = threading.Lock()
 
 
 class Closable:
@@ -17,10 +21,12 @@ class Closable:
         raise NotImplementedError(f"{type(self).__name__} frees nothing")
 
     def close(self) -> None:
-        """Free everything; later calls do nothing."""
-        if not self._closed:
+        """Free everything; later calls, from whichever thread, do nothing."""
+        with _closing:
+            if self._closed:
+                return
             self._closed = True
-            self._release()
+        self._release()
 
     def check_open(self) -> None:
         """Raise `DeviceError` if it was closed."""
@@ -35,3 +41,9 @@ class Closable:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def describe_launch(index: int, launch: Launch) -> str:
+    """Which launch of a plan this is: its index, its kernel, the network's ops it computes."""
+    origin = f" for {', '.join(launch.origin)}" if launch.origin else ""
+    return f"launch {index} of kernel {launch.kernel!r}{origin}"

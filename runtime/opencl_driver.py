@@ -1,0 +1,63 @@
+"""What everything on OpenCL uses of its driver: the package, the devices, errors turned into ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from tilewright.runtime.errors import DeviceError, DeviceLostError, DeviceMissingError, OutOfMemoryError
+
+_COMPLAINT = re.compile(r"error: \S*?:(\d+):\d+: (.*)|:(\d+):\d+: error: (.*)")
+
+
+def import_pyopencl() -> ModuleType:
+    """The package; raises `DeviceMissingError` where it is not installed."""
+    try:
+        import pyopencl
+    except ImportError as error:
+        raise DeviceMissingError(
+            f"OpenCL needs pyopencl and a driver: pip install 'tilewright[opencl]' ({error})"
+        ) from None
+    return pyopencl
+
+
+def list_opencl_devices() -> list[Any]:
+    """Every OpenCL device of this machine, GPUs first; raises `DeviceMissingError` without pyopencl."""
+    cl = import_pyopencl()
+    try:
+        devices = [device for platform in cl.get_platforms() for device in platform.get_devices()]
+    except cl.Error:
+        # A loader without any driver reports an error where it could report an empty list.
+        return []
+    return sorted(devices, key=lambda device: not device.type & cl.device_type.GPU)
+
+
+def driver_error(cl: ModuleType, doing: str, error: Exception) -> DeviceError:
+    """Our error for one of pyopencl's; it says what was being done."""
+    if isinstance(error, cl.MemoryError):
+        return OutOfMemoryError(f"{doing}: the OpenCL device is out of memory ({error})")
+    if getattr(error, "code", 0) == cl.status_code.DEVICE_NOT_AVAILABLE:
+        return DeviceLostError(f"{doing}: the OpenCL device is gone ({error})")
+    return DeviceError(f"{doing}: {error}")
+
+
+@contextmanager
+def driver_errors(cl: ModuleType, doing: str) -> Iterator[None]:
+    """Turn pyopencl's errors into ours."""
+    try:
+        yield
+    except cl.Error as error:
+        raise driver_error(cl, doing, error) from None
+
+
+def first_complaint(log: str, source: str) -> str:
+    """The first error of an OpenCL compiler's log with the source line it is about; else the whole log."""
+    match = _COMPLAINT.search(log)
+    if match is None:
+        return log
+    line, text = int(match[1] or match[3]), match[2] or match[4]
+    lines = source.splitlines()
+    return f"line {line}: {text}: {lines[line - 1].strip() if 0 < line <= len(lines) else ''}"

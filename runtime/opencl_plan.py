@@ -1,0 +1,194 @@
+"""A plan loaded on an OpenCL device: its kernels, its queue, and replays with copies in and out."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.runtime.arrays import Array, check_repeats, host_inputs
+from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.errors import DeviceError, RuntimeInputError
+from tilewright.runtime.loaded import Closable, describe_launch
+from tilewright.runtime.opencl_driver import driver_error, driver_errors
+from tilewright.runtime.opencl_memory import PlanMemory
+from tilewright.runtime.opencl_order import order_of
+from tilewright.runtime.plan import ExecutionPlan, Launch
+
+if TYPE_CHECKING:
+    from tilewright.runtime.opencl import OpenClDevice
+
+NANOSECOND = 1e-9
+
+
+class OpenClPlan(Closable):
+    """Runs are atomic: several threads may call one plan, whose runs then follow one another."""
+
+    def __init__(
+        self, device: OpenClDevice, plan: ExecutionPlan, memory: PlanMemory, programs: Mapping[str, Any]
+    ) -> None:
+        """Takes `memory` over, filled; raises `DeviceError` and `RuntimeInputError`."""
+        self.plan = plan
+        self._device, self._cl, self._memory = device, device.cl, memory
+        self._lock = threading.Lock()
+        self._order = order_of(
+            plan, wanted=device.out_of_order, supported=device.has_out_of_order, device=device.name
+        )
+        self._queue = device.new_queue(out_of_order=self._order.out_of_order)
+        kernels = [self._bind(i, launch, programs) for i, launch in enumerate(plan.launches)]
+        self._commands = [
+            (kernel, (launch.grid[0] * launch.block, *launch.grid[1:]), (launch.block, 1, 1))
+            for kernel, launch in zip(kernels, plan.launches, strict=True)
+        ]
+        self._outputs = [plan.buffer_by_name[name] for name in plan.outputs]
+
+    @property
+    def out_of_order(self) -> bool:
+        """Whether replays run on a queue that is out of order, with events for the plan's dependencies."""
+        return self._order.out_of_order
+
+    @property
+    def order(self) -> str:
+        """How replays are ordered and why, in words."""
+        return self._order.reason
+
+    def _bind(self, index: int, launch: Launch, programs: Mapping[str, Any]) -> Any:
+        entry = self.plan.kernel_by_name[launch.kernel].entry
+        doing = describe_launch(index, launch)
+        with driver_errors(self._cl, doing):
+            kernel = self._cl.Kernel(programs[launch.kernel], entry)
+            buffers = (self.plan.buffer_by_name[name] for name in launch.args)
+            args = [self._memory.argument(buffer, self._device.alignment) for buffer in buffers]
+            if launch.shared_bytes:
+                args.append(self._cl.LocalMemory(launch.shared_bytes))
+            if kernel.num_args != len(args):
+                raise RuntimeInputError(f"{doing}: expected {kernel.num_args} arguments, got {len(args)}")
+            kernel.set_args(*args)
+        return kernel
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        """Exclusive use of the plan's memory; at the end, whatever happened, no command uses it any more."""
+        with self._lock:
+            self.check_open()
+            self._device.check_open()
+            try:
+                yield
+            except BaseException:
+                # What failed is the news; that what was enqueued before may fail as well is not.
+                with contextlib.suppress(self._cl.Error):
+                    self._queue.finish()
+                raise
+
+    def run(self, inputs: Sequence[object]) -> list[Array]:
+        """See `LoadedPlan.run`."""
+        with self._working():
+            copies = self._copy_in(inputs)
+            events = self._launch_all(copies)
+            results = [np.empty(buffer.shape, dtype=DTYPES[buffer.dtype]) for buffer in self._outputs]
+            self._copy_out(results, [*(events[i] for i in self._order.last), *filter(None, copies)])
+            self._settle(events)
+        return results
+
+    def _copy_in(self, inputs: Sequence[object]) -> list[Any]:
+        """Start to copy the inputs; one event each, None for those without elements."""
+        arrays = host_inputs(self.plan, inputs)
+        copies: list[Any] = []
+        for name, array in zip(self.plan.inputs, arrays, strict=True):
+            target, _ = self._memory.region(name)
+            copies.append(
+                self._copy(target, array, f"input {name!r} to the device") if array.nbytes else None
+            )
+        return copies
+
+    def _copy_out(self, results: Sequence[Array], waits: list[Any]) -> None:
+        """Start to copy the outputs to the host, after `waits`."""
+        for buffer, result in zip(self._outputs, results, strict=True):
+            if result.nbytes:
+                source, offset = self._memory.region(buffer.name)
+                # The byte view spares pyopencl, which copies raw bytes, element types it does not know.
+                flat = result.reshape(-1).view(np.uint8)
+                after = waits if self._order.out_of_order else None
+                what = f"output {buffer.name!r} to the host"
+                self._copy(flat, source, what, src_offset=offset, wait_for=after)
+
+    def _copy(self, target: Any, source: Any, what: str, **options: Any) -> Any:
+        with driver_errors(self._cl, f"copying {what}"):
+            return self._cl.enqueue_copy(self._queue, target, source, is_blocking=False, **options)
+
+    def _launch_all(self, copies: Sequence[Any]) -> list[Any]:
+        """Enqueue all launches after the `copies`; one event each. Nothing has finished then."""
+        enqueue, queue, order = self._cl.enqueue_nd_range_kernel, self._queue, self._order
+        events: list[Any] = []
+        waits = None
+        try:
+            for index, (kernel, total, group) in enumerate(self._commands):
+                if order.out_of_order:
+                    waits = [events[dep] for dep in order.deps[index]]
+                    if copies:
+                        waits += [copies[i] for i in order.copies[index]]
+                events.append(enqueue(queue, kernel, total, group, None, waits))
+        except self._cl.Error as error:
+            raise driver_error(self._cl, self._describe(len(events)), error) from None
+        return events
+
+    def _settle(self, events: Sequence[Any]) -> None:
+        """Wait for everything; raises `DeviceError` naming the first launch that failed."""
+        with driver_errors(self._cl, "running the plan"):
+            self._queue.finish()
+            for index, event in enumerate(events):
+                status = event.command_execution_status
+                if status < 0:
+                    raise DeviceError(f"{self._describe(index)} failed with OpenCL status {status}")
+
+    def _describe(self, index: int) -> str:
+        return describe_launch(index, self.plan.launches[index])
+
+    def _replay(self) -> list[Any]:
+        """One replay on the inputs that are there, to its end; the launches' events."""
+        events = self._launch_all(())
+        self._settle(events)
+        return events
+
+    def time(self, inputs: Sequence[object], repeats: int) -> list[float]:
+        """See `LoadedPlan.time`: from the first kernel's start to the last one's end, by OpenCL profiling."""
+        check_repeats(repeats)
+        with self._working():
+            self._warm_up(inputs)
+            return [_span(self._replay()) for _ in range(repeats)]
+
+    def _warm_up(self, inputs: Sequence[object]) -> None:
+        self._settle(self._launch_all(self._copy_in(inputs)))
+
+    def time_kernels(self, inputs: Sequence[object], repeats: int) -> list[list[float]]:
+        """See `LoadedPlan.time_kernels`."""
+        check_repeats(repeats)
+        with self._working():
+            self._warm_up(inputs)
+            seconds: list[list[float]] = [[] for _ in self.plan.launches]
+            # Whole replays, so that every kernel sees the data it was made for: the arena's bytes are reused.
+            for _ in range(repeats):
+                for index, own in enumerate(seconds):
+                    own.append(_span([self._launch_alone(index)]))
+            return seconds
+
+    def _launch_alone(self, index: int) -> Any:
+        with driver_errors(self._cl, self._describe(index)):
+            event = self._cl.enqueue_nd_range_kernel(self._queue, *self._commands[index])
+            event.wait()
+        return event
+
+    def _release(self) -> None:
+        with self._lock:
+            self._commands = []
+            self._memory.release()
+
+
+def _span(events: Sequence[Any]) -> float:
+    """Seconds from the first start to the last end."""
+    starts = [event.profile.start for event in events]
+    ends = [event.profile.end for event in events]
+    return (max(ends) - min(starts)) * NANOSECOND if events else 0.0
