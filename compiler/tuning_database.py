@@ -10,6 +10,7 @@ import os
 import sqlite3
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 from types import TracebackType
@@ -55,8 +56,8 @@ class TuningDatabase:
 
     A file that a caller named is theirs: a damaged, foreign or unusable one is an error, and it stays as it
     is. The file in the cache folder is ours and only saves time: a damaged one is moved aside (`.damaged`)
-    with a warning and begun anew; where it cannot be read or written, a warning says so and measurements are
-    kept until `close`. A row that does not match its checksum is damage. One object serves one thread.
+    with a warning and begun anew; where it cannot be read or written, a warning says so and new measurements
+    last until `close`. A row that does not match its checksum is damage. One object serves one thread.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, cache: bool = False) -> None:
@@ -94,7 +95,7 @@ class TuningDatabase:
 
     def rows(self) -> list[Row]:
         """All measurements by key; raises InputError for a damaged named file."""
-        return self._run(lambda c: [_checked(r) for r in c.execute(f"{_SELECT} ORDER BY 1, 2, 3, 4")])
+        return self._run(_all_rows)
 
     def merge(self, other: TuningDatabase) -> int:
         """Take what `other` has and this has not, or measured later; all or nothing. Returns the number."""
@@ -158,7 +159,7 @@ class TuningDatabase:
     def _begin_anew(self, error: Exception) -> None:
         self.close()
         try:
-            self._connection, moved = connect_anew(self.path)
+            self._connection, moved = connect_anew(self.path, _all_rows)
         except (Damage, sqlite3.Error, OSError) as second:
             self._do_without(second)
             return
@@ -166,8 +167,12 @@ class TuningDatabase:
             _warn(f"the tuning database {self.path} is damaged ({error}); moved to {moved.name}, begun anew")
 
     def _do_without(self, error: Exception) -> None:
+        memory = connect_memory()
+        if self._connection is not None:
+            with suppress(Damage, sqlite3.Error):  # what can still be read serves on
+                memory.executemany(_REPLACE, [_as_row(*row) for row in _all_rows(self._connection)])
         self.close()
-        self._connection = connect_memory()
+        self._connection = memory
         _warn(
             f"the tuning database {self.path} cannot be used ({_reason(error)}): measurements are not kept;"
             " name another with TILEWRIGHT_TUNING_DB"
@@ -186,6 +191,10 @@ class TuningDatabase:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _all_rows(c: sqlite3.Connection) -> list[Row]:
+    return [_checked(row) for row in c.execute(f"{_SELECT} ORDER BY 1, 2, 3, 4")]
 
 
 def _checked(row: tuple[object, ...]) -> Row:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -61,12 +61,20 @@ def connect_memory() -> sqlite3.Connection:
     return _checked(sqlite3.connect(":memory:", isolation_level=None))
 
 
-def connect_anew(path: Path) -> tuple[sqlite3.Connection, Path | None]:
-    """A sound file in place of a damaged one, and where the latter went (None: another process was first)."""
+def connect_anew(
+    path: Path, read_all: Callable[[sqlite3.Connection], object]
+) -> tuple[sqlite3.Connection, Path | None]:
+    """A sound file in place of a damaged one, and where the latter went (None: another process was first).
+
+    read_all: raises Damage where a row is damaged.
+    """
     with path.with_name(path.name + ".lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            return connect(path, make_folder=False), None
+            c = connect(path, make_folder=False)
+            with _closed_on_error(c):
+                read_all(c)
+            return c, None
         except (Damage, sqlite3.DatabaseError) as error:
             if not is_damage(error):
                 raise
@@ -77,6 +85,16 @@ def connect_anew(path: Path) -> tuple[sqlite3.Connection, Path | None]:
             if os.path.lexists(f"{path}{ending}"):
                 os.replace(f"{path}{ending}", f"{aside}{ending}")
         return connect(path, make_folder=False), aside
+
+
+@contextmanager
+def _closed_on_error(c: sqlite3.Connection) -> Iterator[None]:
+    """Close the connection where the block raises."""
+    try:
+        yield
+    except BaseException:
+        c.close()
+        raise
 
 
 @contextmanager
@@ -94,7 +112,7 @@ def transaction(c: sqlite3.Connection) -> Iterator[None]:
 
 def _checked(c: sqlite3.Connection) -> sqlite3.Connection:
     """The connection to a sound file, made if empty; closes it where it raises."""
-    try:
+    with _closed_on_error(c):
         c.execute("PRAGMA synchronous = FULL")
         if _is_empty(c):
             _make(c)
@@ -108,9 +126,6 @@ def _checked(c: sqlite3.Connection) -> sqlite3.Connection:
         (answer,) = c.execute("PRAGMA quick_check(1)").fetchone()
         if answer != "ok":
             raise Damage(" ".join(str(answer).split()))
-    except BaseException:
-        c.close()
-        raise
     return c
 
 
