@@ -160,6 +160,13 @@ class OpenClPlan(Closable):
             self._warm_up(inputs)
             return [_span(self._replay()) for _ in range(repeats)]
 
+    def launch_spans(self, inputs: Sequence[object], repeats: int) -> list[list[tuple[float, float]]]:
+        """Per replay, start and end of every launch in seconds since the first start, by OpenCL profiling."""
+        check_repeats(repeats)
+        with self._working():
+            self._warm_up(inputs)
+            return [_spans(self._replay()) for _ in range(repeats)]
+
     def _warm_up(self, inputs: Sequence[object]) -> None:
         self._settle(self._launch_all(self._copy_in(inputs)))
 
@@ -192,3 +199,10 @@ def _span(events: Sequence[Any]) -> float:
     starts = [event.profile.start for event in events]
     ends = [event.profile.end for event in events]
     return (max(ends) - min(starts)) * NANOSECOND if events else 0.0
+
+
+def _spans(events: Sequence[Any]) -> list[tuple[float, float]]:
+    """Start and end of every event in seconds since the first start."""
+    times = [(event.profile.start, event.profile.end) for event in events]
+    zero = min((start for start, _ in times), default=0)  # in nanoseconds, which a float cannot hold exactly
+    return [((start - zero) * NANOSECOND, (end - zero) * NANOSECOND) for start, end in times]
