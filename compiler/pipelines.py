@@ -57,7 +57,7 @@ place-barriers
 VECTORISE = {"cuda": "{max_bytes=16}", "opencl": "{max_bytes=64, registers=true}"}
 
 #: what ends THREAD per kernel language; the pass itself leaves kernels of GPUs that cannot alone
-OVERLAP = {"cuda": ", overlap-launches", "opencl": ""}
+OVERLAP = {"cuda": ", delay-stores, overlap-launches", "opencl": ""}
 
 
 #: passes that carry out a precision, by stage; they run before what they let later passes fold and fuse

@@ -1,0 +1,151 @@
+"""Pass delay-stores: unrolled loops load everything before they write anything, where pointers may alias."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilewright.ir.expr import Expr, Sym
+from tilewright.ir.nodes import Attr, Block, Func, Level, Op, Value, walk
+from tilewright.ir.types import ScalarType, TensorType, itemsize
+from tilewright.passes.context import PassContext
+from tilewright.passes.definition import register_pass
+from tilewright.passes.thread.overlap_launches import starts_early
+from tilewright.passes.thread.scopes import extent_of, loop_variable
+
+#: registers (4 bytes) one loop nest may hold back; more would cost occupancy or spill
+MAX_REGISTERS = 64
+_PLAIN = frozenset(
+    {"thread.load", "thread.gather", "thread.store", "thread.yield", "thread.loop", "thread.if"}
+)
+
+
+@register_pass(Level.THREAD)
+def delay_stores(func: Func, ctx: PassContext) -> Func:
+    """Split fully unrolled loops that read and write global memory: all that they compute, then the stores.
+
+    rewrite:  loop(i, unroll = 1) { %a = load(%x, at = [i]); store(%a, %y, at = [i]) }
+        -->   loop(i, unroll = 1) { %a = load(%x, at = [i]); store(%a, %kept, at = [i]) };
+              loop(i, unroll = 1) { %b = load(%kept, at = [i]); store(%b, %y, at = [i]) }
+
+    For targets of `overlap-launches` alone: there the compiler may not assume that a load through one
+    parameter misses a store through another, and each iteration would wait for its own loads.
+    """
+    return func.with_body(_delayed(func.body)) if starts_early(ctx.target) else func
+
+
+def _delayed(block: Block) -> Block:
+    out: list[Op] = []
+    for op in block.ops:
+        if _splits(op):
+            split = _Split()
+            computing = split.computing(op, ())
+            out += [*split.allocs, computing, split.storing(op)]
+        elif op.body is not None:
+            body = _delayed(op.body)
+            out.append(op if body is op.body else replace(op, body=body))
+        else:
+            out.append(op)
+    return block.with_ops(tuple(out))
+
+
+def _splits(op: Op) -> bool:
+    """Whether a loop is unrolled as a whole, reads what it does not write, and has few values to hold."""
+    if op.name != "thread.loop" or op.body is None:
+        return False
+    inside = [op, *walk(op.body)]
+    loops = [o for o in inside if o.name == "thread.loop"]
+    if any(o["unroll"] != 1 or o.operands for o in loops):
+        return False
+    if not all(o.name in _PLAIN or o.level == "scalar" for o in inside):
+        return False
+    reads = {o.operands[0] for o in inside if o.name in ("thread.load", "thread.gather")}
+    written = {o.operands[1] for o in inside if _writes_global(o)}
+    apart = any(v.tensor.space == "global" for v in reads) and not written & reads
+    return apart and _stores(op) > 1 and _registers(op) <= MAX_REGISTERS
+
+
+def _writes_global(op: Op) -> bool:
+    return op.name == "thread.store" and op.operands[1].tensor.space == "global"
+
+
+def _stores(op: Op) -> int:
+    """How many stores to global memory one thread executes."""
+    if op.body is None:
+        return int(_writes_global(op))
+    return _times(op) * sum(map(_stores, op.body.ops))
+
+
+def _registers(op: Op) -> int:
+    """Registers for all the values it stores to global memory."""
+    if op.body is None:
+        return _words(op.operands[0]) if _writes_global(op) else 0
+    return _times(op) * sum(map(_registers, op.body.ops))
+
+
+def _words(value: Value) -> int:
+    return int(getattr(value.type, "lanes", 1)) * -(-itemsize(value.type.dtype) // 4)
+
+
+def _times(op: Op) -> int:
+    return extent_of(op) if op.name == "thread.loop" else 1
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The register buffer of one store: an element per iteration and lane."""
+
+    buffer: Value
+    at: tuple[Expr, ...]
+
+
+class _Split:
+    def __init__(self) -> None:
+        self.allocs: list[Op] = []
+        self.kept: dict[Op, _Kept] = {}
+
+    def computing(self, op: Op, around: tuple[Op, ...]) -> Op:
+        """The loop or condition (inside the loops `around`) with registers in place of global memory."""
+        assert op.body is not None
+        loops = (*around, op) if op.name == "thread.loop" else around
+        return replace(op, body=op.body.with_ops(tuple(self._keeping(o, loops) for o in op.body.ops)))
+
+    def _keeping(self, op: Op, around: tuple[Op, ...]) -> Op:
+        if op.body is not None:
+            return self.computing(op, around)
+        if not _writes_global(op):
+            return op
+        value, target = op.operands
+        assert isinstance(value.type, ScalarType)
+        shape = (*map(extent_of, around), value.type.lanes)
+        at: tuple[Expr, ...] = (*(Sym(loop_variable(loop)) for loop in around), 0)
+        buffer = Value(TensorType(target.tensor.dtype, shape, "reg"), "kept")
+        self.allocs.append(Op("thread.alloc", results=(buffer,), attrs=(("align", 16),), loc=op.loc))
+        self.kept[op] = _Kept(buffer, at)
+        attrs: tuple[tuple[str, Attr], ...] = (("at", at), ("mask", ()))
+        return Op("thread.store", (value, buffer), attrs=attrs, loc=op.loc)
+
+    def storing(self, op: Op) -> Op:
+        """The loop or condition with nothing but its stores, of the values kept."""
+        assert op.body is not None
+        out: list[Op] = []
+        for o in op.body.ops:
+            if o in self.kept:
+                out += self._store(o)
+            elif o.body is not None and any(inner in self.kept for inner in walk(o.body)):
+                out.append(self.storing(o))
+            elif o.name == "thread.yield":
+                out.append(o)
+        return replace(op, body=op.body.with_ops(tuple(out)))
+
+    def _store(self, op: Op) -> list[Op]:
+        kept = self.kept[op]
+        value = Value(op.operands[0].type, op.operands[0].hint)
+        lanes = getattr(value.type, "lanes", 1)
+        attrs: tuple[tuple[str, Attr], ...] = (
+            ("at", kept.at),
+            ("lanes", lanes),
+            ("mask", ()),
+            ("other", 0.0),
+        )
+        load = Op("thread.load", (kept.buffer,), results=(value,), attrs=attrs, loc=op.loc)
+        return [load, op.with_operands((value, op.operands[1]))]
