@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright.ir import Module, Op, UnsupportedError, Value
-
-Rule = Callable[[Any, Sequence[Any], Op], Any]
+from tilewright.tools.torch_rules import RULES as TRANSFORMER_AND_MOBILE_RULES
+from tilewright.tools.torch_rules import Rule
 
 
 def _padding(op: Op) -> tuple[int, int, int, int]:
@@ -53,6 +53,7 @@ def _batch_norm(torch: Any, x: Sequence[Any], op: Op) -> Any:
 
 
 RULES: dict[str, Rule] = {
+    **TRANSFORMER_AND_MOBILE_RULES,
     "graph.conv2d": _conv2d,
     "graph.max_pool2d": _pool("max"),
     "graph.avg_pool2d": _pool("avg"),

@@ -1,0 +1,122 @@
+"""Peak memory of networks beyond their weights, planned here and measured or estimated for PyTorch.
+
+`python -m tilewright.tools.compare_memory NET.relay ... [--batch N ...] [--json FILE]`: compiles without a
+device; measures PyTorch on the same graph where it is installed and sees a GPU, else only estimates it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tilewright as tw
+from tilewright.ir import Module
+from tilewright.runtime.memory import layout_of
+from tilewright.runtime.plan import BufferKind, ExecutionPlan
+from tilewright.tools.report.wording import bytes_text
+from tilewright.tools.torch_memory import torch_peaks
+from tilewright.tools.torch_program import TorchProgram
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print one paragraph per network and batch size, and write all numbers as JSON if asked to."""
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("networks", nargs="+", metavar="NET.relay")
+    p.add_argument("--batch", type=int, nargs="+", default=[1], metavar="N", help="batch sizes (default 1)")
+    p.add_argument("--target", default="null", help="default null: as for an sm_90a GPU")
+    p.add_argument("--conv-algorithm", default="auto", help="as in tilewright.compile (default auto)")
+    p.add_argument("--no-torch", action="store_true", help="only estimate PyTorch")
+    p.add_argument("--json", metavar="FILE")
+    a = p.parse_args(argv)
+    measured = not a.no_torch and _torch_has_gpu()
+    rows = []
+    for path in a.networks:
+        for batch in a.batch:
+            row = memory_row(path, batch, a.target, a.conv_algorithm, measured=measured)
+            print(_paragraph(row), flush=True)
+            rows.append(row)
+    if a.json:
+        Path(a.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    return 0
+
+
+def memory_row(
+    path: str, batch: int, target: str = "null", conv_algorithm: Any = "auto", *, measured: bool = False
+) -> dict[str, Any]:
+    """Bytes for one network: ours from the plan, PyTorch's by liveness and, if `measured`, on the GPU."""
+    module = with_batch(tw.frontends.relay.load(path, params="random"), batch)
+    with tw.compile(module, target=target, conv_algorithm=conv_algorithm) as exe:
+        plan = exe.plan
+    layout = layout_of(plan)
+    imported = sum(array.nbytes for array in module.constants.values())
+    ours = {kind: _bytes_of(plan, kind) for kind in ("constant", "input", "output")}
+    beyond = plan.arena_bytes + ours["input"] + ours["output"]
+    program = TorchProgram(module)
+    row: dict[str, Any] = {
+        "network": Path(path).stem,
+        "batch": batch,
+        "weights_imported": imported,
+        "constants": ours["constant"],
+        "constants_beyond_imported": max(0, ours["constant"] - imported),
+        "arena": plan.arena_bytes,
+        "inputs": ours["input"],
+        "outputs": ours["output"],
+        "beyond_weights": beyond,
+        "arena_lower_bound": layout.lower_bound,
+        "gap": plan.arena_bytes / layout.lower_bound - 1 if layout.lower_bound else 0.0,
+        "torch_estimate": program.estimated_peak(),
+    }
+    row["ratio_to_estimate"] = beyond / row["torch_estimate"]
+    if measured:
+        row |= torch_peaks(program)
+        row["ratio_to_eager"] = beyond / row["torch_eager"]
+        row["ratio_to_graph"] = beyond / row["torch_graph"]
+    return row
+
+
+def with_batch(module: Module, batch: int) -> Module:
+    """The module with the first dimension of every input set to `batch`."""
+    shapes = {n: t.shape for n, t in zip(module.input_names, module.input_types, strict=True)}
+    wanted = {n: (batch, *shape[1:]) for n, shape in shapes.items()}
+    return module if wanted == shapes else tw.with_input_shapes(module, wanted)
+
+
+def _bytes_of(plan: ExecutionPlan, kind: BufferKind) -> int:
+    return sum(b.nbytes for b in plan.buffers if b.kind == kind)
+
+
+def _torch_has_gpu() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _paragraph(row: dict[str, Any]) -> str:
+    text = {k: bytes_text(v) for k, v in row.items() if isinstance(v, int)}
+    lines = [
+        f"{row['network']}, batch {row['batch']}: {text['beyond_weights']} beyond the weights = arena "
+        f"{text['arena']} (bound {text['arena_lower_bound']}, gap {100 * row['gap']:.2f} %) + inputs "
+        f"{text['inputs']} + outputs {text['outputs']}",
+        f"  weights: {text['weights_imported']} as imported, {text['constants']} as we keep them "
+        f"({text['constants_beyond_imported']} more)",
+        f"  PyTorch, by liveness of its calls, without workspaces: {text['torch_estimate']}; ours is "
+        f"{row['ratio_to_estimate']:.3f} of it",
+    ]
+    if "torch_eager" in row:
+        lines.append(
+            f"  PyTorch {row['torch']} on {row['device']}: eager {text['torch_eager']} (besides "
+            f"{text['torch_kept_workspace']} of workspace kept between runs), captured graph "
+            f"{text['torch_graph']}; ours is {row['ratio_to_eager']:.3f} and {row['ratio_to_graph']:.3f} of it"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
