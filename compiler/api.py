@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, cast, get_args
@@ -12,13 +12,16 @@ import numpy as np
 
 from tilewright.algorithm_tuning import measured_algorithms
 from tilewright.convolution_facts import convolution_facts
+from tilewright.costmodel.bound import LAUNCH
+from tilewright.devices import open_device
 from tilewright.driver import Lowered, build, lower
-from tilewright.executable import Artifact, Executable
+from tilewright.executable import Artifact, Executable, clear_errors
 from tilewright.ir import Func, InputError, Level, Module, Pairs, show
 from tilewright.measuring import measurer
 from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import PRECISIONS
 from tilewright.reference import ReferenceExecutable
+from tilewright.stream_choice import KernelCost, check_policy, choose_streams, work_of
 from tilewright.targets import Target, resolve_target
 from tilewright.tuning import measured_choice, tuning_facts
 
@@ -36,6 +39,8 @@ def compile(
     precision: Precision = "fp32",
     libraries: bool = True,
     conv_algorithm: ConvAlgorithm = "auto",
+    streams: str | None = None,
+    instances: int = 1,
     progress: bool | None = None,
     instruments: Sequence[Instrument] = (),
 ) -> Executable:
@@ -55,6 +60,10 @@ def compile(
     conv_algorithm: how convolutions are computed: `auto` takes an alternative (Winograd, FFT) where the cost
         model sees a clear gain or, with `tune="measure"`, where it is faster; a named one is used wherever it
         is legal.
+    streams: which launches run side by side: `model` takes the policy whose replay the model finds shortest,
+        `auto` the one whose replay is measured to be shortest on the device, which must be present; or a
+        policy by name (`serial`, `exact`, `nimble`, `ios`, `limited(2)`, ...). By default as `tune` chooses.
+    instances: how many calls may run side by side, each with buffers of its own; weights are shared.
     progress: draw a bar on stderr while kernels compile; by default where stderr is a terminal.
 
     Raises InputError for bad modules and arguments, WorkError where the work fails.
@@ -70,6 +79,10 @@ def compile(
     if conv_algorithm not in get_args(ConvAlgorithm):
         known = ", ".join(get_args(ConvAlgorithm))
         raise InputError(f"expected conv_algorithm among {known}, got {conv_algorithm!r}")
+    policy = streams or ("auto" if tune == "measure" else "model")
+    check_policy(policy)
+    if type(instances) is not int or instances < 1:
+        raise InputError(f"expected a positive number of instances, got {instances!r}")
     resolved = resolve_target(target)
     if resolved.kind == "reference":
         if module.main.level is Level.GRAPH and "graph" in PRECISIONS[precision]:
@@ -97,7 +110,24 @@ def compile(
     constants = {n: np.asarray(a) for n, a in lowered.thread.constants.items() if n in names}
     texts = {"graph": show(lowered.graph), "tensor": show(lowered.tensor), "thread": show(lowered.thread)}
     facts = {**facts_of(lowered, resolved), "precision": precision, **tuning}
-    return Executable(Artifact(plan, constants, texts, facts), str(resolved))
+    work = work_of(plan, _costs(facts["kernels"]), resolved.hardware)
+    with clear_errors():
+        device = partial(open_device, str(resolved))
+        chosen = choose_streams(plan, policy, work, constants=constants, device=device)
+    facts["streams"] = chosen.facts()
+    return Executable(Artifact(chosen.plan, constants, texts, facts), str(resolved), instances=instances)
+
+
+def _costs(kernels: Sequence[Mapping[str, Any]]) -> dict[str, KernelCost]:
+    """What a launch of each kernel costs: measured where it was, else by the model."""
+    found = {}
+    for k in kernels:
+        cost = k["cost"] or {}
+        seconds = k["measured_s"] or cost.get("estimate_s") or 0.0
+        # A bound set by latency or by the launch itself leaves the GPU's throughput to others.
+        bound = 0.0 if cost.get("limit") in ("LAT", LAUNCH) else cost.get("bound_s") or 0.0
+        found[k["name"]] = KernelCost(seconds, bound / seconds if seconds else 0.0)
+    return found
 
 
 def _constant_names(module: Module) -> list[str]:

@@ -28,7 +28,7 @@ def stream_batches(
     plans: Sequence[LoadedPlan], batches: Iterable[Sequence[object]]
 ) -> Iterator[list[np.ndarray]]:
     """Outputs of every batch in order; each plan holds at most one batch at a time."""
-    queueing = [plan for plan in plans if isinstance(plan, QueuesBatches)]
+    queueing: list[QueuesBatches] = [plan for plan in plans if isinstance(plan, QueuesBatches)]
     if len(queueing) < len(plans):
         for inputs in batches:
             yield plans[0].run(inputs)

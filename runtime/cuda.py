@@ -10,7 +10,8 @@ from types import ModuleType
 
 from tilewright.runtime.arrays import Array, check_constants
 from tilewright.runtime.cuda_context import Context, explain_status
-from tilewright.runtime.cuda_plan import CudaPlan
+from tilewright.runtime.cuda_memory import CudaPool
+from tilewright.runtime.cuda_plan import CudaPlan, ReplayKind
 from tilewright.runtime.device import Progress
 from tilewright.runtime.errors import DeviceMissingError, RuntimeInputError
 from tilewright.runtime.loaded import Closable
@@ -45,19 +46,20 @@ def load_driver() -> ModuleType:
 class CudaDevice(Closable):
     """One NVIDIA GPU by number.
 
-    `graph=True` replays plans as one CUDA graph with the plan's dependency edges; `graph=False` launches
-    kernel by kernel on the plan's streams. `check_each_launch=True` (implies the latter) waits after every
-    launch, so that a kernel that fails is named. Raises `DeviceMissingError` where there is no such GPU.
+    replay: `graph` makes one CUDA graph of explicit nodes with the plan's dependency edges, `capture` one
+    captured from the plan's streams; `eager` launches kernel by kernel on these streams; `checked` waits
+    after every launch, so that a kernel that fails is named. Equal weights and binaries of all plans loaded
+    through one device are stored once. Raises `DeviceMissingError` where there is no such GPU.
     """
 
     language = "cuda"
 
-    def __init__(self, ordinal: int = 0, *, graph: bool = True, check_each_launch: bool = False) -> None:
+    def __init__(self, ordinal: int = 0, *, replay: ReplayKind = "graph") -> None:
         self.context = Context(load_driver(), ordinal)
         self.name = self.context.name()
         self.capability = self.context.capability()
-        self.graph = graph and not check_each_launch
-        self.check_each_launch = check_each_launch
+        self.replay = replay
+        self.pool = CudaPool()
 
     @property
     def arch(self) -> str:
@@ -89,9 +91,7 @@ class CudaDevice(Closable):
                 )
             self._check_arch(kernel.name, kernel.arch)
         checked = check_constants(plan, constants)
-        loaded = CudaPlan(
-            self.context, plan, checked, graph=self.graph, check_each_launch=self.check_each_launch
-        )
+        loaded = CudaPlan(self.context, self.pool, plan, checked, replay=self.replay)
         if progress is not None and plan.kernels:
             progress(len(plan.kernels), len(plan.kernels), plan.kernels[-1].name)
         return loaded

@@ -1,199 +1,185 @@
-"""A plan loaded on a GPU: its modules, memory, inputs and outputs, and how one replay is made and timed."""
+"""A plan loaded on a GPU: fixed inputs and outputs, one call that replays it, and how replays are timed."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 
-from tilewright.runtime import dlpack
-from tilewright.runtime.arrays import (
-    Array,
-    check_input_count,
-    check_repeats,
-    export_dlpack,
-    host_array,
-    view_dlpack,
-)
+from tilewright.runtime.arrays import Array, check_repeats
 from tilewright.runtime.cuda_context import Context
-from tilewright.runtime.cuda_replay import GraphReplay, PreparedLaunch, StreamReplay, prepare_launches
-from tilewright.runtime.device_array import DeviceArray
+from tilewright.runtime.cuda_eager import EagerReplay
+from tilewright.runtime.cuda_graph import CapturedGraph, ExplicitGraph, GraphReplay
+from tilewright.runtime.cuda_inputs import CopyIn, copies_in
+from tilewright.runtime.cuda_launch import PreparedLaunch, prepare_launches
+from tilewright.runtime.cuda_memory import CudaPool, PlanMemory, Staging
+from tilewright.runtime.device_array import DeviceArray, LentArray
 from tilewright.runtime.dtypes import DTYPES
-from tilewright.runtime.errors import DeviceError, RuntimeInputError
+from tilewright.runtime.errors import DeviceError
 from tilewright.runtime.loaded import Closable
-from tilewright.runtime.plan import Buffer, ExecutionPlan
-from tilewright.runtime.plan_check import ALIGNMENT
+from tilewright.runtime.plan import ExecutionPlan
 
 MILLISECOND = 1e-3
 
+ReplayKind = Literal["graph", "capture", "eager", "checked"]
+
 
 class CudaPlan(Closable):
-    """See `LoadedPlan`. Holds a reference to the primary context, so it may outlive its device object."""
+    """See `LoadedPlan`. Holds a reference to the primary context, so it may outlive its device object.
+
+    One call at a time: threads that call it together wait for each other. Load the plan again for calls that
+    shall run side by side; weights and modules are shared between loads.
+    """
 
     def __init__(
         self,
         context: Context,
+        pool: CudaPool,
         plan: ExecutionPlan,
         constants: Mapping[str, Array],
         *,
-        graph: bool,
-        check_each_launch: bool,
+        replay: ReplayKind = "graph",
     ) -> None:
         self.plan = plan
         self._context = context.again()
-        self._blocks: list[int] = []
-        self._modules: list[Any] = []
-        self._addresses: dict[str, int] = {}
+        self._pool = pool
+        self._modules: list[bytes] = []
         self._stream: Any = None
-        self._replay: GraphReplay | StreamReplay | None = None
+        self._replay: GraphReplay | EagerReplay | None = None
         self._launches: list[PreparedLaunch] = []
+        self._staging: Staging | None = None
+        self._started: list[CopyIn] | None = None
         self._broken = False
+        self._lock = threading.RLock()
+        self._memory: PlanMemory | None = None
         try:
             with self._working():
-                self._stream = self._context.call(
-                    "cuStreamCreate", int(context.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
-                )
-                self._allocate()
-                self._upload_constants(constants)
-                self._launches = self._prepare()
-                self._replay = (
-                    GraphReplay(self._context, self._launches, self._stream)
-                    if graph
-                    else StreamReplay(self._context, self._launches, self._stream, check_each_launch)
-                )
+                flag = int(context.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
+                self._stream = self._context.call("cuStreamCreate", flag)
+                self._memory = PlanMemory(self._context, pool, plan, self._stream)
+                self._memory.allocate(constants)
+                functions = self._load_functions()
+                self._launches = prepare_launches(self._context, plan, functions, self._memory.addresses)
+                self._replay = self._make_replay(replay)
         except BaseException:
             self.close()
             raise
+        self._addresses = self._memory.addresses
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """The context is current; a driver failure marks the plan, since some of them poison the context."""
-        with self._context.current():
+        """The context is current and nobody else works with the plan; a driver failure marks the plan.
+
+        Some failures poison the context for good: what then frees must not hide them.
+        """
+        with self._lock, self._context.current():
+            self.check_open()
             try:
                 yield
             except DeviceError:
                 self._broken = True
                 raise
 
-    # Memory
-
-    def _allocate(self) -> None:
-        arena = self._new_block(self.plan.arena_bytes, "the arena")
-        for kind in ("constant", "input", "output"):
-            buffers = [buffer for buffer in self.plan.buffers if buffer.kind == kind]
-            sizes = [-(-buffer.nbytes // ALIGNMENT) * ALIGNMENT for buffer in buffers]
-            address = self._new_block(sum(sizes), f"all buffers of kind {kind}")
-            for buffer, size in zip(buffers, sizes, strict=True):
-                self._addresses[buffer.name] = address
-                address += size
-        for buffer in self.plan.buffers:
-            if buffer.kind == "arena":
-                self._addresses[buffer.name] = arena + buffer.offset
-        for buffer in self.plan.buffers:
-            if buffer.kind == "alias":
-                owner, offset = self.plan.locate(buffer.name)
-                self._addresses[buffer.name] = self._addresses[owner.name] + offset
-
-    def _new_block(self, nbytes: int, what: str) -> int:
-        if nbytes == 0:
-            return 0
-        address = self._context.allocate(nbytes, what)
-        self._blocks.append(address)
-        return address
-
-    def _upload_constants(self, constants: Mapping[str, Array]) -> None:
-        # On the plan's own stream: it does not wait for copies on the default stream.
-        for name, array in constants.items():
-            if array.nbytes:
-                self._copy("cuMemcpyHtoDAsync", self._addresses[name], array.ctypes.data, array.nbytes)
-        self._context.call("cuStreamSynchronize", self._stream, doing="copying the constants")
-
-    def _copy(self, function: str, target: int, source: int, nbytes: int) -> None:
-        self._context.call(function, target, source, nbytes, self._stream)
-
-    def _prepare(self) -> list[PreparedLaunch]:
-        modules: dict[bytes, Any] = {}
+    def _load_functions(self) -> dict[str, Any]:
         functions: dict[str, Any] = {}
         for kernel in self.plan.kernels:
             assert kernel.binary is not None
             doing = f"kernel {kernel.name!r}"
-            if kernel.binary not in modules:
-                modules[kernel.binary] = self._context.call("cuModuleLoadData", kernel.binary, doing=doing)
-                self._modules.append(modules[kernel.binary])
+            load = partial(self._context.call, "cuModuleLoadData", kernel.binary, doing=doing)
+            module = self._pool.modules.take(kernel.binary, load)
+            self._modules.append(kernel.binary)
             functions[kernel.name] = self._context.call(
-                "cuModuleGetFunction", modules[kernel.binary], kernel.entry.encode(), doing=doing
+                "cuModuleGetFunction", module, kernel.entry.encode(), doing=doing
             )
-        return prepare_launches(self._context, self.plan, functions, self._addresses)
+        return functions
 
-    # Inputs and outputs
+    def _make_replay(self, kind: ReplayKind) -> GraphReplay | EagerReplay:
+        if kind in ("graph", "capture"):
+            graph = ExplicitGraph if kind == "graph" else CapturedGraph
+            return graph(self._context, self._launches, self._stream)
+        checked = kind == "checked"
+        return EagerReplay(self._context, self._launches, self._stream, check_each_launch=checked)
 
-    def _fill_inputs(self, inputs: Sequence[object]) -> None:
-        check_input_count(self.plan, inputs)
-        # Everything is checked before the first copy, and exporters live until the copies are done.
-        steps = [
-            self._input_step(value, self.plan.buffer_by_name[name])
-            for name, value in zip(self.plan.inputs, inputs, strict=True)
-        ]
-        for function, address, source, nbytes, _ in steps:
-            if nbytes:
-                self._copy(function, address, source, nbytes)
-        self._context.call("cuStreamSynchronize", self._stream, doing="copying the inputs")
+    # Fixed buffers and replays
 
-    def _input_step(self, value: Any, buffer: Buffer) -> tuple[str, int, int, int, object]:
-        """The copy that fills `buffer`: driver function, target, source, bytes, and what must stay alive."""
-        nbytes = buffer.size * DTYPES[buffer.dtype].itemsize
-        address = self._addresses[buffer.name]
-        kind, index = dlpack.CPU, 0
-        if hasattr(value, "__dlpack_device__") and not isinstance(value, np.ndarray | np.generic):
-            kind, index = (int(part) for part in value.__dlpack_device__())
-        if kind not in (dlpack.CUDA, dlpack.CUDA_MANAGED):
-            array = host_array(value, buffer, "input")
-            return "cuMemcpyHtoDAsync", address, array.ctypes.data, nbytes, array
-        if kind == dlpack.CUDA and index != self._context.ordinal:
-            raise RuntimeInputError(
-                f"input {buffer.name!r}: expected an array on GPU {self._context.ordinal}, "
-                f"got one on GPU {index}"
-            )
-        # The producer makes our stream wait for whatever still writes the array.
-        capsule = export_dlpack(value, buffer, "input", stream=int(self._stream))
-        view = view_dlpack(capsule, buffer, "input")
-        if view.is_dense or nbytes == 0:
-            return "cuMemcpyDtoDAsync", address, view.address, nbytes, capsule
-        array = self._gather(view)
-        return "cuMemcpyHtoDAsync", address, array.ctypes.data, nbytes, array
+    @property
+    def inputs(self) -> dict[str, LentArray]:
+        """The fixed inputs: arrays in GPU memory that a caller may write in place through DLPack."""
+        return {name: self._lent(name) for name in self.plan.inputs}
 
-    def _gather(self, view: dlpack.TensorView) -> Array:
-        """A dense host copy of a strided device array; its whole span travels once."""
-        low, nbytes = view.byte_span()
-        span = np.empty(nbytes, np.uint8)
-        self._copy("cuMemcpyDtoHAsync", span.ctypes.data, view.address + low, nbytes)
-        self._context.call("cuStreamSynchronize", self._stream)
-        return np.array(view.gather(span), order="C", copy=True)
+    @property
+    def outputs(self) -> list[LentArray]:
+        """The fixed outputs, overwritten by every replay."""
+        return [self._lent(name) for name in self.plan.outputs]
+
+    def _lent(self, name: str) -> LentArray:
+        self.check_open()
+        buffer = self.plan.buffer_by_name[name]
+        return LentArray(self._context, buffer.dtype, buffer.shape, self._addresses[name], self)
+
+    def replay(self, stream: int | None = None) -> None:
+        """Queue one replay on the plan's stream, or on a stream of the caller's, and return at once.
+
+        It reads the fixed inputs and writes the fixed outputs. Replays must not overlap: queue them on one
+        stream, or wait between them.
+        """
+        assert self._replay is not None
+        with self._working():
+            self._replay.launch(stream)
+
+    def synchronize(self) -> None:
+        """Wait for everything queued on the plan's stream."""
+        with self._working():
+            self._wait()
+
+    def graph(self) -> GraphReplay:
+        """The instantiated graph; raises `DeviceError` where the plan is launched step by step."""
+        if not isinstance(self._replay, GraphReplay):
+            raise DeviceError("this plan was loaded to be launched step by step: it has no graph")
+        return self._replay
+
+    def _launch(self) -> None:
+        assert self._replay is not None
+        self._replay.launch()
+
+    def _wait(self) -> None:
+        doing = f"running {len(self._launches)} kernels"
+        self._context.call("cuStreamSynchronize", self._stream, doing=doing)
+
+    # Runs
+
+    def _fill_inputs(self, inputs: Sequence[object]) -> list[CopyIn]:
+        """Queue the copies of the inputs; what they read must live until they are done."""
+        steps = copies_in(self._context, self.plan, self._addresses, inputs, self._stream)
+        for step in steps:
+            step.start(self._context, self._stream)
+        return steps
 
     def run(self, inputs: Sequence[object]) -> list[Array]:
         """See `LoadedPlan.run`; inputs may also be DLPack arrays on this GPU."""
-        self.check_open()
         with self._working():
-            self._fill_inputs(inputs)
-            self._run_once()
+            alive = self._fill_inputs(inputs)
+            self._launch()
             outputs = []
             for name in self.plan.outputs:
                 buffer = self.plan.buffer_by_name[name]
                 result = np.empty(buffer.shape, DTYPES[buffer.dtype])
                 if result.nbytes:
-                    source = self._addresses[name]
-                    self._context.call("cuMemcpyDtoH", result.ctypes.data, source, result.nbytes, doing=name)
+                    self._copy("cuMemcpyDtoHAsync", result.ctypes.data, self._addresses[name], result.nbytes)
                 outputs.append(result)
+            self._wait()
+            del alive
             return outputs
 
     def run_on_device(self, inputs: Sequence[object]) -> list[DeviceArray]:
         """Like `run`, but the outputs stay on the GPU, each in memory of its own, and export `__dlpack__`."""
-        self.check_open()
         with self._working():
-            self._fill_inputs(inputs)
-            self._run_once()
+            alive = self._fill_inputs(inputs)
+            self._launch()
             outputs = []
             for name in self.plan.outputs:
                 buffer = self.plan.buffer_by_name[name]
@@ -201,51 +187,85 @@ class CudaPlan(Closable):
                 if result.nbytes:
                     self._copy("cuMemcpyDtoDAsync", result.address, self._addresses[name], result.nbytes)
                 outputs.append(result)
-            self._context.call("cuStreamSynchronize", self._stream, doing="copying the outputs")
+            self._wait()
+            del alive
             return outputs
 
-    def _launch(self) -> None:
-        assert self._replay is not None
-        self._replay.launch()
+    def _copy(self, function: str, target: int, source: int, nbytes: int) -> None:
+        self._context.call(function, target, source, nbytes, self._stream)
 
-    def _run_once(self) -> None:
-        self._launch()
-        self._context.call(
-            "cuStreamSynchronize", self._stream, doing=f"running {len(self._launches)} kernels"
-        )
+    def start(self, inputs: Sequence[object]) -> None:
+        """Queue copy-in, replay and copy-out of one batch through pinned memory, and return at once.
+
+        `finish` waits for it. Raises `DeviceError` where a batch is under way already.
+        """
+        with self._working():
+            if self._started is not None:
+                raise DeviceError("a batch is under way in this plan: finish it first")
+            names = dict.fromkeys((*self.plan.inputs, *self.plan.outputs))
+            if self._staging is None:
+                buffers = [self.plan.buffer_by_name[name] for name in names]
+                self._staging = Staging(self._context, buffers)
+            steps = copies_in(self._context, self.plan, self._addresses, inputs, self._stream)
+            pinned = self._staging.arrays
+            for step in steps:
+                if step.array is not None:
+                    pinned[step.name][...] = step.array
+                    source = pinned[step.name].ctypes.data
+                    if step.nbytes:
+                        self._copy("cuMemcpyHtoDAsync", step.target, source, step.nbytes)
+                else:
+                    step.start(self._context, self._stream)
+            self._launch()
+            for name in dict.fromkeys(self.plan.outputs):
+                target = pinned[name]
+                if target.nbytes:
+                    self._copy("cuMemcpyDtoHAsync", target.ctypes.data, self._addresses[name], target.nbytes)
+            self._started = steps
+
+    def finish(self) -> list[Array]:
+        """Wait for the batch that `start` queued and give its outputs as fresh arrays."""
+        with self._working():
+            if self._started is None or self._staging is None:
+                raise DeviceError("no batch is under way in this plan")
+            self._started = None
+            self._wait()
+            return [self._staging.arrays[name].copy() for name in self.plan.outputs]
 
     # Timing
 
     def time(self, inputs: Sequence[object], repeats: int) -> list[float]:
         """See `LoadedPlan.time`: CUDA events around each replay, all queued before the first wait."""
         check_repeats(repeats)
-        self.check_open()
         with self._working(), self._events(2 * repeats) as events:
-            self._fill_inputs(inputs)
-            self._run_once()
+            self._warm_up(inputs)
             for index in range(repeats):
                 self._context.call("cuEventRecord", events[2 * index], self._stream)
                 self._launch()
                 self._context.call("cuEventRecord", events[2 * index + 1], self._stream)
-            self._context.call("cuStreamSynchronize", self._stream, doing="timing the plan")
+            self._wait()
             return self._elapsed(events)
 
     def time_kernels(self, inputs: Sequence[object], repeats: int) -> list[list[float]]:
         """See `LoadedPlan.time_kernels`: events around every launch, on one stream in plan order."""
         check_repeats(repeats)
-        self.check_open()
         with self._working(), self._events(2 * len(self._launches)) as events:
-            self._fill_inputs(inputs)
-            self._run_once()
+            self._warm_up(inputs)
             columns = []
             for _ in range(repeats):
                 for index, launch in enumerate(self._launches):
                     self._context.call("cuEventRecord", events[2 * index], self._stream)
                     launch.start(self._context, self._stream)
                     self._context.call("cuEventRecord", events[2 * index + 1], self._stream)
-                self._context.call("cuStreamSynchronize", self._stream, doing="timing the kernels")
+                self._wait()
                 columns.append(self._elapsed(events))
             return [list(row) for row in zip(*columns, strict=True)]
+
+    def _warm_up(self, inputs: Sequence[object]) -> None:
+        alive = self._fill_inputs(inputs)
+        self._launch()
+        self._wait()
+        del alive
 
     @contextmanager
     def _events(self, count: int) -> Iterator[list[Any]]:
@@ -273,17 +293,19 @@ class CudaPlan(Closable):
                 raise
 
     def _release(self) -> None:
-        self._destroy("cuCtxPushCurrent", self._context.handle)
-        if self._stream is not None:
-            self._destroy("cuStreamSynchronize", self._stream)
-        if self._replay is not None:
-            for function, handle in self._replay.handles():
-                self._destroy(function, handle)
-        for module in self._modules:
-            self._destroy("cuModuleUnload", module)
-        for address in self._blocks:
-            self._destroy("cuMemFree", address)
-        if self._stream is not None:
-            self._destroy("cuStreamDestroy", self._stream)
-        self._destroy("cuCtxPopCurrent")
-        self._destroy("cuDevicePrimaryCtxRelease", self._context.device)
+        with self._lock:
+            self._destroy("cuCtxPushCurrent", self._context.handle)
+            if self._stream is not None:
+                self._destroy("cuStreamSynchronize", self._stream)
+            if self._replay is not None:
+                for function, handle in self._replay.handles():
+                    self._destroy(function, handle)
+            while self._modules:
+                self._pool.modules.give_back(self._modules.pop(), partial(self._destroy, "cuModuleUnload"))
+            for memory in (self._memory, self._staging):
+                if memory is not None:
+                    memory.release(self._destroy)
+            if self._stream is not None:
+                self._destroy("cuStreamDestroy", self._stream)
+            self._destroy("cuCtxPopCurrent")
+            self._destroy("cuDevicePrimaryCtxRelease", self._context.device)

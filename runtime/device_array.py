@@ -1,4 +1,4 @@
-"""A dense array in GPU memory of its own, for consumers that take DLPack (PyTorch, CuPy, JAX, ...)."""
+"""Dense arrays in GPU memory, for consumers that take DLPack (PyTorch, CuPy, JAX, ...)."""
 
 from __future__ import annotations
 
@@ -14,22 +14,18 @@ from tilewright.runtime.cuda_context import Context
 from tilewright.runtime.dtypes import DTYPES
 
 
-class DeviceArray:
-    """Owns its memory, which is freed when neither the array nor a consumer refers to it any more."""
+class LentArray:
+    """Memory that something else owns, for instance an input of a loaded plan; valid while that is open."""
 
-    def __init__(self, context: Context, dtype: str, shape: tuple[int, ...], what: str) -> None:
-        # A reference of its own to the primary context, so that the array may outlive the device object.
-        self._context = context.again()
+    def __init__(
+        self, context: Context, dtype: str, shape: tuple[int, ...], address: int, owner: object = None
+    ) -> None:
+        self._context = context
+        self._owner = owner
         self.dtype = dtype
         self.shape = shape
         self.nbytes = int(np.prod(shape, dtype=np.int64)) * DTYPES[dtype].itemsize
-        self.address = 0
-        try:
-            with self._context.current():
-                self.address = self._context.allocate(self.nbytes, what)
-        except BaseException:
-            self._context.release()
-            raise
+        self.address = address
 
     def numpy(self) -> Array:
         """A copy in host memory."""
@@ -50,7 +46,7 @@ class DeviceArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """A capsule of this very memory; its data is complete, so no stream has to wait."""
+        """A capsule of this very memory; whoever writes it must have finished, no stream is made to wait."""
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError(f"the array lives on DLPack device {self.__dlpack_device__()}, not {dl_device}")
         if copy:
@@ -58,6 +54,20 @@ class DeviceArray:
         return dlpack.make_capsule(
             self.address, dlpack.CUDA, self._context.ordinal, self.dtype, self.shape, self
         )
+
+
+class DeviceArray(LentArray):
+    """Owns its memory, which is freed when neither the array nor a consumer refers to it any more."""
+
+    def __init__(self, context: Context, dtype: str, shape: tuple[int, ...], what: str) -> None:
+        # A reference of its own to the primary context, so that the array may outlive the device object.
+        super().__init__(context.again(), dtype, shape, 0)
+        try:
+            with self._context.current():
+                self.address = self._context.allocate(self.nbytes, what)
+        except BaseException:
+            self._context.release()
+            raise
 
     def free(self) -> None:
         """Free the memory now; only for arrays that no consumer looks at."""

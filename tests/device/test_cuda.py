@@ -27,7 +27,7 @@ def test_skeletons(case):
 def test_graph_replay_equals_step_by_step(module, x):
     exe = tw.compile(module, target="cuda")
     (replayed,) = exe(x)
-    with CudaDevice(graph=False) as device, device.load(exe.plan, exe.artifact.constants) as loaded:
+    with CudaDevice(replay="eager") as device, device.load(exe.plan, exe.artifact.constants) as loaded:
         (stepped,) = loaded.run([x])
     np.testing.assert_array_equal(replayed, stepped)
 

@@ -19,7 +19,8 @@ class Fake:
         log.append("load")
 
     def run(self, inputs):
-        assert not self.busy and not self.closed
+        assert not self.busy
+        assert not self.closed
         self.busy = True
         threading.Event().wait(0.001)
         self.busy = False

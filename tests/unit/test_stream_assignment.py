@@ -1,0 +1,180 @@
+"""Stream plans on execution plans: edges, order, memory, choice by model, by name and by measurement."""
+
+import random
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright.runtime.arena_check import check_arena
+from tilewright.runtime.errors import DeviceMissingError, RuntimeInputError
+from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
+from tilewright.runtime.stream_assignment import launch_dag, with_streams
+from tilewright.runtime.streams import Dag, plan_streams
+from tilewright.stream_choice import KernelCost, choose_streams, work_of
+
+POLICIES = ("serial", "exact", "nimble", "nimble-code", "ios", "resource", "limited(2)")
+
+
+def plan_of(dag, size=1024):
+    """A plan with one launch per node that reads what its predecessors wrote."""
+    buffers = [Buffer("x", "float32", (size,), "input", 4 * size)]
+    buffers += [
+        Buffer(f"b{i}", "float32", (size,), "arena" if dag.successors[i] else "output", 4 * size)
+        for i in range(dag.n)
+    ]
+    launches = [
+        Launch(
+            "k",
+            (*(f"b{u}" for u in dag.predecessors[i]), "x", f"b{i}"),
+            (1, 1, 1),
+            32,
+            deps=dag.predecessors[i],
+            writes=(len(dag.predecessors[i]) + 1,),
+            origin=(f"node {i}",),
+        )
+        for i in range(dag.n)
+    ]
+    outputs = tuple(f"b{i}" for i in range(dag.n) if not dag.successors[i])
+    code = KernelCode("k", "k", "cuda", "")
+    return ExecutionPlan("null", tuple(buffers), (code,), tuple(launches), ("x",), outputs, 0)
+
+
+def random_dag(rng, n, p):
+    return Dag.of(n, [(u, v) for v in range(n) for u in range(v) if rng.random() < p])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_edges_are_the_reduced_edges_of_what_the_streams_enforce(policy):
+    rng = random.Random(policy)
+    for n in (1, 2, 5, 9, 14):
+        dag = random_dag(rng, n, 0.3)
+        streams = plan_streams(dag, policy)
+        placed = with_streams(plan_of(dag), streams)
+        check_arena(placed)
+        got = launch_dag(placed)
+        node = dict(enumerate(streams.order))
+        assert {(node[u], node[v]) for u, v in got.edges} == set(streams.happens_before.reduced)
+        assert all(placed.launches[i].origin == (f"node {node[i]}",) for i in range(n))
+        assert all(got.position[u] < got.position[v] for u, v in got.edges)
+        if policy in ("exact", "nimble", "nimble-code", "resource"):
+            assert {(node[u], node[v]) for u, v in got.edges} == set(dag.reduced)
+
+
+def test_memory_is_shared_only_under_the_new_order():
+    """Two branches that run side by side cannot share bytes; one after the other they can."""
+    dag = Dag.of(6, [(0, 1), (1, 2), (2, 5), (0, 3), (3, 4), (4, 5)])
+    serial = with_streams(plan_of(dag), plan_streams(dag, "serial"))
+    side_by_side = with_streams(plan_of(dag), plan_streams(dag, "exact"))
+    assert serial.arena_bytes < side_by_side.arena_bytes
+    assert len({x.stream for x in side_by_side.launches}) == 2
+
+
+def test_streams_of_another_graph_are_refused():
+    dag, other = Dag.of(3, [(0, 1), (1, 2)]), Dag.of(3, [(0, 2)])
+    with pytest.raises(RuntimeInputError, match="leave launch 1 free to run before launch 0"):
+        with_streams(plan_of(dag), plan_streams(other, "exact"))
+    with pytest.raises(RuntimeInputError, match="expected streams of 3 launches, got 2"):
+        with_streams(plan_of(dag), plan_streams(Dag.of(2, []), "exact"))
+
+
+class Clock:
+    """A device that says how long a plan of so many streams takes."""
+
+    def __init__(self, seconds_by_streams):
+        self.seconds, self.loads, self.plan = seconds_by_streams, 0, None
+
+    def load(self, plan, constants):
+        self.loads += 1
+        loaded = Clock(self.seconds)
+        loaded.plan = plan
+        return loaded
+
+    def time(self, inputs, repeats):
+        return [self.seconds(len({x.stream for x in self.plan.launches}))] * repeats
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+
+def choose(seconds, policy="auto"):
+    dag = Dag.of(6, [(0, 1), (1, 5), (0, 2), (2, 5), (0, 3), (3, 5), (0, 4), (4, 5)])
+    plan = plan_of(dag)
+    work = work_of(plan, {"k": KernelCost(5e-6, 0.1)}, None)
+    return choose_streams(plan, policy, work, constants={}, device=lambda: Clock(seconds))
+
+
+def test_auto_takes_what_is_measured_to_be_fastest():
+    assert len({x.stream for x in choose(lambda n: 1.0 / n).plan.launches}) == 4
+    two = choose(lambda n: 1.0 if n == 2 else 2.0)
+    assert (two.policy, two.chosen_by) == ("limited(2)", "measurement")
+    assert two.facts()["replay_s"]["serial"] == 2.0
+
+
+def test_auto_stays_serial_without_a_clear_gain():
+    assert choose(lambda n: 1.0 if n == 1 else 0.995).policy == "serial"
+    assert choose(lambda n: 1.0).policy == "serial"
+
+
+def test_a_named_policy_is_not_measured():
+    def refuse(n):
+        raise AssertionError("nothing is to be measured")
+
+    assert choose(refuse, "exact").facts() == {
+        "policy": "exact",
+        "chosen_by": "name",
+        "count": 4,
+        "synchronisations": 6,
+        "edges": 8,
+        "replay_s": {},
+    }
+
+
+def test_auto_without_a_device_says_so(monkeypatch, module):
+    def missing(target):
+        raise DeviceMissingError("this machine has no NVIDIA driver")
+
+    monkeypatch.setattr("tilewright.api.open_device", missing)
+    with pytest.raises(tw.WorkError, match="no NVIDIA driver"):
+        tw.compile(module, target="cuda:sm_90a", streams="auto")
+
+
+@pytest.fixture(scope="module")
+def module(data_dir):
+    path = data_dir / "relay" / "pt_googlenet.relay"
+    return tw.frontends.relay.load(str(path), params="random", seed=0)
+
+
+def test_compiling_with_streams(module):
+    serial = tw.compile(module, target="cuda:sm_90a", streams="serial")
+    exact = tw.compile(module, target="cuda:sm_90a", streams="exact")
+    model = tw.compile(module, target="cuda:sm_90a")
+    assert serial.report()["streams"]["count"] == 1
+    assert exact.report()["streams"]["count"] > 1
+    facts = model.report()["streams"]
+    assert facts["chosen_by"] == "model"
+    assert facts["replay_s"][facts["policy"]] <= facts["replay_s"]["serial"]
+    for exe in (serial, exact, model):
+        check_arena(exe.plan)
+
+
+def test_streams_do_not_change_results(data_dir):
+    path = data_dir / "relay" / "squeezenet.relay"
+    module = tw.frontends.relay.load(str(path), params="random", seed=0)
+    x = np.random.default_rng(0).standard_normal(module.input_types[0].shape).astype(np.float32)
+    results = []
+    for policy in ("serial", "exact", "limited(2)"):
+        with tw.compile(module, target="opencl", streams=policy) as exe:
+            results.append(exe(x)[0])
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
+
+
+def test_bad_streams_and_instances(module):
+    with pytest.raises(tw.InputError, match="expected streams among model, auto"):
+        tw.compile(module, target="null", streams="limited(0)")
+    with pytest.raises(tw.InputError, match="positive number of instances, got 0"):
+        tw.compile(module, target="null", instances=0)
