@@ -113,7 +113,7 @@ def _paragraph(row: dict[str, Any]) -> str:
         lines.append(
             f"  PyTorch {row['torch']} on {row['device']}: eager {text['torch_eager']} (besides "
             f"{text['torch_kept_workspace']} of workspace kept between runs), captured graph "
-            f"{text['torch_graph']}; ours is {row['ratio_to_eager']:.3f} and {row['ratio_to_graph']:.3f} of it"
+            f"{text['torch_graph']}; ours: {row['ratio_to_eager']:.3f} and {row['ratio_to_graph']:.3f} of them"
         )
     return "\n".join(lines)
 

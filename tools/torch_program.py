@@ -87,7 +87,7 @@ class TorchProgram:
         return rows
 
     def estimated_peak(self) -> int:
-        """Most bytes at one time beyond the weights: inputs, intermediate and final results; no workspaces."""
+        """Most bytes held at one time beyond the weights: inputs and results of calls; no workspaces."""
         outer = {*self.module.main.params, *self.weights}
         held = sum(p.tensor.nbytes for p in self.module.main.params)
         values: dict[Value, int] = {}  # storage -> how many live values share it
@@ -159,7 +159,7 @@ def _combined(ops: Sequence[Op]) -> list[Call]:
 def _only_used_here(
     value: Value, names: Sequence[str], x: Value, producer: dict[Value, Op], users: dict[Value, int]
 ) -> list[Value]:
-    """The results of the ops `names`, outermost first, that lead from `value` back to x and serve nobody else.
+    """The results of the ops `names`, outermost first, that lead from `value` back to x and nowhere else.
 
     Empty where they are other ops. Operands beside the chain are constants.
     """
