@@ -51,18 +51,25 @@ def cache(tmp_path, monkeypatch):
 
 
 def run(script, *arguments):
-    """Start a Python process; its script has `contents` and `key`."""
+    """Start a Python process; its script has the names of this file and begins with `finished`."""
     folder = str(Path(__file__).parent)
     head = f"import sys; sys.path.insert(0, {folder!r})\nfrom test_tuning_database import *\n"
-    return subprocess.Popen(
-        [sys.executable, "-c", head + script, *map(str, arguments)], stderr=subprocess.PIPE
-    )
+    head += "print('ready', flush=True); sys.stdin.readline()\n"
+    command = [sys.executable, "-c", head + script, *map(str, arguments)]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command, **pipes)
 
 
-def finished(*processes):
+def finished(*processes, code=0):
+    """Let all begin at once and wait for them."""
+    for p in processes:
+        assert p.stdout.readline() == b"ready\n"
+    for p in processes:
+        p.stdin.write(b"\n")
+        p.stdin.flush()
     for p in processes:
         _, errors = p.communicate(timeout=60)
-        assert p.returncode == 0, errors.decode()
+        assert p.returncode == code, errors.decode()
 
 
 # -- what it keeps ---------------------------------------------------------------------------------------
@@ -369,9 +376,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_writer_that_is_killed_leaves_nothing_half_written(tmp_path):
     path = filled(tmp_path / "t.sqlite")
     before = path.read_bytes()
-    process = run(KILLED, path)
-    process.communicate(timeout=60)
-    assert process.returncode == -9
+    finished(run(KILLED, path), code=-9)
     assert path.with_name("t.sqlite-journal").exists()
     assert path.read_bytes() != before
     with TuningDatabase.open(path) as db:
