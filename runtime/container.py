@@ -27,6 +27,8 @@ from tilewright.runtime.strict_json import Fields, load_strict_json
 from tilewright.runtime.tensor_file import read_tensors, write_tensors
 
 CONTAINER_VERSION = 1
+PLAN_FILE, WEIGHTS_FILE = "plan.json", "weights.safetensors"
+WEIGHT_NAMES_FILE = "weights.json"
 MAX_MEMBERS = 50_000
 MAX_TEXT_BYTES = 32 << 20
 MAX_ALL_TEXT_BYTES = 256 << 20
@@ -54,20 +56,35 @@ def write_container(path: str | os.PathLike[str], saved: SavedExecutable) -> Non
 
     The bytes depend on the content alone. Raises `RuntimeInputError` for a bad plan, constant or path.
     """
+    members = plan_members(saved)
+    members[WEIGHTS_FILE] = write_tensors(check_constants(saved.plan, saved.constants))
+    manifest = {
+        "container_version": CONTAINER_VERSION,
+        "target": saved.plan.target,
+        "facts": dict(saved.facts),
+    }
+    write_archive(path, manifest, members)
+
+
+def plan_members(saved: SavedExecutable) -> dict[str, bytes]:
+    """The members that hold the plan, its kernels and the IR texts; all but the weights."""
     saved.plan.validate()
-    constants = check_constants(saved.plan, saved.constants)
-    members = {"plan.json": saved.plan.to_json(sources=False).encode()}
+    members = {PLAN_FILE: saved.plan.to_json(sources=False).encode()}
     for kernel in saved.plan.kernels:
         members[f"kernels/{kernel.name}{SOURCE_SUFFIX[kernel.language]}"] = kernel.source.encode()
         if kernel.binary is not None:
             members[f"kernels/{kernel.name}.cubin"] = kernel.binary
     for name, text in saved.texts.items():
         members[_text_file(name)] = text.encode()
-    members["weights.safetensors"] = write_tensors(constants)
+    return members
+
+
+def write_archive(
+    path: str | os.PathLike[str], manifest: Mapping[str, Any], members: Mapping[str, bytes]
+) -> None:
+    """Write members behind a manifest that also holds their hashes; replaces the file when complete."""
     manifest = {
-        "container_version": CONTAINER_VERSION,
-        "target": saved.plan.target,
-        "facts": dict(saved.facts),
+        **manifest,
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in members.items()},
     }
     with _written(Path(path)) as file, zipfile.ZipFile(file, "w") as archive:
@@ -78,9 +95,16 @@ def write_container(path: str | os.PathLike[str], saved: SavedExecutable) -> Non
 
 def read_container(path: str | os.PathLike[str]) -> SavedExecutable:
     """Read and check a container; anything wrong with it is one `RuntimeInputError` naming the file."""
+    with opened_archive(path) as archive:
+        return read_single(*read_archive(archive))
+
+
+@contextmanager
+def opened_archive(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
+    """The archive of a container; whatever is wrong inside is one `RuntimeInputError` naming the file."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return _read_archive(archive)
+            yield archive
     except RuntimeInputError as error:
         raise RuntimeInputError(f"{os.fspath(path)}: {error}") from None
     except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, ValueError) as error:
@@ -120,34 +144,51 @@ def _written(path: Path) -> Iterator[Any]:
         raise RuntimeInputError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
-def _read_archive(archive: zipfile.ZipFile) -> SavedExecutable:
+def read_archive(archive: zipfile.ZipFile) -> tuple[Fields, dict[str, bytes]]:
+    """The manifest and all members but it, sizes, names and hashes checked; raises `RuntimeInputError`."""
     _check_members(archive)
     if "manifest.json" not in archive.namelist():
         raise RuntimeInputError("expected a saved executable, but there is no manifest.json in it")
-    text = _decode("manifest.json", _read_bounded(archive, "manifest.json"))
-    manifest = Fields(load_strict_json(text, "manifest.json"), "manifest.json", _MANIFEST_KEYS)
-    version = manifest.integer("container_version")
-    if version != CONTAINER_VERSION:
-        raise RuntimeInputError(f"expected container version {CONTAINER_VERSION}, got {version}")
-    hashes, facts = manifest.mapping("sha256"), manifest.mapping("facts")
+    text = decode("manifest.json", _read_bounded(archive, "manifest.json"))
+    manifest = Fields(
+        load_strict_json(text, "manifest.json"), "manifest.json", _MANIFEST_KEYS, optional=("buckets",)
+    )
+    hashes = manifest.mapping("sha256")
     names = {info.filename for info in archive.infolist()} - {"manifest.json"}
     if names != set(hashes):
         odd = sorted(names ^ set(hashes))[0]
         raise RuntimeInputError(f"member {odd!r:.100} is not both in the archive and in the manifest")
-    members = {name: _read_checked(archive, name, hashes[name]) for name in sorted(names)}
-    for name in ("plan.json", "weights.safetensors"):
+    return manifest, {name: _read_checked(archive, name, hashes[name]) for name in sorted(names)}
+
+
+def read_single(manifest: Fields, members: Mapping[str, bytes]) -> SavedExecutable:
+    """The executable of a container that holds one plan; raises `RuntimeInputError`."""
+    version = manifest.integer("container_version")
+    if version != CONTAINER_VERSION or "buckets" in manifest.data:
+        raise RuntimeInputError(
+            f"expected container version {CONTAINER_VERSION}, with one plan, got {version}"
+        )
+    for name in members:
+        if name.startswith("buckets/"):
+            raise RuntimeInputError(f"member {name!r} is no part of a saved executable with one plan")
+    require_members(members, PLAN_FILE, WEIGHTS_FILE)
+    plan, texts = read_plan(members)
+    check_target(manifest, plan)
+    constants = check_constants(plan, read_tensors(members[WEIGHTS_FILE]))
+    return SavedExecutable(plan, constants, texts, manifest.mapping("facts"))
+
+
+def require_members(members: Mapping[str, bytes], *names: str) -> None:
+    """Raise `RuntimeInputError` for a member that is missing."""
+    for name in names:
         if name not in members:
             raise RuntimeInputError(f"member {name!r} is missing")
-    plan = _read_plan(members)
+
+
+def check_target(manifest: Fields, plan: ExecutionPlan) -> None:
+    """Raise `RuntimeInputError` where the manifest names another target than the plan."""
     if manifest.text("target") != plan.target:
         raise RuntimeInputError(f"the manifest's target is not that of the plan, {plan.target!r}")
-    constants = check_constants(plan, read_tensors(members["weights.safetensors"]))
-    texts = {
-        match[1]: _decode(name, data)
-        for name, data in members.items()
-        if (match := _TEXT_FILE.fullmatch(name))
-    }
-    return SavedExecutable(plan, constants, texts, facts)
 
 
 def _check_members(archive: zipfile.ZipFile) -> None:
@@ -191,9 +232,16 @@ _KERNEL_FILE = re.compile(r"kernels/([A-Za-z0-9_][A-Za-z0-9_.-]{0,199})\.(cu|cl|
 _TEXT_FILE = re.compile(r"ir/([A-Za-z0-9_-]{1,100})\.ir")
 
 
+_BUCKET_FILE = re.compile(r"buckets/(?:0|[1-9][0-9]{0,3})/(.*)")
+
+
 def _is_our_name(name: str) -> bool:
-    fixed = ("manifest.json", "plan.json", "weights.safetensors")
-    return name in fixed or bool(_KERNEL_FILE.fullmatch(name) or _TEXT_FILE.fullmatch(name))
+    if name in ("manifest.json", WEIGHTS_FILE):
+        return True
+    bucket = _BUCKET_FILE.fullmatch(name)
+    fixed = (PLAN_FILE, WEIGHT_NAMES_FILE) if bucket else (PLAN_FILE,)
+    inner = bucket[1] if bucket else name
+    return inner in fixed or bool(_KERNEL_FILE.fullmatch(inner) or _TEXT_FILE.fullmatch(inner))
 
 
 def _read_checked(archive: zipfile.ZipFile, name: str, expected: object) -> bytes:
@@ -212,14 +260,16 @@ def _read_bounded(archive: zipfile.ZipFile, name: str) -> bytes:
     return data
 
 
-def _decode(name: str, data: bytes) -> str:
+def decode(name: str, data: bytes) -> str:
+    """The text of a member; raises `RuntimeInputError` where it is none."""
     try:
         return data.decode()
     except UnicodeDecodeError:
         raise RuntimeInputError(f"member {name!r} is not UTF-8 text") from None
 
 
-def _read_plan(members: Mapping[str, bytes]) -> ExecutionPlan:
+def read_plan(members: Mapping[str, bytes]) -> tuple[ExecutionPlan, dict[str, str]]:
+    """The plan with its sources and binaries, and the IR texts; raises `RuntimeInputError`."""
     sources: dict[str, str] = {}
     binaries: dict[str, bytes] = {}
     for name, data in members.items():
@@ -232,11 +282,14 @@ def _read_plan(members: Mapping[str, bytes]) -> ExecutionPlan:
         elif kernel in sources:
             raise RuntimeInputError(f"kernel {kernel!r} has two sources")
         else:
-            sources[kernel] = _decode(name, data)
-    plan = ExecutionPlan.from_json(
-        _decode("plan.json", members["plan.json"]), sources=sources, binaries=binaries
-    )
+            sources[kernel] = decode(name, data)
+    plan = ExecutionPlan.from_json(decode(PLAN_FILE, members[PLAN_FILE]), sources=sources, binaries=binaries)
     stray = sorted((sources.keys() | binaries.keys()) - plan.kernel_by_name.keys())
     if stray:
         raise RuntimeInputError(f"the plan has no kernel {stray[0]!r}")
-    return plan
+    texts = {
+        match[1]: decode(name, data)
+        for name, data in members.items()
+        if (match := _TEXT_FILE.fullmatch(name))
+    }
+    return plan, texts
