@@ -11,6 +11,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 
 from tilewright.algorithm_tuning import measured_algorithms
+from tilewright.buckets import GivenShapes
 from tilewright.convolution_facts import convolution_facts
 from tilewright.costmodel.bound import LAUNCH
 from tilewright.devices import open_device
@@ -21,6 +22,7 @@ from tilewright.measuring import measurer
 from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import PRECISIONS
 from tilewright.reference import ReferenceExecutable
+from tilewright.shaped import compile_shapes
 from tilewright.stream_choice import KernelCost, check_policy, choose_streams, work_of
 from tilewright.targets import Target, resolve_target
 from tilewright.tuning import measured_choice, tuning_facts
@@ -41,6 +43,7 @@ def compile(
     conv_algorithm: ConvAlgorithm = "auto",
     streams: str | None = None,
     instances: int = 1,
+    shapes: Sequence[GivenShapes] | None = None,
     progress: bool | None = None,
     instruments: Sequence[Instrument] = (),
 ) -> Executable:
@@ -64,12 +67,19 @@ def compile(
         `auto` the one whose replay is measured to be shortest on the device, which must be present; or a
         policy by name (`serial`, `exact`, `nimble`, `ios`, `limited(2)`, ...). By default as `tune` chooses.
     instances: how many calls may run side by side, each with buffers of its own; weights are shared.
+    shapes: compile for each of these input shapes: mappings of input names to shapes (the others keep
+        theirs), or shapes where there is one input. Gives a `tilewright.shaped.ShapedExecutable`, which runs
+        the plan for the shapes it is called with.
     progress: draw a bar on stderr while kernels compile; by default where stderr is a terminal.
 
     Raises InputError for bad modules and arguments, WorkError where the work fails.
     """
+    asked = dict(locals())
     if not isinstance(module, Module):
         raise InputError(f"expected a Module, got {type(module).__name__}")
+    if shapes is not None:
+        del asked["module"]
+        return compile_shapes(partial(compile, **{**asked, "shapes": None}), module, shapes)
     if tune not in ("model", "measure"):
         raise InputError(f"expected tune among model, measure, got {tune!r}")
     if tuning_db is not None and tune != "measure":
