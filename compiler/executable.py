@@ -19,10 +19,14 @@ from tilewright.batch_stream import stream_batches
 from tilewright.instances import InstancePool
 from tilewright.ir import ArrayType, InputError, WorkError
 from tilewright.opened_device import OpenedDevice
-from tilewright.runtime.container import SavedExecutable, read_container, write_container
+from tilewright.profile import Profile
+from tilewright.profiling import Subject, profile_loaded
+from tilewright.runtime.bucket_container import SavedBuckets, read_saved
+from tilewright.runtime.container import SavedExecutable, write_container
 from tilewright.runtime.device import Device, LoadedPlan, Progress
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
 from tilewright.runtime.plan import ExecutionPlan
+from tilewright.targets import resolve_target
 
 
 @contextmanager
@@ -169,6 +173,20 @@ class Executable:
         names = [launch.kernel for launch in self.plan.launches]
         return [(n, float(np.median(r))) for n, r in zip(names, rows, strict=True)]
 
+    def profile(self, *inputs: object, repeats: int = 10, compare_serial: bool = False) -> Profile:
+        """When every launch of a replay ran, on which stream and multiprocessors (see `Profile`).
+
+        compare_serial: time the same kernels one after the other as well. Raises UnsupportedError where the
+        target runs nothing, or where the kernels were made by another version.
+        """
+        loaded = self.load()
+        with clear_errors():
+            thread = self.artifact.texts["thread"]
+            subject = Subject(
+                resolve_target(self.target), self._open()[0], loaded, self.artifact.constants, thread
+            )
+            return profile_loaded(subject, inputs, repeats=repeats, compare_serial=compare_serial)
+
     def report(self) -> dict[str, Any]:
         """Plain data about the compilation: target, kernels with parameters, bound and estimate, memory."""
         plan = self.plan
@@ -216,9 +234,16 @@ def _inputs_of(batch: object) -> Sequence[object]:
 
 
 def load(path: str | Path) -> Executable:
-    """Read a file written by `Executable.save`, running nothing from it; raises InputError on damage."""
+    """Read a file written by `save`, running nothing from it; raises InputError on damage.
+
+    A file with plans for several input shapes gives a `tilewright.shaped.ShapedExecutable`.
+    """
     with clear_errors():
-        saved = read_container(path)
+        saved = read_saved(path)
+    if isinstance(saved, SavedBuckets):
+        from tilewright.shaped import loaded_buckets  # which imports this module
+
+        return loaded_buckets(saved, str(path))
     target = saved.facts.get("target")
     if not isinstance(target, str):
         raise InputError("expected a saved executable that names its target", where=str(path))

@@ -5,6 +5,7 @@ Launches, streams, dependencies and the arena stay; only the kernels' text and o
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -16,6 +17,9 @@ from tilewright.runtime.plan import Buffer, ExecutionPlan, Launch
 from tilewright.targets import Target
 
 STAMP_BYTES = 8 * STAMPS_PER_BLOCK
+#: words of C, with the bracket of a call; and those that are no names of variables
+_WORD = re.compile(r"[A-Za-z_]\w*\(?|\w+(?:\.\w+)*|\S")
+_FIXED = re.compile(r"tw_\w+|(?:const|unsigned|signed|float|double|long|int|short|char|bool|if|for)\d*")
 
 
 @dataclass(frozen=True)
@@ -57,12 +61,20 @@ def stamped_plan(plan: ExecutionPlan, thread: Module, target: Target) -> Stamped
 
 
 def _stamped(func: Func | None, name: str, planned: str) -> KernelSource:
-    if func is None or emit_cuda(func).source != planned:
+    if func is None or _without_names(emit_cuda(func).source) != _without_names(planned):
         raise UnsupportedError(
             f"kernel '{name}' cannot be profiled: this version of Tilewright emits it other than the "
             "executable has it; compile the network again"
         )
     return emit_cuda(func, stamps=True)
+
+
+def _without_names(source: str) -> list[str]:
+    """The words of a kernel with one name for all variables: their names are not part of the printed IR."""
+    text = re.sub(r"//.*", "", source)
+    return [
+        "%" if word.isidentifier() and not _FIXED.fullmatch(word) else word for word in _WORD.findall(text)
+    ]
 
 
 def _with_argument(launch: Launch, view: Buffer) -> Launch:

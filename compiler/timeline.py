@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 Interval = tuple[float, float]
@@ -23,6 +24,18 @@ def union(intervals: Sequence[Interval]) -> list[Interval]:
 def covered(intervals: Sequence[Interval]) -> float:
     """Length of the union."""
     return sum(end - start for start, end in union(intervals))
+
+
+def lanes(intervals: Sequence[Interval]) -> list[int]:
+    """A lane for each interval, so that those of one lane do not overlap; the first free one, by start."""
+    out = [0] * len(intervals)
+    free_at: list[float] = []
+    for index in sorted(range(len(intervals)), key=lambda i: (*intervals[i], i)):
+        start, end = intervals[index]
+        lane = next((i for i, at in enumerate(free_at) if at <= start), len(free_at))
+        free_at[lane : lane + 1] = [end]
+        out[index] = lane
+    return out
 
 
 def longest_path(durations: Sequence[float], deps: Sequence[Sequence[int]]) -> tuple[int, ...]:
@@ -77,7 +90,7 @@ class Timeline:
         """Mean number of launches that run, pauses included."""
         return sum(end - start for start, end in self.spans) / self.span_s if self.span_s else 0.0
 
-    @property
+    @cached_property
     def critical_path(self) -> tuple[int, ...]:
         """The longest way through the dependencies, by duration of launches."""
         return longest_path([end - start for start, end in self.spans], self.deps)
