@@ -1,0 +1,217 @@
+"""Tuning through the database: nothing is measured twice, and an interrupted run goes on where it stopped."""
+
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright import measuring
+from tilewright.cli import main
+from tilewright.runtime.null import NullDevice
+from tilewright.tuning_database import TuningDatabase
+
+NET = """module @{name} {{ graph.func @main(%x: f32[4, 32]) -> f32[4, 24] {{
+  %w = graph.constant(name = "w") : f32[48, 32]
+  %v = graph.constant(name = "v") : f32[24, 48]
+  %0 = graph.dense(%x, %w) : f32[4, 48] loc "{loc}.first"
+  %1 = graph.relu(%0) : f32[4, 48]
+  %2 = graph.dense(%1, %v) : f32[4, 24] loc "{loc}.second"
+  graph.return(%2) }} }}"""
+
+
+class CountingDevice(NullDevice):
+    """Runs nothing; every program takes a time that depends on its launches, and some raise."""
+
+    name = "counter"
+    driver_version = "1"
+
+    def __init__(self, fail=lambda n: None):
+        super().__init__()
+        self.timed, self.fail, self.plans = 0, fail, []
+
+    def load(self, plan, constants, *, progress=None):
+        loaded = super().load(plan, constants, progress=progress)
+        loaded.time = partial(self.time, plan.launches[0])
+        self.plans.append(loaded)
+        return loaded
+
+    def time(self, launch, inputs, repeats):
+        self.fail(self.timed)
+        self.timed += 1
+        return [1e-6 * (launch.grid[0] + launch.grid[1] / 3 + launch.block / 7)] * repeats
+
+    def is_closed(self):
+        return self._closed and all(loaded._closed for loaded in self.plans)
+
+
+def network(name="m", loc="net"):
+    rng = np.random.default_rng(0)
+    arrays = {"w": rng.standard_normal((48, 32)), "v": rng.standard_normal((24, 48))}
+    module = tw.parse(NET.format(name=name, loc=loc))
+    return module.with_constants(tw.ir.Constants({n: a.astype(np.float32) for n, a in arrays.items()}))
+
+
+def tuned(path, device, module=None):
+    """The executable of a run whose measurements the device makes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "open_device", lambda target: device)
+        return tw.compile(module or network(), "opencl", tune="measure", tuning_db=path, progress=False)
+
+
+def keys(path):
+    with TuningDatabase(path) as db:
+        return [key for key, _ in db.rows()]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """Its database and executable."""
+    path = tmp_path_factory.mktemp("db") / "t.sqlite"
+    return path, tuned(path, CountingDevice())
+
+
+def test_a_second_run_measures_nothing_and_chooses_the_same(uninterrupted):
+    path, first = uninterrupted
+    device = CountingDevice()
+    second = tuned(path, device)
+    assert device.timed == 0
+    facts = first.report()["tuning"]
+    assert facts["measured"] == len(keys(path)) > 10
+    assert second.report()["tuning"] == {
+        **facts, "measured": 0, "reused": facts["measured"] + facts["reused"]
+    }  # fmt: skip
+    assert 0 < facts["chosen_s"] <= facts["model_s"]
+    assert second.artifact.texts == first.artifact.texts
+
+
+def test_names_and_origins_do_not_count(uninterrupted):
+    path, _ = uninterrupted
+    device = CountingDevice()
+    tuned(path, device, network("other", "elsewhere"))
+    assert device.timed == 0
+
+
+@pytest.mark.parametrize("part", ["name", "driver_version"])
+def test_another_device_or_driver_is_measured(uninterrupted, tmp_path, part):
+    (tmp_path / "t.sqlite").write_bytes(uninterrupted[0].read_bytes())
+    device = CountingDevice()
+    setattr(device, part, "another")
+    tuned(tmp_path / "t.sqlite", device)
+    assert device.timed == len(keys(uninterrupted[0]))
+    assert len(keys(tmp_path / "t.sqlite")) == 2 * device.timed
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+def test_an_interrupted_run_goes_on_where_it_stopped(uninterrupted, tmp_path, error):
+    def fail(n):
+        if n == 7:
+            raise error
+
+    path, device = tmp_path / "t.sqlite", CountingDevice(fail)
+    with pytest.raises(error):
+        tuned(path, device)
+    assert device.is_closed()
+    assert len(keys(path)) == 7
+    again = CountingDevice()
+    exe = tuned(path, again)
+    assert again.timed == len(keys(uninterrupted[0])) - 7
+    assert keys(path) == keys(uninterrupted[0])
+    assert exe.artifact.texts == uninterrupted[1].artifact.texts
+
+
+TUNE = """
+import os, sys; sys.path.insert(0, {folder!r})
+from test_tuning_reuse import *
+print("ready", flush=True); sys.stdin.readline()
+tuned(sys.argv[1], CountingDevice(lambda n: n == int(sys.argv[2]) and os.kill(os.getpid(), {signal})))
+"""
+
+
+def tune(path, *, killed_at=-1, signal=9):
+    """A process that tunes as soon as it is told to."""
+    script = TUNE.format(folder=str(Path(__file__).parent), signal=signal)
+    command = [sys.executable, "-c", script, str(path), str(killed_at)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("signal", [9, 15])
+def test_a_killed_process_leaves_what_it_measured(uninterrupted, tmp_path, signal):
+    path = tmp_path / "t.sqlite"
+    process = tune(path, killed_at=5, signal=signal)
+    process.communicate("\n", timeout=60)
+    assert process.returncode == -signal
+    assert len(keys(path)) == 5
+    device = CountingDevice()
+    tuned(path, device)
+    assert device.timed == len(keys(uninterrupted[0])) - 5
+    assert keys(path) == keys(uninterrupted[0])
+    assert [p.name for p in tmp_path.iterdir()] == ["t.sqlite"]
+
+
+def test_two_processes_tune_into_one_database(uninterrupted, tmp_path):
+    path = tmp_path / "t.sqlite"
+    processes = [tune(path), tune(path)]
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in processes:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+    assert keys(path) == keys(uninterrupted[0])
+    device = CountingDevice()
+    assert tuned(path, device).artifact.texts == uninterrupted[1].artifact.texts
+    assert device.timed == 0
+
+
+def test_a_damaged_database(tmp_path, monkeypatch):
+    path = tmp_path / "tuning-1.sqlite"
+    path.write_text("no database\n" * 500)
+    device = CountingDevice()
+    with pytest.raises(tw.InputError, match=str(path)):
+        tuned(path, device)
+    assert device.timed == 0
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    with pytest.warns(RuntimeWarning, match="is damaged"):
+        exe = tuned(None, device)
+    assert device.timed == exe.report()["tuning"]["measured"] == len(keys(path))
+
+
+def test_nothing_is_learned_where_nothing_runs(tmp_path):
+    exe = tuned(tmp_path / "t.sqlite", NullDevice())
+    assert exe.report()["tuning"]["measured"] > 0
+    assert keys(tmp_path / "t.sqlite") == []
+
+
+def test_a_database_without_measuring_is_a_mistake(tmp_path):
+    with pytest.raises(tw.InputError, match="tuning_db"):
+        tw.compile(network(), "null", tuning_db=tmp_path / "t.sqlite")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command(tmp_path, capsys):
+    path, net = str(tmp_path / "t.sqlite"), str(tmp_path / "net.ir")
+    Path(net).write_text(
+        "module @m { graph.func @main(%x: f32[4, 32], %w: f32[48, 32]) -> f32[4, 48] {"
+        " %0 = graph.dense(%x, %w) : f32[4, 48] graph.return(%0) } }"
+    )
+    results = []
+    for _ in range(2):
+        assert main(["tune", net, "--target", "opencl", "--tuning-db", path, "--json"]) == 0
+        results.append(json.loads(capsys.readouterr().out))
+    assert results[0]["measured"] == len(keys(path)) > 0
+    assert results[1]["measured"] == 0
+    assert results[1]["tuning_db"] == path
+    assert results[1]["gain"] == pytest.approx(results[0]["model_s"] / results[0]["chosen_s"])
+    assert main(["run", net, "--target", "opencl", "--tune", "measure", "--tuning-db", path]) == 0
+    capsys.readouterr()
+    assert main(["tune", net, "--target", "opencl", "--tuning-db", str(tmp_path)]) == 2
+    assert "it is a folder" in capsys.readouterr().err
