@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from typing import Any
 
 from tilewright.api import compile as compile_module
 from tilewright.commands.network import (
@@ -12,9 +13,11 @@ from tilewright.commands.network import (
     add_network_arguments,
     choices_of,
     load_network,
+    parse_shapes,
 )
 from tilewright.executable import Executable
 from tilewright.ir import UnsupportedError
+from tilewright.shaped import ShapedExecutable
 
 
 def add_compile(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -22,6 +25,12 @@ def add_compile(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     p = sub.add_parser("compile", help="compile a network into one file")
     add_choice_arguments(p)
     add_network_arguments(p, params=None)
+    p.add_argument(
+        "--shapes",
+        action="append",
+        metavar="NAME=N,...[; NAME=N,...]",
+        help="keep a plan for these input shapes, over shared weights (repeatable, one plan each)",
+    )
     p.add_argument("-o", "--output", metavar="FILE", help="where to write the executable (.tw)")
     p.add_argument("--json", action="store_true", help="print the report as JSON")
     p.set_defaults(action=run_compile)
@@ -30,7 +39,8 @@ def add_compile(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def run_compile(a: argparse.Namespace) -> None:
     """Compile, save where asked, and report."""
     start = time.perf_counter()
-    exe = compile_module(load_network(a), target=a.target, **choices_of(a))
+    shapes = [parse_shapes(text) for text in a.shapes] if a.shapes else None
+    exe = compile_module(load_network(a), target=a.target, shapes=shapes, **choices_of(a))
     if not isinstance(exe, Executable):
         raise UnsupportedError(
             "the reference target has nothing to compile; use `tilewright run --target reference`"
@@ -42,12 +52,28 @@ def run_compile(a: argparse.Namespace) -> None:
     if a.json:
         print(json.dumps(report, indent=1))
         return
+    print(f"compiled {a.network} for {report['target']} in {seconds:.1f} s:{_sizes(exe, report)}")
+    if isinstance(exe, ShapedExecutable):
+        saved = report["shared_constant_bytes_saved"]
+        print(
+            f"{report['constant_bytes'] / 1e6:.1f} MB of weights in all; sharing saves {saved / 1e6:.1f} MB"
+        )
+    if a.output:
+        print(f"wrote {a.output}")
+
+
+def _sizes(exe: Executable, report: dict[str, Any]) -> str:
+    """Sizes of the plan, or a line with the sizes of each."""
+    if isinstance(exe, ShapedExecutable):
+        pairs = zip(exe.executables, report["buckets"], strict=True)
+        return "".join(f"\n  {_shapes(facts)}:{_sizes(e, facts)}" for e, facts in pairs)
     spills = sum(k.resources.spill_bytes for k in exe.plan.kernels if k.resources is not None)
-    print(
-        f"compiled {a.network} for {report['target']} in {seconds:.1f} s: "
-        f"{report['kernels_compiled']} kernels, {report['launches']} launches, "
+    return (
+        f" {report['kernels_compiled']} kernels, {report['launches']} launches, "
         f"{report['constant_bytes'] / 1e6:.1f} MB of weights, "
         f"{report['arena_bytes'] / 1e6:.2f} MB arena, {spills} bytes spilled"
     )
-    if a.output:
-        print(f"wrote {a.output}")
+
+
+def _shapes(facts: dict[str, Any]) -> str:
+    return "; ".join(f"{name}={','.join(map(str, shape))}" for name, shape in facts["shapes"].items())

@@ -11,8 +11,11 @@ import numpy as np
 
 from tilewright import frontends
 from tilewright.api import ConvAlgorithm
+from tilewright.executable import Executable, load
 from tilewright.ir import ArrayType, InputError, Module, parse_file
+from tilewright.passes.graph.set_input_shapes import with_input_shapes
 from tilewright.pipelines import PRECISIONS
+from tilewright.shaped import ShapedExecutable
 
 #: files that hold their weights and name their inputs, and what they are
 BUNDLED = {".onnx": "an ONNX file", ".pt2": "an exported program"}
@@ -45,7 +48,8 @@ def add_network_arguments(p: argparse.ArgumentParser, *, params: str | None) -> 
         action="append",
         default=[],
         metavar="NAME=N,...",
-        help="ONNX: static shape of an input, or extent of a symbolic dimension (repeatable)",
+        help="compile for this shape of an input (repeatable); ONNX: also the extent of a symbolic "
+        "dimension; of a saved executable: which of its plans",
     )
     p.add_argument("--seed", type=int, default=0, help="seed of random weights and inputs")
     p.add_argument(
@@ -93,23 +97,39 @@ def choices_of(a: argparse.Namespace) -> dict[str, Any]:
 
 
 def load_network(a: argparse.Namespace) -> Module:
-    """The graph-level module the arguments name; raises InputError."""
-    if a.network.startswith(ZOO):
-        reject_shapes(a.shape)
-        return frontends.zoo.build(a.network.removeprefix(ZOO), seed=a.seed)
+    """The graph-level module the arguments name, for the shapes they name; raises InputError."""
     path = Path(a.network)
     if not path.exists():
         raise InputError("no such file", where=str(path))
-    if path.suffix == ".ir":
-        return parse_file(path)
     if path.suffix in BUNDLED:
         for option, value in (("--params", a.params not in (None, "random")), ("--inputs", a.inputs)):
             if value:
                 raise InputError(f"{BUNDLED[path.suffix]} has its own weights and inputs", where=option)
+    if path.suffix == ".onnx":
         return load_bundled(path, a.shape)
-    reject_shapes(a.shape)
+    return with_input_shapes(_as_written(a, path), dict(map(parse_shape, a.shape)))
+
+
+def _as_written(a: argparse.Namespace, path: Path) -> Module:
+    """The module of any file but an ONNX one, with the shapes it names itself."""
+    if path.suffix == ".ir":
+        return parse_file(path)
+    if path.suffix in BUNDLED:
+        return load_bundled(path, ())
     inputs = tuple(a.inputs.split(",")) if a.inputs else None
     return frontends.relay.load(str(path), params=a.params, inputs=inputs, seed=a.seed)
+
+
+def load_saved(a: argparse.Namespace) -> Executable:
+    """The saved executable the arguments name; of one with several plans that for `--shape`, if given."""
+    exe = load(a.network)
+    if not a.shape:
+        return exe
+    if not isinstance(exe, ShapedExecutable):
+        raise InputError(
+            "expected a network: a saved executable with one plan keeps its shapes", where="--shape"
+        )
+    return exe.select(dict(map(parse_shape, a.shape)))
 
 
 def load_bundled(path: Path, shapes: Sequence[str]) -> Module:
@@ -121,12 +141,19 @@ def load_bundled(path: Path, shapes: Sequence[str]) -> Module:
 
 
 def reject_shapes(shapes: Sequence[str]) -> None:
-    """Raise InputError for `--shape` with a network that is no ONNX file."""
+    """Raise InputError for `--shape` where a network is shown as it is written."""
     if shapes:
-        raise InputError("expected an ONNX file: the shapes of other networks are static", where="--shape")
+        raise InputError(
+            "expected an ONNX file: other networks are shown with their own shapes", where="--shape"
+        )
 
 
-def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
+def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
+    """Shapes by input name of `x=1,3,224,224; mask=1,64`; raises InputError."""
+    return dict(parse_shape(part.strip(), where="--shapes") for part in text.split(";"))
+
+
+def parse_shape(text: str, *, where: str = "--shape") -> tuple[str, tuple[int, ...]]:
     """Name and extents of `x=1,3,224,224` (`x=` for a scalar); raises InputError."""
     name, sign, extents = text.rpartition("=")
     try:
@@ -134,7 +161,7 @@ def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
     except ValueError:
         sign = ""
     if not name or not sign:
-        raise InputError(f"expected NAME=N,N,... with integers, got '{text}'", where="--shape")
+        raise InputError(f"expected NAME=N,N,... with integers, got '{text}'", where=where)
     return name, shape
 
 

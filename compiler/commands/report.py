@@ -11,8 +11,9 @@ from tilewright.commands.network import (
     add_network_arguments,
     choices_of,
     load_network,
+    load_saved,
 )
-from tilewright.executable import Executable, load
+from tilewright.executable import Executable
 from tilewright.ir import InputError, UnsupportedError
 from tilewright.runtime.atomic_file import atomic_file
 from tilewright.tools.report import FusedOps, collect, report_page, require_matplotlib
@@ -41,7 +42,7 @@ def run_report(a: argparse.Namespace) -> None:
     require_matplotlib()
     fused = None
     if Path(a.network).suffix == ".tw":
-        exe = load(a.network)
+        exe = load_saved(a)
     else:
         fused = FusedOps()
         exe = compile_module(load_network(a), target=a.target, **choices_of(a), instruments=(fused,))
