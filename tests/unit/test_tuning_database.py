@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -295,9 +296,8 @@ with pytest.raises(InputError, match="cannot be opened"):
 """
 
 
-def test_a_file_that_may_only_be_read(tmp_path_factory):
-    folder = Path(os.path.realpath(os.environ.get("TMPDIR", "/" + "tmp")), f"tuning-{os.getpid()}")
-    folder.mkdir()
+def test_a_file_that_may_only_be_read():
+    folder = Path(tempfile.mkdtemp())  # others may not look into tmp_path
     try:
         path = filled(folder / "tuning-1.sqlite", 1)
         path.chmod(0o444)
