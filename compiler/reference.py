@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from tilewright.ir import ArrayType, Module, interpret
+from tilewright.ir import ArrayType, Module, UnsupportedError, interpret
 from tilewright.ir.types import array_type
 
 
@@ -46,6 +46,10 @@ class ReferenceExecutable:
     def __call__(self, *inputs: Any) -> list[np.ndarray]:
         """Outputs by reference semantics."""
         return interpret(self.module, *inputs)
+
+    def profile(self, *inputs: object, repeats: int = 10, compare_serial: bool = False) -> NoReturn:
+        """There are no kernels to time: raises UnsupportedError."""
+        raise UnsupportedError("the reference target has no kernels to profile; name another target")
 
     def report(self) -> dict[str, Any]:
         """Plain data about the compilation."""

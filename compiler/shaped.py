@@ -15,6 +15,7 @@ from tilewright.executable import Artifact, Executable, clear_errors
 from tilewright.ir import InputError, Module
 from tilewright.opened_device import OpenedDevice
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
+from tilewright.profile import Profile
 from tilewright.reference import ReferenceExecutable
 from tilewright.runtime.bucket_container import SavedBuckets, write_buckets
 from tilewright.runtime.container import SavedExecutable
@@ -91,6 +92,10 @@ class ShapedExecutable(Executable):
     def time_kernels(self, *inputs: object, repeats: int = 5) -> list[tuple[str, float]]:
         """See `Executable.time_kernels`, of the plan for these shapes."""
         return self.select_for(inputs).time_kernels(*inputs, repeats=repeats)
+
+    def profile(self, *inputs: object, repeats: int = 10, compare_serial: bool = False) -> Profile:
+        """See `Executable.profile`, of the plan for these shapes."""
+        return self.select_for(inputs).profile(*inputs, repeats=repeats, compare_serial=compare_serial)
 
     def report(self) -> dict[str, Any]:
         """The report of the first bucket, and under `buckets` that of each; what weights take, stored once.

@@ -15,12 +15,14 @@ from tilewright.commands.network import (
     add_network_arguments,
     choices_of,
     load_network,
+    load_saved,
     random_inputs,
     read_inputs,
     relative_error,
 )
-from tilewright.executable import Executable, load
+from tilewright.executable import Executable
 from tilewright.ir import InputError, WorkError, interpret
+from tilewright.profile import Profile
 from tilewright.runtime.atomic_file import atomic_file
 
 #: relative error against float64 above which a result counts as wrong, by precision
@@ -40,6 +42,11 @@ def add_run(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help=f"compare with the float64 reference (error below {TOLERANCE['fp32']:g} in fp32)",
     )
     p.add_argument("--repeats", type=int, default=10, help="timed runs (default 10)")
+    p.add_argument(
+        "--trace",
+        metavar="FILE.json",
+        help="record a replay: print when kernels ran and how a serial plan compares, write a Perfetto trace",
+    )
     p.add_argument("--json", action="store_true", help="print results as JSON")
     p.set_defaults(action=run_network)
 
@@ -54,7 +61,7 @@ def run_network(a: argparse.Namespace) -> None:
             raise InputError(
                 "--check needs the network itself, a saved executable has no reference", where=a.network
             )
-        exe = load(a.network)
+        exe = load_saved(a)
     else:
         module = load_network(a)
         exe = compile_module(module, target=a.target, **choices_of(a))
@@ -68,13 +75,18 @@ def run_network(a: argparse.Namespace) -> None:
     }
     if isinstance(exe, Executable):
         result["seconds_median"] = float(np.median(exe.time(*inputs, repeats=a.repeats)))
-        exe.close()
+    profile = None
+    if a.trace:
+        profile = exe.profile(*inputs, repeats=a.repeats, compare_serial=True)
+        profile.write_trace(a.trace)
+        result["profile"] = profile.summary()
+    exe.close()
     if a.check and module is not None:
         wanted = interpret(module, *inputs, precision="fp64")
         result["relative_error"] = max(relative_error(o, w) for o, w in zip(outputs, wanted, strict=True))
     if a.output:
         _write(a.output, outputs)
-    _report(a, result)
+    _report(a, result, profile)
     limit = TOLERANCE[a.precision]
     if result.get("relative_error", 0.0) > limit:
         raise WorkError(
@@ -96,7 +108,7 @@ def _write(path: str, outputs: list[np.ndarray]) -> None:
         raise InputError(f"cannot write the outputs: {e.strerror}", where=path) from e
 
 
-def _report(a: argparse.Namespace, result: dict[str, Any]) -> None:
+def _report(a: argparse.Namespace, result: dict[str, Any], profile: Profile | None) -> None:
     if a.json:
         print(json.dumps(result))
         return
@@ -106,3 +118,5 @@ def _report(a: argparse.Namespace, result: dict[str, Any]) -> None:
         print(f"median of {a.repeats} runs: {1e3 * result['seconds_median']:.3f} ms")
     if "relative_error" in result:
         print(f"relative error against the float64 reference: {result['relative_error']:.2e}")
+    if profile is not None:
+        print(f"{profile}\nwrote {a.trace}")
