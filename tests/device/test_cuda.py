@@ -64,3 +64,22 @@ def test_load_and_close_leak_nothing(module, x):
         exe(x)
         exe.close()
     assert torch.cuda.mem_get_info()[0] >= free - (8 << 20)
+
+
+def test_profile(module, x):
+    with tw.compile(module, target="cuda") as exe:
+        (before,) = exe(x)
+        profile = exe.profile(x, repeats=5, compare_serial=True)
+        np.testing.assert_array_equal(exe(x)[0], before)
+    print(profile)
+    assert 0 < profile.resolution_s <= 2e-6
+    assert profile.critical_s <= profile.span_s + 2 * profile.resolution_s
+    # The instrumented replay is the same work: the span lies near the whole time by events.
+    assert 0.3 * profile.total_s < profile.span_s < 3 * profile.total_s
+    assert [c.direction for c in profile.copies] == ["in", "out"]
+    for span in profile.launches:
+        assert span.arrived_s <= span.start_s < span.end_s + profile.resolution_s
+        assert sum(p.blocks for p in span.processors) == span.blocks
+        for dep in span.deps:
+            # A kernel starts when those it waits for have ended, to the step of the clock.
+            assert profile.launches[dep].end_s <= span.start_s + profile.resolution_s
