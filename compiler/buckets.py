@@ -78,7 +78,7 @@ class Buckets:
         if len(fits) == 1:
             return fits[0]
         text = ", ".join(f"{n} {list(s)}" for n, s in wanted.items())
-        raise InputError(f"expected the shapes of one bucket, got {text}, which {len(fits)} have: {self}")
+        raise InputError(f"expected shapes of one bucket, got {text}; {len(fits)} have them of {self}")
 
     def find(self, shapes: Sequence[Shape]) -> int:
         """The bucket of one shape per input; raises InputError that lists the buckets."""
