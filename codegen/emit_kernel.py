@@ -19,7 +19,7 @@ from tilewright.codegen.dialect import Dialect
 from tilewright.codegen.dialect_cuda import CudaDialect
 from tilewright.codegen.dialect_opencl import OpenClDialect
 from tilewright.codegen.emission import BufferRef, Emission
-from tilewright.codegen.emit_launch import late_params
+from tilewright.codegen.emit_launch import early_params, late_params
 from tilewright.codegen.emit_memory import array_extents
 from tilewright.codegen.emitters import emitter_of
 from tilewright.codegen.kernel_source import KernelParam, KernelSource
@@ -108,7 +108,9 @@ def _parameter(e: Emission, v: Value, index: int, written: bool) -> KernelParam:
 
 def _pointers(e: Emission, params: Sequence[KernelParam]) -> list[str]:
     """The parameter list. In CUDA, what other launches write gets its name after the wait for them."""
-    late = frozenset() if e.dialect.native_vectors else late_params(e.func)
+    late = early = frozenset[Value]()
+    if not e.dialect.native_vectors:
+        late, early = late_params(e.func), early_params(e.func)
     out = []
     for p, v in zip(params, e.func.params, strict=True):
         name, const = e.buffers[v].name, not p.written
@@ -117,7 +119,7 @@ def _pointers(e: Emission, params: Sequence[KernelParam]) -> list[str]:
             e.late_pointers.append((e.dialect.pointer(p.dtype, name, const=const, alone=False), given))
             out.append(e.dialect.pointer(p.dtype, given, const=const, alone=False))
         else:
-            out.append(e.dialect.pointer(p.dtype, name, const=const))
+            out.append(e.dialect.pointer(p.dtype, name, const=const, alone=v not in early))
     return out
 
 

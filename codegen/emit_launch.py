@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright.codegen.emission import Emission
 from tilewright.codegen.emitters import emitter
 from tilewright.codegen.prelude import helper
-from tilewright.ir.nodes import Func, Op, Value
+from tilewright.ir.nodes import Func, Op, Value, walk
 from tilewright.ir.thread_launch_ops import RELEASE, WAIT, constant_params, waits_for_launches
 
 for _name, _instruction in (
@@ -48,6 +48,17 @@ def late_params(func: Func) -> frozenset[Value]:
         return frozenset()
     constants = constant_params(func)
     return frozenset(v for i, v in enumerate(func.params) if i not in constants)
+
+
+def early_params(func: Func) -> frozenset[Value]:
+    """Parameters read before the wait.
+
+    The GPU's compiler moves loads it takes for invariant behind the wait, so the promise that nothing else
+    writes there is not made for them.
+    """
+    ops = func.body.ops
+    wait = next((i for i, op in enumerate(ops) if op.name == WAIT), 0)
+    return frozenset(v for o in walk(func.body.with_ops(ops[:wait])) for v in o.operands if v in func.params)
 
 
 @emitter(WAIT)

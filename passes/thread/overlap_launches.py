@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal
 
-from tilewright.ir.nodes import Func, Level, Module, Op, Ref, Value
+from tilewright.ir.nodes import Func, Level, Module, Op, Ref, Value, walk
 from tilewright.ir.thread_launch_ops import (
     CONSTANT_PARAMS,
     RELEASE,
@@ -13,6 +14,7 @@ from tilewright.ir.thread_launch_ops import (
     releases_dependents,
     waits_for_launches,
 )
+from tilewright.ir.types import TensorType
 from tilewright.passes.context import PassContext
 from tilewright.passes.definition import register_pass
 
@@ -30,6 +32,9 @@ def overlap_launches(
         -->   func @k(%x, %w, constant_params = [1]) {
                   wait_for_launches; release_dependents; %a = load(%x) ...
               }
+
+    Before the wait stay loads of constants into registers that need nothing else, up to the first barrier:
+    they are in flight while other kernels end. What uses them comes after it, so that nothing stalls earlier.
 
     `constant_params` are the parameters that every call in @main gives a constant: nothing writes them while
     the network runs. release: `after-wait` holds dependents back until this kernel's own dependencies are
@@ -70,6 +75,50 @@ def constant_positions(module: Module) -> dict[str, tuple[int, ...]]:
 def _overlapping(func: Func, constants: tuple[int, ...], release_first: bool) -> Func:
     if waits_for_launches(func) or releases_dependents(func):
         return func
-    start = [Op(RELEASE), Op(WAIT)] if release_first else [Op(WAIT), Op(RELEASE)]
-    body = func.body.with_ops((*start, *func.body.ops))
+    ops = func.body.ops
+    end = next((i for i, op in enumerate(ops) if _has_barrier(op)), len(ops) - 1)
+    early = _early(ops[:end], func.params, frozenset(func.params[i] for i in constants))
+    first = [op for op in ops if op in early]
+    rest = [op for op in ops if op not in early]
+    before = (Op(RELEASE), *first, Op(WAIT)) if release_first else (*first, Op(WAIT), Op(RELEASE))
+    body = func.body.with_ops((*before, *rest))
     return func.with_attrs(**{CONSTANT_PARAMS: constants}).with_body(body)
+
+
+def _early(ops: Sequence[Op], params: Sequence[Value], constants: frozenset[Value]) -> set[Op]:
+    """Those of `ops` that may run before all others; they fill registers from constants and from numbers."""
+    early: set[Op] = set()
+    late = set(params) - constants  # also what the ops that stay behind define and access
+    loaded: set[Value] = set()
+    for op in ops:
+        inside = _inside(op)
+        loaded |= {o.result for o in inside if o.name == "thread.load"}
+        if all(_fills_registers(o, loaded) and late.isdisjoint(o.operands) for o in inside):
+            early.add(op)
+            continue
+        late.update(r for o in inside for r in o.results)
+        late.update(v for o in inside for v in o.operands if _is_buffer(v) and v not in constants)
+    return early
+
+
+def _fills_registers(op: Op, loaded: set[Value]) -> bool:
+    """Whether an op touches global memory and registers only, and computes with nothing that was loaded."""
+    if op.name == "thread.load":
+        return op.operands[0].tensor.space == "global"
+    if op.name == "thread.store":
+        return op.operands[1].tensor.space == "reg"
+    if op.level == "scalar":
+        return loaded.isdisjoint(op.operands)
+    return op.name in ("thread.alloc", "thread.loop", "thread.if", "thread.yield") and not op.operands
+
+
+def _inside(op: Op) -> list[Op]:
+    return [op, *walk(op.body)] if op.body is not None else [op]
+
+
+def _has_barrier(op: Op) -> bool:
+    return any(o.name == "thread.barrier" for o in _inside(op))
+
+
+def _is_buffer(value: Value) -> bool:
+    return isinstance(value.type, TensorType)
