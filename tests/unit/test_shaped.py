@@ -1,6 +1,7 @@
 """One plan per set of input shapes: dispatch, shared weights, one device, save and load, the command line."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -257,3 +258,9 @@ def test_a_plan_of_one_shape_has_no_other(mlp, tmp_path, capsys):
     tw.compile(mlp, "opencl").save(tmp_path / "one.tw")
     assert main(["run", str(tmp_path / "one.tw"), "--shape", "data=1,1,28,28"]) == 2
     assert "one plan keeps its shapes" in capsys.readouterr().err
+
+
+def test_documentation_is_true():
+    page = (Path(__file__).parents[2] / "docs" / "shapes.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(code, {})
