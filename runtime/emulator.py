@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +21,7 @@ from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import DeviceError, DeviceMissingError, KernelBuildError, RuntimeInputError
 from tilewright.runtime.loaded import Closable, describe_launch
 from tilewright.runtime.plan import ExecutionPlan
+from tilewright.runtime.work_lock import WorkLock
 
 DEFAULT_TIMEOUT_S = 600.0
 _ERROR = re.compile(
@@ -107,7 +107,7 @@ class EmulatorPlan(Closable):
         progress: Progress | None,
     ) -> None:
         self.plan, self._device = plan, device
-        self._lock = threading.Lock()
+        self._lock = WorkLock()
         self._folder = tempfile.TemporaryDirectory(prefix="tilewright-emulator-")
         self.folder = Path(self._folder.name)
         try:

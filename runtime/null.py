@@ -21,6 +21,7 @@ from tilewright.runtime.errors import (
 )
 from tilewright.runtime.loaded import Closable, describe_launch
 from tilewright.runtime.plan import ExecutionPlan
+from tilewright.runtime.work_lock import WorkLock
 
 Action = Literal["allocate", "upload", "build", "copy-in", "launch", "wait", "copy-out", "free"]
 ACTIONS: tuple[str, ...] = get_args(Action)
@@ -146,7 +147,7 @@ class NullPlan(Closable):
     device: NullDevice = field(repr=False)
 
     def __post_init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = WorkLock()
         self._bytes = 0
 
     def prepare(self, constants: Mapping[str, Array], progress: Progress | None) -> None:

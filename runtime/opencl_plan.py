@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from tilewright.runtime.opencl_driver import driver_error, driver_errors
 from tilewright.runtime.opencl_memory import PlanMemory
 from tilewright.runtime.opencl_order import order_of
 from tilewright.runtime.plan import ExecutionPlan, Launch
+from tilewright.runtime.work_lock import WorkLock
 
 if TYPE_CHECKING:
     from tilewright.runtime.opencl import OpenClDevice
@@ -33,7 +33,7 @@ class OpenClPlan(Closable):
         """Takes `memory` over, filled; raises `DeviceError` and `RuntimeInputError`."""
         self.plan = plan
         self._device, self._cl, self._memory = device, device.cl, memory
-        self._lock = threading.Lock()
+        self._lock = WorkLock()
         self._order = order_of(
             plan, wanted=device.out_of_order, supported=device.has_out_of_order, device=device.name
         )
