@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from tilewright.planning import plan_module
 from tilewright.runtime.device import Device
 from tilewright.runtime.memory import place_arena
 from tilewright.runtime.opencl import BUILD_OPTIONS
-from tilewright.runtime.plan import ExecutionPlan
+from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
 from tilewright.targets import Target
 from tilewright.tuning_database import TuningDatabase
 from tilewright.tuning_records import Key, Measurement
@@ -32,6 +32,8 @@ from tilewright.tuning_records import Key, Measurement
 #: runs of a program in one timed replay: boundaries between kernels count, as they do in a network
 RUNS = 10
 REPLAYS = 12
+#: part of what makes measurements comparable: another name wherever the way of timing changes
+METHOD = "chained launches in one replay, random data"
 
 
 class RandomConstants:
@@ -129,16 +131,22 @@ def _digest(plan: ExecutionPlan) -> str:
     """SHA-256 of all that decides what is timed; names and origins do not count."""
     numbers = {b.name: i for i, b in enumerate(plan.buffers)}
     order = {k.name: i for i, k in enumerate(plan.kernels)}
-    parts = ["timed", str(RUNS), str(REPLAYS)]
-    for b in plan.buffers:
-        parts.append(repr((b.kind, b.dtype, b.shape, b.nbytes)))
+    parts = [METHOD, str(RUNS), str(REPLAYS)]
+    parts += [_facts(b, ("name", "offset", "base")) for b in plan.buffers]
     for k in plan.kernels:
         text = re.sub(rf"\b{re.escape(k.entry)}\b", "kernel", k.source)
-        parts += ["kernel", re.sub(r"^ *//.*\n", "", text, flags=re.MULTILINE)]
+        parts.append(re.sub(r"^ *//.*\n", "", text, flags=re.MULTILINE))
+        parts.append(_facts(k, ("name", "entry", "source", "binary", "arch", "resources")))
     for x in plan.launches:
-        args = tuple(numbers[a] for a in x.args)
-        parts += ["launch", repr((order[x.kernel], args, x.grid, x.block, x.shared_bytes))]
+        parts.append(repr((order[x.kernel], *(numbers[a] for a in x.args))))
+        parts.append(_facts(x, ("kernel", "args", "deps", "stream", "origin")))
     return cache_key(*parts)
+
+
+def _facts(node: Buffer | KernelCode | Launch, without: tuple[str, ...]) -> str:
+    """The fields of a node but those, so that one added later counts until somebody decides otherwise."""
+    found = {f.name: getattr(node, f.name) for f in fields(node) if f.name not in without}
+    return f"{type(node).__name__} {found}"
 
 
 def _repeated(plan: ExecutionPlan) -> ExecutionPlan:
