@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, cast, get_args
@@ -13,7 +13,6 @@ import numpy as np
 from tilewright.algorithm_tuning import measured_algorithms
 from tilewright.buckets import GivenShapes
 from tilewright.convolution_facts import convolution_facts
-from tilewright.costmodel.bound import LAUNCH
 from tilewright.devices import open_device
 from tilewright.driver import Lowered, build, lower
 from tilewright.executable import Artifact, Executable, clear_errors
@@ -23,7 +22,7 @@ from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import PRECISIONS
 from tilewright.reference import ReferenceExecutable
 from tilewright.shaped import compile_shapes
-from tilewright.stream_choice import KernelCost, check_policy, choose_streams, work_of
+from tilewright.stream_choice import check_policy, choose_streams, kernel_costs, work_of
 from tilewright.targets import Target, resolve_target
 from tilewright.tuning import measured_choice, tuning_facts
 
@@ -120,24 +119,12 @@ def compile(
     constants = {n: np.asarray(a) for n, a in lowered.thread.constants.items() if n in names}
     texts = {"graph": show(lowered.graph), "tensor": show(lowered.tensor), "thread": show(lowered.thread)}
     facts = {**facts_of(lowered, resolved), "precision": precision, **tuning}
-    work = work_of(plan, _costs(facts["kernels"]), resolved.hardware)
+    work = work_of(plan, kernel_costs(facts["kernels"]), resolved.hardware)
     with clear_errors():
         device = partial(open_device, str(resolved))
         chosen = choose_streams(plan, policy, work, constants=constants, device=device)
     facts["streams"] = chosen.facts()
     return Executable(Artifact(chosen.plan, constants, texts, facts), str(resolved), instances=instances)
-
-
-def _costs(kernels: Sequence[Mapping[str, Any]]) -> dict[str, KernelCost]:
-    """What a launch of each kernel costs: measured where it was, else by the model."""
-    found = {}
-    for k in kernels:
-        cost = k["cost"] or {}
-        seconds = k["measured_s"] or cost.get("estimate_s") or 0.0
-        # A bound set by latency or by the launch itself leaves the GPU's throughput to others.
-        bound = 0.0 if cost.get("limit") in ("LAT", LAUNCH) else cost.get("bound_s") or 0.0
-        found[k["name"]] = KernelCost(seconds, bound / seconds if seconds else 0.0)
-    return found
 
 
 def _constant_names(module: Module) -> list[str]:

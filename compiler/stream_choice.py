@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from tilewright.costmodel import GpuHardware, Hardware
+from tilewright.costmodel.bound import LAUNCH
 from tilewright.ir import InputError
 from tilewright.runtime.device import Device
 from tilewright.runtime.plan import ExecutionPlan, Launch
 from tilewright.runtime.stream_assignment import launch_dag, with_streams
 from tilewright.runtime.streams import StreamPlan, Work, choose_plan, plan_streams, replay_time
-from tilewright.runtime.streams.policies import AUTO_CANDIDATES, LIMITED, POLICIES
+from tilewright.runtime.streams.policies import AUTO_CANDIDATES as MEASURED_POLICIES
+from tilewright.runtime.streams.policies import LIMITED, POLICIES
 
 #: time from the end of a launch to the start of one that waits for it, on another stream or the same
 BOUNDARY_S = 1.0e-6
@@ -65,6 +67,18 @@ class KernelCost:
 
     seconds: float
     saturation: float
+
+
+def kernel_costs(kernels: Sequence[Mapping[str, Any]]) -> dict[str, KernelCost]:
+    """What a launch of each kernel of a report costs: measured where it was, else by the model."""
+    found = {}
+    for k in kernels:
+        cost = k["cost"] or {}
+        seconds = k["measured_s"] or cost.get("estimate_s") or 0.0
+        # A bound set by latency or by the launch itself leaves the GPU's throughput to others.
+        bound = 0.0 if cost.get("limit") in ("LAT", LAUNCH) else cost.get("bound_s") or 0.0
+        found[k["name"]] = KernelCost(seconds, bound / seconds if seconds else 0.0)
+    return found
 
 
 def work_of(plan: ExecutionPlan, costs: Mapping[str, KernelCost], hardware: Hardware | None) -> Work:
@@ -122,9 +136,9 @@ def choose_streams(
 def _chosen(
     plan: ExecutionPlan, work: Work, chosen_by: str, measure: Callable[[StreamPlan], float]
 ) -> StreamChoice:
-    choice = choose_plan(launch_dag(plan), measure, work, AUTO_CANDIDATES)
+    choice = choose_plan(launch_dag(plan), measure, work, MEASURED_POLICIES)
     best = "serial"
-    for name in AUTO_CANDIDATES:
+    for name in MEASURED_POLICIES:
         if choice.times[name] * GAIN < choice.times[best] or (
             best != "serial" and choice.times[name] < choice.times[best]
         ):

@@ -64,13 +64,13 @@ def in_resource_order(plan: StreamPlan, work: Work) -> StreamPlan:
     )
     waits = set(plan.syncs)
     runs = [_run(dag, waits, work, rule) for rule in rules]
-    order, _ = min(runs, key=lambda run: run[1])
-    return replace(plan, order=tuple(order))
+    starts, _ = min(runs, key=lambda run: run[1])
+    return replace(plan, order=tuple(starts))
 
 
 def _run(
     dag: Dag, waits: Collection[Edge], work: Work, priority: Callable[[int], Any]
-) -> tuple[list[int], float]:
+) -> tuple[dict[int, float], float]:
     return simulate(
         dag,
         work.costs,

@@ -31,8 +31,8 @@ def simulate(
     room: Room,
     priority: Callable[[int], Any],
     delay: Callable[[int, int], float] = lambda u, v: 0.0,
-) -> tuple[list[int], float]:
-    """The nodes in order of their start, and the time at which the last one ends.
+) -> tuple[dict[int, float], float]:
+    """The starts of all nodes in order of time, and the time at which the last one ends.
 
     A node is ready `delay(u, v)` after the end of each u it depends on. Whenever something ends or becomes
     ready, ready nodes start by ascending priority as far as there is room. An empty device must
@@ -43,11 +43,11 @@ def simulate(
     ready = [(priority(v), v) for v in range(dag.n) if not missing[v]]
     heapq.heapify(ready)
     events: list[tuple[float, bool, int]] = []  # time, has ended (else is ready), node
-    started: list[int] = []
+    starts: dict[int, float] = {}
     now = 0.0
     while ready or events:
         for node in _start(ready, room):
-            started.append(node)
+            starts[node] = now
             heapq.heappush(events, (now + costs[node], True, node))
         now = events[0][0]
         while events and events[0][0] <= now:
@@ -61,7 +61,7 @@ def simulate(
                 ready_at[v] = max(ready_at[v], now + delay(node, v))
                 if not missing[v]:
                     heapq.heappush(events, (ready_at[v], False, v))
-    return started, now
+    return starts, now
 
 
 def _start(ready: list[tuple[Any, int]], room: Room) -> list[int]:
