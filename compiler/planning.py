@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilewright.codegen import KernelSource
-from tilewright.ir import Func, InputError, Module, Op, Ref, Value
+from tilewright.codegen.in_place import in_place_pairs
+from tilewright.ir import Func, InputError, Level, Module, Op, Ref, Value
 from tilewright.ir.types import array_type
 from tilewright.runtime.memory import place_arena
 from tilewright.runtime.plan import Buffer, BufferKind, ExecutionPlan, KernelCode, Launch
@@ -37,6 +38,7 @@ class _Planner:
         self.launches: list[Launch] = []
         self.writer: dict[str, int] = {}
         self.origins = _origins(module)
+        self.in_place = {f.name: in_place_pairs(f) for f in module.funcs if f.level is Level.THREAD}
 
     def plan(self) -> ExecutionPlan:
         main = self.module.main
@@ -92,6 +94,7 @@ class _Planner:
                 deps=tuple(deps),
                 origin=self.origins.get(ref.name, ()) if not op.loc else (op.loc,),
                 writes=source.writes,
+                in_place=self.in_place[ref.name],
             )
         )
         for r in op.results:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.plan import ExecutionPlan
+from tilewright.runtime.plan import Buffer, ExecutionPlan
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,27 @@ def _unwritten_reads(plan: ExecutionPlan, accesses: list[Access], before: list[i
             yield f"launch {read.launch} reads {read.name!r}, which no launch before it writes"
 
 
+def _overwritten(plan: ExecutionPlan) -> set[tuple[int, str, str]]:
+    """(launch, buffer read, buffer written) where the launch may put its result in place of the operand."""
+    return {
+        (index, launch.args[read], launch.args[written])
+        for index, launch in enumerate(plan.launches)
+        for read, written in launch.in_place
+        if launch.args.count(launch.args[read]) == launch.args.count(launch.args[written]) == 1
+    }
+
+
 def _early_reuse(plan: ExecutionPlan, by_owner: dict[str, list[Access]], before: list[int]) -> Iterator[str]:
+    overwritten = _overwritten(plan)
+
+    def follows(first: Buffer, then: Buffer, firsts: set[int], thens: set[int]) -> bool:
+        same_bytes = (first.offset, first.nbytes) == (then.offset, then.nbytes)
+        return first.name not in kept and all(
+            _ordered(a, b, before) or (a == b and same_bytes and (a, first.name, then.name) in overwritten)
+            for a in firsts
+            for b in thens
+        )
+
     kept = {plan.locate(name)[0].name for name in plan.outputs}
     arena = sorted((b for b in plan.buffers if b.kind == "arena" and b.nbytes), key=lambda b: b.offset)
     active: list[int] = []
@@ -112,9 +132,7 @@ def _early_reuse(plan: ExecutionPlan, by_owner: dict[str, list[Access]], before:
             theirs = {access.launch for access in by_owner.get(other.name, ())}
             if not ours or not theirs:
                 continue
-            we_follow = other.name not in kept and all(_ordered(t, o, before) for t in theirs for o in ours)
-            we_precede = buffer.name not in kept and all(_ordered(o, t, before) for t in theirs for o in ours)
-            if not (we_follow or we_precede):
+            if not (follows(other, buffer, theirs, ours) or follows(buffer, other, ours, theirs)):
                 yield f"{other.name!r} and {buffer.name!r} share arena bytes, but their uses may interleave"
         active.append(index)
 

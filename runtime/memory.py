@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilewright.runtime.arena_bound import heaviest_antichain
+from tilewright.runtime.arena_in_place import places_of
 from tilewright.runtime.arena_lifetimes import LaunchOrder, Lifetimes
 from tilewright.runtime.arena_packing import pack
 from tilewright.runtime.errors import RuntimeInputError
@@ -65,15 +66,23 @@ def place_arena(plan: ExecutionPlan) -> ExecutionPlan:
 
 
 def layout_of(plan: ExecutionPlan, *, alignment: int = ALIGNMENT) -> ArenaLayout:
-    """Plan the arena of an execution plan whose offsets need not be valid yet."""
-    owner = {b.name: (b.base if b.kind == "alias" else b.name) for b in plan.buffers}
-    return plan_arena(
-        {b.name: b.nbytes for b in plan.buffers if b.kind == "arena"},
-        [{owner[name] for name in launch.args} for launch in plan.launches],
+    """Plan the arena of an execution plan whose offsets need not be valid yet.
+
+    A result takes the place of an operand where the launch allows it and nobody uses the operand afterwards.
+    """
+    place = places_of(plan)
+    layout = plan_arena(
+        {name: plan.buffer_by_name[name].nbytes for name in dict.fromkeys(place.values())},
+        [{place[name] for name in _owners(plan, launch.args) if name in place} for launch in plan.launches],
         [launch.deps for launch in plan.launches],
-        keep={owner[name] for name in plan.outputs},
+        keep={place[name] for name in _owners(plan, plan.outputs) if name in place},
         alignment=alignment,
     )
+    return replace(layout, offsets={name: layout.offsets[own] for name, own in place.items()})
+
+
+def _owners(plan: ExecutionPlan, names: Sequence[str]) -> list[str]:
+    return [plan.locate(name)[0].name for name in names]
 
 
 def plan_with_layout(plan: ExecutionPlan, layout: ArenaLayout) -> ExecutionPlan:

@@ -78,6 +78,8 @@ class Launch:
     `deps` are indices of earlier launches that must have finished; `stream` is a hint for eager replay and
     orders nothing by itself. `writes` are the positions in `args` that the kernel writes (and may read).
     `shared_bytes` is dynamic shared memory. `origin` names the network's ops the kernel comes from.
+    `in_place` are pairs of positions (read, written): each thread reads only those elements of the one that
+    it later writes of the other, so the two may share bytes (of several pairs with one buffer, one may).
     """
 
     kernel: str
@@ -89,6 +91,7 @@ class Launch:
     stream: int = 0
     origin: tuple[str, ...] = ()
     writes: tuple[int, ...] = ()
+    in_place: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -194,3 +194,15 @@ def _launch_faults(plan: ExecutionPlan, index: int, launch: Launch) -> Iterator[
             owner = plan.locate(launch.args[position])[0]
             if owner.kind in ("input", "constant"):
                 yield f"writes {owner.name!r}, which is of kind {owner.kind}"
+        yield from _in_place_faults(plan, launch)
+
+
+def _in_place_faults(plan: ExecutionPlan, launch: Launch) -> Iterator[str]:
+    for read, written in launch.in_place:
+        positions = _is_count(read, 0, len(launch.args) - 1) and _is_count(written, 0, len(launch.args) - 1)
+        if not positions or read in launch.writes or written not in launch.writes:
+            yield f"expected in_place to pair an argument read with one written, got {(read, written)!r:.100}"
+            continue
+        one, other = (plan.buffer_by_name[launch.args[position]] for position in (read, written))
+        if (one.dtype, one.nbytes) != (other.dtype, other.nbytes):
+            yield f"in_place pairs {one.name!r} with {other.name!r}, which is of another type or size"

@@ -119,7 +119,9 @@ def _read_kernel(
 
 
 def _read_launch(data: Any, where: str) -> Launch:
-    fields = Fields(data, where, tuple(Launch.__dataclass_fields__))
+    # Without `in_place`: written before operands could be overwritten.
+    required = tuple(name for name in Launch.__dataclass_fields__ if name != "in_place")
+    fields = Fields(data, where, required, optional=("in_place",))
     grid = fields.integers("grid")
     if len(grid) != 3:
         raise RuntimeInputError(f"{where}: expected a grid of three extents, got {len(grid)}")
@@ -133,4 +135,11 @@ def _read_launch(data: Any, where: str) -> Launch:
         stream=fields.integer("stream"),
         origin=fields.texts("origin"),
         writes=fields.integers("writes"),
+        in_place=fields.each("in_place", _read_pair) if "in_place" in data else (),
     )
+
+
+def _read_pair(data: Any, where: str) -> tuple[int, int]:
+    if not isinstance(data, list) or len(data) != 2 or not all(type(n) is int for n in data):
+        raise RuntimeInputError(f"{where}: expected a pair of integers, got {data!r:.100}")
+    return data[0], data[1]
