@@ -98,6 +98,9 @@ def choices_of(a: argparse.Namespace) -> dict[str, Any]:
 
 def load_network(a: argparse.Namespace) -> Module:
     """The graph-level module the arguments name, for the shapes they name; raises InputError."""
+    if a.network.startswith(ZOO):
+        built = frontends.zoo.build(a.network.removeprefix(ZOO), seed=a.seed)
+        return with_input_shapes(built, dict(map(parse_shape, a.shape)))
     path = Path(a.network)
     if not path.exists():
         raise InputError("no such file", where=str(path))
