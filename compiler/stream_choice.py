@@ -17,8 +17,7 @@ from tilewright.runtime.device import Device
 from tilewright.runtime.plan import ExecutionPlan, Launch
 from tilewright.runtime.stream_assignment import launch_dag, with_streams
 from tilewright.runtime.streams import StreamPlan, Work, choose_plan, plan_streams, replay_time
-from tilewright.runtime.streams.policies import AUTO_CANDIDATES as MEASURED_POLICIES
-from tilewright.runtime.streams.policies import LIMITED, POLICIES
+from tilewright.runtime.streams.policies import AUTO_CANDIDATES, LIMITED, POLICIES
 
 #: time from the end of a launch to the start of one that waits for it, on another stream or the same
 BOUNDARY_S = 1.0e-6
@@ -136,9 +135,9 @@ def choose_streams(
 def _chosen(
     plan: ExecutionPlan, work: Work, chosen_by: str, measure: Callable[[StreamPlan], float]
 ) -> StreamChoice:
-    choice = choose_plan(launch_dag(plan), measure, work, MEASURED_POLICIES)
+    choice = choose_plan(launch_dag(plan), measure, work, AUTO_CANDIDATES)
     best = "serial"
-    for name in MEASURED_POLICIES:
+    for name in AUTO_CANDIDATES:
         if choice.times[name] * GAIN < choice.times[best] or (
             best != "serial" and choice.times[name] < choice.times[best]
         ):

@@ -7,7 +7,26 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from tilewright.runtime.errors import DeviceError, DeviceMissingError, OutOfMemoryError
+from tilewright.runtime.errors import DeviceError, DeviceLostError, DeviceMissingError, OutOfMemoryError
+
+#: statuses after which every further call of the process on this GPU fails, as the driver documents them
+LOSING = frozenset(
+    f"CUDA_ERROR_{name}"
+    for name in (
+        "ASSERT",
+        "CONTEXT_IS_DESTROYED",
+        "ECC_UNCORRECTABLE",
+        "HARDWARE_STACK_ERROR",
+        "ILLEGAL_ADDRESS",
+        "ILLEGAL_INSTRUCTION",
+        "INVALID_ADDRESS_SPACE",
+        "INVALID_PC",
+        "LAUNCH_FAILED",
+        "LAUNCH_TIMEOUT",
+        "MISALIGNED_ADDRESS",
+        "NVLINK_UNCORRECTABLE",
+    )
+)
 
 
 def explain_status(driver: ModuleType, status: Any) -> str:
@@ -45,26 +64,35 @@ class Context:
         """
         status, *values = getattr(self.api, function)(*args)
         if status != self.api.CUresult.CUDA_SUCCESS:
-            kind = DeviceError
-            if status == self.api.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-                kind = OutOfMemoryError
-            place = f" ({doing})" if doing else ""
-            raise kind(f"{function}{place} failed: {explain_status(self.api, status)}")
+            raise self._failure(f"{function} ({doing})" if doing else function, status)
         if len(values) > 1:
             return tuple(values)
         return values[0] if values else None
 
+    def _failure(self, doing: str, status: Any) -> DeviceError:
+        text = f"{doing} failed: {explain_status(self.api, status)}"
+        if status == self.api.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            return OutOfMemoryError(text)
+        if status.name in LOSING:
+            return DeviceLostError(f"{text}; this process can do no more work on the GPU: start it again")
+        return DeviceError(text)
+
+    def push(self) -> None:
+        """Make the context current for this thread; `pop` brings the previous one back."""
+        self.call("cuCtxPushCurrent", self.handle)
+
+    def pop(self) -> None:
+        """Undo `push`. A status here could only repeat an earlier failure, so there is none."""
+        self.api.cuCtxPopCurrent()
+
     @contextmanager
     def current(self) -> Iterator[None]:
         """Make the context current for this thread, and the previous one again afterwards."""
-        self.call("cuCtxPushCurrent", self.handle)
+        self.push()
         try:
             yield
-        except BaseException:
-            # Its status can only repeat the failure that is being reported.
-            self.api.cuCtxPopCurrent()
-            raise
-        self.call("cuCtxPopCurrent")
+        finally:
+            self.pop()
 
     def allocate(self, nbytes: int, what: str) -> int:
         """The address of at least `nbytes` (never 0) of device memory; the context must be current."""

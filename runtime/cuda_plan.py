@@ -13,7 +13,7 @@ import numpy as np
 from tilewright.runtime.arrays import Array, check_repeats
 from tilewright.runtime.cuda_context import Context
 from tilewright.runtime.cuda_eager import EagerReplay
-from tilewright.runtime.cuda_graph import CapturedGraph, ExplicitGraph, GraphReplay
+from tilewright.runtime.cuda_graph import CapturedGraph, ExplicitGraph, GraphEdge, GraphReplay
 from tilewright.runtime.cuda_inputs import CopyIn, copies_in
 from tilewright.runtime.cuda_launch import PreparedLaunch, prepare_launches
 from tilewright.runtime.cuda_memory import CudaPool, PlanMemory, Staging
@@ -128,19 +128,32 @@ class CudaPlan(Closable):
         stream, or wait between them.
         """
         assert self._replay is not None
-        with self._working():
-            self._replay.launch(stream)
+        # Plain calls in place of `_working`: this is the path whose host time counts.
+        with self._lock:
+            self.check_open()
+            self._context.push()
+            try:
+                self._replay.launch(stream)
+            except DeviceError:
+                self._broken = True
+                raise
+            finally:
+                self._context.pop()
 
     def synchronize(self) -> None:
         """Wait for everything queued on the plan's stream."""
         with self._working():
             self._wait()
 
-    def graph(self) -> GraphReplay:
-        """The instantiated graph; raises `DeviceError` where the plan is launched step by step."""
+    def graph_edges(self) -> list[GraphEdge]:
+        """The edges between launches that the driver holds, sorted.
+
+        Raises `DeviceError` where the plan is launched step by step and has no graph.
+        """
         if not isinstance(self._replay, GraphReplay):
             raise DeviceError("this plan was loaded to be launched step by step: it has no graph")
-        return self._replay
+        with self._working():
+            return self._replay.edges()
 
     def _launch(self) -> None:
         assert self._replay is not None
