@@ -115,7 +115,6 @@ print("done")
 @pytest.mark.parametrize(
     ("target", "how"),
     [
-        ("null", "open"),
         ("null", "busy"),
         ("opencl", "open"),
         ("opencl", "busy"),

@@ -9,6 +9,7 @@ import pytest
 import tilewright as tw
 from tilewright.cli import main
 from tilewright.ir import InputError
+from tilewright.runtime.opencl import OpenClDevice
 
 nasnet_mobile = tw.frontends.zoo.nasnet_mobile
 SMALL = {"stem_cells": 1, "stages": 1, "cells": 1, "filters": 24, "size": 45, "classes": 10}
@@ -65,14 +66,22 @@ def test_it_compiles(nasnet):
     assert len(exe.plan.launches) > 200
 
 
-def test_small_one_agrees_with_the_reference():
+def test_small_one_agrees_with_the_reference_on_any_number_of_streams():
     module = nasnet_mobile(2, **SMALL)
     x = np.random.default_rng(0).standard_normal(module.input_types[0].shape).astype(np.float32)
     (wanted,) = tw.interpret(module, x)
-    with tw.compile(module, target="opencl") as exe:
-        (got,) = exe(x)
     assert np.ptp(wanted[0] - wanted[1]) > 1e-3  # the image matters
-    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
+    exe = tw.compile(module, target="opencl", streams="serial")
+    constants = exe.artifact.constants
+    concurrent = tw.compile(module, target="opencl", streams="exact").plan
+    assert len({launch.stream for launch in concurrent.launches}) >= 5
+    with OpenClDevice() as device, device.load(exe.plan, constants) as one:
+        (got,) = one.run([x])
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
+        with device.load(concurrent, constants) as several:
+            assert (one.out_of_order, several.out_of_order) == (False, True)
+            for _ in range(10):
+                np.testing.assert_array_equal(several.run([x])[0], got)
 
 
 @pytest.mark.parametrize(
