@@ -8,6 +8,7 @@ from dataclasses import replace
 from tilewright.codegen import KernelSource, emit_cuda, emit_opencl
 from tilewright.codegen.compile_many import compile_many
 from tilewright.ir import Level, Module
+from tilewright.passes.thread.overlap_launches import starts_early
 from tilewright.runtime.plan import KernelCode, KernelResources, Language
 from tilewright.targets import Target
 
@@ -28,7 +29,11 @@ def build_codes(
 def kernel_codes(sources: Mapping[str, KernelSource], target: Target) -> dict[str, KernelCode]:
     """Kernels by name, not compiled."""
     language: Language = "cuda" if target.language == "cuda" else "opencl"
-    return {n: KernelCode(n, s.entry, language, s.source, overlaps=s.overlaps) for n, s in sources.items()}
+    able = starts_early(str(target))  # for others the text compiles to a kernel that does not wait
+    return {
+        n: KernelCode(n, s.entry, language, s.source, overlaps=able and s.overlaps)
+        for n, s in sources.items()
+    }
 
 
 def compiled(

@@ -6,9 +6,9 @@ have finished (OpenCL, older GPUs, the interpreters), both do nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 
-from tilewright.ir.nodes import Func, Op, walk
+from tilewright.ir.nodes import Func, Op, Value, walk
 from tilewright.ir.opdef import OpDef, define
 
 WAIT, RELEASE = "thread.wait_for_launches", "thread.release_dependents"
@@ -74,5 +74,5 @@ def launch_order_faults(func: Func) -> Iterator[tuple[int, str]]:
             yield i, f"touches memory that other launches write, before {WAIT}"
 
 
-def _touches(ops: list[Op], buffers: set[object]) -> bool:
+def _touches(ops: Sequence[Op], buffers: Set[Value]) -> bool:
     return any(v in buffers for op in ops for v in op.operands)

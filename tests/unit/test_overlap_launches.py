@@ -15,6 +15,7 @@ from tilewright.codegen.nvrtc import compile_cuda, load_nvrtc
 from tilewright.driver import build, lower
 from tilewright.ir import Func, InputError, parse, walk
 from tilewright.ir.thread_launch_ops import RELEASE, WAIT
+from tilewright.kernel_builds import kernel_codes
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.plan import ExecutionPlan
@@ -255,6 +256,12 @@ def test_plans_carry_it(network):
     plan = build(lower(network, target), target)
     assert all(k.overlaps for k in plan.kernels)
     assert ExecutionPlan.from_json(plan.to_json()) == plan
+
+
+def test_plans_for_older_architectures_never_do():
+    sources = {"k": emit_cuda(waiting())}
+    codes = {arch: kernel_codes(sources, resolve_target(f"null:{arch}"))["k"] for arch in ("sm_80", "sm_90a")}
+    assert [codes[arch].overlaps for arch in codes] == [False, True]
 
 
 def test_plans_of_older_files_and_odd_values():
