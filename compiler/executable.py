@@ -25,6 +25,7 @@ from tilewright.runtime.bucket_container import SavedBuckets, read_saved
 from tilewright.runtime.container import SavedExecutable, write_container
 from tilewright.runtime.device import Device, LoadedPlan, Progress
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
+from tilewright.runtime.memory import arena_lower_bound
 from tilewright.runtime.plan import ExecutionPlan
 from tilewright.targets import resolve_target
 
@@ -197,6 +198,7 @@ class Executable:
             "launches": len(plan.launches),
             "kernels_compiled": len(plan.kernels),
             "arena_bytes": plan.arena_bytes,
+            "arena_lower_bound": arena_lower_bound(plan),
             "constant_bytes": constants,
         }
 

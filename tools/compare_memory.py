@@ -16,7 +16,7 @@ from typing import Any
 
 import tilewright as tw
 from tilewright.ir import Module
-from tilewright.runtime.memory import layout_of
+from tilewright.runtime.memory import arena_lower_bound
 from tilewright.runtime.plan import BufferKind, ExecutionPlan
 from tilewright.tools.report.wording import bytes_text
 from tilewright.tools.torch_memory import torch_peaks
@@ -52,7 +52,7 @@ def memory_row(
     module = with_batch(tw.frontends.relay.load(path, params="random"), batch)
     with tw.compile(module, target=target, conv_algorithm=conv_algorithm) as exe:
         plan = exe.plan
-    layout = layout_of(plan)
+    bound = arena_lower_bound(plan)
     imported = sum(array.nbytes for array in module.constants.values())
     ours = {kind: _bytes_of(plan, kind) for kind in ("constant", "input", "output")}
     beyond = plan.arena_bytes + ours["input"] + ours["output"]
@@ -67,8 +67,8 @@ def memory_row(
         "inputs": ours["input"],
         "outputs": ours["output"],
         "beyond_weights": beyond,
-        "arena_lower_bound": layout.lower_bound,
-        "gap": plan.arena_bytes / layout.lower_bound - 1 if layout.lower_bound else 0.0,
+        "arena_lower_bound": bound,
+        "gap": plan.arena_bytes / bound - 1 if bound else 0.0,
         "torch_estimate": program.estimated_peak(),
     }
     row["ratio_to_estimate"] = beyond / row["torch_estimate"]
@@ -113,7 +113,7 @@ def _paragraph(row: dict[str, Any]) -> str:
         lines.append(
             f"  PyTorch {row['torch']} on {row['device']}: eager {text['torch_eager']} (besides "
             f"{text['torch_kept_workspace']} of workspace kept between runs), captured graph "
-            f"{text['torch_graph']}; ours: {row['ratio_to_eager']:.3f} and {row['ratio_to_graph']:.3f} of them"
+            f"{text['torch_graph']}; ours: {row['ratio_to_eager']:.3f}, {row['ratio_to_graph']:.3f} of them"
         )
     return "\n".join(lines)
 

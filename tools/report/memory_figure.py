@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilewright.runtime.arena_in_place import places_of
 from tilewright.runtime.plan import Buffer, ExecutionPlan
 from tilewright.tools.report.colours import CYCLE
 from tilewright.tools.report.figures import FAINT, INK, Picture, drawing
@@ -22,7 +23,10 @@ class Span:
 
 
 def spans_of(plan: ExecutionPlan) -> list[Span]:
-    """Lifetimes in plan order; what is an output, or seen through one, lives to the end."""
+    """Lifetimes in plan order; what is an output, or seen through one, lives to the end.
+
+    An operand that a launch overwrites ends before that launch, where the result begins.
+    """
     uses: dict[str, list[int]] = {}
     for i, launch in enumerate(plan.launches):
         for name in launch.args:
@@ -30,7 +34,15 @@ def spans_of(plan: ExecutionPlan) -> list[Span]:
     kept = {plan.locate(name)[0].name for name in plan.outputs}
     end = len(plan.launches) - 1
     found = [(b, uses[b.name]) for b in plan.buffers if b.kind == "arena" and b.name in uses]
-    return [Span(b, at[0], end if b.name in kept else at[-1]) for b, at in found]
+    place = places_of(plan)
+    overwritten = {
+        (launch.args[read], i)
+        for i, launch in enumerate(plan.launches)
+        for read, written in launch.in_place
+        if launch.args[read] in place and place[launch.args[read]] == place.get(launch.args[written])
+    }
+    last = {b.name: end if b.name in kept else at[-1] for b, at in found}
+    return [Span(b, at[0], last[b.name] - ((b.name, last[b.name]) in overwritten)) for b, at in found]
 
 
 def live_bytes(plan: ExecutionPlan) -> list[int]:
