@@ -11,6 +11,9 @@ from typing import Any, Literal
 
 from tilewright.timeline import Timeline
 
+#: what the times come from: instrumented kernels and the GPU's timer, OpenCL's events, or no device at all
+Clock = Literal["stamps", "events", "model"]
+
 
 @dataclass(frozen=True)
 class ProcessorSpan:
@@ -69,17 +72,16 @@ class CopySpan:
 class Profile:
     """One replay of a plan: the one of median length among `repeats` that were recorded.
 
-    clock: `stamps` (instrumented kernels, by the GPU's timer) or `events` (OpenCL). total_s: median of
-    replays of the plan as it is, by the device's clock. recorded_s: the same of the plan whose kernels stamp,
-    None where no kernel had to be changed. resolution_s: the smallest step the clock was seen to make, 0
-    where it made none. processor_busy_s: by multiprocessor, seconds in which it ran at least one block.
-    serial_s: median replay of the same kernels one after the other on one stream, None where it was not
-    asked for.
+    total_s: median of replays of the plan as it is, by the device's clock. recorded_s: the same of the plan
+    whose kernels stamp, None where no kernel had to be changed. resolution_s: the smallest step the clock
+    was seen to make, 0 where it made none. processor_busy_s: by multiprocessor, seconds in which it ran at
+    least one block. serial_s: median replay of the same kernels one after the other on one stream, None
+    where it was not asked for.
     """
 
     target: str
     device: str
-    clock: Literal["stamps", "events"]
+    clock: Clock
     repeats: int
     launches: tuple[LaunchSpan, ...]
     total_s: float
@@ -95,6 +97,11 @@ class Profile:
         return Timeline(
             tuple((x.start_s, x.end_s) for x in self.launches), tuple(x.deps for x in self.launches)
         )
+
+    @property
+    def measured(self) -> bool:
+        """Whether a device ran it; else the model tells."""
+        return self.clock != "model"
 
     @property
     def span_s(self) -> float:

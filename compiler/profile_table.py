@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilewright.profile import Profile
+from tilewright.profile import Clock, Profile
 
+_BY: dict[Clock, str] = {
+    "stamps": "recorded by stamps of every block",
+    "events": "recorded by OpenCL events",
+    "model": "by the model",
+}
 #: launches that are listed; the trace has all of them
 SHOWN = 60
 
@@ -16,13 +21,15 @@ def profile_table(profile: Profile) -> str:
 
 
 def _numbers(p: Profile) -> Iterator[str]:
-    by = "stamps of every block" if p.clock == "stamps" else "OpenCL events"
-    yield f"{p.device}: {len(p.launches)} launches on {_count(p.streams, 'stream')}, recorded by {by}"
-    cost = "" if p.recorded_s is None else f"stamping costs {100 * p.overhead:+.1f} %, "
-    yield (
-        f"one replay {_us(p.total_s)}, the recorded one {_us(p.span_s)} from first start to last end "
-        f"({cost}clock steps of {1e9 * p.resolution_s:.0f} ns)"
-    )
+    yield f"{p.device}: {len(p.launches)} launches on {_count(p.streams, 'stream')}, {_BY[p.clock]}"
+    if p.measured:
+        cost = "" if p.recorded_s is None else f"stamping costs {100 * p.overhead:+.1f} %, "
+        yield (
+            f"one replay {_us(p.total_s)}, the recorded one {_us(p.span_s)} from first start to last end "
+            f"({cost}clock steps of {1e9 * p.resolution_s:.0f} ns)"
+        )
+    else:
+        yield f"one replay {_us(p.total_s)}"
     yield (
         f"idle {100 * p.idle_share:.1f} % of it, {100 * p.idle_share_beyond_boundaries:.1f} % beyond kernel "
         f"boundaries of {_us(p.boundary_s)}; {p.concurrency:.2f} kernels at a time"

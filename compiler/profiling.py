@@ -10,7 +10,7 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 
 from tilewright.ir import UnsupportedError, parse
-from tilewright.profile import CopySpan, LaunchSpan, Profile
+from tilewright.profile import Clock, CopySpan, LaunchSpan, Profile
 from tilewright.runtime.arrays import check_repeats
 from tilewright.runtime.device import Array, Device, LoadedPlan
 from tilewright.runtime.plan import ExecutionPlan
@@ -71,9 +71,7 @@ def profile_loaded(
     return found
 
 
-def _profile(
-    subject: Subject, clock: Literal["stamps", "events"], repeats: int, launches: tuple[LaunchSpan, ...]
-) -> Profile:
+def _profile(subject: Subject, clock: Clock, repeats: int, launches: tuple[LaunchSpan, ...]) -> Profile:
     return Profile(str(subject.target), subject.device.name, clock, repeats, launches, 0.0, None, 0.0)
 
 

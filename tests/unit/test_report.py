@@ -22,7 +22,7 @@ from tilewright.tools.report.memory_figure import live_bytes, spans_of
 from tilewright.tools.report.timing import timing_of
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "headless_shell")
-FIGURES = {"time-kernels", "time-classes", "roofline", "graph", "memory"}
+FIGURES = {"time-kernels", "time-classes", "timeline", "roofline", "graph", "memory"}
 #: two blocks that are alike share one kernel; a shortcut joins them
 CONV_NET = """#[version = "0.0.5"]
 def @main(%data: Tensor[(1, 8, 16, 16), float32], %w0: Tensor[(8, 8, 3, 3), float32],

@@ -11,7 +11,10 @@ from tilewright.costmodel import CpuHardware, Hardware, fill_from_machine, load_
 from tilewright.costmodel.bound import LAUNCH, PEAK
 from tilewright.executable import Executable
 from tilewright.ir import Func, InputError, Module, Op, parse, show_func
+from tilewright.modelled_profile import modelled_profile
+from tilewright.profile import Profile
 from tilewright.runtime.plan import ExecutionPlan, KernelResources
+from tilewright.stream_choice import kernel_costs, work_of
 from tilewright.tools.report.candidates import Candidate, candidates_of
 from tilewright.tools.report.fused_ops import FusedOps, locations_in
 from tilewright.tools.report.kernel_work import kernel_bytes, kernel_operations
@@ -62,6 +65,7 @@ class LaunchFacts:
 class Facts:
     """Everything on the page. `kernels` are ordered by time, longest first; `launches` as the plan has them.
 
+    replay: one recorded replay of the network, or what the model says of it.
     convolutions: the algorithms that competed, alike convolutions once (see `Executable.report`).
     exact_ops: the ops of each launch are its own; else those of the first launch of the same kernel.
     """
@@ -72,6 +76,7 @@ class Facts:
     precision: str
     chosen_by: str
     timing: Timing
+    replay: Profile
     kernels: tuple[KernelFacts, ...]
     launches: tuple[LaunchFacts, ...]
     plan: ExecutionPlan
@@ -133,12 +138,18 @@ class _Collector:
             precision=str(self.report.get("precision", "fp32")),
             chosen_by=str(self.report.get("chosen_by", "model")),
             timing=timing,
+            replay=timing.profile or self.modelled_replay(),
             kernels=tuple(kernels),
             launches=launches,
             plan=self.plan,
             exact_ops=self.found is not None,
             convolutions=tuple(self.report.get("convolutions", ())),
         )
+
+    def modelled_replay(self) -> Profile:
+        """Launches of the plan by the model's times."""
+        work = work_of(self.plan, kernel_costs(self.report["kernels"]), self.hardware)
+        return modelled_profile(self.plan, work, self.hardware.name)
 
     def launched(self) -> list[str]:
         return [launch.kernel for launch in self.plan.launches]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
+from tilewright.runtime.memory import arena_lower_bound
 from tilewright.tools.page_template import filled, resource
 from tilewright.tools.report.algorithm_table import algorithm_table
 from tilewright.tools.report.colours import class_colours
@@ -12,8 +13,10 @@ from tilewright.tools.report.facts import Facts
 from tilewright.tools.report.graph_picture import graph_picture
 from tilewright.tools.report.kernel_section import kernel_section
 from tilewright.tools.report.memory_figure import live_bytes, memory_svg
+from tilewright.tools.report.replay_wording import replay_cards, timeline_note
 from tilewright.tools.report.roofline_figure import roofline_svg
 from tilewright.tools.report.time_figures import classes_svg, kernels_svg
+from tilewright.tools.report.timeline_figure import timeline_svg
 from tilewright.tools.report.wording import bytes_text, counted, operations_text, rate_text, seconds_text
 
 _HERE = "tilewright.tools.report"
@@ -32,6 +35,10 @@ def report_page(facts: Facts) -> str:
         note=escape(_note(facts)),
         kernel_times=kernels_svg(facts),
         class_times=classes_svg(facts),
+        replay_cards="\n".join(_card(*card) for card in replay_cards(facts)),
+        timeline_legend="".join(_legend(colours)),
+        timeline=timeline_svg(facts),
+        timeline_note=escape(timeline_note(facts)),
         roofline=roofline_svg(facts),
         roofline_note=escape(_roofline_note(facts)),
         graph_note=escape(_graph_note(facts)),
@@ -133,6 +140,7 @@ def _memory_note(facts: Facts) -> str:
     held = sum(b.nbytes for b in plan.buffers if b.kind in ("input", "output", "constant"))
     return (
         f"Every rectangle is a buffer of the arena from its first to its last use in plan order. At most "
-        f"{bytes_text(alive)} hold data at a time; the arena takes {bytes_text(plan.arena_bytes)}. Inputs, "
+        f"{bytes_text(alive)} hold data at a time; the arena takes {bytes_text(plan.arena_bytes)}, where no "
+        f"layout under its dependencies takes less than {bytes_text(arena_lower_bound(plan))}. Inputs, "
         f"outputs and weights lie outside it and take {bytes_text(held)}."
     )

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tilewright.commands.network import random_inputs
 from tilewright.executable import Executable
-from tilewright.ir import WorkError
+from tilewright.ir import UnsupportedError, WorkError
+from tilewright.profile import Profile
 from tilewright.runtime.errors import DeviceMissingError
 
 #: targets whose clock says something about the device they stand for
 TIMED = ("cuda", "opencl")
 
 
+#: replays that are recorded at least; the one of median length is shown
+RECORDED = 5
+
+
 @dataclass(frozen=True)
 class Timing:
     """Seconds per launch in plan order; `network_s` is the median of whole runs, None where not measured.
 
-    source: `measured` or `modelled`. where: the device, or why nothing was measured.
+    source: `measured` or `modelled`. where: the device, or why nothing was measured. profile: a recorded
+    replay; None where there is none, which `unrecorded` gives the reason for.
     """
 
     source: str
     where: str
     launches_s: tuple[float, ...]
     network_s: float | None = None
+    profile: Profile | None = None
+    unrecorded: str = ""
 
     @property
     def measured(self) -> bool:
@@ -54,4 +62,9 @@ def timing_of(exe: Executable, estimates_s: Sequence[float], *, repeats: int, se
     inputs = random_inputs(exe.input_names, exe.input_types, seed)
     network_s = float(np.median(exe.time(*inputs, repeats=repeats)))
     rows = exe.time_kernels(*inputs, repeats=repeats)
-    return Timing("measured", exe.device, tuple(s for _, s in rows), network_s)
+    timing = Timing("measured", exe.device, tuple(s for _, s in rows), network_s)
+    try:
+        profile = exe.profile(*inputs, repeats=max(repeats, RECORDED), compare_serial=True)
+    except UnsupportedError as e:
+        return replace(timing, unrecorded=str(e))
+    return replace(timing, profile=profile)

@@ -9,7 +9,7 @@ from typing import Any
 def seconds_text(s: float) -> str:
     """`412 us`, `1.25 ms`, `2.1 s`: three digits."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if s >= scale:
+        if s >= 0.9995 * scale:  # which three digits round to 1.00
             return f"{_digits(s / scale)} {unit}"
     return f"{_digits(s / 1e-9)} ns" if s > 0 else "0"
 
