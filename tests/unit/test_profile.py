@@ -1,6 +1,7 @@
 """Profiles on the emulator and on OpenCL: timelines keep the plan's order, traces follow the format."""
 
 import json
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -263,3 +264,18 @@ def test_an_unwritable_trace_is_one_line(net, tmp_path, capsys):
     assert error.startswith("error: ")
     assert "cannot write the trace" in error
     assert error.count("\n") == 1
+
+
+def test_the_documented_code_runs(data_dir, monkeypatch):
+    root = data_dir.parents[1]
+    monkeypatch.chdir(root)
+    text = (root / "docs" / "profiling.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    space: dict[str, object] = {}
+    exec(compile(code, "docs/profiling.md", "exec"), space)
+    profile = space["profile"]
+    assert isinstance(profile, Profile)
+    assert len(profile.launches) == 4
+    listed = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", text, re.MULTILINE))))
+    assert listed <= profile.summary().keys() | {"summary"}
+    assert {"idle_share", "critical_path_s"} <= listed
