@@ -88,6 +88,12 @@ def test_bytes_alive_during_a_launch_never_exceed_the_bound(task):
     assert alive.max() <= heaviest_antichain(np.array(sizes), lifetimes)
 
 
+def test_a_pair_may_be_ordered_with_no_launch_between():
+    """Launches 2 and 3 each follow 0 and 1; one buffer is used by the first two, one by the last two."""
+    lifetimes = Lifetimes(LaunchOrder.of([[], [], [0, 1], [0, 1]]), [[0, 1], [2, 3]], [False, False])
+    assert heaviest_antichain(np.array([5, 3]), lifetimes) == 5
+
+
 def test_large_sizes_are_rounded_down_to_fit_the_flow():
     lifetimes = Lifetimes(LaunchOrder.of([[], []]), [[0], [1], [0, 1]], [False] * 3)
     sizes = np.array([1 << 44, (1 << 44) + 1, 3])

@@ -142,6 +142,23 @@ def test_a_reader_beside_keeps_the_operand():
     assert places_of(wider.replace(launches=ordered))["t1"] == "t0"
 
 
+def test_of_two_results_one_takes_the_place():
+    buffers = [Buffer(name, "uint8", (256,), "arena", 256) for name in ("a", "b", "c")]
+    both = Launch("k", ("a", "b", "c"), (1, 1, 1), 1, deps=(0,), writes=(1, 2), in_place=((0, 1), (0, 2)))
+    launches = (Launch("k", ("a",), (1, 1, 1), 1, writes=(0,)), both)
+    kernel = KernelCode("k", "k", "opencl", "")
+    plan = place_arena(ExecutionPlan("test", tuple(buffers), (kernel,), launches, (), ("b", "c"), 0))
+    assert plan.validate().arena_bytes == 512
+    assert find_hazards(plan) == []
+
+
+def test_a_result_begun_earlier_overwrites_nothing():
+    plan = sums(3, "t2")
+    first, second, third = plan.launches
+    begun = replace(first, args=("x", "t0", "t1"), writes=(1, 2))
+    assert places_of(plan.replace(launches=(begun, second, third)))["t1"] == "t1"
+
+
 def test_malformed_pairs_are_faults_and_pairs_survive_json():
     plan = place_arena(sums(3, "t2"))
     assert ExecutionPlan.from_json(plan.to_json()) == plan
