@@ -130,8 +130,10 @@ def test_a_missing_file_is_one_line_and_exit_code_2(tmp_path, capsys):
 
 def test_documentation_is_true(run):
     page = (Path(__file__).parents[2] / "docs" / "streams.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    exec(code, {})
+    examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(examples) == 2
+    for code in examples:
+        exec(code, {})
     graph, printed = re.search(r"echo '(.*?)'.*?--json\n(.*?\n)", page, re.DOTALL).groups()
     assert run(graph, "--json")[1] == printed
     assert all(f"| `{name}`" in page for name in NAMES)
