@@ -99,6 +99,14 @@ def test_stamps_become_spans():
     assert resolution_ns(stamps) == 1
 
 
+def test_blocks_side_by_side_on_one_processor_count_once():
+    spans = [(100, 120), (105, 108), (115, 118), (125, 130), (126, 128)]
+    stamps = np.zeros((len(spans), STAMPS_PER_BLOCK), np.uint64)
+    stamps[:, [ARRIVAL, START, END]] = [(start, start, end) for start, end in spans]
+    assert {p: round(1e9 * s) for p, s in processor_busy_s(stamps).items()} == {0: 25}
+    assert resolution_ns(stamps) == 1
+
+
 def test_no_stamps_are_no_time():
     none = np.zeros((0, STAMPS_PER_BLOCK), np.uint64)
     assert (span_ns(none), resolution_ns(none), processor_busy_s(none)) == (0, 0, {})
