@@ -7,7 +7,9 @@ import pytest
 from runtime_samples import diamond, random_floats
 
 import tilewright as tw
+from tilewright.codegen import EmulatorBuilder
 from tilewright.ir import WorkError
+from tilewright.runtime.emulator import EmulatorDevice
 from tilewright.runtime.errors import (
     DeviceError,
     DeviceLostError,
@@ -16,6 +18,8 @@ from tilewright.runtime.errors import (
     RuntimeInputError,
 )
 from tilewright.runtime.null import NullDevice
+from tilewright.runtime.opencl_driver import driver_error, import_pyopencl
+from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
 
 PLAN = diamond()
 X, W = random_floats(1), random_floats(2)
@@ -170,3 +174,31 @@ def test_a_launch_beyond_the_plans_own_limits_is_refused_before_anything_is_allo
     with pytest.raises(RuntimeInputError, match=r"launch 3 \(join\): expected block in 1\.\.4096"):
         device.load(PLAN.replace(launches=(*PLAN.launches[:3], huge)), {"w": W})
     assert device.log == []
+
+
+def test_a_lost_opencl_device_is_told_apart():
+    cl = import_pyopencl()
+
+    class GoneError(cl.Error):
+        code = cl.status_code.DEVICE_NOT_AVAILABLE
+
+    with pytest.raises(DeviceLostError, match=r"^running the plan: the OpenCL device is gone"):
+        raise driver_error(cl, "running the plan", GoneError("clFinish failed"))
+    assert not isinstance(driver_error(cl, "running the plan", cl.Error("clFinish failed")), DeviceLostError)
+
+
+@pytest.mark.emulator
+def test_an_emulated_plan_works_on_after_a_fault():
+    """The kernel reads where its input says."""
+    body = "y[threadIdx.x] = x[(int)x[threadIdx.x]];"
+    text = f'extern "C" __global__ void gather(const float* x, float* y) {{ {body} }}'
+    buffers = (Buffer("x", "float32", (32,), "input", 128), Buffer("y", "float32", (32,), "output", 128))
+    launches = (Launch("gather", ("x", "y"), (1, 1, 1), 32, origin=("net:take#7",), writes=(1,)),)
+    kernels = (KernelCode("gather", "gather", "cuda", text),)
+    plan = ExecutionPlan("test", buffers, kernels, launches, ("x",), ("y",), 0)
+    inside, outside = np.arange(32, dtype=np.float32)[::-1], np.full(32, 1e6, np.float32)
+    with EmulatorDevice(EmulatorBuilder()) as device, device.load(plan, {}) as loaded:
+        for _ in range(2):
+            with pytest.raises(DeviceError, match=r"launch 0 of kernel 'gather' for net:take#7, .* outside"):
+                loaded.run([outside])
+            np.testing.assert_array_equal(loaded.run([inside])[0], inside[::-1])
