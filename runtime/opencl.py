@@ -150,5 +150,5 @@ class OpenClDevice(Closable):
                 ) from None
 
     def _release(self) -> None:
-        # Plans that are still open keep what they use until they are closed.
-        del self.context, self.pool
+        # The context goes with its last reference: plans that are still open, or being loaded, have theirs.
+        return
