@@ -26,7 +26,7 @@ from tilewright.codegen.kernel_source import KernelParam, KernelSource
 from tilewright.codegen.stamps import Stamps
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Level, Value, walk
-from tilewright.ir.thread_launch_ops import releases_dependents, waits_for_launches
+from tilewright.ir.thread_launch_ops import waits_for_launches
 from tilewright.ir.types import TensorType
 
 STATIC_SHARED_BYTES = 48 * 1024
@@ -74,9 +74,8 @@ def _emit(func: Func, dialect: Dialect, stamped: bool = False) -> KernelSource:
         )
         if part
     )
-    overlaps = waits and releases_dependents(func)
     return KernelSource(
-        dialect.name, entry, text + "\n", grid, block, params, static, dynamic, tuple(e.origins), overlaps
+        dialect.name, entry, text + "\n", grid, block, params, static, dynamic, tuple(e.origins), waits
     )
 
 

@@ -22,7 +22,7 @@ class KernelSource:
     grid: blocks (work-groups) along x, y, z. block: threads (work-items) per block, one-dimensional.
     shared_bytes_static: bytes declared in the text. shared_bytes_dynamic: bytes the launch adds (CUDA only).
     origins: the `loc` of every op in the text, in order of first appearance.
-    overlaps: it waits for the launches it depends on itself, and lets dependents start early.
+    overlaps: it waits itself for the launches it depends on, so it may start before they have ended.
     """
 
     language: str

@@ -18,7 +18,7 @@ SHARED_BYTES_WITHOUT_OPT_IN = 48 << 10
 class PreparedLaunch:
     """A launch with its function and its parameters: pointers to values.
 
-    overlaps: the kernel waits for the launches before it by itself, and lets later ones start early.
+    overlaps: the kernel waits itself for those before it, so it may start before they have ended.
     """
 
     launch: Launch

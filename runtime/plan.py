@@ -58,7 +58,7 @@ class KernelCode:
     """One kernel's source and, where it was built ahead of time, its binary (a CUBIN for `arch`).
 
     `overlaps`: it waits itself for the launches it depends on before it touches memory that they write or
-    read, and lets those that depend on it start early: edges between such kernels may be programmatic.
+    read, so it may start before they have ended: edges between such kernels may be programmatic.
     """
 
     name: str
