@@ -20,6 +20,7 @@ class InstancePool:
         self._all: list[LoadedPlan] = []
         self._free: list[LoadedPlan] = []
         self._loading = 0
+        self._closed = False
 
     @property
     def empty(self) -> bool:
@@ -63,25 +64,30 @@ class InstancePool:
 
     def _take(self) -> LoadedPlan:
         with self._changed:
-            while not self._free and len(self._all) + self._loading >= self._limit:
+            while not (self._closed or self._free or len(self._all) + self._loading < self._limit):
                 self._changed.wait()
+            self._check_open()
             if self._free:
                 return self._free.pop()
             self._loading += 1
+        instance: LoadedPlan | None = None
         try:
             instance = self._load()
-        except BaseException:
-            self._loaded(None)
-            raise
-        self._loaded(instance)
+        finally:
+            with self._changed:
+                self._loading -= 1
+                closed = self._closed
+                if instance is not None and not closed:
+                    self._all.append(instance)
+                self._changed.notify_all()
+        if closed:
+            instance.close()
+        self._check_open()
         return instance
 
-    def _loaded(self, instance: LoadedPlan | None) -> None:
-        with self._changed:
-            self._loading -= 1
-            if instance is not None:
-                self._all.append(instance)
-            self._changed.notify_all()
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DeviceError("this executable was closed while a call waited for an instance of its plan")
 
     def _give_back(self, instance: LoadedPlan) -> None:
         with self._changed:
@@ -100,8 +106,9 @@ class InstancePool:
             instance.close()
 
     def close(self) -> None:
-        """Close every instance; one that works is closed when it is done."""
+        """Close every instance, one that works when it is done; callers that wait get `DeviceError`."""
         with self._changed:
+            self._closed = True
             instances, self._all, self._free = self._all, [], []
             self._changed.notify_all()
         for instance in instances:

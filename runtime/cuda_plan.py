@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +21,7 @@ from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import DeviceError
 from tilewright.runtime.loaded import Closable
 from tilewright.runtime.plan import ExecutionPlan
+from tilewright.runtime.work_lock import WorkLock
 
 MILLISECOND = 1e-3
 
@@ -54,7 +54,7 @@ class CudaPlan(Closable):
         self._staging: Staging | None = None
         self._started: list[CopyIn] | None = None
         self._broken = False
-        self._lock = threading.RLock()
+        self._lock = WorkLock()
         self._memory: PlanMemory | None = None
         try:
             with self._working():

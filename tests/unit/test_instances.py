@@ -103,9 +103,40 @@ def test_closing_while_somebody_works():
     pool = InstancePool(lambda: Fake(log), 1)
     with pool.lent():
         pool.close()
-    with pool.lent():
+    assert log == ["load", "close"]
+    with pytest.raises(DeviceError, match="was closed while a call waited"), pool.lent():
         pass
-    assert log == ["load", "close", "load"]
+
+
+def test_closing_while_others_wait_or_load():
+    """Nothing stays open, and whoever waits is told."""
+    log, told = [], []
+    loading, go_on = threading.Event(), threading.Event()
+
+    def load():
+        loading.set()
+        go_on.wait()
+        return Fake(log)
+
+    pool = InstancePool(load, 1)
+
+    def call():
+        try:
+            with pool.lent() as plan:
+                plan.run([1])
+        except DeviceError as error:
+            told.append(str(error))
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for t in threads:
+        t.start()
+    loading.wait()
+    pool.close()
+    go_on.set()
+    for t in threads:
+        t.join()
+    assert len(told) == 3
+    assert log == ["load", "close"]
 
 
 def test_batches_stay_in_order_and_overlap():
