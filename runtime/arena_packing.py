@@ -13,6 +13,7 @@ from tilewright.runtime.arena_lifetimes import Bytes, Ints, Lifetimes
 Fit = Literal["lowest", "tightest", "facing"]
 
 STEPS = 100_000  # some 10 microseconds each
+RUNS = 300  # small plans need no more
 IMPROVED = 3
 CLOSE_ENOUGH = 1 / 512
 
@@ -73,8 +74,10 @@ class _Packer:
     """Greedy runs over one set of buffers; `steps` is the work that is left."""
 
     def __init__(self, sizes: Ints, clashes: Bytes, bound: int, steps: int) -> None:
-        self.sizes, self.clashes, self.bound, self.steps = sizes, clashes, bound, steps
-        self.run_steps = len(sizes) * (1 + len(sizes) // 1024)
+        self.sizes, self.clashes, self.bound = sizes, clashes, bound
+        neighbours = int(np.bitwise_count(clashes).sum(dtype=np.int64))
+        self.run_steps = len(sizes) * (1 + len(sizes) // 4096) + neighbours // 800
+        self.steps = min(steps, RUNS * self.run_steps)
 
     def is_good(self, arena_bytes: int) -> bool:
         return arena_bytes <= self.bound * (1 + CLOSE_ENOUGH)
