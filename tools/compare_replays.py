@@ -31,6 +31,7 @@ from tilewright.runtime.streams import Dag
 
 #: replays without a wait between them, whose host time is taken: few, so that no queue fills up
 QUEUED = 8
+BATCHES = 100
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,6 +73,7 @@ def compare(network: str, a: argparse.Namespace) -> dict[str, Any]:
     row["over_step_by_step"] = round(row["step_by_step_us"] / times["auto"], 2)
     row["over_queued_steps"] = round(row["queued_steps_us"] / times["auto"], 2)
     row["host_us"] = round(_host_us(auto, inputs), 2)
+    row["batches_per_s"] = _batches_per_s(auto, inputs)
     row["graph"] = _graph(auto)
     profile = auto.profile(*inputs, repeats=5)
     row["idle_share"] = round(profile.idle_share, 4)
@@ -155,6 +157,27 @@ def _host_us(exe: Executable, inputs: Sequence[np.ndarray]) -> float:
             seconds.append(time.perf_counter() - begin)
         loaded.synchronize()
     return 1e6 * float(np.median(seconds))
+
+
+def _batches_per_s(exe: Executable, inputs: Sequence[np.ndarray]) -> dict[str, float]:
+    """Batches per second from host arrays to host arrays, called one by one and streamed."""
+    batches = [tuple(inputs)] * BATCHES
+
+    def one_by_one() -> None:
+        for batch in batches:
+            exe(*batch)
+
+    def streamed() -> None:
+        for _ in exe.map(batches):
+            pass
+
+    rates = {}
+    for name, work in (("called", one_by_one), ("streamed", streamed)):
+        work()
+        begin = time.perf_counter()
+        work()
+        rates[name] = round(BATCHES / (time.perf_counter() - begin), 1)
+    return rates
 
 
 def _graph(exe: Executable) -> dict[str, Any]:
