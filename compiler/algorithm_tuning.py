@@ -11,10 +11,12 @@ from tqdm import tqdm
 from tilewright.ir import Block, Builder, Module, Op, Pairs
 from tilewright.ir.nodes import Attr
 from tilewright.measuring import Measurer, RandomConstants
+from tilewright.passes import PassContext
 from tilewright.passes.graph.choose_algorithms import with_algorithms
 from tilewright.passes.lower.algorithm_cost import Alternative
 from tilewright.passes.lower.convolution_algorithms import ALGORITHMS, obstacle_to
 from tilewright.passes.lower.convolution_layers import Layer, layers_of
+from tilewright.passes.lower.memory_room import Room, room_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ def measured_algorithms(module: Module, measurer: Measurer, *, progress: bool | 
 
     module: graph level, types inferred. Of each convolution, with the ops behind it that its kernels take
     along, the legal algorithms are timed in the order of their estimates with the parameters that the model
-    chooses. An alternative is left out where its lower bound is above the best time so far; direct never is.
+    chooses. An alternative is left out where its lower bound is above the best time so far, or where it would
+    raise the network's peak of memory (see `memory_room`); direct never is.
     What was measured stands in the attribute `convolutions` of @main, with the convolutions counted from 0 in
     program order.
     """
@@ -40,12 +43,14 @@ def measured_algorithms(module: Module, measurer: Measurer, *, progress: bool | 
     if not layers:
         return module
     distinct = {layer.key: layer for layer in layers.values()}
+    target = measurer.target
+    room = room_of(module.main, PassContext(target=str(target), hardware=target.hardware))
     hidden = not (sys.stderr.isatty() if progress is None else progress)
     timed: dict[Hashable, list[Timed]] = {}
     for key, layer in tqdm(
         distinct.items(), desc="measuring", unit="convolution", file=sys.stderr, disable=hidden
     ):
-        timed[key] = _timed(layer, measurer)
+        timed[key] = _timed(layer, measurer, room)
     main = module.main
     chosen = {layer.conv: _fastest(timed[layer.key]) for layer in layers.values()}
     at = {key: tuple(i for i, x in layers.items() if x.key == key) for key in distinct}
@@ -60,9 +65,10 @@ def _legal(conv: Op) -> list[str]:
     return [named, *(a for a in ALGORITHMS if named == "direct" and not obstacle_to(a, conv))]
 
 
-def _timed(layer: Layer, measurer: Measurer) -> list[Timed]:
+def _timed(layer: Layer, measurer: Measurer, room: Room) -> list[Timed]:
     hardware = measurer.target.hardware
-    found = {name: layer.by(name, hardware) for name in _legal(layer.conv)}
+    legal = {name: layer.by(name, hardware) for name in _legal(layer.conv)}
+    found = {n: a for n, a in legal.items() if n == "direct" or room.fits(layer.conv, a.working_bytes())}
     rows = [Timed(name, a.estimate_s(), a.bound_s(hardware)) for name, a in found.items()]
     best = float("inf")
     for i in sorted(range(len(rows)), key=lambda i: rows[i].estimate_s):

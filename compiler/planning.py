@@ -49,7 +49,7 @@ class _Planner:
             if op.name == "tensor.constant":
                 self.buffer(op.result, str(op["name"]), "constant")
             elif op.name == "tensor.call":
-                self.call(op, set(returned))
+                self.call(op)
             else:
                 raise InputError(f"expected calls and constants in @main, got {op.name}", where=op.loc)
         outputs = tuple(self.names[v] for v in returned)
@@ -75,12 +75,12 @@ class _Planner:
         self.names[v] = unique
         self.buffers.append(Buffer(unique, t.dtype, t.shape, kind, max(1, v.tensor.nbytes)))
 
-    def call(self, op: Op, returned: set[Value]) -> None:
+    def call(self, op: Op) -> None:
         ref = op["callee"]
         assert isinstance(ref, Ref)
         source = self.sources[ref.name]
         for r in op.results:
-            self.buffer(r, r.hint or f"{ref.name}.out", "output" if r in returned else "arena")
+            self.buffer(r, r.hint or f"{ref.name}.out", "arena")
         args = tuple(self.names[v] for v in (*op.operands, *op.results))
         deps = sorted({self.writer[a] for a in args if a in self.writer})
         index = len(self.launches)

@@ -8,8 +8,9 @@ from typing import Literal
 from tilewright.costmodel import Hardware, load_hardware
 from tilewright.ir import Func, InputError, Level, Op
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.lower.algorithm_cost import estimated_s
+from tilewright.passes.lower.algorithm_cost import algorithm_cost
 from tilewright.passes.lower.convolution_algorithms import obstacle_to
+from tilewright.passes.lower.memory_room import Room, room_of
 
 #: algorithms beside direct sums, the most accurate first; each is preferred to more accurate ones where its
 #: estimate is at most this share of theirs
@@ -27,6 +28,7 @@ def choose_algorithms(
     *,
     algorithm: Literal["auto", "direct", "winograd2", "winograd4", "fft"] = "auto",
     at: str = "",
+    workspace: Literal["network", "any"] = "network",
 ) -> Func:
     """Name the algorithm of every direct conv2d: by the cost model, or the given one.
 
@@ -34,20 +36,23 @@ def choose_algorithms(
 
     `auto` leaves a convolution direct unless the kernels of an alternative, transforms included, are
     estimated to take at most 90 % of its time, and takes winograd4, whose errors are ten times larger, only
-    for 80 %; it compares the FFT for kernels of 25 taps and more. A given
+    for 80 %; it compares the FFT for kernels of 25 taps and more. With `workspace=network` an
+    alternative must fit beside what other kernels hold into the peak that the network has without it (see
+    `memory_room`), so that transforms do not set the peak. A given
     algorithm is used wherever it is legal; how many convolutions it is not legal for stands in the function's
     attribute `kept_direct`. `at` restricts the pass to ops of one origin (`relay:nn.conv2d#3`); there, an
     algorithm that is not legal is an InputError.
     """
     hardware = ctx.hardware or load_hardware(ctx.target)
     constants = {op.result for op in func.body.ops if op.name == "graph.constant"}
+    room = room_of(func, ctx) if workspace == "network" and algorithm == "auto" and _any(func) else None
     chosen: dict[Op, str] = {}
     kept = 0
     for op in func.body.ops:
         if op.name != "graph.conv2d" or (at and op.loc != at):
             continue
         if algorithm == "auto":
-            chosen[op] = _best(op, hardware, constant_weight=op.operands[1] in constants)
+            chosen[op] = _best(op, hardware, room, constant_weight=op.operands[1] in constants)
         elif reason := obstacle_to(algorithm, op):
             if at:
                 raise InputError(f"{algorithm} cannot compute this convolution: {reason}", where=op.loc)
@@ -60,15 +65,21 @@ def choose_algorithms(
     return out.with_attrs(kept_direct=kept) if kept and out.get("kept_direct") != kept else out
 
 
-def _best(op: Op, hardware: Hardware, *, constant_weight: bool) -> str:
+def _any(func: Func) -> bool:
+    """Whether any convolution has algorithms to compare."""
+    return any(op.name == "graph.conv2d" and compared(op) for op in func.body.ops)
+
+
+def _best(op: Op, hardware: Hardware, room: Room | None, *, constant_weight: bool) -> str:
     """The most accurate algorithm that no other one is clearly faster than. What is named already stays."""
     names = compared(op)
     if not names:
         return str(op["algorithm"])
-    seconds = {name: estimated_s(op, name, hardware, constant_weight=constant_weight) for name in names}
+    costs = {name: algorithm_cost(op, name, hardware, constant_weight=constant_weight) for name in names}
     best = names[0]
     for name in names[1:]:
-        if seconds[name] <= ALTERNATIVES[name] * seconds[best]:
+        fits = room is None or room.fits(op, costs[name].working_bytes)
+        if fits and costs[name].seconds <= ALTERNATIVES[name] * costs[best].seconds:
             best = name
     return best
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import cast
 
 from tilewright.costmodel import Hardware
-from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, Type, Value
+from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, TensorType, Type, Value
 from tilewright.ir.nodes import Attr
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.dead_ops import live_ops
@@ -36,32 +36,58 @@ class Alternative:
         costs = [cast(Pairs, f["cost"]) for f in self.module.funcs if f.get("cost") is not None]
         return sum(cast(float, c["estimate_s"]) for c in costs)
 
+    def working_bytes(self) -> int:
+        """The most bytes that one kernel reads and writes of what is not known at compile time."""
+        main = self.module.main
+        known = set(main.params[len(main.params) - self.known :])
+        calls = (op for op in main.body.ops if op.name == "tensor.call")
+        return max((bytes_of({*op.operands, *op.results} - known) for op in calls), default=0)
+
     def bound_s(self, hardware: Hardware) -> float:
         """Seconds that the kernels take at least, whatever their parameters, with warm caches."""
         return sum(least_s(f, hardware) for f in self.module.funcs if f.name != "main")
 
 
+@dataclass(frozen=True)
+class AlgorithmCost:
+    """Seconds of all kernels of an algorithm, and the most bytes that one of them has at hand."""
+
+    seconds: float
+    working_bytes: int
+
+
 def estimated_s(op: Op, algorithm: str, hardware: Hardware, *, constant_weight: bool) -> float:
-    """Seconds of all kernels of graph.conv2d `op` by an algorithm that is legal for it. Memoised.
+    """Seconds of `algorithm_cost`."""
+    return algorithm_cost(op, algorithm, hardware, constant_weight=constant_weight).seconds
+
+
+def algorithm_cost(op: Op, algorithm: str, hardware: Hardware, *, constant_weight: bool) -> AlgorithmCost:
+    """Cost of all kernels of graph.conv2d `op` by an algorithm that is legal for it. Memoised.
 
     constant_weight: whether the kernel's transform is done at compile time.
     """
     attrs = tuple((k, algorithm if k == "algorithm" else v) for k, v in op.attrs)
     types = tuple(v.type for v in op.operands)
-    return _estimated_s(types, attrs, op.result.type, hardware, constant_weight)
+    return _cost(types, attrs, op.result.type, hardware, constant_weight)
 
 
 @lru_cache(maxsize=1024)
-def _estimated_s(
+def _cost(
     types: tuple[Type, ...],
     attrs: tuple[tuple[str, Attr], ...],
     result: Type,
     hardware: Hardware,
     constant_weight: bool,
-) -> float:
+) -> AlgorithmCost:
     op = Op("graph.conv2d", tuple(Value(t) for t in types), attrs, (Value(result),))
     known = [op.operands[1]] if constant_weight else []
-    return alternative([op], known, hardware).estimate_s()
+    found = alternative([op], known, hardware)
+    return AlgorithmCost(found.estimate_s(), found.working_bytes())
+
+
+def bytes_of(values: Collection[Value]) -> int:
+    """Bytes of all tensors among the values."""
+    return sum(v.tensor.nbytes for v in values if isinstance(v.type, TensorType))
 
 
 def alternative(ops: Sequence[Op], known: Collection[Value], hardware: Hardware) -> Alternative:

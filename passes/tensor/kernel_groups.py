@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilewright.ir import Func, Op, Sym, Value
-from tilewright.ir.tensor_ops import REDUCING, STRUCTURED, dims, fills, reads
+from tilewright.ir.simplify import simplify
+from tilewright.ir.tensor_ops import REDUCING, STRUCTURED, dims, fills, ranges_of, reads
 from tilewright.passes.tensor.index_sets import (
     POINTWISE,
     identity_read,
@@ -119,6 +120,8 @@ class _Builder:
 
     def _host(self, op: Op) -> Group | None:
         """The latest group this op may join."""
+        if self._starts_prologue(op):
+            return None
         candidates = {g.number: g for v in op.operands if (g := self.group_of(v)) is not None}
         for number in sorted(candidates, reverse=True):
             g = candidates[number]
@@ -126,6 +129,31 @@ class _Builder:
             if acyclic and self._fits(op, g):
                 return g
         return None
+
+    def _starts_prologue(self, op: Op) -> bool:
+        """Whether this map is better computed where its result is read than where its operand is made.
+
+        The operand must be stored anyway, because something else reads it; the result is read by one product
+        alone, element by element, through maps that bring no other operands along. Then the epilogue would
+        write a second array, as large, that the prologue never stores.
+        """
+        made = [v for v in op.operands if self.group_of(v) is not None]
+        if op.name != "tensor.map" or len(made) != 1 or len(self.readers[made[0]]) < 2:
+            return False
+        cost = 0
+        while op.name == "tensor.map" and all(self.group_of(v) is None for v in op.operands if v not in made):
+            cost += _prologue_cost(op)
+            if not all(identity_read(op, i) for i, v in enumerate(op.operands) if v in made):
+                return False
+            read_by = self.readers.get(op.results[0], [])
+            if len(op.results) != 1 or len(read_by) != 1 or self.returned & set(op.results):
+                return False
+            made, op = list(op.results), read_by[0]
+        if op.name != "tensor.contract" or cost > MAX_PROLOGUE_COST:
+            return False
+        ranges = ranges_of(op)
+        indices = [simplify(e, ranges) for at in reads_of(op, made[0]) for e in at]
+        return made[0] in op.operands and all(isinstance(e, Sym | int) for e in indices)
 
     def _fits(self, op: Op, g: Group) -> bool:
         inside = [i for i, v in enumerate(op.operands) if self.group_of(v) is g]

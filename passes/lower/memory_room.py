@@ -1,0 +1,85 @@
+"""How much memory an algorithm of a convolution may take without raising the peak of its network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from tilewright.ir import Constants, Func, Module, Op, Ref, Value
+from tilewright.ir.tensor_ops import dims
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.lower.algorithm_cost import bytes_of
+from tilewright.passes.tensor.index_sets import identity_read
+
+#: graph ops to kernels without parameters: what is fused decides what is stored
+_KERNELS = "graph-to-tensor, forward-copies, cse, dce, fuse-kernels"
+#: below so many bytes nobody asks what memory is for
+FLOOR_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Room:
+    """peak_bytes: the most that is alive at once when every kernel runs in program order, inputs apart.
+
+    beside: per convolution, the bytes that others hold meanwhile.
+    """
+
+    peak_bytes: int
+    beside: Mapping[Op, int] = field(repr=False)
+
+    def fits(self, conv: Op, working_bytes: int) -> bool:
+        """Whether kernels with so many bytes at hand, in place of those of `conv`, keep to the peak."""
+        return self.beside.get(conv, 0) + working_bytes <= max(self.peak_bytes, FLOOR_BYTES)
+
+
+def room_of(func: Func, ctx: PassContext) -> Room:
+    """The room of a graph-level function with its convolutions as they are named, direct by default.
+
+    The function is lowered to kernels for that: tens of milliseconds for hundreds of ops.
+    """
+    marks = {op: f"#{i}" for i, op in enumerate(func.body.ops) if op.name == "graph.conv2d"}
+    marked = func.with_body(
+        func.body.with_ops(tuple(replace(op, loc=marks[op]) if op in marks else op for op in func.body.ops))
+    )
+    quiet = replace(ctx, instruments=(), reproducer_folder=None)
+    module = Module("room", (replace(marked, name="main"),), constants=Constants({}))
+    kernels = run_pipeline(module, Pipeline.parse(_KERNELS), quiet)
+    calls = [op for op in kernels.main.body.ops if op.name == "tensor.call"]
+    last = {v: i for i, op in enumerate(calls) for v in op.operands}
+    last |= dict.fromkeys(kernels.main.body.ops[-1].operands, len(calls))
+    alive: set[Value] = set()
+    peak = 0
+    beside: dict[str, int] = {}
+    for i, call in enumerate(calls):
+        ended = {v for v in call.operands if last[v] == i and v in alive}
+        alive |= set(call.results)
+        callee = kernels[_name(call)]
+        peak = max(peak, bytes_of(alive) - _overwritten(call, callee, ended))
+        held = bytes_of(alive - ended - set(call.results))
+        beside.update((op.loc, held) for op in callee.body.ops if op.loc.startswith("#"))
+        alive -= {v for v in alive if last.get(v, -1) <= i}
+    return Room(peak, {op: beside[mark] for op, mark in marks.items() if mark in beside})
+
+
+def _name(call: Op) -> str:
+    ref = call["callee"]
+    assert isinstance(ref, Ref)
+    return ref.name
+
+
+def _overwritten(call: Op, kernel: Func, ended: set[Value]) -> int:
+    """Bytes of an operand that ends here and may take the result: read where the same point is written."""
+    fitting = [
+        v
+        for v, p in zip(call.operands, kernel.params, strict=True)
+        if v in ended
+        and any(v.tensor.nbytes == r.tensor.nbytes for r in call.results)
+        and all(_reads_own_point(op, p) for op in kernel.body.ops if p in op.operands)
+    ]
+    return max((v.tensor.nbytes for v in fitting), default=0)
+
+
+def _reads_own_point(op: Op, operand: Value) -> bool:
+    if op.name != "tensor.map" or not dims(op, "par"):
+        return False
+    return all(identity_read(op, i) for i, v in enumerate(op.operands) if v is operand)

@@ -1,0 +1,104 @@
+"""Algorithms keep to the peak of memory that their network has without them; prologues in place of arrays."""
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.lower.memory_room import FLOOR_BYTES, Room, room_of
+from tilewright.targets import resolve_target
+
+H100 = resolve_target("cuda:sm_90a")
+CONTEXT = PassContext(str(H100), H100.hardware, reproducer_folder=None)
+
+
+RELAY = """#[version = "0.0.5"]
+def @main(%x: Tensor[(1, {c}, {s}, {s}), float32], %a: Tensor[({c}, {c}, 3, 3), float32],
+          %b: Tensor[({k}, {c}, 1, 1), float32]) -> Tensor[(1, {k}, {s}, {s}), float32] {{
+  %0 = nn.conv2d(%x, %a, padding=[1, 1, 1, 1], channels={c}, kernel_size=[3, 3]);
+  %1 = nn.relu(%0);
+  nn.conv2d(%1, %b, padding=[0, 0, 0, 0], channels={k}, kernel_size=[1, 1])
+}}
+"""
+
+
+@pytest.fixture
+def network(tmp_path):
+    def make(c, k, s):
+        path = tmp_path / f"net{c}_{k}_{s}.relay"
+        path.write_text(RELAY.format(c=c, k=k, s=s))
+        return tw.frontends.relay.load(str(path), params="random", inputs=("x",))
+
+    return make
+
+
+def algorithm_of_first(module, options=""):
+    out = run_pipeline(module, Pipeline.parse(f"infer-shapes, choose-algorithms{options}"), CONTEXT)
+    return next(op["algorithm"] for op in out.main.body.ops if op.name == "graph.conv2d")
+
+
+def test_transforms_stay_below_the_peak_of_other_kernels(network):
+    """512 channels of 56x56: Winograd gains, and holds 51 MB; the direct network 13 MB, or 103 MB if wide."""
+    narrow, wide = network(512, 64, 56), network(512, 8192, 56)
+    assert algorithm_of_first(narrow, "{workspace=any}").startswith("winograd")
+    assert algorithm_of_first(narrow) == "direct"
+    assert algorithm_of_first(wide).startswith("winograd")
+
+
+def test_small_networks_are_not_asked(network):
+    small = network(512, 64, 7)
+    main = run_pipeline(small, Pipeline.parse("infer-shapes"), CONTEXT).main
+    assert room_of(main, CONTEXT).peak_bytes < FLOOR_BYTES
+    assert algorithm_of_first(small).startswith("winograd")
+
+
+def test_room_counts_what_lives_beside():
+    room = Room(100 << 20, {})
+    assert room.fits(None, 100 << 20)
+    assert not room.fits(None, (100 << 20) + 1)
+    crowded = Room(100 << 20, {None: 60 << 20})
+    assert crowded.fits(None, 40 << 20)
+    assert not crowded.fits(None, 41 << 20)
+
+
+def test_peaks_are_those_of_the_plan(data_dir):
+    """What the room takes for the peak is what the planner needs with every convolution direct."""
+    for name in ("resnet18", "squeezenet", "pt_googlenet", "pt_mobilenet_v2"):
+        module = tw.frontends.relay.load(str(data_dir / "relay" / f"{name}.relay"), params="random")
+        folded = "infer-shapes, fold-batch-norm, fold-scale-axis, fold-constants, cse, dce"
+        main = run_pipeline(module, Pipeline.parse(folded), CONTEXT).main
+        planned = tw.compile(module, target="cuda:sm_90a", conv_algorithm="direct", streams="serial").plan
+        assert planned.arena_bytes == pytest.approx(room_of(main, CONTEXT).peak_bytes, rel=0.35), name
+
+
+PREACTIVATION = """#[version = "0.0.5"]
+def @main(%x: Tensor[(1, 16, 8, 8), float32], %a: Tensor[(16, 16, {r}, {r}), float32],
+          %s: Tensor[(16, 1, 1), float32], %b: Tensor[(16, 16, {r}, {r}), float32])
+          -> Tensor[(1, 16, 8, 8), float32] {{
+  %0 = nn.conv2d(%x, %a, padding=[{p}, {p}, {p}, {p}], channels=16, kernel_size=[{r}, {r}]);
+  %1 = multiply(%0, %s);
+  %2 = nn.relu(%1);
+  %3 = nn.conv2d(%2, %b, padding=[{p}, {p}, {p}, {p}], channels=16, kernel_size=[{r}, {r}]);
+  {last}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("taps", "last", "arrays"),
+    [
+        (1, "add(%3, %0)", 1),  # %0 is stored for the sum, %2 never
+        (1, "nn.relu(%3)", 1),  # %2 in place of %0
+        (3, "add(%3, %0)", 2),  # each element of %2 is read nine times
+        (1, "add(%3, %2)", 1),  # %2 is read twice, so it is stored, and %0 is not
+    ],
+)
+def test_what_one_product_reads_is_not_stored(tmp_path, taps, last, arrays):
+    path = tmp_path / "net.relay"
+    path.write_text(PREACTIVATION.format(r=taps, p=taps // 2, last=last))
+    module = tw.frontends.relay.load(str(path), params="random", inputs=("x",))
+    x = np.random.default_rng(1).standard_normal((1, 16, 8, 8)).astype(np.float32)
+    with tw.compile(module, target="opencl", conv_algorithm="direct") as exe:
+        stored = [b for b in exe.plan.buffers if b.kind == "arena" and b.name not in exe.plan.outputs]
+        assert len(stored) == arrays
+        np.testing.assert_allclose(exe(x)[0], tw.interpret(module, x)[0], rtol=1e-4, atol=1e-5)
