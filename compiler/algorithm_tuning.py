@@ -29,7 +29,9 @@ class Timed:
     measured_s: float | None = None
 
 
-def measured_algorithms(module: Module, measurer: Measurer, *, progress: bool | None = None) -> Module:
+def measured_algorithms(
+    module: Module, measurer: Measurer, *, progress: bool | None = None, workspace: str = "network"
+) -> Module:
     """The module with the fastest measured algorithm on every direct graph.conv2d.
 
     module: graph level, types inferred. Of each convolution, with the ops behind it that its kernels take
@@ -43,8 +45,8 @@ def measured_algorithms(module: Module, measurer: Measurer, *, progress: bool | 
     if not layers:
         return module
     distinct = {layer.key: layer for layer in layers.values()}
-    target = measurer.target
-    room = room_of(module.main, PassContext(target=str(target), hardware=target.hardware))
+    context = PassContext(target=str(measurer.target), hardware=measurer.target.hardware)
+    room = room_of(module.main, context) if workspace == "network" else None
     hidden = not (sys.stderr.isatty() if progress is None else progress)
     timed: dict[Hashable, list[Timed]] = {}
     for key, layer in tqdm(
@@ -65,10 +67,14 @@ def _legal(conv: Op) -> list[str]:
     return [named, *(a for a in ALGORITHMS if named == "direct" and not obstacle_to(a, conv))]
 
 
-def _timed(layer: Layer, measurer: Measurer, room: Room) -> list[Timed]:
+def _timed(layer: Layer, measurer: Measurer, room: Room | None) -> list[Timed]:
     hardware = measurer.target.hardware
     legal = {name: layer.by(name, hardware) for name in _legal(layer.conv)}
-    found = {n: a for n, a in legal.items() if n == "direct" or room.fits(layer.conv, a.working_bytes())}
+    found = {
+        name: a
+        for name, a in legal.items()
+        if name == "direct" or room is None or room.fits(layer.conv, a.working_bytes())
+    }
     rows = [Timed(name, a.estimate_s(), a.bound_s(hardware)) for name, a in found.items()]
     best = float("inf")
     for i in sorted(range(len(rows)), key=lambda i: rows[i].estimate_s):

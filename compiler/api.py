@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, cast, get_args
@@ -28,6 +28,7 @@ from tilewright.tuning import measured_choice, tuning_facts
 
 Tune = Literal["model", "measure"]
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+Workspace = Literal["network", "any"]
 ConvAlgorithm = Literal["auto", "direct", "winograd2", "winograd4", "fft"]
 
 
@@ -40,6 +41,7 @@ def compile(
     precision: Precision = "fp32",
     libraries: bool = True,
     conv_algorithm: ConvAlgorithm = "auto",
+    workspace: Workspace = "network",
     streams: str | None = None,
     instances: int = 1,
     shapes: Sequence[GivenShapes] | None = None,
@@ -62,6 +64,8 @@ def compile(
     conv_algorithm: how convolutions are computed: `auto` takes an alternative (Winograd, FFT) where the cost
         model sees a clear gain or, with `tune="measure"`, where it is faster; a named one is used wherever it
         is legal.
+    workspace: how much memory an algorithm may take that `auto` chooses: `network`, no more than the peak the
+        network has without it; `any`, whatever is fastest.
     streams: which launches run side by side: `model` takes the policy whose replay the model finds shortest,
         `auto` the one whose replay is measured to be shortest on the device, which must be present; or a
         policy by name (`serial`, `exact`, `nimble`, `ios`, `limited(2)`, ...). By default as `tune` chooses.
@@ -79,19 +83,9 @@ def compile(
     if shapes is not None:
         del asked["module"]
         return compile_shapes(partial(compile, **{**asked, "shapes": None}), module, shapes)
-    if tune not in ("model", "measure"):
-        raise InputError(f"expected tune among model, measure, got {tune!r}")
-    if tuning_db is not None and tune != "measure":
-        raise InputError('expected tune="measure" with tuning_db: the model measures nothing')
-    if precision not in PRECISIONS:
-        raise InputError(f"expected precision among {', '.join(PRECISIONS)}, got {precision!r}")
-    if conv_algorithm not in get_args(ConvAlgorithm):
-        known = ", ".join(get_args(ConvAlgorithm))
-        raise InputError(f"expected conv_algorithm among {known}, got {conv_algorithm!r}")
+    check_options(asked)
     policy = streams or ("auto" if tune == "measure" else "model")
     check_policy(policy)
-    if type(instances) is not int or instances < 1:
-        raise InputError(f"expected a positive number of instances, got {instances!r}")
     resolved = resolve_target(target)
     if resolved.kind == "reference":
         if module.main.level is Level.GRAPH and "graph" in PRECISIONS[precision]:
@@ -110,8 +104,11 @@ def compile(
             instruments,
             precision=precision,
             conv_algorithm=conv_algorithm,
+            workspace=workspace,
             choose=partial(measured_choice, measurer=m, progress=progress) if m else None,
-            choose_algorithms=partial(measured_algorithms, measurer=m, progress=progress) if m else None,
+            choose_algorithms=partial(measured_algorithms, measurer=m, progress=progress, workspace=workspace)
+            if m
+            else None,
         )
         tuning = {"tuning": tuning_facts(lowered.tensor, m)} if m else {}
     plan = build(lowered, resolved, progress=progress)
@@ -125,6 +122,23 @@ def compile(
         chosen = choose_streams(plan, policy, work, constants=constants, device=device)
     facts["streams"] = chosen.facts()
     return Executable(Artifact(chosen.plan, constants, texts, facts), str(resolved), instances=instances)
+
+
+def check_options(given: Mapping[str, Any]) -> None:
+    """Raise InputError naming the first option of `compile` that has no such value."""
+    choices = {
+        "tune": get_args(Tune),
+        "precision": tuple(PRECISIONS),
+        "conv_algorithm": get_args(ConvAlgorithm),
+        "workspace": get_args(Workspace),
+    }
+    for name, known in choices.items():
+        if given[name] not in known:
+            raise InputError(f"expected {name} among {', '.join(known)}, got {given[name]!r}")
+    if given["tuning_db"] is not None and given["tune"] != "measure":
+        raise InputError('expected tune="measure" with tuning_db: the model measures nothing')
+    if type(given["instances"]) is not int or given["instances"] < 1:
+        raise InputError(f"expected a positive number of instances, got {given['instances']!r}")
 
 
 def _constant_names(module: Module) -> list[str]:

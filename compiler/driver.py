@@ -32,13 +32,15 @@ def lower(
     *,
     precision: str = "fp32",
     conv_algorithm: str = "auto",
+    workspace: str = "network",
     choose: Callable[[Module], Module] | None = None,
     choose_algorithms: Callable[[Module], Module] | None = None,
 ) -> Lowered:
     """Run the default pipelines down to emitted kernel text, from the graph or the tensor level.
 
     precision: fp32, tf32, fp16 or bf16 (see `tilewright.pipelines.PRECISIONS`).
-    conv_algorithm: auto, direct, winograd2, winograd4 or fft (see the pass choose-algorithms).
+    conv_algorithm: auto, direct, winograd2, winograd4 or fft; workspace: network or any (see the pass
+        choose-algorithms).
     choose: may change the parameters the model chose, before weights are packed for them.
     choose_algorithms: sets the algorithms of convolutions in place of the model, where that would compare.
     Raises InputError or PassError naming op and pass.
@@ -48,7 +50,7 @@ def lower(
     levels: dict[str, Module] = {}
     measured = choose_algorithms is not None and conv_algorithm == "auto" and precision != "tf32"
     asked = "" if measured else conv_algorithm
-    texts = stage_texts(module.main.level, target.language, precision, asked)
+    texts = stage_texts(module.main.level, target.language, precision, asked, workspace)
     for stage, text in texts.items():
         parts = text.split(PACKING) if stage == "tensor" and choose is not None else [text]
         for part in parts:

@@ -70,12 +70,16 @@ PRECISIONS: Mapping[str, Mapping[str, str]] = {
 
 
 def stage_texts(
-    start: Level, language: str, precision: str = "fp32", conv_algorithm: str = "auto"
+    start: Level,
+    language: str,
+    precision: str = "fp32",
+    conv_algorithm: str = "auto",
+    workspace: str = "network",
 ) -> dict[str, str]:
     """The pipeline of each stage (graph, tensor, thread) for a module whose @main is at level `start`.
 
-    conv_algorithm: an option of `choose-algorithms`; nothing leaves the pass out. Where `auto` would compare,
-    TF32 keeps convolutions direct: transforms multiply the rounding of their factors.
+    conv_algorithm, workspace: options of `choose-algorithms`; no algorithm leaves the pass out. Where `auto`
+    would compare, TF32 keeps convolutions direct: transforms multiply the rounding of their factors.
     """
     thread = THREAD.replace("{VECTORISE}", VECTORISE[language]).replace("{OVERLAP}", OVERLAP[language])
     extra = PRECISIONS[precision]
@@ -86,7 +90,8 @@ def stage_texts(
     tensor = ", ".join(filter(None, (extra.get("tensor"), TENSOR)))
     if start is Level.GRAPH:
         auto = "" if precision != "tf32" else "{algorithm=direct}"
-        option = auto if conv_algorithm == "auto" else f"{{algorithm={conv_algorithm}}}"
+        free = auto or ("" if workspace == "network" else f"{{workspace={workspace}}}")
+        option = free if conv_algorithm == "auto" else f"{{algorithm={conv_algorithm}}}"
         chosen = ALGORITHMS.replace("{OPTION}", option) if conv_algorithm else ""
         graph = ", ".join(filter(None, (GRAPH, extra.get("graph"), chosen)))
         stages = {"graph": graph, "tensor": f"{GRAPH_TO_TENSOR}, {tensor}", "thread": thread}

@@ -24,6 +24,10 @@ BOUNDARY_S = 1.0e-6
 #: a plan of several streams must be this much faster than what comes before it to be taken
 GAIN = 1.01
 REPLAYS = 30
+#: what `model` and `auto` compare
+CANDIDATES = (*AUTO_CANDIDATES, "limited(8)")
+#: streams that `model` and `auto` use at most: each costs the driver about 1 us of host time per replay
+MAX_STREAMS = 8
 NAMES = ("model", "auto", *POLICIES, "limited(K)")
 
 
@@ -135,14 +139,16 @@ def choose_streams(
 def _chosen(
     plan: ExecutionPlan, work: Work, chosen_by: str, measure: Callable[[StreamPlan], float]
 ) -> StreamChoice:
-    choice = choose_plan(launch_dag(plan), measure, work, AUTO_CANDIDATES)
+    dag = launch_dag(plan)
+    few = [name for name in CANDIDATES if len(plan_streams(dag, name, work).streams) <= MAX_STREAMS]
+    choice = choose_plan(dag, measure, work, few)
     best = "serial"
-    for name in AUTO_CANDIDATES:
+    for name in few:
         if choice.times[name] * GAIN < choice.times[best] or (
             best != "serial" and choice.times[name] < choice.times[best]
         ):
             best = name
-    streams = plan_streams(launch_dag(plan), best, work)
+    streams = plan_streams(dag, best, work)
     return StreamChoice(with_streams(plan, streams), best, chosen_by, choice.times)
 
 

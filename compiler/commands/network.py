@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from tilewright import frontends
-from tilewright.api import ConvAlgorithm
+from tilewright.api import ConvAlgorithm, Workspace
 from tilewright.executable import Executable, load
 from tilewright.ir import ArrayType, InputError, Module, parse_file
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
@@ -84,6 +84,18 @@ def add_shared_choice_arguments(p: argparse.ArgumentParser) -> None:
         choices=get_args(ConvAlgorithm),
         help="how convolutions are computed, where legal (default auto: as --tune chooses)",
     )
+    p.add_argument(
+        "--workspace",
+        default="network",
+        choices=get_args(Workspace),
+        help="memory that chosen algorithms may take: the network's peak without them (default), or any",
+    )
+    p.add_argument(
+        "--streams",
+        metavar="POLICY",
+        help="which launches run side by side: model, auto (measured), serial, exact, ios, limited(K), ... "
+        "(default as --tune chooses)",
+    )
 
 
 def choices_of(a: argparse.Namespace) -> dict[str, Any]:
@@ -93,6 +105,8 @@ def choices_of(a: argparse.Namespace) -> dict[str, Any]:
         "tune": a.tune,
         "tuning_db": a.tuning_db,
         "conv_algorithm": a.conv_algorithm,
+        "workspace": a.workspace,
+        "streams": a.streams,
     }
 
 

@@ -22,6 +22,8 @@ from tilewright.passes.tensor.index_sets import (
 
 #: most additions per element a prologue may recompute for every block that reads the element
 MAX_PROLOGUE_COST = 8
+#: bytes from which an array is worth a prologue that never stores it: caches hold smaller ones
+STORED_BYTES = 8 << 20
 #: additions that a read with bounds checks counts for
 CHECKED_READ_COST = 4
 
@@ -133,9 +135,11 @@ class _Builder:
     def _starts_prologue(self, op: Op) -> bool:
         """Whether this map is better computed where its result is read than where its operand is made.
 
-        The operand must be stored anyway, because something else reads it; the result is read by one product
-        alone, element by element, through maps that bring no other operands along. Then the epilogue would
-        write a second array, as large, that the prologue never stores.
+        The operand must be stored anyway, because something else reads it; the result is large, and read by
+        one product alone, element by element, through maps that bring no other operands along. Then the
+        epilogue would write a second array, as large, that the prologue never stores. A product that makes
+        more than it reads would compute the prologue too often. (ResNet-50 on an H100: at batch 8 and 64 19
+        and 21 % faster; without these limits 7 % slower at batch 1, DenseNet-121 12 % slower at batch 64.)
         """
         made = [v for v in op.operands if self.group_of(v) is not None]
         if op.name != "tensor.map" or len(made) != 1 or len(self.readers[made[0]]) < 2:
@@ -150,6 +154,8 @@ class _Builder:
                 return False
             made, op = list(op.results), read_by[0]
         if op.name != "tensor.contract" or cost > MAX_PROLOGUE_COST:
+            return False
+        if made[0].tensor.nbytes < max(STORED_BYTES, op.result.tensor.nbytes):
             return False
         ranges = ranges_of(op)
         indices = [simplify(e, ranges) for at in reads_of(op, made[0]) for e in at]

@@ -6,6 +6,7 @@ import pytest
 import tilewright as tw
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.lower.memory_room import FLOOR_BYTES, Room, room_of
+from tilewright.passes.tensor import kernel_groups
 from tilewright.targets import resolve_target
 
 H100 = resolve_target("cuda:sm_90a")
@@ -87,13 +88,14 @@ def @main(%x: Tensor[(1, 16, 8, 8), float32], %a: Tensor[(16, 16, {r}, {r}), flo
 @pytest.mark.parametrize(
     ("taps", "last", "arrays"),
     [
-        (1, "add(%3, %0)", 1),  # %0 is stored for the sum, %2 never
+        (1, "add(%3, %0)", 1),  # %0 is stored for the sum, %2 never (what is small is taken for large here)
         (1, "nn.relu(%3)", 1),  # %2 in place of %0
         (3, "add(%3, %0)", 2),  # each element of %2 is read nine times
         (1, "add(%3, %2)", 1),  # %2 is read twice, so it is stored, and %0 is not
     ],
 )
-def test_what_one_product_reads_is_not_stored(tmp_path, taps, last, arrays):
+def test_what_one_product_reads_is_not_stored(tmp_path, monkeypatch, taps, last, arrays):
+    monkeypatch.setattr(kernel_groups, "STORED_BYTES", 0)
     path = tmp_path / "net.relay"
     path.write_text(PREACTIVATION.format(r=taps, p=taps // 2, last=last))
     module = tw.frontends.relay.load(str(path), params="random", inputs=("x",))
@@ -102,3 +104,22 @@ def test_what_one_product_reads_is_not_stored(tmp_path, taps, last, arrays):
         stored = [b for b in exe.plan.buffers if b.kind == "arena" and b.name not in exe.plan.outputs]
         assert len(stored) == arrays
         np.testing.assert_allclose(exe(x)[0], tw.interpret(module, x)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_what_caches_hold_is_stored(tmp_path):
+    path = tmp_path / "net.relay"
+    path.write_text(PREACTIVATION.format(r=1, p=0, last="add(%3, %0)"))
+    module = tw.frontends.relay.load(str(path), params="random", inputs=("x",))
+    plan = tw.compile(module, target="null", conv_algorithm="direct").plan
+    assert len([b for b in plan.buffers if b.kind == "arena" and b.name not in plan.outputs]) == 2
+
+
+def test_a_caller_may_give_memory_for_speed(network):
+    module = network(512, 64, 56)
+    kept, free = (
+        tw.compile(module, target="cuda:sm_90a", workspace=w, streams="serial") for w in ("network", "any")
+    )
+    assert kept.plan.arena_bytes < free.plan.arena_bytes
+    assert next(c["algorithm"] for c in kept.report()["convolutions"]) == "direct"
+    with pytest.raises(tw.InputError, match="expected workspace among network, any, got 'much'"):
+        tw.compile(module, target="null", workspace="much")

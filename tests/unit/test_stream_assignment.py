@@ -178,3 +178,16 @@ def test_bad_streams_and_instances(module):
         tw.compile(module, target="null", streams="limited(0)")
     with pytest.raises(tw.InputError, match="positive number of instances, got 0"):
         tw.compile(module, target="null", instances=0)
+
+
+def test_chosen_plans_have_few_streams():
+    """A replay of very many streams would cost the host more than it saves the device."""
+    n = 40
+    dag = Dag.of(n, [(0, v) for v in range(1, n - 1)] + [(v, n - 1) for v in range(1, n - 1)])
+    plan = plan_of(dag)
+    work = work_of(plan, {"k": KernelCost(5e-6, 0.0)}, None)
+    chosen = choose_streams(plan, "auto", work, constants={}, device=lambda: Clock(lambda n: 1.0 / n))
+    assert chosen.facts()["count"] == 8
+    assert "exact" not in chosen.seconds
+    named = choose_streams(plan, "exact", work, constants={}, device=lambda: Clock(lambda n: 1.0 / n))
+    assert named.facts()["count"] == n - 2
