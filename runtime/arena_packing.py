@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from tilewright.runtime.arena_exact import MAX_PAIRS, clashing_pairs, smallest_layout
 from tilewright.runtime.arena_lifetimes import Bytes, Ints, Lifetimes
 
 Fit = Literal["lowest", "tightest", "facing"]
@@ -33,7 +34,8 @@ def pack(sizes: Ints, lifetimes: Lifetimes, bound: int, *, steps: int = STEPS) -
 
     Tries a few orders, then repeatedly moves the buffers that end above the bound to earlier places of the
     order, which they take first then. Stops at the bound or so close to it that more is not worth the time,
-    or after `steps` of work (never by the clock: equal plans get equal layouts).
+    or after `steps` of work (never by the clock: equal plans get equal layouts). What then still is above the
+    bound, and is small enough, goes to integer programming.
     """
     if not len(sizes):
         return np.zeros(0, dtype=np.int64), 0
@@ -49,6 +51,12 @@ def pack(sizes: Ints, lifetimes: Lifetimes, bound: int, *, steps: int = STEPS) -
         if packer.is_good(best.arena_bytes):
             break
         best = min(best, packer.improve(start, packer.steps // (IMPROVED - number)), key=_arena_bytes)
+    if not packer.is_good(best.arena_bytes):
+        pairs = clashing_pairs(lifetimes.clashes, len(sizes))
+        if len(pairs) <= MAX_PAIRS:
+            exact = smallest_layout(sizes, pairs, bound, best.arena_bytes, CLOSE_ENOUGH)
+            if exact is not None:
+                return exact, int((exact + sizes).max())
     return best.offsets, best.arena_bytes
 
 
