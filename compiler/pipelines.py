@@ -27,6 +27,7 @@ GRAPH_TO_TENSOR = "graph-to-tensor, fold-constant-tensors"
 TENSOR = """
 sort-scatters,
 chunk-scans,
+split-reductions,
 forward-copies,
 cse,
 dce,

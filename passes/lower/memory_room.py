@@ -1,4 +1,4 @@
-"""How much memory an algorithm of a convolution may take without raising the peak of its network."""
+"""How much memory an op may take on the way to its result without raising the peak of its network."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.lower.algorithm_cost import bytes_of
 from tilewright.passes.tensor.index_sets import identity_read
 
-#: graph ops to kernels without parameters: what is fused decides what is stored
-_KERNELS = "graph-to-tensor, forward-copies, cse, dce, fuse-kernels"
+#: tensor ops to kernels without parameters: what is fused decides what is stored
+_KERNELS = "forward-copies, cse, dce, fuse-kernels"
 #: below so many bytes nobody asks what memory is for
 FLOOR_BYTES = 4 << 20
 
@@ -21,15 +21,15 @@ FLOOR_BYTES = 4 << 20
 class Room:
     """peak_bytes: the most that is alive at once when every kernel runs in program order, inputs apart.
 
-    beside: per convolution, the bytes that others hold meanwhile.
+    beside: per convolution (or product), the bytes that others hold meanwhile.
     """
 
     peak_bytes: int
     beside: Mapping[Op, int] = field(repr=False)
 
-    def fits(self, conv: Op, working_bytes: int) -> bool:
-        """Whether kernels with so many bytes at hand, in place of those of `conv`, keep to the peak."""
-        return self.beside.get(conv, 0) + working_bytes <= max(self.peak_bytes, FLOOR_BYTES)
+    def fits(self, op: Op, working_bytes: int) -> bool:
+        """Whether kernels with so many bytes at hand, in place of those of `op`, keep to the peak."""
+        return self.beside.get(op, 0) + working_bytes <= max(self.peak_bytes, FLOOR_BYTES)
 
 
 def room_of(func: Func, ctx: PassContext) -> Room:
@@ -37,13 +37,28 @@ def room_of(func: Func, ctx: PassContext) -> Room:
 
     The function is lowered to kernels for that: tens of milliseconds for hundreds of ops.
     """
-    marks = {op: f"#{i}" for i, op in enumerate(func.body.ops) if op.name == "graph.conv2d"}
+    return _room(func, "graph.conv2d", f"graph-to-tensor, {_KERNELS}", ctx)
+
+
+def room_of_products(func: Func, ctx: PassContext) -> Room:
+    """The room of a flat tensor-level function, for its contractions."""
+    return _room(func, "tensor.contract", _KERNELS, ctx)
+
+
+def _room(func: Func, name: str, pipeline: str, ctx: PassContext) -> Room:
+    marks = {op: f"#{i}" for i, op in enumerate(func.body.ops) if op.name == name}
     marked = func.with_body(
         func.body.with_ops(tuple(replace(op, loc=marks[op]) if op in marks else op for op in func.body.ops))
     )
     quiet = replace(ctx, instruments=(), reproducer_folder=None)
     module = Module("room", (replace(marked, name="main"),), constants=Constants({}))
-    kernels = run_pipeline(module, Pipeline.parse(_KERNELS), quiet)
+    kernels = run_pipeline(module, Pipeline.parse(pipeline), quiet)
+    peak, beside = _alive(kernels)
+    return Room(peak, {op: beside[mark] for op, mark in marks.items() if mark in beside})
+
+
+def _alive(kernels: Module) -> tuple[int, dict[str, int]]:
+    """Most bytes alive at once, and by mark what is alive beside a kernel's operands that end and results."""
     calls = [op for op in kernels.main.body.ops if op.name == "tensor.call"]
     last = {v: i for i, op in enumerate(calls) for v in op.operands}
     last |= dict.fromkeys(kernels.main.body.ops[-1].operands, len(calls))
@@ -58,7 +73,7 @@ def room_of(func: Func, ctx: PassContext) -> Room:
         held = bytes_of(alive - ended - set(call.results))
         beside.update((op.loc, held) for op in callee.body.ops if op.loc.startswith("#"))
         alive -= {v for v in alive if last.get(v, -1) <= i}
-    return Room(peak, {op: beside[mark] for op, mark in marks.items() if mark in beside})
+    return peak, beside
 
 
 def _name(call: Op) -> str:

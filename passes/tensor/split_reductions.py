@@ -1,0 +1,204 @@
+"""Pass split-reductions: products of few results over long sums are cut into parts for more blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from tilewright.costmodel import CpuHardware, Hardware, load_hardware
+from tilewright.ir import (
+    Block,
+    Builder,
+    Expr,
+    Func,
+    Level,
+    Module,
+    Op,
+    Pairs,
+    Sym,
+    TensorType,
+    Type,
+    Value,
+    scalar_body,
+    structured,
+)
+from tilewright.ir.expr import binary, substitute, symbols
+from tilewright.ir.nodes import Attr
+from tilewright.ir.tensor_ops import dims, domain, reads
+from tilewright.passes import PassContext, Pipeline, register_pass, run_pipeline
+from tilewright.passes.lower.memory_room import Room, room_of_products
+
+#: parts to compare
+PARTS = (2, 3, 4, 6, 8)
+#: dtypes whose parts are stored without losing what the product would keep
+EXACT = frozenset({"f32", "f64"})
+#: the shortest sum that is left to a part
+SHORTEST = 32
+#: a split must be estimated to take at most this share of the whole product
+GAIN = 0.8
+
+_KERNELS = "forward-copies, cse, dce, fuse-kernels, split-dims, merge-dims, choose-parameters"
+
+
+@register_pass(Level.TENSOR)
+def split_reductions(module: Module, ctx: PassContext) -> Module:
+    """Compute parts of long sums side by side and add them.
+
+    rewrite:  %y = tensor.contract(%x, %w, par = (k, y), red = (c: 512), reads = [[c, y], [k, c]])
+        -->   %v = tensor.map(%w, par = (k, part: 4, c: 128), reads = [[k, part * 128 + c]]);
+              %p = tensor.contract(%x, %v, par = (part: 4, k, y), red = (c: 128),
+                                   reads = [[part * 128 + c, y], [k, part, c]]);
+              %y = tensor.map(%p, %p, %p, %p, par = (k, y), reads = [[0, k, y], [1, k, y], ...]) {add}
+
+    Where the cost model says that it takes less time, on GPUs: there, a product of few results has few
+    blocks, and each waits for a long chain of loads. The parts' results must fit beside what other kernels
+    hold into the peak that the network has without them (see `memory_room`).
+    """
+    hardware = ctx.hardware or load_hardware(ctx.target)
+    main = module.main
+    if isinstance(hardware, CpuHardware) or any(op.name == "tensor.call" for op in main.body.ops):
+        return module
+    options = {op: found for op in main.body.ops if (found := _options(op))}
+    if not options:
+        return module
+    room = room_of_products(main, ctx)
+    b = Builder()
+    env: dict[Value, Value] = {}
+    for op in main.body.ops:
+        parts = _best_parts(op, options[op], room, hardware) if op in options else 1
+        fresh = op.with_operands(tuple(env.get(v, v) for v in op.operands))
+        if parts > 1:
+            with b.at(op.loc):
+                env[op.result] = split(fresh, b, parts)
+        else:
+            b.append(fresh)
+    if not env:
+        return module
+    new = main.with_body(main.body.with_ops(tuple(b.ops)))
+    return module.with_funcs(tuple(new if f is main else f for f in module.funcs))
+
+
+def split(op: Op, b: Builder, parts: int) -> Value:
+    """The same product by parts of its longest plain sum."""
+    channel = _channel(op)
+    length = dims(op, "red")[channel] // parts
+    part = _fresh("part", domain(op))
+    whole = binary("+", binary("*", Sym(part), length), Sym(channel))
+    first, second = reads(op)[:2]
+    at = second.index(Sym(channel))
+    w = op.operands[1]
+    names = [f"i{i}" for i in range(w.tensor.rank)]
+    shape: dict[str, int] = {}
+    for name, extent in zip(names, w.tensor.shape, strict=True):
+        shape |= {part: parts, name: length} if name == names[at] else {name: extent}
+    where: list[Expr] = [Sym(d) for d in names]
+    where[at] = binary("+", binary("*", Sym(part), length), Sym(names[at]))
+    body, (value,) = scalar_body([w.tensor.dtype])
+    body.do("scalar.yield", value)
+    (view,) = structured(
+        b, "tensor.map", [w], par=shape, reads=[where], body=body.block((value,)),
+        types=[TensorType(w.tensor.dtype, tuple(shape.values()))], hint=w.hint,
+    )  # fmt: skip
+    par = {part: parts, **dims(op, "par")}
+    attrs: dict[str, Attr] = {
+        **dict(op.attrs),
+        "par": Pairs.of(dict(par)),
+        "red": Pairs.of({**dims(op, "red"), channel: length}),
+        "reads": (
+            tuple(substitute(e, {channel: whole}) for e in first),
+            (*second[:at], Sym(part), *second[at:]),
+        ),
+    }
+    t = op.result.tensor
+    partial = TensorType(t.dtype, (parts, *t.shape))
+    (sums,) = b.emit("tensor.contract", [op.operands[0], view], attrs, types=[partial], body=op.body)
+    body, values = scalar_body([t.dtype] * parts)
+    total = values[0]
+    for v in values[1:]:
+        total = body.value("scalar.add", total, v)
+    body.do("scalar.yield", total)
+    rest = tuple(map(Sym, dims(op, "par")))
+    (out,) = structured(
+        b, "tensor.map", [sums] * parts, par=dims(op, "par"), reads=[(i, *rest) for i in range(parts)],
+        body=body.block(values), types=[t],
+    )  # fmt: skip
+    return out
+
+
+def _fresh(name: str, taken: dict[str, int]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _channel(op: Op) -> str:
+    """The longest reduced dimension that both operands read by itself; '' where there is none."""
+    found = ""
+    red = dims(op, "red")
+    for d in red:
+        plain = all(
+            at.count(Sym(d)) == 1 and all(d not in symbols(e) or e == Sym(d) for e in at) for at in reads(op)
+        )
+        if plain and red[d] > red.get(found, 0):
+            found = d
+    return found
+
+
+def _options(op: Op) -> tuple[int, ...]:
+    """Numbers of parts that a product could be cut into; none for other ops."""
+    if op.name != "tensor.contract" or len(op.operands) != 2 or op.body is None:
+        return ()
+    computed = [o.name for o in op.body.ops]
+    if op.result.tensor.dtype not in EXACT or computed != ["scalar.fma", "scalar.yield"]:
+        return ()
+    channel = _channel(op)
+    length = dims(op, "red").get(channel, 0)
+    return tuple(p for p in PARTS if length % p == 0 and length // p >= SHORTEST)
+
+
+def _best_parts(op: Op, options: Sequence[int], room: Room, hardware: Hardware) -> int:
+    x, y = op.operands[0].tensor, op.result.tensor
+    best, least = 1, 0.0
+    for parts in options:
+        if not room.fits(op, x.nbytes + parts * y.nbytes):
+            break
+        if best == 1 and least == 0.0:
+            least = GAIN * _seconds_of(op, 1, hardware)
+        seconds = _seconds_of(op, parts, hardware)
+        if seconds < least:
+            best, least = parts, seconds
+    return best
+
+
+def _seconds_of(op: Op, parts: int, hardware: Hardware) -> float:
+    types = tuple(v.type for v in op.operands)
+    return _seconds(types, op.attrs, op.result.type, parts, hardware)
+
+
+@lru_cache(maxsize=8192)
+def _seconds(
+    types: tuple[Type, ...],
+    attrs: tuple[tuple[str, Attr], ...],
+    result: Type,
+    parts: int,
+    hardware: Hardware,
+) -> float:
+    """Seconds of a product and, if it is split, of adding its parts, by the model."""
+    given = tuple(Value(t, "x") for t in types)
+    op = Op("tensor.contract", given, attrs, (Value(result),), _fma(result))
+    b = Builder()
+    if parts == 1:
+        b.append(op)
+    out = op.result if parts == 1 else split(op, b, parts)
+    b.do("tensor.return", out)
+    main = Func(Level.TENSOR, "main", b.block(given), (out.type,))
+    context = PassContext(hardware=hardware, reproducer_folder=None)
+    module = run_pipeline(Module("split", (main,)), Pipeline.parse(_KERNELS), context)
+    costs = (f.get("cost") for f in module.funcs)
+    return sum(float(str(c["estimate_s"])) for c in costs if isinstance(c, Pairs))
+
+
+def _fma(result: Type) -> Block:
+    body, (x, w, total) = scalar_body([result.dtype] * 3)
+    body.do("scalar.yield", body.value("scalar.fma", x, w, total))
+    return body.block((x, w, total))

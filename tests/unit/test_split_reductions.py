@@ -1,0 +1,105 @@
+"""Long sums in parts: the same results, on GPUs only, within memory, with prologues and epilogues fused."""
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright.ir import parse
+from tilewright.ir.tensor_ops import dims
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.targets import resolve_target
+
+H100 = resolve_target("cuda:sm_90a")
+
+
+def products(module, target="cuda:sm_90a"):
+    """Parts of every contraction after the pass."""
+    resolved = resolve_target(target)
+    context = PassContext(str(resolved), resolved.hardware, verify_each=True, reproducer_folder=None)
+    text = "infer-shapes, graph-to-tensor, split-reductions"
+    out = run_pipeline(module, Pipeline.parse(text), context)
+    return [dims(op, "par").get("part", 1) for op in out.main.body.ops if op.name == "tensor.contract"], out
+
+
+def pointwise(c=512, k=64, side=7, dtype="f32", scaled=True):
+    image = f"{dtype}[1, {c}, {side}, {side}]"
+    scale = f"%1 = graph.multiply(%x, %s) : {image}" if scaled else ""
+    return parse(f"""module @m {{
+  graph.func @main(%x: {image}, %w: {dtype}[{k}, {c}, 1, 1], %s: {dtype}[1, {c}, 1, 1])
+      -> {dtype}[1, {k}, {side}, {side}] {{
+    {scale}
+    %0 = graph.conv2d({"%1" if scaled else "%x"}, %w) : {dtype}[1, {k}, {side}, {side}]
+    %2 = graph.relu(%0) : {dtype}[1, {k}, {side}, {side}]
+    graph.return(%2)
+  }}
+}}
+""")
+
+
+def matmul(m, k, n):
+    return parse(f"""module @m {{
+  graph.func @main(%x: f32[{m}, {k}], %w: f32[{n}, {k}]) -> f32[{m}, {n}] {{
+    %0 = graph.dense(%x, %w) : f32[{m}, {n}]
+    graph.return(%0)
+  }}
+}}
+""")
+
+
+@pytest.mark.parametrize(
+    ("module", "splits"),
+    [
+        (pointwise(), True),
+        (pointwise(c=1152, k=192), True),
+        (pointwise(c=32), False),  # a short sum
+        (pointwise(c=509), False),  # no parts of equal length
+        (pointwise(c=512, k=1024, side=112), False),  # blocks enough
+        (pointwise(dtype="f16"), False),  # parts would be rounded
+        (matmul(128, 3072, 768), True),
+    ],
+    ids=["pointwise", "wide", "short", "prime", "large", "f16", "matmul"],
+)
+def test_what_is_split(module, splits):
+    (parts,), out = products(module)
+    assert (parts > 1) == splits
+    if splits:
+        rng = np.random.default_rng(0)
+        xs = [rng.standard_normal(t.shape).astype(np.float32) for t in module.input_types]
+        np.testing.assert_allclose(
+            tw.interpret(out, *xs)[0], tw.interpret(module, *xs)[0], rtol=1e-4, atol=1e-4
+        )
+
+
+def test_cpus_are_left_alone():
+    assert products(pointwise(), "opencl")[0] == [1]
+
+
+def test_parts_keep_to_the_peak_of_the_network():
+    """A sum whose parts would take more than the network holds otherwise stays whole, or has fewer parts."""
+    small, large = matmul(128, 3072, 768), matmul(1024, 3072, 768)
+    assert products(small)[0][0] > 1
+    (parts,), out = products(large)
+    bytes_of_parts = parts * 1024 * 768 * 4
+    assert parts == 1 or bytes_of_parts <= 4 << 20
+    assert out.main.result_types == large.main.result_types or parts == 1
+
+
+def test_results_of_kernels():
+    """Scale before, rectifier after: two kernels in all, and the right numbers from them."""
+    module = pointwise()
+    rng = np.random.default_rng(1)
+    xs = [rng.standard_normal(t.shape).astype(np.float32) for t in module.input_types]
+    wanted = tw.interpret(module, *xs, precision="fp64")[0]
+    with tw.compile(module, target="emulator:sm_90a", progress=False) as exe:
+        assert len(exe.plan.launches) == 2
+        got = exe(*xs)[0]
+    assert np.abs(got - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+def test_networks_are_split_where_blocks_are_few(data_dir):
+    path = data_dir / "relay" / "pt_efficientnet_b0.relay"
+    module = tw.frontends.relay.load(str(path), params="random", seed=0)
+    with_parts = [n for n in products(module)[0] if n > 1]
+    assert len(with_parts) >= 5
+    plan = tw.compile(module, target="cuda:sm_90a").plan
+    assert all(launch.origin for launch in plan.launches)
