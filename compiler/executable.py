@@ -125,30 +125,28 @@ class Executable:
         Its fixed inputs and outputs and `replay` are the fast path of a caller that keeps data on the device
         (see `tilewright.runtime.cuda_plan.CudaPlan`).
         """
+        with self._working() as pool:
+            return pool.first()
+
+    @contextmanager
+    def _working(self) -> Iterator[InstancePool]:
+        """The opened pool, errors told as public ones; a device on which nothing is loaded is given back."""
         try:
             with clear_errors():
-                return self._open()[1].first()
+                yield self._open()[1]
         except BaseException:
-            self._close_if_unused()
+            with self._lock:
+                if self._pool is not None and self._pool.empty:
+                    self.close()
             raise
-
-    def _close_if_unused(self) -> None:
-        """Give the device back where nothing could be loaded on it."""
-        with self._lock:
-            if self._pool is not None and self._pool.empty:
-                self.close()
 
     def __call__(self, *inputs: object) -> list[np.ndarray]:
         """Outputs for one array per input (NumPy or DLPack; shapes and dtypes as `input_types` says).
 
         Threads may call together: up to `instances` calls run side by side, others wait.
         """
-        try:
-            with clear_errors(), self._open()[1].lent() as instance:
-                return instance.run(inputs)
-        except BaseException:
-            self._close_if_unused()
-            raise
+        with self._working() as pool, pool.lent() as instance:
+            return instance.run(inputs)
 
     def map(self, batches: Iterable[object]) -> Iterator[list[np.ndarray]]:
         """The outputs of every batch, in order, while later batches are copied in and earlier ones out.
@@ -157,8 +155,8 @@ class Executable:
         on a device that can queue a batch without waiting for it; others run batch after batch. As many
         batches as there are instances are taken from the iterable ahead of the outputs.
         """
-        with clear_errors(), self._open()[1].lent_all(max(2, self.instances)) as plans:
-            yield from stream_batches(plans, map(_inputs_of, batches))
+        with self._working() as pool, pool.lent_all(max(2, self.instances)) as plans:
+            yield from stream_batches(plans, map(inputs_of, batches))
 
     def time(self, *inputs: object, repeats: int = 20) -> list[float]:
         """Seconds of each of `repeats` runs on the device's clock, without copies, after one warm-up."""
@@ -231,7 +229,8 @@ class Executable:
         self.close()
 
 
-def _inputs_of(batch: object) -> Sequence[object]:
+def inputs_of(batch: object) -> Sequence[object]:
+    """The arrays of one batch: a list or tuple of them, or the only one."""
     return batch if isinstance(batch, list | tuple) else (batch,)
 
 

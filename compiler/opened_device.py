@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-
 from tilewright.devices import open_device
 from tilewright.runtime.device import Device
+from tilewright.runtime.shared_memory import Shared
 
 
 class OpenedDevice:
@@ -13,22 +12,12 @@ class OpenedDevice:
 
     def __init__(self, target: str) -> None:
         self.target = target
-        self._lock = threading.Lock()
-        self._device: Device | None = None
-        self._users = 0
+        self._device: Shared[Device] = Shared()
 
     def take(self) -> Device:
         """The device, opened where it is not; one more user. Raises DeviceMissingError."""
-        with self._lock:
-            if self._device is None:
-                self._device = open_device(self.target)
-            self._users += 1
-            return self._device
+        return self._device.take(self.target, lambda: open_device(self.target))
 
     def give_back(self) -> None:
         """One user less; the last one closes the device."""
-        with self._lock:
-            self._users -= 1
-            if self._users == 0 and self._device is not None:
-                device, self._device = self._device, None
-                device.close()
+        self._device.give_back(self.target, lambda device: device.close())

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from tilewright.buckets import Buckets, GivenShapes, Shape
-from tilewright.executable import Artifact, Executable, clear_errors
+from tilewright.executable import Artifact, Executable, clear_errors, inputs_of
 from tilewright.ir import InputError, Module
 from tilewright.opened_device import OpenedDevice
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
@@ -81,7 +81,7 @@ class ShapedExecutable(Executable):
 
     def map(self, batches: Iterable[object]) -> Iterator[list[np.ndarray]]:
         """Outputs of every batch in order, as `Executable.map`; other shapes wait for what came before."""
-        named = ((self._buckets.of_arrays(b if isinstance(b, list | tuple) else (b,)), b) for b in batches)
+        named = ((self._buckets.of_arrays(inputs_of(b)), b) for b in batches)
         for index, group in groupby(named, key=lambda pair: pair[0]):
             yield from self.executables[index].map(b for _, b in group)
 

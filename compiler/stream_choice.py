@@ -139,17 +139,8 @@ def choose_streams(
 def _chosen(
     plan: ExecutionPlan, work: Work, chosen_by: str, measure: Callable[[StreamPlan], float]
 ) -> StreamChoice:
-    dag = launch_dag(plan)
-    few = [name for name in CANDIDATES if len(plan_streams(dag, name, work).streams) <= MAX_STREAMS]
-    choice = choose_plan(dag, measure, work, few)
-    best = "serial"
-    for name in few:
-        if choice.times[name] * GAIN < choice.times[best] or (
-            best != "serial" and choice.times[name] < choice.times[best]
-        ):
-            best = name
-    streams = plan_streams(dag, best, work)
-    return StreamChoice(with_streams(plan, streams), best, chosen_by, choice.times)
+    choice = choose_plan(launch_dag(plan), measure, work, CANDIDATES, max_streams=MAX_STREAMS, gain=GAIN)
+    return StreamChoice(with_streams(plan, choice.plan), choice.policy, chosen_by, choice.times)
 
 
 class _Replays:

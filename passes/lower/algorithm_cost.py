@@ -22,7 +22,7 @@ _KERNELS = "forward-copies, cse, dce, fuse-kernels, split-dims, merge-dims, choo
 
 @dataclass(frozen=True)
 class Alternative:
-    """A program of graph ops alone, as kernels with chosen parameters.
+    """A program of a few ops alone, as kernels with chosen parameters.
 
     The last `known` parameters of @main stand for constants: kernels of convolutions and whatever else can be
     computed at compile time.
@@ -114,11 +114,12 @@ def alternative(ops: Sequence[Op], known: Collection[Value], hardware: Hardware)
     outer = list(dict.fromkeys(v for o in live for v in o.operands if v not in made))
     given = [v for v in outer if v in constants]
     inputs = [v for v in outer if v not in constants]
-    return Alternative(_kernels([*inputs, *given], live, hardware), len(given))
+    return kernels_of([*inputs, *given], live, len(given), hardware)
 
 
-def _kernels(params: Sequence[Value], ops: Sequence[Op], hardware: Hardware) -> Module:
+def kernels_of(params: Sequence[Value], ops: Sequence[Op], known: int, hardware: Hardware) -> Alternative:
+    """Tensor ops, the last of which returns, as kernels; the last `known` parameters are constants."""
     types = tuple(v.type for v in ops[-1].operands)
     main = Func(Level.TENSOR, "main", Block(tuple(params), tuple(ops)), types)
     context = PassContext(hardware=hardware, reproducer_folder=None)
-    return run_pipeline(Module("algorithm", (main,)), Pipeline.parse(_KERNELS), context)
+    return Alternative(run_pipeline(Module("algorithm", (main,)), Pipeline.parse(_KERNELS), context), known)

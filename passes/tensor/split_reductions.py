@@ -10,7 +10,6 @@ from tilewright.ir import (
     Block,
     Builder,
     Expr,
-    Func,
     Level,
     Module,
     Op,
@@ -25,7 +24,8 @@ from tilewright.ir import (
 from tilewright.ir.expr import binary, substitute, symbols
 from tilewright.ir.nodes import Attr
 from tilewright.ir.tensor_ops import dims, domain, reads
-from tilewright.passes import PassContext, Pipeline, register_pass, run_pipeline
+from tilewright.passes import PassContext, register_pass
+from tilewright.passes.lower.algorithm_cost import kernels_of
 from tilewright.passes.lower.memory_room import Room, room_of_products
 
 #: parts to compare
@@ -36,8 +36,6 @@ EXACT = frozenset({"f32", "f64"})
 SHORTEST = 32
 #: a split must be estimated to take at most this share of the whole product
 GAIN = 0.8
-
-_KERNELS = "forward-copies, cse, dce, fuse-kernels, split-dims, merge-dims, choose-parameters"
 
 
 @register_pass(Level.TENSOR)
@@ -191,11 +189,7 @@ def _seconds(
         b.append(op)
     out = op.result if parts == 1 else split(op, b, parts)
     b.do("tensor.return", out)
-    main = Func(Level.TENSOR, "main", b.block(given), (out.type,))
-    context = PassContext(hardware=hardware, reproducer_folder=None)
-    module = run_pipeline(Module("split", (main,)), Pipeline.parse(_KERNELS), context)
-    costs = (f.get("cost") for f in module.funcs)
-    return sum(float(str(c["estimate_s"])) for c in costs if isinstance(c, Pairs))
+    return kernels_of(given, b.ops, 0, hardware).estimate_s()
 
 
 def _fma(result: Type) -> Block:

@@ -109,21 +109,27 @@ def choose_plan(
     measure: Callable[[StreamPlan], float],
     work: Work | None = None,
     policies: Sequence[str] = AUTO_CANDIDATES,
+    *,
+    max_streams: int | None = None,
+    gain: float = 1.0,
 ) -> Choice:
     """Policy `auto`: plan by each policy, measure each distinct plan once and take the fastest.
 
-    `measure` gives the time of one replay, in any unit. Of equally fast plans the first policy's wins, so
-    list simple ones first. Raises `RuntimeInputError` where there is no policy to choose from.
+    `measure` gives the time of one replay, in any unit. Plans of more than `max_streams` streams are left
+    out. Of equally fast plans the first policy's wins, so list simple ones first; another than the first must
+    be faster than it by the factor `gain`. Raises `RuntimeInputError` where there is none to choose from.
     """
-    if not policies:
+    planned = {name: plan_streams(dag, name, work) for name in policies}
+    plans = {n: p for n, p in planned.items() if max_streams is None or len(p.streams) <= max_streams}
+    if not plans:
         raise RuntimeInputError("expected at least one policy to choose from")
-    times: dict[str, float] = {}
     measured: dict[StreamPlan, float] = {}
-    plans: dict[str, StreamPlan] = {}
-    for name in policies:
-        plan = plans[name] = plan_streams(dag, name, work)
+    for plan in plans.values():
         if plan not in measured:
             measured[plan] = measure(plan)
-        times[name] = measured[plan]
+    times = {name: measured[plan] for name, plan in plans.items()}
+    first = next(iter(times))
     best = min(times, key=times.__getitem__)
+    if times[best] * gain >= times[first]:
+        best = first
     return Choice(best, plans[best], times)

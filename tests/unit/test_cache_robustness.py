@@ -2,14 +2,13 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
 from pathlib import Path
 
 import pytest
+from python_processes import finish, start
 from runtime_samples import BODIES, diamond, random_floats, source
 
 from tilewright.codegen.cache import BinaryCache
@@ -122,26 +121,6 @@ def test_a_folder_that_vanishes(filled, folder, monkeypatch):
     assert not folder.exists()
 
 
-def start(script, *arguments):
-    """A Python process that has the names of this file and begins when it reads a line."""
-    head = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-    head += "from test_cache_robustness import *\nprint('ready', flush=True); sys.stdin.readline()\n"
-    command = [sys.executable, "-c", head + script, *map(str, arguments)]
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen(command, **pipes)
-
-
-def finish(*processes, code=0):
-    for p in processes:
-        assert p.stdout.readline() == b"ready\n"
-    for p in processes:
-        p.stdin.write(b"\n")
-        p.stdin.flush()
-    for p in processes:
-        _, errors = p.communicate(timeout=60)
-        assert p.returncode == code, errors.decode()
-
-
 READ_ONLY = """
 from tilewright.codegen.nvrtc import compile_cuda
 compile_cuda(TEXTS["scale"])  # loads NVRTC, which the user below may not
@@ -164,7 +143,7 @@ def test_a_folder_and_entries_that_may_not_be_touched(filled):
             p.chmod(0)
         inner.chmod(0o555)
         folder.chmod(0o755)
-        finish(start(READ_ONLY, folder))
+        finish(start(__name__, READ_ONLY, folder))
         assert len(list(inner.iterdir())) == len(TEXTS)
     finally:
         inner.chmod(0o755)
@@ -187,7 +166,7 @@ def test_a_disk_that_takes_no_more(tmp_path):
     path = tmp_path / "net.tw"
     save(path)
     before = path.read_bytes()
-    finish(start(FULL, tmp_path / "cache", path))
+    finish(start(__name__, FULL, tmp_path / "cache", path))
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["net.tw"]
 
@@ -196,7 +175,7 @@ COMPILE = "assert set(compile_cached(TEXTS['scale'], cache=BinaryCache(sys.argv[
 
 
 def test_processes_compile_one_kernel_at_once(filled, tmp_path):
-    finish(*[start(COMPILE, tmp_path) for _ in range(3)])
+    finish(*[start(__name__, COMPILE, tmp_path) for _ in range(3)])
     (entry,) = entries(tmp_path)
     assert entry.read_bytes() == (filled[0] / "binaries" / entry.name).read_bytes()
     assert not litter(tmp_path)
@@ -218,7 +197,7 @@ def age(folder, seconds):
 
 
 def test_a_writer_of_the_cache_that_is_killed(filled, tmp_path):
-    finish(start(KILLED, tmp_path, "cache"), code=-9)
+    finish(start(__name__, KILLED, tmp_path, "cache"), code=-9)
     assert len(litter(tmp_path)) == 1
     assert entries(tmp_path) == []
     assert compile_cached(TEXTS["scale"], cache=BinaryCache(tmp_path)) == filled[1]["scale"]
@@ -234,7 +213,7 @@ def test_a_save_that_is_killed(tmp_path):
     save(path)
     before = path.read_bytes()
     (tmp_path / ".net.tw.mine.part").write_text("not made by a save")
-    finish(start(KILLED, tmp_path, path), code=-9)
+    finish(start(__name__, KILLED, tmp_path, path), code=-9)
     assert path.read_bytes() == before
     assert len(litter(tmp_path)) == 2
     save(path)
@@ -254,6 +233,6 @@ for n in range(30):
 
 def test_processes_save_to_one_path_at_once(tmp_path):
     path = tmp_path / "net.tw"
-    finish(*[start(SAVE, path, n) for n in range(2)])
+    finish(*[start(__name__, SAVE, path, n) for n in range(2)])
     assert read_container(path).facts["n"] == 29
     assert [p.name for p in tmp_path.iterdir()] == ["net.tw"]

@@ -3,8 +3,6 @@
 import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from python_processes import finish, start
 
 from tilewright import tuning_file
 from tilewright.ir import InputError, WorkError
@@ -49,28 +48,6 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TILEWRIGHT_TUNING_DB", raising=False)
     return tmp_path / "tuning-1.sqlite"
-
-
-def run(script, *arguments):
-    """Start a Python process; its script has the names of this file and begins with `finished`."""
-    folder = str(Path(__file__).parent)
-    head = f"import sys; sys.path.insert(0, {folder!r})\nfrom test_tuning_database import *\n"
-    head += "print('ready', flush=True); sys.stdin.readline()\n"
-    command = [sys.executable, "-c", head + script, *map(str, arguments)]
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen(command, **pipes)
-
-
-def finished(*processes, code=0):
-    """Let all begin at once and wait for them."""
-    for p in processes:
-        assert p.stdout.readline() == b"ready\n"
-    for p in processes:
-        p.stdin.write(b"\n")
-        p.stdin.flush()
-    for p in processes:
-        _, errors = p.communicate(timeout=60)
-        assert p.returncode == code, errors.decode()
 
 
 # -- what it keeps ---------------------------------------------------------------------------------------
@@ -303,7 +280,7 @@ def test_a_file_that_may_only_be_read():
         path.chmod(0o444)
         filled(folder / "tuning-1.sqliteunreadable", 1).chmod(0)
         folder.chmod(0o555)
-        finished(run(READ_ONLY, path))
+        finish(start(__name__, READ_ONLY, path))
     finally:
         folder.chmod(0o755)
         shutil.rmtree(folder)
@@ -335,7 +312,7 @@ with TuningDatabase.open(sys.argv[1] if sys.argv[1] != "cache" else None) as db:
 
 def test_processes_write_one_file_at_once(tmp_path):
     path = tmp_path / "t.sqlite"
-    finished(*[run(WRITER, path, 100 * i) for i in range(3)])
+    finish(*[start(__name__, WRITER, path, 100 * i) for i in range(3)])
     with TuningDatabase.open(path) as db:
         expected = [*(100 * i + n for i in range(3) for n in range(20)), *(10_000 + n for n in range(5))]
         assert db.rows() == [(key(n), FOUND) for n in expected]
@@ -345,7 +322,7 @@ def test_processes_write_one_file_at_once(tmp_path):
 def test_processes_find_one_damaged_file_at_once(cache):
     DAMAGES["noise"](cache)
     before = cache.read_bytes()
-    finished(*[run(WRITER, "cache", 100 * i) for i in range(3)])
+    finish(*[start(__name__, WRITER, "cache", 100 * i) for i in range(3)])
     with TuningDatabase.open() as db:
         assert len(db.rows()) == 3 * 20 + 5
     assert cache.with_name(cache.name + ".damaged").read_bytes() == before
@@ -376,7 +353,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_writer_that_is_killed_leaves_nothing_half_written(tmp_path):
     path = filled(tmp_path / "t.sqlite")
     before = path.read_bytes()
-    finished(run(KILLED, path), code=-9)
+    finish(start(__name__, KILLED, path), code=-9)
     assert path.with_name("t.sqlite-journal").exists()
     assert path.read_bytes() != before
     with TuningDatabase.open(path) as db:
