@@ -56,8 +56,6 @@ class PlanMemory:
                 self.addresses[buffer.name] = arena + buffer.offset
             elif buffer.kind == "constant":
                 self.addresses[buffer.name] = self._shared(buffer, constants[buffer.name])
-        # On the plan's own stream: it does not wait for copies on the default stream.
-        self._context.call("cuStreamSynchronize", self._stream, doing="copying the constants")
         for buffer in plan.buffers:
             if buffer.kind == "alias":
                 owner, offset = plan.locate(buffer.name)

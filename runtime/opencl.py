@@ -101,7 +101,7 @@ class OpenClDevice(Closable):
         memory = PlanMemory(self.pool, plan)
         try:
             programs = self._build(plan, memory, progress)
-            memory.allocate(checked, constants)
+            memory.allocate(checked)
             return OpenClPlan(self, plan, memory, programs)
         except BaseException:
             memory.release()

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-import numpy as np
-
 from tilewright.runtime.arrays import Array
 from tilewright.runtime.errors import OutOfMemoryError, RuntimeInputError
 from tilewright.runtime.opencl_driver import driver_errors
@@ -76,25 +74,23 @@ class PlanMemory:
         self._buffers: dict[str, Any] = {}
         self._arena: Any = None
 
-    def allocate(self, constants: Mapping[str, Array], originals: Mapping[str, object]) -> None:
-        """Make every buffer and fill the constants; `originals` are the arrays the caller holds."""
+    def allocate(self, constants: Mapping[str, Array]) -> None:
+        """Make every buffer and fill the constants."""
         self._arena = self._new(self._plan.arena_bytes, "the arena")
         for buffer in self._plan.buffers:
             if buffer.kind in ("input", "output"):
                 self._buffers[buffer.name] = self._new(buffer.nbytes, f"{buffer.kind} {buffer.name!r}")
         for name, array in constants.items():
-            self._buffers[name] = self._weight(name, array, originals[name])
+            self._buffers[name] = self._weight(name, array)
 
     def _new(self, nbytes: int, what: str) -> Any:
         buffer = self._pool.allocate(nbytes, what)
         self._own.append(buffer)
         return buffer
 
-    def _weight(self, name: str, array: Array, original: object) -> Any:
+    def _weight(self, name: str, array: Array) -> Any:
         nbytes = self._plan.buffer_by_name[name].nbytes
-        # The caller's array lives on, so that its digest is computed once for all loads.
-        hashed = original if isinstance(original, np.ndarray) else array
-        key = hashed.dtype.str, content_key(hashed), nbytes
+        key = content_key(array), nbytes
         buffer = self._pool.weights.take(key, lambda: self._pool.upload(name, nbytes, array))
         self._shared.append((self._pool.weights, key, self._pool.free))
         return buffer

@@ -13,7 +13,7 @@ from tilewright.runtime import dlpack
 from tilewright.runtime.arrays import check_constants, host_array, host_inputs
 from tilewright.runtime.dtypes import DTYPES, dtype_named
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.plan import Buffer
+from tilewright.runtime.plan import Buffer, ExecutionPlan
 
 PLAN = diamond()
 
@@ -147,3 +147,10 @@ def test_dtype_names():
     assert dtype_named("bfloat16").itemsize == 2
     with pytest.raises(RuntimeInputError, match="'float8'"):
         dtype_named("float8")
+
+
+def test_an_array_that_fits_is_handed_on_itself():
+    """Digests of weights are kept by array: a view made anew at every load would be hashed every time."""
+    plan = ExecutionPlan("null", (Buffer("w", "float32", (2, 3), "constant", 24),), (), (), (), (), 0)
+    w = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert check_constants(plan, {"w": w})["w"] is w
