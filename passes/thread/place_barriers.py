@@ -209,12 +209,43 @@ def _injective(at: Sequence[Expr], ranges: Ranges, lanes: int) -> bool:
     form = linear(simplify(number, ranges), ranges)
     room = lanes
     seen: set[str] = set()
+    digits: list[tuple[int, int]] = []
     for atom, c in sorted(form.terms, key=lambda t: t[1]):
-        if not isinstance(atom, Sym) or c < room:
+        if c < room:
             return False
-        seen.add(atom.name)
-        room += c * ranges[atom.name][1]
+        if isinstance(atom, Sym):
+            seen.add(atom.name)
+        elif (digit := _thread_digit(atom, ranges)) is not None:
+            digits.append(digit)
+        else:
+            return False
+        room += c * int(interval(atom, ranges)[1])
+    if digits and _make_up(digits, ranges["tid"][1] + 1):
+        seen.add("tid")
     return seen == {n for n, (_, high) in ranges.items() if high > 0}
+
+
+def _thread_digit(e: Expr, ranges: Ranges) -> tuple[int, int] | None:
+    """(step, extent) where `e` is the digit tid // step % extent of the thread number."""
+    extent = None
+    if isinstance(e, BinOp) and e.op == "%" and isinstance(e.rhs, int):
+        e, extent = e.lhs, e.rhs
+    step = 1
+    if isinstance(e, BinOp) and e.op == "//" and isinstance(e.rhs, int):
+        e, step = e.lhs, e.rhs
+    if e != Sym("tid"):
+        return None
+    return step, extent if extent is not None else ranges["tid"][1] // step + 1
+
+
+def _make_up(digits: Sequence[tuple[int, int]], threads: int) -> bool:
+    """Whether the digits together tell every thread number below `threads`."""
+    known = 1
+    for step, extent in sorted(digits):
+        if step > known:
+            return False
+        known = max(known, step * extent)
+    return known >= threads
 
 
 def _disjoint(a: Access, b: Access) -> bool:

@@ -8,7 +8,7 @@ instead, and needs no barrier.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from math import prod
 from typing import Any
@@ -61,9 +61,9 @@ def _grid(op: Op, plan: ContractPlan) -> Grid:
     columns = [d for d in par if d in in_b and d not in in_a]  # vary with the second operand only
     rows = [d for d in reversed(par) if d not in columns and not (d in in_a and d in in_b)]
     batch = [d for d in par if d in in_a and d in in_b]
-    tiles = [Tile(d, par[d], plan.block[d], plan.thread[d], interleaved=True) for d in rows]
-    tiles += [Tile(d, par[d], plan.block[d], plan.thread[d], interleaved=False) for d in reversed(columns)]
-    tiles += [Tile(d, par[d], plan.block[d], plan.thread[d], interleaved=True) for d in batch]
+    run = {**dict.fromkeys(par, 1), **{d: plan.thread[d] for d in columns}, **plan.run}
+    order = [*rows, *reversed(columns), *batch]
+    tiles = [Tile(d, par[d], plan.block[d], plan.thread[d], run[d], plan.lanes.get(d, 0)) for d in order]
     axes = {**dict.fromkeys(rows, 0), **dict.fromkeys(columns, 1), **dict.fromkeys(batch, 2)}
     return make_grid(tiles, axes)
 
@@ -82,9 +82,11 @@ class _Contract:
         self.par, self.red = dims(op, "par"), dims(op, "red")
         self.step = {d: min(plan.step.get(d, n), n) for d, n in self.red.items()}
         self.w = Writer(kernel, grid.threads, grid.shape)
-        self.order = [t.name for t in grid.tiles if t.interleaved] + [
-            t.name for t in grid.tiles if not t.interleaved
-        ]
+        last = next(reversed(self.par), "")
+        # accumulators in the order of the result where its last dimension can be written in vectors
+        self.order = sorted(
+            (t.name for t in grid.tiles), key=lambda d: (grid[d].run > 1, grid[d].run > 1 and d == last)
+        )
         self.dtype = op.result.tensor.dtype
 
     def lower(self) -> Func:
@@ -109,10 +111,12 @@ class _Contract:
         r = region(self.op, index, sizes)
         if r is None or (direct and not self._needs_fill(index)):
             return _Operand(index, None, None)
+        if not direct:
+            r = r.innermost(self.red)
         pad = self.plan.pad if index == 0 else 0
-        shape = (*r.extents[:-1], r.extents[-1] + pad)
+        pad += VECTOR_BYTES // itemsize(r.value.tensor.dtype) if r.turned else 0
         space = "reg" if direct else "shared"
-        buffer = self.w.alloc(shape, r.value.tensor.dtype, space, f"{'ab'[index]}_tile")
+        buffer = self.w.alloc(r.stored_shape(pad), r.value.tensor.dtype, space, f"{'ab'[index]}_tile")
         return _Operand(index, r, buffer)
 
     def _needs_fill(self, index: int) -> bool:
@@ -182,13 +186,26 @@ class _Contract:
         work = prod(acc.tensor.shape) + sum(prod(tile.tensor.shape) for tile, _ in tiles)
         with _reduction_loops(w, self.step, work) as local:
             for o, (tile, used) in zip(operands, tiles, strict=True):
-                with w.loops("j", tile.tensor.shape, unroll=1) as item:
-                    w.store(self._element(o, dict(zip(used, item, strict=True)), local, chunk), tile, item)
+                with self._items("j", used) as at:
+                    w.store(self._element(o, at, local, chunk), tile, [at[d] for d in used])
             with w.loops("i", acc.tensor.shape, unroll=1) as item:
                 at = dict(zip(self.order, item, strict=True))
                 values = [w.load(t, [at[d] for d in used]) for t, used in tiles]
                 (total,) = w.inline(self.op, [*values, w.load(acc, item)], {})
                 w.store(total, acc, item)
+
+    @contextmanager
+    def _items(self, name: str, order: Sequence[str], unroll: int = 1) -> Iterator[dict[str, Expr]]:
+        """Loops over this thread's indices of the dimensions, runs of consecutive ones innermost."""
+        runs = [self.grid[d].run for d in order]
+        counts = [self.grid[d].thread // n for d, n in zip(order, runs, strict=True)]
+        extents = [n for pair in zip(counts, runs, strict=True) for n in pair]
+        with self.w.loops(name, extents, unroll=unroll) as at:
+            start, within = at[0::2], at[1::2]
+            yield {
+                d: binary("+", binary("*", s, n), i)
+                for d, s, i, n in zip(order, start, within, runs, strict=True)
+            }
 
     def _register_tile(self, o: _Operand) -> tuple[Value, list[str]]:
         """Registers for this thread's values of one operand at one reduction index, and their dimensions."""
@@ -204,7 +221,7 @@ class _Contract:
         if o.region is not None and o.buffer is not None:
             if self.plan.staging == "direct":
                 offsets = {d: item.get(d, 0) for d in self.par}
-            return w.load(o.buffer, o.region.local({**offsets, **local}))
+            return w.load(o.buffer, o.region.stored(o.region.local({**offsets, **local})))
         env = {d: binary("+", self.grid.origin(d), offsets[d]) for d in self.par}
         env.update({d: binary("+", binary("*", chunk[d], self.step[d]), local[d]) for d in self.red})
         at = tuple(w.simple(substitute(e, env)) for e in reads(self.op)[o.index])
@@ -227,8 +244,7 @@ class _Contract:
         if self.plan.staging == "direct":
             acc, order, unroll = self._spill(acc), [d for d in self.par if d in self.order], 0
         position = {d: i for i, d in enumerate(self.order)}
-        with w.loops("i", [self.grid[d].thread for d in order], unroll=unroll) as item:
-            at = dict(zip(order, item, strict=True))
+        with self._items("i", order, unroll) as at:
             index = {d: w.simple(binary("+", self.grid.origin(d), self._offset(d, at[d]))) for d in self.par}
             place = tuple(index[d] for d in self.par)
             held = [at[d] for d in sorted(order, key=lambda d: position[d])]

@@ -18,8 +18,9 @@ class ContractPlan:
     """Parameters of one contraction kernel.
 
     block, thread: tile per parallel dimension; step: chunk per reduced dimension (others whole); stages 1 or
-    2; staging `shared` or `direct`; pad: elements added to each row of the first staged operand; lanes: width
-    of vectors.
+    2; staging `shared` or `direct`; pad: elements added to each row of the first staged operand. Optional:
+    run: consecutive indices a thread owns together, per dimension (columns: all its indices, others 1);
+    lanes: threads of one warp per dimension (by default the first dimensions fill the warp).
     """
 
     block: Mapping[str, int]
@@ -28,7 +29,8 @@ class ContractPlan:
     stages: int
     staging: str
     pad: int
-    lanes: int
+    run: Mapping[str, int]
+    lanes: Mapping[str, int]
 
     @classmethod
     def of(cls, kernel: Func, op: Op) -> ContractPlan:
@@ -45,7 +47,8 @@ class ContractPlan:
                 _whole(p, "stages", 1),
                 str(p["staging"]),
                 _whole(p, "pad", 0),
-                _whole(p, "vec", 1),
+                _some(p, "run", dims(op, "par")),
+                _some(p, "lanes", dims(op, "par")),
             )
             plan.check()
         except KeyError as e:
@@ -61,6 +64,14 @@ class ContractPlan:
             raise InputError(
                 f"expected block tiles that are multiples of thread tiles, not so for {', '.join(uneven)}"
             )
+        uneven = [d for d, n in self.run.items() if self.thread[d] % n]
+        if uneven:
+            raise InputError(
+                f"expected thread tiles that are multiples of runs, not so for {', '.join(uneven)}"
+            )
+        uneven = [d for d, n in self.lanes.items() if self.block[d] // self.thread[d] % n]
+        if uneven:
+            raise InputError(f"expected threads that are multiples of lanes, not so for {', '.join(uneven)}")
         threads = prod(self.block[d] // n for d, n in self.thread.items())
         if threads > MAX_THREADS:
             raise InputError(f"expected at most {MAX_THREADS} threads per block, got {threads}")
@@ -85,6 +96,14 @@ def _tiles(p: Pairs, name: str, wanted: Mapping[str, int]) -> dict[str, int]:
     given = p[name]
     if not isinstance(given, Pairs) or set(given.as_dict()) != set(wanted):
         raise InputError(f"expected {name} in params to give a tile for each of {', '.join(wanted)}")
+    return {d: whole(n, f"{name}.{d}", 1) for d, n in given.items}
+
+
+def _some(p: Pairs, name: str, known: Mapping[str, int]) -> dict[str, int]:
+    """An optional mapping of some of the `known` dimensions."""
+    given = p.as_dict().get(name, Pairs(()))
+    if not isinstance(given, Pairs) or not set(given.as_dict()) <= set(known):
+        raise InputError(f"expected {name} in params to name some of {', '.join(known)}")
     return {d: whole(n, f"{name}.{d}", 1) for d, n in given.items}
 
 

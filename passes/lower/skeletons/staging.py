@@ -5,9 +5,9 @@ Fetches fill what lies outside the operand with its fill value, so the compute p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from tilewright.ir import Expr, Op, Sym, Value
@@ -24,7 +24,8 @@ MAX_UNROLLED_FETCH = 16
 class Region:
     """The box of an operand read in one step: per tensor dimension, index = base + gap * (0 .. extent-1).
 
-    `local` maps iteration dimensions to their coefficient within the box.
+    `local` maps iteration dimensions to their coefficient within the box. `order` is the order in which the
+    block keeps the dimensions, last one innermost.
     """
 
     value: Value
@@ -33,6 +34,32 @@ class Region:
     gaps: tuple[int, ...]
     scaled: tuple[Mapping[str, int], ...]
     constants: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @property
+    def turned(self) -> bool:
+        """Whether the block keeps another dimension innermost than the operand."""
+        return self.order != tuple(range(len(self.order)))
+
+    def stored(self, at: Sequence[Expr]) -> Index:
+        """An index within the box as the block keeps it."""
+        return tuple(at[i] for i in self.order)
+
+    def stored_shape(self, pad: int) -> tuple[int, ...]:
+        """Extents of the box as the block keeps it, rows longer by `pad` elements."""
+        shape = [self.extents[i] for i in self.order]
+        return (*shape[:-1], shape[-1] + pad)
+
+    def innermost(self, reduced: Collection[str]) -> Region:
+        """The same box with reduced dimensions that lie innermost kept outermost instead."""
+        plain = [bool(terms) and set(terms) <= set(reduced) for terms in self.scaled]
+        if not plain or not plain[-1] or all(plain):
+            return self
+        last = len(plain) - 1
+        while plain[last - 1]:
+            last -= 1
+        order = (*range(last, len(plain)), *range(last))
+        return replace(self, order=order)
 
     @property
     def size(self) -> int:
@@ -75,18 +102,27 @@ def region(op: Op, operand: int, sizes: Mapping[str, int]) -> Region | None:
         scaled.append(terms)
         constants.append(form[1])
     return Region(
-        op.operands[operand], fills(op)[operand], tuple(extents), tuple(gaps), tuple(scaled), tuple(constants)
+        op.operands[operand],
+        fills(op)[operand],
+        tuple(extents),
+        tuple(gaps),
+        tuple(scaled),
+        tuple(constants),
+        tuple(range(len(extents))),
     )
 
 
 def fetch_width(w: Writer, r: Region, base: tuple[Expr, ...], pitch: int, widest: int) -> int:
-    """Elements of the last dimension one thread can fetch, and store to rows of `pitch`, as one vector."""
+    """Elements of the last dimension one thread can fetch as one vector, and store so to rows of `pitch`.
+
+    A turned region is fetched in vectors and stored element by element.
+    """
     if r.value not in w.inputs or not r.extents or r.gaps[-1] != 1 or not r.scaled[-1]:
         return 1
     shape = r.value.tensor.shape
     for width in (widest, widest // 2):
         aligned = width > 1 and shape[-1] % width == 0 and multiple_of(base[-1], w.ranges) % width == 0
-        if aligned and r.extents[-1] % width == 0 and pitch % width == 0:
+        if aligned and r.extents[-1] % width == 0 and (r.turned or pitch % width == 0):
             return width
     return 1
 
@@ -116,8 +152,13 @@ class Fetch:
 
     def copy(self, origin: Mapping[str, Expr]) -> None:
         """Global memory to the target."""
+        if self.r.turned and self.width > 1:
+            held = self.registers()
+            self.load(origin, held)
+            self.store(held)
+            return
         with self._points() as p:
-            self.w.store(self._value(origin, p), self.target, p.at, p.inside)
+            self.w.store(self._value(origin, p), self.target, self.r.stored(p.at), p.inside)
 
     def registers(self) -> Value:
         """A register buffer that holds this thread's share of the region."""
@@ -131,7 +172,8 @@ class Fetch:
     def store(self, held: Value) -> None:
         """Registers to the target."""
         with self._points() as p:
-            self.w.store(self.w.load(held, (p.step, p.lane)), self.target, p.at, p.inside)
+            value = self.w.load(held, (p.step, p.lane))
+            self.w.store(value, self.target, self.r.stored(p.at), p.inside)
 
     @contextmanager
     def _points(self) -> Iterator[_Point]:

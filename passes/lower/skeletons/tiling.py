@@ -16,15 +16,17 @@ MAX_GRID_YZ = 65535
 class Tile:
     """One parallel dimension: a block covers `block` indices, a thread `thread` of them.
 
-    With `interleaved`, neighbouring threads own neighbouring indices and a thread's own are `threads` apart
-    (coalesced, conflict-free); otherwise a thread owns `thread` consecutive indices (vector access).
+    A thread owns runs of `run` consecutive indices (vector access), which are `threads * run` apart, so that
+    neighbouring threads own neighbouring runs (coalesced, conflict-free). `lanes` of the threads lie in one
+    warp; 0 leaves it to the order of the tiles.
     """
 
     name: str
     extent: int
     block: int
     thread: int
-    interleaved: bool
+    run: int = 1
+    lanes: int = 0
 
     @property
     def threads(self) -> int:
@@ -36,9 +38,9 @@ class Tile:
 
     def local(self, lane: Expr, item: Expr) -> Expr:
         """Index within the block of a thread's item."""
-        if self.interleaved:
-            return binary("+", lane, binary("*", item, self.threads))
-        return binary("+", binary("*", lane, self.thread), item)
+        start, within = binary("//", item, self.run), binary("%", item, self.run)
+        runs = binary("+", lane, binary("*", start, self.threads))
+        return binary("+", binary("*", runs, self.run), within)
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,10 @@ class Grid:
 
 
 def make_grid(tiles: Sequence[Tile], axes: Mapping[str, int]) -> Grid:
-    """Lay tiles out: threads with the first tile fastest, blocks on grid axis `axes[name]` (0 is x)."""
+    """Lay tiles out: threads with the first tile fastest, blocks on grid axis `axes[name]` (0 is x).
+
+    Tiles with `lanes` share the lanes of a warp in that way, and then its warps.
+    """
     shape = [1, 1, 1]
     block_index: dict[str, Expr] = {}
     placed = {t.name: axes.get(t.name, 0) for t in tiles}
@@ -79,15 +84,28 @@ def make_grid(tiles: Sequence[Tile], axes: Mapping[str, int]) -> Grid:
         step = _step(tiles, placed, t)
         if step * t.blocks == shape[axis]:
             block_index[t.name] = binary("//", Sym(f"bid.{'xyz'[axis]}"), step) if t.blocks > 1 else 0
-    thread_index: dict[str, Expr] = {}
-    step = 1
-    total = prod(t.threads for t in tiles)
-    for t in tiles:
-        digit = binary("//", Sym("tid"), step)
-        last = step * t.threads == total
-        thread_index[t.name] = 0 if t.threads == 1 else (digit if last else binary("%", digit, t.threads))
-        step *= t.threads
-    return Grid(tuple(tiles), (shape[0], shape[1], shape[2]), block_index, thread_index)
+    return Grid(tuple(tiles), (shape[0], shape[1], shape[2]), block_index, _thread_index(tiles))
+
+
+def _thread_index(tiles: Sequence[Tile]) -> dict[str, Expr]:
+    """Each tile's part of `tid`: its lanes are digits of the lane number, the rest digits of the warp's."""
+    lanes = prod(t.lanes or 1 for t in tiles)
+    lane: Expr = binary("%", Sym("tid"), lanes) if lanes > 1 else 0
+    fast = _digits(lane, [(t.name, t.lanes or 1) for t in tiles])
+    slow = _digits(binary("//", Sym("tid"), lanes), [(t.name, t.threads // (t.lanes or 1)) for t in tiles])
+    return {t.name: binary("+", fast[t.name], binary("*", slow[t.name], t.lanes or 1)) for t in tiles}
+
+
+def _digits(number: Expr, extents: Sequence[tuple[str, int]]) -> dict[str, Expr]:
+    """Mixed-radix digits of `number`, the first fastest; the slowest needs no remainder."""
+    out: dict[str, Expr] = {}
+    step, total = 1, prod(n for _, n in extents)
+    for name, extent in extents:
+        digit = binary("//", number, step)
+        last = step * extent == total
+        out[name] = 0 if extent == 1 else (digit if last else binary("%", digit, extent))
+        step *= extent
+    return out
 
 
 def _step(tiles: Sequence[Tile], placed: Mapping[str, int], tile: Tile) -> int:
