@@ -158,10 +158,15 @@ def contract_candidates(kernel: Func, hardware: Hardware, top: int) -> list[Func
     others = likely_contract(contract_problem(kernel, op), hardware, top)
     variants = [kernel]
     for choice in others:
-        params = Pairs.of(_contract_params(op, choice.parameters))
-        if all(v["params"] != params for v in variants):
-            variants.append(kernel.with_attrs(params=params, cost=_cost(choice)))
+        variant = contract_variant(kernel, op, choice)
+        if all(v["params"] != variant["params"] for v in variants):
+            variants.append(variant)
     return variants
+
+
+def contract_variant(kernel: Func, op: Op, choice: Choice[ContractParameters]) -> Func:
+    """A contraction kernel with the parameters of one point of its space; `op` is its tensor.contract."""
+    return kernel.with_attrs(params=Pairs.of(_contract_params(op, choice.parameters)), cost=_cost(choice))
 
 
 def _contract_params(op: Op, p: ContractParameters) -> dict[str, Attr]:
