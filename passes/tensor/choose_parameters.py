@@ -38,6 +38,7 @@ from tilewright.passes.tensor.kernel_problem import (
     stream_problem,
     window_problem,
 )
+from tilewright.passes.tensor.warp_shape import warp_shape
 
 #: bytes of a work-item's private copy of its input window (fits a first-level cache beside the weights)
 PRIVATE_TILE_BYTES = 16384
@@ -181,7 +182,7 @@ def _contract_params(op: Op, p: ContractParameters) -> dict[str, Attr]:
     thread = dict.fromkeys(dims(op, "par"), 1) | {n: p.n_t, h: p.h_t, w: p.w_t, columns: k_t}
     for names in (block, thread):
         names.pop("", None)
-    return {
+    params: dict[str, Attr] = {
         "block": Pairs.of(block),
         "thread": Pairs.of(thread),
         "step": Pairs.of(_steps(op, roles.channels, p, thread)),
@@ -190,6 +191,8 @@ def _contract_params(op: Op, p: ContractParameters) -> dict[str, Attr]:
         "pad": p.smem_pad,
         "vec": p.vec,
     }
+    run, lanes = warp_shape(op, roles, block, thread) if p.staging == "shared" else ({}, {})
+    return params | {k: Pairs.of(v) for k, v in (("run", run), ("lanes", lanes)) if v}
 
 
 def _steps(

@@ -1,0 +1,45 @@
+"""How the threads of a contraction block share what they read from shared memory: runs and lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilewright.ir import Op
+from tilewright.ir.expr import symbols
+from tilewright.ir.tensor_ops import dims, reads
+from tilewright.passes.tensor.kernel_problem import ContractRoles
+
+#: elements of one shared-memory load of rows
+RUN = 4
+#: lanes along rows where rows and columns share a warp: 8 lanes read 8 runs, 128 bytes, at once
+ROW_LANES = 8
+WARP = 32
+
+
+def warp_shape(
+    op: Op, roles: ContractRoles, block: Mapping[str, int], thread: Mapping[str, int]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """`run` and `lanes` of a contraction staged in shared memory, as its skeleton takes them.
+
+    Rows that no window moves are read four at a time, so a thread owns runs of four of them. Then a warp
+    that is 8 rows by 4 columns wide reads both operands without bank conflicts, each word once.
+    """
+    row = roles.spatial[2]
+    windowed = {d for d, _ in roles.windows}
+    if not row or row in windowed or thread[row] % RUN or not _plain(op, row):
+        return {}, {}
+    run = {row: RUN}
+    column = roles.columns[-1] if roles.columns else ""
+    if not column:
+        return run, {}
+    across = block[row] // thread[row], block[column] // thread[column]
+    if across[0] % ROW_LANES or across[1] % (WARP // ROW_LANES):
+        return run, {}
+    return run, {row: ROW_LANES, column: WARP // ROW_LANES}
+
+
+def _plain(op: Op, row: str) -> bool:
+    """Whether a row is an index of the first operand by itself, and the last of its parallel ones."""
+    par = dims(op, "par")
+    inside = [d for e in reads(op)[0] for d in symbols(e) if d in par]
+    return inside[-1:] == [row]
