@@ -14,6 +14,9 @@ from tilewright.runtime.cuda_memory import CudaPool
 from tilewright.runtime.cuda_plan import CudaPlan, ReplayKind
 from tilewright.runtime.device import Progress
 from tilewright.runtime.errors import DeviceMissingError, RuntimeInputError
+from tilewright.runtime.libraries.kernel import LibraryKernel
+from tilewright.runtime.libraries.problem import Problem
+from tilewright.runtime.libraries.provider import open_provider
 from tilewright.runtime.loaded import Closable
 from tilewright.runtime.plan import ExecutionPlan
 
@@ -84,6 +87,8 @@ class CudaDevice(Closable):
         self.check_open()
         plan.validate()
         for kernel in plan.kernels:
+            if kernel.language == "library":
+                continue
             if kernel.language != "cuda" or kernel.binary is None:
                 raise RuntimeInputError(
                     f"kernel {kernel.name!r}: expected CUDA C with a CUBIN for {self.name}, "
@@ -95,6 +100,19 @@ class CudaDevice(Closable):
         if progress is not None and plan.kernels:
             progress(len(plan.kernels), len(plan.kernels), plan.kernels[-1].name)
         return loaded
+
+    def library_kernels(self, provider: str, problem: Problem, workspace_bytes: int) -> list[LibraryKernel]:
+        """The algorithms a library has here for a problem with so much workspace, most promising first.
+
+        Raises `DeviceMissingError` where the library is not installed, `DeviceError` where it fails.
+        """
+        self.check_open()
+        with self.context.current():
+            library = self.pool.libraries.take(provider, lambda: open_provider(provider))
+            try:
+                return library.kernels(problem, workspace_bytes)
+            finally:
+                self.pool.libraries.give_back(provider, lambda opened: opened.close())
 
     def _check_arch(self, kernel: str, arch: str) -> None:
         match = _ARCH.fullmatch(arch)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tilewright.runtime.cuda_context import Context
-from tilewright.runtime.cuda_launch import PreparedLaunch
+from tilewright.runtime.cuda_launch import AnyLaunch
 
 
 class EagerReplay:
@@ -18,7 +18,7 @@ class EagerReplay:
     def __init__(
         self,
         context: Context,
-        launches: Sequence[PreparedLaunch],
+        launches: Sequence[AnyLaunch],
         stream: Any,
         *,
         check_each_launch: bool = False,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tilewright.runtime.cuda_context import Context
 from tilewright.runtime.cuda_eager import EagerReplay
-from tilewright.runtime.cuda_launch import PreparedLaunch
+from tilewright.runtime.cuda_launch import AnyLaunch, LibraryLaunch, PreparedLaunch
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,13 @@ class GraphEdge:
     programmatic: bool = False
 
 
+Queue = Callable[[Context, Any], None]
+
+
 class GraphReplay:
     """An instantiated CUDA graph, uploaded to the device. Subclasses make the graph."""
 
-    def __init__(self, context: Context, launches: Sequence[PreparedLaunch], stream: Any) -> None:
+    def __init__(self, context: Context, launches: Sequence[AnyLaunch], stream: Any) -> None:
         self._context = context
         self._launches = launches
         self._stream = stream
@@ -70,8 +73,9 @@ class GraphReplay:
 
 
 class ExplicitGraph(GraphReplay):
-    """One kernel node per launch, and exactly the plan's dependencies as edges.
+    """One node per launch, and exactly the plan's dependencies as edges.
 
+    A launch of a library is a child graph of what the library queues, captured from the plan's stream.
     An edge between two kernels that both overlap is programmatic: the later one is launched while the earlier
     one still runs, and waits for its end itself (sm_90 and newer).
     """
@@ -89,7 +93,21 @@ class ExplicitGraph(GraphReplay):
             self._context.call("cuGraphAddDependencies", graph, before, after, data, len(before))
         return graph
 
-    def _node(self, graph: Any, prepared: PreparedLaunch) -> Any:
+    def _node(self, graph: Any, prepared: AnyLaunch) -> Any:
+        if isinstance(prepared, LibraryLaunch):
+            return self._child(graph, prepared)
+        return self._kernel(graph, prepared)
+
+    def _child(self, graph: Any, prepared: LibraryLaunch) -> Any:
+        call = self._context.call
+        child = captured(self._context, self._stream, prepared.start, prepared.doing)
+        try:
+            # The driver clones the child while it adds the node.
+            return call("cuGraphAddChildGraphNode", graph, [], 0, child, doing=prepared.doing)
+        finally:
+            call("cuGraphDestroy", child)
+
+    def _kernel(self, graph: Any, prepared: PreparedLaunch) -> Any:
         launch = prepared.launch
         parameters = self._context.api.CUDA_KERNEL_NODE_PARAMS()
         parameters.func = prepared.function
@@ -118,20 +136,25 @@ class CapturedGraph(GraphReplay):
 
     def _make(self) -> Any:
         context = self._context
-        mode = context.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         eager = EagerReplay(context, self._launches, self._stream)
         try:
-            context.call("cuStreamBeginCapture", self._stream, mode)
-            try:
-                eager.launch()
-            except BaseException:
-                # Ends the capture; its status can only repeat the failure that is being reported.
-                context.api.cuStreamEndCapture(self._stream)
-                raise
-            return context.call("cuStreamEndCapture", self._stream, doing="capturing the plan")
+            return captured(context, self._stream, lambda _, s: eager.launch(s), "the whole plan")
         finally:
             for function, handle in eager.handles():
                 context.call(function, handle)
+
+
+def captured(context: Context, stream: Any, queue: Queue, doing: str) -> Any:
+    """The graph of what `queue(context, stream)` queues on the stream; nothing of it runs."""
+    mode = context.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    context.call("cuStreamBeginCapture", stream, mode, doing=doing)
+    try:
+        queue(context, stream)
+    except BaseException:
+        # Ends the capture; its status can only repeat the failure that is being reported.
+        context.api.cuStreamEndCapture(stream)
+        raise
+    return context.call("cuStreamEndCapture", stream, doing=doing)
 
 
 def _number(field: Any) -> int:

@@ -9,6 +9,9 @@ from typing import Any
 
 from tilewright.runtime.cuda_context import Context
 from tilewright.runtime.errors import DeviceError
+from tilewright.runtime.libraries.plan_libraries import PlanLibraries
+from tilewright.runtime.libraries.provider import PreparedCall
+from tilewright.runtime.loaded import describe_launch
 from tilewright.runtime.plan import ExecutionPlan, Launch
 
 SHARED_BYTES_WITHOUT_OPT_IN = 48 << 10
@@ -41,22 +44,48 @@ class PreparedLaunch:
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class LibraryLaunch:
+    """A launch that a library queues: whatever kernels it takes, on the stream it is given."""
+
+    launch: Launch
+    queued: PreparedCall
+    doing: str
+    overlaps: bool = False
+
+    def start(self, context: Context, stream: Any) -> None:
+        """Queue the library's kernels on `stream`."""
+        self.queued.start(int(stream))
+
+
+AnyLaunch = PreparedLaunch | LibraryLaunch
+
+
 def prepare_launches(
-    context: Context, plan: ExecutionPlan, functions: Mapping[str, Any], addresses: Mapping[str, int]
-) -> list[PreparedLaunch]:
+    context: Context,
+    plan: ExecutionPlan,
+    functions: Mapping[str, Any],
+    addresses: Mapping[str, int],
+    libraries: PlanLibraries,
+) -> list[AnyLaunch]:
     """Fix every launch's parameters, check them against the kernel and opt in to large shared memory."""
-    prepared = []
+    prepared: list[AnyLaunch] = []
+    own: list[PreparedLaunch] = []
     for index, launch in enumerate(plan.launches):
-        origin = f" for {', '.join(launch.origin)}" if launch.origin else ""
-        doing = f"launch {index} of kernel {launch.kernel!r}{origin}"
+        doing = describe_launch(index, launch)
+        if plan.kernel_by_name[launch.kernel].language == "library":
+            queued = libraries.prepare(launch, addresses, doing)
+            prepared.append(LibraryLaunch(launch, queued, doing))
+            continue
         count = len(launch.args)
         values = (ctypes.c_uint64 * max(1, count))(*(addresses[name] for name in launch.args))
         first = ctypes.addressof(values)
         pointers = (ctypes.c_void_p * max(1, count))(*(first + 8 * position for position in range(count)))
         overlaps = plan.kernel_by_name[launch.kernel].overlaps
-        prepared.append(PreparedLaunch(launch, functions[launch.kernel], values, pointers, doing, overlaps))
-        _check_function(context, prepared[-1])
-    _opt_in_to_shared_memory(context, prepared)
+        own.append(PreparedLaunch(launch, functions[launch.kernel], values, pointers, doing, overlaps))
+        prepared.append(own[-1])
+        _check_function(context, own[-1])
+    _opt_in_to_shared_memory(context, own)
     return prepared
 
 

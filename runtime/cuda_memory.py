@@ -12,6 +12,7 @@ import numpy as np
 from tilewright.runtime.arrays import Array
 from tilewright.runtime.cuda_context import Context
 from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.libraries.provider import Provider
 from tilewright.runtime.plan import Buffer, ExecutionPlan
 from tilewright.runtime.plan_check import ALIGNMENT
 from tilewright.runtime.shared_memory import Shared, content_key
@@ -25,10 +26,11 @@ class Destroy(Protocol):
 
 @dataclass
 class CudaPool:
-    """What all plans loaded through one device share: weights by content, modules by binary."""
+    """What plans loaded through one device share: weights by content, modules by binary, open libraries."""
 
     weights: Shared[int] = field(default_factory=Shared)
     modules: Shared[Any] = field(default_factory=Shared)
+    libraries: Shared[Provider] = field(default_factory=Shared)
 
 
 class PlanMemory:

@@ -14,11 +14,12 @@ from tilewright.runtime.cuda_context import Context
 from tilewright.runtime.cuda_eager import EagerReplay
 from tilewright.runtime.cuda_graph import CapturedGraph, ExplicitGraph, GraphEdge, GraphReplay
 from tilewright.runtime.cuda_inputs import CopyIn, copies_in
-from tilewright.runtime.cuda_launch import PreparedLaunch, prepare_launches
+from tilewright.runtime.cuda_launch import AnyLaunch, prepare_launches
 from tilewright.runtime.cuda_memory import CudaPool, PlanMemory, Staging
 from tilewright.runtime.device_array import DeviceArray, LentArray
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import DeviceError
+from tilewright.runtime.libraries.plan_libraries import PlanLibraries
 from tilewright.runtime.loaded import Closable
 from tilewright.runtime.plan import ExecutionPlan
 from tilewright.runtime.work_lock import WorkLock
@@ -50,7 +51,8 @@ class CudaPlan(Closable):
         self._modules: list[bytes] = []
         self._stream: Any = None
         self._replay: GraphReplay | EagerReplay | None = None
-        self._launches: list[PreparedLaunch] = []
+        self._launches: list[AnyLaunch] = []
+        self._libraries: PlanLibraries | None = None
         self._staging: Staging | None = None
         self._started: list[CopyIn] | None = None
         self._broken = False
@@ -62,8 +64,10 @@ class CudaPlan(Closable):
                 self._stream = self._context.call("cuStreamCreate", flag)
                 self._memory = PlanMemory(self._context, pool, plan, self._stream)
                 self._memory.allocate(constants)
+                self._libraries = PlanLibraries(pool.libraries, plan)
                 functions = self._load_functions()
-                self._launches = prepare_launches(self._context, plan, functions, self._memory.addresses)
+                addresses = self._memory.addresses
+                self._launches = prepare_launches(self._context, plan, functions, addresses, self._libraries)
                 self._replay = self._make_replay(replay)
         except BaseException:
             self.close()
@@ -87,6 +91,8 @@ class CudaPlan(Closable):
     def _load_functions(self) -> dict[str, Any]:
         functions: dict[str, Any] = {}
         for kernel in self.plan.kernels:
+            if kernel.language == "library":
+                continue
             assert kernel.binary is not None
             doing = f"kernel {kernel.name!r}"
             load = partial(self._context.call, "cuModuleLoadData", kernel.binary, doing=doing)
@@ -313,6 +319,8 @@ class CudaPlan(Closable):
             if self._replay is not None:
                 for function, handle in self._replay.handles():
                     self._destroy(function, handle)
+            if self._libraries is not None:
+                self._libraries.close()
             while self._modules:
                 self._pool.modules.give_back(self._modules.pop(), partial(self._destroy, "cuModuleUnload"))
             for memory in (self._memory, self._staging):

@@ -17,7 +17,7 @@ from tilewright.runtime.errors import RuntimeInputError
 FORMAT_VERSION = 1
 
 BufferKind = Literal["input", "output", "constant", "arena", "alias"]
-Language = Literal["cuda", "opencl"]
+Language = Literal["cuda", "opencl", "library"]
 BUFFER_KINDS: tuple[str, ...] = get_args(BufferKind)
 LANGUAGES: tuple[str, ...] = get_args(Language)
 
@@ -56,6 +56,9 @@ class KernelResources:
 @dataclass(frozen=True)
 class KernelCode:
     """One kernel's source and, where it was built ahead of time, its binary (a CUBIN for `arch`).
+
+    Of language `library`, `source` is a `tilewright.runtime.libraries.kernel.LibraryKernel` as JSON: the
+    device hands its launches (one block of one thread; the last argument is the workspace) to that library.
 
     `overlaps`: it waits itself for the launches it depends on before it touches memory that they write or
     read, so it may start before they have ended: edges between such kernels may be programmatic.

@@ -7,6 +7,9 @@ import re
 from collections.abc import Iterable, Iterator
 
 from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.libraries.kernel import LibraryKernel
+from tilewright.runtime.libraries.problem import POINTER_BYTES
 from tilewright.runtime.plan import (
     BUFFER_KINDS,
     FORMAT_VERSION,
@@ -52,7 +55,7 @@ def find_faults(plan: ExecutionPlan) -> list[str]:
         faults += (
             f"launch {index} ({launch.kernel}): {text}" for text in _launch_faults(plan, index, launch)
         )
-    return faults
+    return faults or list(_library_faults(plan))
 
 
 def _is_count(value: object, low: int, high: int) -> bool:
@@ -92,6 +95,13 @@ def _kernel_faults(kernel: KernelCode) -> Iterator[str]:
         yield f"entry {kernel.entry!r:.100} is not an identifier"
     if kernel.language not in LANGUAGES:
         yield f"expected a language among {', '.join(LANGUAGES)}, got {kernel.language!r:.100}"
+    elif kernel.language == "library":
+        try:
+            LibraryKernel.from_json(kernel.source)
+        except RuntimeInputError as error:
+            yield str(error)
+        if kernel.overlaps or kernel.binary is not None:
+            yield "a library kernel has no binary and never overlaps"
     if type(kernel.overlaps) is not bool:
         yield f"expected overlaps to be true or false, got {kernel.overlaps!r:.100}"
     resources = kernel.resources
@@ -206,3 +216,33 @@ def _in_place_faults(plan: ExecutionPlan, launch: Launch) -> Iterator[str]:
         one, other = (plan.buffer_by_name[launch.args[position]] for position in (read, written))
         if (one.dtype, one.nbytes) != (other.dtype, other.nbytes):
             yield f"in_place pairs {one.name!r} with {other.name!r}, which is of another type or size"
+
+
+def _library_faults(plan: ExecutionPlan) -> Iterator[str]:
+    """Launches of library kernels whose buffers are not what the library will read and write."""
+    kernels = {k.name: LibraryKernel.from_json(k.source) for k in plan.kernels if k.language == "library"}
+    for index, launch in enumerate(plan.launches):
+        if launch.kernel not in kernels:
+            continue
+        for text in _library_launch_faults(plan, launch, kernels[launch.kernel]):
+            yield f"launch {index} ({launch.kernel}): {text}"
+
+
+def _library_launch_faults(plan: ExecutionPlan, launch: Launch, kernel: LibraryKernel) -> Iterator[str]:
+    wanted = kernel.arguments()
+    if len(launch.args) != len(wanted):
+        yield f"expected {len(wanted)} arguments of {kernel.provider}, got {len(launch.args)}"
+        return
+    if tuple(sorted(launch.writes)) != kernel.writes or launch.in_place:
+        yield f"expected it to write the arguments {kernel.writes} and nothing in place, got {launch.writes}"
+    for name, argument in zip(launch.args, wanted, strict=True):
+        buffer, (owner, offset) = plan.buffer_by_name[name], plan.locate(name)
+        if buffer.dtype != argument.dtype or buffer.size < argument.span:
+            yield (
+                f"expected {argument.role} to hold {argument.span} elements of {argument.dtype}, "
+                f"{name!r} holds {buffer.size} of {buffer.dtype}"
+            )
+        if offset % POINTER_BYTES:
+            yield f"{name!r} begins at byte {offset} of {owner.name!r}, not at a multiple of {POINTER_BYTES}"
+        if argument.role == "workspace" and owner.kind != "arena":
+            yield f"expected the workspace {name!r} in the arena, got kind {owner.kind}"

@@ -1,0 +1,110 @@
+"""What a plan stores of a library kernel: provider, problem, algorithm, workspace and version, as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.libraries.matmul import MatmulProblem, Matrix
+from tilewright.runtime.libraries.problem import Argument, Problem, check_among, check_range
+from tilewright.runtime.strict_json import Fields, load_strict_json
+
+Provider = Literal["cublaslt"]
+PROVIDERS: tuple[str, ...] = get_args(Provider)
+MAX_WORKSPACE_BYTES = 1 << 36
+_ALGORITHM = re.compile(r"[0-9a-f]{2,2048}")
+_VERSION = re.compile(r"\d{1,4}(\.\d{1,6}){1,3}")
+
+
+@dataclass(frozen=True)
+class LibraryKernel:
+    """One operation of one library with the algorithm that was chosen for it.
+
+    algorithm: what the library needs to run exactly this algorithm again, in hex; it means something to this
+    `version` only. The workspace is the last argument of a launch, also where it has no bytes.
+    """
+
+    provider: str
+    version: str
+    problem: MatmulProblem
+    algorithm: str
+    workspace_bytes: int
+
+    @property
+    def operation(self) -> str:
+        """What the library computes: `matmul`."""
+        return _OPERATION_OF[type(self.problem)]
+
+    def arguments(self) -> tuple[Argument, ...]:
+        """The buffers of a launch, the workspace last."""
+        return (*self.problem.arguments(), Argument("workspace", "uint8", self.workspace_bytes, written=True))
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        """Positions of the arguments that are written."""
+        return tuple(i for i, a in enumerate(self.arguments()) if a.written)
+
+    def to_json(self) -> str:
+        """One line, the same for equal kernels."""
+        problem = {k: v for k, v in dataclasses.asdict(self.problem).items() if v is not None}
+        return json.dumps(
+            {
+                "provider": self.provider,
+                "operation": self.operation,
+                "version": self.version,
+                "algorithm": self.algorithm,
+                "workspace_bytes": self.workspace_bytes,
+                "problem": problem,
+            }
+        )
+
+    @staticmethod
+    def from_json(text: str) -> LibraryKernel:
+        """Read and check what `to_json` wrote; raises `RuntimeInputError` for anything else."""
+        where = "the library kernel"
+        keys = ("provider", "operation", "version", "algorithm", "workspace_bytes", "problem")
+        fields = Fields(load_strict_json(text, where), where, keys)
+        operation = fields.text("operation")
+        check_among("operation", operation, tuple(_READERS))
+        kernel = LibraryKernel(
+            provider=fields.text("provider"),
+            version=fields.text("version"),
+            problem=_READERS[operation](fields.mapping("problem"), f"{where}.problem"),
+            algorithm=fields.text("algorithm"),
+            workspace_bytes=fields.integer("workspace_bytes"),
+        )
+        kernel.check()
+        return kernel
+
+    def check(self) -> None:
+        """Raise `RuntimeInputError` where something is no value of its field."""
+        check_among("provider", self.provider, PROVIDERS)
+        if not _VERSION.fullmatch(self.version):
+            raise RuntimeInputError(f"expected a version of {self.provider}, got {self.version!r:.100}")
+        if not _ALGORITHM.fullmatch(self.algorithm):
+            raise RuntimeInputError(f"expected an algorithm in hex, got {self.algorithm!r:.100}")
+        check_range("workspace_bytes", self.workspace_bytes, 0, MAX_WORKSPACE_BYTES)
+        self.problem.check()
+
+
+def _read_matmul(data: Any, where: str) -> MatmulProblem:
+    names = tuple(f.name for f in dataclasses.fields(MatmulProblem))
+    fields = Fields(data, where, tuple(n for n in names if n != "c"), optional=("c",))
+    read: dict[str, Any] = {name: fields.integer(name) for name in ("m", "n", "k", "batch")}
+    read |= {name: fields.text(name) for name in ("dtype", "result", "epilogue")}
+    read |= {name: fields.flag(name) for name in ("transposed_a", "transposed_b", "tf32")}
+    read |= {role: _read_matrix(data[role], f"{where}.{role}") for role in "abcd" if role in data}
+    return MatmulProblem(**read)
+
+
+def _read_matrix(data: Any, where: str) -> Matrix:
+    fields = Fields(data, where, ("ld", "stride", "start"))
+    return Matrix(fields.integer("ld"), fields.integer("stride"), fields.integer("start"))
+
+
+_READERS = {"matmul": _read_matmul}
+_OPERATION_OF: dict[type[Problem], str] = {MatmulProblem: "matmul"}

@@ -1,0 +1,49 @@
+"""What every problem a library solves tells of its arguments, and how its fields are read from JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tilewright.runtime.errors import RuntimeInputError
+
+#: element types that library kernels take
+LIBRARY_DTYPES = ("float32", "float16", "bfloat16")
+#: no extent, stride or size of a problem is beyond this
+LIMIT = 1 << 46
+#: what pointers are multiples of, at least; algorithms are asked for under this promise
+POINTER_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One buffer of a library launch: its role, element type, how many elements it spans, who writes it."""
+
+    role: str
+    dtype: str
+    span: int
+    written: bool = False
+
+
+class Problem(Protocol):
+    """An operation on arrays of fixed shapes, strides and element types."""
+
+    def arguments(self) -> tuple[Argument, ...]:
+        """The buffers in the order of a launch, without the workspace."""
+        ...
+
+    def check(self) -> None:
+        """Raise `RuntimeInputError` where the numbers make no sense."""
+        ...
+
+
+def check_range(what: str, value: object, low: int, high: int = LIMIT) -> None:
+    """Raise `RuntimeInputError` unless `value` is an integer of that range."""
+    if type(value) is not int or not low <= value <= high:
+        raise RuntimeInputError(f"expected {what} in {low}..{high}, got {value!r:.100}")
+
+
+def check_among(what: str, value: object, known: tuple[str, ...]) -> None:
+    """Raise `RuntimeInputError` unless `value` is one of `known`."""
+    if value not in known:
+        raise RuntimeInputError(f"expected {what} among {', '.join(known)}, got {value!r:.100}")

@@ -1,0 +1,58 @@
+"""The protocol every library follows, and opening one by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.libraries.kernel import LibraryKernel
+
+
+class PreparedCall(Protocol):
+    """One launch of a library kernel on fixed addresses."""
+
+    def start(self, stream: int) -> None:
+        """Queue it on a CUDA stream, also on one that is being captured; allocates nothing."""
+        ...
+
+    def close(self) -> None:
+        """Free what describes it; graphs captured from it stay valid."""
+        ...
+
+
+class Provider(Protocol):
+    """An open library in one context."""
+
+    @property
+    def version(self) -> str:
+        """What stored algorithms depend on."""
+        ...
+
+    def kernels(self, problem: Any, workspace_bytes: int) -> list[LibraryKernel]:
+        """The algorithms for a problem that need at most so much workspace, most promising first."""
+        ...
+
+    def prepare(self, kernel: LibraryKernel, pointers: Mapping[str, int], doing: str) -> PreparedCall:
+        """A launch on these addresses by role."""
+        ...
+
+    def close(self) -> None:
+        """Free the library's handle; the context must be current."""
+        ...
+
+
+def _open_cublaslt() -> Provider:
+    from tilewright.runtime.libraries.cublaslt import CublasLt
+
+    return CublasLt()
+
+
+_OPENERS: dict[str, Callable[[], Provider]] = {"cublaslt": _open_cublaslt}
+
+
+def open_provider(name: str) -> Provider:
+    """The library of this name in the current context; raises `DeviceMissingError` where it is missing."""
+    if name not in _OPENERS:
+        raise RuntimeInputError(f"expected a library among {', '.join(_OPENERS)}, got {name!r:.100}")
+    return _OPENERS[name]()
