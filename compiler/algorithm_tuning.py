@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 
+from tilewright.budget import Budget
 from tilewright.ir import Block, Builder, Module, Op, Pairs
 from tilewright.ir.nodes import Attr
 from tilewright.measuring import Measurer, RandomConstants
-from tilewright.passes import PassContext
+from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.graph.choose_algorithms import with_algorithms
 from tilewright.passes.lower.algorithm_cost import Alternative
 from tilewright.passes.lower.convolution_algorithms import ALGORITHMS, obstacle_to
@@ -30,14 +31,20 @@ class Timed:
 
 
 def measured_algorithms(
-    module: Module, measurer: Measurer, *, progress: bool | None = None, workspace: str = "network"
+    module: Module,
+    measurer: Measurer,
+    *,
+    progress: bool | None = None,
+    workspace: str = "network",
+    budget: Budget | None = None,
 ) -> Module:
     """The module with the fastest measured algorithm on every direct graph.conv2d.
 
     module: graph level, types inferred. Of each convolution, with the ops behind it that its kernels take
     along, the legal algorithms are timed in the order of their estimates with the parameters that the model
     chooses. An alternative is left out where its lower bound is above the best time so far, or where it would
-    raise the network's peak of memory (see `memory_room`); direct never is.
+    raise the network's peak of memory (see `memory_room`); direct never is. Once the budget is spent, the
+    rest is chosen by estimate.
     What was measured stands in the attribute `convolutions` of @main, with the convolutions counted from 0 in
     program order.
     """
@@ -46,15 +53,19 @@ def measured_algorithms(
         return module
     distinct = {layer.key: layer for layer in layers.values()}
     context = PassContext(target=str(measurer.target), hardware=measurer.target.hardware)
+    limit = budget or Budget()
     room = room_of(module.main, context) if workspace == "network" else None
     hidden = not (sys.stderr.isatty() if progress is None else progress)
     timed: dict[Hashable, list[Timed]] = {}
     for key, layer in tqdm(
         distinct.items(), desc="measuring", unit="convolution", file=sys.stderr, disable=hidden
     ):
-        timed[key] = _timed(layer, measurer, room)
+        timed[key] = _timed(layer, measurer, room, limit)
     main = module.main
     chosen = {layer.conv: _fastest(timed[layer.key]) for layer in layers.values()}
+    if not all(chosen.values()):
+        by_model = _modelled(module, context, workspace)
+        chosen = {conv: name or by_model[conv] for conv, name in chosen.items()}
     at = {key: tuple(i for i, x in layers.items() if x.key == key) for key in distinct}
     record = tuple(_on_record(at[key], rows) for key, rows in timed.items())
     new = with_algorithms(main, chosen).with_attrs(convolutions=record)
@@ -67,7 +78,7 @@ def _legal(conv: Op) -> list[str]:
     return [named, *(a for a in ALGORITHMS if named == "direct" and not obstacle_to(a, conv))]
 
 
-def _timed(layer: Layer, measurer: Measurer, room: Room | None) -> list[Timed]:
+def _timed(layer: Layer, measurer: Measurer, room: Room | None, budget: Budget) -> list[Timed]:
     hardware = measurer.target.hardware
     legal = {name: layer.by(name, hardware) for name in _legal(layer.conv)}
     found = {
@@ -79,6 +90,8 @@ def _timed(layer: Layer, measurer: Measurer, room: Room | None) -> list[Timed]:
     best = float("inf")
     for i in sorted(range(len(rows)), key=lambda i: rows[i].estimate_s):
         row = rows[i]
+        if budget.over:
+            break
         if row.algorithm == "direct" or row.bound_s < best:
             (seconds,) = measurer.seconds([_program(found[row.algorithm])])
             rows[i] = replace(row, measured_s=seconds)
@@ -87,7 +100,18 @@ def _timed(layer: Layer, measurer: Measurer, room: Room | None) -> list[Timed]:
 
 
 def _fastest(rows: list[Timed]) -> str:
+    """The algorithm of the least measured time; empty where the budget left nothing to go by."""
+    if all(r.measured_s is None for r in rows):
+        return ""
     return min(rows, key=lambda r: float("inf") if r.measured_s is None else r.measured_s).algorithm
+
+
+def _modelled(module: Module, context: PassContext, workspace: str) -> dict[Op, str]:
+    """What the cost model takes for every convolution."""
+    passes = Pipeline.parse(f"choose-algorithms{{workspace={workspace}}}")
+    new = run_pipeline(module, passes, context).main.body.ops
+    pairs = zip(module.main.body.ops, new, strict=True)
+    return {old: str(op["algorithm"]) for old, op in pairs if old.name == "graph.conv2d"}
 
 
 def _program(a: Alternative) -> Module:

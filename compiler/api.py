@@ -10,8 +10,8 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
-from tilewright.algorithm_tuning import measured_algorithms
 from tilewright.buckets import GivenShapes
+from tilewright.budget import Budget, budget_seconds
 from tilewright.convolution_facts import convolution_facts
 from tilewright.devices import open_device
 from tilewright.driver import Lowered, build, lower
@@ -24,7 +24,7 @@ from tilewright.reference import ReferenceExecutable
 from tilewright.shaped import compile_shapes
 from tilewright.stream_choice import check_policy, choose_streams, kernel_costs, work_of
 from tilewright.targets import Target, resolve_target
-from tilewright.tuning import measured_choice, tuning_facts
+from tilewright.tuning import Tuner
 
 Tune = Literal["model", "measure"]
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
@@ -38,6 +38,7 @@ def compile(
     *,
     tune: Tune = "model",
     tuning_db: str | os.PathLike[str] | None = None,
+    budget: float | str | None = None,
     precision: Precision = "fp32",
     libraries: bool = True,
     conv_algorithm: ConvAlgorithm = "auto",
@@ -53,10 +54,13 @@ def compile(
     target: `auto` (CUDA where a GPU is present, else OpenCL), `cuda`, `cuda:sm_90a`, `opencl`, `emulator`,
         `reference` or `null`.
     tune: `model` chooses algorithms and implementation parameters by the cost model; `measure` times the
-        algorithms of every convolution, then the model's most likely candidates of every contraction kernel,
-        on the device, which must be present.
+        algorithms of every convolution, then searches the parameters of every contraction kernel, on the
+        device, which must be present.
     tuning_db: the file that keeps what `measure` measures; what it has is not measured again. By default
         `$TILEWRIGHT_TUNING_DB`, else a file in the cache folder.
+    budget: how long `measure` may take, in seconds or as text (`60s`, `5min`): kernels that take more of the
+        network's time get more of it. 0 uses what is known and measures nothing; None ends where the search
+        sees no more gain.
     precision: `fp32`; `tf32` lets contractions round their factors to TF32 where tensor cores multiply them;
         `fp16` and `bf16` store tensors in 16 bits between ops and accumulate in float32. Inputs and outputs
         keep their types.
@@ -97,7 +101,9 @@ def compile(
         raise InputError(
             f"{len(missing)} constants have no data: {', '.join(missing[:5])}", where=f"@{module.name}"
         )
+    limit = Budget(budget_seconds(budget))
     with measurer(resolved, tuning_db) if tune == "measure" else nullcontext() as m:
+        tuner = Tuner(m, limit, progress=progress, workspace=workspace) if m else None
         lowered = lower(
             module,
             resolved,
@@ -105,12 +111,10 @@ def compile(
             precision=precision,
             conv_algorithm=conv_algorithm,
             workspace=workspace,
-            choose=partial(measured_choice, measurer=m, progress=progress) if m else None,
-            choose_algorithms=partial(measured_algorithms, measurer=m, progress=progress, workspace=workspace)
-            if m
-            else None,
+            choose=tuner.choose if tuner else None,
+            choose_algorithms=tuner.choose_algorithms if tuner else None,
         )
-        tuning = {"tuning": tuning_facts(lowered.tensor, m)} if m else {}
+        tuning = {"tuning": tuner.facts} if tuner else {}
     plan = build(lowered, resolved, progress=progress)
     names = {b.name for b in plan.buffers if b.kind == "constant"}
     constants = {n: np.asarray(a) for n, a in lowered.thread.constants.items() if n in names}
@@ -137,6 +141,8 @@ def check_options(given: Mapping[str, Any]) -> None:
             raise InputError(f"expected {name} among {', '.join(known)}, got {given[name]!r}")
     if given["tuning_db"] is not None and given["tune"] != "measure":
         raise InputError('expected tune="measure" with tuning_db: the model measures nothing')
+    if budget_seconds(given["budget"]) is not None and given["tune"] != "measure":
+        raise InputError('expected tune="measure" with budget: the model measures nothing')
     if type(given["instances"]) is not int or given["instances"] < 1:
         raise InputError(f"expected a positive number of instances, got {given['instances']!r}")
 

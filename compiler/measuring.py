@@ -7,7 +7,8 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -37,16 +38,15 @@ METHOD = "chained launches in one replay, random data"
 
 
 class RandomConstants:
-    """Constants for a program under construction, normally distributed."""
+    """Constants for a program under construction, normally distributed; equal ones are one array."""
 
     def __init__(self) -> None:
-        self._rng = np.random.default_rng(0)
         self.arrays: dict[str, np.ndarray] = {}
 
     def constant(self, b: Builder, t: TensorType) -> Value:
         """A tensor.constant of this type."""
         name = f"constant{len(self.arrays)}"
-        self.arrays[name] = _normal(self._rng, t)
+        self.arrays[name] = _constant_data(len(self.arrays), t.shape, t.dtype)
         (value,) = b.emit("tensor.constant", (), {"name": name}, types=[t])
         return value
 
@@ -55,42 +55,80 @@ class RandomConstants:
         return module.with_constants(Constants(self.arrays))
 
 
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A small program ready to be built: what names its time, its plan without binaries, and its module."""
+
+    key: Key
+    plan: ExecutionPlan
+    module: Module
+
+
 class Measurer:
     """Times programs on the device of a target; what the tuning database has of them is not timed again.
 
-    `measured` and `reused` count the programs asked for that were timed and that were found.
+    `measured` and `reused` count the programs asked for that were timed and that were found; `used` holds
+    every measurement that was asked for.
     """
 
     def __init__(self, target: Target, device: Device, database: TuningDatabase) -> None:
         self.target, self.device, self.database = target, device, database
         self.measured = self.reused = 0
+        self.used: dict[Key, Measurement] = {}
+        self._untimed: set[Key] = set()
         self._where = (device.name, device.driver_version, _compiler_of(target))
+        text = f"{PACKING}, dce, {stage_texts(Level.TENSOR, target.language)['thread']}"
+        self._pipeline = Pipeline.parse(text)
 
-    def seconds(self, modules: Sequence[Module]) -> list[float]:
-        """Median seconds of one run of each program.
+    def key(self, subject: str) -> Key:
+        """The key of something by this name on this device."""
+        return Key(subject, *self._where)
 
-        modules: tensor level, kernels outlined, parameters chosen. Every program runs several times in a row,
-        its launches one after the other; inputs are random. Each time goes to the database at once.
-        """
-        text = f"{PACKING}, dce, {stage_texts(Level.TENSOR, self.target.language)['thread']}"
+    def program(self, module: Module) -> Program:
+        """A program lowered and emitted: tensor level, kernels outlined, parameters chosen."""
         context = PassContext(target=str(self.target), hardware=self.target.hardware)
-        lowered = [run_pipeline(m, Pipeline.parse(text), context) for m in modules]
-        plans = [_plan(m, self.target) for m in lowered]
-        keys = [Key(_digest(p), *self._where) for p in plans]
-        known = {key: found.seconds for key in set(keys) if (found := self.database.get(key))}
-        new = [i for i, key in enumerate(keys) if key not in known and key not in keys[:i]]
-        self.reused += len(keys) - len(new)
-        for i, plan in zip(new, _built([plans[i] for i in new], self.target), strict=True):
-            known[keys[i]] = self._measure(keys[i], plan, lowered[i])
-        return [known[key] for key in keys]
+        lowered = run_pipeline(module, self._pipeline, context)
+        plan = _plan(lowered, self.target)
+        return Program(self.key(_digest(plan)), plan, lowered)
 
-    def _measure(self, key: Key, plan: ExecutionPlan, module: Module) -> float:
-        times = np.array(_times(_repeated(plan), module, self.device)) / RUNS
+    def known(self, program: Program) -> float | None:
+        """Seconds of a program that was timed before, by this measurer or as the database knows."""
+        if program.key in self._untimed:
+            return 0.0
+        found = self.database.get(program.key)
+        if found is not None:
+            self.used[program.key] = found
+        return None if found is None else found.seconds
+
+    def build(self, programs: Sequence[Program]) -> list[ExecutionPlan]:
+        """The plans with their kernels compiled, all of them together; safe in several threads."""
+        return _built([p.plan for p in programs], self.target)
+
+    def measure(self, program: Program, built: ExecutionPlan) -> float:
+        """Median seconds of one run; goes to the database at once.
+
+        The program runs several times in a row, its launches one after the other; inputs are random.
+        """
+        times = np.array(_times(_repeated(built), program.module, self.device)) / RUNS
         low, seconds, high = (float(q) for q in np.quantile(times, (0.25, 0.5, 0.75)))
         self.measured += 1
-        if seconds > 0:  # a device that runs nothing, or whose clock is too coarse, tells nothing
-            self.database.put(key, Measurement(seconds, high - low, len(times), int(time.time())))
+        if seconds > 0:
+            found = Measurement(seconds, high - low, len(times), int(time.time()))
+            self.database.put(program.key, found)
+            self.used[program.key] = found
+        else:  # a device that runs nothing, or whose clock is too coarse, tells nothing
+            self._untimed.add(program.key)
         return seconds
+
+    def seconds(self, modules: Sequence[Module]) -> list[float]:
+        """Median seconds of one run of each program: of those known as they were, the others are timed."""
+        programs = [self.program(m) for m in modules]
+        known = {p.key: s for p in programs if (s := self.known(p)) is not None}
+        new = list({p.key: p for p in programs if p.key not in known}.values())
+        self.reused += len(programs) - len(new)
+        for program, built in zip(new, self.build(new), strict=True):
+            known[program.key] = self.measure(program, built)
+        return [known[p.key] for p in programs]
 
 
 @contextmanager
@@ -158,12 +196,22 @@ def _repeated(plan: ExecutionPlan) -> ExecutionPlan:
 
 def _times(plan: ExecutionPlan, module: Module, device: Device) -> list[float]:
     rng = np.random.default_rng(1)
-    arrays = [_normal(rng, p.tensor) for p in module.main.params]
+    arrays = [_random(rng, p.tensor.shape, p.tensor.dtype) for p in module.main.params]
     names = {b.name for b in plan.buffers if b.kind == "constant"}
     constants = {n: a for n, a in module.constants.items() if n in names}
     with device.load(plan, constants) as loaded:
         return loaded.time(arrays, REPLAYS)
 
 
-def _normal(rng: np.random.Generator, t: TensorType) -> np.ndarray:
-    return rng.standard_normal(t.shape, np.float32).astype(storage_dtype(t.dtype))
+@lru_cache(maxsize=16)
+def _constant_data(index: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    # Candidates of one kernel come one after the other and read the same weights.
+    return _random(np.random.default_rng(index), shape, dtype)
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Standard normal numbers; integers are 0 and 1, which lie inside whatever they index."""
+    stored = storage_dtype(dtype)
+    if np.dtype(stored).kind in "iu":
+        return rng.integers(0, 2, shape).astype(stored)
+    return rng.standard_normal(shape, np.float32).astype(stored)

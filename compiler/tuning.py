@@ -1,82 +1,104 @@
-"""Choice by measurement: the model's most likely parameters of every contraction kernel are timed."""
+"""Choice by measurement: the spaces of all kernels are searched, and what came of it is said."""
 
 from __future__ import annotations
 
-import sys
-from typing import cast
+from functools import partial
+from typing import Any
 
-from tqdm import tqdm
+from tilewright.algorithm_tuning import measured_algorithms
+from tilewright.budget import Budget
+from tilewright.codegen.cache import cache_key
+from tilewright.ir import Func, Module, Pairs
+from tilewright.kernel_program import alone, constants_of, occurrences_of, subject_text
+from tilewright.kernel_search import KernelSearch
+from tilewright.measuring import Measurer
+from tilewright.search import Task, run_searches
+from tilewright.search_space import search_space
+from tilewright.tuning_report import report_of, warn_of_violations
 
-from tilewright.ir import Block, Builder, Func, Level, Module, Pairs, Ref, Value
-from tilewright.measuring import Measurer, RandomConstants
-from tilewright.passes.tensor.choose_parameters import contract_candidates
-
-#: candidates per kernel beside the model's choice
-CANDIDATES = 8
+#: of the budget, what timing the algorithms of convolutions may take at most
+ALGORITHMS_SHARE = 0.25
+#: points of a kernel that a report shows, the model's choice and the fastest
+SHOWN = 9
 
 
-def measured_choice(module: Module, measurer: Measurer, *, progress: bool | None = None) -> Module:
-    """The module with the fastest measured parameters on every contraction kernel.
+class Tuner:
+    """Chooses the parameters of every kernel by measuring, within a budget.
 
-    module: tensor level, kernels outlined, parameters chosen by the model. The model's choice is among the
-    candidates, so a kernel is never slower than with it, apart from noise. Inputs are random.
+    `facts` says what was done, once `choose` has run.
     """
-    kernels = [f for f in module.funcs if f.get("skeleton") == "contract"]
-    hidden = not (sys.stderr.isatty() if progress is None else progress)
-    best: dict[str, Func] = {}
-    for kernel in tqdm(kernels, desc="measuring", unit="kernel", file=sys.stderr, disable=hidden):
-        variants = contract_candidates(kernel, measurer.target.hardware, CANDIDATES)
-        times = measurer.seconds([_alone(f) for f in variants])
-        seconds, winner = min(zip(times, range(len(variants)), strict=True))
-        best[kernel.name] = variants[winner].with_attrs(
-            measured_s=seconds, candidates=_on_record(variants, times)
+
+    def __init__(
+        self,
+        measurer: Measurer,
+        budget: Budget | None = None,
+        *,
+        progress: bool | None = None,
+        workspace: str = "network",
+    ) -> None:
+        self.measurer, self.progress, self.workspace = measurer, progress, workspace
+        self.budget = budget or Budget()
+        self.facts: dict[str, Any] = {}
+
+    def choose_algorithms(self, module: Module) -> Module:
+        """See `measured_algorithms`; at most a quarter of the budget goes to it."""
+        return measured_algorithms(
+            module,
+            self.measurer,
+            progress=self.progress,
+            workspace=self.workspace,
+            budget=self.budget.share(ALGORITHMS_SHARE),
         )
-    return module.with_funcs(tuple(best.get(f.name, f) for f in module.funcs))
+
+    def choose(self, module: Module) -> Module:
+        """The module with the fastest measured parameters on every kernel whose space is known.
+
+        module: tensor level, kernels outlined, parameters chosen by the model. The model's choice is the
+        first point of every search, so a kernel is never slower than with it, apart from noise. Kernels
+        equal but for their names are searched once.
+        """
+        tasks = self._tasks(module)
+        distinct = list({id(t): t for t in tasks.values()}.values())
+        run_searches(distinct, self.measurer, self.budget, progress=self.progress)
+        self.facts = report_of(distinct, self.measurer, self.budget)
+        warn_of_violations(self.facts["violations"])
+        chosen = {name: _chosen(module[name], task) for name, task in tasks.items()}
+        return module.with_funcs(tuple(chosen.get(f.name, f) for f in module.funcs))
+
+    def _tasks(self, module: Module) -> dict[str, Task]:
+        """The search of every kernel that has a space, one for all that are equal."""
+        constants, calls = constants_of(module), occurrences_of(module)
+        found: dict[str, Task] = {}
+        by_subject: dict[str, Task] = {}
+        for f in module.funcs:
+            space = search_space(f, self.measurer.target.hardware) if f.name in calls else None
+            if space is None:
+                continue
+            subject = cache_key(subject_text(f, constants[f.name]), str(f["params"]))
+            if subject in by_subject:
+                by_subject[subject].search.occurrences += calls[f.name]
+            else:
+                search = KernelSearch(space, occurrences=calls[f.name])
+                module_of = partial(alone, constants=constants[f.name])
+                by_subject[subject] = Task(f.name, search, module_of)
+            found[f.name] = by_subject[subject]
+        return found
 
 
-def tuning_facts(module: Module, measurer: Measurer) -> dict[str, int | float]:
-    """What a report says of measuring.
-
-    module: tensor level, as `measured_choice` left it. `measured` and `reused` count the programs that were
-    timed and that the database knew; `model_s` and `chosen_s` are the measured seconds of the contraction
-    kernels of one run, with the model's parameters and with the chosen ones.
-    """
-    facts: dict[str, int | float] = {"measured": measurer.measured, "reused": measurer.reused}
-    model_s = chosen_s = 0.0
-    calls = [op["callee"] for op in module.main.body.ops if op.name == "tensor.call"]
-    for kernel in (module[ref.name] for ref in calls if isinstance(ref, Ref)):
-        candidates = kernel.get("candidates")
-        if isinstance(candidates, tuple) and isinstance(candidates[0], Pairs):
-            model_s += cast("float", candidates[0]["measured_s"])  # the model's choice comes first
-            chosen_s += cast("float", kernel["measured_s"])
-    return {**facts, "model_s": model_s, "chosen_s": chosen_s}
+def _chosen(kernel: Func, task: Task) -> Func:
+    """The kernel with the fastest parameters and, for reports, what else was measured."""
+    s = task.search
+    if not s.seconds:
+        return kernel
+    fastest = sorted(s.seconds, key=lambda i: (s.seconds[i], i))[: SHOWN - 1]
+    shown = [*([0] if 0 in s.seconds else []), *(i for i in fastest if i)]
+    best = s.variants[s.best]
+    rows = tuple(_row(s, i) for i in shown)
+    return kernel.with_attrs(
+        params=best["params"], cost=best["cost"], measured_s=s.seconds[s.best], candidates=rows
+    )
 
 
-def _on_record(variants: list[Func], times: list[float]) -> tuple[Pairs, ...]:
-    """Parameters, estimate and seconds of everything that was measured, for reports."""
-    rows = []
-    for f, seconds in zip(variants, times, strict=True):
-        cost = f["cost"]
-        assert isinstance(cost, Pairs)
-        params, estimate = f["params"], cost["estimate_s"]
-        rows.append(Pairs.of({"params": params, "estimate_s": estimate, "measured_s": seconds}))
-    return tuple(rows)
-
-
-def _alone(kernel: Func) -> Module:
-    """A program that runs one kernel, weights as a constant."""
-    (op,) = (o for o in kernel.body.ops if o.name == "tensor.contract")
-    b = Builder("measured")
-    weights = RandomConstants()
-    inputs: list[Value] = []
-    operands: list[Value] = []
-    for i, p in enumerate(kernel.params):
-        if p is op.operands[1]:
-            operands.append(weights.constant(b, p.tensor))
-        else:
-            inputs.append(Value(p.type, f"x{i}"))
-            operands.append(inputs[-1])
-    results = b.emit("tensor.call", operands, {"callee": Ref(kernel.name)}, types=kernel.result_types)
-    b.emit("tensor.return", results)
-    main = Func(Level.TENSOR, "main", Block(tuple(inputs), tuple(b.ops)), kernel.result_types)
-    return weights.of(Module("measured", (kernel, main)))
+def _row(s: KernelSearch, point: int) -> Pairs:
+    row = {"params": s.variants[point]["params"], "estimate_s": float(s.space.estimates_s[point])}
+    return Pairs.of({**row, "measured_s": s.seconds[point]})

@@ -43,7 +43,7 @@ class CountingDevice(NullDevice):
     def time(self, launch, inputs, repeats):
         self.fail(self.timed)
         self.timed += 1
-        return [1e-6 * (launch.grid[0] + launch.grid[1] / 3 + launch.block / 7)] * repeats
+        return [1e-4 * (launch.grid[0] + launch.grid[1] / 3 + launch.block / 7)] * repeats
 
     def is_closed(self):
         return self._closed and all(loaded._closed for loaded in self.plans)
@@ -82,9 +82,11 @@ def test_a_second_run_measures_nothing_and_chooses_the_same(uninterrupted):
     assert device.timed == 0
     facts = first.report()["tuning"]
     assert facts["measured"] == len(keys(path)) > 10
-    assert second.report()["tuning"] == {
-        **facts, "measured": 0, "reused": facts["measured"] + facts["reused"]
-    }  # fmt: skip
+    again = second.report()["tuning"]
+    assert again["measured"] == 0
+    for name in ("points", "pruned", "unknown", "model_s", "chosen_s", "certified_time"):
+        assert again[name] == facts[name]
+    assert not facts["violations"]
     assert 0 < facts["chosen_s"] <= facts["model_s"]
     assert second.artifact.texts == first.artifact.texts
 

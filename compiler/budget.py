@@ -1,0 +1,61 @@
+"""How long measuring may take: a number of seconds, also as text, and the clock that runs against it."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable
+
+from tilewright.ir import InputError
+
+Clock = Callable[[], float]
+
+_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_TEXT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*")
+
+
+class Budget:
+    """Seconds from its making on that measuring may take; None sets no limit.
+
+    clock: seconds from any beginning, never going back.
+    """
+
+    def __init__(self, seconds: float | None = None, *, clock: Clock = time.monotonic) -> None:
+        self.seconds = seconds
+        self._clock, self._start = clock, clock()
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since the beginning."""
+        return self._clock() - self._start
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left, at least 0; infinite without a limit."""
+        return math.inf if self.seconds is None else max(0.0, self.seconds - self.spent_s)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left."""
+        return self.left_s <= 0.0
+
+    def share(self, part: float) -> Budget:
+        """A budget that begins now and ends when this fraction of what is left now is spent."""
+        return Budget(None if self.seconds is None else part * self.left_s, clock=self._clock)
+
+
+def budget_seconds(given: float | str | None, *, where: str = "budget") -> float | None:
+    """Seconds of a number or of text such as `60s`, `5min`, `1.5h`, `90`; None stays None.
+
+    Raises InputError for anything that is no time from 0 on; 0 is legal and means to measure nothing.
+    """
+    if given is None:
+        return None
+    if isinstance(given, str):
+        found = _TEXT.fullmatch(given.lower())
+        if found and found[2] in _UNITS:
+            return float(found[1]) * _UNITS[found[2]]
+    elif isinstance(given, int | float) and not isinstance(given, bool) and 0 <= given < math.inf:
+        return float(given)
+    raise InputError(f"expected a time such as 60s, 5min or 1.5h, got {given!r:.60}", where=where)

@@ -1,0 +1,158 @@
+"""Runs the searches of all kernels of a network: batches compile in parallel while others are measured."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from tqdm import tqdm
+
+from tilewright.budget import Budget
+from tilewright.codegen.compile_many import usable_cores
+from tilewright.ir import Func, Module, TilewrightError
+from tilewright.kernel_search import KernelSearch
+from tilewright.measuring import Measurer, Program
+from tilewright.runtime.plan import ExecutionPlan
+
+#: points of one kernel that are compiled together
+BATCH = 8
+
+
+@dataclass(eq=False)
+class Task:
+    """The search of one kernel, and the program that times a variant of it.
+
+    programs: per measured point what names its program; reused: points whose time was known before.
+    """
+
+    name: str
+    search: KernelSearch
+    module: Callable[[Func], Module]
+    programs: dict[int, str] = field(default_factory=dict)
+    reused: int = 0
+
+    @property
+    def weight_s(self) -> float:
+        """Seconds of one run of the network that the kernel takes, as far as is known."""
+        s = self.search
+        return s.occurrences * (s.best_s if s.seconds else float(s.space.estimates_s[0]))
+
+
+@dataclass(eq=False)
+class _Step:
+    """A point on its way: its program, and its plan while that compiles."""
+
+    task: Task
+    point: int
+    program: Program
+    built: Future[list[ExecutionPlan]] | None = None
+
+
+def run_searches(
+    tasks: Sequence[Task], measurer: Measurer, budget: Budget, *, progress: bool | None = None
+) -> None:
+    """Measure until every search is done or the budget is spent.
+
+    Kernels that take more of the network's time get more of the budget, in proportion; the first batches go
+    to those that take most. A point that cannot be built is left out of its search and on its record; the
+    first point of a kernel is the model's choice, and its errors are raised.
+    """
+    hidden = not (sys.stderr.isatty() if progress is None else progress)
+    bar = tqdm(total=len(tasks), desc="searching", unit="kernel", file=sys.stderr, disable=hidden)
+    pool = ThreadPoolExecutor(usable_cores(), thread_name_prefix="build")
+    try:
+        with bar:
+            _run(tasks, measurer, budget, pool, bar)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _run(
+    tasks: Sequence[Task], measurer: Measurer, budget: Budget, pool: ThreadPoolExecutor, bar: tqdm[None]
+) -> None:
+    spent = dict.fromkeys(tasks, 0)
+    at_once = max(BATCH, 2 * usable_cores())
+    now: list[_Step] = []
+    while not budget.over:
+        if not now:
+            points = _turn(tasks, spent, set(), at_once)
+            if not points:
+                break
+            now = _start(points, measurer, pool)
+            continue
+        # What compiles meanwhile is of other kernels: what is left to measure of these is not known yet.
+        following = _start(_turn(tasks, spent, {step.task for step in now}, at_once), measurer, pool)
+        _measure(now, measurer, budget)
+        now = following
+        bar.update(sum(t.search.done for t in tasks) - bar.n)
+        left = "" if budget.seconds is None else f", {budget.left_s:.0f} s left"
+        bar.set_postfix_str(f"{measurer.measured} measured, {measurer.reused} known{left}")
+    for step in now:
+        step.task.search.give_back(step.point)
+
+
+def _turn(
+    tasks: Sequence[Task], spent: dict[Task, int], busy: set[Task], at_once: int
+) -> list[tuple[Task, int]]:
+    """The next points, of the kernels that got least for what they take of the network's time."""
+    chosen: list[tuple[Task, int]] = []
+    free = [t for t in tasks if t not in busy and not t.search.done]
+    for task in sorted(free, key=lambda t: (spent[t] / max(t.weight_s, 1e-12), -t.weight_s)):
+        if len(chosen) >= at_once:
+            break
+        points = task.search.take(BATCH)
+        spent[task] += len(points)
+        chosen += [(task, i) for i in points]
+    return chosen
+
+
+def _start(points: Sequence[tuple[Task, int]], measurer: Measurer, pool: ThreadPoolExecutor) -> list[_Step]:
+    """Lower the points; those whose times are known are told at once, the others begin to compile."""
+    steps: list[_Step] = []
+    for task, i in points:
+        try:
+            program = measurer.program(task.module(task.search.variants[i]))
+        except TilewrightError as error:
+            _refuse(task, i, error)
+            continue
+        steps.append(_Step(task, i, program))
+    for step in steps:
+        step.task.programs[step.point] = step.program.key.program
+        seconds = measurer.known(step.program)
+        if seconds is None:
+            step.built = pool.submit(measurer.build, [step.program])
+        else:
+            measurer.reused += 1
+            step.task.reused += 1
+            step.task.search.tell({step.point: seconds})
+    return [s for s in steps if s.built is not None]
+
+
+def _measure(steps: Sequence[_Step], measurer: Measurer, budget: Budget) -> None:
+    for step in steps:
+        assert step.built is not None
+        if budget.over:
+            step.task.search.give_back(step.point)
+            continue
+        search = step.task.search
+        if search.ruled_out(step.point):
+            search.give_back(step.point)  # what was measured meanwhile rules it out
+            continue
+        try:
+            (plan,) = step.built.result()
+        except TilewrightError as error:
+            _refuse(step.task, step.point, error)
+            continue
+        known = measurer.known(step.program)  # of an equal kernel, meanwhile
+        measurer.reused += known is not None
+        step.task.reused += known is not None
+        seconds = measurer.measure(step.program, plan) if known is None else known
+        search.tell({step.point: seconds})
+
+
+def _refuse(task: Task, point: int, error: TilewrightError) -> None:
+    if point == 0:
+        raise error
+    task.search.tell({point: str(error)})

@@ -1,0 +1,84 @@
+"""What a search has to say: points measured, pruned and left over, what is certified, violated bounds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from tilewright.budget import Budget
+from tilewright.costmodel.bound import Bound
+from tilewright.costmodel.check_measured import TIMER_NOISE, Violation
+from tilewright.measuring import Measurer
+from tilewright.search import Task
+
+
+def report_of(tasks: Sequence[Task], measurer: Measurer, budget: Budget) -> dict[str, Any]:
+    """Plain data: totals, one row per searched kernel, and one sentence per violated bound.
+
+    `measured` and `reused` count all programs that were timed and that the database knew, those of
+    convolutions' algorithms as well; `model_s` and `chosen_s` are the measured seconds of the searched
+    kernels of one run of the network. `certified_kernels` and `certified_time` are the shares of the searched
+    kernels, and of `chosen_s`, whose best is the fastest of their space by the bound.
+    """
+    rows = [_kernel_row(t) for t in tasks]
+    timed = [r for r in rows if r["measured_s"] is not None]
+    chosen_s = sum(r["measured_s"] * r["occurrences"] for r in timed)
+    certified = [r for r in timed if r["end"] in ("certified", "exhausted")]
+    certified_s = sum(r["measured_s"] * r["occurrences"] for r in certified)
+    return {
+        "measured": measurer.measured,
+        "reused": measurer.reused,
+        "model_s": sum(r["model_s"] * r["occurrences"] for r in timed if r["model_s"] is not None),
+        "chosen_s": chosen_s,
+        **{name: sum(r[name] for r in rows) for name in ("points", "pruned", "unknown", "failed")},
+        "certified_kernels": len(certified) / len(rows) if rows else 0.0,
+        "certified_time": certified_s / chosen_s if chosen_s else 0.0,
+        "budget_s": budget.seconds,
+        "violations": [v for t in tasks for v in violations_of(t, measurer)],
+        "kernels": rows,
+    }
+
+
+def _kernel_row(task: Task) -> dict[str, Any]:
+    s = task.search
+    best = float(min(s.space.least_s)) if len(s.space) else 0.0
+    return {
+        "name": task.name,
+        "occurrences": s.occurrences,
+        "points": len(s.space),
+        "measured": len(s.seconds) - task.reused,
+        "reused": task.reused,
+        "pruned": s.pruned,
+        "unknown": s.unknown,
+        "failed": len(s.failed),
+        "failures": sorted(set(s.failed.values()))[:3],
+        "end": s.end,
+        "model_s": s.seconds.get(0),
+        "measured_s": s.best_s if s.seconds else None,
+        "bound_s": best,
+    }
+
+
+def violations_of(task: Task, measurer: Measurer) -> list[str]:
+    """What was measured below its bound, each with all that is needed to measure it again."""
+    s = task.search
+    out = []
+    for i, seconds in s.seconds.items():
+        least = float(s.space.least_s[i])
+        if seconds > 0.0 and seconds * (1.0 + TIMER_NOISE) < least:
+            parameters = s.space.parameters(i)
+            if parameters is None:
+                continue
+            violation = Violation(s.space.problem, parameters, seconds, Bound(0.0, least, "warm caches"))
+            out.append(
+                f"bug in the bound: {violation}; kernel {task.name}, program {task.programs[i]}, "
+                f"{measurer.target} on {measurer.device.name}"
+            )
+    return out
+
+
+def warn_of_violations(found: Sequence[str]) -> None:
+    """Tell on stderr: a bound that is none makes every certificate of this run doubtful."""
+    for text in found:
+        print(text, file=sys.stderr)
