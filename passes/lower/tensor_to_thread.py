@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tilewright.ir import Func, InputError, Level
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.lower.skeletons.chain import lower_chain
 from tilewright.passes.lower.skeletons.contract import lower_contract
 from tilewright.passes.lower.skeletons.maps import lower_map
 from tilewright.passes.lower.skeletons.ordered import lower_scan, lower_scatter
@@ -14,6 +15,7 @@ from tilewright.passes.lower.skeletons.rows import lower_rows
 from tilewright.passes.lower.skeletons.window import lower_window
 
 SKELETONS: dict[str, Callable[[Func], Func]] = {
+    "chain": lower_chain,
     "contract": lower_contract,
     "map": lower_map,
     "recur": lower_recur,
