@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tilewright.commands.bench import add_bench
 from tilewright.commands.compile import add_compile
 from tilewright.commands.explain import add_explain
 from tilewright.commands.report import add_report
@@ -26,6 +27,7 @@ COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], 
     add_explain,
     add_report,
     add_streams,
+    add_bench,
 )
 
 

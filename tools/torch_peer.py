@@ -1,13 +1,13 @@
-"""A graph-level module as a PyTorch function: the same network, weights and semantics, for comparison."""
+"""The PyTorch call of each graph operator: the same semantics, for comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from tilewright.ir import Module, Op, UnsupportedError, Value
+from tilewright.ir import Op, UnsupportedError
 from tilewright.tools.torch_rules import RULES as TRANSFORMER_AND_MOBILE_RULES
-from tilewright.tools.torch_rules import Rule
+from tilewright.tools.torch_rules import Rule, rank
 
 
 def _padding(op: Op) -> tuple[int, int, int, int]:
@@ -41,8 +41,8 @@ def _pool(name: str) -> Rule:
 
 
 def _bias_add(torch: Any, x: Sequence[Any], op: Op) -> Any:
-    axis = int(op["axis"]) % x[0].dim()  # type: ignore[arg-type]
-    return x[0] + x[1].reshape([-1 if d == axis else 1 for d in range(x[0].dim())])
+    axis = op.integer("axis") % rank(op)
+    return x[0] + x[1].reshape([-1 if d == axis else 1 for d in range(rank(op))])
 
 
 def _batch_norm(torch: Any, x: Sequence[Any], op: Op) -> Any:
@@ -68,31 +68,3 @@ RULES: dict[str, Rule] = {
     "graph.concatenate": lambda torch, x, op: torch.cat(list(x), op["axis"]),
     "graph.dropout": lambda torch, x, op: x[0],
 }
-
-
-def torch_function(module: Module, *, device: str, double: bool = False) -> Callable[..., Any]:
-    """A function of tensors on `device` that runs @main of a graph-level module op by op.
-
-    double: weights in float64 (give float64 inputs too). Raises UnsupportedError listing every op without
-    a rule.
-    """
-    import torch
-
-    ops = module.main.body.ops
-    unknown = sorted({o.name for o in ops} - RULES.keys() - {"graph.constant", "graph.return"})
-    if unknown:
-        raise UnsupportedError(f"no PyTorch rule for {', '.join(unknown)}", where=f"@{module.name}")
-    weights: dict[Value, Any] = {}
-    for op in ops:
-        if op.name == "graph.constant":
-            tensor = torch.from_numpy(module.constants[str(op["name"])].copy()).to(device)
-            weights[op.result] = tensor.double() if double else tensor
-
-    def run(*inputs: Any) -> list[Any]:
-        env: dict[Value, Any] = {**weights, **dict(zip(module.main.params, inputs, strict=True))}
-        for op in ops[:-1]:
-            if op.name != "graph.constant":
-                env[op.result] = RULES[op.name](torch, [env[v] for v in op.operands], op)
-        return [env[v] for v in ops[-1].operands]
-
-    return run

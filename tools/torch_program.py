@@ -14,6 +14,7 @@ from typing import Any, Literal
 from tilewright.ir import Module, Op, UnsupportedError, Value
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.tools.torch_peer import RULES
+from tilewright.tools.torch_rules import rank
 
 Kind = Literal["new", "view", "in place"]
 
@@ -36,7 +37,7 @@ IN_PLACE: dict[str, Callable[[Any, Sequence[Any], Op], Any]] = {
     "graph.clip": lambda torch, x, op: x[0].clamp_(op["a_min"], op["a_max"]),
     "graph.add": lambda torch, x, op: x[0].add_(x[1]),
     "graph.bias_add": lambda torch, x, op: x[0].add_(
-        x[1].reshape([-1 if d == op.integer("axis") % x[0].dim() else 1 for d in range(x[0].dim())])
+        x[1].reshape([-1 if d == op.integer("axis") % rank(op) else 1 for d in range(rank(op))])
     ),
     "silu": lambda torch, x, op: torch.nn.functional.silu(x[0], inplace=True),
 }
@@ -63,8 +64,9 @@ class TorchProgram:
         self.module = run_pipeline(module, Pipeline.parse(FOLD), PassContext())
         self.returned = self.module.main.body.ops[-1].operands
         self.weights = {op.result: op for op in self.module.main.body.ops if op.name == "graph.constant"}
-        calls = _combined(self.module.main.body.ops[:-1])
-        unknown = sorted({name for name, _, _ in calls} - RULES.keys() - COMBINED.keys())
+        calls = combined_calls(self.module.main.body.ops[:-1])
+        known = RULES.keys() | COMBINED.keys()
+        unknown = sorted({name for name, op, _ in calls if name not in known or len(op.results) > 1})
         if unknown:
             raise UnsupportedError(f"no PyTorch rule for {', '.join(unknown)}", where=f"@{module.name}")
         self.steps, self.storage = _with_kinds(
@@ -128,7 +130,7 @@ class TorchProgram:
 Call = tuple[str, Op, tuple[Value, ...]]
 
 
-def _combined(ops: Sequence[Op]) -> list[Call]:
+def combined_calls(ops: Sequence[Op]) -> list[Call]:
     """The ops as calls, with x * sigmoid(x) as silu and x * (1/2 + erf(x * c) / 2) as gelu."""
     producer = {r: op for op in ops for r in op.results}
     users: dict[Value, int] = {}
@@ -139,7 +141,7 @@ def _combined(ops: Sequence[Op]) -> list[Call]:
     for op in ops:
         if op.name == "graph.constant":
             continue
-        calls[op.result] = (op.name, op, op.operands)
+        calls[op.results[0]] = (op.name, op, op.operands)
         if op.name != "graph.multiply":
             continue
         for x, factor in (op.operands, op.operands[::-1]):

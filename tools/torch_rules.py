@@ -11,6 +11,11 @@ from tilewright.ir.types import array_type
 Rule = Callable[[Any, Sequence[Any], Op], Any]
 
 
+def rank(op: Op, operand: int = 0) -> int:
+    """Dimensions of an operand, as the IR knows them: rules must not ask tensors that are being traced."""
+    return op.operands[operand].tensor.rank
+
+
 def _to_result_shape(torch: Any, x: Sequence[Any], op: Op) -> Any:
     return x[0].reshape(array_type(op.result.tensor).shape)
 
@@ -24,7 +29,7 @@ def _cast(torch: Any, x: Sequence[Any], op: Op) -> Any:
 
 
 def _take(torch: Any, x: Sequence[Any], op: Op) -> Any:
-    if x[0].dim() != 2 or op["axis"] != 0 or op["batch_dims"] != 0:
+    if rank(op) != 2 or op["axis"] != 0 or op["batch_dims"] != 0:
         raise UnsupportedError("a take other than of rows of a matrix as a PyTorch call", where=op.loc)
     return torch.nn.functional.embedding(x[1], x[0])
 
@@ -36,16 +41,21 @@ def _strided_slice(torch: Any, x: Sequence[Any], op: Op) -> Any:
 
 def _layer_norm(torch: Any, x: Sequence[Any], op: Op) -> Any:
     axis = int(op["axis"])  # type: ignore[arg-type]
-    if axis % x[0].dim() != x[0].dim() - 1:
+    if axis % rank(op) != rank(op) - 1:
         raise UnsupportedError("a layer norm along another than the last axis", where=op.loc)
     gamma, beta = (x[1] if op["scale"] else None), (x[2] if op["center"] else None)
-    return torch.nn.functional.layer_norm(x[0], x[0].shape[-1:], gamma, beta, op["epsilon"])
+    return torch.nn.functional.layer_norm(x[0], op.operands[0].tensor.shape[-1:], gamma, beta, op["epsilon"])
 
 
 def _batch_matmul(torch: Any, x: Sequence[Any], op: Op) -> Any:
     a = x[0].transpose(1, 2) if op["transpose_a"] else x[0]
     b = x[1].transpose(1, 2) if op["transpose_b"] else x[1]
-    return a @ (b[0] if b.shape[0] == 1 else b)
+    return a @ (b[0] if op.operands[1].tensor.shape[0] == 1 else b)
+
+
+def _split(torch: Any, x: Sequence[Any], op: Op) -> Any:
+    axis = op.integer("axis")
+    return torch.split(x[0], [r.tensor.shape[axis] for r in op.results], axis)
 
 
 def _repeat(torch: Any, x: Sequence[Any], op: Op) -> Any:
@@ -73,6 +83,10 @@ RULES: dict[str, Rule] = {
     "graph.sigmoid": lambda torch, x, op: x[0].sigmoid(),
     "graph.erf": lambda torch, x, op: x[0].erf(),
     "graph.multiply": lambda torch, x, op: x[0] * x[1],
+    "graph.subtract": lambda torch, x, op: x[0] - x[1],
+    "graph.tanh": lambda torch, x, op: x[0].tanh(),
+    "graph.split": _split,
+    "graph.stack": lambda torch, x, op: torch.stack(list(x), op["axis"]),
     "graph.greater_equal": lambda torch, x, op: x[0] >= x[1],
     "graph.logical_and": lambda torch, x, op: x[0] & x[1],
     "graph.where": lambda torch, x, op: torch.where(x[0], x[1], x[2]),

@@ -1,0 +1,156 @@
+"""`tilewright bench`: networks and kernels beside PyTorch, interleaved, results checked first."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tilewright.ir import InputError, WorkError
+from tilewright.pipelines import PRECISIONS
+from tilewright.targets import resolve_target
+from tilewright.tools.bench.compare_network import Case, Settings, compare_network
+from tilewright.tools.bench.document import Document
+from tilewright.tools.bench.networks import SUITES, load_network, network_paths
+from tilewright.tools.bench.peers import check_peers, gpu_torch
+from tilewright.tools.bench.reference import Reference
+from tilewright.tools.bench.table import network_table, row_text, summary_table
+
+DEFAULT_PEERS = ("torch-eager", "torch-graph", "torch-compile")
+FOLDER = "tests/data/relay"
+
+
+def add_bench(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    p = sub.add_parser("bench", help="time networks beside PyTorch: batches x precisions x peers")
+    p.add_argument("networks", nargs="*", metavar="NET", help="names of networks, or files")
+    p.add_argument("--suite", nargs="+", default=[], choices=tuple(SUITES), help="named groups of networks")
+    p.add_argument(
+        "--folder", default=FOLDER, metavar="DIR", help=f"where names are looked up (default {FOLDER})"
+    )
+    p.add_argument("--batch", nargs="+", type=int, default=[1], metavar="N", help="batch sizes (default 1)")
+    p.add_argument("--precision", nargs="+", default=["fp32"], choices=tuple(PRECISIONS), help="default fp32")
+    p.add_argument(
+        "--peers",
+        nargs="+",
+        default=list(DEFAULT_PEERS),
+        metavar="PEER",
+        help="torch-eager, torch-graph, torch-compile (reduce-overhead), torch-max-autotune, or none "
+        f"(default {' '.join(DEFAULT_PEERS)})",
+    )
+    p.add_argument("--target", default="auto", help="as in tilewright run (default auto)")
+    p.add_argument("--tune", default="model", choices=("model", "measure"), help="default model")
+    p.add_argument("--tuning-db", metavar="FILE", help="measurements that are looked up and kept")
+    p.add_argument("--no-libraries", action="store_true", help="only generated kernels")
+    p.add_argument("--streams", metavar="POLICY", help="as in tilewright run")
+    p.add_argument("--rounds", type=int, default=10, help="rounds, all contenders in each (default 10)")
+    p.add_argument("--replays", type=int, default=10, help="timed runs per round at most (default 10)")
+    p.add_argument("--cold", action="store_true", help="replace what the L2 cache holds before each run")
+    p.add_argument("--time-limit", type=float, default=math.inf, metavar="S", help="seconds for everything")
+    p.add_argument(
+        "--peer-limit", type=float, default=300.0, metavar="S", help="seconds to prepare a peer (default 300)"
+    )
+    p.add_argument("--seed", type=int, default=0, help="seed of the inputs")
+    p.add_argument("--json", metavar="FILE", help="write all results, after every row")
+    p.set_defaults(action=run_bench)
+
+
+def run_bench(a: argparse.Namespace) -> None:
+    """Compare row by row; raises WorkError at the end where a result was wrong."""
+    end = time.monotonic() + a.time_limit
+    _check(a)
+    peers = check_peers(a.peers)
+    paths = network_paths(a.networks, a.suite, Path(a.folder))
+    _check_device(a, peers)
+    settings = _settings(a, peers, lambda: end - time.monotonic())
+    document = Document(_protocol(a, peers), a.json)
+    try:
+        for path in paths:
+            _network_rows(a, path, settings, document)
+    finally:
+        print(network_table(document.rows))
+        print(summary_table(document.data()["summary"]))
+    bad = [r for r in document.rows if r["status"] == "wrong"]
+    if bad:
+        raise WorkError("; ".join(f"{r['network']}, batch {r['batch']}: {r['reason']}" for r in bad))
+
+
+def _network_rows(a: argparse.Namespace, path: Path, settings: Settings, document: Document) -> None:
+    module = load_network(path)
+    reference = Reference(module)
+    for batch in a.batch:
+        for precision in a.precision:
+            case = Case(path.stem, module, batch, precision)
+            if settings.left_s() <= 0:
+                row: dict[str, Any] = {"network": case.network, "batch": batch, "precision": precision}
+                row |= {"status": "failed", "reason": "the time limit was over"}
+            else:
+                row = compare_network(case, reference, settings)
+            document.add(row)
+            print(row_text(row), flush=True)
+
+
+def _check(a: argparse.Namespace) -> None:
+    for option, values in (("--batch", a.batch), ("--rounds", [a.rounds]), ("--replays", [a.replays])):
+        for value in values:
+            if value < 1:
+                raise InputError(f"expected a positive number, got {value}", where=option)
+    for option, seconds in (("--time-limit", a.time_limit), ("--peer-limit", a.peer_limit)):
+        if not seconds > 0:
+            raise InputError(f"expected a positive number of seconds, got {seconds:g}", where=option)
+
+
+def _check_device(a: argparse.Namespace, peers: tuple[str, ...]) -> None:
+    if not peers and not a.cold:
+        return
+    option = "--peers" if peers else "--cold"
+    if resolve_target(a.target).kind != "cuda":
+        raise InputError(
+            f"expected an NVIDIA GPU and --target cuda, or --peers none, got {a.target}", where=option
+        )
+    if gpu_torch() is None:
+        raise InputError(
+            "expected PyTorch that sees an NVIDIA GPU: pip install torch, or --peers none", where=option
+        )
+
+
+def _settings(a: argparse.Namespace, peers: tuple[str, ...], left_s: Callable[[], float]) -> Settings:
+    ours = {
+        "": {
+            "target": a.target,
+            "tune": a.tune,
+            "tuning_db": a.tuning_db,
+            "libraries": not a.no_libraries,
+            "streams": a.streams,
+        }
+    }
+    return Settings(
+        ours=ours,
+        peers=peers,
+        rounds=a.rounds,
+        replays=a.replays,
+        cold=a.cold,
+        peer_limit_s=a.peer_limit,
+        seed=a.seed,
+        left_s=left_s,
+    )
+
+
+def _protocol(a: argparse.Namespace, peers: tuple[str, ...]) -> dict[str, Any]:
+    torch = gpu_torch()
+    return {
+        "target": str(resolve_target(a.target)),
+        "device": torch.cuda.get_device_name() if torch else None,
+        "torch": torch.__version__ if torch else None,
+        "peers": list(peers),
+        "l2": "cold" if a.cold else "warm",
+        "rounds": a.rounds,
+        "replays": a.replays,
+        "tune": a.tune,
+        "libraries": not a.no_libraries,
+        "streams": a.streams or "default",
+        "seed": a.seed,
+    }

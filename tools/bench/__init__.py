@@ -1,0 +1,1 @@
+"""The benchmark: networks and kernels beside PyTorch, in one process, interleaved, results checked first."""

@@ -1,0 +1,71 @@
+"""What takes part in a comparison: something that runs a network on data already on its device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from tilewright.tools.bench.statistics import Spread, repeats_within
+
+#: what a contender may take of one round, in seconds
+ROUND_S = 0.05
+WALL_REPEATS = 3
+
+
+class Contender(Protocol):
+    """`peer` is the kind, `variant` how it was set up, `prepare_s` what compiling or capturing took."""
+
+    peer: str
+    variant: str
+    prepare_s: float
+    facts: dict[str, Any]
+
+    def outputs(self) -> list[np.ndarray]:
+        """Results of one run."""
+        ...
+
+    def device_times(self, repeats: int) -> list[float]:
+        """Seconds of runs on the device's clock."""
+        ...
+
+    def wall_times(self, repeats: int) -> list[float]:
+        """Seconds on the host from the call to the end of the work."""
+        ...
+
+    def close(self) -> None:
+        """Free what it holds."""
+        ...
+
+
+@dataclass
+class Timed:
+    """One contender's times, in seconds, over all rounds."""
+
+    contender: Contender
+    device: list[float] = field(default_factory=list)
+    wall: list[float] = field(default_factory=list)
+
+    def spread(self) -> Spread:
+        """Median and spread of the device times."""
+        return Spread.of(self.device)
+
+
+def interleaved(
+    contenders: Sequence[Contender], rounds: int, most: int, between: Callable[[], None] = lambda: None
+) -> list[Timed]:
+    """Times of all contenders, one after the other in every round, so that drifts meet all of them.
+
+    Per round and contender at most `most` runs, at least 3, within about 50 ms. `between` is called before
+    each round (it may raise to end the comparison).
+    """
+    timed = [Timed(c) for c in contenders]
+    counts = [repeats_within(ROUND_S, min(c.device_times(2)), least=3, most=most) for c in contenders]
+    for _ in range(rounds):
+        between()
+        for row, count in zip(timed, counts, strict=True):
+            row.device += row.contender.device_times(count)
+            row.wall += row.contender.wall_times(WALL_REPEATS)
+    return timed

@@ -1,0 +1,88 @@
+"""Tilewright as a contender: a compiled network, replayed on the clock that the peers are timed with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import tilewright as tw
+from tilewright.executable import Executable
+from tilewright.ir import Module, UnsupportedError
+from tilewright.runtime.cuda_plan import CudaPlan
+
+if TYPE_CHECKING:
+    from tilewright.tools.bench.torch_clock import TorchClock
+
+
+class Ours:
+    """A compiled network with its inputs on the device. Without a clock the runtime's own times count."""
+
+    peer = "tilewright"
+
+    def __init__(
+        self,
+        module: Module,
+        inputs: Sequence[np.ndarray],
+        options: Mapping[str, Any],
+        clock: TorchClock | None,
+        variant: str = "",
+    ) -> None:
+        begin = time.perf_counter()
+        exe = tw.compile(module, progress=False, **options)
+        if not isinstance(exe, Executable):
+            raise UnsupportedError("the reference target has no kernels to time; name another --target")
+        self.variant, self.exe, self.clock = variant, exe, clock
+        self.inputs = list(inputs)
+        try:
+            self._loaded = exe.load()
+            self.prepare_s = time.perf_counter() - begin
+            self.facts = _facts(exe)
+        except BaseException:
+            exe.close()
+            raise
+
+    def outputs(self) -> list[np.ndarray]:
+        """Results of one run from host arrays; leaves the inputs on the device."""
+        return self.exe(*self.inputs)
+
+    def _replay(self) -> None:
+        assert isinstance(self._loaded, CudaPlan)
+        assert self.clock is not None
+        self._loaded.replay(self.clock.stream_handle)
+
+    @property
+    def _on_clock(self) -> bool:
+        return self.clock is not None and isinstance(self._loaded, CudaPlan)
+
+    def device_times(self, repeats: int) -> list[float]:
+        """Seconds of one replay each, by events around it."""
+        if self._on_clock and self.clock is not None:
+            return self.clock.device_times(self._replay, repeats, ahead=True)
+        return self.exe.time(*self.inputs, repeats=repeats)
+
+    def wall_times(self, repeats: int) -> list[float]:
+        """Seconds on the host of one replay and the wait for it; without a clock, of a call with copies."""
+        if self._on_clock and self.clock is not None:
+            return self.clock.wall_times(self._replay, repeats)
+        seconds = []
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            self.exe(*self.inputs)
+            seconds.append(time.perf_counter() - begin)
+        return seconds
+
+    def close(self) -> None:
+        """Give the device back."""
+        self.exe.close()
+
+
+def _facts(exe: Executable) -> dict[str, Any]:
+    """Launches, memory, spills and tuning of a compilation, as plain data."""
+    report = exe.report()
+    known = ("launches", "kernels_compiled", "arena_bytes", "constant_bytes", "tuning", "libraries")
+    facts = {name: report[name] for name in known if name in report}
+    spilled = sum(k.resources.spill_bytes for k in exe.plan.kernels if k.resources)
+    return {**facts, "streams": report.get("streams"), "spill_bytes": spilled}

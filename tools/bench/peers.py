@@ -1,0 +1,98 @@
+"""The peers of one row: set up one after the other, each failure kept as a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from tilewright.ir import InputError, Module, TilewrightError
+from tilewright.tools.bench.rows import one_line
+from tilewright.tools.bench.torch_clock import TorchClock
+from tilewright.tools.bench.torch_contenders import (
+    PEERS,
+    TorchContender,
+    formats_of,
+    torch_contender,
+    torch_flags,
+    torch_network,
+)
+
+
+def check_peers(names: Sequence[str]) -> tuple[str, ...]:
+    """The peers named, none for `none`; raises InputError for unknown names."""
+    if list(names) == ["none"]:
+        return ()
+    for name in names:
+        if name not in PEERS:
+            raise InputError(
+                f"expected peers among {', '.join(PEERS)}, or none alone, got '{name}'", where="--peers"
+            )
+    return tuple(dict.fromkeys(names))
+
+
+def gpu_torch() -> Any:
+    """PyTorch, where it is installed and sees an NVIDIA GPU, else None."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch if torch.cuda.is_available() else None
+
+
+class Peers:
+    """A context with PyTorch's flags set for one precision. `clock` is None where PyTorch has no GPU."""
+
+    def __init__(
+        self, names: Sequence[str], precision: str, *, cold: bool, limit_s: float, left_s: Callable[[], float]
+    ) -> None:
+        self._names, self._precision, self._limit_s, self._left_s = names, precision, limit_s, left_s
+        self._torch = gpu_torch()
+        self.clock = TorchClock(self._torch, cold=cold) if self._torch else None
+        self.failures: list[dict[str, str]] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        if self._torch:
+            self._stack.enter_context(torch_flags(self._torch, self._precision))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+        if self._torch:
+            self._torch._dynamo.reset()
+            self._torch.cuda.empty_cache()
+
+    def contenders(self, module: Module, inputs: Sequence[np.ndarray]) -> list[TorchContender]:
+        """Every peer in every memory format that could be set up; the others are in `failures`."""
+        made: list[TorchContender] = []
+        for variant in formats_of(module):
+            for peer in self._names:
+                try:
+                    made.append(self._set_up(peer, variant, module, inputs))
+                except TilewrightError as e:
+                    self._failed(peer, variant, e)
+                except Exception as e:  # noqa: BLE001 - whatever PyTorch raises is told in the row
+                    self._failed(peer, variant, e)
+                    self._torch._dynamo.reset()
+                    self._torch.cuda.empty_cache()
+        return made
+
+    def _set_up(
+        self, peer: str, variant: str, module: Module, inputs: Sequence[np.ndarray]
+    ) -> TorchContender:
+        if self.clock is None:
+            raise InputError("PyTorch is not installed, or sees no NVIDIA GPU")
+        limit = min(self._limit_s, self._left_s())
+        if limit <= 0:
+            raise InputError("the time of the whole run was over")
+        network = torch_network(self._torch, module, inputs, self._precision, variant)
+        return torch_contender(peer, network, self.clock, limit)
+
+    def _failed(self, peer: str, variant: str, error: Exception) -> None:
+        self.failures.append({"peer": peer, "variant": variant, "reason": one_line(error)})

@@ -1,0 +1,109 @@
+"""Rows of the benchmark as plain data: times in milliseconds, errors, the better peer and the ratio to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from tilewright.tools.bench.contender import Contender, Timed
+from tilewright.tools.bench.statistics import Spread, geometric_mean
+
+Row = dict[str, Any]
+
+
+def one_line(error: BaseException) -> str:
+    """An error's kind and the first line of what it says."""
+    text = " ".join(str(error).split())
+    return (
+        text[:300]
+        if type(error).__module__.startswith("tilewright")
+        else f"{type(error).__name__}: {text[:300]}"
+    )
+
+
+def contender_row(contender: Contender, check: Mapping[str, float], timed: Timed | None) -> Row:
+    """One contender: what it is, how wrong it is, and its times where it was timed."""
+    row: Row = {
+        "peer": contender.peer,
+        "variant": contender.variant,
+        **check,
+        "prepare_s": round(contender.prepare_s, 3),
+        **contender.facts,
+    }
+    if timed is None:
+        return row | {"reason": "the result is wrong"}
+    return row | milliseconds(timed.spread()) | {"wall_ms": _ms(Spread.of(timed.wall).median_s)}
+
+
+def milliseconds(spread: Spread) -> Row:
+    """A spread in milliseconds."""
+    return {
+        "median_ms": _ms(spread.median_s),
+        "p10_ms": _ms(spread.p10_s),
+        "p90_ms": _ms(spread.p90_s),
+        "runs": spread.count,
+    }
+
+
+def _ms(seconds: float) -> float:
+    return float(f"{1e3 * seconds:.5g}")
+
+
+def better_peer(rows: Sequence[Row]) -> Row | None:
+    """The fastest of the peers that were timed, all of their variants counted."""
+    timed = [r for r in rows if "median_ms" in r]
+    return min(timed, key=lambda r: float(r["median_ms"]), default=None)
+
+
+def fastest_by_peer(rows: Sequence[Row]) -> dict[str, Row]:
+    """Per peer its fastest variant that was timed."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        best = better_peer([r for r in (found.get(row["peer"]), row) if r])
+        if best is not None:
+            found[row["peer"]] = best
+    return found
+
+
+def judged(ours: Sequence[Row], peers: Sequence[Row]) -> Row:
+    """Medians of the better peer and of every peer over that of our first variant: above 1 we are faster."""
+    own = ours[0].get("median_ms")
+    best = better_peer(peers)
+    out: Row = {"best_peer": None, "ratio": None, "ratios": {}}
+    if best is not None:
+        out["best_peer"] = f"{best['peer']} {best['variant']}".strip()
+    if own and best is not None:
+        out["ratio"] = round(best["median_ms"] / own, 4)
+        out["ratios"] = {p: round(r["median_ms"] / own, 4) for p, r in fastest_by_peer(peers).items()}
+    return out
+
+
+def summary(rows: Iterable[Row]) -> list[Row]:
+    """Per batch and precision: geometric mean and least of the ratios to the better peer, means by peer."""
+
+    def key(row: Row) -> tuple[int, str]:
+        return row["batch"], row["precision"]
+
+    out = []
+    for (batch, precision), group in groupby(sorted(rows, key=key), key=key):
+        all_rows = list(group)
+        members = [r for r in all_rows if r.get("ratio") is not None]
+        if not members:
+            continue
+        names = dict.fromkeys(p for r in members for p in r["ratios"])
+        out.append(
+            {
+                "batch": batch,
+                "precision": precision,
+                "networks": len(members),
+                "without_ratio": len(all_rows) - len(members),
+                "geometric_mean": geometric_mean(r["ratio"] for r in members),
+                "least": min(r["ratio"] for r in members),
+                "least_network": min(members, key=lambda r: r["ratio"])["network"],
+                "by_peer": {
+                    p: geometric_mean(r["ratios"][p] for r in members if p in r["ratios"]) for p in names
+                },
+            }
+        )
+    return out

@@ -1,0 +1,72 @@
+"""The benchmark as text: one line per row while it runs, and Markdown tables for documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.tools.bench.rows import Row, fastest_by_peer
+
+
+def row_text(row: Row) -> str:
+    """One line about a row: median with spread, the peers, the ratio to the better one, or the reason."""
+    head = f"{row['network']:<20} batch {row['batch']:<4} {row['precision']:<5}"
+    if row["status"] == "failed":
+        return f"{head} failed: {row['reason']}"
+    parts = [head]
+    for ours in row["ours"]:
+        parts.append(f"{ours['variant'] or 'tilewright'} {_spread(ours)}")
+    parts += [f"{name} {_number(r['median_ms'])}" for name, r in fastest_by_peer(row["peers"]).items()]
+    parts += [f"{r['peer']} {r['variant']}: {r['reason'][:60]}" for r in row["peers"] if "reason" in r]
+    if row["ratio"] is not None:
+        parts.append(f"{row['ratio']:.2f}x of {row['best_peer']}")
+    if row["status"] == "wrong":
+        parts.append(f"WRONG: {row['reason']}")
+    return " | ".join(parts)
+
+
+def network_table(rows: Sequence[Row]) -> str:
+    """A Markdown table of rows: milliseconds by contender, and the ratio to the better peer."""
+    peers = list(dict.fromkeys(name for r in rows for name in fastest_by_peer(r.get("peers", ()))))
+    head = ["network", "batch", "precision", "Tilewright", *peers, "ratio to the better"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for row in rows:
+        cells = [row["network"], str(row["batch"]), row["precision"]]
+        if row["status"] == "failed":
+            cells += [row["reason"], *[""] * (len(peers) + 1)]
+        else:
+            found = fastest_by_peer(row["peers"])
+            cells.append(_number(row["ours"][0].get("median_ms")))
+            cells += [_number(found[p]["median_ms"]) if p in found else "-" for p in peers]
+            cells.append("-" if row["ratio"] is None else f"{row['ratio']:.2f}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def summary_table(summary: Sequence[Row]) -> str:
+    """A Markdown table: per batch and precision the geometric mean, the least ratio, and means by peer."""
+    peers = list(dict.fromkeys(p for s in summary for p in s["by_peer"]))
+    head = [
+        "batch",
+        "precision",
+        "networks",
+        "ratio to the better peer",
+        "least",
+        *(f"over {p}" for p in peers),
+    ]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for s in summary:
+        cells = [str(s["batch"]), s["precision"], str(s["networks"]), f"{s['geometric_mean']:.2f}"]
+        cells.append(f"{s['least']:.2f} ({s['least_network']})")
+        cells += [f"{s['by_peer'][p]:.2f}" if s["by_peer"].get(p) else "-" for p in peers]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _spread(row: Row) -> str:
+    if "median_ms" not in row:
+        return f"wrong (error {row['relative_error']:.2g})"
+    return f"{_number(row['median_ms'])} ms [{_number(row['p10_ms'])}, {_number(row['p90_ms'])}]"
+
+
+def _number(ms: float | None) -> str:
+    return "-" if ms is None else f"{ms:.4f}" if ms < 1 else f"{ms:.3f}" if ms < 10 else f"{ms:.2f}"

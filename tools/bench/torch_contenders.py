@@ -1,0 +1,142 @@
+"""PyTorch as a contender: eager, in a CUDA graph and compiled, in both memory formats."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir import Module
+from tilewright.tools.bench.deadline import deadline
+from tilewright.tools.bench.torch_clock import TorchClock
+from tilewright.tools.torch_module import torch_module
+
+#: peers by name, and the mode that torch.compile is called with, where it is
+PEERS: dict[str, str | None] = {
+    "torch-eager": None,
+    "torch-graph": None,
+    "torch-compile": "reduce-overhead",
+    "torch-max-autotune": "max-autotune",
+}
+DTYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+FORMATS = ("contiguous", "channels_last")
+WARM_UP = 3
+
+
+@contextmanager
+def torch_flags(torch: Any, precision: str) -> Iterator[None]:
+    """PyTorch's flags for a precision: TF32 only where it was asked for, cuDNN times its algorithms."""
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = (cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
+    cuda.allow_tf32 = cudnn.allow_tf32 = precision == "tf32"
+    cudnn.benchmark = True
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
+
+
+@dataclass
+class TorchNetwork:
+    """A network's weights and inputs on the GPU, in one memory format."""
+
+    module: Any
+    inputs: list[Any]
+    memory_format: str
+
+
+def torch_network(
+    torch: Any, module: Module, inputs: Sequence[np.ndarray], precision: str, memory_format: str
+) -> TorchNetwork:
+    """The network and its inputs on the GPU, floats in what the precision stores."""
+    dtype = getattr(torch, DTYPES[precision])
+    kind = getattr(torch, f"{memory_format}_format" if memory_format == "contiguous" else memory_format)
+    net = torch_module(module, dtype=DTYPES[precision]).to("cuda")
+    tensors = []
+    for array in inputs:
+        tensor = torch.from_numpy(array).to("cuda")
+        tensors.append(tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    if memory_format == "channels_last":
+        net = net.to(memory_format=kind)
+        tensors = [t.to(memory_format=kind) if t.dim() == 4 else t for t in tensors]
+    return TorchNetwork(net, tensors, memory_format)
+
+
+def formats_of(module: Module) -> tuple[str, ...]:
+    """Both memory formats for a network with convolutions, else the only one."""
+    convolutions = any(op.name == "graph.conv2d" for op in module.main.body.ops)
+    return FORMATS if convolutions else FORMATS[:1]
+
+
+class TorchContender:
+    """One way PyTorch runs a network; made by `torch_contender`."""
+
+    def __init__(
+        self, peer: str, network: TorchNetwork, clock: TorchClock, run: Callable[[], Any], prepare_s: float
+    ) -> None:
+        self.peer, self.variant, self.prepare_s = peer, network.memory_format, prepare_s
+        self.facts: dict[str, Any] = {}
+        self._clock, self._run = clock, run
+
+    def outputs(self) -> list[np.ndarray]:
+        """Results of one run, as float32 where they are floats."""
+        torch, stream = self._clock.torch, self._clock.stream
+        with torch.cuda.stream(stream):
+            made = [t.float() if t.is_floating_point() else t.clone() for t in self._run()]
+            stream.synchronize()
+            return [t.cpu().numpy() for t in made]
+
+    def device_times(self, repeats: int) -> list[float]:
+        """Seconds between events; only eager calls are timed at the pace of the host."""
+        return self._clock.device_times(self._run, repeats, ahead=self.peer != "torch-eager")
+
+    def wall_times(self, repeats: int) -> list[float]:
+        """Seconds on the host of one call and the wait for it."""
+        return self._clock.wall_times(self._run, repeats)
+
+    def close(self) -> None:
+        """Drop weights, inputs and graphs."""
+        self._run = list
+
+
+def torch_contender(peer: str, network: TorchNetwork, clock: TorchClock, limit_s: float) -> TorchContender:
+    """Warm up, compile or capture within `limit_s`; raises what PyTorch raises, WorkError at the limit."""
+    torch = clock.torch
+    begin = time.perf_counter()
+    with torch.cuda.stream(clock.stream), deadline(limit_s, f"preparing {peer}"):
+        run = _prepared(torch, peer, network)
+        clock.stream.synchronize()
+    return TorchContender(peer, network, clock, run, time.perf_counter() - begin)
+
+
+def _prepared(torch: Any, peer: str, network: TorchNetwork) -> Callable[[], Any]:
+    module, inputs = network.module, network.inputs
+    mode = PEERS[peer]
+    if mode is not None:
+        import torch._inductor.config
+
+        torch._inductor.config.freezing = True
+        torch._dynamo.reset()
+        module = torch.compile(module, mode=mode, dynamic=False)
+
+    def eager() -> Any:
+        return module(*inputs)
+
+    for _ in range(WARM_UP + (mode is not None)):
+        eager()
+    if peer != "torch-graph":
+        return eager
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = eager()
+
+    def replay() -> Any:
+        graph.replay()
+        return results
+
+    return replay
