@@ -9,9 +9,11 @@ from tilewright.codegen import (  # noqa: F401  (importing registers the emitter
     emit_control,
     emit_indexed,
     emit_launch,
+    emit_matrix,
     emit_memory,
     emit_scalar,
     emit_warp,
+    prelude_matrix,
     prelude_scalar,
     prelude_warp,
 )
@@ -23,6 +25,7 @@ from tilewright.codegen.emit_launch import early_params, late_params
 from tilewright.codegen.emit_memory import array_extents
 from tilewright.codegen.emitters import emitter_of
 from tilewright.codegen.kernel_source import KernelParam, KernelSource
+from tilewright.codegen.shared_layout import SHARED_ALIGNMENT, shared_layout
 from tilewright.codegen.stamps import Stamps
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Level, Value, walk
@@ -30,7 +33,6 @@ from tilewright.ir.thread_launch_ops import waits_for_launches
 from tilewright.ir.types import TensorType
 
 STATIC_SHARED_BYTES = 48 * 1024
-SHARED_ALIGNMENT = 16
 
 
 def emit_cuda(func: Func, *, stamps: bool = False) -> KernelSource:
@@ -124,33 +126,31 @@ def _pointers(e: Emission, params: Sequence[KernelParam]) -> list[str]:
 
 def _declare_shared(e: Emission) -> tuple[int, int]:
     """Declare all shared buffers of the kernel; bytes that are static and dynamic."""
-    values = [
-        op.result
-        for op in walk(e.func.body)
-        if op.name == "thread.alloc" and op.result.tensor.space == "shared"
-    ]
-    offsets, total = [], 0
-    for v in values:
-        offsets.append(total)
-        total += -(-max(1, v.tensor.nbytes) // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
-    dynamic = not e.dialect.native_vectors and total > STATIC_SHARED_BYTES
+    layout = shared_layout(e.func)
+    native = e.dialect.native_vectors
+    dynamic = not native and layout.nbytes > STATIC_SHARED_BYTES
+    in_one = dynamic or (not native and layout.overlaps)
     if dynamic:
         e.line(f"{e.need('dynamic_shared').upper()}(tw_shared);")
-    for v, offset in zip(values, offsets, strict=True):
+    elif in_one:
+        e.line(f"__shared__ __align__({SHARED_ALIGNMENT}) unsigned char tw_shared[{layout.nbytes}];")
+    for v, offset in layout.offsets.items():
         t = v.tensor
         name = e.name(v.hint or "shared")
         kind, extents = e.dialect.mem_type(t.dtype), array_extents(t.shape)
-        if dynamic:
+        if in_one:
             inner = extents[extents.index("]") + 1 :]
             pointer = f"(*{name}){inner}" if inner else f"*{name}"
             cast = f"{kind} (*){inner}" if inner else f"{kind}*"
             e.line(f"{kind} {pointer} = ({cast})(tw_shared + {offset});")
-        elif e.dialect.native_vectors:
+        elif native:
             e.line(f"__local {kind} {name}{extents} __attribute__((aligned(64)));")
         else:
             e.line(f"__shared__ __align__({SHARED_ALIGNMENT}) {kind} {name}{extents};")
         e.buffers[v] = BufferRef(name, t, flat=False)
-    return (0, total) if dynamic else (total, 0)
+    if native:
+        return sum(-(-max(1, v.tensor.nbytes) // 16) * 16 for v in layout.offsets), 0
+    return (0, layout.nbytes) if dynamic else (layout.nbytes, 0)
 
 
 #: symbols every thread has, in the order of their definitions; those of a lane build on `tid` and `lane`

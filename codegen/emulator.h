@@ -138,12 +138,28 @@ static inline void tw_ldmatrix_x4(unsigned int* r, const void* row) { tw_ldmatri
 static inline void tw_ldmatrix_x2_trans(unsigned int* r, const void* row) { tw_ldmatrix<2, true>(r, row); }
 static inline void tw_ldmatrix_x4_trans(unsigned int* r, const void* row) { tw_ldmatrix<4, true>(r, row); }
 
+static inline float tw_round_tf32(float);
+template <int count, bool rounds>
+static inline void tw_ldmatrix_f32(float* r, const void* row) {
+    unsigned int w[count];
+    tw_ldmatrix<count, false>(w, row);
+    for (int i = 0; i < count; ++i) r[i] = rounds ? tw_round_tf32(__uint_as_float(w[i])) : __uint_as_float(w[i]);
+}
+static inline void tw_ldmatrix_x2_f32(float* r, const void* row) { tw_ldmatrix_f32<2, false>(r, row); }
+static inline void tw_ldmatrix_x4_f32(float* r, const void* row) { tw_ldmatrix_f32<4, false>(r, row); }
+static inline void tw_ldmatrix_x2_f32_tf32(float* r, const void* row) { tw_ldmatrix_f32<2, true>(r, row); }
+static inline void tw_ldmatrix_x4_f32_tf32(float* r, const void* row) { tw_ldmatrix_f32<4, true>(r, row); }
+
 struct TwProduct { float* c; const unsigned int *a, *b; };
 
 static inline float tw_half(unsigned int bits) { return tw_f32_from_f16((unsigned short)bits); }
 static inline float tw_brain(unsigned int bits) { return __uint_as_float(bits << 16); }
 // tf32 keeps 10 bits of the mantissa; ties go away from zero, as cvt.rna does.
 static inline float tw_tf32(unsigned int bits) { return __uint_as_float((bits + 0x1000u) & ~0x1fffu); }
+
+static inline float tw_round_tf32(float x) { return tw_tf32(__float_as_uint(x)); }
+// The hardware takes the upper 19 bits of a factor as they are.
+static inline float tw_cut_tf32(unsigned int bits) { return __uint_as_float(bits & ~0x1fffu); }
 
 // Per register of a lane `per` elements along k; k has two halves of 4 * per elements.
 template <int per, float (*value)(unsigned int)>
@@ -177,6 +193,10 @@ static inline void tw_mma_bf16(float* c, const unsigned int* a, const unsigned i
 static inline void tw_mma_tf32(float* c, const float* a, const float* b) {
     TwProduct own = {c, (const unsigned int*)a, (const unsigned int*)b};
     tw_together(-1, tw_mma_together<1, tw_tf32>, &own);
+}
+static inline void tw_mma_tf32_rounded(float* c, const float* a, const float* b) {
+    TwProduct own = {c, (const unsigned int*)a, (const unsigned int*)b};
+    tw_together(-1, tw_mma_together<1, tw_cut_tf32>, &own);
 }
 
 // -- asynchronous copies, atomics ---------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from tilewright.ir import (  # noqa: F401  (importing defines the ops)
     tensor_ops,
     thread_indexed_ops,
     thread_launch_ops,
+    thread_matrix_ops,
     thread_ops,
 )
 from tilewright.ir.builder import Builder, scalar_body, structured

@@ -9,6 +9,7 @@ from tilewright.passes import PassContext, register_pass
 from tilewright.passes.lower.skeletons.chain import lower_chain
 from tilewright.passes.lower.skeletons.contract import lower_contract
 from tilewright.passes.lower.skeletons.maps import lower_map
+from tilewright.passes.lower.skeletons.matrix import lower_matrix
 from tilewright.passes.lower.skeletons.ordered import lower_scan, lower_scatter
 from tilewright.passes.lower.skeletons.recurrence import lower_recur
 from tilewright.passes.lower.skeletons.rows import lower_rows
@@ -18,6 +19,7 @@ SKELETONS: dict[str, Callable[[Func], Func]] = {
     "chain": lower_chain,
     "contract": lower_contract,
     "map": lower_map,
+    "matrix": lower_matrix,
     "recur": lower_recur,
     "rows": lower_rows,
     "scan": lower_scan,

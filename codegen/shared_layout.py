@@ -1,0 +1,69 @@
+"""Where the shared buffers of a kernel lie: those that a barrier separates in time share bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewright.ir.nodes import Func, Op, Value, walk
+
+SHARED_ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class SharedLayout:
+    """Byte offset of every shared buffer, and how many bytes there are."""
+
+    offsets: dict[Value, int]
+    nbytes: int
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether some bytes belong to two buffers."""
+        return sum(map(_padded, self.offsets)) > self.nbytes
+
+
+def shared_layout(func: Func) -> SharedLayout:
+    """Buffers in the order of their allocation, each at the lowest offset that those alive with it leave.
+
+    A buffer lives from the first to the last op at the top of the kernel that names it; another one may follow
+    it on the same bytes where a barrier at the top stands between the two.
+    """
+    lives = _lives(func)
+    barriers = [i for i, op in enumerate(func.body.ops) if op.name == "thread.barrier"]
+    offsets: dict[Value, int] = {}
+    for v, life in lives.items():
+        taken = sorted(
+            (offsets[u], offsets[u] + _padded(u)) for u in offsets if not _apart(lives[u], life, barriers)
+        )
+        at = 0
+        for start, end in taken:
+            if start - at >= _padded(v):
+                break
+            at = max(at, end)
+        offsets[v] = at
+    return SharedLayout(offsets, max((at + _padded(v) for v, at in offsets.items()), default=0))
+
+
+def _padded(v: Value) -> int:
+    return -(-max(1, v.tensor.nbytes) // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
+
+
+def _lives(func: Func) -> dict[Value, tuple[int, int]]:
+    """First and last op at the top that names each shared buffer, allocations aside."""
+    buffers = [o.result for o in walk(func.body) if _allocates(o)]
+    lives: dict[Value, tuple[int, int]] = {}
+    for i, op in enumerate(func.body.ops):
+        inside = [op, *walk(op.body)] if op.body is not None else [op]
+        for v in (v for o in inside for v in o.operands):
+            lives[v] = (lives.get(v, (i, i))[0], i)
+    return {v: lives.get(v, (0, len(func.body.ops))) for v in buffers}
+
+
+def _allocates(op: Op) -> bool:
+    return op.name == "thread.alloc" and op.result.tensor.space == "shared"
+
+
+def _apart(a: tuple[int, int], b: tuple[int, int], barriers: Sequence[int]) -> bool:
+    first, second = sorted((a, b))
+    return any(first[1] < at < second[0] for at in barriers)

@@ -1,0 +1,136 @@
+"""Thread-level ops on matrix fragments: tiles in the registers of the 32 threads of a warp together.
+
+The last two dimensions of a `frag` buffer are one tile; those before number tiles, and an access names its tile
+by `item` (all of its threads take part in every op here).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.ir.errors import InputError
+from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.types import TensorType, Type
+
+_READ_WRITE = frozenset({"read", "write", "warp"})
+_ITEM = AttrDef("exprs", (), "index of the tile among the dimensions before the last two")
+#: how a value is brought to a narrower format as it is loaded into a fragment
+ROUNDINGS = ("", "tf32")
+
+
+def _fragment(t: Type, item: Sequence[object], what: str) -> TensorType:
+    if not isinstance(t, TensorType) or t.space != "frag":
+        raise InputError(f"{what}: expected a buffer in frag, got {t}")
+    if t.rank < 2 or len(item) != t.rank - 2:
+        raise InputError(
+            f"{what}: expected {max(0, t.rank - 2)} index expressions of a tile, got {len(item)}"
+        )
+    return t
+
+
+def _infer_mma(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    a, b, c = (
+        _fragment(t, attrs[f"{role}_item"], "thread.mma").shape[-2:]
+        for t, role in zip(types, "abc", strict=True)
+    )
+    m, n, k = attrs["shape"]
+    if (a, b, c) != ((m, k), (k, n), (m, n)):
+        raise InputError(
+            f"thread.mma: expected fragments [{m}, {k}], [{k}, {n}] and [{m}, {n}], "
+            f"got {types[0]}, {types[1]}, {types[2]}"
+        )
+    return []
+
+
+define(
+    OpDef(
+        "thread.mma",
+        ("a", "b", "c"),
+        "c += a @ b on matrix fragments of one warp; shape = [m, n, k] of the hardware instruction. "
+        "`rounded`: f32 factors are TF32 numbers already, else they are rounded here.",
+        attrs={
+            "shape": AttrDef("ints"),
+            "engine": AttrDef("str", "mma"),
+            "a_item": _ITEM,
+            "b_item": _ITEM,
+            "c_item": _ITEM,
+            "rounded": AttrDef("bool", False),
+        },
+        results=0,
+        infer=_infer_mma,
+        effects=_READ_WRITE,
+    )
+)
+
+
+def _infer_fragment(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    frag = _fragment(types[0], attrs["item"], "fragment")
+    memory = types[1]
+    if not isinstance(memory, TensorType) or memory.space not in ("shared", "global"):
+        raise InputError(f"fragment memory: expected a buffer in shared or global, got {memory}")
+    if len(attrs["at"]) != memory.rank:
+        raise InputError(f"fragment memory: expected {memory.rank} index expressions, got {len(attrs['at'])}")
+    if memory.dtype != frag.dtype:
+        raise InputError(f"expected a {frag.dtype} buffer, got {memory}")
+    if attrs.get("rounding", "") not in ROUNDINGS or (attrs.get("rounding") and frag.dtype != "f32"):
+        raise InputError(f"expected no rounding, or 'tf32' of f32, got {attrs['rounding']!r} of {frag}")
+    if attrs.get("count", 1) not in (1, 2):
+        raise InputError(f"expected one or two tiles, got {attrs['count']}")
+    return []
+
+
+define(
+    OpDef(
+        "thread.load_fragment",
+        ("fragment", "buffer"),
+        "Fill a fragment (`role` a, b or c) from the matrix at `at` of the last two dimensions; `transposed` "
+        "reads it transposed. count = 2 also fills the next tile from the next columns of the matrix.",
+        attrs={
+            "at": AttrDef("exprs"),
+            "role": AttrDef("str"),
+            "transposed": AttrDef("bool", False),
+            "item": _ITEM,
+            "count": AttrDef("int", 1),
+            "rounding": AttrDef("str", ""),
+        },
+        results=0,
+        infer=_infer_fragment,
+        effects=_READ_WRITE,
+    )
+)
+define(
+    OpDef(
+        "thread.store_fragment",
+        ("fragment", "buffer"),
+        "Write an accumulator fragment to the matrix at `at` of the last two dimensions (its transpose where "
+        "`transposed`), inside the mask per row and column of the fragment.",
+        attrs={
+            "at": AttrDef("exprs"),
+            "mask": AttrDef("mask", (), "conjunction of [expr, low, high]"),
+            "transposed": AttrDef("bool", False),
+            "item": _ITEM,
+        },
+        results=0,
+        infer=_infer_fragment,
+        effects=_READ_WRITE,
+    )
+)
+
+
+def _infer_fill(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    if not isinstance(types[0], TensorType) or types[0].space != "frag":
+        raise InputError(f"thread.fill_fragment: expected a buffer in frag, got {types[0]}")
+    return []
+
+
+define(
+    OpDef(
+        "thread.fill_fragment",
+        ("fragment",),
+        "Set every element of all tiles of a fragment buffer.",
+        attrs={"value": AttrDef("number", 0.0)},
+        results=0,
+        infer=_infer_fill,
+        effects=frozenset({"write", "warp"}),
+    )
+)

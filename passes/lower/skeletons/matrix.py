@@ -1,0 +1,238 @@
+"""Contractions on tensor cores: an implicit matrix product by warps, with a ring of asynchronous copies.
+
+A block computes a tile of rows (all row dimensions as one) by columns. Chunks of both factors travel to a ring
+of buffers in shared memory; the warps load fragments of the oldest chunk with ldmatrix and multiply them with
+mma.sync while later chunks are on their way. At the end the sums pass through shared memory once more, so that
+the epilogue reads and writes whole vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import gcd
+
+from tilewright.ir import Expr, Func, InputError, Sym, Value
+from tilewright.ir.expr import binary
+from tilewright.ir.tensor_ops import dims
+from tilewright.ir.types import itemsize
+from tilewright.passes.lower.skeletons.contract import anchor_of, store_results
+from tilewright.passes.lower.skeletons.matrix_plan import (
+    DEPTH_BYTES,
+    TILE_M,
+    TILE_N,
+    WARP,
+    MatrixPlan,
+    MatrixView,
+    matrix_view,
+)
+from tilewright.passes.lower.skeletons.matrix_stage import Staged, chunk_count
+from tilewright.passes.lower.skeletons.tiling import MAX_GRID_YZ
+from tilewright.passes.lower.skeletons.writer import Mask, Points, Writer
+
+#: elements of one vector of the epilogue
+EPILOGUE_LANES = 4
+#: words added to the rows of the tile of sums, by whether fragments are stored transposed: no bank conflicts
+SUM_PADS = {False: 8, True: 4}
+#: steps of the epilogue that are unrolled together
+EPILOGUE_UNROLL = 4
+
+
+def lower_matrix(kernel: Func) -> Func:
+    """The thread-level function of a kernel around one tensor.contract, on tensor cores.
+
+    rewrite:  tensor.contract + epilogue maps   -->   copies in flight, fragments, mma, tile of sums, epilogue
+    """
+    op = anchor_of(kernel, "tensor.contract")
+    view = matrix_view(op)
+    if view is None:
+        raise InputError("expected a product of f16, bf16 or TF32 factors", where=f"@{kernel.name}")
+    return _Matrix(kernel, view, MatrixPlan.of(kernel, view)).lower()
+
+
+class _Matrix:
+    def __init__(self, kernel: Func, view: MatrixView, plan: MatrixPlan) -> None:
+        self.view, self.plan, self.op = view, plan, view.op
+        self.m, self.n = view.size(view.rows), view.size(view.columns)
+        self.blocks_m, self.blocks_n = -(-self.m // plan.m), -(-self.n // plan.n)
+        batch, tiles = view.size(view.batch), self.blocks_m * self.blocks_n
+        self.on_z = batch <= MAX_GRID_YZ
+        grid = (tiles, 1, batch) if self.on_z else (tiles * batch, 1, 1)
+        self.w = Writer(kernel, plan.threads, grid)
+        self.depth = DEPTH_BYTES // itemsize(view.dtype)
+        self.chunks = chunk_count(view, plan)
+        self.slots = min(plan.stages, self.chunks)
+        #: chunks fetched before the first one is multiplied
+        self.ahead = self.slots if self.chunks <= plan.stages else self.slots - 1
+
+    def lower(self) -> Func:
+        w, plan = self.w, self.plan
+        with w.b.at(self.op.loc):
+            block_m, block_n, batch = self._block()
+            self.origin_m = w.simple(binary("*", block_m, plan.m))
+            self.origin_n = w.simple(binary("*", block_n, plan.n))
+            self.batch = batch
+            warp = binary("//", Sym("tid"), WARP)
+            self.warp_m = w.simple(binary("*", binary("%", warp, plan.warps_m), plan.warp_m))
+            self.warp_n = w.simple(binary("*", binary("//", warp, plan.warps_m), plan.warp_n))
+            factors = [
+                Staged(w, self.view, plan, i, origin, batch, self.slots)
+                for i, origin in enumerate((self.origin_m, self.origin_n))
+            ]
+            acc = w.alloc(
+                (plan.warp_m // TILE_M, plan.warp_n // TILE_N, TILE_M, TILE_N), "f32", "frag", "sums"
+            )
+            w.b.do("thread.fill_fragment", acc, value=float(self.op["init"][0]))  # type: ignore[index, arg-type]
+            self._reduce(factors, acc)
+            tile, transposed = self._spill(acc)
+        self._epilogue(tile, transposed)
+        return w.finish()
+
+    def _block(self) -> tuple[Expr, Expr, Mapping[str, Expr]]:
+        """Tile of the block along m and n, and its index in each batch dimension."""
+        w, tiles = self.w, self.blocks_m * self.blocks_n
+        x: Expr = Sym("bid.x")
+        number: Expr = Sym("bid.z") if self.on_z else binary("//", x, tiles)
+        place = x if self.on_z else binary("%", x, tiles)
+        group = gcd(self.plan.raster, self.blocks_m)
+        inside = binary("%", place, group * self.blocks_n)
+        block_m = binary(
+            "+", binary("*", binary("//", place, group * self.blocks_n), group), binary("%", inside, group)
+        )
+        block_n = binary("//", inside, group)
+        names, sizes = self.view.batch, self.view.sizes
+        batch = dict(zip(names, w.unravel(number, [sizes[d] for d in names]), strict=True))
+        return w.simple(block_m), w.simple(block_n), batch
+
+    # -- reduction -------------------------------------------------------------------------------------------
+    def _reduce(self, factors: list[Staged], acc: Value) -> None:
+        w = self.w
+        a, b = factors
+        for i in range(self.ahead):
+            b.fetch(i, i)
+        for i in range(self.ahead):
+            a.fetch(i, i)
+            w.b.do("thread.async_commit")
+        kind = self.view.dtype
+        steps = self.plan.k // self.depth
+        buffers = min(2, steps)
+        held = [
+            w.alloc((buffers, acc.tensor.shape[0], TILE_M, self.depth), kind, "frag", "a"),
+            w.alloc((buffers, acc.tensor.shape[1], self.depth, TILE_N), kind, "frag", "b"),
+        ]
+        with w.loop("chunk", self.chunks) as chunk:
+            w.b.do("thread.async_wait", pending=self.ahead - 1)
+            w.b.do("thread.barrier")
+            slot = w.simple(binary("%", chunk, self.slots))
+            self._load(factors, held, slot, 0)
+            self._refill(factors, chunk)
+            if steps > 1:
+                with w.loop("step", steps - 1, unroll=1) as step:
+                    self._load(factors, held, slot, binary("+", step, 1))
+                    self._multiply(held, acc, step)
+            self._multiply(held, acc, steps - 1)
+
+    def _refill(self, factors: list[Staged], chunk: Expr) -> None:
+        """Start copying a later chunk to the slot that the last iteration has read."""
+        w = self.w
+        if self.ahead < self.chunks:
+            later = w.simple(binary("+", chunk, self.ahead))
+            with w.when(w.below(later, self.chunks)):
+                for f in factors:
+                    f.fetch(later, w.simple(binary("%", later, self.slots)))
+        if self.ahead < self.chunks or self.ahead > 1:
+            w.b.do("thread.async_commit")
+
+    def _load(self, factors: list[Staged], held: list[Value], slot: Expr, step: Expr) -> None:
+        """Fragments of both factors for one step along k."""
+        w = self.w
+        rounding = "tf32" if self.view.dtype == "f32" else ""
+        for f, frag, origin in zip(factors, held, (self.warp_m, self.warp_n), strict=True):
+            tiles = frag.tensor.shape[1]
+            width = TILE_N if f.operand else TILE_M
+            count = 2 if f.operand and tiles % 2 == 0 else 1
+            k = binary("*", step, self.depth)
+            with w.loop("i", tiles // count, unroll=1) as i:
+                outer = binary("+", origin, binary("*", i, width * count))
+                w.b.do(
+                    "thread.load_fragment", frag, f.tiles,
+                    at=tuple(w.simple(e) for e in f.place(slot, outer, k)),
+                    role="ab"[f.operand],
+                    transposed=f.by_channel == bool(f.operand),
+                    item=(self._buffer(frag, step), w.simple(binary("*", i, count))),
+                    count=count,
+                    rounding=rounding,
+                )  # fmt: skip
+
+    def _buffer(self, frag: Value, step: Expr) -> Expr:
+        return self.w.simple(binary("%", step, frag.tensor.shape[0]))
+
+    def _multiply(self, held: list[Value], acc: Value, step: Expr) -> None:
+        a, b = held
+        with self.w.loops("i", acc.tensor.shape[:2], unroll=1) as (i, j):
+            self.w.b.do(
+                "thread.mma", a, b, acc,
+                shape=(TILE_M, TILE_N, self.depth),
+                engine=self.plan.engine,
+                a_item=(self._buffer(a, step), i),
+                b_item=(self._buffer(b, step), j),
+                c_item=(i, j),
+                rounded=self.view.dtype == "f32",
+            )  # fmt: skip
+
+    # -- epilogue --------------------------------------------------------------------------------------------
+    def _last(self) -> str:
+        """The dimension along which results are neighbours in memory."""
+        par = dims(self.op, "par")
+        return next((d for d in reversed(par) if par[d] > 1), "")
+
+    def _spill(self, acc: Value) -> tuple[Value, bool]:
+        """The block's sums as a tile in shared memory, [m, n] or [n, m]: neighbours in memory are last."""
+        w, plan = self.w, self.plan
+        transposed = self._last() in self.view.rows
+        shape = (plan.n, plan.m + SUM_PADS[True]) if transposed else (plan.m, plan.n + SUM_PADS[False])
+        w.b.do("thread.async_wait", pending=0)
+        w.b.do("thread.barrier")
+        tile = w.alloc(shape, "f32", "shared", "sum_tile")
+        with w.loops("i", acc.tensor.shape[:2], unroll=1) as (i, j):
+            row = binary("+", self.warp_m, binary("*", i, TILE_M))
+            column = binary("+", self.warp_n, binary("*", j, TILE_N))
+            at = (column, row) if transposed else (row, column)
+            w.b.do(
+                "thread.store_fragment", acc, tile,
+                at=tuple(map(w.simple, at)), transposed=transposed, item=(i, j),
+            )  # fmt: skip
+        return tile, transposed
+
+    def _epilogue(self, tile: Value, transposed: bool) -> None:
+        """All threads walk over the tile of sums by vectors and write the kernel's results."""
+        w, plan = self.w, self.plan
+        last = self._last()
+        inside = last in self.view.rows or last in self.view.columns
+        lanes = gcd(EPILOGUE_LANES, self.view.sizes[last]) if inside else 1
+        major, minor = (plan.n, plan.m) if transposed else (plan.m, plan.n)
+        lanes = gcd(lanes, minor)
+        total = major * minor // lanes
+        steps = -(-total // plan.threads)
+        with w.loop("e", steps, unroll=1 if steps <= EPILOGUE_UNROLL else EPILOGUE_UNROLL) as step:
+            linear = w.simple(binary("+", binary("*", step, plan.threads), Sym("tid")))
+            outer, vector = w.unravel(linear, (major, minor // lanes))
+            first = w.simple(binary("*", vector, lanes))
+            with w.when(w.below(linear, total)), w.when(self._inside(outer, first, transposed)):
+                with w.loop("v", lanes, unroll=1) as lane:
+                    self._result(tile, transposed, outer, w.simple(binary("+", first, lane)))
+
+    def _inside(self, outer: Expr, inner: Expr, transposed: bool) -> Mask:
+        m, n = (inner, outer) if transposed else (outer, inner)
+        at = (binary("+", self.origin_m, m), binary("+", self.origin_n, n))
+        return self.w.bounds(tuple(map(self.w.simple, at)), (self.m, self.n))
+
+    def _result(self, tile: Value, transposed: bool, outer: Expr, inner: Expr) -> None:
+        w, view = self.w, self.view
+        m, n = (inner, outer) if transposed else (outer, inner)
+        index: dict[str, Expr] = dict(self.batch)
+        for names, origin, at in ((view.rows, self.origin_m, m), (view.columns, self.origin_n, n)):
+            where = w.unravel(w.simple(binary("+", origin, at)), [view.sizes[d] for d in names])
+            index.update(zip(names, where, strict=True))
+        place = tuple(index[d] for d in dims(self.op, "par"))
+        points = Points(w, {self.op.result: w.load(tile, (outer, inner))})
+        store_results(w, points, place)

@@ -1,0 +1,133 @@
+"""Staging of one factor of a matrix product: chunks of it copied to a ring of buffers in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from tilewright.ir import Expr, Op, Sym, Value
+from tilewright.ir.expr import binary, substitute
+from tilewright.ir.simplify import interval
+from tilewright.ir.tensor_ops import ranges_of, reads
+from tilewright.ir.types import itemsize
+from tilewright.passes.lower.skeletons.matrix_plan import MatrixPlan, MatrixView
+from tilewright.passes.lower.skeletons.writer import Mask, Points, Writer
+
+#: bytes added to each row of a tile: the rows that ldmatrix reads together then start in different banks
+PAD_BYTES = 16
+#: elements added to rows of 32-bit elements that are read one by one
+PAD_WORDS = 8
+#: bytes a thread copies at once where it computes what it copies
+COMPUTED_BYTES = 16
+
+
+class Staged:
+    """One factor (0: rows, 1: columns): its ring of tiles, and how the block fills one of them.
+
+    by_channel: a tile holds rows of the channel ([m, k], [n, k]), else columns of it ([k, m], [k, n]).
+    """
+
+    def __init__(
+        self,
+        w: Writer,
+        view: MatrixView,
+        plan: MatrixPlan,
+        operand: int,
+        origin: Expr,
+        batch: Mapping[str, Expr],
+        slots: int,
+    ) -> None:
+        self.w, self.view, self.plan, self.operand = w, view, plan, operand
+        self.origin, self.batch = origin, dict(batch)
+        self.value = view.op.operands[operand]
+        self.size = itemsize(self.value.tensor.dtype)
+        self.rows = plan.n if operand else plan.m
+        along = view.along(operand)
+        self.by_channel = along in ("", view.channel)
+        self.asynchronous = self.value in w.inputs and view.copy_elements(operand) > 0
+        self.lanes = view.copy_elements(operand) if self.asynchronous else self._computed_lanes(along)
+        minor = plan.k if self.by_channel else self.rows
+        self.major = self.rows if self.by_channel else plan.k
+        self.vectors = minor // self.lanes
+        pad = PAD_BYTES // self.size if self.by_channel or self.size == 2 else PAD_WORDS
+        shape = (slots, self.major, minor + pad)
+        self.tiles = w.alloc(shape, self.value.tensor.dtype, "shared", f"{'ab'[operand]}_tiles")
+
+    def _computed_lanes(self, along: str) -> int:
+        if not along:
+            return 1
+        lanes = COMPUTED_BYTES // self.size
+        while self.view.sizes[along] % lanes or self.plan.k % lanes or self.rows % lanes:
+            lanes //= 2
+        return lanes
+
+    def place(self, slot: Expr, outer: Expr, k: Expr) -> tuple[Expr, ...]:
+        """Index of an element in the ring."""
+        return (slot, outer, k) if self.by_channel else (slot, k, outer)
+
+    def fetch(self, chunk: Expr, slot: Expr) -> None:
+        """Copy a chunk to a slot: all threads together, zeros outside of the factor."""
+        w, total = self.w, self.major * self.vectors
+        threads = self.plan.threads
+        steps = -(-total // threads)
+        with w.loop("f", steps, unroll=1) as step:
+            linear = w.simple(binary("+", binary("*", step, threads), Sym("tid")))
+            major, vector = w.unravel(linear, (self.major, self.vectors))
+            with w.when(w.below(linear, total)):
+                self._copy(chunk, slot, major, binary("*", vector, self.lanes))
+
+    def _copy(self, chunk: Expr, slot: Expr, major: Expr, minor: Expr) -> None:
+        w = self.w
+        if self.asynchronous:
+            where, mask = self._source(chunk, major, minor)
+            target = tuple(w.simple(e) for e in (slot, major, minor))
+            w.b.do(
+                "thread.copy_async", w.inputs[self.value], self.tiles,
+                src=where, dst=target, lanes=self.lanes, mask=mask,
+            )  # fmt: skip
+            return
+        with w.loop("v", self.lanes, unroll=1) as lane:
+            at = binary("+", minor, lane)
+            where, mask = self._source(chunk, major, at)
+            w.store(self._computed(where, mask), self.tiles, (slot, major, at))
+
+    def _computed(self, where: tuple[Expr, ...], mask: Mask) -> Value:
+        w = self.w
+        if self.value in w.inputs:
+            return w.load(w.inputs[self.value], where, mask)
+        value = Points(w).value(self.value, where, mask)
+        if not mask:
+            return value
+        return w.b.value("scalar.select", w.condition(mask), value, w.b.const(0.0, self.value.tensor.dtype))
+
+    def _source(self, chunk: Expr, major: Expr, minor: Expr) -> tuple[tuple[Expr, ...], Mask]:
+        """Index of an element of the factor, and where it is inside."""
+        w, view, op = self.w, self.view, self.view.op
+        row, k = (major, minor) if self.by_channel else (minor, major)
+        outer, sizes = view.outer(self.operand), view.sizes
+        at = w.simple(binary("+", self.origin, row))
+        env: dict[str, Expr] = dict(self.batch)
+        env.update(zip(outer, w.unravel(at, [sizes[d] for d in outer]), strict=True))
+        mask: Mask = w.below(at, view.size(outer))
+        chunks = -(-sizes[view.channel] // self.plan.k)
+        tap, part = w.unravel(chunk, (max(1, view.size(view.taps)), chunks))
+        env.update(zip(view.taps, w.unravel(tap, [sizes[d] for d in view.taps]), strict=True))
+        channel = w.simple(binary("+", binary("*", part, self.plan.k), k))
+        env[view.channel] = channel
+        mask += w.below(channel, sizes[view.channel])
+        index = tuple(w.simple(substitute(e, env)) for e in reads(op)[self.operand])
+        return index, mask + self._edges(op, index)
+
+    def _edges(self, op: Op, index: tuple[Expr, ...]) -> Mask:
+        """Conditions on dimensions of the factor that some point of the contraction leaves."""
+        ranges, found = ranges_of(op), []
+        for e, at, extent in zip(reads(op)[self.operand], index, self.value.tensor.shape, strict=True):
+            low, high = interval(e, ranges)
+            if low < 0 or high >= extent:
+                found.append((at, 0, extent))
+        return tuple(found)
+
+
+def chunk_count(view: MatrixView, plan: MatrixPlan) -> int:
+    """Chunks of the whole reduced domain."""
+    return prod((view.size(view.taps), -(-view.sizes[view.channel] // plan.k)))

@@ -1,0 +1,123 @@
+"""Loops that keep asynchronous copies in flight across iterations: their own barriers are checked.
+
+Such a loop is a ring of buffers: an iteration waits for the oldest group of copies, passes a barrier, starts the
+copies of a later iteration and reads what has arrived. The first iterations are walked one by one, the others
+once, as iteration `i` after `i - 1`, `i - 2` and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilewright.ir.errors import InputError
+from tilewright.ir.expr import Expr, Sym, binary, substitute
+from tilewright.ir.nodes import Block, Op, walk
+from tilewright.ir.simplify import Ranges, simplify
+from tilewright.passes.thread.scopes import (
+    always,
+    extent_of,
+    loop_ranges,
+    loop_variable,
+    map_indices,
+    mask_of,
+    never,
+)
+from tilewright.passes.thread.shared_accesses import UNIFORM, Access, accesses, conflict
+
+
+def keeps_copies_in_flight(loop: Op) -> bool:
+    """Whether a loop waits for asynchronous copies, so that some may be in flight from turn to turn."""
+    assert loop.body is not None
+    return any(op.name == "thread.async_wait" for op in walk(loop.body))
+
+
+def regrouped(pending: list[Access], op: Op) -> list[Access]:
+    """The pending accesses after a commit or a wait."""
+    if op.name == "thread.async_commit":
+        return [replace(a, group=a.group + 1) if a.group is not None else a for a in pending]
+    if op.name == "thread.async_wait":
+        most = int(op["pending"])  # type: ignore[arg-type]
+        return [replace(a, group=None) if a.group is not None and a.group >= most else a for a in pending]
+    return pending
+
+
+def still_in_flight(pending: Sequence[Access]) -> list[Access]:
+    """What a barrier leaves pending: it makes only finished copies visible."""
+    return [a for a in pending if a.in_flight]
+
+
+def check_waited(found: Sequence[Access], op: Op) -> None:
+    """Raise InputError where one of the accesses that conflict with `op` is a copy nobody waited for."""
+    if any(a.in_flight for a in found):
+        raise InputError("expected thread.async_wait between an asynchronous copy and its use", where=op.loc)
+
+
+def walk_iterations(loop: Op, pending: list[Access], ranges: Ranges) -> list[Access]:
+    """What is pending after the loop; raises InputError for a hazard that no barrier of it separates."""
+    extent, var = extent_of(loop), loop_variable(loop)
+    waits = [int(op["pending"]) for op in walk(loop.body) if op.name == "thread.async_wait"]  # type: ignore[arg-type]
+    depth = max(waits, default=0) + 2
+    for i in range(min(extent, depth)):
+        pending = _iteration(loop, i, pending, ranges)
+    if extent <= depth:
+        return pending
+    now = Sym(UNIFORM + var)
+    steady = {**ranges, now.name: (depth, extent - 1)}
+    pending = []
+    for distance in range(depth, -1, -1):
+        pending = _iteration(loop, binary("-", now, distance), pending, steady)
+        if distance == depth:
+            oldest = {a.at for a in pending}
+    if any(a.at in oldest for a in pending):
+        raise InputError("expected copies to be waited for within a few iterations", where=loop.loc)
+    return pending
+
+
+def _iteration(loop: Op, index: Expr, pending: list[Access], ranges: Ranges) -> list[Access]:
+    """What is pending after the iteration with this index, given what is pending before it."""
+    assert loop.body is not None
+    return _walk(_at_iteration(loop.body, {loop_variable(loop): index}, ranges), pending, ranges)
+
+
+def _at_iteration(block: Block, index: dict[str, Expr], ranges: Ranges) -> Block:
+    out = []
+    for op in block.ops:
+        inner = loop_ranges(op, ranges) if op.name == "thread.loop" else ranges
+        new = map_indices(op, lambda e, known=ranges: simplify(substitute(e, index), known))  # type: ignore[misc]
+        if op.body is not None:
+            new = replace(new, body=_at_iteration(op.body, index, inner))
+        out.append(new)
+    return block.with_ops(tuple(out))
+
+
+def _walk(block: Block, pending: list[Access], ranges: Ranges) -> list[Access]:
+    for op in block.ops:
+        if op.name == "thread.barrier":
+            pending = still_in_flight(pending)
+            continue
+        pending = regrouped(pending, op)
+        if op.name == "thread.if":
+            assert op.body is not None
+            if any(never(m, ranges) for m in mask_of(op)):
+                continue
+            if all(always(m, ranges) for m in mask_of(op)):
+                pending = _walk(op.body, pending, ranges)
+                continue
+        pending = pending + _checked(op, pending, ranges)
+    return pending
+
+
+def _checked(op: Op, pending: Sequence[Access], ranges: Ranges) -> list[Access]:
+    """The accesses of one op, none of which conflicts with what is pending or, inside a loop, another of them."""
+    inside = list(accesses(op, ranges))
+    if op.body is not None and any(o.name in ("thread.barrier", "thread.async_wait") for o in walk(op.body)):
+        raise InputError("expected barriers and waits outside of inner loops and conditions", where=op.loc)
+    found = [p for p in pending if any(conflict(p, a) for a in inside)]
+    check_waited(found, op)
+    hazard = bool(found)
+    if op.body is not None:
+        hazard = hazard or any(conflict(a, b) for i, a in enumerate(inside) for b in inside[i:])
+    if hazard:
+        raise InputError("expected a barrier between two uses of the same shared memory", where=op.loc)
+    return inside

@@ -1,0 +1,236 @@
+"""Accesses to shared memory: what each op touches, and whether two of them need a barrier between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.ir.expr import BinOp, Expr, Sym, binary, substitute, symbols
+from tilewright.ir.nodes import Op, Value
+from tilewright.ir.simplify import Ranges, interval, linear, multiple_of, simplify
+from tilewright.ir.types import TensorType
+from tilewright.passes.thread.scopes import Mask, loop_ranges, mask_of
+
+#: per op, the operand that is the buffer and the attribute that says where; None: anywhere in the buffer
+_READS: dict[str, tuple[int, str | None]] = {
+    "thread.load": (0, "at"),
+    "thread.load_fragment": (1, "at"),
+    "thread.gather": (0, None),
+    "thread.atomic_add": (1, None),
+}
+_WRITES: dict[str, tuple[int, str | None]] = {
+    "thread.store": (1, "at"),
+    "thread.store_fragment": (1, "at"),
+    "thread.scatter": (1, None),
+    "thread.copy_async": (1, "dst"),
+    "thread.atomic_add": (1, None),
+}
+
+
+#: rows and columns of a tile that the warps write: fragments of accumulators
+_TILE = (16, 8)
+_WARP = 32
+#: start of the names of symbols that have one value for all threads at a time
+UNIFORM = "now."
+
+#: an index with None for what may be anywhere in a dimension
+Place = tuple[Expr | None, ...]
+
+
+@dataclass(frozen=True)
+class Access:
+    """One access to shared memory: at which index (None: anywhere), under which mask and symbol ranges.
+
+    group: for a copy in flight, how many groups were closed after its own (-1: its own is still open); None
+    for everything that happens at once, and for copies that the thread has waited for. warps: the index
+    counts tiles of 16 x 8 elements, which the threads of a warp (symbol `warp`) access together.
+    """
+
+    buffer: Value
+    write: bool
+    at: Place | None
+    lanes: int
+    mask: Mask
+    ranges: Ranges
+    group: int | None = None
+    warps: bool = False
+
+    @property
+    def in_flight(self) -> bool:
+        return self.group is not None
+
+
+def accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
+    """All shared-memory accesses of an op and its body."""
+    yield from own_accesses(op, ranges, mask)
+    if op.body is not None:
+        inner = loop_ranges(op, ranges) if op.name == "thread.loop" else ranges
+        inside = (*mask, *mask_of(op)) if op.name == "thread.if" else mask
+        for o in op.body.ops:
+            yield from accesses(o, inner, inside)
+
+
+def own_accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
+    """The shared-memory accesses of an op itself."""
+    for table, write in ((_READS, False), (_WRITES, True)):
+        if op.name not in table:
+            continue
+        position, key = table[op.name]
+        buffer = op.operands[position]
+        if not isinstance(buffer.type, TensorType) or buffer.type.space != "shared":
+            continue
+        where: Any = op[key] if key is not None else None
+        at = tuple(where) if where is not None else None
+        whole = (*mask, *mask_of(op))
+        if op.name == "thread.load_fragment":
+            yield Access(buffer, False, (*at[:-2], None, None) if at else None, 1, whole, ranges)
+        elif op.name == "thread.store_fragment":
+            yield _of_warps(buffer, op, mask, ranges)
+        elif op.name == "thread.copy_async":
+            yield Access(buffer, True, at, int(op["lanes"]), mask, ranges, group=-1)  # type: ignore[arg-type]
+        else:
+            lanes = int(op.get("lanes", 1)) if not write else getattr(op.operands[0].type, "lanes", 1)  # type: ignore[arg-type]
+            yield Access(buffer, write, at, lanes, whole, ranges)
+
+
+def _of_warps(buffer: Value, op: Op, mask: Mask, ranges: Ranges) -> Access:
+    """Where the warps store a fragment, in tiles; anywhere in the last dimensions where off their grid."""
+    at: tuple[Expr, ...] = op["at"]  # type: ignore[assignment]
+    height, width = reversed(_TILE) if op["transposed"] else _TILE
+    threads = int(ranges["tid"][1]) + 1
+    inner = {**ranges, "warp": (0, max(0, threads // _WARP - 1)), "lane": (0, _WARP - 1)}
+    by_warp = {"tid": binary("+", binary("*", Sym("warp"), _WARP), Sym("lane"))}
+    place = [simplify(substitute(e, by_warp), inner) for e in at]
+    sizes = (*[1] * (len(at) - 2), height, width)
+    aligned = all(multiple_of(e, inner) % size == 0 for e, size in zip(place, sizes, strict=True))
+    if not aligned or any("lane" in symbols(e) for e in place):
+        return Access(buffer, True, (*at[:-2], None, None), 1, mask, ranges)
+    tiles = tuple(simplify(binary("//", e, size), inner) for e, size in zip(place, sizes, strict=True))
+    return Access(buffer, True, tiles, 1, mask, inner, warps=True)
+
+
+def conflict(a: Access, b: Access) -> bool:
+    """Whether different threads may touch the same element, one of them writing; `b` comes after `a`.
+
+    A read of what is still being copied is one even where the thread itself started the copy.
+    """
+    if a.buffer is not b.buffer or not (a.write or b.write):
+        return False
+    if a.at is None or b.at is None:
+        return True
+    if a.warps != b.warps:
+        return True
+    own = not (a.in_flight and not b.write) and _own_elements(a, b)
+    return not (own or _disjoint(a, b))
+
+
+def _own_elements(a: Access, b: Access) -> bool:
+    """Both name their element in the same way, and no two threads (or iterations) name the same one."""
+    if a.lanes != b.lanes:
+        return False
+    at, ranges = _positional(a)
+    other, other_ranges = _positional(b)
+    unit = "warp" if a.warps else "tid"
+    return at is not None and at == other and ranges == other_ranges and _injective(at, ranges, a.lanes, unit)
+
+
+def _uniform(name: str) -> bool:
+    return name.startswith(("bid.", UNIFORM))
+
+
+def _positional(a: Access) -> tuple[tuple[Expr, ...] | None, dict[str, tuple[int, int]]]:
+    """The index with loop variables named by order of appearance, and the ranges of what varies."""
+    assert a.at is not None
+    names: dict[str, Expr] = {}
+    ranges: dict[str, tuple[int, int]] = {}
+    whole: list[Expr] = []
+    for e in a.at:
+        if e is None:
+            return None, ranges
+        whole.append(e)
+        for n in symbols(e):
+            if n not in names and not _uniform(n):
+                name = n if n in ("tid", "warp") else f"loop.{len(names)}"
+                names[n] = Sym(name)
+                ranges[name] = a.ranges[n]
+    return tuple(substitute(e, names) for e in whole), ranges
+
+
+def _injective(at: Sequence[Expr], ranges: Ranges, lanes: int, unit: str) -> bool:
+    """Different values of the symbols give disjoint groups of `lanes` elements.
+
+    The index, read as one number with just enough room per dimension, is a mixed-radix number of the symbols,
+    or of quotient and remainder of one of them.
+    """
+    if unit not in ranges and unit == "tid":
+        return False
+    number: Expr = 0
+    for i, e in enumerate(at):
+        if symbols(e) and all(map(_uniform, symbols(e))):
+            continue
+        low, high = interval(e, ranges)
+        if low < 0 or high == float("inf"):
+            return False
+        number = binary("+", binary("*", number, int(high) + (lanes if i == len(at) - 1 else 1)), e)
+    form = linear(simplify(number, ranges), ranges)
+    room = lanes
+    seen: set[str] = set()
+    parts: dict[str, set[tuple[str, int]]] = {}
+    for atom, c in sorted(form.terms, key=lambda t: t[1]):
+        if c < room:
+            return False
+        if isinstance(atom, Sym):
+            seen.add(atom.name)
+        elif isinstance(atom.lhs, Sym) and isinstance(atom.rhs, int) and atom.op in ("//", "%"):
+            parts.setdefault(atom.lhs.name, set()).add((atom.op, atom.rhs))
+        else:
+            return False
+        room += c * int(interval(atom, ranges)[1])
+    seen |= {n for n, found in parts.items() if len(found) == 2 and len({by for _, by in found}) == 1}
+    return seen == {n for n, (_, high) in ranges.items() if high > 0}
+
+
+def _disjoint(a: Access, b: Access) -> bool:
+    """Some dimension's indices never meet."""
+    assert a.at is not None
+    assert b.at is not None
+    last = len(a.at) - 1
+    for i, (x, y) in enumerate(zip(a.at, b.at, strict=True)):
+        if x is None or y is None:
+            continue
+        (al, ah), (bl, bh) = _reach(x, a), _reach(y, b)
+        if i == last:
+            ah, bh = ah + a.lanes - 1, bh + b.lanes - 1
+        elif _other_remainder(x, y):
+            return True
+        if ah < bl or bh < al:
+            return True
+    return False
+
+
+def _other_remainder(x: Expr, y: Expr) -> bool:
+    """Both are remainders by one divisor, of numbers whose difference is known and no multiple of it."""
+    if not (isinstance(x, BinOp) and isinstance(y, BinOp) and x.op == y.op == "%" and x.rhs == y.rhs):
+        return False
+    apart = simplify(binary("-", x.lhs, y.lhs))
+    return isinstance(apart, int) and isinstance(x.rhs, int) and apart % x.rhs != 0
+
+
+def _reach(e: Expr, a: Access) -> tuple[float, float]:
+    """Bounds of an index, with what the mask says of its parts."""
+    ranges = dict(a.ranges)
+    for k, (part, low, high) in enumerate(a.mask):
+        if isinstance(low, int) and isinstance(high, int) and not isinstance(part, int):
+            name = f"mask.{k}"
+            e = _replace_part(e, part, Sym(name))
+            ranges[name] = (low, high - 1)
+    return interval(e, ranges)
+
+
+def _replace_part(e: Expr, part: Expr, by: Sym) -> Expr:
+    if e == part:
+        return by
+    if isinstance(e, BinOp):
+        return binary(e.op, _replace_part(e.lhs, part, by), _replace_part(e.rhs, part, by))
+    return e
