@@ -20,7 +20,8 @@ def _conv2d(torch: Any, x: Sequence[Any], op: Op) -> Any:
     data, padding = x[0], (top, left)
     if (top, left) != (bottom, right):
         data, padding = torch.nn.functional.pad(data, (left, right, top, bottom)), (0, 0)
-    return torch.nn.functional.conv2d(data, x[1], None, op["strides"], padding, op["dilation"], op["groups"])
+    bias = x[2] if len(x) > 2 else None
+    return torch.nn.functional.conv2d(data, x[1], bias, op["strides"], padding, op["dilation"], op["groups"])
 
 
 def _pool(name: str) -> Rule:
@@ -60,7 +61,7 @@ RULES: dict[str, Rule] = {
     "graph.global_avg_pool2d": lambda torch, x, op: x[0].mean((2, 3), keepdim=True),
     "graph.batch_norm": _batch_norm,
     "graph.bias_add": _bias_add,
-    "graph.dense": lambda torch, x, op: torch.nn.functional.linear(x[0], x[1]),
+    "graph.dense": lambda torch, x, op: torch.nn.functional.linear(*x),
     "graph.relu": lambda torch, x, op: torch.relu(x[0]),
     "graph.add": lambda torch, x, op: x[0] + x[1],
     "graph.batch_flatten": lambda torch, x, op: x[0].flatten(1),

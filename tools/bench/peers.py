@@ -9,16 +9,16 @@ from typing import Any, Self
 
 import numpy as np
 
-from tilewright.ir import InputError, Module, TilewrightError
+from tilewright.ir import InputError, Module, UnsupportedError
 from tilewright.tools.bench.rows import one_line
 from tilewright.tools.bench.torch_clock import TorchClock
 from tilewright.tools.bench.torch_contenders import (
     PEERS,
     TorchContender,
-    formats_of,
     torch_contender,
     torch_flags,
     torch_network,
+    variants_of,
 )
 
 
@@ -69,18 +69,19 @@ class Peers:
             self._torch.cuda.empty_cache()
 
     def contenders(self, module: Module, inputs: Sequence[np.ndarray]) -> list[TorchContender]:
-        """Every peer in every memory format that could be set up; the others are in `failures`."""
+        """Every peer in every variant that could be set up; the others are in `failures`."""
         made: list[TorchContender] = []
-        for variant in formats_of(module):
+        try:
+            variants = variants_of(module) if self._names else ()
+        except UnsupportedError as e:
+            self.failures += [{"peer": p, "variant": "", "reason": one_line(e)} for p in self._names]
+            return made
+        for variant in variants:
             for peer in self._names:
                 try:
                     made.append(self._set_up(peer, variant, module, inputs))
-                except TilewrightError as e:
-                    self._failed(peer, variant, e)
                 except Exception as e:  # noqa: BLE001 - whatever PyTorch raises is told in the row
-                    self._failed(peer, variant, e)
-                    self._torch._dynamo.reset()
-                    self._torch.cuda.empty_cache()
+                    self.failures.append({"peer": peer, "variant": variant, "reason": one_line(e)})
         return made
 
     def _set_up(
@@ -93,6 +94,3 @@ class Peers:
             raise InputError("the time of the whole run was over")
         network = torch_network(self._torch, module, inputs, self._precision, variant)
         return torch_contender(peer, network, self.clock, limit)
-
-    def _failed(self, peer: str, variant: str, error: Exception) -> None:
-        self.failures.append({"peer": peer, "variant": variant, "reason": one_line(error)})

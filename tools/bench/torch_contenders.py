@@ -13,7 +13,7 @@ import numpy as np
 from tilewright.ir import Module
 from tilewright.tools.bench.deadline import deadline
 from tilewright.tools.bench.torch_clock import TorchClock
-from tilewright.tools.torch_module import torch_module
+from tilewright.tools.torch_module import fused_calls, torch_module
 
 #: peers by name, and the mode that torch.compile is called with, where it is
 PEERS: dict[str, str | None] = {
@@ -23,7 +23,8 @@ PEERS: dict[str, str | None] = {
     "torch-max-autotune": "max-autotune",
 }
 DTYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-FORMATS = ("contiguous", "channels_last")
+#: how a network may be set up: as written, with images and filters channels last, with attention as one call
+VARIANTS = ("contiguous", "channels_last", "attention")
 WARM_UP = 3
 
 
@@ -43,34 +44,37 @@ def torch_flags(torch: Any, precision: str) -> Iterator[None]:
 
 @dataclass
 class TorchNetwork:
-    """A network's weights and inputs on the GPU, in one memory format."""
+    """A network's weights and inputs on the GPU, set up in one way."""
 
     module: Any
     inputs: list[Any]
-    memory_format: str
+    variant: str
 
 
 def torch_network(
-    torch: Any, module: Module, inputs: Sequence[np.ndarray], precision: str, memory_format: str
+    torch: Any, module: Module, inputs: Sequence[np.ndarray], precision: str, variant: str
 ) -> TorchNetwork:
     """The network and its inputs on the GPU, floats in what the precision stores."""
     dtype = getattr(torch, DTYPES[precision])
-    kind = getattr(torch, f"{memory_format}_format" if memory_format == "contiguous" else memory_format)
-    net = torch_module(module, dtype=DTYPES[precision]).to("cuda")
+    net = torch_module(module, dtype=DTYPES[precision], attention=variant == "attention").to("cuda")
     tensors = []
     for array in inputs:
         tensor = torch.from_numpy(array).to("cuda")
         tensors.append(tensor.to(dtype) if tensor.is_floating_point() else tensor)
-    if memory_format == "channels_last":
+    if variant == "channels_last":
+        kind = torch.channels_last
         net = net.to(memory_format=kind)
         tensors = [t.to(memory_format=kind) if t.dim() == 4 else t for t in tensors]
-    return TorchNetwork(net, tensors, memory_format)
+    return TorchNetwork(net, tensors, variant)
 
 
-def formats_of(module: Module) -> tuple[str, ...]:
-    """Both memory formats for a network with convolutions, else the only one."""
-    convolutions = any(op.name == "graph.conv2d" for op in module.main.body.ops)
-    return FORMATS if convolutions else FORMATS[:1]
+def variants_of(module: Module) -> tuple[str, ...]:
+    """The variants that differ for this network."""
+    _, fused = fused_calls(module, attention=True)
+    convolutions = any(name == "graph.conv2d" for name, _, _ in fused.calls)
+    return tuple(
+        v for v, there in zip(VARIANTS, (True, convolutions, fused.attentions), strict=True) if there
+    )
 
 
 class TorchContender:
@@ -79,7 +83,7 @@ class TorchContender:
     def __init__(
         self, peer: str, network: TorchNetwork, clock: TorchClock, run: Callable[[], Any], prepare_s: float
     ) -> None:
-        self.peer, self.variant, self.prepare_s = peer, network.memory_format, prepare_s
+        self.peer, self.variant, self.prepare_s = peer, network.variant, prepare_s
         self.facts: dict[str, Any] = {}
         self._clock, self._run = clock, run
 
@@ -118,10 +122,9 @@ def _prepared(torch: Any, peer: str, network: TorchNetwork) -> Callable[[], Any]
     module, inputs = network.module, network.inputs
     mode = PEERS[peer]
     if mode is not None:
-        import torch._inductor.config
+        from torch._inductor import config
 
-        torch._inductor.config.freezing = True
-        torch._dynamo.reset()
+        config.freezing = True
         module = torch.compile(module, mode=mode, dynamic=False)
 
     def eager() -> Any:
