@@ -7,29 +7,19 @@ only reader is a reduction becomes its prologue. The quotient graph stays acycli
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 
 from tilewright.ir import Func, Op, Sym, Value
 from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor_ops import REDUCING, STRUCTURED, dims, fills, ranges_of, reads
-from tilewright.passes.tensor.index_sets import (
-    POINTWISE,
-    identity_read,
-    is_view,
-    reads_of,
-    recompute_cost,
-)
+from tilewright.ir.tensor_ops import REDUCING, dims, fills, ranges_of, reads
+from tilewright.passes.tensor.index_sets import POINTWISE, identity_read, is_view, reads_of
+from tilewright.passes.tensor.partition_legality import MAX_PROLOGUE_COST, ORDERED, prologue_cost
+from tilewright.passes.tensor.row_groups import rows_of
 
-#: most additions per element a prologue may recompute for every block that reads the element
-MAX_PROLOGUE_COST = 8
 #: bytes from which an array is worth a prologue that never stores it: caches hold smaller ones
 STORED_BYTES = 8 << 20
-#: additions that a read with bounds checks counts for
-CHECKED_READ_COST = 4
-
-
-#: ops that run in an order of their own: no epilogue joins them
-ORDERED = frozenset({"tensor.scan", "tensor.scatter", "tensor.recur"})
 
 
 @dataclass
@@ -146,7 +136,7 @@ class _Builder:
             return False
         cost = 0
         while op.name == "tensor.map" and all(self.group_of(v) is None for v in op.operands if v not in made):
-            cost += _prologue_cost(op)
+            cost += prologue_cost(op)
             if not all(identity_read(op, i) for i, v in enumerate(op.operands) if v in made):
                 return False
             read_by = self.readers.get(op.results[0], [])
@@ -189,7 +179,7 @@ class _Builder:
             outside = [x for r in outputs for x in self.readers.get(r, []) if x not in g.ops]
             if any(x is not op for x in outside) or self.returned & set(outputs):
                 continue
-            if sum(map(_prologue_cost, g.ops)) > MAX_PROLOGUE_COST or host.number == g.number:
+            if sum(map(prologue_cost, g.ops)) > MAX_PROLOGUE_COST or host.number == g.number:
                 continue
             self._merge(g, host)
 
@@ -205,69 +195,31 @@ class _Builder:
         g.ops = []
 
     def finish(self) -> Partition:
-        """Groups in the order of the longest chain that leads to each; numbers break ties."""
-        # Who must run earlier is a subset of what must run before those that follow.
-        waiting = sorted((g for g in self.result.groups if g.ops), key=lambda g: g.before.bit_count())
-        depth: dict[int, int] = {}
-        for g in waiting:
-            sources = {id(s): s for op in g.ops for v in op.operands if (s := self.group_of(v)) is not None}
-            earlier = [s.number for s in sources.values() if s is not g]
-            if not all(number in depth for number in earlier):
-                raise AssertionError("kernel groups depend on each other")
-            depth[g.number] = 1 + max((depth[number] for number in earlier), default=0)
-        self.result.groups = sorted(waiting, key=lambda g: (depth[g.number], g.number))
+        self.result.groups = in_order([g for g in self.result.groups if g.ops], self.group_of)
         return self.result
 
 
-def _prologue_cost(op: Op) -> int:
-    """Additions per point, and what bounds checks of its operands cost."""
-    return recompute_cost(op) + CHECKED_READ_COST * sum(f is not None for f in fills(op))
+def in_order(groups: list[Group], group_of: Callable[[Value], Group | None]) -> list[Group]:
+    """Groups in the order of the longest chain that leads to each; numbers break ties."""
+    waits_for: dict[int, set[int]] = {}
+    for g in groups:
+        sources = [s for op in g.ops for v in op.operands if (s := group_of(v)) is not None]
+        waits_for[g.number] = {s.number for s in sources if s is not g}
+    depth: dict[int, int] = {}
+    try:
+        for number in TopologicalSorter(waits_for).static_order():
+            depth[number] = 1 + max((depth[n] for n in waits_for[number]), default=0)
+    except CycleError as e:
+        raise AssertionError("kernel groups depend on each other") from e
+    return sorted(groups, key=lambda g: (depth[g.number], g.number))
 
 
 def _fits_rows(op: Op, g: Group) -> bool:
     """An op over the rows of a reduction: whatever it reads of the group belongs to its own row."""
     if op.name not in ("tensor.map", "tensor.reduce"):
         return False
-    rows = row_dims(op, g.ops, g.anchor)
-    return rows is not None and (op.name == "tensor.map" or rows == list(dims(op, "par")))
-
-
-def row_dims(op: Op, group: list[Op], anchor: Op) -> list[str] | None:
-    """Which dimensions of `op` name the row, in the anchor's order; None where `op` crosses rows.
-
-    The row of a reduction is its parallel index. A map of the group names its row by the index at which it
-    reads a reduction's result (or the row part of another map's index).
-    """
-    par = list(dims(op, "par"))
-    if op is anchor:
-        return par
-    found: list[str] | None = None
-    for producer in group:
-        if producer is op or producer.name not in STRUCTURED:
-            continue
-        for r in producer.results:
-            for at in reads_of(op, r):
-                row = _row_part(producer, at, group, anchor)
-                if row is None or not all(isinstance(e, Sym) and e.name in par for e in row):
-                    return None
-                names = [e.name for e in row if isinstance(e, Sym)]
-                if found is not None and names != found:
-                    return None
-                found = names
-    extents = dims(op, "par")
-    if found is None or [extents[n] for n in found] != list(dims(anchor, "par").values()):
-        return None
-    return found
-
-
-def _row_part(producer: Op, at: tuple[object, ...], group: list[Op], anchor: Op) -> list[object] | None:
-    if producer.name in REDUCING:
-        return list(at)
-    rows = row_dims(producer, [o for o in group if o is not producer], anchor)
-    if rows is None:
-        return None
-    position = {d: i for i, d in enumerate(dims(producer, "par"))}
-    return [at[position[d]] for d in rows]
+    rows = rows_of([*g.ops, op], g.anchor)
+    return rows is not None and op in rows
 
 
 def readers(part: Partition, func: Func) -> dict[Value, set[int]]:

@@ -136,4 +136,4 @@ def test_without_fusion_every_op_has_its_kernel():
         f"%1 = tensor.map(%0, %r, {DOMAIN}, reads = [[k, y], [k, y]]) : f32[4, 5] {ADD}",
         "tensor.return(%1)",
     )
-    assert kernels(fused(text, "fuse-kernels{fuse=false}")) == 2
+    assert kernels(fused(text, "fuse-kernels{partitioner=none}")) == 2

@@ -14,7 +14,7 @@ from tilewright.ir.expr import binary
 from tilewright.ir.tensor_ops import REDUCING, dims
 from tilewright.passes.lower.skeletons.maps import integer_params
 from tilewright.passes.lower.skeletons.writer import Index, Points, Writer
-from tilewright.passes.tensor.kernel_groups import row_dims
+from tilewright.passes.tensor.row_groups import row_dims
 
 #: ops that may combine two partial results, with the reductions they finish
 COMBINERS = frozenset(f"scalar.{n}" for n in ("add", "mul", "max", "min", "and", "or"))
