@@ -1,8 +1,8 @@
 """Loops that keep asynchronous copies in flight across iterations: their own barriers are checked.
 
-Such a loop is a ring of buffers: an iteration waits for the oldest group of copies, passes a barrier, starts the
-copies of a later iteration and reads what has arrived. The first iterations are walked one by one, the others
-once, as iteration `i` after `i - 1`, `i - 2` and so on.
+Such a loop is a ring of buffers: an iteration waits for the oldest group of copies, passes a barrier, starts
+the copies of a later iteration and reads what has arrived. The first iterations are walked one by one, the
+others once, as iteration `i` after `i - 1`, `i - 2` and so on.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from tilewright.passes.thread.scopes import (
     never,
 )
 from tilewright.passes.thread.shared_accesses import UNIFORM, Access, accesses, conflict
+
+#: buffers of a ring at most
+LONGEST_RING = 8
 
 
 def keeps_copies_in_flight(loop: Op) -> bool:
@@ -58,18 +61,20 @@ def walk_iterations(loop: Op, pending: list[Access], ranges: Ranges) -> list[Acc
     extent, var = extent_of(loop), loop_variable(loop)
     waits = [int(op["pending"]) for op in walk(loop.body) if op.name == "thread.async_wait"]  # type: ignore[arg-type]
     depth = max(waits, default=0) + 2
-    for i in range(min(extent, depth)):
+    apart = extent > depth + LONGEST_RING  # else remainders by the length of the ring would not show as such
+    for i in range(depth if apart else extent):
         pending = _iteration(loop, i, pending, ranges)
-    if extent <= depth:
+    if not apart:
         return pending
     now = Sym(UNIFORM + var)
     steady = {**ranges, now.name: (depth, extent - 1)}
-    pending = []
-    for distance in range(depth, -1, -1):
-        pending = _iteration(loop, binary("-", now, distance), pending, steady)
-        if distance == depth:
-            oldest = {a.at for a in pending}
-    if any(a.at in oldest for a in pending):
+    after: list[list[Access]] = []
+    for oldest in (depth, depth - 1):
+        pending = []
+        for distance in range(oldest, -1, -1):
+            pending = _iteration(loop, binary("-", now, distance), pending, steady)
+        after.append(pending)
+    if after[0] != after[1]:
         raise InputError("expected copies to be waited for within a few iterations", where=loop.loc)
     return pending
 
@@ -109,7 +114,7 @@ def _walk(block: Block, pending: list[Access], ranges: Ranges) -> list[Access]:
 
 
 def _checked(op: Op, pending: Sequence[Access], ranges: Ranges) -> list[Access]:
-    """The accesses of one op, none of which conflicts with what is pending or, inside a loop, another of them."""
+    """The accesses of one op, checked against what is pending and, inside a loop, against each other."""
     inside = list(accesses(op, ranges))
     if op.body is not None and any(o.name in ("thread.barrier", "thread.async_wait") for o in walk(op.body)):
         raise InputError("expected barriers and waits outside of inner loops and conditions", where=op.loc)

@@ -99,15 +99,23 @@ def _of_warps(buffer: Value, op: Op, mask: Mask, ranges: Ranges) -> Access:
     at: tuple[Expr, ...] = op["at"]  # type: ignore[assignment]
     height, width = reversed(_TILE) if op["transposed"] else _TILE
     threads = int(ranges["tid"][1]) + 1
-    inner = {**ranges, "warp": (0, max(0, threads // _WARP - 1)), "lane": (0, _WARP - 1)}
-    by_warp = {"tid": binary("+", binary("*", Sym("warp"), _WARP), Sym("lane"))}
-    place = [simplify(substitute(e, by_warp), inner) for e in at]
+    inner = {**ranges, "warp": (0, max(0, threads // _WARP - 1))}
+    place = [simplify(_by_warp(e), inner) for e in at]
     sizes = (*[1] * (len(at) - 2), height, width)
     aligned = all(multiple_of(e, inner) % size == 0 for e, size in zip(place, sizes, strict=True))
-    if not aligned or any("lane" in symbols(e) for e in place):
+    if not aligned or any("tid" in symbols(e) for e in place):
         return Access(buffer, True, (*at[:-2], None, None), 1, mask, ranges)
     tiles = tuple(simplify(binary("//", e, size), inner) for e, size in zip(place, sizes, strict=True))
     return Access(buffer, True, tiles, 1, mask, inner, warps=True)
+
+
+def _by_warp(e: Expr) -> Expr:
+    """`e` with what depends on the thread's warp alone in terms of `warp`."""
+    if not isinstance(e, BinOp):
+        return e
+    if e.op == "//" and e.lhs == Sym("tid") and isinstance(e.rhs, int) and e.rhs % _WARP == 0:
+        return binary("//", Sym("warp"), e.rhs // _WARP)
+    return BinOp(e.op, _by_warp(e.lhs), _by_warp(e.rhs))
 
 
 def conflict(a: Access, b: Access) -> bool:

@@ -58,7 +58,7 @@ class MatrixView:
         return self.columns if operand else self.rows
 
     def along(self, operand: int) -> str:
-        """The dimension whose neighbours are neighbours in an operand's memory: the channel, the last row, or ''."""
+        """The dimension whose neighbours are neighbours in memory: the channel, the last row, or ''."""
         minor = _minor(self.op, operand)
         if minor is None:
             return ""
@@ -84,7 +84,7 @@ class MatrixView:
 
 
 def matrix_view(op: Op) -> MatrixView | None:
-    """The contraction as a matrix product for tensor cores; None where it is none, or its precision forbids."""
+    """The contraction as a matrix product for tensor cores; None where it is none, or precision forbids."""
     roles, par = contract_roles(op), dims(op, "par")
     first, second = (v.tensor.dtype for v in op.operands[:2])
     allowed = first in NARROW or (first == "f32" and op["factors"] == "tf32")
@@ -147,8 +147,8 @@ def _is_minor(op: Op, operand: int, d: str) -> bool:
 class MatrixPlan:
     """Parameters of one tensor-core kernel.
 
-    m, n, k: the block's tile, k along the channel; warps_m x warps_n warps share it; stages: buffers of the ring of
-    copies in flight; raster: blocks along m that are taken before the next ones along n.
+    m, n, k: the block's tile, k along the channel; warps_m x warps_n warps share it; stages: buffers of the
+    ring of copies in flight; raster: blocks along m that are taken before the next ones along n.
     """
 
     m: int
@@ -217,8 +217,8 @@ class MatrixPlan:
         depth = DEPTH_BYTES // itemsize(view.dtype)
         if self.m % (TILE_M * self.warps_m) or self.n % (TILE_N * self.warps_n) or self.k % depth:
             raise InputError(
-                f"expected tiles of warps in multiples of {TILE_M} x {TILE_N} x {depth}, got {self.m} x {self.n} "
-                f"x {self.k} for {self.warps_m} x {self.warps_n} warps"
+                f"expected tiles of warps in multiples of {TILE_M} x {TILE_N} x {depth}, "
+                f"got {self.m} x {self.n} x {self.k} for {self.warps_m} x {self.warps_n} warps"
             )
         if self.threads > MAX_THREADS:
             raise InputError(f"expected at most {MAX_THREADS} threads per block, got {self.threads}")
