@@ -9,28 +9,49 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tilewright.budget import budget_seconds
 from tilewright.ir import InputError, WorkError
 from tilewright.pipelines import PRECISIONS
 from tilewright.targets import resolve_target
-from tilewright.tools.bench.compare_network import Case, Settings, compare_network
+from tilewright.tools.bench.compare_kernel import compare_kernel
+from tilewright.tools.bench.compare_network import Case, compare_network
+from tilewright.tools.bench.comparison import Settings
 from tilewright.tools.bench.document import Document
+from tilewright.tools.bench.kernel_cases import KERNELS, SIZES, kernel_cases
 from tilewright.tools.bench.networks import SUITES, load_network, network_paths
 from tilewright.tools.bench.peers import check_peers, gpu_torch
+from tilewright.tools.bench.plot import require_plot, write_plot
 from tilewright.tools.bench.reference import Reference
-from tilewright.tools.bench.table import network_table, row_text, summary_table
+from tilewright.tools.bench.table import document_text, kernel_text, row_text
 
 DEFAULT_PEERS = ("torch-eager", "torch-graph", "torch-compile")
 FOLDER = "tests/data/relay"
+#: whether libraries may compete, by variant of ours
+LIBRARIES = {"on": {"": True}, "off": {"": False}, "both": {"": True, "no libraries": False}}
 
 
 def add_bench(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
     p = sub.add_parser("bench", help="time networks beside PyTorch: batches x precisions x peers")
+    _add_what(p)
+    _add_ours(p)
+    p.add_argument("--rounds", type=int, default=10, help="rounds, all contenders in each (default 10)")
+    p.add_argument("--replays", type=int, default=10, help="timed runs per round at most (default 10)")
+    p.add_argument("--cold", action="store_true", help="replace what the L2 cache holds before each run")
+    p.add_argument("--time-limit", type=float, default=math.inf, metavar="S", help="seconds for everything")
+    p.add_argument(
+        "--peer-limit", type=float, default=300.0, metavar="S", help="seconds to prepare a peer (default 300)"
+    )
+    p.add_argument("--seed", type=int, default=0, help="seed of the inputs")
+    p.add_argument("--json", metavar="FILE", help="write all results, after every row")
+    p.add_argument("--plot", metavar="FILE.svg", help="draw the ratios (needs matplotlib)")
+    p.set_defaults(action=run_bench)
+
+
+def _add_what(p: argparse.ArgumentParser) -> None:
     p.add_argument("networks", nargs="*", metavar="NET", help="names of networks, or files")
     p.add_argument("--suite", nargs="+", default=[], choices=tuple(SUITES), help="named groups of networks")
-    p.add_argument(
-        "--folder", default=FOLDER, metavar="DIR", help=f"where names are looked up (default {FOLDER})"
-    )
+    p.add_argument("--folder", default=FOLDER, metavar="DIR", help=f"of named networks (default {FOLDER})")
     p.add_argument("--batch", nargs="+", type=int, default=[1], metavar="N", help="batch sizes (default 1)")
     p.add_argument("--precision", nargs="+", default=["fp32"], choices=tuple(PRECISIONS), help="default fp32")
     p.add_argument(
@@ -41,21 +62,33 @@ def add_bench(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="torch-eager, torch-graph, torch-compile (reduce-overhead), torch-max-autotune, or none "
         f"(default {' '.join(DEFAULT_PEERS)})",
     )
+    p.add_argument(
+        "--kernels",
+        nargs="*",
+        choices=KERNELS,
+        metavar="KERNEL",
+        help=f"time kernels alone: {', '.join(KERNELS)} (without names all of them)",
+    )
+    p.add_argument(
+        "--sizes", nargs="+", type=int, default=list(SIZES), metavar="N", help="extents of square products"
+    )
+
+
+def _add_ours(p: argparse.ArgumentParser) -> None:
     p.add_argument("--target", default="auto", help="as in tilewright run (default auto)")
     p.add_argument("--tune", default="model", choices=("model", "measure"), help="default model")
     p.add_argument("--tuning-db", metavar="FILE", help="measurements that are looked up and kept")
-    p.add_argument("--no-libraries", action="store_true", help="only generated kernels")
-    p.add_argument("--streams", metavar="POLICY", help="as in tilewright run")
-    p.add_argument("--rounds", type=int, default=10, help="rounds, all contenders in each (default 10)")
-    p.add_argument("--replays", type=int, default=10, help="timed runs per round at most (default 10)")
-    p.add_argument("--cold", action="store_true", help="replace what the L2 cache holds before each run")
-    p.add_argument("--time-limit", type=float, default=math.inf, metavar="S", help="seconds for everything")
+    p.add_argument("--budget", metavar="TIME", help="how long tuning one network may take (60s, 5min)")
     p.add_argument(
-        "--peer-limit", type=float, default=300.0, metavar="S", help="seconds to prepare a peer (default 300)"
+        "--libraries",
+        default="on",
+        choices=tuple(LIBRARIES),
+        help="whether library kernels may compete; both times a network with and without (default on)",
     )
-    p.add_argument("--seed", type=int, default=0, help="seed of the inputs")
-    p.add_argument("--json", metavar="FILE", help="write all results, after every row")
-    p.set_defaults(action=run_bench)
+    p.add_argument(
+        "--no-libraries", dest="libraries", action="store_const", const="off", help="--libraries off"
+    )
+    p.add_argument("--streams", metavar="POLICY", help="as in tilewright run")
 
 
 def run_bench(a: argparse.Namespace) -> None:
@@ -63,19 +96,29 @@ def run_bench(a: argparse.Namespace) -> None:
     end = time.monotonic() + a.time_limit
     _check(a)
     peers = check_peers(a.peers)
-    paths = network_paths(a.networks, a.suite, Path(a.folder))
+    named = a.kernels is None or a.networks or a.suite
+    paths = network_paths(a.networks, a.suite, Path(a.folder)) if named else []
+    cases = [] if a.kernels is None else kernel_cases(a.kernels or KERNELS, a.sizes, a.precision)
     _check_device(a, peers)
     settings = _settings(a, peers, lambda: end - time.monotonic())
     document = Document(_protocol(a, peers), a.json)
     try:
         for path in paths:
             _network_rows(a, path, settings, document)
+        for case in cases:
+            document.add_kernel(compare_kernel(case, settings))
+            print(kernel_text(document.kernels[-1]), flush=True)
     finally:
-        print(network_table(document.rows))
-        print(summary_table(document.data()["summary"]))
-    bad = [r for r in document.rows if r["status"] == "wrong"]
-    if bad:
-        raise WorkError("; ".join(f"{r['network']}, batch {r['batch']}: {r['reason']}" for r in bad))
+        print(document_text(document.data()))
+        if a.plot:
+            write_plot(document.data(), a.plot)
+    wrong = [
+        f"{row.get('network') or row['kernel']} in {row['precision']}: {row['reason']}"
+        for row in (*document.rows, *document.kernels)
+        if row["status"] == "wrong"
+    ]
+    if wrong:
+        raise WorkError("; ".join(wrong))
 
 
 def _network_rows(a: argparse.Namespace, path: Path, settings: Settings, document: Document) -> None:
@@ -84,23 +127,22 @@ def _network_rows(a: argparse.Namespace, path: Path, settings: Settings, documen
     for batch in a.batch:
         for precision in a.precision:
             case = Case(path.stem, module, batch, precision)
-            if settings.left_s() <= 0:
-                row: dict[str, Any] = {"network": case.network, "batch": batch, "precision": precision}
-                row |= {"status": "failed", "reason": "the time limit was over"}
-            else:
-                row = compare_network(case, reference, settings)
-            document.add(row)
-            print(row_text(row), flush=True)
+            document.add(compare_network(case, reference, settings))
+            print(row_text(document.rows[-1]), flush=True)
 
 
 def _check(a: argparse.Namespace) -> None:
-    for option, values in (("--batch", a.batch), ("--rounds", [a.rounds]), ("--replays", [a.replays])):
-        for value in values:
-            if value < 1:
-                raise InputError(f"expected a positive number, got {value}", where=option)
+    counts = {"--batch": a.batch, "--sizes": a.sizes, "--rounds": [a.rounds], "--replays": [a.replays]}
+    for option, values in counts.items():
+        if min(values) < 1:
+            raise InputError(f"expected a positive number, got {min(values)}", where=option)
     for option, seconds in (("--time-limit", a.time_limit), ("--peer-limit", a.peer_limit)):
         if not seconds > 0:
             raise InputError(f"expected a positive number of seconds, got {seconds:g}", where=option)
+    if budget_seconds(a.budget, where="--budget") is not None and a.tune != "measure":
+        raise InputError("expected --tune measure: the model measures nothing", where="--budget")
+    if a.plot:
+        require_plot(a.plot)
 
 
 def _check_device(a: argparse.Namespace, peers: tuple[str, ...]) -> None:
@@ -113,22 +155,20 @@ def _check_device(a: argparse.Namespace, peers: tuple[str, ...]) -> None:
         )
     if gpu_torch() is None:
         raise InputError(
-            "expected PyTorch that sees an NVIDIA GPU: pip install torch, or --peers none", where=option
+            "expected PyTorch that sees an NVIDIA GPU (pip install torch), or --peers none", where=option
         )
 
 
 def _settings(a: argparse.Namespace, peers: tuple[str, ...], left_s: Callable[[], float]) -> Settings:
-    ours = {
-        "": {
-            "target": a.target,
-            "tune": a.tune,
-            "tuning_db": a.tuning_db,
-            "libraries": not a.no_libraries,
-            "streams": a.streams,
-        }
+    given = {
+        "target": a.target,
+        "tune": a.tune,
+        "tuning_db": a.tuning_db,
+        "budget": a.budget,
+        "streams": a.streams,
     }
     return Settings(
-        ours=ours,
+        ours={name: {**given, "libraries": allowed} for name, allowed in LIBRARIES[a.libraries].items()},
         peers=peers,
         rounds=a.rounds,
         replays=a.replays,
@@ -150,7 +190,8 @@ def _protocol(a: argparse.Namespace, peers: tuple[str, ...]) -> dict[str, Any]:
         "rounds": a.rounds,
         "replays": a.replays,
         "tune": a.tune,
-        "libraries": not a.no_libraries,
+        "budget": a.budget,
+        "libraries": a.libraries,
         "streams": a.streams or "default",
         "seed": a.seed,
     }

@@ -40,6 +40,8 @@ class Ours:
             self._loaded = exe.load()
             self.prepare_s = time.perf_counter() - begin
             self.facts = _facts(exe)
+            if self.facts["library_launches"]:
+                self.facts["library_time_share"] = _library_time_share(exe, self.inputs)
         except BaseException:
             exe.close()
             raise
@@ -79,10 +81,25 @@ class Ours:
         self.exe.close()
 
 
+def _library_time_share(exe: Executable, inputs: Sequence[np.ndarray]) -> float:
+    """Share of the time of all launches, run one by one, that library kernels take."""
+    library = {k.name for k in exe.plan.kernels if k.language == "library"}
+    seconds = exe.time_kernels(*inputs, repeats=3)
+    total = sum(s for _, s in seconds)
+    return round(sum(s for name, s in seconds if name in library) / total, 4) if total else 0.0
+
+
 def _facts(exe: Executable) -> dict[str, Any]:
     """Launches, memory, spills and tuning of a compilation, as plain data."""
     report = exe.report()
     known = ("launches", "kernels_compiled", "arena_bytes", "constant_bytes", "tuning", "libraries")
     facts = {name: report[name] for name in known if name in report}
-    spilled = sum(k.resources.spill_bytes for k in exe.plan.kernels if k.resources)
-    return {**facts, "streams": report.get("streams"), "spill_bytes": spilled}
+    library = {k.name for k in exe.plan.kernels if k.language == "library"}
+    streams = report.get("streams", {})
+    return {
+        "device": exe.device,
+        **facts,
+        "library_launches": sum(x.kernel in library for x in exe.plan.launches),
+        "streams": {name: streams[name] for name in ("policy", "count") if name in streams},
+        "spill_bytes": sum(k.resources.spill_bytes for k in exe.plan.kernels if k.resources),
+    }

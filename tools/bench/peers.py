@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,9 +15,11 @@ from tilewright.tools.bench.rows import one_line
 from tilewright.tools.bench.torch_clock import TorchClock
 from tilewright.tools.bench.torch_contenders import (
     PEERS,
+    VARIANTS,
     TorchContender,
     torch_contender,
     torch_flags,
+    torch_inputs,
     torch_network,
     variants_of,
 )
@@ -83,6 +86,30 @@ class Peers:
                 except Exception as e:  # noqa: BLE001 - whatever PyTorch raises is told in the row
                     self.failures.append({"peer": peer, "variant": variant, "reason": one_line(e)})
         return made
+
+    def kernel_contenders(
+        self, call: Callable[[Any, Sequence[Any]], Any], inputs: Sequence[np.ndarray]
+    ) -> list[TorchContender]:
+        """PyTorch's call of one kernel as `torch`, in both memory formats where there are images."""
+        made: list[TorchContender] = []
+        if self.clock is None or not self._names:
+            return made
+        for variant in VARIANTS[: 2 if any(x.ndim == 4 for x in inputs) else 1]:
+            try:
+                tensors = torch_inputs(self._torch, inputs, self._precision, variant)
+                run = partial(call, self._torch, tensors)
+                made.append(TorchContender("torch", variant, self.clock, run, 0.0))
+            except Exception as e:  # noqa: BLE001 - whatever PyTorch raises is told in the row
+                self.failures.append({"peer": "torch", "variant": variant, "reason": one_line(e)})
+        return made
+
+    def copies(self, moved_bytes: int) -> list[TorchContender]:
+        """A copy that reads and writes as many bytes in all."""
+        if self.clock is None or not self._names:
+            return []
+        source = self._torch.randn(moved_bytes // 8, device="cuda")
+        target = self._torch.empty_like(source)
+        return [TorchContender("copy", "", self.clock, lambda: [target.copy_(source)], 0.0)]
 
     def _set_up(
         self, peer: str, variant: str, module: Module, inputs: Sequence[np.ndarray]

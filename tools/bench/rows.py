@@ -70,12 +70,16 @@ def judged(ours: Sequence[Row], peers: Sequence[Row]) -> Row:
     """Medians of the better peer and of every peer over that of our first variant: above 1 we are faster."""
     own = ours[0].get("median_ms")
     best = better_peer(peers)
-    out: Row = {"best_peer": None, "ratio": None, "ratios": {}}
-    if best is not None:
-        out["best_peer"] = f"{best['peer']} {best['variant']}".strip()
-    if own and best is not None:
+    out: Row = {"best_peer": None, "ratio": None, "ratios": {}, "ratio_by_variant": {}}
+    if best is None:
+        return out
+    out["best_peer"] = f"{best['peer']} {best['variant']}".strip()
+    if own:
         out["ratio"] = round(best["median_ms"] / own, 4)
         out["ratios"] = {p: round(r["median_ms"] / own, 4) for p, r in fastest_by_peer(peers).items()}
+    out["ratio_by_variant"] = {
+        r["variant"]: round(best["median_ms"] / r["median_ms"], 4) for r in ours if "median_ms" in r
+    }
     return out
 
 
@@ -92,6 +96,7 @@ def summary(rows: Iterable[Row]) -> list[Row]:
         if not members:
             continue
         names = dict.fromkeys(p for r in members for p in r["ratios"])
+        variants = dict.fromkeys(v for r in members for v in r["ratio_by_variant"])
         out.append(
             {
                 "batch": batch,
@@ -103,6 +108,10 @@ def summary(rows: Iterable[Row]) -> list[Row]:
                 "least_network": min(members, key=lambda r: r["ratio"])["network"],
                 "by_peer": {
                     p: geometric_mean(r["ratios"][p] for r in members if p in r["ratios"]) for p in names
+                },
+                "by_variant": {
+                    v: geometric_mean(x for r in members if (x := r["ratio_by_variant"].get(v)))
+                    for v in variants
                 },
             }
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tilewright.tools.bench.rows import Row, fastest_by_peer
 
@@ -28,7 +29,7 @@ def network_table(rows: Sequence[Row]) -> str:
     """A Markdown table of rows: milliseconds by contender, and the ratio to the better peer."""
     peers = list(dict.fromkeys(name for r in rows for name in fastest_by_peer(r.get("peers", ()))))
     head = ["network", "batch", "precision", "Tilewright", *peers, "ratio to the better"]
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    lines = _head(head)
     for row in rows:
         cells = [row["network"], str(row["batch"]), row["precision"]]
         if row["status"] == "failed":
@@ -38,8 +39,51 @@ def network_table(rows: Sequence[Row]) -> str:
             cells.append(_number(row["ours"][0].get("median_ms")))
             cells += [_number(found[p]["median_ms"]) if p in found else "-" for p in peers]
             cells.append("-" if row["ratio"] is None else f"{row['ratio']:.2f}")
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(_line(cells))
     return "\n".join(lines)
+
+
+def kernel_text(row: Row) -> str:
+    """One line about a kernel: median with spread, rate, and what it is compared with."""
+    head = f"{row['kernel']:<20} {row['precision']:<5}"
+    if row["status"] == "failed":
+        return f"{head} failed: {row['reason']}"
+    parts = [head, *(f"{r['variant'] or 'tilewright'} {_spread(r)} {_rate(r)}" for r in row["ours"])]
+    peers = fastest_by_peer(row["peers"])
+    parts += [f"{name} {_number(r['median_ms'])} {_rate(r)}" for name, r in peers.items()]
+    if row["ratio"] is not None:
+        parts.append(f"{row['ratio']:.2f}x of {row['best_peer']}")
+    if "of_copy" in row:
+        parts.append(f"{row['of_copy']:.2f} of copying")
+    if row["status"] == "wrong":
+        parts.append(f"WRONG: {row['reason']}")
+    return " | ".join(parts)
+
+
+def kernel_table(rows: Sequence[Row]) -> str:
+    """A Markdown table of kernels: milliseconds, rates, and the ratios to PyTorch and to a copy."""
+    lines = _head(["kernel", "precision", "Tilewright", "rate", "PyTorch", "ratio", "of copying"])
+    for row in rows:
+        cells = [row["kernel"], row["precision"]]
+        if row["status"] == "failed":
+            cells += [row["reason"], "", "", "", ""]
+        else:
+            peer = fastest_by_peer(row["peers"]).get("torch", {})
+            own = row["ours"][0]
+            cells += [_number(own.get("median_ms")), _rate(own), _number(peer.get("median_ms"))]
+            cells += ["-" if r is None else f"{r:.2f}" for r in (row["ratio"], row.get("of_copy"))]
+        lines.append(_line(cells))
+    return "\n".join(lines)
+
+
+def document_text(data: Mapping[str, Any]) -> str:
+    """All tables of a document that have rows."""
+    made = (
+        (network_table, data["rows"]),
+        (summary_table, data["summary"]),
+        (kernel_table, data["kernels"]),
+    )
+    return "\n\n".join(table(rows) for table, rows in made if rows)
 
 
 def summary_table(summary: Sequence[Row]) -> str:
@@ -53,12 +97,12 @@ def summary_table(summary: Sequence[Row]) -> str:
         "least",
         *(f"over {p}" for p in peers),
     ]
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    lines = _head(head)
     for s in summary:
         cells = [str(s["batch"]), s["precision"], str(s["networks"]), f"{s['geometric_mean']:.2f}"]
         cells.append(f"{s['least']:.2f} ({s['least_network']})")
         cells += [f"{s['by_peer'][p]:.2f}" if s["by_peer"].get(p) else "-" for p in peers]
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(_line(cells))
     return "\n".join(lines)
 
 
@@ -66,6 +110,20 @@ def _spread(row: Row) -> str:
     if "median_ms" not in row:
         return f"wrong (error {row['relative_error']:.2g})"
     return f"{_number(row['median_ms'])} ms [{_number(row['p10_ms'])}, {_number(row['p90_ms'])}]"
+
+
+def _head(cells: Sequence[str]) -> list[str]:
+    return [_line(cells), "|" + "---|" * len(cells)]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _rate(row: Row) -> str:
+    if "tflop_per_s" in row:
+        return f"{row['tflop_per_s']:.1f} TFLOP/s"
+    return f"{row['gbyte_per_s']:.0f} GB/s" if "gbyte_per_s" in row else "-"
 
 
 def _number(ms: float | None) -> str:

@@ -55,17 +55,23 @@ def torch_network(
     torch: Any, module: Module, inputs: Sequence[np.ndarray], precision: str, variant: str
 ) -> TorchNetwork:
     """The network and its inputs on the GPU, floats in what the precision stores."""
-    dtype = getattr(torch, DTYPES[precision])
     net = torch_module(module, dtype=DTYPES[precision], attention=variant == "attention").to("cuda")
+    if variant == "channels_last":
+        net = net.to(memory_format=torch.channels_last)
+    return TorchNetwork(net, torch_inputs(torch, inputs, precision, variant), variant)
+
+
+def torch_inputs(torch: Any, inputs: Sequence[np.ndarray], precision: str, variant: str) -> list[Any]:
+    """Tensors on the GPU: floats as the precision stores them, images in the variant's memory format."""
     tensors = []
     for array in inputs:
-        tensor = torch.from_numpy(array).to("cuda")
-        tensors.append(tensor.to(dtype) if tensor.is_floating_point() else tensor)
-    if variant == "channels_last":
-        kind = torch.channels_last
-        net = net.to(memory_format=kind)
-        tensors = [t.to(memory_format=kind) if t.dim() == 4 else t for t in tensors]
-    return TorchNetwork(net, tensors, variant)
+        exotic = array.dtype.kind == "V"  # bfloat16, which PyTorch does not take from NumPy
+        tensor = torch.from_numpy(array.astype(np.float32) if exotic else array).to("cuda")
+        if tensor.is_floating_point():
+            tensor = tensor.to(getattr(torch, DTYPES[precision]))
+        last = variant == "channels_last" and tensor.dim() == 4
+        tensors.append(tensor.to(memory_format=torch.channels_last) if last else tensor)
+    return tensors
 
 
 def variants_of(module: Module) -> tuple[str, ...]:
@@ -81,9 +87,9 @@ class TorchContender:
     """One way PyTorch runs a network; made by `torch_contender`."""
 
     def __init__(
-        self, peer: str, network: TorchNetwork, clock: TorchClock, run: Callable[[], Any], prepare_s: float
+        self, peer: str, variant: str, clock: TorchClock, run: Callable[[], Any], prepare_s: float
     ) -> None:
-        self.peer, self.variant, self.prepare_s = peer, network.variant, prepare_s
+        self.peer, self.variant, self.prepare_s = peer, variant, prepare_s
         self.facts: dict[str, Any] = {}
         self._clock, self._run = clock, run
 
@@ -115,7 +121,7 @@ def torch_contender(peer: str, network: TorchNetwork, clock: TorchClock, limit_s
     with torch.cuda.stream(clock.stream), deadline(limit_s, f"preparing {peer}"):
         run = _prepared(torch, peer, network)
         clock.stream.synchronize()
-    return TorchContender(peer, network, clock, run, time.perf_counter() - begin)
+    return TorchContender(peer, network.variant, clock, run, time.perf_counter() - begin)
 
 
 def _prepared(torch: Any, peer: str, network: TorchNetwork) -> Callable[[], Any]:
