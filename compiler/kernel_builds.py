@@ -39,12 +39,16 @@ def kernel_codes(sources: Mapping[str, KernelSource], target: Target) -> dict[st
 def compiled(
     codes: Mapping[str, KernelCode], target: Target, *, progress: bool | None = None
 ) -> dict[str, KernelCode]:
-    """The same kernels; CUDA text is compiled in parallel through the cache, OpenCL text on the device."""
+    """The same kernels; CUDA text is compiled in parallel through the cache, OpenCL text on the device.
+
+    Kernels of libraries have no text to compile.
+    """
     if target.kind != "cuda":
         return dict(codes)
-    binaries = compile_many([(n, k.source) for n, k in codes.items()], arch=target.arch, progress=progress)
-    out = {}
-    for (name, code), binary in zip(codes.items(), binaries, strict=True):
+    texts = {n: k for n, k in codes.items() if k.language != "library"}
+    binaries = compile_many([(n, k.source) for n, k in texts.items()], arch=target.arch, progress=progress)
+    out = dict(codes)
+    for (name, code), binary in zip(texts.items(), binaries, strict=True):
         r = binary.kernels[code.entry]
         resources = KernelResources(r.registers, r.spill_bytes, r.static_shared_bytes)
         out[name] = replace(code, binary=binary.cubin, arch=target.arch, resources=resources)

@@ -88,12 +88,13 @@ def work_of(plan: ExecutionPlan, costs: Mapping[str, KernelCost], hardware: Hard
     """Times and shares of a plan's launches for the replay model.
 
     A launch takes up the larger of two shares of a GPU: of the blocks that would fit at once, and of the
-    throughput it needs. Without a GPU record every launch takes the whole device.
+    throughput it needs. Without a GPU record every launch takes the whole device; so do kernels of libraries,
+    of which nothing is known.
     """
     found = [costs.get(x.kernel, KernelCost(0.0, 0.0)) for x in plan.launches]
     shares = [
         max(occupied(plan, x, hardware), min(1.0, cost.saturation))
-        if isinstance(hardware, GpuHardware)
+        if isinstance(hardware, GpuHardware) and plan.kernel_by_name[x.kernel].language != "library"
         else 1.0
         for x, cost in zip(plan.launches, found, strict=True)
     ]

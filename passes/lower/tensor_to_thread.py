@@ -39,9 +39,10 @@ def tensor_to_thread(func: Func, ctx: PassContext) -> Func:
     rewrite:  tensor.func @k(%x) -> %y {contract, map}
         -->   thread.func @k(%x, %y, grid = ..., block = ...) {loops, loads, stores}
 
-    Barriers are placed by `place-barriers`, vector accesses made by `vectorise`.
+    What a library computes (skeleton "library") stays as it is. Barriers are placed by `place-barriers`,
+    vector accesses made by `vectorise`.
     """
-    if func.name == "main":
+    if func.name == "main" or func.get("skeleton") == "library":
         return func
     skeleton = func.get("skeleton")
     if skeleton not in SKELETONS:

@@ -1,0 +1,231 @@
+"""Choice by measurement between generated kernels and those of libraries, and what came of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+from tqdm import tqdm
+
+from tilewright.budget import Budget
+from tilewright.codegen.cache import cache_key
+from tilewright.ir import Block, Builder, Func, Module, Op, Pairs, Ref, Value
+from tilewright.kernel_program import alone, constants_of, occurrences_of, subject_text
+from tilewright.library_candidates import LibraryDevice, library_candidates
+from tilewright.library_program import inlined, library_kernels
+from tilewright.measuring import Measurer, RandomConstants
+from tilewright.passes.values import replace_in_op
+from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.errors import DeviceError, DeviceLostError, DeviceMissingError
+
+#: a program with a library kernel must be this much faster than the generated kernel to be taken
+GAIN = 1.02
+#: largest difference between two ways to compute one kernel, norm over norm, by element type of its factors;
+#: rounded to TF32, factors have the 11 significant bits of float16
+TOLERANCE = {"float32": 1e-4, "tf32": 5e-3, "float16": 1e-2, "bfloat16": 5e-2}
+
+
+@dataclass
+class Compared:
+    """What measuring said of one kernel: seconds generated, and with the fastest library kernel."""
+
+    kernel: str
+    occurrences: int
+    generated_s: float
+    library_s: float | None = None
+    library: str = ""
+    candidates: int = 0
+    failed: list[str] = field(default_factory=list)
+    program: Module | None = None
+
+    def row(self) -> dict[str, Any]:
+        """Plain data for reports."""
+        return {
+            "kernel": self.kernel,
+            "occurrences": self.occurrences,
+            "generated_s": self.generated_s,
+            "library_s": self.library_s,
+            "library": self.library,
+            "candidates": self.candidates,
+            "failed": len(self.failed),
+            "failures": sorted(set(self.failed))[:3],
+            "chosen": self.library if self.program is not None else "generated",
+        }
+
+
+class LibraryChoice:
+    """Puts library kernels in the place of generated ones where they are measured to be faster.
+
+    `facts` says what was compared and won, once `choose` has run.
+    """
+
+    def __init__(
+        self, measurer: Measurer, budget: Budget | None = None, *, progress: bool | None = None
+    ) -> None:
+        self.measurer, self.progress = measurer, progress
+        self.budget = budget or Budget()
+        self.facts: dict[str, Any] = {}
+
+    def choose(self, module: Module) -> Module:
+        """The module with the winners: tensor level, kernels outlined, parameters chosen.
+
+        Devices that run no libraries, and libraries that are not installed, leave it as it is: see `facts`.
+        """
+        device = self.measurer.device
+        if not isinstance(device, LibraryDevice):
+            self.facts = {"unavailable": f"{device.name} runs no libraries", **won_by(module)}
+            return module
+        found: dict[str, Compared] = {}
+        unavailable = ""
+        try:
+            found = self._compared(module, device)
+        except DeviceMissingError as error:
+            unavailable = str(error)
+        programs = {n: c.program for n, c in found.items() if c.program is not None}
+        chosen = inlined(module, programs)
+        rows = list({id(c): c for c in found.values()}.values())
+        self.facts = {
+            **({"unavailable": unavailable} if unavailable else {}),
+            "compared": [c.row() for c in rows],
+            **won_by(chosen),
+        }
+        return chosen
+
+    def _compared(self, module: Module, device: LibraryDevice) -> dict[str, Compared]:
+        """By kernel name what was measured; kernels that are equal but for names are measured once."""
+        constants, calls = constants_of(module), occurrences_of(module)
+        found: dict[str, Compared] = {}
+        by_subject: dict[str, Compared] = {}
+        hidden = not (sys.stderr.isatty() if self.progress is None else self.progress)
+        kernels = [f for f in module.funcs if f.name in calls]
+        for f in tqdm(kernels, desc="libraries", unit="kernel", file=sys.stderr, disable=hidden):
+            subject = cache_key(subject_text(f, constants[f.name]), str(f.get("params")))
+            if subject in by_subject:
+                by_subject[subject].occurrences += calls[f.name]
+                found[f.name] = by_subject[subject]
+            elif not self.budget.over:
+                candidates = library_candidates(f, self.measurer.target.hardware, device)
+                if candidates:
+                    by_subject[subject] = self._measured(f, candidates, constants[f.name], calls[f.name])
+                    found[f.name] = by_subject[subject]
+        return found
+
+    def _measured(
+        self, kernel: Func, candidates: Sequence[Module], constants: Collection[int], calls: int
+    ) -> Compared:
+        plain = alone(kernel, constants)
+        (generated_s,) = self.measurer.seconds([plain])
+        result = Compared(kernel.name, calls, generated_s, candidates=len(candidates))
+        timed: list[tuple[float, int]] = []
+        for i, candidate in enumerate(candidates):
+            if self.budget.over:
+                break
+            try:
+                (seconds,) = self.measurer.seconds([standing_alone(candidate, constants)])
+            except DeviceLostError:
+                raise
+            except DeviceError as error:
+                result.failed.append(str(error))
+                continue
+            timed.append((seconds, i))
+        for seconds, i in sorted(timed):
+            if result.library_s is None:
+                result.library_s, result.library = seconds, _providers(candidates[i])
+            if seconds * GAIN >= generated_s:
+                break
+            fault = self._difference(plain, standing_alone(candidates[i], constants))
+            if fault is None:
+                result.library_s, result.library = seconds, _providers(candidates[i])
+                result.program = _on_record(candidates[i], seconds)
+                break
+            result.failed.append(fault)
+        return result
+
+    def _difference(self, generated: Module, candidate: Module) -> str | None:
+        """What is wrong with the candidate's results on random inputs; None where they agree."""
+        (kernel,) = library_kernels(candidate).values()
+        tolerance = TOLERANCE["tf32" if kernel.problem.tf32 else kernel.problem.dtype]
+        wanted, got = _outputs(self.measurer, generated), _outputs(self.measurer, candidate)
+        for one, other in zip(wanted, got, strict=True):
+            norm = float(np.linalg.norm(one.astype(np.float64))) or 1.0
+            error = float(np.linalg.norm(one.astype(np.float64) - other.astype(np.float64))) / norm
+            if not error <= tolerance:
+                return f"{kernel.provider} {kernel.operation}: results differ by {error:.2g} of their norm"
+        return None
+
+
+def _outputs(measurer: Measurer, module: Module) -> list[np.ndarray]:
+    """What a program gives for random inputs, the same for all programs with such inputs."""
+    program = measurer.program(module)
+    (plan,) = measurer.build([program])
+    rng = np.random.default_rng(2)
+    buffers = [plan.buffer_by_name[name] for name in plan.inputs]
+    arrays = [rng.standard_normal(b.shape, np.float32).astype(DTYPES[b.dtype]) for b in buffers]
+    names = {b.name for b in plan.buffers if b.kind == "constant"}
+    constants = {n: a for n, a in program.module.constants.items() if n in names}
+    with measurer.device.load(plan, constants) as loaded:
+        return loaded.run(arrays)
+
+
+def standing_alone(program: Module, constants: Collection[int]) -> Module:
+    """The program with random constants at these positions of its parameters; see `alone` for kernels."""
+    known = RandomConstants()
+    b = Builder("measured")
+    new: dict[Value, Value] = {}
+    inputs: list[Value] = []
+    for i, p in enumerate(program.main.params):
+        if i in constants:
+            new[p] = known.constant(b, p.tensor)
+        else:
+            new[p] = Value(p.type, f"x{i}")
+            inputs.append(new[p])
+    ops: list[Op] = [*b.ops, *(replace_in_op(op, new) for op in program.main.body.ops)]
+    main = program.main.with_body(Block(tuple(inputs), tuple(ops)))
+    return known.of(program.with_funcs(tuple(main if f.name == "main" else f for f in program.funcs)))
+
+
+def _providers(program: Module) -> str:
+    return ", ".join(sorted({k.provider for k in library_kernels(program).values()}))
+
+
+def _on_record(program: Module, seconds: float) -> Module:
+    """The program whose library function has the seconds that are left of what its others should take."""
+    rest = sum(_estimate(f) for f in program.funcs if f.name != "main" and f.get("skeleton") != "library")
+    own = max(seconds - rest, seconds / 4)
+    return program.with_funcs(
+        tuple(f.with_attrs(measured_s=own) if f.get("skeleton") == "library" else f for f in program.funcs)
+    )
+
+
+def _estimate(f: Func) -> float:
+    cost = f.get("cost")
+    return cast("float", cost["estimate_s"]) if isinstance(cost, Pairs) else 0.0
+
+
+def won_by(module: Module) -> dict[str, Any]:
+    """Launches and seconds of one run by who computes them (`generated` or a library), and generated shares.
+
+    Seconds are measured where the kernel was, else the model's estimate.
+    """
+    libraries = library_kernels(module)
+    launches: dict[str, int] = {"generated": 0}
+    seconds: dict[str, float] = {"generated": 0.0}
+    for op in module.main.body.ops:
+        ref = op.get("callee")
+        if not isinstance(ref, Ref):
+            continue
+        f = module[ref.name]
+        who = libraries[f.name].provider if f.name in libraries else "generated"
+        measured = f.get("measured_s")
+        launches[who] = launches.get(who, 0) + 1
+        seconds[who] = seconds.get(who, 0.0) + (measured if isinstance(measured, float) else _estimate(f))
+    total, total_s = sum(launches.values()), sum(seconds.values())
+    return {
+        "launches": launches,
+        "seconds": seconds,
+        "generated_share_of_operators": launches["generated"] / total if total else 1.0,
+        "generated_share_of_time": seconds["generated"] / total_s if total_s else 1.0,
+    }
