@@ -52,7 +52,7 @@ def compare_kernel(case: KernelCase, settings: Settings) -> Row:
             _entrants(case, inputs),
         )
         return _with_rates(case, row | told)
-    except (TilewrightError, MemoryError) as e:
+    except (TilewrightError, MemoryError, RuntimeError) as e:  # PyTorch's errors are RuntimeErrors
         return row | {"status": "failed", "reason": one_line(e)}
     finally:
         gc.collect()

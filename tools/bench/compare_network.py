@@ -38,7 +38,7 @@ def compare_network(case: Case, reference: Reference, settings: Settings) -> Row
             settings,
             lambda peers: Entrants(peers.contenders(module, inputs)),
         )
-    except (TilewrightError, MemoryError) as e:
+    except (TilewrightError, MemoryError, RuntimeError) as e:  # PyTorch's errors are RuntimeErrors
         return row | {"status": "failed", "reason": one_line(e)}
     finally:
         gc.collect()

@@ -76,10 +76,15 @@ def compare(
             for variant, options in settings.ours.items():
                 given = {"precision": precision, **options}
                 everyone.append(Ours(module, inputs, given, peers.clock, variant))
+            results = [c.outputs() for c in everyone]
             entrants = set_up(peers)
-            results = [c.outputs() for c in (*everyone, *entrants.checked)]
+            for c in entrants.checked:
+                with peers.told(c.peer, c.variant):
+                    results.append(c.outputs())
+                    everyone.append(c)
+            others = len(everyone) - len(settings.ours)
             checks = [*errors(results, inputs, reference, limit), *({} for _ in entrants.unchecked)]
-            everyone += [*entrants.checked, *entrants.unchecked]
+            everyone += entrants.unchecked
             right = [c for c, check in zip(everyone, checks, strict=True) if is_right(check, limit)]
             timed = {id(t.contender): t for t in interleaved(right, settings.rounds, settings.replays)}
             told = zip(everyone, checks, strict=True)
@@ -87,9 +92,8 @@ def compare(
         finally:
             for c in everyone:
                 c.close()
-    own, others = rows[: len(settings.ours)], rows[len(settings.ours) :]
-    ratios = judged(own, others[: len(entrants.checked)])
-    return _told(own, [*others, *peers.failures], ratios)
+    own, rest = rows[: len(settings.ours)], rows[len(settings.ours) :]
+    return _told(own, [*rest, *peers.failures], judged(own, rest[:others]))
 
 
 def _told(ours: Sequence[Row], peers: Sequence[Row], ratios: Row) -> Row:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -71,6 +71,14 @@ class Peers:
             self._torch._dynamo.reset()
             self._torch.cuda.empty_cache()
 
+    @contextmanager
+    def told(self, peer: str, variant: str) -> Iterator[None]:
+        """Whatever PyTorch raises in the block goes to `failures`."""
+        try:
+            yield
+        except Exception as e:  # noqa: BLE001 - a peer that fails is a row with a reason
+            self.failures.append({"peer": peer, "variant": variant, "reason": one_line(e)})
+
     def contenders(self, module: Module, inputs: Sequence[np.ndarray]) -> list[TorchContender]:
         """Every peer in every variant that could be set up; the others are in `failures`."""
         made: list[TorchContender] = []
@@ -81,10 +89,8 @@ class Peers:
             return made
         for variant in variants:
             for peer in self._names:
-                try:
+                with self.told(peer, variant):
                     made.append(self._set_up(peer, variant, module, inputs))
-                except Exception as e:  # noqa: BLE001 - whatever PyTorch raises is told in the row
-                    self.failures.append({"peer": peer, "variant": variant, "reason": one_line(e)})
         return made
 
     def kernel_contenders(
@@ -95,21 +101,21 @@ class Peers:
         if self.clock is None or not self._names:
             return made
         for variant in VARIANTS[: 2 if any(x.ndim == 4 for x in inputs) else 1]:
-            try:
+            with self.told("torch", variant):
                 tensors = torch_inputs(self._torch, inputs, self._precision, variant)
                 run = partial(call, self._torch, tensors)
                 made.append(TorchContender("torch", variant, self.clock, run, 0.0))
-            except Exception as e:  # noqa: BLE001 - whatever PyTorch raises is told in the row
-                self.failures.append({"peer": "torch", "variant": variant, "reason": one_line(e)})
         return made
 
     def copies(self, moved_bytes: int) -> list[TorchContender]:
         """A copy that reads and writes as many bytes in all."""
         if self.clock is None or not self._names:
             return []
-        source = self._torch.randn(moved_bytes // 8, device="cuda")
-        target = self._torch.empty_like(source)
-        return [TorchContender("copy", "", self.clock, lambda: [target.copy_(source)], 0.0)]
+        with self.told("copy", ""):
+            source = self._torch.randn(moved_bytes // 8, device="cuda")
+            target = self._torch.empty_like(source)
+            return [TorchContender("copy", "", self.clock, lambda: [target.copy_(source)], 0.0)]
+        return []
 
     def _set_up(
         self, peer: str, variant: str, module: Module, inputs: Sequence[np.ndarray]
