@@ -9,7 +9,7 @@ from tilewright.codegen import KernelSource
 from tilewright.ir import Module, verify
 from tilewright.kernel_builds import build_codes, emit_kernels
 from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
-from tilewright.pipelines import PACKING, stage_texts
+from tilewright.pipelines import PACKING, PARTITIONER, stage_texts
 from tilewright.planning import plan_module
 from tilewright.runtime.plan import ExecutionPlan
 from tilewright.targets import Target
@@ -33,6 +33,7 @@ def lower(
     precision: str = "fp32",
     conv_algorithm: str = "auto",
     workspace: str = "network",
+    partitioner: str = PARTITIONER,
     choose: Callable[[Module], Module] | None = None,
     choose_algorithms: Callable[[Module], Module] | None = None,
 ) -> Lowered:
@@ -41,6 +42,7 @@ def lower(
     precision: fp32, tf32, fp16 or bf16 (see `tilewright.pipelines.PRECISIONS`).
     conv_algorithm: auto, direct, winograd2, winograd4 or fft; workspace: network or any (see the pass
         choose-algorithms).
+    partitioner: rules, exact, algorithm1 or none (see the pass fuse-kernels).
     choose: may change the parameters the model chose, before weights are packed for them.
     choose_algorithms: sets the algorithms of convolutions in place of the model, where that would compare.
     Raises InputError or PassError naming op and pass.
@@ -50,7 +52,7 @@ def lower(
     levels: dict[str, Module] = {}
     measured = choose_algorithms is not None and conv_algorithm == "auto" and precision != "tf32"
     asked = "" if measured else conv_algorithm
-    texts = stage_texts(module.main.level, target.language, precision, asked, workspace)
+    texts = stage_texts(module.main.level, target.language, precision, asked, workspace, partitioner)
     for stage, text in texts.items():
         parts = text.split(PACKING) if stage == "tensor" and choose is not None else [text]
         for part in parts:

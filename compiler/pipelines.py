@@ -31,7 +31,7 @@ split-reductions,
 forward-copies,
 cse,
 dce,
-fuse-kernels,
+fuse-kernels{FUSION},
 split-dims,
 merge-dims,
 share-kernels,
@@ -39,6 +39,9 @@ choose-parameters,
 pack-weights,
 dce
 """
+
+#: what chooses the kernels of TENSOR where nothing else is asked for
+PARTITIONER = "rules"
 
 #: the pass of TENSOR that needs the final parameters
 PACKING = "pack-weights"
@@ -76,9 +79,11 @@ def stage_texts(
     precision: str = "fp32",
     conv_algorithm: str = "auto",
     workspace: str = "network",
+    partitioner: str = PARTITIONER,
 ) -> dict[str, str]:
     """The pipeline of each stage (graph, tensor, thread) for a module whose @main is at level `start`.
 
+    partitioner: what chooses which ops share a kernel (see the pass fuse-kernels).
     conv_algorithm, workspace: options of `choose-algorithms`; no algorithm leaves the pass out. Where `auto`
     would compare, TF32 keeps convolutions direct: transforms multiply the rounding of their factors.
     """
@@ -88,7 +93,8 @@ def stage_texts(
         raise UnsupportedError(
             f"precision {precision} is decided on graph ops; @main holds tensor ops already"
         )
-    tensor = ", ".join(filter(None, (extra.get("tensor"), TENSOR)))
+    fusion = "" if partitioner == PARTITIONER else f"{{partitioner={partitioner}}}"
+    tensor = ", ".join(filter(None, (extra.get("tensor"), TENSOR.replace("{FUSION}", fusion))))
     if start is Level.GRAPH:
         auto = "" if precision != "tf32" else "{algorithm=direct}"
         free = auto or ("" if workspace == "network" else f"{{workspace={workspace}}}")

@@ -1,0 +1,141 @@
+"""Partitioners by name: legal groups, results that stay the same, options, registered kinds of groups."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from partition_graphs import crossing_program, random_program
+
+import tilewright as tw
+from tilewright import frontends
+from tilewright.costmodel import load_hardware
+from tilewright.ir import InputError, interpret
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.tensor.kernel_groups import partition
+from tilewright.passes.tensor.partition_candidates import (
+    FoundGroup,
+    candidates,
+    register_group_kind,
+    unregister_group_kind,
+)
+from tilewright.passes.tensor.partition_exact import waiting
+from tilewright.passes.tensor.partition_graph import OpGraph
+from tilewright.passes.tensor.partition_legality import legal
+from tilewright.passes.tensor.partitioners import (
+    PARTITIONERS,
+    as_partition,
+    choose,
+    partition_by,
+    price,
+    sets_of,
+)
+from tilewright.pipelines import stage_texts
+
+NETWORKS = Path(__file__).parents[1] / "data" / "relay"
+CONTEXT = PassContext(
+    target="cuda:sm_90a", hardware=load_hardware("cuda:sm_90a"), verify_each=True, reproducer_folder=None
+)
+
+
+def inputs_of(module, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(p.tensor.shape).astype(np.float32) for p in module.main.params]
+
+
+def before_fusion(name):
+    module = frontends.relay.load(str(NETWORKS / f"{name}.relay"), params="random")
+    texts = stage_texts(module.main.level, "cuda")
+    text = f"{texts['graph']}, {texts['tensor'].partition('fuse-kernels')[0].strip(' ,')}"
+    context = PassContext(target=CONTEXT.target, hardware=CONTEXT.hardware)
+    return run_pipeline(module, Pipeline.parse(text), context)
+
+
+@pytest.mark.parametrize("name", PARTITIONERS)
+def test_kernels_compute_what_the_ops_do(name):
+    rng = np.random.default_rng(21)
+    for _ in range(10):
+        module = random_program(rng, 8)
+        passes = f"forward-copies, dce, fuse-kernels{{partitioner={name}}}, split-dims, merge-dims"
+        out = run_pipeline(module, Pipeline.parse(passes), CONTEXT)
+        given = inputs_of(module)
+        for a, b in zip(interpret(module, *given), interpret(out, *given), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_exact_kernels_run_as_the_ops_do(seed):
+    """On PoCL: the skeletons lower every group that is called legal."""
+    module = random_program(np.random.default_rng(40 + seed), 8)
+    given = inputs_of(module, seed)
+    wanted = interpret(module, *given)
+    got = tw.compile(module, target="opencl", partitioner="exact")(*given)
+    for a, b in zip(wanted, got if isinstance(got, list | tuple) else [got], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_rules_find_only_legal_groups():
+    rng = np.random.default_rng(8)
+    for _ in range(60):
+        func = random_program(rng, 8).main
+        graph = OpGraph(func)
+        for s in sets_of(graph, partition(func)):
+            assert legal(graph, s) is None
+
+
+@pytest.mark.parametrize("name", ["mlp", "lstm", "resnet20_cifar"])
+def test_exact_is_no_worse_on_networks(name):
+    priced = price(before_fusion(name).main, CONTEXT)
+    found = {n: choose(priced, n) for n in PARTITIONERS}
+    assert priced.complete
+    assert found["exact"].exact
+    assert found["exact"].seconds <= min(c.seconds for c in found.values()) + 1e-15
+    assert len(found["exact"].sets) <= len(found["rules"].sets)
+    assert all(not waiting(priced.graph, c.sets) for c in found.values())
+    part = as_partition(priced.graph, found["exact"].sets)
+    assert sum(len(g.ops) for g in part.groups) == len(priced.graph.ops)
+
+
+def test_reasons_name_what_is_missing():
+    graph = OpGraph(crossing_program().main)
+    assert legal(graph, 0b000001) is None
+    assert legal(graph, 0b000011) == "its ops share no values"
+    assert legal(graph, 0b011101) == "two reductions, each with tiles of its own"
+    assert "wait" in str(legal(graph, 0b111111 ^ 0b001000))
+
+
+def test_a_registered_kind_is_chosen_where_it_is_cheap():
+    module = crossing_program()
+    graph = OpGraph(module.main)
+    whole = (1 << len(graph.ops)) - 1
+    assert whole not in candidates(graph).sets
+
+    @register_group_kind("everything")
+    def everything(graph, hardware):
+        return [FoundGroup(whole, 1e-9)]
+
+    try:
+        assert choose(price(module.main, CONTEXT), "exact").sets == (whole,)
+    finally:
+        unregister_group_kind("everything")
+    assert len(choose(price(module.main, CONTEXT), "exact").sets) > 1
+
+
+def test_a_kind_that_would_wait_for_itself_is_refused():
+    module = crossing_program()
+
+    @register_group_kind("torn")
+    def torn(graph, hardware):
+        return [FoundGroup(0b010010, 1e-9)]
+
+    try:
+        with pytest.raises(InputError, match="'torn' found ops that would wait"):
+            price(module.main, CONTEXT)
+    finally:
+        unregister_group_kind("torn")
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(InputError, match="expected a partitioner among rules, exact, algorithm1, none"):
+        partition_by(crossing_program().main, "best", CONTEXT)
+    with pytest.raises(InputError, match="expected partitioner among"):
+        tw.compile(crossing_program(), target="opencl", partitioner="best")
