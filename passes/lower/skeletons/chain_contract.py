@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from typing import Any
 
-from tilewright.ir import Expr, Sym, Value
+from tilewright.ir import Expr, Op, Sym, Value
 from tilewright.ir.expr import binary, substitute
-from tilewright.ir.tensor_ops import dims, fills, reads
+from tilewright.ir.tensor_ops import dims, domain, fills, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.lower.skeletons.chain_block import VECTOR_BYTES, ChainBlock, ChainPoints, contiguous
-from tilewright.passes.lower.skeletons.chain_stages import Stage
+from tilewright.passes.lower.skeletons.chain_plan import ChainPlan
+from tilewright.passes.lower.skeletons.chain_stages import Chain, Stage
 from tilewright.passes.lower.skeletons.chain_tiles import ContractTiles, contract_tiles
 from tilewright.passes.lower.skeletons.staging import Fetch, Region, region
 from tilewright.passes.lower.skeletons.writer import Index
@@ -32,8 +35,8 @@ class StageContract:
         self.par = list(dims(self.op, "par"))
         self.red = dims(self.op, "red")
         self.origin = dict(zip(self.par, block.base(stage.domain), strict=True))
-        self.step = chunk_steps(block, stage)
-        self.deep = deep_dim(block, stage, self.step)
+        self.step = chunk_steps(block.chain, stage, block.plan)
+        self.deep = deep_dim(stage, self.step)
         self.staged: list[tuple[Region, Value] | None] = []
         self.wide = self._wide()
 
@@ -61,7 +64,7 @@ class StageContract:
 
     # -- operands --------------------------------------------------------------------------------------------
     def _stage_buffer(self, i: int) -> tuple[Region, Value] | None:
-        if not is_staged(self.block, self.stage, i):
+        if not is_staged(self.block.chain, self.stage, i):
             return None
         r = staged_region(self.stage, i, self.step)
         if r is None:
@@ -187,15 +190,26 @@ class StageContract:
                 self.block.finish(self.stage, {self.op.result: w.load(acc, (wave, *item))}, offset)
 
 
-def is_staged(block: ChainBlock, stage: Stage, i: int) -> bool:
+def is_staged(chain: Chain, stage: Stage, i: int) -> bool:
     """Whether an operand is copied to shared memory chunk by chunk: what the block does not keep anyway."""
-    return stage.anchor.operands[i] not in block.chain.kept
+    return stage.anchor.operands[i] not in chain.kept
 
 
 def staged_region(stage: Stage, i: int, step: Mapping[str, int]) -> Region | None:
     """The box of an operand one chunk of the reduction needs; None where its reads are not affine."""
+    form = _form(stage.anchor, i)
+    if form is None:
+        return None
     sizes = {d: s.extent for d, s in zip(dims(stage.anchor, "par"), stage.domain, strict=True)}
-    return region(stage.anchor, i, {**sizes, **step})
+    sizes.update(step)
+    extents = tuple(1 + sum(c * (sizes[d] - 1) for d, c in terms.items()) for terms in form.scaled)
+    return replace(form, extents=extents)
+
+
+@lru_cache(maxsize=1024)
+def _form(op: Op, i: int) -> Region | None:
+    """The region of an operand for a single index of every dimension."""
+    return region(op, i, dict.fromkeys(domain(op), 1))
 
 
 def staged_shape(stage: Stage, i: int, r: Region) -> tuple[int, ...]:
@@ -206,7 +220,7 @@ def staged_shape(stage: Stage, i: int, r: Region) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def chunk_steps(block: ChainBlock, stage: Stage) -> dict[str, int]:
+def chunk_steps(chain: Chain, stage: Stage, plan: ChainPlan) -> dict[str, int]:
     """Chunk of every reduced dimension: the longest is cut until the staged operands fit `stage_bytes`."""
     op = stage.anchor
     red = dims(op, "red")
@@ -216,16 +230,16 @@ def chunk_steps(block: ChainBlock, stage: Stage) -> dict[str, int]:
     cut = max(red, key=lambda d: red[d])
     for size in (s for s in range(red[cut], 0, -1) if red[cut] % s == 0):
         step[cut] = size
-        regions = [staged_region(stage, i, step) for i in (0, 1) if is_staged(block, stage, i)]
+        regions = [staged_region(stage, i, step) for i in (0, 1) if is_staged(chain, stage, i)]
         largest = max(
             (prod(r.extents) * itemsize(r.value.tensor.dtype) for r in regions if r is not None), default=0
         )
-        if largest <= block.plan.stage_bytes:
+        if largest <= plan.stage_bytes:
             break
     return step
 
 
-def deep_dim(block: ChainBlock, stage: Stage, step: Mapping[str, int]) -> str:
+def deep_dim(stage: Stage, step: Mapping[str, int]) -> str:
     """A reduced dimension along which an operand lies contiguously, read DEPTH at a time; '' if none."""
     for d in dims(stage.anchor, "red"):
         if step[d] % DEPTH == 0 and any(contiguous(stage.anchor, i, d) for i in (0, 1)):

@@ -38,6 +38,14 @@ def lower_map_stage(block: ChainBlock, stage: Stage) -> None:
                 block.finish(stage, {}, inner)
 
 
+def serial_items(stage: Stage) -> int:
+    """Neighbours along the last dimension that one thread reduces together, with all loads under way."""
+    extents = [s.extent for s in stage.domain]
+    length = prod(dims(stage.anchor, "red").values())
+    fits = [n for n in (4, 2) if extents and extents[-1] % n == 0 and n * length <= UNROLL_BUDGET]
+    return fits[0] if fits else 1
+
+
 class StageReduce:
     """Writes a reduction: each point is folded by `lanes` threads, whose parts are combined by shuffles."""
 
@@ -45,13 +53,14 @@ class StageReduce:
         self.block, self.stage, self.op, self.w, self.lanes = block, stage, stage.anchor, block.w, lanes
         self.red = dims(self.op, "red")
         self.extents = [s.extent for s in stage.domain]
-        self.points = prod(self.extents)
-        self.vec = self._vec()
+        self.items = serial_items(stage) if lanes == 1 else 1
+        self.points = prod(self.extents) // self.items
+        self.vec = self.items if lanes == 1 else self._vec()
 
     def _vec(self) -> int:
         last = list(self.red.values())[-1] if self.red else 1
         widest = VECTOR_BYTES // max(itemsize(v.tensor.dtype) for v in self.op.operands)
-        return widest if self.lanes > 1 and last % widest == 0 else 1
+        return widest if last % widest == 0 else 1
 
     def lower(self) -> None:
         """One point per group of lanes and step."""
@@ -62,16 +71,29 @@ class StageReduce:
         with w.loop("p", steps) as step:
             linear = w.simple(binary("+", binary("*", step, slots), slot))
             valid = w.below(linear, self.points)
-            offset = w.unravel(linear, self.extents)
+            first = self._point(linear)
             accs = self._start()
             with w.when(valid):
-                self._fold(accs, offset)
-            values = [self._combined(a) for a in accs]
-            if lanes == 1:
-                values = [w.load(a, (0,)) for a in accs]
-            lane = w.simple(binary("%", Sym("tid"), lanes))
-            with w.when((*valid, *w.below(lane, 1))):
-                self.block.finish(self.stage, dict(zip(self.op.results, values, strict=True)), offset)
+                if lanes == 1:
+                    self._serial(accs, first)
+                else:
+                    self._fold(accs, first)
+            if lanes > 1:
+                totals = [self._combined(a) for a in accs]
+                lane = w.simple(binary("%", Sym("tid"), lanes))
+                with w.when((*valid, *w.below(lane, 1))):
+                    self.block.finish(self.stage, dict(zip(self.op.results, totals, strict=True)), first)
+                return
+            with w.when(valid), w.loop("v", self.items, unroll=1) as v:
+                values = {r: w.load(a, (v,)) for r, a in zip(self.op.results, accs, strict=True)}
+                self.block.finish(self.stage, values, _shifted(first, v))
+
+    def _point(self, linear: Expr) -> Index:
+        """Offset in the domain of the first item of a group."""
+        if not self.extents:
+            return ()
+        at = self.w.unravel(linear, (*self.extents[:-1], self.extents[-1] // self.items))
+        return (*at[:-1], self.w.simple(binary("*", at[-1], self.items)))
 
     def _start(self) -> list[Value]:
         w = self.w
@@ -84,8 +106,6 @@ class StageReduce:
         return accs
 
     def _fold(self, accs: list[Value], offset: Index) -> None:
-        if self.lanes == 1:
-            return self._serial(accs, offset)
         w = self.w
         names = list(self.red)
         groups = prod(self.red.values()) // self.vec
@@ -99,10 +119,9 @@ class StageReduce:
                 inner = dict(zip(names, at, strict=True))
                 inner[names[-1]] = binary("+", binary("*", inner[names[-1]], self.vec), v)
                 self._step(accs, offset, inner, v)
-        return None
 
     def _serial(self, accs: list[Value], offset: Index) -> None:
-        body, unroll = 1, {}
+        body, unroll = self.items, {}
         for d in reversed(self.red):
             body *= self.red[d]
             unroll[d] = 1 if body <= UNROLL_BUDGET else 0
@@ -111,7 +130,8 @@ class StageReduce:
                 d: stack.enter_context(self.w.loop(f"r_{d}", n, unroll=unroll[d]))
                 for d, n in self.red.items()
             }
-            self._step(accs, offset, inner, 0)
+            v = stack.enter_context(self.w.loop("v", self.items, unroll=1))
+            self._step(accs, _shifted(offset, v), inner, v)
 
     def _step(self, accs: list[Value], offset: Index, inner: dict[str, Expr], v: Expr) -> None:
         w = self.w
@@ -127,8 +147,6 @@ class StageReduce:
     def _combined(self, part: Value) -> Value:
         """The parts of all lanes of a group, merged; every lane has the whole."""
         w = self.w
-        if self.lanes == 1:
-            return w.load(part, (0,))
         name = str(combiner(self.op))
         total = w.load(part, (0,))
         for i in range(1, self.vec):
@@ -142,6 +160,10 @@ class StageReduce:
         if init[0] != neutral(self.op):
             total = w.b.value(name, total, w.b.const(init[0], part.tensor.dtype))
         return total
+
+
+def _shifted(offset: Index, by: Expr) -> Index:
+    return (*offset[:-1], binary("+", offset[-1], by)) if offset else ()
 
 
 def _unroll(steps: int) -> int:

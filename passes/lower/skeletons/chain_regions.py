@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 
 from tilewright.ir import Expr, Op, Sym, UnsupportedError
 from tilewright.ir.expr import binary
-from tilewright.ir.simplify import interval, linear
+from tilewright.ir.simplify import Linear, interval, linear
 from tilewright.ir.tensor_ops import dims, ranges_of
 
 
@@ -78,13 +79,19 @@ def read_box(op: Op, at: Sequence[Expr], domain: Box) -> Box:
     spans.update({d: whole(n) for d, n in dims(op, "red").items()})
     ranges = ranges_of(op)
     out = []
-    for e in at:
-        form = linear(e, ranges)
+    for form in _forms(op, tuple(at)):
         total = Span((), form.constant, 1)
         for atom, c in form.terms:
             total = total.plus(_atom(op, atom, spans, ranges).scaled(c))
         out.append(total)
     return tuple(out)
+
+
+@lru_cache(maxsize=4096)
+def _forms(op: Op, at: tuple[Expr, ...]) -> tuple[Linear, ...]:
+    """The linear form of each index expression over the op's domain."""
+    ranges = ranges_of(op)
+    return tuple(linear(e, ranges) for e in at)
 
 
 def _atom(op: Op, atom: Expr, spans: Mapping[str, Span], ranges: Mapping[str, tuple[int, int]]) -> Span:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from tilewright.ir import Func, Op, Sym, UnsupportedError, Value
 from tilewright.ir.simplify import simplify
@@ -131,6 +132,11 @@ def _places(op: Op, stage: Stage, stage_of: Mapping[Value, tuple[Stage, Places]]
     return found
 
 
+@lru_cache(maxsize=64)
+def _stages(kernel: Func) -> tuple[Stage, ...]:
+    return tuple(stages_of(kernel))
+
+
 def chain_of(kernel: Func, tiles: Mapping[str, int]) -> Chain:
     """The stages of a kernel with the boxes a block needs when it owns `tiles` of the final result.
 
@@ -138,7 +144,8 @@ def chain_of(kernel: Func, tiles: Mapping[str, int]) -> Chain:
     values outside an intermediate would have to differ between its readers, or where blocks would not
     partition a result.
     """
-    chain = Chain(kernel, stages_of(kernel), dict(tiles))
+    stages = [Stage(s.anchor, s.members) for s in _stages(kernel)]
+    chain = Chain(kernel, stages, dict(tiles))
     _Regions(chain).infer()
     return chain
 

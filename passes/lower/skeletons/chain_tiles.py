@@ -37,7 +37,7 @@ class ContractTiles:
     @property
     def fast(self) -> str:
         """The dimension along which neighbouring threads lie."""
-        return next(reversed(self.extents), "")
+        return list(self.extents)[-1] if self.extents else ""
 
     @property
     def groups(self) -> dict[str, int]:

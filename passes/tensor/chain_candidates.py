@@ -1,0 +1,103 @@
+"""Which kernels might become one chain: a kernel and producers whose results nothing else reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tilewright.ir import Func, Module, Op, Value
+from tilewright.passes.tensor.chain_merge import callee_of, merged, reshapes_filled
+from tilewright.passes.tensor.chain_parameters import ChosenChain
+
+#: kernels of one chain at most
+MAX_KERNELS = 7
+#: a chain estimated at this many times its kernels is not grown further
+HOPELESS = 1.3
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Calls of @main that could be one kernel, in program order; values it is called with and returns."""
+
+    calls: tuple[Op, ...]
+    chosen: ChosenChain
+    arguments: tuple[Value, ...]
+    returned: tuple[Value, ...]
+    separate_s: float
+
+    @property
+    def gain_s(self) -> float:
+        """Estimated seconds saved."""
+        return self.separate_s - self.chosen.estimate_s
+
+
+class Candidates:
+    """Finds candidates in a module of outlined kernels.
+
+    choose: the parameters of a merged kernel, None where it is no legal chain; seconds: of a kernel alone.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        choose: Callable[[Func], ChosenChain | None],
+        seconds: Callable[[Func], float],
+    ) -> None:
+        self.choose, self.seconds = choose, seconds
+        self.kernels = {f.name: f for f in module.funcs if f.name != "main"}
+        self.ops = module.main.body.ops
+        self.position = {id(op): i for i, op in enumerate(self.ops)}
+        self.producer = {r: op for op in self.ops if op.name == "tensor.call" for r in op.results}
+        self.readers: dict[Value, list[Op]] = {}
+        for op in self.ops:
+            for v in op.operands:
+                self.readers.setdefault(v, []).append(op)
+
+    def all(self) -> Iterator[Candidate]:
+        """Every legal candidate, by the call that ends it."""
+        for op in self.ops:
+            if op.name == "tensor.call" and callee_of(op) in self.kernels:
+                yield from self._ending_in(op)
+
+    def _ending_in(self, last: Op) -> Iterator[Candidate]:
+        """Grow by the latest producer that only these calls read, as long as the result is a legal chain."""
+        calls, refused = [last], set[int]()
+        while len(calls) < MAX_KERNELS:
+            producer = self._latest(calls, refused)
+            if producer is None:
+                return
+            grown = sorted([*calls, producer], key=lambda op: self.position[id(op)])
+            found = self._candidate(grown)
+            if found is None and len(calls) > 1:
+                refused.add(id(producer))
+                continue
+            calls = grown
+            if found is not None:
+                yield found
+                if found.chosen.estimate_s > HOPELESS * found.separate_s:
+                    return
+
+    def _latest(self, calls: Sequence[Op], refused: set[int]) -> Op | None:
+        inside = set(map(id, calls))
+        found = [
+            p
+            for op in calls
+            for v in op.operands
+            if (p := self.producer.get(v)) is not None
+            and id(p) not in inside | refused
+            and callee_of(p) in self.kernels
+            and all(id(x) in inside for r in p.results for x in self.readers[r])
+        ]
+        return max(found, key=lambda op: self.position[id(op)], default=None)
+
+    def _candidate(self, calls: Sequence[Op]) -> Candidate | None:
+        if reshapes_filled(calls, self.kernels):
+            return None
+        outputs = set(calls[-1].results)
+        name = f"{callee_of(calls[-1])}_chain"
+        kernel, arguments, returned = merged(calls, self.kernels, outputs, name)
+        chosen = self.choose(kernel)
+        if chosen is None:
+            return None
+        separate = sum(self.seconds(self.kernels[callee_of(c)]) for c in calls)
+        return Candidate(tuple(calls), chosen, tuple(arguments), tuple(returned), separate)

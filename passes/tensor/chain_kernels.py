@@ -1,0 +1,137 @@
+"""Joins kernels that feed each other into chains: intermediates stay in shared memory, where it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+from tilewright.costmodel import CpuHardware, Hardware, load_hardware
+from tilewright.ir import Block, Func, InputError, Level, Module, Op, Pairs, Ref, UnsupportedError, Value
+from tilewright.passes import PassContext, register_pass
+from tilewright.passes.lower.skeletons.chain_stages import stages_of
+from tilewright.passes.tensor.chain_candidates import Candidate, Candidates
+from tilewright.passes.tensor.chain_merge import callee_of
+from tilewright.passes.tensor.chain_parameters import ChosenChain, choose_chain
+from tilewright.passes.tensor.choose_parameters import choose_parameters
+from tilewright.passes.tensor.merge_dims import merge_dims
+from tilewright.passes.tensor.share_kernels import kernel_text
+from tilewright.passes.tensor.split_dims import split_dims
+
+#: a chain is taken where its estimate is below this share of the estimates of its kernels
+CLEARLY = 0.9
+WHEN = ("auto", "always", "never")
+
+
+@register_pass(Level.TENSOR, requires={"kernels-outlined"})
+def chain_kernels(module: Module, ctx: PassContext, *, when: str = "auto", only: str = "") -> Module:
+    """Make one kernel of several whose intermediates fit shared memory, block by block.
+
+    rewrite:  %s = call(%q, %k, callee = @scores); %p = call(%s, callee = @softmax);
+              %o = call(%p, %v, callee = @mix)   -->   %o = call(%q, %k, %v, callee = @mix_chain)
+
+    Legality follows from index sets: the box of each intermediate that a block needs, walked back from its
+    part of the result. when: `auto` where the model sees a gain of more than a tenth, `always` where legal,
+    `never`. only: chains whose anchors, joined by `-`, contain this text (`contract-reduce`).
+    """
+    if when not in WHEN:
+        raise InputError(f"expected when among {', '.join(WHEN)}, got {when!r}")
+    hardware = ctx.hardware or load_hardware(ctx.target)
+    if when == "never" or (when == "auto" and isinstance(hardware, CpuHardware)):
+        return module
+    model = _Model(ctx, hardware)
+    found = [
+        c for c in Candidates(module, model.choose, model.seconds).all()
+        if only in anchors(c.chosen.kernel) and (when == "always" or _pays(c))
+    ]  # fmt: skip
+    taken = _disjoint(found)
+    return _replaced(module, taken) if taken else module
+
+
+def _pays(c: Candidate) -> bool:
+    return c.chosen.estimate_s < CLEARLY * c.separate_s
+
+
+def anchors(kernel: Func) -> str:
+    """The ops that shape the stages of a chain, in order: `contract-reduce-map-contract`."""
+    return "-".join(s.anchor.name.removeprefix("tensor.") for s in stages_of(kernel))
+
+
+class _Model:
+    """Estimates, one per different kernel."""
+
+    def __init__(self, ctx: PassContext, hardware: Hardware) -> None:
+        self.ctx, self.hardware = ctx, hardware
+        self.chosen: dict[str, ChosenChain | None] = {}
+        self.alone: dict[str, float] = {}
+
+    def choose(self, kernel: Func) -> ChosenChain | None:
+        """The chain this kernel becomes, in its canonical dimensions."""
+        text = kernel_text(kernel)
+        if text not in self.chosen:
+            self.chosen[text] = choose_chain(self._canonical(kernel), self.hardware)
+        return self.chosen[text]
+
+    def seconds(self, kernel: Func) -> float:
+        """Estimated seconds of a kernel as it would run on its own; 0 where nothing estimates it."""
+        text = kernel_text(kernel)
+        if text not in self.alone:
+            try:
+                cost = choose_parameters.run(self._canonical(kernel), self.ctx).get("cost")
+            except UnsupportedError:
+                cost = None
+            known = cost["estimate_s"] if isinstance(cost, Pairs) and "estimate_s" in cost else 0.0
+            self.alone[text] = float(known) if isinstance(known, int | float) and known < inf else 0.0
+        return self.alone[text]
+
+    def _canonical(self, kernel: Func) -> Func:
+        split: Func = split_dims.run(kernel, self.ctx)
+        out: Func = merge_dims.run(split, self.ctx)
+        return out
+
+
+def _disjoint(found: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates that share no call, those with the largest gain first."""
+    taken: list[Candidate] = []
+    used: set[int] = set()
+    for c in sorted(found, key=lambda c: -c.gain_s):
+        calls = set(map(id, c.calls))
+        if not calls & used:
+            used |= calls
+            taken.append(c)
+    return taken
+
+
+def _replaced(module: Module, taken: Sequence[Candidate]) -> Module:
+    """The module with each candidate's calls replaced by one, where the last of them was."""
+    last = {id(c.calls[-1]): c for c in taken}
+    gone = {id(op) for c in taken for op in c.calls}
+    names = {f.name for f in module.funcs}
+    kernels: list[Func] = []
+    ops: list[Op] = []
+    for op in module.main.body.ops:
+        if id(op) in last:
+            c = last[id(op)]
+            kernel = replace(c.chosen.kernel, name=_free(c.chosen.kernel.name, names))
+            kernels.append(kernel)
+            ops.append(_call(kernel, c.arguments, c.returned, op))
+        elif id(op) not in gone:
+            ops.append(op)
+    called = {callee_of(op) for op in ops if op.name == "tensor.call"}
+    main = module.main.with_body(Block(module.main.params, tuple(ops)))
+    kept = [main if f is module.main else f for f in module.funcs if f.name in called or f is module.main]
+    return module.with_funcs((*kernels, *kept))
+
+
+def _call(kernel: Func, arguments: Sequence[Value], returned: Sequence[Value], old: Op) -> Op:
+    return Op(
+        "tensor.call", tuple(arguments), (("callee", Ref(kernel.name)),), tuple(returned), None, old.loc
+    )
+
+
+def _free(stem: str, names: set[str]) -> str:
+    number = 0
+    while f"{stem}_{number}" in names:
+        number += 1
+    names.add(f"{stem}_{number}")
+    return f"{stem}_{number}"
