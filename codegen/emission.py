@@ -205,8 +205,8 @@ class Emission:
         return found
 
     def offset(self, b: BufferRef, at: Sequence[Expr]) -> Expr:
-        """The row-major element offset of an access, simplified."""
-        total: Expr = 0
+        """The element offset of an access from the beginning of the buffer, simplified."""
+        total: Expr = b.type.start
         for e, stride in zip(at, b.type.strides, strict=True):
             total = total + e * stride
         return simplify(total, self.ranges)

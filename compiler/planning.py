@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from tilewright.codegen import KernelSource
 from tilewright.codegen.in_place import in_place_pairs
-from tilewright.ir import Func, InputError, Level, Module, Op, Ref, Value
-from tilewright.ir.types import array_type
+from tilewright.ir import Func, InputError, Level, Module, Op, Ref, TensorType, Value
+from tilewright.ir.join_ops import boxes_of
+from tilewright.ir.types import array_type, itemsize
+from tilewright.library_program import library_kernels
 from tilewright.runtime.memory import place_arena
 from tilewright.runtime.plan import Buffer, BufferKind, ExecutionPlan, KernelCode, Launch
 
@@ -36,7 +39,9 @@ class _Planner:
         self.taken: dict[str, int] = {}  # buffer name -> the last number given to another of that name
         self.buffers: list[Buffer] = []
         self.launches: list[Launch] = []
-        self.writer: dict[str, int] = {}
+        self.writers: dict[Value, frozenset[int]] = {}  # of its elements; a joined array has several
+        self.slots = _slots(module)
+        self.libraries = library_kernels(module)
         self.origins = _origins(module)
         self.in_place = {f.name: in_place_pairs(f) for f in module.funcs if f.level is Level.THREAD}
 
@@ -50,14 +55,16 @@ class _Planner:
                 self.buffer(op.result, str(op["name"]), "constant")
             elif op.name == "tensor.call":
                 self.call(op)
+            elif op.name == "tensor.join":
+                self.join(op)
             else:
-                raise InputError(f"expected calls and constants in @main, got {op.name}", where=op.loc)
+                raise InputError(f"expected calls, constants and joins in @main, got {op.name}", where=op.loc)
         outputs = tuple(self.names[v] for v in returned)
         used = {launch.kernel for launch in self.launches}
         plan = ExecutionPlan(
             target=self.target,
             buffers=tuple(self.buffers),
-            kernels=tuple(c for n, c in self.codes.items() if n in used),
+            kernels=(*(c for n, c in self.codes.items() if n in used), *self.library_codes()),
             launches=tuple(self.launches),
             inputs=tuple(self.names[p] for p in main.params),
             outputs=outputs,
@@ -66,39 +73,118 @@ class _Planner:
         return place_arena(plan).validate()
 
     def buffer(self, v: Value, name: str, kind: BufferKind) -> None:
+        """A buffer for `v`: memory of its own, or its box in the array that it is joined to."""
+        slot = self.slots.get(v)
+        if slot is None:
+            self.named(v, name)
+            t = array_type(v.tensor)
+            nbytes = max(1, v.tensor.span * itemsize(v.tensor.dtype))
+            self.buffers.append(Buffer(self.names[v], t.dtype, t.shape, kind, nbytes))
+            return
+        if slot.root not in self.names:
+            self.buffer(slot.root, slot.root.hint or "joined", "arena")
+        self.named(v, name)
+        whole, t = slot.root.tensor, v.tensor
+        begin = slot.start - t.start
+        if begin < 0 or t.span != t.start + slot.span:
+            raise InputError(f"expected a result of the layout of its place in the joined {whole}, got {t}")
+        size, base = itemsize(t.dtype), self.names[slot.root]
+        nbytes, offset = max(1, t.span * size), begin * size
+        box = Buffer(self.names[v], array_type(t).dtype, slot.extents, "alias", nbytes, offset, base)
+        self.buffers.append(replace(box, strides=whole.strides, start=t.start))
+
+    def named(self, v: Value, name: str) -> None:
+        """Give `v` a name like `name` that no buffer has yet."""
         unique = name
         while unique in self.taken:
             self.taken[name] += 1
             unique = f"{name}.{self.taken[name]}"
         self.taken[unique] = 0
-        t = array_type(v.tensor)
         self.names[v] = unique
-        self.buffers.append(Buffer(unique, t.dtype, t.shape, kind, max(1, v.tensor.nbytes)))
+
+    def join(self, op: Op) -> None:
+        """Nothing runs: what the operands' launches wrote is the result."""
+        if op.result not in self.names:
+            self.buffer(op.result, op.result.hint or "joined", "arena")
+        self.writers[op.result] = frozenset().union(*(self.writers.get(v, ()) for v in op.operands))
 
     def call(self, op: Op) -> None:
         ref = op["callee"]
         assert isinstance(ref, Ref)
-        source = self.sources[ref.name]
         for r in op.results:
             self.buffer(r, r.hint or f"{ref.name}.out", "arena")
         args = tuple(self.names[v] for v in (*op.operands, *op.results))
-        deps = sorted({self.writer[a] for a in args if a in self.writer})
+        deps = sorted(frozenset().union(*(self.writers.get(v, ()) for v in op.operands)))
         index = len(self.launches)
-        self.launches.append(
-            Launch(
-                kernel=ref.name,
-                args=args,
-                grid=source.grid,
-                block=source.block,
-                shared_bytes=source.shared_bytes_dynamic,
-                deps=tuple(deps),
-                origin=self.origins.get(ref.name, ()) if not op.loc else (op.loc,),
-                writes=source.writes,
-                in_place=self.in_place[ref.name],
+        origin = self.origins.get(ref.name, ()) if not op.loc else (op.loc,)
+        if ref.name in self.libraries:
+            self.launches.append(self.library_launch(ref.name, args, tuple(deps), origin))
+        else:
+            source = self.sources[ref.name]
+            self.launches.append(
+                Launch(
+                    kernel=ref.name,
+                    args=args,
+                    grid=source.grid,
+                    block=source.block,
+                    shared_bytes=source.shared_bytes_dynamic,
+                    deps=tuple(deps),
+                    origin=origin,
+                    writes=source.writes,
+                    in_place=self.in_place[ref.name],
+                )
             )
-        )
-        for r in op.results:
-            self.writer[self.names[r]] = index
+        self.writers.update(dict.fromkeys(op.results, frozenset((index,))))
+
+    def library_launch(
+        self, name: str, args: tuple[str, ...], deps: tuple[int, ...], origin: tuple[str, ...]
+    ) -> Launch:
+        """A launch with a workspace of its own, which lives as long as the launch."""
+        kernel = self.libraries[name]
+        workspace = Value(TensorType("u8", (kernel.workspace_bytes,)), f"{name}.workspace")
+        self.buffer(workspace, workspace.hint, "arena")
+        args = (*args, self.names[workspace])
+        return Launch(name, args, (1, 1, 1), 1, deps=deps, origin=origin, writes=kernel.writes)
+
+    def library_codes(self) -> list[KernelCode]:
+        """What the plan stores of the library kernels that are called."""
+        used = dict.fromkeys(launch.kernel for launch in self.launches)
+        return [KernelCode(n, n, "library", self.libraries[n].to_json()) for n in used if n in self.libraries]
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """The box of a joined array that one value fills: its extents, and elements before and within it."""
+
+    root: Value
+    start: int
+    extents: tuple[int, ...]
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to the last one."""
+        steps = self.root.tensor.strides
+        return 1 + sum((n - 1) * s for n, s in zip(self.extents, steps, strict=True))
+
+
+def _slots(module: Module) -> dict[Value, _Slot]:
+    """Where the operands of joins lie; joins of joins are boxes of the outermost array."""
+    slots: dict[Value, _Slot] = {}
+    for op in reversed(module.main.body.ops):
+        if op.name != "tensor.join":
+            continue
+        inside = slots.get(op.result, _Slot(op.result, 0, op.result.tensor.shape))
+        for v, (at, extents) in zip(op.operands, boxes_of(op), strict=True):
+            if v in slots:
+                raise InputError("a value is part of two joins; place-concats copies it", where=op.loc)
+            steps = inside.root.tensor.strides
+            start = inside.start + sum(a * s for a, s in zip(at, steps, strict=True))
+            slots[v] = _Slot(inside.root, start, extents)
+    body = module.main.body
+    constants = (op.result for op in body.ops if op.name == "tensor.constant")
+    if any(v in slots for v in (*body.params, *constants, *body.ops[-1].operands)):
+        raise InputError("an input, a constant or a result is part of a join; place-concats copies it")
+    return slots
 
 
 def _origins(module: Module) -> dict[str, tuple[str, ...]]:

@@ -3,6 +3,7 @@
 from tilewright.ir import (  # noqa: F401  (importing defines the ops)
     graph_ops,
     indexed_ops,
+    join_ops,
     recurrence_ops,
     scalar_ops,
     tensor_ops,

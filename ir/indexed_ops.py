@@ -15,8 +15,9 @@ GATHER_MODES = ("clip", "wrap", "fill")
 
 
 def _verify_result(op: Op, shape: tuple[int, ...], dtype: str) -> list[str]:
-    wanted = TensorType(dtype, shape)
-    return [] if op.result.type == wanted else [f"expected a result of type {wanted}, got {op.result.type}"]
+    wanted, t = TensorType(dtype, shape), op.result.type
+    fits = isinstance(t, TensorType) and (t.dtype, t.shape, t.space) == (dtype, shape, wanted.space)
+    return [] if fits else [f"expected a result of type {wanted}, got {op.result.type}"]
 
 
 def _verify_scan(op: Op) -> Sequence[str]:

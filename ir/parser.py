@@ -134,12 +134,16 @@ class _Build(Transformer[Token, Any]):
             raise _SyntaxFault(str(e), c[0]) from e
 
     def tensor_type(self, c: list[Any]) -> Type:
-        name, *dims, space = c
+        name, *dims, space, steps, start = c
         shape = tuple(_number(d) for d in dims if d is not None)
+        place = (steps or (), _number(start) if start is not None else 0)
         try:
-            return TensorType(str(name), shape, str(space) if space is not None else "global")
+            return TensorType(str(name), shape, str(space) if space is not None else "global", *place)
         except InputError as e:
             raise _SyntaxFault(str(e), name) from e
+
+    def steps(self, c: list[Any]) -> tuple[int, ...]:
+        return tuple(map(_number, c))
 
     def real(self, c: list[Any]) -> float:
         return _float(c[0])

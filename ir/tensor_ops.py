@@ -233,8 +233,8 @@ define(
     OpDef(
         "tensor.call",
         ("operands*",),
-        "Run a kernel (a function of this module) or a library kernel. Buffers are dense: shapes may differ "
-        "from the callee's as long as dtype and number of elements agree.",
+        "Run a kernel (a function of this module) or a library kernel. Shapes may differ from the callee's "
+        "as long as dtype, number of elements and the memory from the first to the last one agree.",
         attrs={"callee": AttrDef("ref")},
         results=None,
     )

@@ -60,11 +60,18 @@ class ScalarType:
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A dense row-major array of `shape` in one memory space; `()` is a rank-0 tensor."""
+    """An array of `shape` in one memory space; `()` is a rank-0 tensor.
+
+    It is dense and row-major unless `steps` names the elements from one index to the next along each
+    dimension: a box inside a larger array, as a piece of a concatenation is. `start` counts the elements
+    before its first one.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     space: str = "global"
+    steps: tuple[int, ...] = ()
+    start: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -75,6 +82,16 @@ class TensorType:
             raise InputError(f"expected non-negative integer dimensions, got {self.shape}")
         if self.size > MAX_ELEMENTS:
             raise InputError(f"expected a tensor of at most {MAX_ELEMENTS} elements, got {self.shape}")
+        if self.steps or self.start:
+            self._check_steps()
+
+    def _check_steps(self) -> None:
+        if self.steps and (len(self.steps) != len(self.shape) or any(type(s) is not int for s in self.steps)):
+            raise InputError(f"expected a step per dimension of {list(self.shape)}, got {list(self.steps)}")
+        if type(self.start) is not int or self.start < 0 or any(s < 0 for s in self.steps):
+            raise InputError(f"expected steps and a start of at least 0, got {self.steps} and {self.start}")
+        if self.span > MAX_ELEMENTS:
+            raise InputError(f"expected a tensor within {MAX_ELEMENTS} elements, got one within {self.span}")
 
     @property
     def size(self) -> int:
@@ -86,16 +103,37 @@ class TensorType:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the dense array."""
+        """Bytes of all elements."""
         return self.size * itemsize(self.dtype)
+
+    @property
+    def span(self) -> int:
+        """Elements from the beginning of its memory to its last element, those of others between included."""
+        if not self.size:
+            return 0
+        return self.start + 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def dense(self) -> bool:
+        """Whether its memory holds its elements in row-major order and nothing else."""
+        return not self.steps and not self.start
 
     @property
     def rank(self) -> int:
         return len(self.shape)
 
+    def rows_of(self, lanes: int) -> bool:
+        """Whether the last dimension is consecutive and begins at a multiple of `lanes` in every row."""
+        *outer, last = self.strides or (1,)
+        extents = self.shape[:-1]
+        apart = all(s % lanes == 0 for s, n in zip(outer, extents, strict=True) if n > 1)
+        return last == 1 and apart and self.start % lanes == 0
+
     @property
     def strides(self) -> tuple[int, ...]:
-        """Row-major strides in elements."""
+        """Elements from one index to the next along each dimension."""
+        if self.steps:
+            return self.steps
         out: list[int] = []
         step = 1
         for d in reversed(self.shape):
@@ -105,7 +143,10 @@ class TensorType:
 
     def __str__(self) -> str:
         dims = ", ".join(map(str, self.shape))
-        return f"{self.dtype}[{dims}]" + ("" if self.space == "global" else f" in {self.space}")
+        text = f"{self.dtype}[{dims}]" + ("" if self.space == "global" else f" in {self.space}")
+        if self.steps:
+            text += f" by [{', '.join(map(str, self.steps))}]"
+        return text + (f" from {self.start}" if self.start else "")
 
 
 Type = ScalarType | TensorType

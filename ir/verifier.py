@@ -225,7 +225,7 @@ class _Checker:
                 isinstance(w, TensorType)
                 and isinstance(g, TensorType)
                 and w.dtype == g.dtype
-                and w.size == g.size
+                and (w.size, w.start, w.span) == (g.size, g.start, g.span)
             )
         ]
 

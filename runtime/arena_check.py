@@ -6,13 +6,17 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tilewright.runtime.boxes import Box, box_of, common, volume
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.plan import Buffer, ExecutionPlan
 
 
 @dataclass(frozen=True)
 class Access:
-    """One argument of one launch: the bytes it may touch inside the buffer that owns them."""
+    """One argument of one launch: the bytes it may touch inside the buffer that owns them.
+
+    box: the elements it may touch of these, where it is a box of that buffer (or all of it).
+    """
 
     launch: int
     owner: str
@@ -20,6 +24,13 @@ class Access:
     start: int
     end: int
     writes: bool
+    box: Box | None = None
+
+    def apart(self, other: Access) -> bool:
+        """Whether the two touch no common byte."""
+        if self.box is not None and other.box is not None:
+            return volume(common(self.box, other.box)) == 0
+        return self.end <= other.start or other.end <= self.start
 
 
 def check_arena(plan: ExecutionPlan) -> None:
@@ -60,8 +71,9 @@ def _accesses(plan: ExecutionPlan) -> Iterator[Access]:
         written = set(launch.writes)
         for position, name in enumerate(launch.args):
             owner, start = plan.locate(name)
-            end = start + plan.buffer_by_name[name].nbytes
-            yield Access(index, owner.name, name, start, end, position in written)
+            buffer = plan.buffer_by_name[name]
+            end = start + buffer.nbytes
+            yield Access(index, owner.name, name, start, end, position in written, box_of(owner, buffer))
 
 
 def _ordered(first: int, second: int, before: list[int]) -> bool:
@@ -74,9 +86,8 @@ def _races(accesses: list[Access], before: list[int]) -> Iterator[str]:
         for other in accesses:
             if other.launch == writer.launch or (other.writes and other.launch < writer.launch):
                 continue
-            apart = writer.end <= other.start or other.end <= writer.start
             low, high = sorted((writer.launch, other.launch))
-            if not apart and not _ordered(low, high, before):
+            if not writer.apart(other) and not _ordered(low, high, before):
                 verb = "writes" if other.writes else "reads"
                 yield (
                     f"launch {writer.launch} writes {writer.name!r} while launch {other.launch} {verb} "
@@ -90,15 +101,23 @@ def _unwritten_reads(plan: ExecutionPlan, accesses: list[Access], before: list[i
     for read in accesses:
         if read.writes or read.start == read.end:
             continue
-        written = any(
-            access.writes
-            and _ordered(access.launch, read.launch, before)
-            and access.start < read.end
-            and read.start < access.end
+        writers = [
+            access
             for access in accesses
-        )
-        if not written:
+            if access.writes and _ordered(access.launch, read.launch, before) and not access.apart(read)
+        ]
+        if not writers:
             yield f"launch {read.launch} reads {read.name!r}, which no launch before it writes"
+        elif _elements_of(writers, read) < 1:
+            yield f"launch {read.launch} reads {read.name!r}, which launches before it write in part only"
+
+
+def _elements_of(writers: list[Access], read: Access) -> float:
+    """At most the share of what is read that the writers write; 1 where a writer is no box."""
+    if read.box is None or any(w.box is None for w in writers) or not volume(read.box):
+        return 1.0
+    boxes = {w.box for w in writers if w.box is not None}
+    return sum(volume(common(box, read.box)) for box in boxes) / volume(read.box)
 
 
 def _overwritten(plan: ExecutionPlan) -> set[tuple[int, str, str]]:

@@ -28,6 +28,8 @@ class Buffer:
 
     `nbytes` is at least the tensor's size. `offset` counts bytes: inside the arena for `arena`, inside the
     buffer `base` for `alias`; it is 0 for the other kinds, whose memory the device allocates apart.
+    An alias with `strides` (elements, those of the base's row-major shape) is no dense array but the box of
+    its shape inside its base, whose first element lies `start` elements after `offset`.
     """
 
     name: str
@@ -37,6 +39,8 @@ class Buffer:
     nbytes: int
     offset: int = 0
     base: str = ""
+    strides: tuple[int, ...] = ()
+    start: int = 0
 
     @property
     def size(self) -> int:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 
+from tilewright.runtime.boxes import box_of, dense_strides
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.libraries.kernel import LibraryKernel
@@ -137,6 +138,8 @@ def _buffer_faults(plan: ExecutionPlan, buffer: Buffer) -> Iterator[str]:
         yield f"only arena and alias buffers have an offset, got {buffer.offset}"
     if buffer.base and buffer.kind != "alias":
         yield f"only alias buffers have a base, got {buffer.base!r:.100}"
+    if (buffer.strides or buffer.start) and buffer.kind != "alias":
+        yield f"only alias buffers have strides and a start, got {buffer.strides!r:.100}"
 
 
 def _arena_faults(plan: ExecutionPlan, buffer: Buffer) -> Iterator[str]:
@@ -155,8 +158,20 @@ def _alias_faults(plan: ExecutionPlan, buffer: Buffer) -> Iterator[str]:
         yield f"views {base.name!r}, which is an alias itself"
     elif type(base.nbytes) is int and buffer.offset + buffer.nbytes > base.nbytes:
         yield f"ends at byte {buffer.offset + buffer.nbytes} of {base.name!r}, which has {base.nbytes}"
+    elif buffer.strides or buffer.start:
+        yield from _box_faults(base, buffer)
     if buffer.dtype in DTYPES and buffer.offset % DTYPES[buffer.dtype].itemsize:
         yield f"offset {buffer.offset} is not a multiple of the element size"
+
+
+def _box_faults(base: Buffer, buffer: Buffer) -> Iterator[str]:
+    dense = dense_strides(base.shape)
+    if tuple(buffer.strides) != dense or len(buffer.shape) != len(base.shape) or buffer.dtype != base.dtype:
+        yield f"expected a box of {base.name!r} with its strides {dense}, got {buffer.strides!r:.100}"
+    elif not _is_count(buffer.start, 0, MAX_BYTES):
+        yield f"expected start in 0..{MAX_BYTES}, got {buffer.start!r}"
+    elif box_of(base, buffer) is None:
+        yield f"the box of {buffer.shape} elements leaves {base.name!r} of {base.shape}"
 
 
 def _boundary_faults(plan: ExecutionPlan) -> Iterator[str]:
@@ -172,6 +187,8 @@ def _boundary_faults(plan: ExecutionPlan) -> Iterator[str]:
     for name in plan.outputs:
         if name not in plan.buffer_by_name:
             yield f"output {name!r:.100} is no buffer"
+        elif plan.buffer_by_name[name].strides or plan.buffer_by_name[name].start:
+            yield f"output {name!r:.100} is a box, not a dense array"
 
 
 def _launch_faults(plan: ExecutionPlan, index: int, launch: Launch) -> Iterator[str]:
@@ -237,10 +254,11 @@ def _library_launch_faults(plan: ExecutionPlan, launch: Launch, kernel: LibraryK
         yield f"expected it to write the arguments {kernel.writes} and nothing in place, got {launch.writes}"
     for name, argument in zip(launch.args, wanted, strict=True):
         buffer, (owner, offset) = plan.buffer_by_name[name], plan.locate(name)
-        if buffer.dtype != argument.dtype or buffer.size < argument.span:
+        held = buffer.nbytes // DTYPES[buffer.dtype].itemsize
+        if buffer.dtype != argument.dtype or held < argument.span:
             yield (
                 f"expected {argument.role} to hold {argument.span} elements of {argument.dtype}, "
-                f"{name!r} holds {buffer.size} of {buffer.dtype}"
+                f"{name!r} holds {held} of {buffer.dtype}"
             )
         if offset % POINTER_BYTES:
             yield f"{name!r} begins at byte {offset} of {owner.name!r}, not at a multiple of {POINTER_BYTES}"

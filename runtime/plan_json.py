@@ -75,7 +75,10 @@ def plan_from_json(text: str, *, sources: Mapping[str, str], binaries: Mapping[s
 
 
 def _read_buffer(data: Any, where: str) -> Buffer:
-    fields = Fields(data, where, tuple(Buffer.__dataclass_fields__))
+    # Without `strides` and `start`: written before aliases could be boxes.
+    optional = ("strides", "start")
+    required = tuple(name for name in Buffer.__dataclass_fields__ if name not in optional)
+    fields = Fields(data, where, required, optional=optional)
     return Buffer(
         name=fields.text("name"),
         dtype=fields.text("dtype"),
@@ -84,6 +87,8 @@ def _read_buffer(data: Any, where: str) -> Buffer:
         nbytes=fields.integer("nbytes"),
         offset=fields.integer("offset"),
         base=fields.text("base"),
+        strides=fields.integers("strides") if "strides" in data else (),
+        start=fields.integer("start") if "start" in data else 0,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from tilewright.ir import Expr, Func, Level, Op, Pairs, Sym, TensorType, Value
 from tilewright.ir.expr import substitute, symbols
+from tilewright.ir.join_ops import placed
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor_ops import STRUCTURED, dims, domain, reads
 from tilewright.passes import PassContext, register_pass
@@ -54,7 +55,7 @@ def _drop_unit(func: Func) -> Func | None:
     """Substitute 0 for a dimension of extent 1, then drop dimensions of size 1 that are read at 0."""
     ops = [op for op in func.body.ops if op.name in STRUCTURED]
     par = dims(ops[-1], "par")
-    unit = next((d for d, n in par.items() if n == 1), None)
+    unit = next((d for d, n in par.items() if n == 1 and _always_read_at_it(ops, d)), None)
     if unit is not None and len(par) > 1:
         at = list(par).index(unit)
         every = {r: _Position(at, False) for op in ops for r in op.results}
@@ -73,6 +74,14 @@ def _drop_unit(func: Func) -> Func | None:
     return _rebuild(func, edits, env={}, drop=()) if edits else None
 
 
+def _always_read_at_it(ops: list[Op], unit: str) -> bool:
+    """Whether the ops read each other's results at the only index of a dimension, never outside of it."""
+    made = {r for op in ops for r in op.results}
+    at = list(dims(ops[-1], "par")).index(unit)
+    indices = [index[at] for op in ops for v, index in zip(op.operands, reads(op), strict=True) if v in made]
+    return all(e in (0, Sym(unit)) for e in indices)
+
+
 def _merge_pair(func: Func) -> Func | None:
     ops = [op for op in func.body.ops if op.name in STRUCTURED]
     par = dims(ops[-1], "par")
@@ -80,7 +89,7 @@ def _merge_pair(func: Func) -> Func | None:
     for i in range(len(names) - 1):
         first, second = names[i], names[i + 1]
         edits = _mergeable(func, ops, first, second, par[second])
-        if edits is None:
+        if edits is None or not all(_is_one_run(r.tensor, i) for op in ops for r in op.results):
             continue
         edits.update({r: _Position(i, True) for op in ops for r in op.results})
         return _rebuild(func, edits, env={}, drop=(first, second))
@@ -121,7 +130,8 @@ def _pair_position(t: TensorType, at: tuple[Expr, ...], first: str, second: str,
         return -1
     if len(mentions) == 2 and mentions[1] == mentions[0] + 1:
         i = mentions[0]
-        if at[i] == Sym(first) and at[i + 1] == Sym(second) and t.shape[i + 1] == extent:
+        same = at[i] == Sym(first) and at[i + 1] == Sym(second) and t.shape[i + 1] == extent
+        if same and _is_one_run(t, i):
             return i
     return None
 
@@ -133,7 +143,7 @@ def _rebuild(
     merged = "_".join(drop) if len(drop) == 2 else ""
     fresh: dict[Value, Value] = {}
     for v, place in edits.items():
-        fresh[v] = Value(replace(v.tensor, shape=_shape(v.tensor.shape, place)), v.hint)
+        fresh[v] = Value(_type(v.tensor, place), v.hint)
     ops = []
     for op in func.body.ops:
         if op.name in STRUCTURED:
@@ -150,11 +160,21 @@ def _rebuild(
     return replace(func, body=replace(func.body, params=params, ops=tuple(ops)), result_types=types)
 
 
-def _shape(shape: tuple[int, ...], place: _Position) -> tuple[int, ...]:
-    i = place.index
+def _type(t: TensorType, place: _Position) -> TensorType:
+    i, shape, steps = place.index, t.shape, t.strides
+    left = (*steps[:i], *steps[i + 1 :])
     if place.merge:
-        return (*shape[:i], shape[i] * shape[i + 1], *shape[i + 2 :])
-    return (*shape[:i], *shape[i + 1 :])
+        return placed(_dense(t, (*shape[:i], shape[i] * shape[i + 1], *shape[i + 2 :])), left, t.start)
+    return placed(_dense(t, (*shape[:i], *shape[i + 1 :])), left, t.start)
+
+
+def _dense(t: TensorType, shape: tuple[int, ...]) -> TensorType:
+    return TensorType(t.dtype, shape, t.space)
+
+
+def _is_one_run(t: TensorType, i: int) -> bool:
+    """Whether dimensions i and i + 1 are one dimension in memory too."""
+    return t.strides[i] == t.strides[i + 1] * t.shape[i + 1]
 
 
 def _edit_op(

@@ -12,6 +12,7 @@ from typing import Any
 
 from tilewright.ir import BinOp, Expr, Func, Level, Op, Pairs, Sym, TensorType, Value
 from tilewright.ir.expr import binary, substitute, symbols
+from tilewright.ir.join_ops import placed
 from tilewright.ir.simplify import Linear, Ranges, coefficients, interval, linear, simplify
 from tilewright.ir.tensor_ops import STRUCTURED, dims, ranges_of, reads
 from tilewright.passes import PassContext, register_pass
@@ -46,8 +47,10 @@ class _Split:
 
     def shape(self, t: TensorType) -> TensorType:
         """The type of a tensor so split."""
-        i, n = self.position, t.shape[self.position]
-        return replace(t, shape=(*t.shape[:i], n // self.size, self.size, *t.shape[i + 1 :]))
+        i, n, s = self.position, t.shape[self.position], t.strides
+        shape = (*t.shape[:i], n // self.size, self.size, *t.shape[i + 1 :])
+        steps = (*s[:i], s[i] * self.size, s[i], *s[i + 1 :])
+        return placed(TensorType(t.dtype, shape, t.space), steps, t.start)
 
     @property
     def names(self) -> tuple[str, str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 
 from tilewright.ir.builder import Builder
 from tilewright.ir.errors import InputError
 from tilewright.ir.expr import Expr, Sym, binary, substitute
 from tilewright.ir.nodes import Block, Func, Level, Op, Value
 from tilewright.ir.opdef import op_def
-from tilewright.ir.simplify import Ranges, coefficients, multiple_of
+from tilewright.ir.simplify import Ranges, coefficients, multiple_of, simplify
 from tilewright.ir.types import LANES, ScalarType, TensorType, itemsize
 from tilewright.passes.context import PassContext
 from tilewright.passes.definition import register_pass
@@ -89,9 +90,19 @@ class _Widener:
             with self.b.at(op.loc):
                 if not self.op(op):
                     return None
-        if any(len(self.places[v]) > 1 for v in self.written):
-            return None  # another iteration might read what this one writes
+        for v in self.written:
+            if not all(self.apart(a, b) for a, b in combinations(self.places[v], 2)):
+                return None  # another iteration might read or write what this one writes
         return self.b.block() if self.memory or self.registers else None
+
+    def apart(self, first: tuple[Expr, ...], second: tuple[Expr, ...]) -> bool:
+        """Whether two accesses at any two of the lanes never touch the same element."""
+        for e, f in zip(first, second, strict=True):
+            distance = simplify(binary("-", e, f), self.ranges)
+            least = self.lanes if mentions(e, self.var) or mentions(f, self.var) else 1
+            if isinstance(distance, int) and abs(distance) >= least:
+                return True
+        return False
 
     def op(self, op: Op) -> bool:
         if op.name in ("thread.load", "thread.store"):
@@ -137,7 +148,7 @@ class _Widener:
     def unit_stride(self, buffer: Value, at: tuple[Expr, ...]) -> bool:
         """Consecutive elements of the last dimension, starting at a multiple of the lanes in every row."""
         t = buffer.tensor
-        if any(mentions(e, self.var) for e in at[:-1]) or (t.rank > 1 and t.shape[-1] % self.lanes):
+        if any(mentions(e, self.var) for e in at[:-1]) or not t.rows_of(self.lanes):
             return False
         form = coefficients(at[-1], [self.var], self.ranges)
         if form is None or form[0].get(self.var) != 1:

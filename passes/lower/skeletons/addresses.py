@@ -26,10 +26,13 @@ class Address:
     def __init__(self, points: Points, op: Op, env: Mapping[str, Expr], first: int, mask: Mask = ()) -> None:
         """The address at iteration point `env`; the index operands of `op` start at position `first`."""
         self.w = points.w
-        self.shape = op.operands[0].tensor.shape
+        self.target = op.operands[0].tensor
+        self.shape = self.target.shape
         indices = op.operands[first:]
         where = reads(op)[len(reads(op)) - len(indices) :]
-        wide = prod(self.shape) >= _NARROW or any(v.tensor.dtype in ("i64", "u64", "u32") for v in indices)
+        wide = max(self.target.span, prod(self.shape)) >= _NARROW or any(
+            v.tensor.dtype in ("i64", "u64", "u32") for v in indices
+        )
         self.dtype = "i64" if wide else "i32"
         self.runtime: dict[str, Value] = {}
         for k, (v, read) in enumerate(zip(indices, where, strict=True)):
@@ -47,9 +50,11 @@ class Address:
         ]
 
     def offset(self, dimensions: Sequence[int] | None = None) -> Value:
-        """The row-major element offset over the given dimensions of the target (all of them by default)."""
+        """The element offset over the given dimensions of the target (all of them by default)."""
         total: Value | None = None
         b = self.w.b
+        if not self.target.dense:
+            return self._placed_offset()
         for d in range(len(self.shape)) if dimensions is None else dimensions:
             if total is not None:
                 total = b.value("scalar.mul", total, b.const(self.shape[d], self.dtype))
@@ -57,6 +62,14 @@ class Address:
             else:
                 total = self.coordinates[d]
         return total if total is not None else b.const(0, self.dtype)
+
+    def _placed_offset(self) -> Value:
+        """The element offset in a target that is a box inside a larger array."""
+        b = self.w.b
+        total = b.const(self.target.start, self.dtype)
+        for coordinate, step in zip(self.coordinates, self.target.strides, strict=True):
+            total = b.value("scalar.add", total, b.value("scalar.mul", coordinate, b.const(step, self.dtype)))
+        return total
 
     def _bounded(self, e: Expr, extent: int, wrap: bool) -> Value:
         b = self.w.b

@@ -121,7 +121,8 @@ def fetch_width(w: Writer, r: Region, base: tuple[Expr, ...], pitch: int, widest
         return 1
     shape = r.value.tensor.shape
     for width in (widest, widest // 2):
-        aligned = width > 1 and shape[-1] % width == 0 and multiple_of(base[-1], w.ranges) % width == 0
+        rows = shape[-1] % width == 0 and r.value.tensor.rows_of(width)
+        aligned = width > 1 and rows and multiple_of(base[-1], w.ranges) % width == 0
         if aligned and r.extents[-1] % width == 0 and (r.turned or pitch % width == 0):
             return width
     return 1

@@ -1,0 +1,251 @@
+"""Concatenations become joins: arrays whose pieces other kernels write where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from tilewright.ir import Expr, Func, Level, Op, Pairs, Sym, TensorType, Value
+from tilewright.ir.expr import binary, substitute
+from tilewright.ir.join_ops import boxes_of
+from tilewright.ir.simplify import simplify
+from tilewright.ir.tensor_ops import STRUCTURED, dims, ranges_of, reads
+from tilewright.passes import PassContext, register_pass
+from tilewright.passes.tensor.index_sets import identity_read, is_view
+
+#: pieces of one concatenation that may need a kernel that copies them
+MAX_COPIED = 1
+
+
+@register_pass(Level.TENSOR)
+def join_concats(func: Func, ctx: PassContext) -> Func:
+    """Turn concatenations of computed values into joins, and maps of a join into maps of its pieces.
+
+    rewrite:  %c = tensor.map(%a, %b, reads = [[n, i, x], [n, i - 32, x]]) {select(i < 32, a, b)}
+        -->   %c = tensor.join(%a, %b, at = [[0, 0, 0], [0, 32, 0]], extents = ...)
+    rewrite:  %c = tensor.join(%a, %b, ...); %y = tensor.map(%c, %g, reads = [[n, i, x], [i]])
+        -->   %0 = tensor.map(%a, %g, reads = [[n, i, x], [i]]);
+              %1 = tensor.map(%b, %g, reads = [[n, i, x], [i + 32]]); %y = tensor.join(%0, %1, ...)
+
+    A concatenation that begins with all pieces of another one is a join of that one and the rest, so that a
+    block of layers that each append to what they read shares one array. A map moves to the pieces where
+    nothing else reads the join. At most one piece may need a kernel that copies it: what is an input, a
+    constant or a result of the network, or a piece already.
+    """
+    if func.name != "main" or any(op.name in ("tensor.call", "tensor.join") for op in func.body.ops):
+        return func
+    return _Joiner(func).run()
+
+
+@dataclass(frozen=True)
+class Concat:
+    """The axis of the result along which the operands lie, and the first index of each."""
+
+    axis: int
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+class _Joiner:
+    def __init__(self, func: Func) -> None:
+        self.func = func
+        self.readers: dict[Value, int] = {}
+        for op in func.body.ops:
+            for v in dict.fromkeys(op.operands):
+                self.readers[v] = self.readers.get(v, 0) + 1
+        self.joined: dict[Value, int] = {}  # concatenations of which a value is a piece
+        for op in func.body.ops:
+            if concatenation(op) is not None:
+                for v in dict.fromkeys(op.operands):
+                    self.joined[v] = self.joined.get(v, 0) + 1
+        self.returned = set(func.body.ops[-1].operands)
+        self.producers: dict[Value, Op] = {}
+        self.joins: dict[Value, Op] = {}
+        self.pieces: set[Value] = set()
+        self.ops: list[Op] = []
+
+    def run(self) -> Func:
+        for op in self.func.body.ops:
+            for new in self._rewritten(op):
+                self.ops.append(new)
+                self.producers.update((r, new) for r in new.results)
+        return self.func.with_body(self.func.body.with_ops(tuple(self.ops)))
+
+    def _rewritten(self, op: Op) -> Sequence[Op]:
+        concat = concatenation(op)
+        if concat is not None:
+            return [self._join(op, concat)]
+        moved = self._moved(op)
+        return moved if moved is not None else [op]
+
+    # -- joins -----------------------------------------------------------------------------------------------
+    def _join(self, op: Op, concat: Concat) -> Op:
+        values, sizes = self._without_prefix(op, concat)
+        shape = op.result.tensor.shape
+        at, extents, start = [], [], 0
+        for n in sizes:
+            at.append(tuple(start if d == concat.axis else 0 for d in range(len(shape))))
+            extents.append(tuple(n if d == concat.axis else e for d, e in enumerate(shape)))
+            start += n
+        join = Op(
+            "tensor.join",
+            tuple(values),
+            (("at", tuple(at)), ("extents", tuple(extents))),
+            op.results,
+            loc=op.loc,
+        )
+        return self._recorded(join) if self._worth(join) else op
+
+    def _worth(self, join: Op) -> bool:
+        owners = [self._owner(v) for v in join.operands]
+        copied = [v for k, v in enumerate(owners) if not self._writable(v) or v in owners[:k]]
+        return len(copied) <= MAX_COPIED and len(copied) < len(owners)
+
+    def _recorded(self, join: Op) -> Op:
+        self.joins[join.result] = join
+        self.pieces.update(map(self._owner, join.operands))
+        return join
+
+    def _without_prefix(self, op: Op, concat: Concat) -> tuple[list[Value], list[int]]:
+        """The pieces, those in front replaced by the longest join of the same axis that is made of them."""
+        values, sizes = list(op.operands), list(concat.sizes)
+        for join in reversed(self.joins.values()):
+            n = len(join.operands)
+            along = [d for d, (a, b) in enumerate(zip(join.result.tensor.shape, op.result.tensor.shape,
+                                                      strict=False)) if a != b]  # fmt: skip
+            same_axis = join.result.tensor.rank == op.result.tensor.rank and along == [concat.axis]
+            if n < len(values) and same_axis and join.operands == tuple(values[:n]):
+                return [join.result, *values[n:]], [sum(sizes[:n]), *sizes[n:]]
+        return values, sizes
+
+    def _owner(self, v: Value) -> Value:
+        """The value whose memory holds `v`: what it is a view of."""
+        while v in self.producers and is_view(self.producers[v]) and v not in self.returned:
+            v = self.producers[v].operands[0]
+        return v
+
+    def _writable(self, v: Value) -> bool:
+        """Whether the kernel that makes `v` could write it anywhere, and it has no place yet."""
+        op = self.producers.get(v)
+        if op is None or v in self.returned or v in self.pieces:
+            return False
+        return op.name in STRUCTURED or op.name in ("tensor.gather", "tensor.join")
+
+    # -- maps of joins ---------------------------------------------------------------------------------------
+    def _moved(self, op: Op) -> list[Op] | None:
+        """The map on each piece of the only join it reads, and their join; None where it stays."""
+        joined = [v for v in op.operands if v in self.joins]
+        if op.name != "tensor.map" or len(op.results) != 1 or len(joined) != 1:
+            return None
+        (whole,) = joined
+        join = self.joins[whole]
+        if (
+            self.readers[whole] != 1
+            or whole in self.returned
+            or not identity_read(op, op.operands.index(whole))
+        ):
+            return None
+        boxes = boxes_of(join)
+        owners = [self.producers.get(v) for v in join.operands]
+        # A piece that is no result of its own op has another shape; one that is joined itself would spread.
+        if any(o is None or o.name not in STRUCTURED or is_view(o) for o in owners):
+            return None
+        # Pieces of several concatenations would be kept for each of them.
+        if any(self.joined.get(v, 0) > 1 for v in join.operands):
+            return None
+        if any(v.tensor.shape != extents for v, (_, extents) in zip(join.operands, boxes, strict=True)):
+            return None
+        maps = [_on_piece(op, whole, v, at) for v, (at, _) in zip(join.operands, boxes, strict=True)]
+        del self.joins[whole]
+        self.ops.remove(join)
+        self.pieces -= set(map(self._owner, join.operands))
+        new = replace(join, operands=tuple(m.result for m in maps), results=op.results, loc=op.loc)
+        self.producers.update((m.result, m) for m in maps)
+        return [*maps, self._recorded(new)]
+
+
+def _on_piece(op: Op, whole: Value, piece: Value, at: tuple[int, ...]) -> Op:
+    """A map of a join, for the points of one piece, whose first index in the join is `at`."""
+    names = list(dims(op, "par"))
+    par = Pairs(tuple(zip(names, piece.tensor.shape, strict=True)))
+    env: dict[str, Expr] = {
+        d: binary("+", Sym(d), first) for d, first in zip(names, at, strict=True) if first
+    }
+    ranges = {d: (0, max(0, n - 1)) for d, n in zip(names, piece.tensor.shape, strict=True)}
+    indices = tuple(
+        tuple(map(Sym, names)) if v is whole else tuple(simplify(substitute(e, env), ranges) for e in index)
+        for v, index in zip(op.operands, reads(op), strict=True)
+    )
+    new: dict[Value, Value] = {}
+    assert op.body is not None
+    body = []
+    for o in op.body.ops:
+        if o.name == "scalar.index":
+            index: Any = o["at"]
+            o = o.with_attrs(at=simplify(substitute(index, env), ranges))
+        results = tuple(Value(r.type, r.hint) for r in o.results)
+        body.append(replace(o, operands=tuple(new.get(v, v) for v in o.operands), results=results))
+        new.update(zip(o.results, results, strict=True))
+    params = tuple(Value(p.type, p.hint) for p in op.body.params)
+    renamed = dict(zip(op.body.params, params, strict=True))
+    body = [replace(o, operands=tuple(renamed.get(v, v) for v in o.operands)) for o in body]
+    result = Value(TensorType(op.result.tensor.dtype, piece.tensor.shape), op.result.hint)
+    moved = op.with_attrs(par=par, reads=indices)
+    operands = tuple(piece if v is whole else v for v in op.operands)
+    return replace(
+        moved, operands=operands, results=(result,), body=replace(op.body, params=params, ops=tuple(body))
+    )
+
+
+def concatenation(op: Op) -> Concat | None:
+    """The concatenation that a map is: operand k wherever the index along an axis is in range k."""
+    if op.name != "tensor.map" or len(op.results) != 1 or len(op.operands) < 2 or op.body is None:
+        return None
+    bounds = _selected(op)
+    if bounds is None:
+        return None
+    axis, starts = bounds
+    shape, names = op.result.tensor.shape, list(dims(op, "par"))
+    ends = (*starts[1:], shape[axis])
+    ranges = ranges_of(op)
+    for v, at, start, end in zip(op.operands, reads(op), starts, ends, strict=True):
+        box = tuple(end - start if d == axis else n for d, n in enumerate(shape))
+        place: list[Expr] = [Sym(d) for d in names]
+        place[axis] = binary("-", place[axis], start)
+        if v.tensor.shape == (*box[:axis], *box[axis + 1 :]) and end - start == 1:
+            del place[axis]  # the operands lie along an axis of their own
+        elif v.tensor.shape != box:
+            return None
+        if any(simplify(binary("-", a, b), ranges) != 0 for a, b in zip(at, place, strict=True)):
+            return None
+    sizes = tuple(b - a for a, b in zip(starts, ends, strict=True))
+    return Concat(axis, starts, sizes) if all(sizes) and prod(shape) else None
+
+
+def _selected(op: Op) -> tuple[int, tuple[int, ...]] | None:
+    """Axis and first indices where the body is select(i < s1, p0, select(i < s2, p1, ... pk)); else None."""
+    assert op.body is not None
+    made = {r: o for o in op.body.ops for r in o.results}
+    (value,) = op.body.ops[-1].operands
+    starts, index, left = [0], None, list(op.body.params)
+    while value in made:
+        select = made[value]
+        if select.name != "scalar.select" or select.operands[1] is not left.pop(0) or not left:
+            return None
+        test = made.get(select.operands[0])
+        if test is None or test.name != "scalar.lt" or not all(v in made for v in test.operands):
+            return None
+        where, bound = (made[v] for v in test.operands)
+        if where.name != "scalar.index" or bound.name != "scalar.const" or index not in (None, where["at"]):
+            return None
+        index = where["at"]
+        starts.append(int(bound["value"]))
+        value = select.operands[2]
+    names = list(dims(op, "par"))
+    if left != [value] or not isinstance(index, Sym) or index.name not in names:
+        return None
+    if starts != sorted(set(starts)):
+        return None
+    return names.index(index.name), tuple(starts)
