@@ -19,7 +19,7 @@ from tilewright.executable import Artifact, Executable, clear_errors
 from tilewright.ir import Func, InputError, Level, Module, Pairs, show
 from tilewright.measuring import measurer
 from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
-from tilewright.pipelines import PRECISIONS
+from tilewright.pipelines import PARTITIONER, PRECISIONS
 from tilewright.reference import ReferenceExecutable
 from tilewright.shaped import compile_shapes
 from tilewright.stream_choice import check_policy, choose_streams, kernel_costs, work_of
@@ -29,6 +29,7 @@ from tilewright.tuning import Tuner
 Tune = Literal["model", "measure"]
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 Workspace = Literal["network", "any"]
+Partitioner = Literal["rules", "exact", "algorithm1", "none"]
 ConvAlgorithm = Literal["auto", "direct", "winograd2", "winograd4", "fft"]
 
 
@@ -43,6 +44,7 @@ def compile(
     libraries: bool = True,
     conv_algorithm: ConvAlgorithm = "auto",
     workspace: Workspace = "network",
+    partitioner: Partitioner = PARTITIONER,
     streams: str | None = None,
     instances: int = 1,
     shapes: Sequence[GivenShapes] | None = None,
@@ -70,6 +72,9 @@ def compile(
         is legal.
     workspace: how much memory an algorithm may take that `auto` chooses: `network`, no more than the peak the
         network has without it; `any`, whatever is fastest.
+    partitioner: which ops share a kernel: `rules`, each op joins the latest producer it fits; `exact`, the
+        partition whose kernels take the least time by the cost model; `algorithm1`, pairs merged while that
+        helps; `none`.
     streams: which launches run side by side: `model` takes the policy whose replay the model finds shortest,
         `auto` the one whose replay is measured to be shortest on the device, which must be present; or a
         policy by name (`serial`, `exact`, `nimble`, `ios`, `limited(2)`, ...). By default as `tune` chooses.
@@ -111,6 +116,7 @@ def compile(
             precision=precision,
             conv_algorithm=conv_algorithm,
             workspace=workspace,
+            partitioner=partitioner,
             choose=tuner.choose if tuner else None,
             choose_algorithms=tuner.choose_algorithms if tuner else None,
         )
@@ -135,6 +141,7 @@ def check_options(given: Mapping[str, Any]) -> None:
         "precision": tuple(PRECISIONS),
         "conv_algorithm": get_args(ConvAlgorithm),
         "workspace": get_args(Workspace),
+        "partitioner": get_args(Partitioner),
     }
     for name, known in choices.items():
         if given[name] not in known:

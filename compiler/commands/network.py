@@ -10,11 +10,11 @@ from typing import Any, get_args
 import numpy as np
 
 from tilewright import frontends
-from tilewright.api import ConvAlgorithm, Workspace
+from tilewright.api import ConvAlgorithm, Partitioner, Workspace
 from tilewright.executable import Executable, load
 from tilewright.ir import ArrayType, InputError, Module, parse_file
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
-from tilewright.pipelines import PRECISIONS
+from tilewright.pipelines import PARTITIONER, PRECISIONS
 from tilewright.shaped import ShapedExecutable
 
 #: files that hold their weights and name their inputs, and what they are
@@ -91,6 +91,12 @@ def add_shared_choice_arguments(p: argparse.ArgumentParser) -> None:
         help="memory that chosen algorithms may take: the network's peak without them (default), or any",
     )
     p.add_argument(
+        "--partitioner",
+        default=PARTITIONER,
+        choices=get_args(Partitioner),
+        help=f"what chooses which ops share a kernel (default {PARTITIONER})",
+    )
+    p.add_argument(
         "--streams",
         metavar="POLICY",
         help="which launches run side by side: model, auto (measured), serial, exact, ios, limited(K), ... "
@@ -106,6 +112,7 @@ def choices_of(a: argparse.Namespace) -> dict[str, Any]:
         "tuning_db": a.tuning_db,
         "conv_algorithm": a.conv_algorithm,
         "workspace": a.workspace,
+        "partitioner": a.partitioner,
         "streams": a.streams,
     }
 
