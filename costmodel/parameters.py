@@ -112,11 +112,12 @@ def contract_space(parameters: Sequence[ContractParameters]) -> ContractSpace:
 
 @dataclass(frozen=True)
 class WindowParameters:
-    """Pooling and depthwise kernels: threads per block, outputs along w per thread, elements per store."""
+    """Pooling and depthwise kernels: threads per block, outputs along w and h per thread, words per store."""
 
     threads: int
     outputs_per_thread: int
     vec: int
+    rows_per_thread: int = 1
 
 
 @dataclass(frozen=True)

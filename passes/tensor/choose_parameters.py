@@ -14,7 +14,6 @@ from tilewright.costmodel import (
     choose_lines,
     choose_map,
     choose_row_reduce,
-    choose_window,
     likely_contract,
     load_hardware,
 )
@@ -29,6 +28,7 @@ from tilewright.passes import PassContext, register_pass
 from tilewright.passes.lower.skeletons.recurrence import MAX_LINE_BYTES
 from tilewright.passes.lower.skeletons.rows import combiner
 from tilewright.passes.lower.skeletons.staging import region
+from tilewright.passes.tensor.choose_windows import choose_window_kernel
 from tilewright.passes.tensor.index_sets import POINTWISE
 from tilewright.passes.tensor.kernel_problem import (
     contract_problem,
@@ -98,12 +98,7 @@ def _choose(kernel: Func, hardware: Hardware) -> _Chosen:
     if contract := by_name.get("tensor.contract"):
         return _choose_contract(kernel, contract[0], hardware)
     if window := by_name.get("tensor.window"):
-        best = choose_window(window_problem(kernel, window[0]), hardware)
-        return (
-            "window",
-            {"threads": best.parameters.threads, "outputs": best.parameters.outputs_per_thread},
-            best,
-        )
+        return "window", *choose_window_kernel(kernel, window[0], hardware)
     if "tensor.reduce" in by_name:
         return _choose_rows(kernel, by_name["tensor.reduce"], hardware)
     if set(by_name) <= POINTWISE:

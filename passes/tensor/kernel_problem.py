@@ -47,7 +47,7 @@ def contract_roles(op: Op) -> ContractRoles:
     par, red = dims(op, "par"), dims(op, "red")
     a, b = (_mentioned(at) for at in reads(op)[:2])
     rows = tuple(d for d in par if d in a and d not in b)
-    windows = tuple((outer, inner) for outer, inner in _windows(op) if outer in rows[-2:])
+    windows = tuple((outer, inner) for outer, inner in windows_of(op) if outer in rows[-2:])
     windowed = {r for _, r in windows}
     return ContractRoles(
         rows=rows,
@@ -63,7 +63,7 @@ def _narrow_first(columns: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[s
     return tuple(sorted(columns, key=lambda d: sizes[d] >= NARROW_COLUMNS))
 
 
-def _windows(op: Op) -> tuple[tuple[str, str], ...]:
+def windows_of(op: Op) -> tuple[tuple[str, str], ...]:
     """Pairs of a parallel and a reduced dimension that the first operand reads in one index."""
     par, red = dims(op, "par"), dims(op, "red")
     pairs = []
@@ -90,14 +90,15 @@ def contract_problem(kernel: Func, op: Op) -> ContractProblem:
         **_geometry(vertical, horizontal),
         element_bytes=itemsize(op.operands[0].tensor.dtype),
         extra_bytes=max(0, traffic(kernel) - main),
+        rows_inner=not set(symbols(reads(op)[0][-1])) <= set(roles.channels) if reads(op)[0] else True,
     )
 
 
-def window_problem(kernel: Func, op: Op) -> WindowProblem:
-    """A window kernel seen as independent planes of its last two parallel dimensions."""
+def window_problem(kernel: Func, op: Op, plane: tuple[str, str] | None = None) -> WindowProblem:
+    """A window kernel seen as independent planes: of its last two parallel dimensions, or the given ones."""
     par = dims(op, "par")
-    names = ("", "", *par)[-2:]
-    vertical, horizontal = (_axis(op, d, _windows(op)) for d in names)
+    names = plane or ("", "", *par)[-2:]
+    vertical, horizontal = (_axis(op, d, windows_of(op)) for d in names)
     planes = max(1, prod(par.values()) // (vertical.extent * horizontal.extent))
     weights = sum(v.tensor.nbytes for v in op.operands[1:])
     main = op.operands[0].tensor.nbytes + op.result.tensor.nbytes + weights

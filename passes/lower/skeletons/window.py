@@ -1,4 +1,4 @@
-"""Window kernels (pooling, depthwise convolution): a thread computes a few outputs of the last dimension."""
+"""Window kernels (pooling, depthwise convolution): a thread computes a few outputs, in a row or in a box."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tilewright.ir.expr import binary
 from tilewright.ir.tensor_ops import dims
 from tilewright.passes.lower.skeletons.contract import anchor_of, store_results
 from tilewright.passes.lower.skeletons.maps import integer_params
+from tilewright.passes.lower.skeletons.window_tiles import lower_window_tiles, tile_of
 from tilewright.passes.lower.skeletons.writer import Index, Points, Writer
 
 #: window points unrolled in one body at most
@@ -19,12 +20,17 @@ UNROLL_BUDGET = 256
 def lower_window(kernel: Func) -> Func:
     """The thread-level function of a kernel around one reduction that single threads do on their own.
 
-    params: threads per block, outputs per thread along the last dimension.
+    params: threads per block, outputs per thread: a number along the last dimension, or one per dimension
+    (see `window_tiles`).
 
     rewrite:  tensor.window + epilogue maps   -->   loops over the window with masked global reads
     """
-    threads, outputs = integer_params(kernel, "threads", "outputs")
     op = anchor_of(kernel, "tensor.window", "tensor.reduce", "tensor.contract")
+    tile = tile_of(kernel)
+    if tile is not None:
+        (threads,) = integer_params(kernel, "threads")
+        return lower_window_tiles(kernel, op, threads, tile)
+    threads, outputs = integer_params(kernel, "threads", "outputs")
     return _Window(kernel, op, threads, outputs).lower()
 
 
