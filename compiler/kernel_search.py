@@ -51,7 +51,7 @@ class KernelSearch:
             if self.seconds and self._patience_over:
                 break
             self._next += 1
-            if self.ruled_out(i):
+            if not self._left[i] or self.ruled_out(i):
                 continue
             variant = self.space.variant(i)
             same = self._known.setdefault(variant["params"], i)
@@ -75,6 +75,15 @@ class KernelSearch:
                 if found > 0.0 and found * (1.0 + TIMER_NOISE) < self._least_s[i]:
                     self._doubt()
         self._idle = 0 if self.best_s * GAIN < before else self._idle + len(times)
+
+    def seed(self, times: Mapping[int, float]) -> None:
+        """Seconds of points that were measured before; they are not handed out."""
+        for i in times:
+            self.variants[i] = self.space.variant(i)
+            self._known.setdefault(self.variants[i]["params"], i)
+            self._left[i] = False
+        self.tell(times)
+        self._idle = 0
 
     def give_back(self, point: int) -> None:
         """A point that was taken and not measured after all."""

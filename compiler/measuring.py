@@ -28,13 +28,11 @@ from tilewright.runtime.opencl import BUILD_OPTIONS
 from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
 from tilewright.targets import Target
 from tilewright.tuning_database import TuningDatabase
-from tilewright.tuning_records import Key, Measurement
+from tilewright.tuning_records import METHOD, Key, Measurement
 
 #: runs of a program in one timed replay: boundaries between kernels count, as they do in a network
 RUNS = 10
 REPLAYS = 12
-#: part of what makes measurements comparable: another name wherever the way of timing changes
-METHOD = "chained launches in one replay, random data"
 
 
 class RandomConstants:
@@ -196,7 +194,7 @@ def _repeated(plan: ExecutionPlan) -> ExecutionPlan:
 
 def _times(plan: ExecutionPlan, module: Module, device: Device) -> list[float]:
     rng = np.random.default_rng(1)
-    arrays = [_random(rng, p.tensor.shape, p.tensor.dtype) for p in module.main.params]
+    arrays = [random_array(rng, p.tensor.shape, p.tensor.dtype) for p in module.main.params]
     names = {b.name for b in plan.buffers if b.kind == "constant"}
     constants = {n: a for n, a in module.constants.items() if n in names}
     with device.load(plan, constants) as loaded:
@@ -206,10 +204,10 @@ def _times(plan: ExecutionPlan, module: Module, device: Device) -> list[float]:
 @lru_cache(maxsize=16)
 def _constant_data(index: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     # Candidates of one kernel come one after the other and read the same weights.
-    return _random(np.random.default_rng(index), shape, dtype)
+    return random_array(np.random.default_rng(index), shape, dtype)
 
 
-def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Standard normal numbers; integers are 0 and 1, which lie inside whatever they index."""
     stored = storage_dtype(dtype)
     if np.dtype(stored).kind in "iu":

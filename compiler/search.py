@@ -12,6 +12,7 @@ from tqdm import tqdm
 from tilewright.budget import Budget
 from tilewright.codegen.compile_many import usable_cores
 from tilewright.ir import Func, Module, TilewrightError
+from tilewright.kernel_outcome import Outcome, outcome_of
 from tilewright.kernel_search import KernelSearch
 from tilewright.measuring import Measurer, Program
 from tilewright.runtime.plan import ExecutionPlan
@@ -24,14 +25,29 @@ BATCH = 8
 class Task:
     """The search of one kernel, and the program that times a variant of it.
 
-    programs: per measured point what names its program; reused: points whose time was known before.
+    subject: what kernels share that need not be told apart. programs: per measured point what names its
+    program; reused: points whose time was known before. known: what an earlier run came to, where it is
+    final. checked: per point, what names the program it is compiled to now.
     """
 
     name: str
+    subject: str
     search: KernelSearch
     module: Callable[[Func], Module]
     programs: dict[int, str] = field(default_factory=dict)
     reused: int = 0
+    known: Outcome | None = None
+    checked: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def outcome(self) -> Outcome:
+        """What an earlier run or this one came to."""
+        return self.known or outcome_of(self.search, self.programs)
+
+    def seed(self, found: Outcome) -> None:
+        """Begin with the fastest points of an earlier run."""
+        self.programs |= {r.point: r.program for r in found.ranking}
+        self.search.seed({r.point: r.seconds for r in found.ranking})
 
     @property
     def weight_s(self) -> float:

@@ -1,31 +1,38 @@
-"""Choice by measurement: the spaces of all kernels are searched, and what came of it is said."""
+"""Choice by measurement: kernels are searched alone, the fastest of each compete in the whole network."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from tilewright.algorithm_tuning import measured_algorithms
+from tilewright.arbitration import Group, Verdict, arbitrate
 from tilewright.budget import Budget
 from tilewright.codegen.cache import cache_key
 from tilewright.ir import Func, Module, Pairs
 from tilewright.kernel_program import alone, constants_of, occurrences_of, subject_text
-from tilewright.kernel_search import KernelSearch
+from tilewright.kernel_search import PATIENCE, KernelSearch
 from tilewright.measuring import Measurer
+from tilewright.network_trials import NetworkTrials
 from tilewright.search import Task, run_searches
 from tilewright.search_space import search_space
+from tilewright.tuning_choices import ChoiceBook
+from tilewright.tuning_records import Entries
 from tilewright.tuning_report import report_of, warn_of_violations
 
-#: of the budget, what timing the algorithms of convolutions may take at most
+#: of the budget, what timing the algorithms of convolutions may take at most, and of the rest the searches
 ALGORITHMS_SHARE = 0.25
-#: points of a kernel that a report shows, the model's choice and the fastest
-SHOWN = 9
+SEARCH_SHARE = 0.8
+#: seconds of arbitration where there is no budget
+ARBITRATION_S = 60.0
 
 
 class Tuner:
-    """Chooses the parameters of every kernel by measuring, within a budget.
+    """Chooses the algorithms of convolutions and the parameters of kernels by measuring, within a budget.
 
-    `facts` says what was done, once `choose` has run.
+    streams: the policy that replays are timed with. `facts` says what was done, once `choose` has run, and
+    `entries` is what of the database the choice rests on.
     """
 
     def __init__(
@@ -35,34 +42,51 @@ class Tuner:
         *,
         progress: bool | None = None,
         workspace: str = "network",
+        streams: str = "model",
     ) -> None:
         self.measurer, self.progress, self.workspace = measurer, progress, workspace
-        self.budget = budget or Budget()
+        self.budget, self.streams = budget or Budget(), streams
+        self.book = ChoiceBook(measurer)
         self.facts: dict[str, Any] = {}
+
+    @property
+    def entries(self) -> Entries:
+        """Choices that were used or made, and the measurements they name."""
+        return self.book.entries()
 
     def choose_algorithms(self, module: Module) -> Module:
         """See `measured_algorithms`; at most a quarter of the budget goes to it."""
-        return measured_algorithms(
+        before = set(self.measurer.used)
+        out = measured_algorithms(
             module,
             self.measurer,
             progress=self.progress,
             workspace=self.workspace,
             budget=self.budget.share(ALGORITHMS_SHARE),
         )
+        self.book.rest_on([key.program for key in self.measurer.used if key not in before])
+        return out
 
     def choose(self, module: Module) -> Module:
-        """The module with the fastest measured parameters on every kernel whose space is known.
+        """The module with the parameters that make the network fastest, of kernels whose space is known.
 
         module: tensor level, kernels outlined, parameters chosen by the model. The model's choice is the
-        first point of every search, so a kernel is never slower than with it, apart from noise. Kernels
-        equal but for their names are searched once.
+        first point of every search, so a kernel is never slower alone than with it, apart from noise. Kernels
+        equal but for their names are searched once. What an earlier run came to is not searched again, unless
+        its budget cut it short and there is some now.
         """
         tasks = self._tasks(module)
-        distinct = list({id(t): t for t in tasks.values()}.values())
-        run_searches(distinct, self.measurer, self.budget, progress=self.progress)
-        self.facts = report_of(distinct, self.measurer, self.budget)
+        distinct = list({t.subject: t for t in tasks.values()}.values())
+        for task in distinct:
+            self.book.recall(task, again=not self.budget.over)
+        searching = [t for t in distinct if t.known is None]
+        run_searches(searching, self.measurer, self.budget.share(SEARCH_SHARE), progress=self.progress)
+        for task in searching:
+            self.book.keep(task)
+        verdict, recalled = self._arbitrated(module, tasks)
+        self.facts = report_of(distinct, self.measurer, self.budget, verdict, recalled=recalled)
         warn_of_violations(self.facts["violations"])
-        chosen = {name: _chosen(module[name], task) for name, task in tasks.items()}
+        chosen = {name: _chosen(module[name], t, verdict) for name, t in tasks.items()}
         return module.with_funcs(tuple(chosen.get(f.name, f) for f in module.funcs))
 
     def _tasks(self, module: Module) -> dict[str, Task]:
@@ -74,31 +98,64 @@ class Tuner:
             space = search_space(f, self.measurer.target.hardware) if f.name in calls else None
             if space is None:
                 continue
-            subject = cache_key(subject_text(f, constants[f.name]), str(f["params"]))
+            subject = "kernel:" + cache_key(subject_text(f, constants[f.name]), str(f["params"]))
             if subject in by_subject:
                 by_subject[subject].search.occurrences += calls[f.name]
             else:
-                search = KernelSearch(space, occurrences=calls[f.name])
+                search = KernelSearch(space, occurrences=calls[f.name], patience=PATIENCE)
                 module_of = partial(alone, constants=constants[f.name])
-                by_subject[subject] = Task(f.name, search, module_of)
+                by_subject[subject] = Task(f.name, subject, search, module_of)
             found[f.name] = by_subject[subject]
         return found
 
+    def _arbitrated(self, module: Module, tasks: Mapping[str, Task]) -> tuple[Verdict, bool]:
+        """The point of every task's name, and whether an earlier run came to it."""
+        by_name = {t.name: t for t in tasks.values() if t.outcome.ranking}
+        groups = [_group(t) for t in by_name.values()]
+        known = self.book.recall_network(module, by_name)
+        if known is not None:
+            return known, True
+        budget = self.budget if self.budget.seconds is not None else Budget(ARBITRATION_S)
+        if not groups or budget.over or all(g.seconds[0] <= 0.0 for g in groups):
+            return Verdict({g.name: g.points[0] for g in groups}), False
+        variants = {t.name: partial(_variants, module, tasks, t) for t in by_name.values()}
+        first = {g.name: g.points[0] for g in groups}
+        m = self.measurer
+        with NetworkTrials(module, variants, first, m.target, m.device, streams=self.streams) as trials:
+            verdict = arbitrate(groups, dict.fromkeys(by_name, 0), trials.pairs, budget)
+        self.book.keep_network(module, by_name, verdict)
+        return verdict, False
 
-def _chosen(kernel: Func, task: Task) -> Func:
-    """The kernel with the fastest parameters and, for reports, what else was measured."""
-    s = task.search
-    if not s.seconds:
+
+def _group(task: Task) -> Group:
+    ranking = task.outcome.ranking
+    weight_s = task.search.occurrences * ranking[0].seconds
+    return Group(task.name, weight_s, tuple(r.point for r in ranking), tuple(r.seconds for r in ranking))
+
+
+def _variants(module: Module, tasks: Mapping[str, Task], task: Task, point: int) -> tuple[Func, ...]:
+    """The kernels of a task's names with the parameters of a point."""
+    params = task.search.space.variant(point)["params"]
+    return tuple(module[name].with_attrs(params=params) for name, t in tasks.items() if t is task)
+
+
+def _chosen(kernel: Func, task: Task, verdict: Verdict) -> Func:
+    """The kernel with its chosen parameters and, for reports, what else was measured."""
+    if task.name not in verdict.chosen:
         return kernel
-    fastest = sorted(s.seconds, key=lambda i: (s.seconds[i], i))[: SHOWN - 1]
-    shown = [*([0] if 0 in s.seconds else []), *(i for i in fastest if i)]
-    best = s.variants[s.best]
-    rows = tuple(_row(s, i) for i in shown)
+    space, point = task.search.space, verdict.chosen[task.name]
+    seconds = {r.point: r.seconds for r in task.outcome.ranking}
+    if task.outcome.model_s is not None:
+        seconds[0] = task.outcome.model_s
+    best = space.variant(point)
+    # The model's choice comes first.
+    rows = tuple(_row(task, i, seconds[i]) for i in sorted(seconds, key=lambda i: (i != 0, seconds[i])))
     return kernel.with_attrs(
-        params=best["params"], cost=best["cost"], measured_s=s.seconds[s.best], candidates=rows
+        params=best["params"], cost=best["cost"], measured_s=seconds[point], candidates=rows
     )
 
 
-def _row(s: KernelSearch, point: int) -> Pairs:
-    row = {"params": s.variants[point]["params"], "estimate_s": float(s.space.estimates_s[point])}
-    return Pairs.of({**row, "measured_s": s.seconds[point]})
+def _row(task: Task, point: int, seconds: float) -> Pairs:
+    space = task.search.space
+    row = {"params": space.variant(point)["params"], "estimate_s": float(space.estimates_s[point])}
+    return Pairs.of({**row, "measured_s": seconds})

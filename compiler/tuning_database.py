@@ -1,4 +1,4 @@
-"""The tuning database: what was measured on which device, in one SQLite file for any number of processes.
+"""The tuning database: what was measured and chosen on which device, in a SQLite file for many processes.
 
 It has a rollback journal, not a write-ahead log: the latter shares memory between the processes of one
 machine and so breaks on network file systems. Writes are rare and short, so readers seldom wait.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Self, TypeVar
 from tilewright.codegen.cache import default_cache_folder
 from tilewright.ir import InputError, WorkError
 from tilewright.tuning_file import (
+    SCHEMA_VERSION,
     Damage,
     connect,
     connect_anew,
@@ -27,18 +28,43 @@ from tilewright.tuning_file import (
     is_moved,
     transaction,
 )
-from tilewright.tuning_records import Key, Measurement, Row, checksum, fault_of, read_lines, write_lines
+from tilewright.tuning_records import (
+    Choice,
+    ChoiceRow,
+    Entries,
+    Key,
+    Measurement,
+    Row,
+    checksum,
+    choice_fault_of,
+    fault_of,
+    read_lines,
+    write_lines,
+)
+from tilewright.tuning_travel import entries_saved_in, is_saved_executable
 
 T = TypeVar("T")
 
-_COLUMNS = "program, device, driver, compiler, seconds, spread_s, repeats, measured_at, checksum"
+_KEY = "program, device, driver, compiler"
+_WHERE = " WHERE program = ? AND device = ? AND driver = ? AND compiler = ?"
+_COLUMNS = f"{_KEY}, seconds, spread_s, repeats, measured_at, checksum"
 _SELECT = f"SELECT {_COLUMNS} FROM measurement"
 _VALUES = f"({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _REPLACE = f"INSERT OR REPLACE INTO measurement {_VALUES}"
-_NEWER = (
+#: more runs say more; of as many the later ones
+_BETTER = (
     f"INSERT INTO measurement {_VALUES} ON CONFLICT DO UPDATE SET seconds = excluded.seconds,"
     " spread_s = excluded.spread_s, repeats = excluded.repeats, measured_at = excluded.measured_at,"
-    " checksum = excluded.checksum WHERE excluded.measured_at > measured_at"
+    " checksum = excluded.checksum WHERE excluded.repeats > repeats"
+    " OR (excluded.repeats = repeats AND excluded.measured_at > measured_at)"
+)
+_CHOICE_COLUMNS = f"{_KEY}, record, decided_at, checksum"
+_SELECT_CHOICE = f"SELECT {_CHOICE_COLUMNS} FROM choice"
+_CHOICE_VALUES = f"({_CHOICE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_REPLACE_CHOICE = f"INSERT OR REPLACE INTO choice {_CHOICE_VALUES}"
+_NEWER_CHOICE = (
+    f"INSERT INTO choice {_CHOICE_VALUES} ON CONFLICT DO UPDATE SET record = excluded.record,"
+    " decided_at = excluded.decided_at, checksum = excluded.checksum WHERE excluded.decided_at > decided_at"
 )
 
 
@@ -48,7 +74,9 @@ def named_tuning_database(path: str | os.PathLike[str] | None = None) -> tuple[P
     The last lies beside the compiled kernels and is named by the version of the format.
     """
     named = path if path is not None else os.environ.get("TILEWRIGHT_TUNING_DB")
-    return (Path(named), False) if named else (default_cache_folder() / "tuning-1.sqlite", True)
+    return (
+        (Path(named), False) if named else (default_cache_folder() / f"tuning-{SCHEMA_VERSION}.sqlite", True)
+    )
 
 
 class TuningDatabase:
@@ -60,28 +88,41 @@ class TuningDatabase:
     last until `close`. A row that does not match its checksum is damage. One object serves one thread.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, cache: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, cache: bool = False, in_memory: bool = False) -> None:
         self.path = Path(os.path.abspath(path))
         self.cache = cache
-        self._connection: sqlite3.Connection | None = None
+        self._connection: sqlite3.Connection | None = connect_memory() if in_memory else None
         self._run(lambda c: None)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str] | None = None) -> Self:
         """The database at `path`, else at `$TILEWRIGHT_TUNING_DB`, else in the cache folder.
 
-        A missing file is made. Raises InputError where a named file is no tuning database or cannot be used.
+        A missing file is made. Of a saved executable the entries that travel with it are read, and what is
+        stored lasts until `close`. Raises InputError where a named file is neither or cannot be used.
         """
         where, cache = named_tuning_database(path)
+        if not cache and is_saved_executable(where):
+            opened = cls(where, in_memory=True)
+            opened.take(entries_saved_in(where))
+            return opened
         return cls(where, cache=cache)
 
     def get(self, key: Key) -> Measurement | None:
         """The measurement under `key`, or None; raises InputError for a damaged named file."""
-        where = " WHERE program = ? AND device = ? AND driver = ? AND compiler = ?"
 
         def find(c: sqlite3.Connection) -> Measurement | None:
-            row = c.execute(_SELECT + where, astuple(key)).fetchone()
+            row = c.execute(_SELECT + _WHERE, astuple(key)).fetchone()
             return None if row is None else _checked(row)[1]
+
+        return self._run(find)
+
+    def choice(self, key: Key) -> Choice | None:
+        """The choice under `key`, or None; raises InputError for a damaged named file."""
+
+        def find(c: sqlite3.Connection) -> Choice | None:
+            row = c.execute(_SELECT_CHOICE + _WHERE, astuple(key)).fetchone()
+            return None if row is None else _checked_choice(row)[1]
 
         return self._run(find)
 
@@ -93,29 +134,48 @@ class TuningDatabase:
         row = _as_row(key, measurement)
         self._run(lambda c: c.execute(_REPLACE, row))
 
+    def put_choice(self, key: Key, choice: Choice) -> None:
+        """Like `put`, for a choice."""
+        row = _as_choice_row(key, choice)
+        self._run(lambda c: c.execute(_REPLACE_CHOICE, row))
+
     def rows(self) -> list[Row]:
         """All measurements by key; raises InputError for a damaged named file."""
         return self._run(_all_rows)
 
+    def choices(self) -> list[ChoiceRow]:
+        """All choices by key; raises InputError for a damaged named file."""
+        return self._run(_all_choices)
+
+    def entries(self) -> Entries:
+        """Everything."""
+        return Entries(tuple(self.rows()), tuple(self.choices()))
+
     def merge(self, other: TuningDatabase) -> int:
-        """Take what `other` has and this has not, or measured later; all or nothing. Returns the number."""
-        return self._take(other.rows())
+        """Take what `other` has and this has not, or has of more runs, or of as many later ones.
+
+        All or nothing. Returns the number of entries taken.
+        """
+        return self.take(other.entries())
 
     def export_lines(self, path: str | os.PathLike[str]) -> None:
-        """Write all measurements as JSON lines; raises InputError where `path` cannot be written."""
-        write_lines(path, self.rows())
+        """Write all entries as JSON lines; raises InputError where `path` cannot be written."""
+        write_lines(path, self.entries())
 
     def import_lines(self, path: str | os.PathLike[str]) -> int:
         """Like `merge`, from a file of `export_lines`; raises InputError naming the line that is wrong."""
-        return self._take(read_lines(path))
+        return self.take(read_lines(path))
 
-    def _take(self, rows: Iterable[Row]) -> int:
-        values = [_as_row(*row) for row in rows]
+    def take(self, entries: Entries) -> int:
+        """Like `merge`, from anywhere."""
+        values = [_as_row(*row) for row in entries.rows]
+        chosen = [_as_choice_row(*row) for row in entries.choices]
 
         def take(c: sqlite3.Connection) -> int:
             before = c.total_changes
             with transaction(c):
-                c.executemany(_NEWER, values)
+                c.executemany(_BETTER, values)
+                c.executemany(_NEWER_CHOICE, chosen)
             return c.total_changes - before
 
         return self._run(take)
@@ -159,7 +219,7 @@ class TuningDatabase:
     def _begin_anew(self, error: Exception) -> None:
         self.close()
         try:
-            self._connection, moved = connect_anew(self.path, _all_rows)
+            self._connection, moved = connect_anew(self.path, _all_entries)
         except (Damage, sqlite3.Error, OSError) as second:
             self._do_without(second)
             return
@@ -171,6 +231,8 @@ class TuningDatabase:
         if self._connection is not None:
             with suppress(Damage, sqlite3.Error):  # what can still be read serves on
                 memory.executemany(_REPLACE, [_as_row(*row) for row in _all_rows(self._connection)])
+                chosen = [_as_choice_row(*row) for row in _all_choices(self._connection)]
+                memory.executemany(_REPLACE_CHOICE, chosen)
         self.close()
         self._connection = memory
         _warn(
@@ -197,6 +259,14 @@ def _all_rows(c: sqlite3.Connection) -> list[Row]:
     return [_checked(row) for row in c.execute(f"{_SELECT} ORDER BY 1, 2, 3, 4")]
 
 
+def _all_choices(c: sqlite3.Connection) -> list[ChoiceRow]:
+    return [_checked_choice(row) for row in c.execute(f"{_SELECT_CHOICE} ORDER BY 1, 2, 3, 4")]
+
+
+def _all_entries(c: sqlite3.Connection) -> Entries:
+    return Entries(tuple(_all_rows(c)), tuple(_all_choices(c)))
+
+
 def _checked(row: tuple[object, ...]) -> Row:
     """A row as read from the file; raises Damage."""
     key, measurement = Key(*row[:4]), Measurement(*row[4:8])  # type: ignore[arg-type]
@@ -205,6 +275,22 @@ def _checked(row: tuple[object, ...]) -> Row:
     if row[8] != checksum(key, measurement):
         raise Damage("a measurement does not match its checksum")
     return key, measurement
+
+
+def _checked_choice(row: tuple[object, ...]) -> ChoiceRow:
+    """A row as read from the file; raises Damage."""
+    key, choice = Key(*row[:4]), Choice(*row[4:6])  # type: ignore[arg-type]
+    if fault := choice_fault_of(key, choice):
+        raise Damage(fault)
+    if row[6] != checksum(key, choice):
+        raise Damage("a choice does not match its checksum")
+    return key, choice
+
+
+def _as_choice_row(key: Key, choice: Choice) -> tuple[object, ...]:
+    if fault := choice_fault_of(key, choice):
+        raise WorkError(f"{fault} in a choice to store")
+    return (*astuple(key), *astuple(choice), checksum(key, choice))
 
 
 def _as_row(key: Key, measurement: Measurement) -> tuple[object, ...]:

@@ -12,16 +12,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tilewright.tuning_records import METHOD
+
 #: "twdb"; tells our files from other SQLite databases
 APPLICATION_ID = 0x74776462
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 #: how long a process waits for others that write; each holds the lock for milliseconds
 BUSY_S = 30.0
-_TABLE = (
-    "CREATE TABLE measurement (program TEXT NOT NULL, device TEXT NOT NULL, driver TEXT NOT NULL,"
-    " compiler TEXT NOT NULL, seconds REAL NOT NULL, spread_s REAL NOT NULL, repeats INTEGER NOT NULL,"
-    " measured_at INTEGER NOT NULL, checksum INTEGER NOT NULL,"
-    " PRIMARY KEY (program, device, driver, compiler)) WITHOUT ROWID"
+_KEY = "program TEXT NOT NULL, device TEXT NOT NULL, driver TEXT NOT NULL, compiler TEXT NOT NULL"
+_UNIQUE = "PRIMARY KEY (program, device, driver, compiler)) WITHOUT ROWID"
+_TABLES = (
+    f"CREATE TABLE measurement ({_KEY}, seconds REAL NOT NULL, spread_s REAL NOT NULL,"
+    f" repeats INTEGER NOT NULL, measured_at INTEGER NOT NULL, checksum INTEGER NOT NULL, {_UNIQUE}",
+    f"CREATE TABLE choice ({_KEY}, record TEXT NOT NULL, decided_at INTEGER NOT NULL,"
+    f" checksum INTEGER NOT NULL, {_UNIQUE}",
+    "CREATE TABLE method (name TEXT NOT NULL)",
 )
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT")
 
@@ -121,11 +126,14 @@ def _checked(c: sqlite3.Connection) -> sqlite3.Connection:
             raise Damage("another program's SQLite database")
         if version != SCHEMA_VERSION:
             raise Damage(f"expected version {SCHEMA_VERSION} of the format, got {version}")
-        if c.execute("SELECT sql FROM sqlite_master").fetchall() != [(_TABLE,)]:
-            raise Damage("expected one table of measurements")
+        if c.execute("SELECT sql FROM sqlite_master").fetchall() != [(sql,) for sql in _TABLES]:
+            raise Damage("expected tables of measurements, choices and their method")
         (answer,) = c.execute("PRAGMA quick_check(1)").fetchone()
         if answer != "ok":
             raise Damage(" ".join(str(answer).split()))
+        methods = [name for (name,) in c.execute("SELECT name FROM method")]
+        if methods != [METHOD]:
+            raise Damage(f"times measured by another method, {' and '.join(map(str, methods)) or 'unnamed'}")
     return c
 
 
@@ -137,7 +145,9 @@ def _is_empty(c: sqlite3.Connection) -> bool:
 def _make(c: sqlite3.Connection) -> None:
     with transaction(c):
         if _is_empty(c):  # no other process made it meanwhile
-            c.execute(_TABLE)
+            for sql in _TABLES:
+                c.execute(sql)
+            c.execute("INSERT INTO method VALUES (?)", (METHOD,))
             c.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             c.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 

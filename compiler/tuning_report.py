@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from tilewright.arbitration import Verdict
 from tilewright.budget import Budget
 from tilewright.costmodel.bound import Bound
 from tilewright.costmodel.check_measured import TIMER_NOISE, Violation
@@ -13,13 +14,16 @@ from tilewright.measuring import Measurer
 from tilewright.search import Task
 
 
-def report_of(tasks: Sequence[Task], measurer: Measurer, budget: Budget) -> dict[str, Any]:
-    """Plain data: totals, one row per searched kernel, and one sentence per violated bound.
+def report_of(
+    tasks: Sequence[Task], measurer: Measurer, budget: Budget, verdict: Verdict, *, recalled: bool
+) -> dict[str, Any]:
+    """Plain data: totals, a row per searched kernel, the network's replays, a sentence per violated bound.
 
     `measured` and `reused` count all programs that were timed and that the database knew, those of
     convolutions' algorithms as well; `model_s` and `chosen_s` are the measured seconds of the searched
-    kernels of one run of the network. `certified_kernels` and `certified_time` are the shares of the searched
-    kernels, and of `chosen_s`, whose best is the fastest of their space by the bound.
+    kernels of one run of the network, each alone. `certified_kernels` and `certified_time` are the shares of
+    the searched kernels, and of `chosen_s`, whose best is the fastest of their space by the bound.
+    recalled: whether an earlier run timed the replays.
     """
     rows = [_kernel_row(t) for t in tasks]
     timed = [r for r in rows if r["measured_s"] is not None]
@@ -35,28 +39,35 @@ def report_of(tasks: Sequence[Task], measurer: Measurer, budget: Budget) -> dict
         "certified_kernels": len(certified) / len(rows) if rows else 0.0,
         "certified_time": certified_s / chosen_s if chosen_s else 0.0,
         "budget_s": budget.seconds,
+        "replay": {
+            "model_s": verdict.model_s,
+            "isolated_s": verdict.isolated_s,
+            "arbitrated_s": verdict.arbitrated_s,
+            "compared": verdict.compared,
+            "swapped": list(verdict.swapped),
+            "recalled": recalled,
+        },
         "violations": [v for t in tasks for v in violations_of(t, measurer)],
         "kernels": rows,
     }
 
 
 def _kernel_row(task: Task) -> dict[str, Any]:
-    s = task.search
-    best = float(min(s.space.least_s)) if len(s.space) else 0.0
+    outcome = task.outcome
     return {
         "name": task.name,
-        "occurrences": s.occurrences,
-        "points": len(s.space),
-        "measured": len(s.seconds) - task.reused,
+        "occurrences": task.search.occurrences,
+        "points": outcome.points,
+        "measured": 0 if task.known else outcome.measured - task.reused,
         "reused": task.reused,
-        "pruned": s.pruned,
-        "unknown": s.unknown,
-        "failed": len(s.failed),
-        "failures": sorted(set(s.failed.values()))[:3],
-        "end": s.end,
-        "model_s": s.seconds.get(0),
-        "measured_s": s.best_s if s.seconds else None,
-        "bound_s": best,
+        "pruned": outcome.pruned,
+        "unknown": outcome.unknown,
+        "failed": outcome.failed,
+        "failures": sorted(set(task.search.failed.values()))[:3],
+        "end": outcome.end,
+        "model_s": outcome.model_s,
+        "measured_s": outcome.best_s,
+        "bound_s": float(task.search.space.least_s.min()),
     }
 
 

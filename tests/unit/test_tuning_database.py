@@ -16,7 +16,7 @@ from python_processes import finish, start
 from tilewright import tuning_file
 from tilewright.ir import InputError, WorkError
 from tilewright.tuning_database import TuningDatabase, named_tuning_database
-from tilewright.tuning_records import Key, Measurement
+from tilewright.tuning_records import Entries, Key, Measurement
 
 FOUND = Measurement(1.5e-5, 2e-7, 12, 1_700_000_000)
 
@@ -33,7 +33,7 @@ def contents(n):
 def filled(path, n=300):
     """A closed file of n rows; 300 take several pages."""
     with TuningDatabase(path) as db:
-        assert db._take(contents(n)) == n
+        assert db.take(Entries(tuple(contents(n)))) == n
     return path
 
 
@@ -47,7 +47,7 @@ def cache(tmp_path, monkeypatch):
     """The path of the database in a cache folder of its own."""
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TILEWRIGHT_TUNING_DB", raising=False)
-    return tmp_path / "tuning-1.sqlite"
+    return tmp_path / "tuning-2.sqlite"
 
 
 # -- what it keeps ---------------------------------------------------------------------------------------
@@ -276,9 +276,9 @@ with pytest.raises(InputError, match="cannot be opened"):
 def test_a_file_that_may_only_be_read():
     folder = Path(tempfile.mkdtemp())  # others may not look into tmp_path
     try:
-        path = filled(folder / "tuning-1.sqlite", 1)
+        path = filled(folder / "tuning-2.sqlite", 1)
         path.chmod(0o444)
-        filled(folder / "tuning-1.sqliteunreadable", 1).chmod(0)
+        filled(folder / "tuning-2.sqliteunreadable", 1).chmod(0)
         folder.chmod(0o555)
         finish(start(__name__, READ_ONLY, path))
     finally:
