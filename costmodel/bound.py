@@ -22,7 +22,7 @@ from tilewright.costmodel.parameters import ContractParameters, ContractSpace, c
 from tilewright.costmodel.problem import ContractProblem, Problem
 from tilewright.costmodel.windows import FloatArray
 
-LOCAL_TERMS = ("TQ", "WB", "LANE", "SMB", "ISS")
+LOCAL_TERMS = ("TQ", "WB", "LANE", "SMB", "ISS", "RATE")
 """Terms of one multiprocessor, which multiply; the others bound the whole device on their own."""
 
 PEAK = "PEAK"
@@ -61,7 +61,7 @@ class BoundArrays:
         value = {name: float(column[index]) for name, column in self.terms.items()}
         local = [name for name in LOCAL_TERMS if name in value]
         product = value.get("TQ", 1.0) * value.get("WB", 1.0) * value.get("LANE", 1.0)
-        product *= min(value.get("SMB", 1.0), value.get("ISS", 1.0))
+        product *= min(value.get(name, 1.0) for name in ("SMB", "ISS", "RATE"))
         alone = [name for name in value if name not in (*LOCAL_TERMS, ILLEGAL)]
         device_wide = min(alone, key=value.__getitem__)
         if min(value[device_wide], product) == 1.0:

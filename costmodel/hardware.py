@@ -13,7 +13,8 @@ class GpuHardware:
     """One NVIDIA GPU.
 
     Constants without the prefix `estimate_` enter the sound bound and are therefore optimistic (best ever
-    seen); those with it are calibration constants of the estimator.
+    seen); those with it are calibration constants of the estimator. Devices whose tensor cores the generated
+    kernels do not use (before sm_80: no asynchronous copies) say 0 multiply-adds for them.
     """
 
     name: str
@@ -41,6 +42,14 @@ class GpuHardware:
     lat_smem_clk: float
     lat_smem_printed_clk: float
     lat_fma_clk: float
+    tensor_fma_16bit_per_sm_per_clk: int
+    tensor_fma_tf32_per_sm_per_clk: int
+    mma_sync_share: float
+    lat_mma_clk: float
+    lat_l2_clk: float
+    estimate_matrix_block_clk: float
+    estimate_matrix_fetch_clk: float
+    estimate_mma_efficiency: float
     estimate_launch_s: float
     estimate_block_clk: float
     estimate_fetch_clk: float

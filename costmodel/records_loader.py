@@ -128,7 +128,7 @@ def _value(entry: object, whole: bool, key: str, where: str) -> float | int:
     if isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value < 1e18:
         word = "a whole number" if whole else "a number"
         raise InputError(f"expected {key} to be {word} from 0 to below 1e18, got {value!r:.40}", where=where)
-    if value == 0 and key != "smem_reserved_per_block_bytes":
+    if value == 0 and key != "smem_reserved_per_block_bytes" and not key.startswith("tensor_fma_"):
         raise InputError(f"expected {key} to be positive, got 0", where=where)
     return value if whole else float(value)
 

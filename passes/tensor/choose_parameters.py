@@ -20,11 +20,15 @@ from tilewright.costmodel import (
 from tilewright.costmodel.bound import global_bound
 from tilewright.costmodel.bound_terms import MEASURED_LOOP
 from tilewright.costmodel.choose import Choice
+from tilewright.costmodel.choose_matrix import choose_matrix, has_tensor_cores, likely_matrix
+from tilewright.costmodel.matrix_bound import least_matrix_s
+from tilewright.costmodel.matrix_space import MatrixParameters
 from tilewright.costmodel.problem import Problem
 from tilewright.ir import Attr, Func, Level, Op, Pairs, UnsupportedError
 from tilewright.ir.tensor_ops import dims, domain
 from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.lower.skeletons.matrix_plan import MatrixView, matrix_view
 from tilewright.passes.lower.skeletons.recurrence import MAX_LINE_BYTES
 from tilewright.passes.lower.skeletons.rows import combiner
 from tilewright.passes.lower.skeletons.staging import region
@@ -38,6 +42,7 @@ from tilewright.passes.tensor.kernel_problem import (
     stream_problem,
     window_problem,
 )
+from tilewright.passes.tensor.matrix_problem import matrix_plan, matrix_problem
 from tilewright.passes.tensor.warp_shape import warp_shape
 
 #: bytes of a work-item's private copy of its input window (fits a first-level cache beside the weights)
@@ -78,6 +83,9 @@ def least_s(kernel: Func, hardware: Hardware) -> float:
     by_name = {op.name: op for op in kernel.body.ops}
     problem: Problem
     if contract := by_name.get("tensor.contract"):
+        view = _on_tensor_cores(kernel, contract, hardware)
+        if view is not None:
+            return least_matrix_s(matrix_problem(kernel, view), hardware, MEASURED_LOOP)  # type: ignore[arg-type]
         problem = contract_problem(kernel, contract)
     elif window := by_name.get("tensor.window"):
         problem = window_problem(kernel, window)
@@ -145,16 +153,43 @@ def _choose_contract(kernel: Func, op: Op, hardware: Hardware) -> _Chosen:
     if gpu and all(sizes[d] == 1 for d in roles.rows) and not roles.windows and combiner(op) is not None:
         return _choose_rows(kernel, [op], hardware)  # matrix times vector
     best = choose_contract(contract_problem(kernel, op), hardware)
+    view = _on_tensor_cores(kernel, op, hardware)
+    if view is not None:
+        matrix = choose_matrix(matrix_problem(kernel, view), hardware)  # type: ignore[arg-type]
+        if matrix.estimate_s < best.estimate_s:
+            return "matrix", dict(matrix_plan(view, matrix.parameters).params().items), matrix
     return "contract", _contract_params(op, best.parameters), best
 
 
+def _on_tensor_cores(kernel: Func, op: Op, hardware: Hardware) -> MatrixView | None:
+    """The contraction as the tensor cores would compute it; None where they cannot."""
+    view = matrix_view(op)
+    if view is None or not has_tensor_cores(matrix_problem(kernel, view), hardware):
+        return None
+    return view
+
+
+def matrix_variant(kernel: Func, view: MatrixView, choice: Choice[MatrixParameters]) -> Func:
+    """A contraction kernel on tensor cores with these parameters."""
+    params = matrix_plan(view, choice.parameters).params()
+    return kernel.with_attrs(skeleton="matrix", params=params, cost=_cost(choice))
+
+
 def contract_candidates(kernel: Func, hardware: Hardware, top: int) -> list[Func]:
-    """A contraction kernel with its chosen parameters and with at most `top` others worth measuring."""
+    """A contraction kernel with its chosen parameters and with at most `top` others worth measuring.
+
+    They are of both engines, the lanes' and the tensor cores', where the latter can compute it.
+    """
     (op,) = (o for o in kernel.body.ops if o.name == "tensor.contract")
-    others = likely_contract(contract_problem(kernel, op), hardware, top)
+    view = _on_tensor_cores(kernel, op, hardware)
+    found: list[tuple[float, Func]] = []
+    for lanes in likely_contract(contract_problem(kernel, op), hardware, top):
+        found.append((lanes.estimate_s, contract_variant(kernel, op, lanes)))
+    if view is not None:
+        for cores in likely_matrix(matrix_problem(kernel, view), hardware, top):  # type: ignore[arg-type]
+            found.append((cores.estimate_s, matrix_variant(kernel, view, cores)))
     variants = [kernel]
-    for choice in others:
-        variant = contract_variant(kernel, op, choice)
+    for _, variant in sorted(found, key=lambda f: f[0])[:top]:
         if all(v["params"] != variant["params"] for v in variants):
             variants.append(variant)
     return variants
@@ -162,7 +197,8 @@ def contract_candidates(kernel: Func, hardware: Hardware, top: int) -> list[Func
 
 def contract_variant(kernel: Func, op: Op, choice: Choice[ContractParameters]) -> Func:
     """A contraction kernel with the parameters of one point of its space; `op` is its tensor.contract."""
-    return kernel.with_attrs(params=Pairs.of(_contract_params(op, choice.parameters)), cost=_cost(choice))
+    params = Pairs.of(_contract_params(op, choice.parameters))
+    return kernel.with_attrs(skeleton="contract", params=params, cost=_cost(choice))
 
 
 def _contract_params(op: Op, p: ContractParameters) -> dict[str, Attr]:

@@ -1,25 +1,28 @@
-"""Stores constant weights of contractions in the order their kernel reads them: columns innermost."""
+"""Stores constant weights of contractions in the order their kernel reads them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from tilewright.ir import Func, Level, Module, Op, Ref, Sym, Value
-from tilewright.ir.tensor_ops import reads
+from tilewright.ir import Expr, Func, Level, Module, Op, Pairs, Ref, Sym, Value
+from tilewright.ir.tensor_ops import dims, reads
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.tensor.kernel_problem import contract_roles
 
 
 @register_pass(Level.TENSOR, requires={"kernels-outlined", "parameters-chosen"})
 def pack_weights(module: Module, ctx: PassContext) -> Module:
-    """Permute the constant second operand of contraction kernels so that its column dimension is contiguous.
+    """Permute the constant second operand of contraction kernels so that what a kernel reads is contiguous.
 
     rewrite:  tensor.contract(%x, %w: f32[64, 64, 3, 3], reads = [..., [k, c, r, s]])
               -->   tensor.contract(%x, %w: f32[64, 3, 3, 64], reads = [..., [c, r, s, k]])
 
-    Vector loads of neighbouring columns need it; the weights are permuted once, at compile time.
+    Vector loads of neighbouring columns need it; kernels on tensor cores (skeleton `matrix`) copy runs of
+    the channel that they cut into chunks instead: [r, s, k, c]. The weights are permuted once, at compile
+    time.
     """
     main = module.main
     constants = {op.result: op for op in main.body.ops if op.name == "tensor.constant"}
@@ -51,7 +54,7 @@ def pack_weights(module: Module, ctx: PassContext) -> Module:
 
 def _packing(kernel: Func) -> tuple[int, tuple[int, ...]] | None:
     """Parameter position of the weights and the permutation that puts the column dimension last."""
-    if kernel.get("skeleton") != "contract":
+    if kernel.get("skeleton") not in ("contract", "matrix"):
         return None
     op = next(o for o in kernel.body.ops if o.name == "tensor.contract")
     at, columns = reads(op)[1], contract_roles(op).columns
@@ -60,9 +63,25 @@ def _packing(kernel: Func) -> tuple[int, tuple[int, ...]] | None:
     plain = all(isinstance(e, Sym) for e in at) and len(set(at)) == len(at)
     if weights not in kernel.params or uses != 1 or not plain or not columns:
         return None
-    last = next(i for i, e in enumerate(at) if e == Sym(columns[-1]))
-    order = (*(i for i in range(len(at)) if i != last), last)
+    order = (
+        _columns_last(at, columns) if kernel["skeleton"] == "contract" else _channel_last(kernel, at, columns)
+    )
     return None if order == tuple(range(len(at))) else (kernel.params.index(weights), order)
+
+
+def _columns_last(at: Sequence[Expr], columns: Sequence[str]) -> tuple[int, ...]:
+    last = next(i for i, e in enumerate(at) if e == Sym(columns[-1]))
+    return (*(i for i in range(len(at)) if i != last), last)
+
+
+def _channel_last(kernel: Func, at: Sequence[Expr], columns: Sequence[str]) -> tuple[int, ...]:
+    """All else, the columns in the order of the results, the channel."""
+    params = kernel["params"]
+    assert isinstance(params, Pairs)
+    op = next(o for o in kernel.body.ops if o.name == "tensor.contract")
+    inner = [*(Sym(d) for d in dims(op, "par") if d in columns), Sym(str(params["channel"]))]
+    last = [i for e in inner for i, x in enumerate(at) if x == e]
+    return (*(i for i in range(len(at)) if i not in last), *last)
 
 
 def _permute(kernel: Func, position: int, order: tuple[int, ...]) -> Func:

@@ -1,0 +1,52 @@
+"""Chooses parameters of tensor-core kernels by model: the best estimate, or the likeliest to measure."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from tilewright.costmodel.bound import BoundArrays
+from tilewright.costmodel.choose import Choice
+from tilewright.costmodel.hardware import CpuHardware, GpuHardware, Hardware
+from tilewright.costmodel.matrix_bound import matrix_bound, tensor_fma
+from tilewright.costmodel.matrix_estimator import estimate_matrix
+from tilewright.costmodel.matrix_space import MatrixParameters, MatrixProblem, MatrixSpace, matrix_space
+from tilewright.costmodel.windows import FloatArray
+
+
+def has_tensor_cores(problem: MatrixProblem, hardware: Hardware) -> bool:
+    """Whether the device multiplies such factors on tensor cores that the generated kernels can use."""
+    return not isinstance(hardware, CpuHardware) and tensor_fma(problem, hardware) > 0
+
+
+@lru_cache(maxsize=4096)
+def choose_matrix(problem: MatrixProblem, hardware: GpuHardware) -> Choice[MatrixParameters]:
+    """The legal point with the smallest estimate; the bound, then enumeration order, break ties. Memoised.
+
+    Raises InputError where no point fits the device.
+    """
+    space, bounds, estimates = _evaluate(problem, hardware)
+    best = int(np.lexsort((bounds.seconds, estimates))[0])
+    return Choice(space.at(best), bounds.at(best), float(estimates[best]), len(space))
+
+
+def likely_matrix(problem: MatrixProblem, hardware: GpuHardware, top: int) -> list[Choice[MatrixParameters]]:
+    """At most `top` points by estimate, each with another tile or another division among warps."""
+    space, bounds, estimates = _evaluate(problem, hardware)
+    chosen: list[Choice[MatrixParameters]] = []
+    seen: set[tuple[int, ...]] = set()
+    for i in np.lexsort((bounds.seconds, estimates)):
+        p = space.at(int(i))
+        kind = (p.m, p.n, p.warps_m, p.warps_n)
+        if kind not in seen:
+            seen.add(kind)
+            chosen.append(Choice(p, bounds.at(int(i)), float(estimates[i]), len(space)))
+        if len(chosen) == top:
+            break
+    return chosen
+
+
+def _evaluate(problem: MatrixProblem, hardware: GpuHardware) -> tuple[MatrixSpace, BoundArrays, FloatArray]:
+    space = matrix_space(problem, hardware)
+    return space, matrix_bound(problem, space, hardware), estimate_matrix(problem, space, hardware)

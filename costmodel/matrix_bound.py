@@ -1,0 +1,142 @@
+"""The sound bound of tensor-core kernels through mma.sync, as fractions of the tensor cores' peak.
+
+ub = COEF min(GM, L2, LAT, TQ WB min(RATE, SMB)); the seconds are max(flops / (peak ub), launch floor). GM counts
+the least traffic of a matrix product with the L2 as fast memory (red-blue pebble game) or all operands once,
+whichever is more.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import numpy as np
+
+from tilewright.costmodel.bound import BoundArrays
+from tilewright.costmodel.bound_terms import SPECIFIED, Assumptions, wb
+from tilewright.costmodel.geometry import ceil_div, resident_blocks
+from tilewright.costmodel.hardware import GpuHardware
+from tilewright.costmodel.matrix_space import (
+    DEPTH_BYTES,
+    MatrixProblem,
+    MatrixSpace,
+    ahead_of,
+    blocks_of,
+    chunks_of,
+    legal,
+    registers_of,
+    shared_bytes,
+)
+from tilewright.costmodel.windows import FloatArray, IntArray
+
+#: only copies of this width go around the first-level cache
+UNCACHED_BYTES = 16
+#: registers that a kernel cannot do without beside its sums, of those the space counts
+_SPARE_REGISTERS = 64
+
+
+def matrix_bound(
+    problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, assumptions: Assumptions = SPECIFIED
+) -> BoundArrays:
+    """The sound bound of every point of `space`, in fractions of the tensor cores' dense peak."""
+    blocks, chunks = blocks_of(problem, space), chunks_of(problem, space)
+    executed = 2.0 * blocks * (space.m * space.n) * (chunks * space.k)
+    peak = tensor_flops_per_s(problem, hardware)
+    columns = {
+        "GM": np.full(len(space), _gm(problem, hardware, peak, assumptions)),
+        "L2": _l2(problem, space, hardware, peak, assumptions),
+        "LAT": _lat(problem, space, hardware, blocks, chunks),
+        "TQ": np.minimum(1.0, problem.flops / executed),
+        "WB": wb(blocks, hardware.sm_count),
+        "RATE": _rate(problem, space, hardware, blocks),
+        "SMB": _smb(problem, space, hardware),
+        "COEF": legal(problem, space, hardware).astype(np.float64),
+    }
+    local = columns["TQ"] * columns["WB"] * np.minimum(columns["RATE"], columns["SMB"])
+    whole = np.minimum(np.minimum(columns["GM"], columns["L2"]), columns["LAT"])
+    ub = columns["COEF"] * np.minimum(whole, local)
+    with np.errstate(divide="ignore"):
+        seconds = problem.flops / (peak * ub)
+    floor = hardware.launch_floor_s
+    return BoundArrays(ub, np.maximum(seconds, floor), columns, floor)
+
+
+def tensor_fma(problem: MatrixProblem, hardware: GpuHardware) -> int:
+    """Multiply-adds per SM and clock at the dense peak."""
+    narrow = problem.element_bytes == 2
+    return hardware.tensor_fma_16bit_per_sm_per_clk if narrow else hardware.tensor_fma_tf32_per_sm_per_clk
+
+
+def tensor_flops_per_s(problem: MatrixProblem, hardware: GpuHardware) -> float:
+    """Dense peak of the tensor cores."""
+    return 2.0 * tensor_fma(problem, hardware) * hardware.sm_count * hardware.clock_hz
+
+
+def least_matrix_s(
+    problem: MatrixProblem, hardware: GpuHardware, assumptions: Assumptions = SPECIFIED
+) -> float:
+    """Seconds a product takes at least with any parameters: arithmetic, traffic, launch."""
+    peak = tensor_flops_per_s(problem, hardware)
+    share = min(_gm(problem, hardware, peak, assumptions), hardware.mma_sync_share)
+    return max(problem.flops / (peak * share), hardware.launch_floor_s)
+
+
+def _gm(problem: MatrixProblem, hardware: GpuHardware, peak: float, assumptions: Assumptions) -> float:
+    cache = hardware.l2_bytes / problem.element_bytes
+    pebbles = problem.flops / sqrt(cache) - 2.0 * cache * problem.batch if problem.taps == 1 else 0.0
+    moved = max(problem.compulsory_bytes, problem.element_bytes * pebbles)
+    if not assumptions.cold_l2:
+        moved = max(0.0, moved - hardware.l2_bytes)
+    return min(1.0, problem.flops / moved * hardware.dram_bytes_per_s / peak) if moved else 1.0
+
+
+def _l2(
+    problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, peak: float, assumptions: Assumptions
+) -> FloatArray:
+    size = problem.element_bytes
+    depth = problem.batch * problem.taps * problem.channel * size
+    first = depth * problem.m * problem.fetched * ceil_div(problem.n, space.n)
+    second = depth * problem.n * ceil_div(problem.m, space.m)
+    around = [
+        copy * size >= UNCACHED_BYTES and not assumptions.l1_reuse
+        for copy in (problem.first_copy, problem.second_copy)
+    ]
+    moved = (first if around[0] else problem.first_bytes) + (second if around[1] else problem.second_bytes)
+    moved = moved + float(problem.result_bytes)
+    return np.minimum(1.0, problem.flops / (moved + 0.0 * space.m) * hardware.l2_bytes_per_s / peak)
+
+
+def _resident(
+    problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, blocks: IntArray
+) -> IntArray:
+    """Blocks that run on one SM at a time at best."""
+    registers = (registers_of(problem, space) - _SPARE_REGISTERS).clip(24)
+    found = resident_blocks(hardware, space.warps, shared_bytes(problem, space), registers)
+    return np.minimum(found.clip(1), ceil_div(blocks, hardware.sm_count))
+
+
+def _lat(
+    problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, blocks: IntArray, chunks: IntArray
+) -> FloatArray:
+    """The chain of one block: a copy starts when an earlier one was used; sums are added one after the other."""
+    copies = hardware.lat_l2_clk * ceil_div(chunks, ahead_of(problem, space) + 1)
+    steps = chunks * (space.k // (DEPTH_BYTES // problem.element_bytes))
+    sums = hardware.lat_l2_clk + steps * hardware.lat_mma_clk
+    registers = (registers_of(problem, space) - _SPARE_REGISTERS).clip(24)
+    fits = resident_blocks(hardware, space.warps, shared_bytes(problem, space), registers).clip(1)
+    rounds = ceil_div(ceil_div(blocks, hardware.sm_count), fits)
+    peak_clk = problem.flops / (2.0 * tensor_fma(problem, hardware) * hardware.sm_count)
+    return np.asarray(np.minimum(1.0, peak_clk / (rounds * np.maximum(copies, sums))))
+
+
+def _rate(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, blocks: IntArray) -> FloatArray:
+    """What mma.sync reaches of the peak, on the tensor cores that have a warp at all."""
+    warps = _resident(problem, space, hardware, blocks) * space.warps
+    return np.asarray(hardware.mma_sync_share * np.minimum(1.0, warps / hardware.schedulers_per_sm))
+
+
+def _smb(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:
+    """Tensor cycles of a chunk against the shared-memory port, which fragments and copies share."""
+    multiply = space.m * space.n / tensor_fma(problem, hardware)
+    rows = space.m * (space.warps_n + 1) + space.n * (space.warps_m + 1)
+    port = rows * (problem.element_bytes / hardware.smem_bytes_per_sm_per_clk)
+    return np.asarray(np.minimum(1.0, multiply / port))

@@ -1,0 +1,105 @@
+"""Estimated seconds of tensor-core kernels: waves x (prologue + chunks x the slowest of all ports + epilogue)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.costmodel.geometry import WARP, ceil_div, resident_blocks
+from tilewright.costmodel.hardware import GpuHardware
+from tilewright.costmodel.matrix_bound import tensor_fma
+from tilewright.costmodel.matrix_space import (
+    DEPTH_BYTES,
+    TILE_M,
+    TILE_N,
+    MatrixProblem,
+    MatrixSpace,
+    ahead_of,
+    blocks_of,
+    chunks_of,
+    registers_of,
+    shared_bytes,
+)
+from tilewright.costmodel.windows import FloatArray, IntArray
+
+#: instructions beside the multiplications: per copy of 16 bytes, per chunk, per element that is copied alone
+_PER_COPY, _PER_CHUNK, _PER_ELEMENT = 5.0, 24.0, 12.0
+#: cycles from a barrier to the first multiplication: fragments on their way, warps apart
+_CHUNK_START_CLK = 70.0
+#: cycles between dependent multiplications
+_MMA_CLK = 34.0
+#: cycles of one vector of results through the epilogue, for all threads of a warp
+_PER_RESULT_CLK = 6.0
+_EXPOSED_SHARE = 0.15
+
+
+def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:
+    """Estimated seconds of every point; inf where a block cannot be resident."""
+    blocks = blocks_of(problem, space)
+    fits = resident_blocks(hardware, space.warps, shared_bytes(problem, space), registers_of(problem, space))
+    per_sm = ceil_div(blocks, hardware.sm_count)
+    resident = np.minimum(fits, per_sm).clip(1)
+    rounds, rest = per_sm // resident, per_sm % resident
+    busy_clk = rounds * _round_clk(problem, space, hardware, resident)
+    busy_clk = busy_clk + np.where(rest > 0, _round_clk(problem, space, hardware, rest.clip(1)), 0.0)
+    busy_s = busy_clk / hardware.clock_hz
+    dram_s = problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
+    longest, shorter = np.maximum(busy_s, dram_s), np.minimum(busy_s, dram_s)
+    seconds = hardware.estimate_launch_s + longest + _EXPOSED_SHARE * shorter
+    return np.asarray(np.where(fits > 0, seconds, np.inf))
+
+
+def _round_clk(
+    problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, resident: IntArray
+) -> FloatArray:
+    """Cycles of `resident` blocks side by side on one SM from start to end."""
+    chunks = chunks_of(problem, space)
+    start = hardware.estimate_matrix_block_clk
+    chunk = np.maximum(
+        resident * _shared_clk(problem, space, hardware, resident), _alone_clk(problem, space, hardware)
+    )
+    vectors = space.m * space.n / (4.0 * WARP)
+    epilogue = resident * vectors * _PER_RESULT_CLK
+    return np.asarray(start + chunks * chunk + epilogue)
+
+
+def _alone_copies(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
+    """Elements of a chunk that threads copy one by one."""
+    first = space.m if problem.first_copy == 0 else 0 * space.m
+    second = space.n if problem.second_copy == 0 else 0 * space.n
+    return np.asarray((first + second) * space.k, dtype=np.float64)
+
+
+def _shared_clk(
+    problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, resident: IntArray
+) -> FloatArray:
+    """Cycles a chunk takes of what all blocks of an SM share: tensor cores, shared memory, L2, issue slots."""
+    size = problem.element_bytes
+    busy = np.minimum(1.0, resident * space.warps / hardware.schedulers_per_sm)
+    rate = tensor_fma(problem, hardware) * hardware.mma_sync_share * hardware.estimate_mma_efficiency * busy
+    tensor = space.m * space.n * space.k / rate
+    rows = space.m * (space.warps_n + 1) + space.n * (space.warps_m + 1)
+    port = rows * space.k * (size / hardware.smem_bytes_per_sm_per_clk)
+    fetched = (space.m * problem.fetched + space.n) * space.k * size
+    depth = DEPTH_BYTES // size
+    multiplies = (space.m // TILE_M) * (space.n // TILE_N) * (space.k // depth)
+    loads = rows * space.k * size / 512.0
+    copies = 0.0
+    for extent, copy in ((space.m, problem.first_copy), (space.n, problem.second_copy)):
+        each = _PER_COPY / copy if copy else _PER_ELEMENT
+        copies = copies + extent * space.k * (each / WARP)
+    issued = multiplies + loads + copies + _PER_CHUNK * space.warps
+    issue = issued / (hardware.schedulers_per_sm * busy)
+    return np.maximum.reduce([tensor, port, fetched / hardware.estimate_l2_bytes_per_sm_per_clk, issue])
+
+
+def _alone_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:
+    """Cycles a chunk takes of a block that has the SM for itself: chains of multiplications, of copies."""
+    depth = DEPTH_BYTES // problem.element_bytes
+    tiles = (space.m // space.warps_m // TILE_M) * (space.n // space.warps_n // TILE_N)
+    rate = tensor_fma(problem, hardware) * hardware.mma_sync_share / hardware.schedulers_per_sm
+    one = TILE_M * TILE_N * depth / rate
+    chain = (space.k // depth) * np.maximum(tiles * one, _MMA_CLK) + _CHUNK_START_CLK
+    flight = hardware.estimate_matrix_fetch_clk / ahead_of(problem, space)
+    alone = _alone_copies(problem, space)
+    slow = np.where(alone > 0, hardware.estimate_fetch_clk + alone * _PER_ELEMENT / (WARP * space.warps), 0.0)
+    return np.asarray(np.maximum(chain, flight) + slow)

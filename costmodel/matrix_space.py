@@ -1,0 +1,197 @@
+"""Tensor-core contractions: the problem as a matrix product, its implementation parameters, and all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewright.costmodel.geometry import WARP, ceil_div
+from tilewright.costmodel.hardware import GpuHardware
+from tilewright.costmodel.windows import IntArray
+from tilewright.ir.errors import InputError
+
+#: rows and columns of the instruction's tile, and its depth in bytes of one row of factors
+TILE_M, TILE_N, DEPTH_BYTES = 16, 8, 32
+#: registers of a thread beside sums and fragments
+OTHER_REGISTERS = 44
+#: registers of one fragment of either factor
+A_REGISTERS, B_REGISTERS = 4, 2
+#: bytes added to each row of a tile of factors, and words to a row of the tile of sums
+PAD_BYTES, SUM_PAD_WORDS = 16, 8
+MAX_SUMS = 128
+#: blocks along m that are taken before the next ones along n: what they read then stays in the L2
+MOST_RASTER = 8
+
+_M = (16, 32, 64, 128, 256)
+_N = (16, 32, 64, 128, 256)
+_K_BYTES = (32, 64, 128)
+_WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
+_STAGES = (2, 3, 4, 5)
+
+
+@dataclass(frozen=True)
+class MatrixProblem:
+    """`batch` products of [m, k] and [n, k], k = taps * channel.
+
+    element_bytes: of both factors (4: TF32). first_bytes, second_bytes: what the factors hold (an image counts
+    once, however many windows read it). fetched: share of the first factor's elements that lie inside of it.
+    result_bytes: all results and further operands. first_copy, second_copy: elements per asynchronous copy, 0
+    where elements are computed or copied one by one.
+    """
+
+    batch: int
+    m: int
+    n: int
+    channel: int
+    taps: int
+    element_bytes: int
+    first_bytes: int
+    second_bytes: int
+    result_bytes: int
+    fetched: float = 1.0
+    first_copy: int = 8
+    second_copy: int = 8
+
+    def __post_init__(self) -> None:
+        counts = (self.batch, self.m, self.n, self.channel, self.taps)
+        if min(counts) < 1 or self.element_bytes not in (2, 4) or not 0.0 <= self.fetched <= 1.0:
+            raise InputError(f"expected extents of at least 1, elements of 2 or 4 bytes, got {self}")
+
+    @property
+    def flops(self) -> int:
+        """Useful operations; taps on padding included, as is the custom."""
+        return 2 * self.batch * self.m * self.n * self.channel * self.taps
+
+    @property
+    def compulsory_bytes(self) -> float:
+        """Bytes that cross DRAM at least once."""
+        return float(self.first_bytes + self.second_bytes + self.result_bytes)
+
+
+@dataclass(frozen=True)
+class MatrixParameters:
+    """How one tensor-core kernel is cut: see `MatrixPlan`."""
+
+    m: int
+    n: int
+    k: int
+    warps_m: int
+    warps_n: int
+    stages: int
+
+    @property
+    def threads(self) -> int:
+        """Threads per block."""
+        return WARP * self.warps_m * self.warps_n
+
+
+COLUMNS = tuple(f.name for f in fields(MatrixParameters))
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixSpace:
+    """Many `MatrixParameters` as equally long int64 arrays."""
+
+    m: IntArray
+    n: IntArray
+    k: IntArray
+    warps_m: IntArray
+    warps_n: IntArray
+    stages: IntArray
+
+    def __len__(self) -> int:
+        return len(self.m)
+
+    @property
+    def warps(self) -> IntArray:
+        """Warps per block."""
+        return self.warps_m * self.warps_n
+
+    def at(self, index: int) -> MatrixParameters:
+        """The parameters at `index`."""
+        return MatrixParameters(**{name: int(getattr(self, name)[index]) for name in COLUMNS})
+
+    def take(self, chosen: IntArray | npt.NDArray[np.bool_]) -> MatrixSpace:
+        """The sub-space selected by an index array or a mask."""
+        return MatrixSpace(**{name: getattr(self, name)[chosen] for name in COLUMNS})
+
+
+def matrix_space_of(*parameters: MatrixParameters) -> MatrixSpace:
+    """The struct-of-arrays form of given parameters."""
+    return MatrixSpace(
+        **{name: np.array([getattr(p, name) for p in parameters], dtype=np.int64) for name in COLUMNS}
+    )
+
+
+def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
+    """The whole space of a problem: everything that fits registers, threads and shared memory.
+
+    Raises InputError where nothing does.
+    """
+    tables = [_M, _N, [b // problem.element_bytes for b in _K_BYTES], range(len(_WARPS)), _STAGES]
+    index = np.unravel_index(np.arange(prod(map(len, tables))), tuple(map(len, tables)))
+    m, n, k, w, stages = (np.array(t, dtype=np.int64)[i] for t, i in zip(tables, index, strict=True))
+    warps = np.array(_WARPS, dtype=np.int64)[w]
+    space = MatrixSpace(m, n, k, warps[:, 0], warps[:, 1], stages)
+    return _sensible(problem, space.take(legal(problem, space, hardware)))
+
+
+def _sensible(problem: MatrixProblem, space: MatrixSpace) -> MatrixSpace:
+    """Without points that a smaller tile or ring beats for sure; all of them where none is left."""
+    if not len(space):
+        raise InputError(f"no implementation parameters of {problem} fit")
+    chunks = chunks_of(problem, space)
+    keep = (space.stages <= np.maximum(2, chunks)) & (space.m < 2 * max(problem.m, TILE_M))
+    keep &= space.n < 2 * max(problem.n, 2 * TILE_N)
+    keep &= space.k < 2 * max(problem.channel, DEPTH_BYTES // problem.element_bytes)
+    return space.take(keep) if keep.any() else space
+
+
+def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> npt.NDArray[np.bool_]:
+    """Whether a block can be built and be resident."""
+    found = (space.m % (TILE_M * space.warps_m) == 0) & (space.n % (2 * TILE_N * space.warps_n) == 0)
+    found &= space.k % (DEPTH_BYTES // problem.element_bytes) == 0
+    threads, registers = WARP * space.warps, registers_of(problem, space)
+    found &= (space.m * space.n <= MAX_SUMS * threads) & (threads <= hardware.max_threads_per_block)
+    found &= (registers <= hardware.max_registers_per_thread) & (
+        registers * threads <= hardware.registers_per_sm
+    )
+    return np.asarray(found & (shared_bytes(problem, space) <= hardware.smem_per_block_max_bytes))
+
+
+def registers_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
+    """Registers per thread: sums, two sets of fragments, addresses."""
+    sums = space.m * space.n // (WARP * space.warps)
+    a = space.m // space.warps_m // TILE_M * A_REGISTERS
+    b = space.n // space.warps_n // TILE_N * B_REGISTERS
+    return np.asarray(sums + 2 * (a + b) + OTHER_REGISTERS, dtype=np.int64)
+
+
+def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
+    """Bytes of the ring of tiles, or of the tile of sums that takes its place, whichever is more."""
+    ring = space.stages * ((space.m + space.n) * (space.k * problem.element_bytes + PAD_BYTES))
+    sums = 4 * space.m * (space.n + SUM_PAD_WORDS)
+    return np.asarray(np.maximum(ring, sums), dtype=np.int64)
+
+
+def blocks_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
+    """Blocks of the grid."""
+    return problem.batch * (ceil_div(problem.m, space.m) * ceil_div(problem.n, space.n))
+
+
+def chunks_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
+    """Chunks of the reduced domain."""
+    return problem.taps * ceil_div(problem.channel, space.k)
+
+
+def ahead_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
+    """Chunks whose copies are in flight while one is multiplied."""
+    return np.maximum(1, space.stages - 1)
+
+
+def raster_of(blocks_m: int) -> int:
+    """The widest group of blocks along m that all groups have alike."""
+    return max(g for g in range(1, MOST_RASTER + 1) if blocks_m % g == 0)

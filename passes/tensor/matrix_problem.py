@@ -1,0 +1,73 @@
+"""What a contraction asks of the tensor cores, in the cost model's numbers, and kernels of their parameters."""
+
+from __future__ import annotations
+
+from math import gcd
+
+import numpy as np
+
+from tilewright.costmodel.matrix_space import MatrixParameters, MatrixProblem, raster_of
+from tilewright.ir import Func, Sym
+from tilewright.ir.expr import symbols
+from tilewright.ir.simplify import coefficients, interval
+from tilewright.ir.tensor_ops import ranges_of, reads
+from tilewright.ir.types import itemsize
+from tilewright.passes.lower.skeletons.matrix_plan import COPY_BYTES, MatrixPlan, MatrixView, plain
+from tilewright.passes.tensor.kernel_problem import traffic
+
+
+def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
+    """The product of a kernel; constant second factors count as packed, the channel innermost."""
+    moved = traffic(kernel)
+    first, second = view.op.operands
+    held = [v.tensor.nbytes if v in kernel.params else 0 for v in (first, second)]
+    second_bytes = min(held[1], moved)
+    first_bytes = min(held[0], moved - second_bytes)
+    size = itemsize(view.dtype)
+    return MatrixProblem(
+        batch=view.size(view.batch),
+        m=view.size(view.rows),
+        n=view.size(view.columns),
+        channel=view.sizes[view.channel],
+        taps=view.size(view.taps),
+        element_bytes=size,
+        first_bytes=first_bytes,
+        second_bytes=second_bytes,
+        result_bytes=moved - first_bytes - second_bytes,
+        fetched=_fetched(view),
+        first_copy=view.copy_elements(0) if first in kernel.params else 0,
+        second_copy=max(view.copy_elements(1), _packed_copy(view, size)) if second in kernel.params else 0,
+    )
+
+
+def _packed_copy(view: MatrixView, size: int) -> int:
+    if not plain(reads(view.op)[1]) or Sym(view.channel) not in reads(view.op)[1]:
+        return 0
+    known = gcd(view.sizes[view.channel], COPY_BYTES[0] // size)
+    return known if known * size in COPY_BYTES else 0
+
+
+def _fetched(view: MatrixView) -> float:
+    """The share of the first factor's elements, over all rows and taps, that lie inside of it; at least."""
+    ranges = {d: r for d, r in ranges_of(view.op).items() if r[1] > 0}
+    share = 1.0
+    seen: set[str] = set()
+    for e, extent in zip(reads(view.op)[0], view.op.operands[0].tensor.shape, strict=True):
+        low, high = interval(e, ranges_of(view.op))
+        if low >= 0 and high < extent:
+            continue
+        form = coefficients(e, list(ranges), ranges)
+        if form is None or not isinstance(form[1], int) or seen & set(symbols(e)):
+            return 0.0
+        seen |= set(symbols(e))
+        values = np.array([form[1]], dtype=np.int64)
+        for d, c in form[0].items():
+            values = (values[:, None] + c * np.arange(ranges[d][1] + 1)).reshape(-1)
+        share *= float(((values >= 0) & (values < extent)).mean())
+    return share
+
+
+def matrix_plan(view: MatrixView, p: MatrixParameters) -> MatrixPlan:
+    """The plan of a kernel with the model's parameters."""
+    raster = raster_of(-(-view.size(view.rows) // p.m))
+    return MatrixPlan(p.m, p.n, p.k, p.warps_m, p.warps_n, p.stages, view.channel, raster)
