@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, cast, get_args
@@ -17,7 +17,8 @@ from tilewright.devices import open_device
 from tilewright.driver import Lowered, build, lower
 from tilewright.executable import Artifact, Executable, clear_errors
 from tilewright.ir import Func, InputError, Level, Module, Pairs, show
-from tilewright.measuring import measurer
+from tilewright.library_choice import LibraryChoice
+from tilewright.measuring import Measurer, measurer
 from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import PARTITIONER, PRECISIONS
 from tilewright.reference import ReferenceExecutable
@@ -25,6 +26,8 @@ from tilewright.shaped import compile_shapes
 from tilewright.stream_choice import check_policy, choose_streams, kernel_costs, work_of
 from tilewright.targets import Target, resolve_target
 from tilewright.tuning import Tuner
+from tilewright.tuning_records import lines_of
+from tilewright.tuning_travel import TEXT as TUNING
 
 Tune = Literal["model", "measure"]
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
@@ -66,7 +69,8 @@ def compile(
     precision: `fp32`; `tf32` lets contractions round their factors to TF32 where tensor cores multiply them;
         `fp16` and `bf16` store tensors in 16 bits between ops and accumulate in float32. Inputs and outputs
         keep their types.
-    libraries: whether library kernels may compete; none are registered yet, so every kernel is generated.
+    libraries: whether kernels of cuBLASLt and cuDNN may compete with generated ones: with
+        `tune="measure"` they are taken where they are measured to be faster. `tune="model"` takes none.
     conv_algorithm: how convolutions are computed: `auto` takes an alternative (Winograd, FFT) where the cost
         model sees a clear gain or, with `tune="measure"`, where it is faster; a named one is used wherever it
         is legal.
@@ -108,7 +112,9 @@ def compile(
         )
     limit = Budget(budget_seconds(budget))
     with measurer(resolved, tuning_db) if tune == "measure" else nullcontext() as m:
-        tuner = Tuner(m, limit, progress=progress, workspace=workspace) if m else None
+        tuner = _tuner(m, limit, asked) if m else None
+        competing = LibraryChoice(m, limit, progress=progress) if m and libraries else None
+        choose = _one_after_the_other(tuner, competing) if tuner else None
         lowered = lower(
             module,
             resolved,
@@ -117,14 +123,17 @@ def compile(
             conv_algorithm=conv_algorithm,
             workspace=workspace,
             partitioner=partitioner,
-            choose=tuner.choose if tuner else None,
+            choose=choose,
             choose_algorithms=tuner.choose_algorithms if tuner else None,
         )
         tuning = {"tuning": tuner.facts} if tuner else {}
+        entries = {TUNING: lines_of(tuner.entries)} if tuner else {}
+        tuning |= {"libraries": competing.facts} if competing else {}
     plan = build(lowered, resolved, progress=progress)
     names = {b.name for b in plan.buffers if b.kind == "constant"}
     constants = {n: np.asarray(a) for n, a in lowered.thread.constants.items() if n in names}
     texts = {"graph": show(lowered.graph), "tensor": show(lowered.tensor), "thread": show(lowered.thread)}
+    texts |= entries
     facts = {**facts_of(lowered, resolved), "precision": precision, **tuning}
     work = work_of(plan, kernel_costs(facts["kernels"]), resolved.hardware)
     with clear_errors():
@@ -132,6 +141,16 @@ def compile(
         chosen = choose_streams(plan, policy, work, constants=constants, device=device)
     facts["streams"] = chosen.facts()
     return Executable(Artifact(chosen.plan, constants, texts, facts), str(resolved), instances=instances)
+
+
+def _one_after_the_other(tuner: Tuner, libraries: LibraryChoice | None) -> Callable[[Module], Module]:
+    """The search among generated kernels, then their comparison with libraries."""
+    return tuner.choose if libraries is None else lambda module: libraries.choose(tuner.choose(module))
+
+
+def _tuner(m: Measurer, budget: Budget, asked: Mapping[str, Any]) -> Tuner:
+    names = ("progress", "workspace")
+    return Tuner(m, budget, streams=asked["streams"] or "model", **{name: asked[name] for name in names})
 
 
 def check_options(given: Mapping[str, Any]) -> None:
@@ -167,7 +186,11 @@ def facts_of(lowered: Lowered, target: Target) -> dict[str, Any]:
         "hardware": target.hardware.name,
         "chosen_by": "measurement" if any(f.get("measured_s") for f in lowered.tensor.funcs) else "model",
         "convolutions": convolution_facts(lowered.graph.main, target.hardware),
-        "kernels": [_kernel_facts(f) for f in lowered.thread.funcs if f.level is Level.THREAD],
+        "kernels": [
+            _kernel_facts(f)
+            for f in lowered.thread.funcs
+            if f.level is Level.THREAD or f.get("skeleton") == "library"
+        ],
     }
 
 
@@ -177,8 +200,8 @@ def _kernel_facts(f: Func) -> dict[str, Any]:
         "name": f.name,
         "origins": list(dict.fromkeys(op.loc for op in f.body.ops if op.loc)),
         "skeleton": f.get("skeleton"),
-        "grid": list(cast("tuple[int, ...]", f["grid"])),
-        "block": f["block"],
+        "grid": list(cast("tuple[int, ...]", f.get("grid", (1, 1, 1)))),  # a library makes its own grid
+        "block": f.get("block", 1),
         "params": _plain(f.get("params")),
         "cost": _plain(cost),
         "measured_s": f.get("measured_s"),

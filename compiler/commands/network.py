@@ -79,6 +79,11 @@ def add_shared_choice_arguments(p: argparse.ArgumentParser) -> None:
         help="where measurements are kept and looked up (default: $TILEWRIGHT_TUNING_DB, else in the cache)",
     )
     p.add_argument(
+        "--no-libraries",
+        action="store_true",
+        help="take no kernels of cuBLASLt and cuDNN, even where they are measured to be faster",
+    )
+    p.add_argument(
         "--conv-algorithm",
         default="auto",
         choices=get_args(ConvAlgorithm),
@@ -114,6 +119,7 @@ def choices_of(a: argparse.Namespace) -> dict[str, Any]:
         "workspace": a.workspace,
         "partitioner": a.partitioner,
         "streams": a.streams,
+        "libraries": not a.no_libraries,
     }
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.libraries.convolution import Array4, ConvolutionProblem
 from tilewright.runtime.libraries.matmul import MatmulProblem, Matrix
 from tilewright.runtime.libraries.problem import Argument, Problem, check_among, check_range
 from tilewright.runtime.strict_json import Fields, load_strict_json
 
-Provider = Literal["cublaslt"]
+Provider = Literal["cublaslt", "cudnn"]
 PROVIDERS: tuple[str, ...] = get_args(Provider)
 MAX_WORKSPACE_BYTES = 1 << 36
-_ALGORITHM = re.compile(r"[0-9a-f]{2,2048}")
+_ALGORITHM = {"cublaslt": re.compile(r"[0-9a-f]{2,2048}"), "cudnn": re.compile(r"[ -~]{1,2048}")}
 _VERSION = re.compile(r"\d{1,4}(\.\d{1,6}){1,3}")
 
 
@@ -24,19 +26,20 @@ _VERSION = re.compile(r"\d{1,4}(\.\d{1,6}){1,3}")
 class LibraryKernel:
     """One operation of one library with the algorithm that was chosen for it.
 
-    algorithm: what the library needs to run exactly this algorithm again, in hex; it means something to this
-    `version` only. The workspace is the last argument of a launch, also where it has no bytes.
+    algorithm: what the library needs to run exactly this algorithm again (cuBLASLt: its bytes in hex, cuDNN:
+    the name of a plan); it means something to this `version` only. The workspace is the last argument of a
+    launch, also where it has no bytes.
     """
 
     provider: str
     version: str
-    problem: MatmulProblem
+    problem: Any  # a MatmulProblem or a ConvolutionProblem
     algorithm: str
     workspace_bytes: int
 
     @property
     def operation(self) -> str:
-        """What the library computes: `matmul`."""
+        """What the library computes: `matmul` or `convolution`."""
         return _OPERATION_OF[type(self.problem)]
 
     def arguments(self) -> tuple[Argument, ...]:
@@ -85,8 +88,11 @@ class LibraryKernel:
         check_among("provider", self.provider, PROVIDERS)
         if not _VERSION.fullmatch(self.version):
             raise RuntimeInputError(f"expected a version of {self.provider}, got {self.version!r:.100}")
-        if not _ALGORITHM.fullmatch(self.algorithm):
-            raise RuntimeInputError(f"expected an algorithm in hex, got {self.algorithm!r:.100}")
+        if not _ALGORITHM[self.provider].fullmatch(self.algorithm):
+            form = "an algorithm in hex" if self.provider == "cublaslt" else "the name of a plan"
+            raise RuntimeInputError(f"expected {form}, got {self.algorithm!r:.100}")
+        if not isinstance(self.problem, OPERATIONS[self.provider]):
+            raise RuntimeInputError(f"{self.provider} computes no {self.operation}")
         check_range("workspace_bytes", self.workspace_bytes, 0, MAX_WORKSPACE_BYTES)
         self.problem.check()
 
@@ -106,5 +112,24 @@ def _read_matrix(data: Any, where: str) -> Matrix:
     return Matrix(fields.integer("ld"), fields.integer("stride"), fields.integer("start"))
 
 
-_READERS = {"matmul": _read_matmul}
-_OPERATION_OF: dict[type[Problem], str] = {MatmulProblem: "matmul"}
+def _read_convolution(data: Any, where: str) -> ConvolutionProblem:
+    names = tuple(f.name for f in dataclasses.fields(ConvolutionProblem))
+    fields = Fields(data, where, tuple(n for n in names if n != "c"), optional=("c",))
+    read: dict[str, Any] = {n: fields.text(n) for n in ("dtype", "result", "epilogue")}
+    read |= {n: fields.integers(n) for n in ("before", "after", "strides", "dilations")}
+    read |= {role: _read_array(data[role], f"{where}.{role}") for role in "abcd" if role in data}
+    return ConvolutionProblem(**read, tf32=fields.flag("tf32"))
+
+
+def _read_array(data: Any, where: str) -> Array4:
+    fields = Fields(data, where, ("dims", "strides", "start"))
+    return Array4(fields.integers("dims"), fields.integers("strides"), fields.integer("start"))
+
+
+_READERS: dict[str, Callable[[Any, str], Problem]] = {
+    "matmul": _read_matmul,
+    "convolution": _read_convolution,
+}
+_OPERATION_OF: dict[type, str] = {MatmulProblem: "matmul", ConvolutionProblem: "convolution"}
+#: what each library computes
+OPERATIONS: dict[str, type] = {"cublaslt": MatmulProblem, "cudnn": ConvolutionProblem}

@@ -48,7 +48,13 @@ def _open_cublaslt() -> Provider:
     return CublasLt()
 
 
-_OPENERS: dict[str, Callable[[], Provider]] = {"cublaslt": _open_cublaslt}
+def _open_cudnn() -> Provider:
+    from tilewright.runtime.libraries.cudnn import Cudnn
+
+    return Cudnn()
+
+
+_OPENERS: dict[str, Callable[[], Provider]] = {"cublaslt": _open_cublaslt, "cudnn": _open_cudnn}
 
 
 def open_provider(name: str) -> Provider:

@@ -1,0 +1,202 @@
+"""cuDNN through its frontend package: its plans for a convolution, and convolutions on given pointers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tilewright.runtime.errors import DeviceError, DeviceMissingError
+from tilewright.runtime.libraries.convolution import Array4, ConvolutionProblem
+from tilewright.runtime.libraries.kernel import LibraryKernel
+
+_DATA_TYPE = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BFLOAT16"}
+#: numbers that name the arrays of a graph
+_UIDS = {"a": 1, "b": 2, "bias": 3, "c": 4, "d": 5}
+#: numerical notes of plans that compute something else than what was asked for
+_NEVER = ("REDUCED_PRECISION_REDUCTION", "DOWN_CONVERT_INPUTS", "NONDETERMINISTIC")
+
+
+def open_cudnn() -> Any:
+    """The frontend package with the library it has found.
+
+    Raises `DeviceMissingError` naming the extra to install where one of them is missing.
+    """
+    try:
+        import cudnn
+
+        cudnn.backend_version()
+    except (ImportError, OSError, RuntimeError) as error:
+        # The package reports a library that cannot be loaded as RuntimeError.
+        first = str(error).partition("\n")[0]
+        raise DeviceMissingError(
+            f"cuDNN needs its frontend package and library: pip install 'tilewright[libraries]' ({first})"
+        ) from None
+    return cudnn
+
+
+class Cudnn:
+    """A handle of cuDNN in the context that is current; `package` is what `open_cudnn` gives.
+
+    A plan is stored by its name. The same version lists the same plans for the same graph, so that one is
+    found and built again; a name that is not in the list is an error.
+    """
+
+    provider = "cudnn"
+
+    def __init__(self, package: Any = None) -> None:
+        self._package = open_cudnn() if package is None else package
+        self._errors = (self._package.cudnnGraphNotSupportedError, RuntimeError)
+        try:
+            self._handle = self._package.create_handle()
+        except self._errors as error:
+            raise DeviceError(f"cuDNN gives no handle: {error}") from None
+        self._lock = threading.Lock()
+
+    @property
+    def version(self) -> str:
+        """Major, minor and patch, for instance `9.19.0`."""
+        number = int(self._package.backend_version())
+        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+    def close(self) -> None:
+        """Destroy the handle; the context must be current."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._package.destroy_handle(handle)
+
+    def kernels(self, problem: ConvolutionProblem, workspace_bytes: int) -> list[LibraryKernel]:
+        """The plans for a convolution that can be built and need at most so much workspace.
+
+        None where cuDNN does not support it.
+        """
+        problem.check()
+        try:
+            graph = self.graph(problem)
+        except self._errors:
+            return []
+        found: list[LibraryKernel] = []
+        for index, name in self.plans(graph):
+            try:
+                graph.build_plan_at_index(index)
+                workspace = int(graph.get_workspace_size_plan_at_index(index))
+            except self._errors:
+                continue  # not supported after all, or left out for its numerics
+            if workspace <= workspace_bytes and all(name != k.algorithm for k in found):
+                found.append(LibraryKernel(self.provider, self.version, problem, name, workspace))
+        return found
+
+    def plans(self, graph: Any) -> Iterator[tuple[int, str]]:
+        """Indices and names of all plans of a graph, most promising first."""
+        for index in range(graph.get_execution_plan_count()):
+            try:
+                yield index, str(graph.get_plan_name_at_index(index))
+            except self._errors:
+                continue  # a plan that cannot even be named cannot be stored
+
+    def prepare(self, kernel: LibraryKernel, pointers: Mapping[str, int], doing: str) -> PreparedConvolution:
+        """A launch of a kernel on these addresses by role; raises `DeviceError` where it cannot run here."""
+        return PreparedConvolution(self, kernel, pointers, doing)
+
+    def graph(self, problem: ConvolutionProblem) -> Any:
+        """The operations with their plans listed, none of them built yet."""
+        package = self._package
+        types = package.data_type
+        compute = types.FLOAT
+        graph = package.pygraph(
+            io_data_type=getattr(types, _DATA_TYPE[problem.dtype]),
+            intermediate_data_type=compute, compute_data_type=compute, handle=self._handle,
+        )  # fmt: skip
+        arrays = {role: self._array(graph, problem, role) for role in ("a", "b", "bias", "c")}
+        value = graph.conv_fprop(
+            image=arrays["a"], weight=arrays["b"], pre_padding=list(problem.before),
+            post_padding=list(problem.after), stride=list(problem.strides), dilation=list(problem.dilations),
+            compute_data_type=compute,
+        )  # fmt: skip
+        for role in ("c", "bias"):
+            if arrays[role] is not None:
+                value = graph.add(a=value, b=arrays[role], compute_data_type=compute)
+        if problem.epilogue.startswith("relu"):
+            value = graph.relu(input=value, compute_data_type=compute)
+        value.set_output(True).set_uid(_UIDS["d"]).set_dim(list(problem.d.dims))
+        value.set_stride(list(problem.d.strides))
+        value.set_data_type(getattr(types, _DATA_TYPE[problem.result]))
+        graph.validate()
+        graph.build_operation_graph()
+        modes = package.heur_mode
+        graph.create_execution_plans([modes.A, modes.B, modes.FALLBACK])
+        notes = package.numerical_note
+        exact = problem.dtype == "float32" and not problem.tf32
+        names = (*_NEVER, "TENSOR_CORE") if exact else _NEVER
+        graph.deselect_numeric_notes([getattr(notes, name) for name in names])
+        return graph
+
+    def _array(self, graph: Any, problem: ConvolutionProblem, role: str) -> Any:
+        array: Array4 | None
+        if role == "bias":
+            k = problem.b.dims[0]
+            array = Array4((1, k, 1, 1), (k, 1, k, k)) if problem.has_bias else None
+        else:
+            array = getattr(problem, role)
+        if array is None:
+            return None
+        dtype = problem.dtype if role in ("a", "b") else problem.result
+        data_type = getattr(self._package.data_type, _DATA_TYPE[dtype])
+        return graph.tensor(
+            dim=list(array.dims), stride=list(array.strides), data_type=data_type, name=role, uid=_UIDS[role]
+        )
+
+    def build(self, kernel: LibraryKernel, doing: str) -> tuple[Any, int]:
+        """The graph with the stored plan built, and the plan's index."""
+        try:
+            graph = self.graph(kernel.problem)
+            for index, name in self.plans(graph):
+                if name == kernel.algorithm:
+                    graph.build_plan_at_index(index)
+                    needed = int(graph.get_workspace_size_plan_at_index(index))
+                    if needed > kernel.workspace_bytes:
+                        raise DeviceError(f"{doing}: the plan needs {needed} bytes of workspace here")
+                    return graph, index
+        except self._errors as error:
+            first = str(error).partition("\n")[0]
+            raise DeviceError(f"{doing}: cuDNN does not build the stored plan: {first}") from None
+        raise DeviceError(f"{doing}: cuDNN has no plan {kernel.algorithm!r} on this GPU: compile it again")
+
+    def execute(self, graph: Any, index: int, pack: dict[int, int], workspace: int, stream: int) -> None:
+        """Queue a built plan on a stream."""
+        with self._lock:  # the handle's stream is state that others set as well
+            self._package.set_stream(handle=self._handle, stream=stream)
+            graph.execute_plan_at_index(pack, workspace, index, handle=self._handle)
+
+
+class PreparedConvolution:
+    """One convolution on fixed addresses; `start` only queues it, also on a stream that is captured."""
+
+    def __init__(
+        self, library: Cudnn, kernel: LibraryKernel, pointers: Mapping[str, int], doing: str
+    ) -> None:
+        self._library, self._doing = library, doing
+        self._graph, self._index = library.build(kernel, doing)
+        problem = kernel.problem
+        self._pack = {
+            _UIDS[role]: address + _start_bytes(problem, role)
+            for role, address in pointers.items()
+            if role != "workspace"
+        }
+        self._workspace = pointers["workspace"]
+
+    def start(self, stream: int) -> None:
+        """Queue the convolution on a stream."""
+        try:
+            self._library.execute(self._graph, self._index, self._pack, self._workspace, stream)
+        except RuntimeError as error:
+            first = str(error).partition("\n")[0]
+            raise DeviceError(f"{self._doing}: cuDNN failed: {first}") from None
+
+    def close(self) -> None:
+        """Free the plan."""
+        self._graph = None
+
+
+def _start_bytes(problem: ConvolutionProblem, role: str) -> int:
+    return 0 if role == "bias" else getattr(problem, role).start * problem.itemsize(role)
