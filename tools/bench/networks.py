@@ -22,7 +22,7 @@ SUITES: Mapping[str, tuple[str, ...]] = {
         "pt_efficientnet_b0",
         "bert_base",
     ),
-    "small": ("mlp", "dqn", "resnet18", "squeezenet"),
+    "classic": ("resnet18", "mobilenet", "squeezenet", "vgg16", "dqn", "mlp"),
     "recurrent": ("lstm", "pt_bilstm", "pt_bigru"),
 }
 #: integer inputs that index nothing lie below this

@@ -71,5 +71,5 @@ def ratios_svg(rows: Sequence[Row]) -> str:
     ax.tick_params(length=3, color=FAINT)
     ax.tick_params(axis="y", length=0)
     if rows:
-        ax.legend(loc="lower right")
+        ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=min(4, len(groups)))
     return picture.svg()
