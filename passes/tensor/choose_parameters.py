@@ -163,7 +163,7 @@ def _choose_contract(kernel: Func, op: Op, hardware: Hardware) -> _Chosen:
 
 def _on_tensor_cores(kernel: Func, op: Op, hardware: Hardware) -> MatrixView | None:
     """The contraction as the tensor cores would compute it; None where they cannot."""
-    view = matrix_view(op)
+    view = matrix_view(kernel, op)
     if view is None or not has_tensor_cores(matrix_problem(kernel, view), hardware):
         return None
     return view

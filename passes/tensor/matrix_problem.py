@@ -19,7 +19,7 @@ from tilewright.passes.tensor.kernel_problem import traffic
 def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
     """The product of a kernel; constant second factors count as packed, the channel innermost."""
     moved = traffic(kernel)
-    first, second = view.op.operands
+    first, second = (source.value for source in view.sources)
     held = [v.tensor.nbytes if v in kernel.params else 0 for v in (first, second)]
     second_bytes = min(held[1], moved)
     first_bytes = min(held[0], moved - second_bytes)
@@ -35,7 +35,7 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         second_bytes=second_bytes,
         result_bytes=moved - first_bytes - second_bytes,
         fetched=_fetched(view),
-        first_copy=view.copy_elements(0) if first in kernel.params else 0,
+        first_copy=view.copy_elements(0),
         second_copy=max(view.copy_elements(1), _packed_copy(view, size)) if second in kernel.params else 0,
     )
 
@@ -52,7 +52,7 @@ def _fetched(view: MatrixView) -> float:
     ranges = {d: r for d, r in ranges_of(view.op).items() if r[1] > 0}
     share = 1.0
     seen: set[str] = set()
-    for e, extent in zip(reads(view.op)[0], view.op.operands[0].tensor.shape, strict=True):
+    for e, extent in zip(view.sources[0].at, view.sources[0].value.tensor.shape, strict=True):
         low, high = interval(e, ranges_of(view.op))
         if low >= 0 and high < extent:
             continue

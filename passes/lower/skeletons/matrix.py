@@ -43,7 +43,7 @@ def lower_matrix(kernel: Func) -> Func:
     rewrite:  tensor.contract + epilogue maps   -->   copies in flight, fragments, mma, tile of sums, epilogue
     """
     op = anchor_of(kernel, "tensor.contract")
-    view = matrix_view(op)
+    view = matrix_view(kernel, op)
     if view is None:
         raise InputError("expected a product of f16, bf16 or TF32 factors", where=f"@{kernel.name}")
     return _Matrix(kernel, view, MatrixPlan.of(kernel, view)).lower()
@@ -124,23 +124,36 @@ class _Matrix:
             w.b.do("thread.barrier")
             slot = w.simple(binary("%", chunk, self.slots))
             self._load(factors, held, slot, 0)
-            self._refill(factors, chunk)
+            waiting = self._refill(factors, chunk)
             if steps > 1:
                 with w.loop("step", steps - 1, unroll=1) as step:
                     self._load(factors, held, slot, binary("+", step, 1))
                     self._multiply(held, acc, step)
             self._multiply(held, acc, steps - 1)
+            for factor, ahead, slot in waiting:
+                factor.store(ahead, slot)
 
-    def _refill(self, factors: list[Staged], chunk: Expr) -> None:
-        """Start copying a later chunk to the slot that the last iteration has read."""
+    def _refill(self, factors: list[Staged], chunk: Expr) -> list[tuple[Staged, Value, Expr]]:
+        """Start copying a later chunk to the slot that the last iteration has read.
+
+        What the threads compute themselves goes to registers, for the slot once this chunk is multiplied; in
+        the last iterations it is the last chunk again, so that no branch keeps its loads from going ahead.
+        """
         w = self.w
+        waiting: list[tuple[Staged, Value, Expr]] = []
         if self.ahead < self.chunks:
             later = w.simple(binary("+", chunk, self.ahead))
+            slot = w.simple(binary("%", later, self.slots))
             with w.when(w.below(later, self.chunks)):
                 for f in factors:
-                    f.fetch(later, w.simple(binary("%", later, self.slots)))
+                    if f.asynchronous:
+                        f.fetch(later, slot)
+            for f in factors:
+                if not f.asynchronous:
+                    waiting.append((f, f.load(w.simple(binary("min", later, self.chunks - 1))), slot))
         if self.ahead < self.chunks or self.ahead > 1:
             w.b.do("thread.async_commit")
+        return waiting
 
     def _load(self, factors: list[Staged], held: list[Value], slot: Expr, step: Expr) -> None:
         """Fragments of both factors for one step along k."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import gcd, prod
+from math import prod
 
-from tilewright.ir import Func, InputError, Op, Pairs, Sym
-from tilewright.ir.expr import Expr, symbols
-from tilewright.ir.simplify import coefficients
+from tilewright.ir import Func, InputError, Op, Pairs, Sym, Value
+from tilewright.ir.expr import Expr, binary, substitute
+from tilewright.ir.simplify import Ranges, coefficients, interval, multiple_of, simplify
 from tilewright.ir.tensor_ops import dims, domain, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.lower.skeletons.contract_plan import MAX_THREADS, whole
@@ -26,6 +26,25 @@ MAX_STAGES = 6
 
 
 @dataclass(frozen=True)
+class Source:
+    """Where the elements of a factor come from: a tensor, and its index at each point of the contraction.
+
+    Maps that only move elements are looked through. given: it is a parameter of the kernel, not computed.
+    """
+
+    value: Value
+    at: tuple[Expr, ...]
+    given: bool
+
+    def offset(self) -> Expr:
+        """The element offset in memory."""
+        total: Expr = self.value.tensor.start
+        for e, stride in zip(self.at, self.value.tensor.strides, strict=True):
+            total = binary("+", total, binary("*", e, stride))
+        return total
+
+
+@dataclass(frozen=True)
 class MatrixView:
     """A contraction as batched product of [m, k] and [n, k]: which dimensions make up each of the four.
 
@@ -33,6 +52,7 @@ class MatrixView:
     """
 
     op: Op
+    sources: tuple[Source, Source]
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     batch: tuple[str, ...]
@@ -59,31 +79,25 @@ class MatrixView:
 
     def along(self, operand: int) -> str:
         """The dimension whose neighbours are neighbours in memory: the channel, the last row, or ''."""
-        minor = _minor(self.op, operand)
-        if minor is None:
-            return ""
         outer = [d for d in self.outer(operand) if self.sizes[d] > 1]
-        form = _terms(self.op, reads(self.op)[operand][minor])
         candidates = [self.channel, *outer[-1:]]
-        return next((d for d in candidates if form is not None and form[0].get(d) == 1), "")
+        return next((d for d in candidates if neighbours(self.op, self.sources[operand], d)), "")
+
+    def lanes(self, operand: int, widest: int) -> int:
+        """The longest run of elements, up to `widest`, that lies aligned in memory at every start."""
+        along = self.along(operand)
+        return run_of(self.op, self.sources[operand], along, widest) if along else 1
 
     def copy_elements(self, operand: int) -> int:
-        """Elements one asynchronous copy can move along the operand's memory; 0 where none is wide enough."""
-        along, minor = self.along(operand), _minor(self.op, operand)
-        if not along or minor is None:
+        """Elements one asynchronous copy can move; 0 where the factor is computed, or none is wide enough."""
+        size = itemsize(self.dtype)
+        if not self.sources[operand].given:
             return 0
-        form = _terms(self.op, reads(self.op)[operand][minor])
-        tensor = self.op.operands[operand].tensor
-        if form is None or not isinstance(form[1], int):
-            return 0
-        others = [c for d, c in form[0].items() if d != along]
-        pitch = tensor.shape[-1] if minor == tensor.rank - 1 else prod(tensor.shape[minor:])
-        known = gcd(pitch, self.sizes[along], form[1], *others)
-        fitting = (b // itemsize(tensor.dtype) for b in COPY_BYTES)
-        return next((n for n in fitting if n and known % n == 0), 0)
+        lanes = self.lanes(operand, COPY_BYTES[0] // size)
+        return lanes if lanes * size in COPY_BYTES else 0
 
 
-def matrix_view(op: Op) -> MatrixView | None:
+def matrix_view(kernel: Func, op: Op) -> MatrixView | None:
     """The contraction as a matrix product for tensor cores; None where it is none, or precision forbids."""
     roles, par = contract_roles(op), dims(op, "par")
     first, second = (v.tensor.dtype for v in op.operands[:2])
@@ -97,17 +111,75 @@ def matrix_view(op: Op) -> MatrixView | None:
     channels = [d for d in dims(op, "red") if d in roles.channels]
     if not channels:
         return None
+    sources = (_source(kernel, op, 0), _source(kernel, op, 1))
     sizes = domain(op)
-    contiguous = [d for d in channels if _is_minor(op, 0, d)] + [d for d in channels if _is_minor(op, 1, d)]
+    contiguous = [d for source in sources for d in channels if neighbours(op, source, d)]
     channel = (contiguous or sorted(channels, key=lambda d: -sizes[d]))[0]
     return MatrixView(
         op,
+        sources,
         rows=roles.rows,
         columns=tuple(d for d in par if d in roles.columns),
         batch=roles.batch,
         taps=tuple(d for d in dims(op, "red") if d != channel),
         channel=channel,
     )
+
+
+def _source(kernel: Func, op: Op, operand: int) -> Source:
+    """The tensor whose elements a factor holds, through maps that only move them."""
+    producers = {r: o for o in kernel.body.ops for r in o.results}
+    value, at = op.operands[operand], reads(op)[operand]
+    inside = fills(op)[operand] is None
+    while inside and value in producers and (moved := _moves(producers[value])) is not None:
+        env = dict(zip(dims(producers[value], "par"), at, strict=True))
+        value, at = moved[0], tuple(substitute(e, env) for e in moved[1])
+    ranges = ranges_of(op)
+    return Source(value, tuple(simplify(e, ranges) for e in at), value in kernel.params)
+
+
+def _moves(op: Op) -> tuple[Value, tuple[Expr, ...]] | None:
+    """The one operand of a map that yields its elements as they are, and where it reads them."""
+    if op.name != "tensor.map" or len(op.operands) != 1 or op.body is None or len(op.body.ops) != 1:
+        return None
+    if fills(op)[0] is not None or op.body.ops[0].operands != op.body.params:
+        return None
+    return op.operands[0], reads(op)[0]
+
+
+def neighbours(op: Op, source: Source, d: str) -> bool:
+    """Whether neighbours along a dimension are neighbours in memory, at least in pairs."""
+    if run_of(op, source, d, 2) == 2:
+        return True
+    form = _terms(op, source.offset())
+    return domain(op)[d] > 1 and form is not None and form[0].get(d) == 1
+
+
+def run_of(op: Op, source: Source, d: str, widest: int) -> int:
+    """The longest run along `d` (a power of two) that is contiguous, aligned, and inside or outside as one."""
+    extent, tensor = domain(op)[d], source.value.tensor
+    while widest > 1:
+        if extent % widest == 0:
+            run = binary("+", binary("*", Sym("run.q"), widest), Sym("run.l"))
+            known = {**ranges_of(op), "run.q": (0, extent // widest - 1), "run.l": (0, widest - 1)}
+            whole = coefficients(substitute(source.offset(), {d: run}), ["run.l"], known)
+            if whole is not None and whole[0].get("run.l") == 1 and not multiple_of(whole[1], known) % widest:
+                if all(
+                    _as_one(substitute(e, {d: run}), size, widest, known)
+                    for e, size in zip(source.at, tensor.shape, strict=True)
+                ):
+                    return widest
+        widest //= 2
+    return 1
+
+
+def _as_one(e: Expr, extent: int, lanes: int, ranges: Ranges) -> bool:
+    """Whether the elements of a run are all inside of a dimension or all outside of it."""
+    low, high = interval(simplify(e, ranges), ranges)
+    form = coefficients(e, ["run.l"], ranges)
+    if (low >= 0 and high < extent) or (form is not None and not form[0]):
+        return True
+    return form is not None and not multiple_of(form[1], ranges) % lanes and not extent % lanes
 
 
 def multiplies(op: Op) -> bool:
@@ -124,23 +196,9 @@ def multiplies(op: Op) -> bool:
     return {a, b} == {x, w} and a is not b and total is s and op.body.ops[-1].operands == (fma.result,)
 
 
-def _minor(op: Op, operand: int) -> int | None:
-    """The innermost dimension of an operand with more than one index."""
-    shape = op.operands[operand].tensor.shape
-    return max((i for i, n in enumerate(shape) if n > 1), default=None)
-
-
 def _terms(op: Op, e: Expr) -> tuple[dict[str, int], Expr] | None:
     varying = {d: r for d, r in ranges_of(op).items() if r[1] > 0}
     return coefficients(e, list(domain(op)), varying)
-
-
-def _is_minor(op: Op, operand: int, d: str) -> bool:
-    minor = _minor(op, operand)
-    if minor is None or d not in symbols(reads(op)[operand][minor]):
-        return False
-    form = _terms(op, reads(op)[operand][minor])
-    return form is not None and form[0].get(d) == 1
 
 
 @dataclass(frozen=True)

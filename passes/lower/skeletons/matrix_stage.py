@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
 
 from tilewright.ir import Expr, Op, Sym, Value
 from tilewright.ir.expr import binary, substitute
 from tilewright.ir.simplify import interval
-from tilewright.ir.tensor_ops import ranges_of, reads
+from tilewright.ir.tensor_ops import ranges_of
 from tilewright.ir.types import itemsize
 from tilewright.passes.lower.skeletons.matrix_plan import MatrixPlan, MatrixView
 from tilewright.passes.lower.skeletons.writer import Mask, Points, Writer
@@ -39,25 +40,25 @@ class Staged:
     ) -> None:
         self.w, self.view, self.plan, self.operand = w, view, plan, operand
         self.origin, self.batch = origin, dict(batch)
-        self.value = view.op.operands[operand]
-        self.size = itemsize(self.value.tensor.dtype)
+        self.source = view.sources[operand]
+        self.size = itemsize(view.dtype)
         self.rows = plan.n if operand else plan.m
         along = view.along(operand)
         self.by_channel = along in ("", view.channel)
-        self.asynchronous = self.value in w.inputs and view.copy_elements(operand) > 0
+        self.asynchronous = view.copy_elements(operand) > 0
         self.lanes = view.copy_elements(operand) if self.asynchronous else self._computed_lanes(along)
         minor = plan.k if self.by_channel else self.rows
         self.major = self.rows if self.by_channel else plan.k
         self.vectors = minor // self.lanes
         pad = PAD_BYTES // self.size if self.by_channel or self.size == 2 else PAD_WORDS
         shape = (slots, self.major, minor + pad)
-        self.tiles = w.alloc(shape, self.value.tensor.dtype, "shared", f"{'ab'[operand]}_tiles")
+        self.tiles = w.alloc(shape, view.dtype, "shared", f"{'ab'[operand]}_tiles")
 
     def _computed_lanes(self, along: str) -> int:
         if not along:
             return 1
         lanes = COMPUTED_BYTES // self.size
-        while self.view.sizes[along] % lanes or self.plan.k % lanes or self.rows % lanes:
+        while self.view.sizes[along] % lanes:
             lanes //= 2
         return lanes
 
@@ -65,42 +66,63 @@ class Staged:
         """Index of an element in the ring."""
         return (slot, outer, k) if self.by_channel else (slot, k, outer)
 
+    @property
+    def steps(self) -> int:
+        """Vectors each thread copies of a chunk."""
+        return -(-self.major * self.vectors // self.plan.threads)
+
     def fetch(self, chunk: Expr, slot: Expr) -> None:
         """Copy a chunk to a slot: all threads together, zeros outside of the factor."""
-        w, total = self.w, self.major * self.vectors
-        threads = self.plan.threads
-        steps = -(-total // threads)
-        with w.loop("f", steps, unroll=1) as step:
-            linear = w.simple(binary("+", binary("*", step, threads), Sym("tid")))
-            major, vector = w.unravel(linear, (self.major, self.vectors))
-            with w.when(w.below(linear, total)):
-                self._copy(chunk, slot, major, binary("*", vector, self.lanes))
-
-    def _copy(self, chunk: Expr, slot: Expr, major: Expr, minor: Expr) -> None:
-        w = self.w
-        if self.asynchronous:
-            where, mask = self._source(chunk, major, minor)
-            target = tuple(w.simple(e) for e in (slot, major, minor))
-            w.b.do(
-                "thread.copy_async", w.inputs[self.value], self.tiles,
-                src=where, dst=target, lanes=self.lanes, mask=mask,
-            )  # fmt: skip
+        if not self.asynchronous:
+            self.store(self.load(chunk), slot)
             return
-        with w.loop("v", self.lanes, unroll=1) as lane:
-            at = binary("+", minor, lane)
-            where, mask = self._source(chunk, major, at)
-            w.store(self._computed(where, mask), self.tiles, (slot, major, at))
+        w = self.w
+        with self._vectors() as (_, major, minor, inside), w.when(inside):
+            where, mask = self._place(chunk, major, minor)
+            w.b.do(
+                "thread.copy_async", w.inputs[self.source.value], self.tiles,
+                src=where, dst=tuple(map(w.simple, (slot, major, minor))), lanes=self.lanes, mask=mask,
+            )  # fmt: skip
+
+    def load(self, chunk: Expr) -> Value:
+        """This thread's share of a chunk, in registers."""
+        w = self.w
+        held = w.alloc((self.steps, self.lanes), self.view.dtype, "reg", f"{'ab'[self.operand]}_ahead")
+        with (
+            self._vectors() as (step, major, minor, inside),
+            w.loop("v", self.lanes, unroll=1) as lane,
+        ):
+            where, mask = self._place(chunk, major, binary("+", minor, lane))
+            w.store(self._computed(where, (*inside, *mask)), held, (step, lane))
+        return held
+
+    def store(self, held: Value, slot: Expr) -> None:
+        """What `load` gave, to a slot."""
+        w = self.w
+        with self._vectors() as (step, major, minor, inside), w.when(inside):
+            with w.loop("v", self.lanes, unroll=1) as lane:
+                w.store(w.load(held, (step, lane)), self.tiles, (slot, major, binary("+", minor, lane)))
+
+    @contextmanager
+    def _vectors(self) -> Iterator[tuple[Expr, Expr, Expr, Mask]]:
+        """For each vector of this thread: its number, row and first column in the tile, and whether it is one."""
+        w = self.w
+        with w.loop("f", self.steps, unroll=1) as step:
+            linear = w.simple(binary("+", binary("*", step, self.plan.threads), Sym("tid")))
+            major, vector = w.unravel(linear, (self.major, self.vectors))
+            inside = w.below(linear, self.major * self.vectors)
+            yield step, major, w.simple(binary("*", vector, self.lanes)), inside
 
     def _computed(self, where: tuple[Expr, ...], mask: Mask) -> Value:
-        w = self.w
-        if self.value in w.inputs:
-            return w.load(w.inputs[self.value], where, mask)
-        value = Points(w).value(self.value, where, mask)
+        w, value = self.w, self.source.value
+        if value in w.inputs:
+            return w.load(w.inputs[value], where, mask)
+        computed = Points(w).value(value, where, mask)
         if not mask:
-            return value
-        return w.b.value("scalar.select", w.condition(mask), value, w.b.const(0.0, self.value.tensor.dtype))
+            return computed
+        return w.b.value("scalar.select", w.condition(mask), computed, w.b.const(0.0, self.view.dtype))
 
-    def _source(self, chunk: Expr, major: Expr, minor: Expr) -> tuple[tuple[Expr, ...], Mask]:
+    def _place(self, chunk: Expr, major: Expr, minor: Expr) -> tuple[tuple[Expr, ...], Mask]:
         """Index of an element of the factor, and where it is inside."""
         w, view, op = self.w, self.view, self.view.op
         row, k = (major, minor) if self.by_channel else (minor, major)
@@ -115,13 +137,13 @@ class Staged:
         channel = w.simple(binary("+", binary("*", part, self.plan.k), k))
         env[view.channel] = channel
         mask += w.below(channel, sizes[view.channel])
-        index = tuple(w.simple(substitute(e, env)) for e in reads(op)[self.operand])
+        index = tuple(w.simple(substitute(e, env)) for e in self.source.at)
         return index, mask + self._edges(op, index)
 
     def _edges(self, op: Op, index: tuple[Expr, ...]) -> Mask:
         """Conditions on dimensions of the factor that some point of the contraction leaves."""
         ranges, found = ranges_of(op), []
-        for e, at, extent in zip(reads(op)[self.operand], index, self.value.tensor.shape, strict=True):
+        for e, at, extent in zip(self.source.at, index, self.source.value.tensor.shape, strict=True):
             low, high = interval(e, ranges)
             if low < 0 or high >= extent:
                 found.append((at, 0, extent))
