@@ -13,8 +13,8 @@ class GpuHardware:
     """One NVIDIA GPU.
 
     Constants without the prefix `estimate_` enter the sound bound and are therefore optimistic (best ever
-    seen); those with it are calibration constants of the estimator. Devices whose tensor cores the generated
-    kernels do not use (before sm_80: no asynchronous copies) say 0 multiply-adds for them.
+    seen); those with it, or with `contract_` (of
+    contraction kernels), are calibration constants of the estimators.
     """
 
     name: str
@@ -53,15 +53,25 @@ class GpuHardware:
     estimate_launch_s: float
     estimate_block_clk: float
     estimate_fetch_clk: float
-    estimate_copy_clk: float
-    estimate_copy_instructions: float
     estimate_clk_per_instruction: float
-    estimate_clk_per_tap: float
     estimate_overlap_loss: float
     estimate_barrier_clk: float
     estimate_issue_efficiency: float
     estimate_dram_efficiency: float
     estimate_l2_bytes_per_sm_per_clk: float
+    contract_launch_s: float
+    contract_block_clk: float
+    contract_fetch_clk: float
+    contract_copy_clk: float
+    contract_copy_instructions: float
+    contract_box_instructions: float
+    contract_clk_per_instruction: float
+    contract_clk_per_tap: float
+    contract_overlap_loss: float
+    contract_issue_efficiency: float
+    contract_l2_bytes_per_sm_per_clk: float
+    contract_store_wavefronts: float
+    contract_epilogue_instructions: float
     sources: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
 
     @property

@@ -15,6 +15,7 @@ class ContractProblem:
     `h`, `w` are output extents; `c`, `k` are per group; `pad` is (top, left, bottom, right). A matrix product
     of M x K by K x N is n=1, h=1, w=M, k=N, c=K with a 1x1 window; a batched one uses `groups`. `extra_bytes`
     is compulsory global traffic of fused operands and outputs beyond input, weights and one output.
+    `rows_inner`: neighbouring rows (`w`) of the input lie side by side in memory, else its channels do.
     """
 
     groups: int
@@ -34,6 +35,7 @@ class ContractProblem:
     w_in: int
     element_bytes: int = 4
     extra_bytes: int = 0
+    rows_inner: bool = True
 
     def __post_init__(self) -> None:
         _check_counts(self, allow_zero=("extra_bytes",))
@@ -251,7 +253,7 @@ def conv_problem(
 def _check_counts(problem: object, allow_zero: tuple[str, ...]) -> None:
     for item in fields(problem):  # type: ignore[arg-type]
         value = getattr(problem, item.name)
-        if item.name == "pad":
+        if item.name in ("pad", "rows_inner"):
             continue
         least = 0 if item.name in allow_zero else 1
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
