@@ -19,11 +19,11 @@ from tilewright.passes.tensor.chain_problem import chain_work, reduced_length
 TILES = (1, 2, 4, 7, 8, 14, 16, 28, 32, 64, 128)
 #: tiles whose number of blocks is nearest to one per multiprocessor, and those of them that the model
 #: compares after counting what all blocks recompute
-MAX_TILES = 64
-COMPARED = 8
+MAX_TILES = 40
+COMPARED = 6
 THREADS = (128, 256, 512)
 #: bytes of one operand staged at once
-STAGE_BYTES = 16384
+STAGE_BYTES = (16384, 40960)
 #: the device whose limits hold where the target is a CPU, on which no chain is ever faster
 REFERENCE = "cuda:sm_90a"
 
@@ -53,8 +53,8 @@ def choose_chain(kernel: Func, hardware: Hardware) -> ChosenChain | None:
     best: ChosenChain | None = None
     considered = 0
     for chain in _promising(kernel, dims(stages[-1].anchor, "par"), gpu):
-        for threads in THREADS:
-            plan = ChainPlan(chain.tiles, threads, lanes, STAGE_BYTES)
+        for threads, staged in product(THREADS, STAGE_BYTES):
+            plan = ChainPlan(chain.tiles, threads, lanes, staged)
             work = chain_work(chain, plan)
             if resident_chains(work, gpu) == 0:
                 continue

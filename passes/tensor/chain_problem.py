@@ -113,7 +113,6 @@ def _contract_work(chain: Chain, stage: Stage, plan: ChainPlan) -> ChainStageWor
             continue
         width = VECTOR_BYTES // itemsize(r.value.tensor.dtype) if r.extents[-1] % 4 == 0 else 1
         sources = _sources(chain, r.value)
-        width = width if sources == 1 and r.value in chain.kernel.params else 1
         copies += -(-r.size // (width * plan.threads)) * sources
         fetched += chunks * _bytes(r.extents, r.value) * sources
     instructions += chunks * copies * _COPY_INSTRUCTIONS

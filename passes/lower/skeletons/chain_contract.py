@@ -50,11 +50,8 @@ class StageContract:
             w.store(w.b.const(init[0], dtype), acc, at)
         self.staged = [self._stage_buffer(i) for i in (0, 1)]
         chunks = {d: n // self.step[d] for d, n in self.red.items()}
-        fetches = [
-            Fetch(w, s[0], s[1], self._symbolic_origin(chunks), VECTOR_BYTES // itemsize(s[1].tensor.dtype))
-            for s in self.staged
-            if s is not None
-        ]
+        origin = self._symbolic_origin(chunks)
+        fetches = [self._fetch(s[0], s[1], origin) for s in self.staged if s is not None]
         with w.loops("c", list(chunks.values())) as at:
             chunk = {d: w.simple(binary("*", c, self.step[d])) for d, c in zip(chunks, at, strict=True)}
             for f in fetches:
@@ -71,6 +68,15 @@ class StageContract:
             return None
         shape = staged_shape(self.stage, i, r)
         return r, self.w.alloc(shape, r.value.tensor.dtype, "shared", f"{'ab'[i]}_tile")
+
+    def _fetch(self, r: Region, target: Value, origin: Mapping[str, Expr]) -> Fetch:
+        """The cooperative copy of an operand; what is computed on the way is computed a vector at a time."""
+        widest = VECTOR_BYTES // itemsize(target.tensor.dtype)
+        fetch = Fetch(self.w, r, target, origin, widest)
+        rows = (r.extents[-1], target.tensor.shape[-1]) if r.extents else (1,)
+        if r.value not in self.w.inputs and r.gaps[-1:] == (1,) and not any(n % widest for n in rows):
+            fetch.width = widest
+        return fetch
 
     def _symbolic_origin(self, chunks: Mapping[str, int]) -> dict[str, Expr]:
         """An origin with symbolic chunk indices, for alignment facts that hold in every step."""
