@@ -21,6 +21,8 @@ _MOST_SUMS = 32
 #: instructions of a thread before its first read, and of one read or write with its bounds checks
 _START_INSTRUCTIONS = 60.0
 _ACCESS_INSTRUCTIONS = 6.0
+#: registers (4 bytes) that what one thread reads at once takes at most
+_MOST_PATCH = 128
 #: registers beside sums and patch
 _OTHER_REGISTERS = 40
 #: clock cycles from the start of a block to its first read, beside the read itself
@@ -45,11 +47,21 @@ def choose_tiles(problem: WindowProblem, hardware: GpuHardware, lanes: int) -> C
         for r in _ROWS
         for c in (_COLUMNS if lanes else (1,))
         for t in _THREADS
-        if r * c * v <= max(_MOST_SUMS, v) and r < 2 * problem.h and c < 2 * problem.w
+        if r < 2 * problem.h and c < 2 * problem.w and (r == c == 1 or _fits(problem, r, c, v))
     ]
     estimates = [_seconds(problem, hardware, p) for p in space]
     best = min(range(len(space)), key=estimates.__getitem__)
     return Choice(space[best], global_bound(problem, hardware), estimates[best], len(space))
+
+
+def _patch(problem: WindowProblem, rows: int, columns: int) -> int:
+    """Vectors that a box of outputs reads of the first operand."""
+    return int(staged_rows(rows, problem.axis_h)) * int(staged_rows(columns, problem.axis_w))
+
+
+def _fits(problem: WindowProblem, rows: int, columns: int, vec: int) -> bool:
+    words = _patch(problem, rows, columns) * vec * problem.element_bytes // 4
+    return rows * columns * vec <= _MOST_SUMS and words <= _MOST_PATCH
 
 
 def _seconds(problem: WindowProblem, hardware: GpuHardware, p: WindowParameters) -> float:
@@ -57,7 +69,7 @@ def _seconds(problem: WindowProblem, hardware: GpuHardware, p: WindowParameters)
     rows, columns, vec = p.rows_per_thread, p.outputs_per_thread, p.vec
     outputs = rows * columns
     patch_rows = int(staged_rows(rows, problem.axis_h))
-    patch = patch_rows * int(staged_rows(columns, problem.axis_w))
+    patch = _patch(problem, rows, columns)
     reads = patch + (problem.taps if problem.weight_bytes else 0)
     converted = vec if problem.element_bytes < 4 else 0
     instructions = (

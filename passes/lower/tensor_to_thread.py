@@ -13,6 +13,8 @@ from tilewright.passes.lower.skeletons.matrix import lower_matrix
 from tilewright.passes.lower.skeletons.ordered import lower_scan, lower_scatter
 from tilewright.passes.lower.skeletons.recurrence import lower_recur
 from tilewright.passes.lower.skeletons.rows import lower_rows
+from tilewright.passes.lower.skeletons.rows_across import lower_rows_across
+from tilewright.passes.lower.skeletons.rows_kept import lower_rows_kept
 from tilewright.passes.lower.skeletons.window import lower_window
 
 SKELETONS: dict[str, Callable[[Func], Func]] = {
@@ -22,6 +24,8 @@ SKELETONS: dict[str, Callable[[Func], Func]] = {
     "matrix": lower_matrix,
     "recur": lower_recur,
     "rows": lower_rows,
+    "rows_across": lower_rows_across,
+    "rows_kept": lower_rows_kept,
     "scan": lower_scan,
     "scatter": lower_scatter,
     "window": lower_window,

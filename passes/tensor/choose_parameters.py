@@ -13,7 +13,6 @@ from tilewright.costmodel import (
     choose_contract,
     choose_lines,
     choose_map,
-    choose_row_reduce,
     likely_contract,
     load_hardware,
 )
@@ -32,6 +31,7 @@ from tilewright.passes.lower.skeletons.matrix_plan import MatrixView, matrix_vie
 from tilewright.passes.lower.skeletons.recurrence import MAX_LINE_BYTES
 from tilewright.passes.lower.skeletons.rows import combiner
 from tilewright.passes.lower.skeletons.staging import region
+from tilewright.passes.tensor.choose_rows import choose_row_kernel
 from tilewright.passes.tensor.choose_windows import choose_window_kernel
 from tilewright.passes.tensor.index_sets import POINTWISE
 from tilewright.passes.tensor.kernel_problem import (
@@ -108,7 +108,7 @@ def _choose(kernel: Func, hardware: Hardware) -> _Chosen:
     if window := by_name.get("tensor.window"):
         return "window", *choose_window_kernel(kernel, window[0], hardware)
     if "tensor.reduce" in by_name:
-        return _choose_rows(kernel, by_name["tensor.reduce"], hardware)
+        return choose_row_kernel(kernel, by_name["tensor.reduce"], hardware)
     if set(by_name) <= POINTWISE:
         m = choose_map(stream_problem(kernel), hardware)
         p = m.parameters
@@ -131,27 +131,11 @@ def _choose(kernel: Func, hardware: Hardware) -> _Chosen:
     )
 
 
-def _choose_rows(kernel: Func, reductions: list[Op], hardware: Hardware) -> _Chosen:
-    best = choose_row_reduce(row_problem(kernel), hardware)
-    p = best.parameters
-    if any(combiner(op) is None for op in reductions):
-        return (
-            "rows",
-            {"threads_per_row": 1, "rows_per_block": max(1, p.threads_per_row * p.rows_per_block), "vec": 1},
-            best,
-        )
-    return (
-        "rows",
-        {"threads_per_row": p.threads_per_row, "rows_per_block": p.rows_per_block, "vec": p.vec},
-        best,
-    )
-
-
 def _choose_contract(kernel: Func, op: Op, hardware: Hardware) -> _Chosen:
     roles, sizes = contract_roles(op), domain(op)
     gpu = not isinstance(hardware, CpuHardware)
     if gpu and all(sizes[d] == 1 for d in roles.rows) and not roles.windows and combiner(op) is not None:
-        return _choose_rows(kernel, [op], hardware)  # matrix times vector
+        return choose_row_kernel(kernel, [op], hardware)  # matrix times vector
     best = choose_contract(contract_problem(kernel, op), hardware)
     view = _on_tensor_cores(kernel, op, hardware)
     if view is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from tilewright.ir import Expr, Func, InputError, Op, Sym, UnsupportedError, Value
 from tilewright.ir.expr import binary
@@ -37,6 +38,14 @@ def combiner(op: Op) -> str | None:
 def neutral(op: Op) -> float | int | bool:
     """The value that leaves the reduction's combiner unchanged."""
     return neutral_of(combiner(op), op.result.tensor.dtype)
+
+
+def first_of(op: Op) -> float | int | bool:
+    """The value a reduction with one result starts from."""
+    init: Any = op["init"]
+    (start,) = init
+    first: float | int | bool = start
+    return first
 
 
 def neutral_of(name: str | None, dtype: str) -> float | int | bool:

@@ -1,0 +1,124 @@
+"""Chooses parameters of row kernels on GPUs: along contiguous rows, kept in registers, or across rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tilewright.costmodel.bound import global_bound
+from tilewright.costmodel.choose import Choice
+from tilewright.costmodel.hardware import GpuHardware
+from tilewright.costmodel.parameters import RowReduceParameters
+from tilewright.costmodel.problem import RowReduceProblem
+
+_WARP = 32
+_VECTOR_BYTES = 16
+_POWERS = tuple(1 << e for e in range(11))
+#: registers (4 bytes) of one thread that may hold its part of a row, and steps in which it reads them
+_KEPT_REGISTERS = 32
+_KEPT_STEPS = 16
+#: registers beside kept values
+_OTHER_REGISTERS = 32
+#: threads of a block, at least and at most
+_BLOCK = (128, 512)
+_BLOCK_START_CLK = 600.0
+#: clock cycles of one shuffle or step of a tree, and of a barrier with what waits for it
+_EXCHANGE_CLK = 30.0
+_BARRIER_CLK = 100.0
+#: steps of a walk whose reads are asked for together
+_TOGETHER = 4
+#: bytes an SM must have asked for to keep the memory busy; bytes memory moves at once
+_BYTES_IN_FLIGHT_PER_SM = 40_000
+_SECTOR_BYTES = 32
+
+
+@dataclass(frozen=True)
+class RowAccess:
+    """How the rows of a problem lie in memory.
+
+    inner: extent of the dimension along which elements are contiguous: the last one of a row, or, with
+    `across`, of the rows. element_bytes: of the array read. kept_words: registers per element of a row that
+    several walks need; 0 where there is one walk.
+    """
+
+    inner: int
+    element_bytes: int
+    across: bool = False
+    kept_words: float = 0.0
+
+
+@lru_cache(maxsize=4096)
+def choose_rows(
+    problem: RowReduceProblem, hardware: GpuHardware, access: RowAccess
+) -> Choice[RowReduceParameters] | None:
+    """Threads per row, rows (with `across`: vectors of rows) per block, vector width.
+
+    None where no thread could keep its part of a row.
+    """
+    widest = _VECTOR_BYTES // access.element_bytes
+    widths = [v for v in (8, 4, 2, 1) if v <= max(1, widest) and access.inner % v == 0]
+    space = [
+        RowReduceParameters(t, r, v)
+        for v in widths
+        for t in _POWERS
+        for r in _POWERS
+        if _BLOCK[0] <= t * r <= _BLOCK[1] and _fits(problem, access, t, v)
+    ]
+    if not space:
+        return None
+    estimates = [_seconds(problem, hardware, access, p) for p in space]
+    best = min(range(len(space)), key=estimates.__getitem__)
+    return Choice(space[best], global_bound(problem, hardware), estimates[best], len(space))
+
+
+def _steps(problem: RowReduceProblem, access: RowAccess, threads: int, vec: int) -> int:
+    return -(-problem.row_length // (threads * (1 if access.across else vec)))
+
+
+def _fits(problem: RowReduceProblem, access: RowAccess, threads: int, vec: int) -> bool:
+    if threads > 2 * problem.row_length:
+        return False
+    steps = _steps(problem, access, threads, vec)
+    if access.kept_words == 0.0:
+        return True
+    return steps <= _KEPT_STEPS and steps * vec * access.kept_words <= _KEPT_REGISTERS
+
+
+def _seconds(
+    problem: RowReduceProblem, hardware: GpuHardware, access: RowAccess, p: RowReduceParameters
+) -> float:
+    """Memory traffic with the bytes in flight, issue slots, or the latency of all rounds of blocks."""
+    threads, vec = p.threads_per_row * p.rows_per_block, p.vec
+    steps = _steps(problem, access, p.threads_per_row, vec)
+    groups = problem.rows // vec if access.across else problem.rows
+    blocks = -(-groups // p.rows_per_block)
+    per_element = 1.0 + problem.flops / (problem.rows * problem.row_length)
+    warps_per_row = p.threads_per_row // _WARP
+    exchanges = (p.threads_per_row if access.across else min(p.threads_per_row, _WARP)).bit_length() - 1
+    barriers = exchanges if access.across else int(warps_per_row > 1)
+    merge = exchanges * (2.0 * (vec if access.across else 1)) + (warps_per_row if barriers else 0)
+    instructions = 40.0 + steps * (8.0 * problem.passes + vec * per_element) + problem.passes * merge
+    waits = problem.passes * (exchanges * _EXCHANGE_CLK + barriers * _BARRIER_CLK)
+    together = steps if access.kept_words else min(steps, _TOGETHER)
+    walks = 1 if access.kept_words else problem.passes
+    chain_clk = _BLOCK_START_CLK + instructions + waits
+    chain_clk += walks * -(-steps // together) * hardware.estimate_fetch_clk
+    registers = _OTHER_REGISTERS + (steps * vec * access.kept_words or together * vec)
+    resident = int(hardware.registers_per_sm // (registers * threads))
+    resident = max(1, min(resident, hardware.max_threads_per_sm // threads, hardware.max_blocks_per_sm))
+    per_sm = -(-blocks // hardware.sm_count)
+    issue = hardware.schedulers_per_sm * hardware.estimate_issue_efficiency
+    issue_clk = per_sm * threads / _WARP * instructions / issue
+    active = min(1.0, problem.row_length / (p.threads_per_row * steps * (1 if access.across else vec)))
+    flying = min(per_sm, resident) * threads * together * vec * access.element_bytes * active
+    rate = hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency * _whole_sectors(problem, access, p)
+    moved_s = walks * problem.compulsory_bytes / (rate * min(1.0, flying / _BYTES_IN_FLIGHT_PER_SM))
+    busy_s = max(issue_clk, -(-per_sm // resident) * chain_clk) / hardware.clock_hz
+    return hardware.launch_floor_s + max(busy_s, moved_s) + 0.15 * min(busy_s, moved_s)
+
+
+def _whole_sectors(problem: RowReduceProblem, access: RowAccess, p: RowReduceParameters) -> float:
+    """Share of the moved bytes that neighbouring threads use at once; caches give half of the rest back."""
+    side = min(p.rows_per_block, access.inner // p.vec) if access.across else p.threads_per_row
+    run = min(side * p.vec, access.inner if access.across else problem.row_length) * access.element_bytes
+    return 0.5 + 0.5 * min(1.0, run / (2 * _SECTOR_BYTES))

@@ -1,0 +1,88 @@
+"""Which skeleton walks along the rows of a kernel on a GPU, and with which parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright.costmodel import Hardware, choose_row_reduce
+from tilewright.costmodel.choose import Choice
+from tilewright.costmodel.choose_rows import RowAccess, choose_rows
+from tilewright.costmodel.hardware import GpuHardware
+from tilewright.ir import Attr, Func, Op
+from tilewright.ir.tensor_ops import dims
+from tilewright.ir.types import itemsize
+from tilewright.passes.lower.skeletons.rows import combiner
+from tilewright.passes.tensor.kernel_problem import row_problem
+from tilewright.passes.tensor.row_phases import RowPhases, row_phases
+
+#: what shuffles exchange
+_SHUFFLED = frozenset({"f32", "i32", "u32", "f16", "bf16"})
+
+
+def choose_row_kernel(
+    kernel: Func, reductions: list[Op], hardware: Hardware
+) -> tuple[str, dict[str, Attr], Choice[Any]]:
+    """Skeleton, `params` and what the cost model says of them.
+
+    Rows whose neighbours lie side by side take `rows_across`; contiguous ones `rows_kept` on a GPU, where a
+    block can hold them or walks along them once; `rows` otherwise.
+    """
+    best = choose_row_reduce(row_problem(kernel), hardware)
+    p = best.parameters
+    if any(combiner(op) is None for op in reductions):
+        alone = max(1, p.threads_per_row * p.rows_per_block)
+        return "rows", {"threads_per_row": 1, "rows_per_block": alone, "vec": 1}, best
+    if isinstance(hardware, GpuHardware):
+        found = _on_gpu(kernel, reductions, hardware)
+        if found is not None:
+            return found
+    return (
+        "rows",
+        {"threads_per_row": p.threads_per_row, "rows_per_block": p.rows_per_block, "vec": p.vec},
+        best,
+    )
+
+
+def _on_gpu(
+    kernel: Func, reductions: list[Op], hardware: GpuHardware
+) -> tuple[str, dict[str, Attr], Choice[Any]] | None:
+    phases = row_phases(kernel)
+    if phases is None or not phases.alike:
+        return None
+    access = _access(kernel, phases)
+    if access is None:
+        return None
+    if not access.across and any(op.result.tensor.dtype not in _SHUFFLED for op in reductions):
+        return None
+    choice = choose_rows(row_problem(kernel), hardware, access)
+    if choice is None:
+        return None
+    p = choice.parameters
+    params: dict[str, Attr] = {
+        "threads_per_row": p.threads_per_row,
+        "rows_per_block": p.rows_per_block,
+        "vec": p.vec,
+    }
+    return "rows_across" if access.across else "rows_kept", params, choice
+
+
+def _access(kernel: Func, phases: RowPhases) -> RowAccess | None:
+    """How the rows lie in memory; None where that is unclear."""
+    anchor = phases.phases[0]
+    inner = phases.inner(kernel)
+    read = [v for v in phases.uses if v in kernel.params]
+    if not inner or not read:
+        return None
+    size = itemsize(max(read, key=lambda v: v.tensor.nbytes).tensor.dtype)
+    kind, _, number = inner.partition(".")
+    if kind == "row":
+        wide = [i for i, n in enumerate(dims(anchor.op, "par").values()) if n > 1]
+        if not wide or int(number) != wide[-1]:
+            return None
+        return RowAccess(dims(anchor.op, "par")[anchor.rows[wide[-1]]], size, across=True)
+    kept = phases.kept(kernel)
+    walks = sum(1 for p in phases.phases if p.columns)
+    if walks > 1 and not kept:
+        return None
+    words = sum(max(1.0, itemsize(v.tensor.dtype) / 4) for v in kept)
+    return RowAccess(anchor.extents()[-1], size, kept_words=words if walks > 1 else 0.0)

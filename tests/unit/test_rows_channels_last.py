@@ -1,0 +1,136 @@
+"""Row kernels on GPUs: kept in registers, or across rows that lie side by side."""
+
+import numpy as np
+import pytest
+from relay_builder import Net
+
+import tilewright as tw
+from tilewright.codegen.nvrtc import compile_cuda
+from tilewright.costmodel import RowReduceProblem, load_hardware
+from tilewright.costmodel.choose_rows import RowAccess, choose_rows
+from tilewright.driver import lower
+from tilewright.ir import InputError, Pairs, parse
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.targets import resolve_target
+from tilewright.tools.check_skeletons import ROWS
+
+_ADD = "{ ^(%a: f32, %acc: f32) %m = scalar.add(%a, %acc) : f32 scalar.yield(%m) }"
+POOL = f"""module @net {{
+  tensor.func @main(%x: f32[3, 5, 4, 12]) -> f32[3, 12, 1, 1] {{
+    %0 = tensor.reduce(%x, par = (n: 3, c: 12, h: 1, w: 1), red = (y: 5, x: 4),
+      reads = [[n, y, x, c]], init = [0.5]) : f32[3, 12, 1, 1] {_ADD}
+    %1 = tensor.map(%0, par = (n: 3, c: 12, h: 1, w: 1), reads = [[n, c, h, w]]) : f32[3, 12, 1, 1] {{
+      ^(%a: f32) %k = scalar.const(value = 0.05, dtype = "f32") : f32 %m = scalar.mul(%a, %k) : f32
+      scalar.yield(%m) }}
+    tensor.return(%1)
+  }}
+}}"""
+
+
+def kernels(text, skeleton, params, target):
+    """The program with a skeleton and its parameters forced on its kernel."""
+    resolved = resolve_target(target)
+    context = PassContext(target=str(resolved), hardware=resolved.hardware)
+    module = run_pipeline(parse(text), Pipeline.parse("fuse-kernels, choose-parameters"), context)
+    named = dict(zip(("threads_per_row", "rows_per_block", "vec"), params, strict=True))
+    forced = (
+        f if f.name == "main" else f.with_attrs(skeleton=skeleton, params=Pairs.of(named))
+        for f in module.funcs
+    )
+    return module.with_funcs(tuple(forced))
+
+
+def agrees(text, skeleton, params, target):
+    module = kernels(text, skeleton, params, target)
+    rng = np.random.default_rng(2)
+    inputs = [rng.standard_normal(p.tensor.shape).astype(np.float32) for p in module.main.params]
+    wanted = tw.interpret(parse(text), *inputs, precision="fp64")
+    with tw.compile(module, target=target) as exe:
+        for g, w in zip(exe(*inputs), wanted, strict=True):
+            np.testing.assert_allclose(g, w, rtol=3e-6, atol=3e-6)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("params", [(32, 4, 4), (8, 16, 1), (64, 1, 2), (128, 1, 4), (1, 32, 4)], ids=str)
+def test_rows_are_kept(params):
+    agrees(ROWS, "rows_kept", params, "emulator")
+
+
+@pytest.mark.parametrize("params", [(1, 8, 4), (4, 2, 2), (32, 1, 1)], ids=str)
+def test_rows_side_by_side_on_opencl(params):
+    agrees(POOL, "rows_across", params, "opencl")
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(
+    ("text", "params"), [(POOL, (8, 4, 4)), (POOL, (2, 16, 2)), (ROWS, (4, 8, 1))], ids=str
+)
+def test_rows_side_by_side_on_cuda_text(text, params):
+    agrees(text, "rows_across", params, "emulator")
+
+
+def source_of(text, skeleton, params):
+    lowered = lower(kernels(text, skeleton, params, "cuda:sm_90a"), resolve_target("cuda:sm_90a"))
+    (source,) = (s.source for s in lowered.sources.values())
+    return source
+
+
+@pytest.mark.parametrize(
+    "case", [(ROWS, "rows_kept", (8, 16, 4)), (POOL, "rows_across", (4, 16, 4))], ids=str
+)
+def test_no_spills(case):
+    (resources,) = compile_cuda(source_of(*case), arch="sm_90a").kernels.values()
+    assert resources.spill_bytes == 0
+
+
+def test_a_kept_row_is_read_once():
+    source = source_of(ROWS, "rows_kept", (32, 4, 4))
+    assert source.count("&x[") == 1
+    assert source.count("expf") == 1  # for sum and quotient alike
+    assert source.count("__syncthreads") == 0
+
+
+def test_rows_side_by_side_are_read_as_vectors():
+    source = source_of(POOL, "rows_across", (4, 16, 4))
+    assert source.count("*(const float4*)&x[") == 1
+
+
+def test_impossible_parameters_are_named():
+    with pytest.raises(InputError, match="divide 12"):
+        source_of(POOL, "rows_across", (4, 16, 8))
+    with pytest.raises(InputError, match="power of two"):
+        source_of(ROWS, "rows_kept", (24, 4, 4))
+    with pytest.raises(InputError, match="divide 100"):
+        source_of(ROWS, "rows_kept", (32, 4, 8))
+
+
+def chosen(net, result, precision="fp32"):
+    """Skeletons and parameters of a network's kernels on an H100."""
+    target = resolve_target("cuda:sm_90a")
+    lowered = lower(net.module(result), target, precision=precision)
+    return [(f["skeleton"], f["params"].as_dict()) for f in lowered.tensor.funcs if f.name != "main"]
+
+
+def test_what_networks_get():
+    net = Net()
+    softmax = chosen(net, net("nn.softmax({}, axis=-1)", net.input(4096, 1024)))
+    assert [s for s, _ in softmax] == ["rows_kept"]
+    net = Net()
+    pool = chosen(net, net('nn.global_avg_pool2d({}, layout="NHWC")', net.input(64, 7, 7, 1280)))
+    assert [(s, p["vec"]) for s, p in pool] == [("rows_across", 4)]
+    net = Net()
+    pool = chosen(net, net("nn.global_avg_pool2d({})", net.input(64, 1280, 7, 7)))
+    assert [s for s, _ in pool] == ["rows_kept"]
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_choices_fit(across):
+    hardware = load_hardware("cuda:sm_90a")
+    for rows, length in ((1, 1000), (2048, 49), (12 * 128, 128), (8192, 4096), (3, 1 << 20), (1, 1)):
+        problem = RowReduceProblem(rows, length, 4 * rows * length, 4 * rows, rows * length)
+        inner = rows if across else length
+        p = choose_rows(problem, hardware, RowAccess(inner, 4, across)).parameters
+        assert inner % p.vec == 0
+        assert 128 <= p.threads_per_row * p.rows_per_block <= 512
+    kept = RowAccess(1 << 20, 4, kept_words=1.0)
+    assert choose_rows(RowReduceProblem(3, 1 << 20, 1, 1, 1), hardware, kept) is None
