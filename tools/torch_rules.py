@@ -29,9 +29,13 @@ def _cast(torch: Any, x: Sequence[Any], op: Op) -> Any:
 
 
 def _take(torch: Any, x: Sequence[Any], op: Op) -> Any:
-    if rank(op) != 2 or op["axis"] != 0 or op["batch_dims"] != 0:
-        raise UnsupportedError("a take other than of rows of a matrix as a PyTorch call", where=op.loc)
-    return torch.nn.functional.embedding(x[1], x[0])
+    """Indices must lie within the table: PyTorch has no modes for others."""
+    if op["batch_dims"] != 0:
+        raise UnsupportedError("a take with batch dimensions as a PyTorch call", where=op.loc)
+    axis = op.integer("axis") % rank(op)
+    if (rank(op), axis) == (2, 0):
+        return torch.nn.functional.embedding(x[1], x[0])
+    return x[0].index_select(axis, x[1].reshape(-1)).reshape(op.result.tensor.shape)
 
 
 def _strided_slice(torch: Any, x: Sequence[Any], op: Op) -> Any:
