@@ -114,24 +114,38 @@ class _Matrix:
             w.b.do("thread.async_commit")
         kind = self.view.dtype
         steps = self.plan.k // self.depth
-        buffers = min(2, steps)
         held = [
-            w.alloc((buffers, acc.tensor.shape[0], TILE_M, self.depth), kind, "frag", "a"),
-            w.alloc((buffers, acc.tensor.shape[1], self.depth, TILE_N), kind, "frag", "b"),
+            w.alloc((min(2, steps), acc.tensor.shape[0], TILE_M, self.depth), kind, "frag", "a"),
+            w.alloc((min(2, steps), acc.tensor.shape[1], self.depth, TILE_N), kind, "frag", "b"),
         ]
+        # Fragments of the next step are loaded before those of a step are multiplied, also from the next chunk.
+        # That takes two sets of registers in turns, which is why the number of steps must be even.
+        across = steps % 2 == 0
+        if across:
+            self._arrive()
+            self._load(factors, held, 0, 0)
         with w.loop("chunk", self.chunks) as chunk:
-            w.b.do("thread.async_wait", pending=self.ahead - 1)
-            w.b.do("thread.barrier")
             slot = w.simple(binary("%", chunk, self.slots))
-            self._load(factors, held, slot, 0)
+            if not across:
+                self._arrive()
+                self._load(factors, held, slot, 0)
             waiting = self._refill(factors, chunk)
-            if steps > 1:
-                with w.loop("step", steps - 1, unroll=1) as step:
-                    self._load(factors, held, slot, binary("+", step, 1))
-                    self._multiply(held, acc, step)
-            self._multiply(held, acc, steps - 1)
-            for factor, ahead, slot in waiting:
-                factor.store(ahead, slot)
+            for step in range(steps):
+                if step + 1 < steps:
+                    self._load(factors, held, slot, step + 1)
+                else:
+                    for factor, ahead, later in waiting:
+                        factor.store(ahead, later)
+                    if across and self.chunks > 1:
+                        self._arrive()
+                        following = binary("%", binary("+", chunk, 1), self.slots)
+                        self._load(factors, held, w.simple(following), 0)
+                self._multiply(held, acc, step)
+
+    def _arrive(self) -> None:
+        """Wait for the oldest chunk in flight, and for all threads to be done with the one before."""
+        self.w.b.do("thread.async_wait", pending=self.ahead - 1)
+        self.w.b.do("thread.barrier")
 
     def _refill(self, factors: list[Staged], chunk: Expr) -> list[tuple[Staged, Value, Expr]]:
         """Start copying a later chunk to the slot that the last iteration has read.
