@@ -12,7 +12,7 @@ from tilewright.passes.lower.algorithm_cost import bytes_of
 from tilewright.passes.tensor.index_sets import identity_read
 
 #: tensor ops to kernels without parameters: what is fused decides what is stored
-_KERNELS = "forward-copies, cse, dce, fuse-kernels"
+_KERNELS = "forward-copies, cse, dce, join-concats, fuse-kernels"
 #: below so many bytes nobody asks what memory is for
 FLOOR_BYTES = 4 << 20
 
@@ -60,20 +60,30 @@ def _room(func: Func, name: str, pipeline: str, ctx: PassContext) -> Room:
 def _alive(kernels: Module) -> tuple[int, dict[str, int]]:
     """Most bytes alive at once, and by mark what is alive beside a kernel's operands that end and results."""
     calls = [op for op in kernels.main.body.ops if op.name == "tensor.call"]
-    last = {v: i for i, op in enumerate(calls) for v in op.operands}
-    last |= dict.fromkeys(kernels.main.body.ops[-1].operands, len(calls))
+    whole = _joined(kernels.main)
+    last = {whole.get(v, v): i for i, op in enumerate(calls) for v in (*op.operands, *op.results)}
+    last |= dict.fromkeys((whole.get(v, v) for v in kernels.main.body.ops[-1].operands), len(calls))
     alive: set[Value] = set()
     peak = 0
     beside: dict[str, int] = {}
     for i, call in enumerate(calls):
-        ended = {v for v in call.operands if last[v] == i and v in alive}
-        alive |= set(call.results)
+        ended = {v for v in call.operands if last.get(v) == i and v in alive}
+        alive |= {whole.get(r, r) for r in call.results}
         callee = kernels[_name(call)]
         peak = max(peak, bytes_of(alive) - _overwritten(call, callee, ended))
         held = bytes_of(alive - ended - set(call.results))
         beside.update((op.loc, held) for op in callee.body.ops if op.loc.startswith("#"))
         alive -= {v for v in alive if last.get(v, -1) <= i}
     return peak, beside
+
+
+def _joined(main: Func) -> dict[Value, Value]:
+    """The array that holds each piece of a join."""
+    whole: dict[Value, Value] = {}
+    for op in reversed(main.body.ops):
+        if op.name == "tensor.join":
+            whole.update(dict.fromkeys(op.operands, whole.get(op.result, op.result)))
+    return whole
 
 
 def _name(call: Op) -> str:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from tilewright.ir import Expr, Func, Level, Op, Pairs, Sym, TensorType, Value
+from tilewright.ir import (
+    Builder,
+    Expr,
+    Func,
+    Level,
+    Op,
+    Pairs,
+    Sym,
+    TensorType,
+    Value,
+    scalar_body,
+    structured,
+)
 from tilewright.ir.expr import binary, substitute
 from tilewright.ir.join_ops import boxes_of
 from tilewright.ir.simplify import simplify
@@ -31,8 +43,8 @@ def join_concats(func: Func, ctx: PassContext) -> Func:
 
     A concatenation that begins with all pieces of another one is a join of that one and the rest, so that a
     block of layers that each append to what they read shares one array. A map moves to the pieces where
-    nothing else reads the join. At most one piece may need a kernel that copies it: what is an input, a
-    constant or a result of the network, or a piece already.
+    nothing else reads the join. What is a result of the network or a piece already is written twice by the
+    kernel that makes it. At most one piece may need a kernel that copies it: an input, a constant.
     """
     if func.name != "main" or any(op.name in ("tensor.call", "tensor.join") for op in func.body.ops):
         return func
@@ -69,9 +81,12 @@ class _Joiner:
     def run(self) -> Func:
         for op in self.func.body.ops:
             for new in self._rewritten(op):
-                self.ops.append(new)
-                self.producers.update((r, new) for r in new.results)
+                self._append(new)
         return self.func.with_body(self.func.body.with_ops(tuple(self.ops)))
+
+    def _append(self, op: Op) -> None:
+        self.ops.append(op)
+        self.producers.update((r, op) for r in op.results)
 
     def _rewritten(self, op: Op) -> Sequence[Op]:
         concat = concatenation(op)
@@ -96,12 +111,26 @@ class _Joiner:
             op.results,
             loc=op.loc,
         )
-        return self._recorded(join) if self._worth(join) else op
+        copied = [v for v in join.operands if not self._computed(v)]
+        if len(copied) > MAX_COPIED or len(copied) == len(join.operands):
+            return op
+        pieces: list[Value] = []
+        for v in join.operands:
+            again = v in pieces or not self._free(self._owner(v))
+            pieces.append(self._written_again(v, op) if again and self._repeatable(v) else v)
+        return self._recorded(join.with_operands(tuple(pieces)))
 
-    def _worth(self, join: Op) -> bool:
-        owners = [self._owner(v) for v in join.operands]
-        copied = [v for k, v in enumerate(owners) if not self._writable(v) or v in owners[:k]]
-        return len(copied) <= MAX_COPIED and len(copied) < len(owners)
+    def _written_again(self, v: Value, concat: Op) -> Value:
+        """A copy of `v` that the kernel that makes it writes too.
+
+        Its cast to its own type tells it from a view, which would be the same memory.
+        """
+        b = Builder(concat.loc)
+        shape = v.tensor.shape
+        same = elementwise_copy(b, v, shape, [Sym(f"i{d}") for d in range(len(shape))])
+        for op in b.ops:
+            self._append(op)
+        return same
 
     def _recorded(self, join: Op) -> Op:
         self.joins[join.result] = join
@@ -126,12 +155,21 @@ class _Joiner:
             v = self.producers[v].operands[0]
         return v
 
-    def _writable(self, v: Value) -> bool:
-        """Whether the kernel that makes `v` could write it anywhere, and it has no place yet."""
+    def _computed(self, v: Value) -> bool:
+        """Whether a kernel can write `v` where a join wants it, once more if it has another place already."""
+        owner = self._owner(v)
+        op = self.producers.get(owner)
+        placeable = op is not None and (op.name in STRUCTURED or op.name in ("tensor.gather", "tensor.join"))
+        return placeable and (self._free(owner) or self._repeatable(v))
+
+    def _free(self, owner: Value) -> bool:
+        """Whether the memory of a value may lie anywhere: it is no result of the network and no piece yet."""
+        return owner not in self.returned and owner not in self.pieces
+
+    def _repeatable(self, v: Value) -> bool:
+        """Whether the kernel that makes `v` can write it a second time."""
         op = self.producers.get(v)
-        if op is None or v in self.returned or v in self.pieces:
-            return False
-        return op.name in STRUCTURED or op.name in ("tensor.gather", "tensor.join")
+        return op is not None and op.name in STRUCTURED and not is_view(op)
 
     # -- maps of joins ---------------------------------------------------------------------------------------
     def _moved(self, op: Op) -> list[Op] | None:
@@ -157,17 +195,44 @@ class _Joiner:
             return None
         if any(v.tensor.shape != extents for v, (_, extents) in zip(join.operands, boxes, strict=True)):
             return None
-        maps = [_on_piece(op, whole, v, at) for v, (at, _) in zip(join.operands, boxes, strict=True)]
+        b = Builder(op.loc)
+        maps = []
+        for piece, (at, _) in zip(join.operands, boxes, strict=True):
+            parts = {v: part for v in op.operands if (part := self._part(b, op, v, piece, at)) is not None}
+            maps.append(_on_piece(op, whole, piece, at, parts))
         del self.joins[whole]
         self.ops.remove(join)
         self.pieces -= set(map(self._owner, join.operands))
         new = replace(join, operands=tuple(m.result for m in maps), results=op.results, loc=op.loc)
         self.producers.update((m.result, m) for m in maps)
-        return [*maps, self._recorded(new)]
+        return [*b.ops, *maps, self._recorded(new)]
+
+    def _part(self, b: Builder, op: Op, v: Value, piece: Value, at: tuple[int, ...]) -> Value | None:
+        """What a map of a join reads of the constant `v` for one piece; None for anything else.
+
+        A constant of its own lets kernels of several pieces be one kernel.
+        """
+        made = self.producers.get(v)
+        names = list(dims(op, "par"))
+        index = reads(op)[op.operands.index(v)]
+        once = op.operands.count(v) == 1 and all(isinstance(e, int) or e in map(Sym, names) for e in index)
+        if made is None or made.name != "tensor.constant" or not once:
+            return None
+        shape, read = [], []
+        for k, (e, extent) in enumerate(zip(index, v.tensor.shape, strict=True)):
+            d = names.index(e.name) if isinstance(e, Sym) else -1
+            shape.append(piece.tensor.shape[d] if d >= 0 else extent)
+            read.append(binary("+", Sym(f"i{k}"), at[d] if d >= 0 else 0))
+        if tuple(shape) == v.tensor.shape:
+            return None
+        return elementwise_copy(b, v, tuple(shape), read)
 
 
-def _on_piece(op: Op, whole: Value, piece: Value, at: tuple[int, ...]) -> Op:
-    """A map of a join, for the points of one piece, whose first index in the join is `at`."""
+def _on_piece(op: Op, whole: Value, piece: Value, at: tuple[int, ...], parts: Mapping[Value, Value]) -> Op:
+    """A map of a join, for the points of one piece, whose first index in the join is `at`.
+
+    parts: operands in whose place there is only what this piece reads.
+    """
     names = list(dims(op, "par"))
     par = Pairs(tuple(zip(names, piece.tensor.shape, strict=True)))
     env: dict[str, Expr] = {
@@ -175,7 +240,7 @@ def _on_piece(op: Op, whole: Value, piece: Value, at: tuple[int, ...]) -> Op:
     }
     ranges = {d: (0, max(0, n - 1)) for d, n in zip(names, piece.tensor.shape, strict=True)}
     indices = tuple(
-        tuple(map(Sym, names)) if v is whole else tuple(simplify(substitute(e, env), ranges) for e in index)
+        index if v is whole or v in parts else tuple(simplify(substitute(e, env), ranges) for e in index)
         for v, index in zip(op.operands, reads(op), strict=True)
     )
     new: dict[Value, Value] = {}
@@ -193,10 +258,28 @@ def _on_piece(op: Op, whole: Value, piece: Value, at: tuple[int, ...]) -> Op:
     body = [replace(o, operands=tuple(renamed.get(v, v) for v in o.operands)) for o in body]
     result = Value(TensorType(op.result.tensor.dtype, piece.tensor.shape), op.result.hint)
     moved = op.with_attrs(par=par, reads=indices)
-    operands = tuple(piece if v is whole else v for v in op.operands)
+    operands = tuple(piece if v is whole else parts.get(v, v) for v in op.operands)
     return replace(
         moved, operands=operands, results=(result,), body=replace(op.body, params=params, ops=tuple(body))
     )
+
+
+def elementwise_copy(b: Builder, v: Value, shape: tuple[int, ...], read: Sequence[Expr]) -> Value:
+    """Elements of `v` once more: those that the indices i0, i1, ... of `shape` read."""
+    names = [f"i{d}" for d in range(len(shape))]
+    inner, params = scalar_body([v.tensor.dtype])
+    inner.do("scalar.yield", inner.value("scalar.cast", params[0], dtype=v.tensor.dtype))
+    (copy,) = structured(
+        b,
+        "tensor.map",
+        [v],
+        par=dict(zip(names, shape, strict=True)),
+        reads=[tuple(read)],
+        types=[TensorType(v.tensor.dtype, shape)],
+        body=inner.block(params),
+        hint=v.hint,
+    )
+    return copy
 
 
 def concatenation(op: Op) -> Concat | None:
