@@ -63,6 +63,11 @@ def _add_what(p: argparse.ArgumentParser) -> None:
         f"(default {' '.join(DEFAULT_PEERS)})",
     )
     p.add_argument(
+        "--all-variants",
+        action="store_true",
+        help="compile peers in every variant (default: in the one that is fastest without compiling)",
+    )
+    p.add_argument(
         "--kernels",
         nargs="*",
         choices=KERNELS,
@@ -176,6 +181,7 @@ def _settings(a: argparse.Namespace, peers: tuple[str, ...], left_s: Callable[[]
         peer_limit_s=a.peer_limit,
         seed=a.seed,
         left_s=left_s,
+        all_variants=a.all_variants,
     )
 
 
@@ -186,6 +192,7 @@ def _protocol(a: argparse.Namespace, peers: tuple[str, ...]) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if torch else None,
         "torch": torch.__version__ if torch else None,
         "peers": list(peers),
+        "all_variants": a.all_variants,
         "l2": "cold" if a.cold else "warm",
         "rounds": a.rounds,
         "replays": a.replays,

@@ -195,3 +195,20 @@ def test_ops_without_a_rule_are_a_reason(monkeypatch):
     with opened(monkeypatch, FakeTorch()) as peers:
         assert peers.contenders(module, []) == []
     assert "graph.cumsum" in peers.failures[0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("all_variants", "compiled"), [(False, ["attention"]), (True, ["contiguous", "attention"])]
+)
+def test_peers_are_compiled_in_the_fastest_variant(monkeypatch, all_variants, compiled):
+    def set_up(self, peer, variant, module, inputs):
+        seconds = {"contiguous": 2.0, "attention": 1.0}[variant]
+        return SimpleNamespace(peer=peer, variant=variant, device_times=lambda n: [seconds] * n)
+
+    monkeypatch.setattr(peers_module, "gpu_torch", FakeTorch)
+    monkeypatch.setattr(Peers, "_set_up", set_up)
+    limits = {"cold": False, "limit_s": 5.0, "left_s": lambda: 60.0}
+    with Peers(("torch-graph", "torch-compile"), "fp32", **limits, all_variants=all_variants) as peers:
+        made = peers.contenders(attention_module(1.0), [])
+    assert [c.variant for c in made if c.peer == "torch-graph"] == ["contiguous", "attention"]
+    assert [c.variant for c in made if c.peer == "torch-compile"] == compiled

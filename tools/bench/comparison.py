@@ -37,6 +37,7 @@ class Settings:
     peer_limit_s: float
     seed: int
     left_s: Callable[[], float]
+    all_variants: bool = False
 
 
 class Exact(Protocol):
@@ -69,7 +70,12 @@ def compare(
     """
     limit = TOLERANCE[precision]
     with Peers(
-        settings.peers, precision, cold=settings.cold, limit_s=settings.peer_limit_s, left_s=settings.left_s
+        settings.peers,
+        precision,
+        cold=settings.cold,
+        limit_s=settings.peer_limit_s,
+        left_s=settings.left_s,
+        all_variants=settings.all_variants,
     ) as peers:
         everyone: list[Contender] = []
         try:

@@ -24,6 +24,9 @@ from tilewright.tools.bench.torch_contenders import (
     variants_of,
 )
 
+#: runs by which the variant is found that peers are compiled in
+TRIALS = 5
+
 
 def check_peers(names: Sequence[str]) -> tuple[str, ...]:
     """The peers named, none for `none`; raises InputError for unknown names."""
@@ -46,13 +49,27 @@ def gpu_torch() -> Any:
     return torch if torch.cuda.is_available() else None
 
 
+def _fastest(contenders: Sequence[TorchContender]) -> str:
+    """The variant with the shortest of a few runs, in a CUDA graph where there is one."""
+    graphs = [c for c in contenders if c.peer == "torch-graph"]
+    return min(graphs or contenders, key=lambda c: min(c.device_times(TRIALS))).variant
+
+
 class Peers:
     """A context with PyTorch's flags set for one precision. `clock` is None where PyTorch has no GPU."""
 
     def __init__(
-        self, names: Sequence[str], precision: str, *, cold: bool, limit_s: float, left_s: Callable[[], float]
+        self,
+        names: Sequence[str],
+        precision: str,
+        *,
+        cold: bool,
+        limit_s: float,
+        left_s: Callable[[], float],
+        all_variants: bool = False,
     ) -> None:
         self._names, self._precision, self._limit_s, self._left_s = names, precision, limit_s, left_s
+        self._all_variants = all_variants
         self._torch = gpu_torch()
         self.clock = TorchClock(self._torch, cold=cold) if self._torch else None
         self.failures: list[dict[str, str]] = []
@@ -80,15 +97,25 @@ class Peers:
             self.failures.append({"peer": peer, "variant": variant, "reason": one_line(e)})
 
     def contenders(self, module: Module, inputs: Sequence[np.ndarray]) -> list[TorchContender]:
-        """Every peer in every variant that could be set up; the others are in `failures`."""
+        """Every peer in every variant that could be set up; the others are in `failures`.
+
+        Peers that compile are set up in the variant that was fastest without compiling, unless all were asked
+        for: compiling takes most of a benchmark's time.
+        """
         made: list[TorchContender] = []
         try:
             variants = variants_of(module) if self._names else ()
         except UnsupportedError as e:
             self.failures += [{"peer": p, "variant": "", "reason": one_line(e)} for p in self._names]
             return made
+        compiled = [p for p in self._names if PEERS[p] is not None]
         for variant in variants:
             for peer in self._names:
+                if peer not in compiled:
+                    with self.told(peer, variant):
+                        made.append(self._set_up(peer, variant, module, inputs))
+        for variant in variants if self._all_variants or not made else [_fastest(made)]:
+            for peer in compiled:
                 with self.told(peer, variant):
                     made.append(self._set_up(peer, variant, module, inputs))
         return made
