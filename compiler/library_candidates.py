@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from tilewright.costmodel import Hardware
-from tilewright.ir import Func, Module, Op
+from tilewright.ir import Func, Module, Op, Value
+from tilewright.library_convolution import convolution_of
 from tilewright.library_epilogue import Absorbed, absorbed
-from tilewright.library_matmul import Product, products_of
+from tilewright.library_matmul import products_of
 from tilewright.library_program import Call, program_around, with_kernel
+from tilewright.library_weights import with_packed_weights
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.runtime.errors import DeviceMissingError
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.problem import Problem
 
@@ -34,41 +36,95 @@ class LibraryDevice(Protocol):
 
 
 def library_candidates(
-    kernel: Func, hardware: Hardware, device: LibraryDevice, *, workspace_bytes: int = WORKSPACE_BYTES
+    kernel: Func,
+    hardware: Hardware,
+    device: LibraryDevice,
+    *,
+    workspace_bytes: int = WORKSPACE_BYTES,
+    missing: dict[str, str] | None = None,
 ) -> list[Module]:
     """Programs with library kernels that compute what a kernel with chosen parameters does.
 
     kernel: tensor level, outlined. Of each way to leave work to a library, all algorithms that the library
     has on this device; a program's @main takes and gives what the kernel does. None where no library fits.
-    Raises `DeviceMissingError` where a library is not installed.
+    missing: libraries that are not installed, and why; they are not asked, and those found missing are added.
+    Without it they raise `DeviceMissingError`.
     """
-    programs = []
-    for call in library_calls(kernel):
-        found = device.library_kernels("cublaslt", call.problem, workspace_bytes)
-        if found:
-            prepared = _with_parameters(program_around(kernel, call), hardware)
-            programs += [with_kernel(prepared, k, kernel.get("cost")) for k in found]
+    programs: list[Module] = []
+    for provider, find in FINDERS.items():
+        if missing is not None and provider in missing:
+            continue
+        try:
+            programs += _programs(kernel, find(kernel), hardware, device, workspace_bytes)
+        except DeviceMissingError as error:
+            if missing is None:
+                raise
+            missing[provider] = str(error)
     return programs
 
 
-def library_calls(kernel: Func) -> list[Call]:
-    """The ways to leave part of a kernel to a library, by structure alone: no device is asked."""
-    contracts = [op for op in kernel.body.ops if op.name == "tensor.contract"]
-    if len(contracts) != 1:
+def _programs(
+    kernel: Func, calls: Sequence[Call], hardware: Hardware, device: LibraryDevice, workspace_bytes: int
+) -> Iterator[Module]:
+    for call in calls:
+        found = device.library_kernels(call.provider, call.problem, workspace_bytes)
+        if found:
+            prepared = _with_parameters(program_around(call.kernel or kernel, call), hardware)
+            yield from (with_kernel(prepared, k, kernel.get("cost")) for k in found)
+            if call.provider == "cudnn":
+                return  # plans take long to build: what takes less along than this is not asked for
+
+
+def products_in(kernel: Func) -> list[Call]:
+    """The ways to leave a matrix product to cuBLASLt, by structure alone: no device is asked."""
+    contract = _only_contract(kernel)
+    if contract is None:
         return []
-    (contract,) = contracts
-    calls = partial(_calls, contract)
-    return [c for product in products_of(contract) for x in absorbed(kernel, contract, product)
-            for c in calls(product, x)]  # fmt: skip
+    return [
+        Call(x.problem, operands, x.ops)
+        for product in products_of(contract)
+        for x in absorbed(kernel, contract, product)
+        if (operands := _operands(contract, product.first, x))
+    ]
 
 
-def _calls(contract: Op, product: Product, found: Absorbed) -> Iterator[Call]:
-    first, second = product.first, 1 - product.first
-    operands = [contract.operands[first], contract.operands[second]]
-    operands += [v for v in (found.bias, found.residual) if v is not None]
-    # A value that comes twice would be one parameter of two roles.
-    if len(set(operands)) == len(operands):
-        yield Call(found.problem, tuple(operands), found.ops)
+def convolutions_in(kernel: Func) -> list[Call]:
+    """The ways to leave a convolution to cuDNN, those that take most ops along first."""
+    contract = _only_contract(kernel)
+    found = convolution_of(contract) if contract is not None else None
+    if contract is None or found is None:
+        return []
+    taps = found.problem.b.dims[2:] != (1, 1) or found.problem.strides != (1, 1)
+    if found.problem.a.dims[1] != found.problem.b.dims[1] and not taps:
+        return []  # products of matrices side by side: a library of products has them
+    weights: tuple[Op, ...] = ()
+    if not found.fits:
+        kernel, contract, rearranged = with_packed_weights(kernel, contract, found)
+        found, weights = convolution_of(contract), (rearranged,)
+        if found is None or not found.fits:
+            return []
+    calls = [
+        Call(x.problem, operands, x.ops, "cudnn", weights, kernel)
+        for x in absorbed(kernel, contract, found)
+        if (operands := _operands(contract, 0, x))
+    ]
+    return calls[::-1]
+
+
+#: what finds the work of each library in a kernel
+FINDERS: dict[str, Callable[[Func], list[Call]]] = {"cublaslt": products_in, "cudnn": convolutions_in}
+
+
+def _only_contract(kernel: Func) -> Op | None:
+    contracts = [op for op in kernel.body.ops if op.name == "tensor.contract"]
+    return contracts[0] if len(contracts) == 1 else None
+
+
+def _operands(contract: Op, first: int, found: Absorbed) -> tuple[Value, ...]:
+    """The arguments of a call; none where one value would play two roles."""
+    factors = contract.operands[first], contract.operands[1 - first]
+    operands = (*factors, *(v for v in (found.bias, found.residual) if v is not None))
+    return operands if len(set(operands)) == len(operands) else ()
 
 
 def _with_parameters(program: Module, hardware: Hardware) -> Module:

@@ -14,12 +14,13 @@ from tilewright.budget import Budget
 from tilewright.codegen.cache import cache_key
 from tilewright.ir import Block, Builder, Func, Module, Op, Pairs, Ref, Value
 from tilewright.kernel_program import alone, constants_of, occurrences_of, subject_text
-from tilewright.library_candidates import LibraryDevice, library_candidates
+from tilewright.library_candidates import FINDERS, LibraryDevice, library_candidates
 from tilewright.library_program import inlined, library_kernels
+from tilewright.library_weights import with_constant_weights
 from tilewright.measuring import Measurer, RandomConstants
 from tilewright.passes.values import replace_in_op
 from tilewright.runtime.dtypes import DTYPES
-from tilewright.runtime.errors import DeviceError, DeviceLostError, DeviceMissingError
+from tilewright.runtime.errors import DeviceError, DeviceLostError
 
 #: a program with a library kernel must be this much faster than the generated kernel to be taken
 GAIN = 1.02
@@ -76,25 +77,24 @@ class LibraryChoice:
         """
         device = self.measurer.device
         if not isinstance(device, LibraryDevice):
-            self.facts = {"unavailable": f"{device.name} runs no libraries", **won_by(module)}
+            reason = f"{device.name} runs no libraries"
+            self.facts = {"unavailable": dict.fromkeys(FINDERS, reason), "compared": [], **won_by(module)}
             return module
-        found: dict[str, Compared] = {}
-        unavailable = ""
-        try:
-            found = self._compared(module, device)
-        except DeviceMissingError as error:
-            unavailable = str(error)
+        missing: dict[str, str] = {}
+        found = self._compared(module, device, missing)
         programs = {n: c.program for n, c in found.items() if c.program is not None}
-        chosen = inlined(module, programs)
+        chosen = with_constant_weights(inlined(module, programs))
         rows = list({id(c): c for c in found.values()}.values())
         self.facts = {
-            **({"unavailable": unavailable} if unavailable else {}),
+            "unavailable": missing,
             "compared": [c.row() for c in rows],
             **won_by(chosen),
         }
         return chosen
 
-    def _compared(self, module: Module, device: LibraryDevice) -> dict[str, Compared]:
+    def _compared(
+        self, module: Module, device: LibraryDevice, missing: dict[str, str]
+    ) -> dict[str, Compared]:
         """By kernel name what was measured; kernels that are equal but for names are measured once."""
         constants, calls = constants_of(module), occurrences_of(module)
         found: dict[str, Compared] = {}
@@ -107,7 +107,8 @@ class LibraryChoice:
                 by_subject[subject].occurrences += calls[f.name]
                 found[f.name] = by_subject[subject]
             elif not self.budget.over:
-                candidates = library_candidates(f, self.measurer.target.hardware, device)
+                hardware = self.measurer.target.hardware
+                candidates = library_candidates(f, hardware, device, missing=missing)
                 if candidates:
                     by_subject[subject] = self._measured(f, candidates, constants[f.name], calls[f.name])
                     found[f.name] = by_subject[subject]
@@ -184,7 +185,8 @@ def standing_alone(program: Module, constants: Collection[int]) -> Module:
             inputs.append(new[p])
     ops: list[Op] = [*b.ops, *(replace_in_op(op, new) for op in program.main.body.ops)]
     main = program.main.with_body(Block(tuple(inputs), tuple(ops)))
-    return known.of(program.with_funcs(tuple(main if f.name == "main" else f for f in program.funcs)))
+    whole = known.of(program.with_funcs(tuple(main if f.name == "main" else f for f in program.funcs)))
+    return with_constant_weights(whole)
 
 
 def _providers(program: Module) -> str:

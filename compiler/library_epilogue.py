@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 
 from tilewright.ir import Func, Op, Value
 from tilewright.ir.tensor_ops import dims
+from tilewright.library_convolution import Convolution
 from tilewright.library_matmul import BUFFER_DTYPE, Product
 from tilewright.library_strides import steps_of_read
 from tilewright.passes.tensor.index_sets import identity_read
+from tilewright.runtime.libraries.convolution import ConvolutionProblem
 from tilewright.runtime.libraries.matmul import MatmulProblem
 
 
@@ -20,7 +22,7 @@ class Absorbed:
     bias, residual: the values that are added, None where there is none.
     """
 
-    problem: MatmulProblem
+    problem: MatmulProblem | ConvolutionProblem
     ops: tuple[Op, ...]
     bias: Value | None = None
     residual: Value | None = None
@@ -31,7 +33,7 @@ class Absorbed:
         return self.ops[-1].result
 
 
-def absorbed(kernel: Func, contract: Op, product: Product) -> Iterator[Absorbed]:
+def absorbed(kernel: Func, contract: Op, product: Product | Convolution) -> Iterator[Absorbed]:
     """The product alone, then with one more map each time, as long as the library can take it.
 
     A sum may take a vector with one element per row of D and one matrix, in any order; ReLU ends it. Where
@@ -105,7 +107,9 @@ def _is_zero(inner: Op | None) -> bool:
     return inner is not None and inner.name == "scalar.const" and inner["value"] == 0
 
 
-def _extended(current: Absorbed, product: Product, op: Op, step: tuple[str, int]) -> Absorbed | None:
+def _extended(
+    current: Absorbed, product: Product | Convolution, op: Op, step: tuple[str, int]
+) -> Absorbed | None:
     kind, position = step
     problem = current.problem
     result = BUFFER_DTYPE.get(op.result.tensor.dtype)
@@ -127,7 +131,7 @@ def _extended(current: Absorbed, product: Product, op: Op, step: tuple[str, int]
     # The maps name dimensions as they like; what is element by element has them in the same order.
     renamed = dict(zip(dims(op, "par"), dims(current.ops[0], "par"), strict=True))
     steps = replace(steps, by_dim={renamed[d]: n for d, n in steps.by_dim.items()})
-    now = replace(product, problem=problem)
+    now: Product | Convolution = replace(product, problem=problem)  # type: ignore[arg-type]
     if (with_bias := now.bias(steps, result)) is not None:
         return replace(current, problem=with_bias, bias=value)
     if (with_matrix := now.residual(steps, result)) is not None:

@@ -58,7 +58,7 @@ def products_of(op: Op) -> list[Product]:
     one step each.
     """
     dtype = BUFFER_DTYPE.get(op.operands[0].tensor.dtype)
-    if dtype is None or op.operands[0].tensor.dtype != op.operands[1].tensor.dtype or not _sums_in_f32(op):
+    if dtype is None or op.operands[0].tensor.dtype != op.operands[1].tensor.dtype or not sums_in_f32(op):
         return []
     a, b, d = steps_of_read(op, 0), steps_of_read(op, 1), steps_of_result(op)
     if a is None or b is None:
@@ -66,7 +66,7 @@ def products_of(op: Op) -> list[Product]:
     return [p for first, x, y in ((0, a, b), (1, b, a)) for p in _oriented(op, first, x, y, d, dtype)]
 
 
-def _sums_in_f32(op: Op) -> bool:
+def sums_in_f32(op: Op) -> bool:
     """Whether products are summed in float32 from 0, of factors as they are stored."""
     assert op.body is not None
     casts = [inner for inner in op.body.ops if inner.name == "scalar.cast"]

@@ -14,11 +14,18 @@ from tilewright.runtime.libraries.problem import Problem
 
 @dataclass(frozen=True)
 class Call:
-    """Ops of a kernel that a library computes: `operands` in the order of the problem's arguments."""
+    """Ops of a kernel that a library computes: `operands` in the order of the problem's arguments.
+
+    weights: an op that rearranges one of them, in a kernel of its own since it may run at compile time.
+    kernel: the kernel that has these ops, where the original one has others.
+    """
 
     problem: Problem
     operands: tuple[Value, ...]
     ops: tuple[Op, ...]
+    provider: str = "cublaslt"
+    weights: tuple[Op, ...] = ()
+    kernel: Func | None = None
 
     @property
     def result(self) -> Value:
@@ -29,16 +36,21 @@ class Call:
 def program_around(kernel: Func, call: Call) -> Module:
     """A module whose @main computes what the kernel does, one of its functions being @NAME_library.
 
-    The other functions (@NAME_before, @NAME_after) hold the ops that the library leaves, and have no
-    parameters yet. Parameters and results of @main are those of the kernel.
+    The other functions (@NAME_weights, @NAME_before, @NAME_after) hold the ops that the library leaves, and
+    have no parameters yet. Parameters and results of @main are those of the kernel.
     """
     ops = [op for op in kernel.body.ops if op.name != "tensor.return"]
     needed = _closure(ops, call.operands)
-    inside = set(call.ops)
-    before = [op for op in ops if op in needed]
+    inside = {*call.ops, *call.weights}
+    before = [op for op in ops if op in needed and op not in inside]
     after = [op for op in ops if op not in needed and op not in inside]
     returned = kernel.body.ops[-1].operands
-    parts = (("before", before), ("library", list(call.ops)), ("after", after))
+    parts = (
+        ("before", before),
+        ("weights", list(call.weights)),
+        ("library", list(call.ops)),
+        ("after", after),
+    )
     main = Builder()
     new: dict[Value, Value] = {p: Value(p.type, p.hint) for p in kernel.params}
     params = tuple(new.values())

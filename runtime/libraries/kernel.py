@@ -86,15 +86,15 @@ class LibraryKernel:
     def check(self) -> None:
         """Raise `RuntimeInputError` where something is no value of its field."""
         check_among("provider", self.provider, PROVIDERS)
+        self.problem.check()
         if not _VERSION.fullmatch(self.version):
             raise RuntimeInputError(f"expected a version of {self.provider}, got {self.version!r:.100}")
         if not _ALGORITHM[self.provider].fullmatch(self.algorithm):
             form = "an algorithm in hex" if self.provider == "cublaslt" else "the name of a plan"
             raise RuntimeInputError(f"expected {form}, got {self.algorithm!r:.100}")
-        if not isinstance(self.problem, OPERATIONS[self.provider]):
+        if type(self.problem) is not OPERATIONS[self.provider]:
             raise RuntimeInputError(f"{self.provider} computes no {self.operation}")
         check_range("workspace_bytes", self.workspace_bytes, 0, MAX_WORKSPACE_BYTES)
-        self.problem.check()
 
 
 def _read_matmul(data: Any, where: str) -> MatmulProblem:

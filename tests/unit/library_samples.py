@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tilewright.runtime.errors import DeviceError
+from tilewright.runtime.errors import DeviceMissingError
 from tilewright.runtime.libraries import cublaslt_api as api
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.problem import Problem
@@ -130,6 +130,6 @@ class FakeLibraryDevice:
 
     def library_kernels(self, provider: str, problem: Problem, workspace_bytes: int) -> list[LibraryKernel]:
         if provider != self.provider.provider:
-            raise DeviceError(f"no library {provider}")
+            raise DeviceMissingError(f"no library {provider}")
         found: list[LibraryKernel] = self.provider.kernels(problem, workspace_bytes)
         return found

@@ -11,7 +11,7 @@ from library_samples import FakeCublasLt, FakeLibraryDevice
 from tilewright.costmodel import load_hardware
 from tilewright.ir import Func, Module, parse
 from tilewright.ir.interpreter import interpret
-from tilewright.library_candidates import library_calls, library_candidates
+from tilewright.library_candidates import library_candidates, products_in
 from tilewright.library_program import Call, inlined, library_kernels, program_around
 from tilewright.runtime.libraries.cublaslt import CublasLt
 from tilewright.runtime.libraries.kernel import LibraryKernel
@@ -109,7 +109,7 @@ def named_kernel(name: str) -> Func:
 
 @pytest.mark.parametrize("name", CASES)
 def test_products_are_found_by_index_maps(name: str) -> None:
-    calls = library_calls(named_kernel(name))
+    calls = products_in(named_kernel(name))
     assert bool(calls) is CASES[name][4]
     for call in calls:
         call.problem.check()
@@ -120,7 +120,7 @@ def test_sums_that_are_no_products_of_two_operands_are_left() -> None:
         "f32[6, 8]", "f32[12]", "f32[6, 12]",
         contract("m: 6, k: 12", "c: 8", "[m, c], [k]", "f32[6, 8]", "f32[12]", "f32[6, 12]"),
     )  # fmt: skip
-    assert not library_calls(kernel)
+    assert not products_in(kernel)
 
 
 def random_arrays(f: Func) -> list[np.ndarray]:
@@ -165,7 +165,7 @@ def operands_dtype(call: Call) -> np.dtype:
 def test_the_problem_says_what_the_kernel_computes(name: str) -> None:
     kernel = named_kernel(name)
     arrays = random_arrays(kernel)
-    for call in library_calls(kernel):
+    for call in products_in(kernel):
         program = program_around(kernel, call)
         (wanted,) = run_main(program, arrays)
         by_value = dict(zip(kernel.params, arrays, strict=True))
@@ -217,7 +217,7 @@ def whole(kernel: Func) -> Module:
 
 def test_bias_residual_and_relu_are_taken_along_and_the_rest_stays() -> None:
     kernel = epilogue_kernel("q", 12)
-    calls = library_calls(kernel)
+    calls = products_in(kernel)
     problems = [c.problem for c in calls]
     assert all(isinstance(p, MatmulProblem) for p in problems)
     assert [(p.epilogue, p.c is not None) for p in problems] == [
@@ -236,13 +236,13 @@ def test_bias_residual_and_relu_are_taken_along_and_the_rest_stays() -> None:
 
 
 def test_a_vector_along_the_columns_of_the_problem_is_no_bias() -> None:
-    problems = [c.problem for c in library_calls(epilogue_kernel("p", 6))]
+    problems = [c.problem for c in products_in(epilogue_kernel("p", 6))]
     assert [(p.epilogue, p.c is not None) for p in problems] == [("none", False)]
 
 
 def test_values_that_others_need_are_written() -> None:
     kernel = epilogue_kernel("q", 12, "%y, %y1", "f32[6, 12], f32[6, 12]")
-    calls = library_calls(kernel)
+    calls = products_in(kernel)
     # The sum with the bias is a result itself, so nothing behind it is taken along.
     assert [c.problem.epilogue for c in calls] == ["none", "bias"]
     arrays = random_arrays(kernel)
@@ -263,7 +263,7 @@ def test_what_operands_are_computed_by_becomes_a_kernel_before() -> None:
         "%x,", "%u,"
     )
     kernel = kernel_of("f32[6, 8]", "f32[8, 12]", "f32[6, 12]", ops)
-    (call,) = library_calls(kernel)
+    (call,) = products_in(kernel)
     program = program_around(kernel, call)
     assert [f.name for f in program.funcs] == ["k_before", "k_library", "main"]
     arrays = random_arrays(kernel)
@@ -273,7 +273,7 @@ def test_what_operands_are_computed_by_becomes_a_kernel_before() -> None:
 def candidates(kernel: Func) -> list[Module]:
     chosen = kernel.with_attrs(skeleton="contract")
     device = FakeLibraryDevice(CublasLt(FakeCublasLt()))
-    return library_candidates(chosen, load_hardware("cuda:sm_90a"), device)
+    return library_candidates(chosen, load_hardware("cuda:sm_90a"), device, missing={})
 
 
 def test_every_algorithm_of_every_way_is_a_candidate() -> None:
@@ -307,8 +307,8 @@ def test_calls_are_replaced_under_fresh_names() -> None:
 
 
 def test_tf32_is_used_only_where_it_is_allowed() -> None:
-    plain = library_calls(named_kernel("rows by columns"))
-    allowed = library_calls(
+    plain = products_in(named_kernel("rows by columns"))
+    allowed = products_in(
         kernel_of(*CASES["rows by columns"][:3],
                   CASES["rows by columns"][3].replace("[c, k]]", '[c, k]], factors = "tf32"'))
     )  # fmt: skip
