@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tilewright.commands.bench import add_bench
 from tilewright.commands.compile import add_compile
+from tilewright.commands.db import add_db
 from tilewright.commands.explain import add_explain
 from tilewright.commands.report import add_report
 from tilewright.commands.run import add_run
@@ -24,6 +25,7 @@ COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], 
     add_compile,
     add_run,
     add_tune,
+    add_db,
     add_explain,
     add_report,
     add_streams,
@@ -51,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 1
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as e:
+        print(f"error: {_one_line(str(e)) or 'interrupted'}", file=sys.stderr)
         return 130
     except MemoryError:
         print("error: out of memory", file=sys.stderr)

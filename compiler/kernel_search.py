@@ -41,6 +41,7 @@ class KernelSearch:
         self._left: npt.NDArray[np.bool_] = np.ones(len(space), dtype=bool)
         self._known: dict[Attr, int] = {}
         self._least_s = space.least_s
+        self._doubted = False
         self._next = 0
 
     def take(self, count: int) -> list[int]:
@@ -48,7 +49,7 @@ class KernelSearch:
         points: list[int] = []
         while len(points) < count and self._next < len(self.space):
             i = self._next
-            if self.seconds and self._patience_over:
+            if self.seconds and self.patience_over:
                 break
             self._next += 1
             if not self._left[i] or self.ruled_out(i):
@@ -114,7 +115,7 @@ class KernelSearch:
         """Whether nothing is worth measuring any more."""
         if self._next >= len(self.space):
             return True
-        return bool(self.seconds) and (self._patience_over or self.unknown == 0)
+        return bool(self.seconds) and (self.patience_over or self.unknown == 0)
 
     @property
     def end(self) -> End:
@@ -125,7 +126,7 @@ class KernelSearch:
             return "untimed"
         if self.unknown == 0:
             return "certified" if self.pruned else "exhausted"
-        return "settled" if self._patience_over else "budget"
+        return "settled" if self.patience_over or self._doubted else "budget"
 
     @property
     def certified(self) -> bool:
@@ -138,8 +139,10 @@ class KernelSearch:
 
     def _doubt(self) -> None:
         # A bound that one measurement breaks says nothing about other points either.
+        self._doubted = True
         self._least_s = np.zeros_like(self.space.least_s)
 
     @property
-    def _patience_over(self) -> bool:
+    def patience_over(self) -> bool:
+        """Whether the last points brought no gain for long."""
         return self._idle >= self._patience

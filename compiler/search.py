@@ -90,18 +90,13 @@ def _run(
 ) -> None:
     spent = dict.fromkeys(tasks, 0)
     at_once = max(BATCH, 2 * usable_cores())
-    now: list[_Step] = []
-    while not budget.over:
-        if not now:
-            points = _turn(tasks, spent, set(), at_once)
-            if not points:
-                break
-            now = _start(points, measurer, pool)
-            continue
-        # What compiles meanwhile is of other kernels: what is left to measure of these is not known yet.
-        following = _start(_turn(tasks, spent, {step.task for step in now}, at_once), measurer, pool)
+    now = [] if budget.over else _start(_turn(tasks, spent, at_once), measurer, pool)
+    while now:
+        following = _start(_turn(tasks, spent, at_once), measurer, pool)  # compiles meanwhile
         _measure(now, measurer, budget)
         now = following
+        if budget.over:
+            break
         bar.update(sum(t.search.done for t in tasks) - bar.n)
         left = "" if budget.seconds is None else f", {budget.left_s:.0f} s left"
         bar.set_postfix_str(f"{measurer.measured} measured, {measurer.reused} known{left}")
@@ -109,14 +104,13 @@ def _run(
         step.task.search.give_back(step.point)
 
 
-def _turn(
-    tasks: Sequence[Task], spent: dict[Task, int], busy: set[Task], at_once: int
-) -> list[tuple[Task, int]]:
+def _turn(tasks: Sequence[Task], spent: dict[Task, int], at_once: int) -> list[tuple[Task, int]]:
     """The next points, of the kernels that got least for what they take of the network's time."""
     chosen: list[tuple[Task, int]] = []
-    free = [t for t in tasks if t not in busy and not t.search.done]
-    for task in sorted(free, key=lambda t: (spent[t] / max(t.weight_s, 1e-12), -t.weight_s)):
-        if len(chosen) >= at_once:
+    while len(chosen) < at_once:
+        free = [t for t in tasks if not t.search.done]
+        task = min(free, key=lambda t: (spent[t] / max(t.weight_s, 1e-12), -t.weight_s), default=None)
+        if task is None:
             break
         points = task.search.take(BATCH)
         spent[task] += len(points)
@@ -125,7 +119,7 @@ def _turn(
 
 
 def _start(points: Sequence[tuple[Task, int]], measurer: Measurer, pool: ThreadPoolExecutor) -> list[_Step]:
-    """Lower the points; those whose times are known are told at once, the others begin to compile."""
+    """Lower the points; those whose times are not known begin to compile."""
     steps: list[_Step] = []
     for task, i in points:
         try:
@@ -135,36 +129,31 @@ def _start(points: Sequence[tuple[Task, int]], measurer: Measurer, pool: ThreadP
             continue
         steps.append(_Step(task, i, program))
     for step in steps:
-        step.task.programs[step.point] = step.program.key.program
-        seconds = measurer.known(step.program)
-        if seconds is None:
+        if measurer.known(step.program) is None:
             step.built = pool.submit(measurer.build, [step.program])
-        else:
-            measurer.reused += 1
-            step.task.reused += 1
-            step.task.search.tell({step.point: seconds})
-    return [s for s in steps if s.built is not None]
+    return steps
 
 
 def _measure(steps: Sequence[_Step], measurer: Measurer, budget: Budget) -> None:
+    """Times in the order of the points, so that what a search does depends on nothing but its times."""
     for step in steps:
-        assert step.built is not None
-        if budget.over:
-            step.task.search.give_back(step.point)
-            continue
         search = step.task.search
-        if search.ruled_out(step.point):
-            search.give_back(step.point)  # what was measured meanwhile rules it out
+        if budget.over or search.ruled_out(step.point) or (search.seconds and search.patience_over):
+            search.give_back(step.point)
             continue
-        try:
-            (plan,) = step.built.result()
-        except TilewrightError as error:
-            _refuse(step.task, step.point, error)
-            continue
-        known = measurer.known(step.program)  # of an equal kernel, meanwhile
-        measurer.reused += known is not None
-        step.task.reused += known is not None
-        seconds = measurer.measure(step.program, plan) if known is None else known
+        seconds = measurer.known(step.program)  # perhaps of an equal kernel, meanwhile
+        if seconds is None:
+            assert step.built is not None
+            try:
+                (plan,) = step.built.result()
+            except TilewrightError as error:
+                _refuse(step.task, step.point, error)
+                continue
+            seconds = measurer.measure(step.program, plan)
+        else:
+            measurer.reused += 1
+            step.task.reused += 1
+        step.task.programs[step.point] = step.program.key.program
         search.tell({step.point: seconds})
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from tilewright import frontends
 from tilewright.api import ConvAlgorithm, Partitioner, Workspace
+from tilewright.budget import budget_seconds
 from tilewright.executable import Executable, load
 from tilewright.ir import ArrayType, InputError, Module, parse_file
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
@@ -76,7 +77,14 @@ def add_shared_choice_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--tuning-db",
         metavar="FILE",
-        help="where measurements are kept and looked up (default: $TILEWRIGHT_TUNING_DB, else in the cache)",
+        help="where measurements are kept and looked up (default: $TILEWRIGHT_TUNING_DB, else in the cache); "
+        "of a saved executable, those that travel with it",
+    )
+    p.add_argument(
+        "--budget",
+        metavar="TIME",
+        help="how long measuring may take, such as 60s or 5min; 0 takes what is known (default: as long as "
+        "the search sees gains)",
     )
     p.add_argument(
         "--no-libraries",
@@ -115,6 +123,7 @@ def choices_of(a: argparse.Namespace) -> dict[str, Any]:
         "precision": a.precision,
         "tune": a.tune,
         "tuning_db": a.tuning_db,
+        "budget": budget_seconds(a.budget, where="--budget"),
         "conv_algorithm": a.conv_algorithm,
         "workspace": a.workspace,
         "partitioner": a.partitioner,
