@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import tilewright as tw
-from tilewright.ir import Module
 from tilewright.runtime.memory import arena_lower_bound
 from tilewright.runtime.plan import BufferKind, ExecutionPlan
+from tilewright.tools.bench.networks import with_batch
 from tilewright.tools.report.wording import bytes_text
 from tilewright.tools.torch_memory import torch_peaks
 from tilewright.tools.torch_program import TorchProgram
@@ -77,13 +77,6 @@ def memory_row(
         row["ratio_to_eager"] = beyond / row["torch_eager"]
         row["ratio_to_graph"] = beyond / row["torch_graph"]
     return row
-
-
-def with_batch(module: Module, batch: int) -> Module:
-    """The module with the first dimension of every input set to `batch`."""
-    shapes = {n: t.shape for n, t in zip(module.input_names, module.input_types, strict=True)}
-    wanted = {n: (batch, *shape[1:]) for n, shape in shapes.items()}
-    return module if wanted == shapes else tw.with_input_shapes(module, wanted)
 
 
 def _bytes_of(plan: ExecutionPlan, kind: BufferKind) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,7 +53,7 @@ class Entrants:
     """Contenders beside ours: `checked` compute the same, `unchecked` only take time."""
 
     checked: Sequence[Contender] = ()
-    unchecked: Sequence[Contender] = field(default=())
+    unchecked: Sequence[Contender] = ()
 
 
 def compare(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -53,18 +53,14 @@ class Timed:
         return Spread.of(self.device)
 
 
-def interleaved(
-    contenders: Sequence[Contender], rounds: int, most: int, between: Callable[[], None] = lambda: None
-) -> list[Timed]:
+def interleaved(contenders: Sequence[Contender], rounds: int, most: int) -> list[Timed]:
     """Times of all contenders, one after the other in every round, so that drifts meet all of them.
 
-    Per round and contender at most `most` runs, at least 3, within about 50 ms. `between` is called before
-    each round (it may raise to end the comparison).
+    Per round and contender at most `most` runs, at least 3, within about 50 ms.
     """
     timed = [Timed(c) for c in contenders]
     counts = [repeats_within(ROUND_S, min(c.device_times(2)), least=3, most=most) for c in contenders]
     for _ in range(rounds):
-        between()
         for row, count in zip(timed, counts, strict=True):
             row.device += row.contender.device_times(count)
             row.wall += row.contender.wall_times(WALL_REPEATS)

@@ -88,20 +88,15 @@ def document_text(data: Mapping[str, Any]) -> str:
 
 def summary_table(summary: Sequence[Row]) -> str:
     """A Markdown table: per batch and precision the geometric mean, the least ratio, and means by peer."""
+    variants = list(dict.fromkeys(v for s in summary for v in s["by_variant"] if v))
     peers = list(dict.fromkeys(p for s in summary for p in s["by_peer"]))
-    head = [
-        "batch",
-        "precision",
-        "networks",
-        "ratio to the better peer",
-        "least",
-        *(f"over {p}" for p in peers),
-    ]
-    lines = _head(head)
+    head = ["batch", "precision", "networks", "ratio to the better peer", "least"]
+    lines = _head([*head, *(f"ratio, {v}" for v in variants), *(f"over {p}" for p in peers)])
     for s in summary:
         cells = [str(s["batch"]), s["precision"], str(s["networks"]), f"{s['geometric_mean']:.2f}"]
         cells.append(f"{s['least']:.2f} ({s['least_network']})")
-        cells += [f"{s['by_peer'][p]:.2f}" if s["by_peer"].get(p) else "-" for p in peers]
+        means = [*(s["by_variant"].get(v) for v in variants), *(s["by_peer"].get(p) for p in peers)]
+        cells += [f"{mean:.2f}" if mean else "-" for mean in means]
         lines.append(_line(cells))
     return "\n".join(lines)
 
