@@ -131,6 +131,8 @@ def _floordiv(a: Linear, b: Linear, ranges: Ranges) -> Linear:
     if g > 1:  # floor((g*x + k) / (g*m)) = floor((x + floor(k/g)) / m)
         r = Linear.of({t: c // g for t, c in r.terms}, r.constant // g)
         return _add(q, _floordiv(r, Linear((), d // g), ranges), 1, ranges)
+    if (parts := _coarse(r, d, ranges)) is not None:  # floor((g*x + y) / (g*m)) = floor(x / m), 0 <= y < g
+        return _add(q, _floordiv(parts[1], Linear((), d // parts[0]), ranges), 1, ranges)
     inner = r.terms[0][0] if len(r.terms) == 1 and r.terms[0][1] == 1 and r.constant == 0 else None
     if isinstance(inner, BinOp) and inner.op == "//" and isinstance(inner.rhs, int):
         nested = _floordiv(linear(inner.lhs, ranges), Linear((), inner.rhs * d), ranges)
@@ -152,7 +154,22 @@ def _modulo(a: Linear, b: Linear, ranges: Ranges) -> Linear:
         small = Linear.of({t: c // g for t, c in r.terms}, r.constant // g)
         inner = _modulo(small, Linear((), d // g), ranges)
         return Linear.of({t: c * g for t, c in inner.terms}, inner.constant * g + r.constant % g)
+    if (parts := _coarse(r, d, ranges)) is not None:  # (g*x + y) % (g*m) = g * (x % m) + y
+        g, x, y = parts
+        inner = _modulo(x, Linear((), d // g), ranges)
+        return _add(Linear.of({t: c * g for t, c in inner.terms}, inner.constant * g), y, 1, ranges)
     return Linear(((BinOp("%", r.expr(), d), 1),))
+
+
+def _coarse(r: Linear, d: int, ranges: Ranges) -> tuple[int, Linear, Linear] | None:
+    """`r` as g * x + y with 0 <= y < g for a proper divisor g of `d`; None where no such g shows."""
+    for g in sorted({gcd(d, c) for _, c in r.terms} - {1, d}, reverse=True):
+        x = Linear.of({t: c // g for t, c in r.terms if c % g == 0}, r.constant // g)
+        y = Linear.of({t: c for t, c in r.terms if c % g}, r.constant % g)
+        low, high = interval(y.expr(), ranges)
+        if low >= 0 and high < g:
+            return g, x, y
+    return None
 
 
 def _extreme(op: str, a: Linear, b: Linear, ranges: Ranges) -> Linear:
