@@ -214,7 +214,7 @@ def prepared(case: Case, target: str) -> Module:
     module = module.with_constants(Constants(weights))
     resolved = resolve_target(target)
     context = PassContext(target=str(resolved), hardware=resolved.hardware)
-    before, _, _ = " ".join(TENSOR.split()).partition("pack-weights")
+    before, _, _ = " ".join(TENSOR.replace("{FUSION}", "").split()).partition("pack-weights")
     module = run_pipeline(module, Pipeline.parse(before.rstrip(", ")), context)
     if not case.params:
         return module

@@ -107,6 +107,8 @@ class _Widener:
     def op(self, op: Op) -> bool:
         if op.name in ("thread.load", "thread.store"):
             return self.access(op)
+        if op.name == "scalar.index" and not mentions(op["at"], self.var):  # type: ignore[arg-type]
+            return self.alike(op)
         if op.level != "scalar" or not op_def(op.name).elementwise:
             return False
         operands = [self.new.get(v, v) for v in op.operands]
@@ -124,7 +126,7 @@ class _Widener:
             self.written.add(buffer)
         varying = any(mentions(e, self.var) for e in at)
         if not varying and not any(mentions(e, self.var) for m in mask_of(op) for e in m):
-            return load and self.scalar_load(op)
+            return load and self.alike(op)
         if not varying or not self.unit_stride(buffer, at) or not all(map(self.whole, mask_of(op))):
             return False
         if load and (op.result.type != ScalarType(buffer.tensor.dtype)):
@@ -141,7 +143,8 @@ class _Widener:
         self.b.emit(op.name, (value, buffer), dict(wide.attrs))
         return True
 
-    def scalar_load(self, op: Op) -> bool:
+    def alike(self, op: Op) -> bool:
+        """A value that all lanes share."""
         (self.new[op.result],) = self.b.append(replace(op, results=(Value(op.result.type, op.result.hint),)))
         return True
 
