@@ -26,8 +26,8 @@ class SharedLayout:
 def shared_layout(func: Func) -> SharedLayout:
     """Buffers in the order of their allocation, each at the lowest offset that those alive with it leave.
 
-    A buffer lives from the first to the last op at the top of the kernel that names it; another one may follow
-    it on the same bytes where a barrier at the top stands between the two.
+    A buffer lives from the first to the last op at the top of the kernel that names it; another one may
+    follow it on the same bytes where a barrier at the top stands between the two.
     """
     lives = _lives(func)
     barriers = [i for i, op in enumerate(func.body.ops) if op.name == "thread.barrier"]

@@ -18,6 +18,7 @@ from tilewright.costmodel.parameters import (
     ContractSpace,
     LineParameters,
     MapParameters,
+    MatrixParameters,
     RowReduceParameters,
     WindowParameters,
 )
@@ -26,7 +27,15 @@ from tilewright.costmodel.production_space import Limits, production_space
 from tilewright.costmodel.windows import FloatArray, IntArray
 from tilewright.ir.errors import InputError
 
-P = TypeVar("P", LineParameters, ContractParameters, WindowParameters, MapParameters, RowReduceParameters)
+P = TypeVar(
+    "P",
+    LineParameters,
+    ContractParameters,
+    MatrixParameters,
+    WindowParameters,
+    MapParameters,
+    RowReduceParameters,
+)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TypeGuard
 
 import numpy as np
 
@@ -11,11 +12,12 @@ from tilewright.costmodel.choose import Choice
 from tilewright.costmodel.hardware import CpuHardware, GpuHardware, Hardware
 from tilewright.costmodel.matrix_bound import matrix_bound, tensor_fma
 from tilewright.costmodel.matrix_estimator import estimate_matrix
-from tilewright.costmodel.matrix_space import MatrixParameters, MatrixProblem, MatrixSpace, matrix_space
+from tilewright.costmodel.matrix_space import MatrixProblem, MatrixSpace, matrix_space
+from tilewright.costmodel.parameters import MatrixParameters
 from tilewright.costmodel.windows import FloatArray
 
 
-def has_tensor_cores(problem: MatrixProblem, hardware: Hardware) -> bool:
+def has_tensor_cores(hardware: Hardware, problem: MatrixProblem) -> TypeGuard[GpuHardware]:
     """Whether the device multiplies such factors on tensor cores that the generated kernels can use."""
     return not isinstance(hardware, CpuHardware) and tensor_fma(problem, hardware) > 0
 

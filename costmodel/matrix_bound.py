@@ -1,8 +1,8 @@
 """The sound bound of tensor-core kernels through mma.sync, as fractions of the tensor cores' peak.
 
-ub = COEF min(GM, L2, LAT, TQ WB min(RATE, SMB)); the seconds are max(flops / (peak ub), launch floor). GM counts
-the least traffic of a matrix product with the L2 as fast memory (red-blue pebble game) or all operands once,
-whichever is more.
+ub = COEF min(GM, L2, LAT, TQ WB min(RATE, SMB)); the seconds are max(flops / (peak ub), launch floor). GM
+counts the least traffic of a matrix product with the L2 as fast memory (red-blue pebble game) or all operands
+once, whichever is more.
 """
 
 from __future__ import annotations
@@ -100,9 +100,10 @@ def _l2(
         copy * size >= UNCACHED_BYTES and not assumptions.l1_reuse
         for copy in (problem.first_copy, problem.second_copy)
     ]
-    moved = (first if around[0] else problem.first_bytes) + (second if around[1] else problem.second_bytes)
-    moved = moved + float(problem.result_bytes)
-    return np.minimum(1.0, problem.flops / (moved + 0.0 * space.m) * hardware.l2_bytes_per_s / peak)
+    moved = np.full(len(space), float(problem.result_bytes))
+    moved += first if around[0] else float(problem.first_bytes)
+    moved += second if around[1] else float(problem.second_bytes)
+    return np.minimum(1.0, problem.flops / moved * hardware.l2_bytes_per_s / peak)
 
 
 def _resident(
@@ -117,7 +118,7 @@ def _resident(
 def _lat(
     problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, blocks: IntArray, chunks: IntArray
 ) -> FloatArray:
-    """The chain of one block: a copy starts when an earlier one was used; sums are added one after the other."""
+    """The chain of one block: a copy starts when an earlier one was used; sums are added in turn."""
     copies = hardware.lat_l2_clk * ceil_div(chunks, ahead_of(problem, space) + 1)
     steps = chunks * (space.k // (DEPTH_BYTES // problem.element_bytes))
     sums = hardware.lat_l2_clk + steps * hardware.lat_mma_clk

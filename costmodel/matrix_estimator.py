@@ -1,4 +1,4 @@
-"""Estimated seconds of tensor-core kernels: waves x (prologue + chunks x the slowest of all ports + epilogue)."""
+"""Estimated seconds of tensor-core kernels: rounds x (start + chunks x the slowest port + epilogue)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from tilewright.costmodel.matrix_space import (
 )
 from tilewright.costmodel.windows import FloatArray, IntArray
 
-#: instructions beside the multiplications: per copy of 16 bytes, per chunk, per element that is copied alone
-_PER_COPY, _PER_CHUNK, _PER_ELEMENT = 5.0, 24.0, 12.0
+#: instructions beside the multiplications: per asynchronous copy, per chunk; per vector that threads copy
+#: through registers and per element of it
+_PER_COPY, _PER_CHUNK, _PER_ELEMENT, _PER_LANE = 5.0, 24.0, 12.0, 3.0
 #: cycles from a barrier to the first multiplication: fragments on their way, warps apart
 _CHUNK_START_CLK = 70.0
 #: cycles between dependent multiplications
@@ -62,17 +63,22 @@ def _round_clk(
     return np.asarray(start + chunks * chunk + epilogue)
 
 
-def _alone_copies(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
-    """Elements of a chunk that threads copy one by one."""
-    first = space.m if problem.first_copy == 0 else 0 * space.m
-    second = space.n if problem.second_copy == 0 else 0 * space.n
-    return np.asarray((first + second) * space.k, dtype=np.float64)
+def _copied_by_threads(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
+    """Instructions of a warp for what it copies or computes of a chunk through registers."""
+    total = np.zeros(len(space))
+    for extent, copy, lanes in (
+        (space.m, problem.first_copy, problem.first_lanes),
+        (space.n, problem.second_copy, problem.second_lanes),
+    ):
+        if copy == 0:
+            total += extent * space.k * (_PER_ELEMENT / lanes + _PER_LANE) / (WARP * space.warps)
+    return total
 
 
 def _shared_clk(
     problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, resident: IntArray
 ) -> FloatArray:
-    """Cycles a chunk takes of what all blocks of an SM share: tensor cores, shared memory, L2, issue slots."""
+    """Cycles a chunk takes of what blocks of an SM share: tensor cores, shared memory, L2, issue slots."""
     size = problem.element_bytes
     busy = np.minimum(1.0, resident * space.warps / hardware.schedulers_per_sm)
     rate = tensor_fma(problem, hardware) * hardware.mma_sync_share * hardware.estimate_mma_efficiency * busy
@@ -83,10 +89,10 @@ def _shared_clk(
     depth = DEPTH_BYTES // size
     multiplies = (space.m // TILE_M) * (space.n // TILE_N) * (space.k // depth)
     loads = rows * space.k * size / 512.0
-    copies = 0.0
+    copies = space.warps * _copied_by_threads(problem, space)
     for extent, copy in ((space.m, problem.first_copy), (space.n, problem.second_copy)):
-        each = _PER_COPY / copy if copy else _PER_ELEMENT
-        copies = copies + extent * space.k * (each / WARP)
+        if copy:
+            copies = copies + extent * space.k * (_PER_COPY / (copy * WARP))
     issued = multiplies + loads + copies + _PER_CHUNK * space.warps
     issue = issued / (hardware.schedulers_per_sm * busy)
     return np.maximum.reduce([tensor, port, fetched / hardware.estimate_l2_bytes_per_sm_per_clk, issue])
@@ -100,6 +106,7 @@ def _alone_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     one = TILE_M * TILE_N * depth / rate
     chain = (space.k // depth) * np.maximum(tiles * one, _MMA_CLK) + _CHUNK_START_CLK
     flight = hardware.estimate_matrix_fetch_clk / ahead_of(problem, space)
-    alone = _alone_copies(problem, space)
-    slow = np.where(alone > 0, hardware.estimate_fetch_clk + alone * _PER_ELEMENT / (WARP * space.warps), 0.0)
-    return np.asarray(np.maximum(chain, flight) + slow)
+    instructions = _copied_by_threads(problem, space)
+    through = np.where(instructions > 0, hardware.estimate_matrix_fetch_clk, 0.0)
+    alone = np.maximum(np.maximum(chain, flight), through)
+    return np.asarray(alone + instructions * hardware.contract_clk_per_instruction)

@@ -1,4 +1,4 @@
-"""Tensor-core contractions: the problem as a matrix product, its implementation parameters, and all of them."""
+"""Tensor-core contractions: the problem as a matrix product, implementation parameters, all of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from tilewright.costmodel.geometry import WARP, ceil_div
 from tilewright.costmodel.hardware import GpuHardware
+from tilewright.costmodel.parameters import MatrixParameters
 from tilewright.costmodel.windows import IntArray
 from tilewright.ir.errors import InputError
 
@@ -36,10 +37,10 @@ _STAGES = (2, 3, 4, 5)
 class MatrixProblem:
     """`batch` products of [m, k] and [n, k], k = taps * channel.
 
-    element_bytes: of both factors (4: TF32). first_bytes, second_bytes: what the factors hold (an image counts
-    once, however many windows read it). fetched: share of the first factor's elements that lie inside of it.
+    element_bytes: of both factors (4: TF32). first_bytes, second_bytes: what the factors hold (an image
+    counts once, however many windows read it). fetched: share of the first factor's elements inside of it.
     result_bytes: all results and further operands. first_copy, second_copy: elements per asynchronous copy, 0
-    where elements are computed or copied one by one.
+    where the threads compute or copy a factor through registers; first_lanes, second_lanes: by how many then.
     """
 
     batch: int
@@ -54,6 +55,8 @@ class MatrixProblem:
     fetched: float = 1.0
     first_copy: int = 8
     second_copy: int = 8
+    first_lanes: int = 1
+    second_lanes: int = 1
 
     def __post_init__(self) -> None:
         counts = (self.batch, self.m, self.n, self.channel, self.taps)
@@ -69,23 +72,6 @@ class MatrixProblem:
     def compulsory_bytes(self) -> float:
         """Bytes that cross DRAM at least once."""
         return float(self.first_bytes + self.second_bytes + self.result_bytes)
-
-
-@dataclass(frozen=True)
-class MatrixParameters:
-    """How one tensor-core kernel is cut: see `MatrixPlan`."""
-
-    m: int
-    n: int
-    k: int
-    warps_m: int
-    warps_n: int
-    stages: int
-
-    @property
-    def threads(self) -> int:
-        """Threads per block."""
-        return WARP * self.warps_m * self.warps_n
 
 
 COLUMNS = tuple(f.name for f in fields(MatrixParameters))

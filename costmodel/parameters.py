@@ -146,4 +146,32 @@ class LineParameters:
     owners: int
 
 
-Parameters = LineParameters | ContractParameters | WindowParameters | MapParameters | RowReduceParameters
+@dataclass(frozen=True)
+class MatrixParameters:
+    """How one tensor-core kernel is cut.
+
+    A block computes an m x n tile of the product with warps_m x warps_n warps, k of the reduced channel at a
+    time, through a ring of `stages` buffers.
+    """
+
+    m: int
+    n: int
+    k: int
+    warps_m: int
+    warps_n: int
+    stages: int
+
+    @property
+    def threads(self) -> int:
+        """Threads per block."""
+        return 32 * self.warps_m * self.warps_n
+
+
+Parameters = (
+    LineParameters
+    | ContractParameters
+    | MatrixParameters
+    | WindowParameters
+    | MapParameters
+    | RowReduceParameters
+)

@@ -1,7 +1,7 @@
 """Thread-level ops on matrix fragments: tiles in the registers of the 32 threads of a warp together.
 
-The last two dimensions of a `frag` buffer are one tile; those before number tiles, and an access names its tile
-by `item` (all of its threads take part in every op here).
+The last two dimensions of a `frag` buffer are one tile; those before number tiles, and an access names its
+tile by `item` (all threads of the warp take part in every op here).
 """
 
 from __future__ import annotations

@@ -20,8 +20,10 @@ from tilewright.costmodel.bound import global_bound
 from tilewright.costmodel.bound_terms import MEASURED_LOOP
 from tilewright.costmodel.choose import Choice
 from tilewright.costmodel.choose_matrix import choose_matrix, has_tensor_cores, likely_matrix
+from tilewright.costmodel.hardware import GpuHardware
 from tilewright.costmodel.matrix_bound import least_matrix_s
-from tilewright.costmodel.matrix_space import MatrixParameters
+from tilewright.costmodel.matrix_space import MatrixProblem
+from tilewright.costmodel.parameters import MatrixParameters
 from tilewright.costmodel.problem import Problem
 from tilewright.ir import Attr, Func, Level, Op, Pairs, UnsupportedError
 from tilewright.ir.tensor_ops import dims, domain
@@ -83,9 +85,8 @@ def least_s(kernel: Func, hardware: Hardware) -> float:
     by_name = {op.name: op for op in kernel.body.ops}
     problem: Problem
     if contract := by_name.get("tensor.contract"):
-        view = _on_tensor_cores(kernel, contract, hardware)
-        if view is not None:
-            return least_matrix_s(matrix_problem(kernel, view), hardware, MEASURED_LOOP)  # type: ignore[arg-type]
+        if (cores := _on_tensor_cores(kernel, contract, hardware)) is not None:
+            return least_matrix_s(cores[1], cores[2], MEASURED_LOOP)
         problem = contract_problem(kernel, contract)
     elif window := by_name.get("tensor.window"):
         problem = window_problem(kernel, window)
@@ -137,20 +138,23 @@ def _choose_contract(kernel: Func, op: Op, hardware: Hardware) -> _Chosen:
     if gpu and all(sizes[d] == 1 for d in roles.rows) and not roles.windows and combiner(op) is not None:
         return choose_row_kernel(kernel, [op], hardware)  # matrix times vector
     best = choose_contract(contract_problem(kernel, op), hardware)
-    view = _on_tensor_cores(kernel, op, hardware)
-    if view is not None:
-        matrix = choose_matrix(matrix_problem(kernel, view), hardware)  # type: ignore[arg-type]
+    if (cores := _on_tensor_cores(kernel, op, hardware)) is not None:
+        view, problem, gpu_hardware = cores
+        matrix = choose_matrix(problem, gpu_hardware)
         if matrix.estimate_s < best.estimate_s:
             return "matrix", dict(matrix_plan(view, matrix.parameters).params().items), matrix
     return "contract", _contract_params(op, best.parameters), best
 
 
-def _on_tensor_cores(kernel: Func, op: Op, hardware: Hardware) -> MatrixView | None:
-    """The contraction as the tensor cores would compute it; None where they cannot."""
+def _on_tensor_cores(
+    kernel: Func, op: Op, hardware: Hardware
+) -> tuple[MatrixView, MatrixProblem, GpuHardware] | None:
+    """The contraction as the tensor cores of a device would compute it; None where they cannot."""
     view = matrix_view(kernel, op)
-    if view is None or not has_tensor_cores(matrix_problem(kernel, view), hardware):
+    if view is None:
         return None
-    return view
+    problem = matrix_problem(kernel, view)
+    return (view, problem, hardware) if has_tensor_cores(hardware, problem) else None
 
 
 def matrix_variant(kernel: Func, view: MatrixView, choice: Choice[MatrixParameters]) -> Func:
@@ -165,13 +169,12 @@ def contract_candidates(kernel: Func, hardware: Hardware, top: int) -> list[Func
     They are of both engines, the lanes' and the tensor cores', where the latter can compute it.
     """
     (op,) = (o for o in kernel.body.ops if o.name == "tensor.contract")
-    view = _on_tensor_cores(kernel, op, hardware)
     found: list[tuple[float, Func]] = []
     for lanes in likely_contract(contract_problem(kernel, op), hardware, top):
         found.append((lanes.estimate_s, contract_variant(kernel, op, lanes)))
-    if view is not None:
-        for cores in likely_matrix(matrix_problem(kernel, view), hardware, top):  # type: ignore[arg-type]
-            found.append((cores.estimate_s, matrix_variant(kernel, view, cores)))
+    if (on := _on_tensor_cores(kernel, op, hardware)) is not None:
+        for cores in likely_matrix(on[1], on[2], top):
+            found.append((cores.estimate_s, matrix_variant(kernel, on[0], cores)))
     variants = [kernel]
     for _, variant in sorted(found, key=lambda f: f[0])[:top]:
         if all(v["params"] != variant["params"] for v in variants):

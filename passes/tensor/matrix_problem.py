@@ -1,4 +1,4 @@
-"""What a contraction asks of the tensor cores, in the cost model's numbers, and kernels of their parameters."""
+"""What a contraction asks of the tensor cores, in the cost model's numbers, and plans of its parameters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from math import gcd
 
 import numpy as np
 
-from tilewright.costmodel.matrix_space import MatrixParameters, MatrixProblem, raster_of
+from tilewright.costmodel.matrix_space import MatrixProblem, raster_of
+from tilewright.costmodel.parameters import MatrixParameters
 from tilewright.ir import Func, Sym
 from tilewright.ir.expr import symbols
 from tilewright.ir.simplify import coefficients, interval
@@ -37,7 +38,14 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         fetched=_fetched(view),
         first_copy=view.copy_elements(0),
         second_copy=max(view.copy_elements(1), _packed_copy(view, size)) if second in kernel.params else 0,
+        first_lanes=_lanes(view, 0, size),
+        second_lanes=_lanes(view, 1, size),
     )
+
+
+def _lanes(view: MatrixView, operand: int, size: int) -> int:
+    """Elements that a thread takes together where it computes a factor; one by one where it only gathers."""
+    return 1 if view.sources[operand].given else view.lanes(operand, COPY_BYTES[0] // size)
 
 
 def _packed_copy(view: MatrixView, size: int) -> int:

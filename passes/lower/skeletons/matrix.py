@@ -1,9 +1,9 @@
 """Contractions on tensor cores: an implicit matrix product by warps, with a ring of asynchronous copies.
 
-A block computes a tile of rows (all row dimensions as one) by columns. Chunks of both factors travel to a ring
-of buffers in shared memory; the warps load fragments of the oldest chunk with ldmatrix and multiply them with
-mma.sync while later chunks are on their way. At the end the sums pass through shared memory once more, so that
-the epilogue reads and writes whole vectors.
+A block computes a tile of rows (all row dimensions as one) by columns. Chunks of both factors travel to a
+ring of buffers in shared memory; the warps load fragments of the oldest chunk with ldmatrix and multiply them
+with mma.sync while later chunks are on their way. At the end the sums pass through shared memory once more,
+so that the epilogue reads and writes whole vectors.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class _Matrix:
             w.alloc((min(2, steps), acc.tensor.shape[0], TILE_M, self.depth), kind, "frag", "a"),
             w.alloc((min(2, steps), acc.tensor.shape[1], self.depth, TILE_N), kind, "frag", "b"),
         ]
-        # Fragments of the next step are loaded before those of a step are multiplied, also from the next chunk.
-        # That takes two sets of registers in turns, which is why the number of steps must be even.
+        # Fragments of the next step are loaded before those of a step are multiplied, also from the next
+        # chunk. That takes two sets of registers in turns, which is why the number of steps must be even.
         across = steps % 2 == 0
         if across:
             self._arrive()
@@ -244,9 +244,9 @@ class _Matrix:
             linear = w.simple(binary("+", binary("*", step, plan.threads), Sym("tid")))
             outer, vector = w.unravel(linear, (major, minor // lanes))
             first = w.simple(binary("*", vector, lanes))
-            with w.when(w.below(linear, total)), w.when(self._inside(outer, first, transposed)):
-                with w.loop("v", lanes, unroll=1) as lane:
-                    self._result(tile, transposed, outer, w.simple(binary("+", first, lane)))
+            mask = (*w.below(linear, total), *self._inside(outer, first, transposed))
+            with w.when(mask), w.loop("v", lanes, unroll=1) as lane:
+                self._result(tile, transposed, outer, w.simple(binary("+", first, lane)))
 
     def _inside(self, outer: Expr, inner: Expr, transposed: bool) -> Mask:
         m, n = (inner, outer) if transposed else (outer, inner)

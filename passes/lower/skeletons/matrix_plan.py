@@ -156,19 +156,20 @@ def neighbours(op: Op, source: Source, d: str) -> bool:
 
 
 def run_of(op: Op, source: Source, d: str, widest: int) -> int:
-    """The longest run along `d` (a power of two) that is contiguous, aligned, and inside or outside as one."""
+    """The longest run along `d` (a power of two) that is contiguous, aligned, and inside as one."""
     extent, tensor = domain(op)[d], source.value.tensor
     while widest > 1:
         if extent % widest == 0:
             run = binary("+", binary("*", Sym("run.q"), widest), Sym("run.l"))
             known = {**ranges_of(op), "run.q": (0, extent // widest - 1), "run.l": (0, widest - 1)}
             whole = coefficients(substitute(source.offset(), {d: run}), ["run.l"], known)
-            if whole is not None and whole[0].get("run.l") == 1 and not multiple_of(whole[1], known) % widest:
-                if all(
-                    _as_one(substitute(e, {d: run}), size, widest, known)
-                    for e, size in zip(source.at, tensor.shape, strict=True)
-                ):
-                    return widest
+            aligned = whole is not None and not multiple_of(whole[1], known) % widest
+            together = all(
+                _as_one(substitute(e, {d: run}), size, widest, known)
+                for e, size in zip(source.at, tensor.shape, strict=True)
+            )
+            if whole is not None and whole[0].get("run.l") == 1 and aligned and together:
+                return widest
         widest //= 2
     return 1
 
@@ -242,14 +243,10 @@ class MatrixPlan:
             raise InputError("expected implementation parameters in 'params'", where=where)
         try:
             block, warps = _pairs(p, "block"), _pairs(p, "warps")
-            plan = cls(
-                *(whole(block[d], f"block.{d}", 1) for d in "mnk"),
-                *(whole(warps[d], f"warps.{d}", 1) for d in "mn"),
-                whole(p["stages"], "stages", 1),
-                str(p["channel"]),
-                whole(p["raster"], "raster", 1),
-                str(p["engine"]),
-            )
+            m, n, k = (whole(block[d], f"block.{d}", 1) for d in "mnk")
+            warps_m, warps_n = (whole(warps[d], f"warps.{d}", 1) for d in "mn")
+            stages, raster = whole(p["stages"], "stages", 1), whole(p["raster"], "raster", 1)
+            plan = cls(m, n, k, warps_m, warps_n, stages, str(p["channel"]), raster, str(p["engine"]))
             plan.check(view)
         except KeyError as e:
             raise InputError(f"expected {e} in params", where=where) from e

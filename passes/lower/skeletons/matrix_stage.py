@@ -99,13 +99,16 @@ class Staged:
     def store(self, held: Value, slot: Expr) -> None:
         """What `load` gave, to a slot."""
         w = self.w
-        with self._vectors() as (step, major, minor, inside), w.when(inside):
-            with w.loop("v", self.lanes, unroll=1) as lane:
-                w.store(w.load(held, (step, lane)), self.tiles, (slot, major, binary("+", minor, lane)))
+        with (
+            self._vectors() as (step, major, minor, inside),
+            w.when(inside),
+            w.loop("v", self.lanes, unroll=1) as lane,
+        ):
+            w.store(w.load(held, (step, lane)), self.tiles, (slot, major, binary("+", minor, lane)))
 
     @contextmanager
     def _vectors(self) -> Iterator[tuple[Expr, Expr, Expr, Mask]]:
-        """For each vector of this thread: its number, row and first column in the tile, and whether it is one."""
+        """For each vector of this thread: its number, row and first column in the tile, if it is one."""
         w = self.w
         with w.loop("f", self.steps, unroll=1) as step:
             linear = w.simple(binary("+", binary("*", step, self.plan.threads), Sym("tid")))
