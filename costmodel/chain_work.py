@@ -15,6 +15,8 @@ _WARP = 32
 _L2_EFFICIENCY = 0.6
 _EXPOSED_SHARE = 0.15
 _BARRIERS_PER_STAGE = 2
+#: a wait for a read of global memory by the thread that needs it
+_READ_CLK = 700.0
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class ChainStageWork:
 
     instructions: issued by its busiest thread; warps: that have work; multiply_adds: by all threads together;
     fetched_bytes: from global memory; round_trips: waits for global memory, one after the other;
-    chunks: staged pieces of operands, each with barriers of its own.
+    chunks: staged pieces of operands, each with barriers of its own; taps: reduction indices one thread walks
+    through, one after the other; staged: global memory is read by cooperative copies.
     """
 
     instructions: float
@@ -32,6 +35,8 @@ class ChainStageWork:
     fetched_bytes: float
     round_trips: float
     chunks: int
+    taps: float = 0.0
+    staged: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,22 +87,22 @@ def estimate_chain(work: ChainWork, hardware: GpuHardware) -> float:
     l2_s = fetched / (hardware.l2_bytes_per_s * _L2_EFFICIENCY)
     dram_s = work.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
     longest = max(busy_s, l2_s, dram_s)
-    return hardware.estimate_launch_s + longest + _EXPOSED_SHARE * (busy_s + l2_s + dram_s - longest)
+    return hardware.contract_launch_s + longest + _EXPOSED_SHARE * (busy_s + l2_s + dram_s - longest)
 
 
 def _round_clk(resident: int, work: ChainWork, hardware: GpuHardware) -> float:
     """Cycles of `resident` blocks that run side by side on one multiprocessor."""
-    return hardware.estimate_block_clk + sum(_stage_clk(resident, s, hardware) for s in work.stages)
+    return hardware.contract_block_clk + sum(_stage_clk(resident, s, hardware) for s in work.stages)
 
 
 def _stage_clk(resident: int, s: ChainStageWork, hardware: GpuHardware) -> float:
-    issue = s.warps * s.instructions / (hardware.schedulers_per_sm * hardware.estimate_issue_efficiency)
-    crowd = resident * max(issue, s.fetched_bytes / hardware.estimate_l2_bytes_per_sm_per_clk)
-    alone = s.instructions * hardware.estimate_clk_per_instruction
-    alone += s.round_trips * hardware.estimate_fetch_clk
+    issue = s.warps * s.instructions / (hardware.schedulers_per_sm * hardware.contract_issue_efficiency)
+    crowd = resident * max(issue, s.fetched_bytes / hardware.contract_l2_bytes_per_sm_per_clk)
+    alone = s.instructions * hardware.contract_clk_per_instruction + s.taps * hardware.contract_clk_per_tap
+    alone += s.round_trips * (hardware.contract_fetch_clk if s.staged else _READ_CLK)
     longer, shorter = max(crowd, alone), min(crowd, alone)
     barriers = _BARRIERS_PER_STAGE * max(1, s.chunks) * hardware.estimate_barrier_clk
-    return longer + hardware.estimate_overlap_loss * shorter + barriers
+    return longer + hardware.contract_overlap_loss * shorter + barriers
 
 
 def bound_chain(work: ChainWork, hardware: GpuHardware) -> Bound:

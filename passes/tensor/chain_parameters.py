@@ -19,8 +19,8 @@ from tilewright.passes.tensor.chain_problem import chain_work, reduced_length
 TILES = (1, 2, 4, 7, 8, 14, 16, 28, 32, 64, 128)
 #: tiles whose number of blocks is nearest to one per multiprocessor, and those of them that the model
 #: compares after counting what all blocks recompute
-MAX_TILES = 40
-COMPARED = 6
+MAX_TILES = 24
+COMPARED = 4
 THREADS = (128, 256, 512)
 #: bytes of one operand staged at once
 STAGE_BYTES = (16384, 40960)

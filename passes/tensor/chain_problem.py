@@ -7,7 +7,7 @@ from math import prod
 
 from tilewright.costmodel.chain_work import ChainStageWork, ChainWork
 from tilewright.ir import Func, Op, Value
-from tilewright.ir.tensor_ops import REDUCING, dims, reads
+from tilewright.ir.tensor_ops import REDUCING, dims
 from tilewright.ir.types import itemsize
 from tilewright.passes.lower.skeletons.chain import shared_lanes
 from tilewright.passes.lower.skeletons.chain_block import VECTOR_BYTES, contiguous, kept_shape
@@ -29,7 +29,7 @@ from tilewright.passes.tensor.kernel_problem import traffic
 
 _WARP = 32
 #: instructions of one step of a cooperative copy: address, bounds, load, store
-_COPY_INSTRUCTIONS = 18.6
+_COPY_INSTRUCTIONS = 8.0
 #: instructions of one point of a map or of one result: address, bounds, store
 _POINT_INSTRUCTIONS = 12.0
 #: instructions of one read at a computed place with bounds checks, from global memory
@@ -150,15 +150,16 @@ def _epilogue_reads(chain: Chain, stage: Stage) -> bool:
 
 
 def _global_reads(chain: Chain, op: Op, stage: Stage) -> tuple[int, float]:
-    """Operands of an op that lie in global memory, and the bytes of them that one block reads."""
+    """Elements of global memory that one point of an op reads, and the bytes of them that one block reads."""
     count, total = 0, 0.0
     for v, at in placed_reads(op):
         if v in chain.kept:
             continue
-        count += 1
+        sources = _sources(chain, v)
+        count += sources
         box = read_box(op, at, stage.domain)
         sizes = [min(s.extent, n) for s, n in zip(box, v.tensor.shape, strict=True)]
-        total += prod(sizes) * itemsize(v.tensor.dtype)
+        total += sources * prod(sizes) * itemsize(v.tensor.dtype)
     return count, total
 
 
@@ -170,8 +171,8 @@ def _reduce_work(chain: Chain, stage: Stage, plan: ChainPlan) -> ChainStageWork:
     steps = -(-points // (items * (plan.threads // lanes)))
     count, read = _global_reads(chain, op, stage)
     share = -(-reduced_length(op) // lanes) * items
-    per_read = (_READ_INSTRUCTIONS if count else 3.0) if lanes == 1 else 2.0
-    inner = share * (1.0 + per_read * len(reads(op)))
+    kept = sum(v in chain.kept for v in op.operands)
+    inner = share * (1.0 + 3.0 * kept + (_READ_INSTRUCTIONS if lanes == 1 else 3.0) * count)
     inner += _SHUFFLE_INSTRUCTIONS * (lanes.bit_length() - 1)
     instructions = steps * (inner + items * (_POINT_INSTRUCTIONS + _epilogue(stage)))
     active = -(-min(plan.threads, -(-points // items) * lanes) // _WARP)
@@ -188,7 +189,7 @@ def _map_work(chain: Chain, stage: Stage, plan: ChainPlan) -> ChainStageWork:
     for op, _ in stage.members:
         more, nbytes = _global_reads(chain, op, stage) if op is stage.anchor else (0, 0.0)
         count, read = count + more, read + nbytes
-    cost = recompute_cost(stage.anchor) + _epilogue(stage)
+    cost = recompute_cost(stage.anchor) + _epilogue(stage) + 3.0 * count
     instructions = steps * (_POINT_INSTRUCTIONS + vec * (cost + 2.0))
     active = -(-min(plan.threads, total) // _WARP)
     trips = -(-steps // 4) if count else 0
