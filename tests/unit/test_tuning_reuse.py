@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright import measuring, tuning
+from tilewright import budget, measuring, tuning
 from tilewright.cli import main
 from tilewright.runtime.null import NullDevice
 from tilewright.tuning_database import TuningDatabase
@@ -57,12 +57,14 @@ def network(name="m", loc="net"):
     return module.with_constants(tw.ir.Constants({n: a.astype(np.float32) for n, a in arrays.items()}))
 
 
-def tuned(path, device, module=None):
+def tuned(path, device, module=None, **options):
     """The executable of a run whose measurements the device makes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measuring, "open_device", lambda target: device)
         patch.setattr(tuning, "PATIENCE", 4)
-        return tw.compile(module or network(), "opencl", tune="measure", tuning_db=path, progress=False)
+        return tw.compile(
+            module or network(), "opencl", tune="measure", tuning_db=path, progress=False, **options
+        )
 
 
 def keys(path):
@@ -83,7 +85,7 @@ def test_a_second_run_measures_nothing_and_chooses_the_same(uninterrupted):
     second = tuned(path, device)
     assert device.timed == 0
     facts = first.report()["tuning"]
-    assert facts["measured"] == len(keys(path)) > 10
+    assert facts["measured"] == len(keys(path)) >= 10
     again = second.report()["tuning"]
     assert again["measured"] == 0
     for name in ("points", "pruned", "unknown", "model_s", "chosen_s", "certified_time"):
@@ -176,6 +178,81 @@ def test_two_processes_tune_into_one_database(uninterrupted, tmp_path):
     assert device.timed == 0
 
 
+def test_an_interrupted_command_ends_with_one_sentence(tmp_path, capsys, monkeypatch):
+    def fail(n):
+        if n == 3:
+            raise KeyboardInterrupt
+
+    (tmp_path / "net.ir").write_text(
+        "module @m { graph.func @main(%x: f32[4, 32], %w: f32[48, 32]) -> f32[4, 48] {"
+        " %0 = graph.dense(%x, %w) : f32[4, 48] graph.return(%0) } }"
+    )
+    monkeypatch.setattr(measuring, "open_device", lambda target: CountingDevice(fail))
+    path = tmp_path / "t.sqlite"
+    assert main(["tune", str(tmp_path / "net.ir"), "--target", "opencl", "--tuning-db", str(path)]) == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"error: interrupted: what was measured until now is kept in {path}"
+    assert len(keys(path)) == 3
+
+
+def test_no_budget_takes_what_is_known(uninterrupted, tmp_path):
+    path, first = uninterrupted
+    device = CountingDevice()
+    exe = tuned(path, device, budget=0)
+    assert device.timed == 0
+    assert exe.artifact.texts["thread"] == first.artifact.texts["thread"]
+    device = CountingDevice()
+    nothing = tuned(tmp_path / "empty.sqlite", device, budget=0).report()["tuning"]
+    assert device.timed == 0
+    assert {k["end"] for k in nothing["kernels"]} == {"budget"}
+    with pytest.raises(tw.InputError, match="budget: the model measures nothing"):
+        tw.compile(network(), "null", budget=5)
+
+
+def test_a_search_that_a_budget_cut_short_goes_on(uninterrupted, tmp_path):
+    path, device = tmp_path / "t.sqlite", CountingDevice()
+
+    class Hurried(budget.Budget):
+        over = property(lambda self: device.timed >= 5)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(budget.Budget, "over", Hurried.over)
+        short = tuned(path, device)
+    assert device.timed == 5
+    assert "budget" in {k["end"] for k in short.report()["tuning"]["kernels"]}
+    device = CountingDevice()
+    long = tuned(path, device)
+    assert device.timed == len(keys(uninterrupted[0])) - 5
+    rows = [long.report()["tuning"]["kernels"], uninterrupted[1].report()["tuning"]["kernels"]]
+    ours, theirs = ([(k["end"], k["points"], k["pruned"], k["measured_s"]) for k in r] for r in rows)
+    assert ours == theirs
+
+
+def test_entries_travel_with_the_executable(uninterrupted, tmp_path, capsys):
+    first = uninterrupted[1]
+    saved = tmp_path / "net.tw"
+    first.save(saved)
+    device = CountingDevice()
+    again = tuned(saved, device, budget=0)
+    assert device.timed == 0
+    assert again.artifact.texts["thread"] == first.artifact.texts["thread"]
+    lines, copy = str(tmp_path / "lines"), str(tmp_path / "copy.sqlite")
+    assert main(["db", "export", lines, "--used-by", str(saved)]) == 0
+    assert main(["db", "import", lines, "--tuning-db", copy]) == 0
+    assert main(["db", "import", str(saved), "--tuning-db", copy]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[1].split()[0] == str(len(Path(lines).read_text().splitlines()) - 1) != "0"
+    assert said[2].startswith("0 entries taken")
+    device = CountingDevice()
+    assert tuned(copy, device).artifact.texts["thread"] == first.artifact.texts["thread"]
+    assert device.timed == 0
+    whole = str(tmp_path / "whole.sqlite")
+    assert main(["db", "merge", str(uninterrupted[0]), "--tuning-db", whole]) == 0
+    assert keys(whole) == keys(uninterrupted[0])
+    assert main(["db", "merge", str(tmp_path / "none"), "--tuning-db", whole]) == 2
+    assert main(["db", "merge", copy, "--tuning-db", str(saved)]) == 2
+
+
 def test_a_damaged_database(tmp_path, monkeypatch):
     path = tmp_path / "tuning-2.sqlite"
     path.write_text("no database\n" * 500)
@@ -201,7 +278,8 @@ def test_a_database_without_measuring_is_a_mistake(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(tuning, "PATIENCE", 2)
     path, net = str(tmp_path / "t.sqlite"), str(tmp_path / "net.ir")
     Path(net).write_text(
         "module @m { graph.func @main(%x: f32[4, 32], %w: f32[48, 32]) -> f32[4, 48] {"
@@ -214,6 +292,11 @@ def test_the_command(tmp_path, capsys):
     assert results[0]["measured"] == len(keys(path)) > 0
     assert results[1]["measured"] == 0
     assert results[1]["tuning_db"] == path
+    assert results[1]["points"] == results[0]["points"] > results[0]["measured"]
+    assert main(["tune", net, "--target", "opencl", "--tuning-db", path, "--budget", "9 weeks"]) == 2
+    assert "--budget: expected a time such as 60s" in capsys.readouterr().err
+    assert main(["tune", net, "--target", "opencl", "--tuning-db", path, "--budget", "0"]) == 0
+    assert "the best is certified for" in capsys.readouterr().out
     assert results[1]["gain"] == pytest.approx(results[0]["model_s"] / results[0]["chosen_s"])
     assert main(["run", net, "--target", "opencl", "--tune", "measure", "--tuning-db", path]) == 0
     capsys.readouterr()
