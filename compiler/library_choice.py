@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from tilewright.budget import Budget
 from tilewright.codegen.cache import cache_key
-from tilewright.ir import Block, Builder, Func, Module, Op, Pairs, Ref, Value
+from tilewright.ir import Block, Builder, Func, Module, Op, Value
 from tilewright.kernel_program import alone, constants_of, occurrences_of, subject_text
 from tilewright.library_candidates import FINDERS, LibraryDevice, library_candidates
+from tilewright.library_facts import estimate_of, won_by
 from tilewright.library_program import inlined, library_kernels
 from tilewright.library_weights import with_constant_weights
 from tilewright.measuring import Measurer, RandomConstants
@@ -195,39 +196,8 @@ def _providers(program: Module) -> str:
 
 def _on_record(program: Module, seconds: float) -> Module:
     """The program whose library function has the seconds that are left of what its others should take."""
-    rest = sum(_estimate(f) for f in program.funcs if f.name != "main" and f.get("skeleton") != "library")
+    rest = sum(estimate_of(f) for f in program.funcs if f.name != "main" and f.get("skeleton") != "library")
     own = max(seconds - rest, seconds / 4)
     return program.with_funcs(
         tuple(f.with_attrs(measured_s=own) if f.get("skeleton") == "library" else f for f in program.funcs)
     )
-
-
-def _estimate(f: Func) -> float:
-    cost = f.get("cost")
-    return cast("float", cost["estimate_s"]) if isinstance(cost, Pairs) else 0.0
-
-
-def won_by(module: Module) -> dict[str, Any]:
-    """Launches and seconds of one run by who computes them (`generated` or a library), and generated shares.
-
-    Seconds are measured where the kernel was, else the model's estimate.
-    """
-    libraries = library_kernels(module)
-    launches: dict[str, int] = {"generated": 0}
-    seconds: dict[str, float] = {"generated": 0.0}
-    for op in module.main.body.ops:
-        ref = op.get("callee")
-        if not isinstance(ref, Ref):
-            continue
-        f = module[ref.name]
-        who = libraries[f.name].provider if f.name in libraries else "generated"
-        measured = f.get("measured_s")
-        launches[who] = launches.get(who, 0) + 1
-        seconds[who] = seconds.get(who, 0.0) + (measured if isinstance(measured, float) else _estimate(f))
-    total, total_s = sum(launches.values()), sum(seconds.values())
-    return {
-        "launches": launches,
-        "seconds": seconds,
-        "generated_share_of_operators": launches["generated"] / total if total else 1.0,
-        "generated_share_of_time": seconds["generated"] / total_s if total_s else 1.0,
-    }

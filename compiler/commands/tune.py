@@ -16,6 +16,7 @@ from tilewright.commands.network import (
 )
 from tilewright.executable import Executable
 from tilewright.ir import InputError, UnsupportedError
+from tilewright.library_facts import library_lines
 from tilewright.tuning_database import named_tuning_database
 from tilewright.tuning_travel import TEXT, is_saved_executable
 
@@ -58,6 +59,7 @@ def run_tune(a: argparse.Namespace) -> None:
         "tuning_db": str(where),
         **tuning,
         "gain": tuning["model_s"] / tuning["chosen_s"] if tuning["chosen_s"] else None,
+        "libraries": exe.artifact.facts.get("libraries"),
         "seconds": time.perf_counter() - start,
     }
     if a.output:
@@ -82,6 +84,8 @@ def _text(network: str, r: dict[str, Any]) -> str:
             f"searched kernels of one run, each measured alone: {1e6 * r['model_s']:.1f} us as the model "
             f"chooses, {1e6 * r['chosen_s']:.1f} us as measured ({r['gain']:.2f}x)"
         )
+    if r["libraries"] is not None:
+        lines += library_lines(r["libraries"])
     replay = r["replay"]
     if replay["arbitrated_s"] is not None:
         lines.append(

@@ -1,0 +1,61 @@
+"""What a report says of libraries: who computes the kernels of a network, and what was compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from tilewright.ir import Func, Module, Pairs, Ref
+from tilewright.library_program import library_kernels
+
+
+def estimate_of(f: Func) -> float:
+    """Seconds of a kernel by the model, 0 where it says nothing."""
+    cost = f.get("cost")
+    return cast("float", cost["estimate_s"]) if isinstance(cost, Pairs) else 0.0
+
+
+def won_by(module: Module) -> dict[str, Any]:
+    """Launches and seconds of one run by who computes them (`generated` or a library), and generated shares.
+
+    Seconds are measured where the kernel was, else the model's estimate.
+    """
+    libraries = library_kernels(module)
+    launches: dict[str, int] = {"generated": 0}
+    seconds: dict[str, float] = {"generated": 0.0}
+    for op in module.main.body.ops:
+        ref = op.get("callee")
+        if not isinstance(ref, Ref):
+            continue
+        f = module[ref.name]
+        who = libraries[f.name].provider if f.name in libraries else "generated"
+        measured = f.get("measured_s")
+        launches[who] = launches.get(who, 0) + 1
+        seconds[who] = seconds.get(who, 0.0) + (measured if isinstance(measured, float) else estimate_of(f))
+    total, total_s = sum(launches.values()), sum(seconds.values())
+    return {
+        "launches": launches,
+        "seconds": seconds,
+        "generated_share_of_operators": launches["generated"] / total if total else 1.0,
+        "generated_share_of_time": seconds["generated"] / total_s if total_s else 1.0,
+    }
+
+
+def library_lines(facts: Mapping[str, Any]) -> list[str]:
+    """The facts as lines of text."""
+    launches = facts["launches"]
+    others = "".join(f", {n} of {who}" for who, n in launches.items() if who != "generated")
+    lines = [
+        f"libraries: {launches['generated']} of {sum(launches.values())} launches are generated{others}; "
+        f"generated kernels take {100 * facts['generated_share_of_time']:.0f} % of the time"
+    ]
+    compared = facts["compared"]
+    if compared:
+        candidates = sum(row["candidates"] for row in compared)
+        taken = sum(row["chosen"] != "generated" for row in compared)
+        failed = sum(row["failed"] for row in compared)
+        lines.append(
+            f"{len(compared)} kernels compared with {candidates} library kernels: {taken} taken"
+            + (f", {failed} refused" if failed else "")
+        )
+    return lines + [f"{who} does not compete: {reason}" for who, reason in facts["unavailable"].items()]

@@ -1,0 +1,133 @@
+"""Libraries win only by measured time and equal results; what came of it is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from library_samples import FakeCublasLt, FakeLibraryDevice
+from test_library_candidates import epilogue_kernel, named_kernel, random_arrays, run_main, whole
+
+from tilewright import library_choice
+from tilewright.budget import Budget
+from tilewright.ir import Func, Module
+from tilewright.library_choice import LibraryChoice
+from tilewright.library_facts import library_lines, won_by
+from tilewright.library_program import library_kernels
+from tilewright.runtime.errors import DeviceError, DeviceLostError
+from tilewright.runtime.libraries.cublaslt import CublasLt
+from tilewright.targets import resolve_target
+
+
+class FakeMeasurer:
+    """Times by rule: generated programs take `generated_s`, those of a library what `library_s` says."""
+
+    def __init__(self, library_s: dict[int, float | Exception], generated_s: float = 1e-4) -> None:
+        self.target = resolve_target("cuda:sm_90a")
+        self.device = FakeLibraryDevice(CublasLt(FakeCublasLt()))
+        self.library_s, self.generated_s = library_s, generated_s
+        self.asked = 0
+
+    def seconds(self, modules: list[Module]) -> list[float]:
+        (module,) = modules
+        kernels = library_kernels(module)
+        if not kernels:
+            return [self.generated_s]
+        self.asked += 1
+        algorithm = int.from_bytes(bytes.fromhex(next(iter(kernels.values())).algorithm)[:8], "little")
+        found = self.library_s[algorithm]
+        if isinstance(found, Exception):
+            raise found
+        return [found]
+
+
+@pytest.fixture
+def same_results(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Programs give zeros; `off` is added to those with a library kernel."""
+    state = {"off": 0.0}
+
+    def outputs(_: Any, module: Module) -> list[np.ndarray]:
+        return [np.ones(4, np.float32) + (state["off"] if library_kernels(module) else 0.0)]
+
+    monkeypatch.setattr(library_choice, "_outputs", outputs)
+    return state
+
+
+def chosen(measurer: FakeMeasurer, kernel: Func, **options: Any) -> tuple[Module, dict[str, Any]]:
+    choice = LibraryChoice(measurer, progress=False, **options)  # type: ignore[arg-type]
+    module = whole(kernel.with_attrs(skeleton="contract", params=None))
+    return choice.choose(module), choice.facts
+
+
+def test_the_fastest_algorithm_wins(same_results: dict[str, float]) -> None:
+    kernel = epilogue_kernel("q", 12)
+    module, facts = chosen(FakeMeasurer({1: 9e-5, 2: 5e-5, 3: 7e-5}), kernel)
+    (found,) = library_kernels(module).values()
+    assert found.algorithm.startswith("02")
+    (row,) = facts["compared"]
+    assert (row["chosen"], row["library_s"], row["generated_s"]) == ("cublaslt", 5e-5, 1e-4)
+    assert row["candidates"] == 12
+    assert facts["launches"]["cublaslt"] == 1
+    assert set(facts["unavailable"]) == {"cudnn"}
+    arrays = random_arrays(kernel)
+    (got,), (wanted,) = run_main(module, arrays), run_main(whole(kernel), arrays)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
+def test_a_library_must_be_faster_by_more_than_noise(same_results: dict[str, float]) -> None:
+    module, facts = chosen(FakeMeasurer(dict.fromkeys((1, 2, 3), 0.985e-4)), epilogue_kernel("q", 12))
+    assert not library_kernels(module)
+    assert facts["compared"][0]["chosen"] == "generated"
+    assert facts["compared"][0]["library_s"] == 0.985e-4
+    assert facts["generated_share_of_operators"] == 1.0
+
+
+def test_wrong_results_are_refused_however_fast(same_results: dict[str, float]) -> None:
+    same_results["off"] = 0.01
+    module, facts = chosen(FakeMeasurer(dict.fromkeys((1, 2, 3), 1e-6)), named_kernel("rows by columns"))
+    assert not library_kernels(module)
+    (row,) = facts["compared"]
+    assert row["failed"] == row["candidates"] == 3
+    assert "results differ by 0.01 of their norm" in row["failures"][0]
+
+
+def test_candidates_that_fail_are_left_out_and_a_lost_device_is_not(same_results: dict[str, float]) -> None:
+    times: dict[int, float | Exception] = {1: DeviceError("cublasLtMatmul failed"), 2: 5e-5, 3: 6e-5}
+    module, facts = chosen(FakeMeasurer(times), named_kernel("rows by columns"))
+    assert len(library_kernels(module)) == 1
+    assert facts["compared"][0]["failures"] == ["cublasLtMatmul failed"]
+    times[1] = DeviceLostError("gone")
+    with pytest.raises(DeviceLostError):
+        chosen(FakeMeasurer(times), named_kernel("rows by columns"))
+
+
+def test_nothing_is_compared_without_budget(same_results: dict[str, float]) -> None:
+    measurer = FakeMeasurer(dict.fromkeys((1, 2, 3), 1e-6))
+    _, facts = chosen(measurer, named_kernel("rows by columns"), budget=Budget(0.0))
+    assert measurer.asked == 0
+    assert facts["compared"] == []
+
+
+def test_devices_without_libraries_are_said_so() -> None:
+    measurer = FakeMeasurer({})
+    measurer.device = type("Plain", (), {"name": "a CPU"})()  # type: ignore[assignment]
+    module, facts = chosen(measurer, named_kernel("rows by columns"))
+    assert not library_kernels(module)
+    assert facts["unavailable"]["cublaslt"] == "a CPU runs no libraries"
+
+
+def test_the_report_in_lines(same_results: dict[str, float]) -> None:
+    _, facts = chosen(FakeMeasurer({1: 9e-5, 2: 5e-5, 3: 7e-5}), named_kernel("rows by columns"))
+    first, second, third = library_lines(facts)
+    assert first == (
+        "libraries: 0 of 1 launches are generated, 1 of cublaslt; generated kernels take 0 % of the time"
+    )
+    assert second == "1 kernels compared with 3 library kernels: 1 taken"
+    assert third.startswith("cudnn does not compete: ")
+
+
+def test_a_network_of_generated_kernels_is_won_by_them() -> None:
+    facts = won_by(whole(named_kernel("rows by columns")))
+    assert facts["launches"] == {"generated": 1}
+    assert facts["generated_share_of_time"] == 1.0
