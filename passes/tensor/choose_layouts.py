@@ -18,6 +18,7 @@ from tilewright.passes.tensor.choose_layouts_axes import (
 )
 from tilewright.passes.tensor.choose_layouts_cost import LayoutCosts, on_tensor_cores
 from tilewright.passes.tensor.choose_layouts_cut import least_cost
+from tilewright.passes.tensor.choose_layouts_weights import with_weights_innermost
 
 #: CUDA architecture from which tensor cores are used
 FIRST_MATRIX_ARCH = 80
@@ -37,7 +38,7 @@ def choose_layouts(
     values to the end, `first` changes nothing; `auto` compares both for each value by the costs of all that
     read and make it (a minimum cut), where there are contractions for tensor cores, and changes nothing
     elsewhere. How many values changed, and which ops must move elements for it, stands in the attribute
-    `layouts`.
+    `layouts`. Constant weights of windows get a copy in the order that is read, for `fold-constant-tensors`.
     """
     if layout == "first" or any(op.name == "tensor.call" for op in func.body.ops):
         return func
@@ -56,7 +57,7 @@ def choose_layouts(
             "conversions": tuple(op.loc or op.name for op in moved),
         }
     )
-    return rewritten(func, orders).with_attrs(layouts=facts)
+    return with_weights_innermost(rewritten(func, orders)).with_attrs(layouts=facts)
 
 
 def _matrix_units(func: Func, ctx: PassContext) -> bool:

@@ -12,7 +12,7 @@ _TO_TENSOR = (
 
 def in_layout(module, layout):
     """The network as tensor ops whose values have this layout."""
-    text = f"{_TO_TENSOR}, choose-layouts{{layout={layout}}}"
+    text = f"{_TO_TENSOR}, choose-layouts{{layout={layout}}}, fold-constant-tensors"
     return run_pipeline(module, Pipeline.parse(text), PassContext(verify_each=True))
 
 
