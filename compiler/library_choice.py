@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -16,12 +16,15 @@ from tilewright.ir import Block, Builder, Func, Module, Op, Value
 from tilewright.kernel_program import alone, constants_of, occurrences_of, subject_text
 from tilewright.library_candidates import FINDERS, LibraryDevice, library_candidates
 from tilewright.library_facts import estimate_of, won_by
+from tilewright.library_parts import Parts, parts_of, with_whole_kernels
 from tilewright.library_program import inlined, library_kernels
 from tilewright.library_weights import with_constant_weights
 from tilewright.measuring import Measurer, RandomConstants
 from tilewright.passes.values import replace_in_op
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import DeviceError, DeviceLostError
+
+T = TypeVar("T")
 
 #: a program with a library kernel must be this much faster than the generated kernel to be taken
 GAIN = 1.02
@@ -82,44 +85,97 @@ class LibraryChoice:
             self.facts = {"unavailable": dict.fromkeys(FINDERS, reason), "compared": [], **won_by(module)}
             return module
         missing: dict[str, str] = {}
-        found = self._compared(module, device, missing)
+        rows: list[Compared] = []
+        pairs = self._pairs(module, device, missing, rows)
+        module = with_whole_kernels(module, list(pairs))
+        found = self._kernels(module, device, missing, rows, {p.whole.name for p in pairs})
         programs = {n: c.program for n, c in found.items() if c.program is not None}
+        programs |= {p.whole.name: c.program for p, c in pairs.items() if c.program is not None}
         chosen = with_constant_weights(inlined(module, programs))
-        rows = list({id(c): c for c in found.values()}.values())
-        self.facts = {
-            "unavailable": missing,
-            "compared": [c.row() for c in rows],
-            **won_by(chosen),
-        }
+        self.facts = {"unavailable": missing, "compared": [c.row() for c in rows], **won_by(chosen)}
         return chosen
 
-    def _compared(
-        self, module: Module, device: LibraryDevice, missing: dict[str, str]
+    def _bar(self, kernels: Sequence[T], unit: str) -> Iterable[T]:
+        hidden = not (sys.stderr.isatty() if self.progress is None else self.progress)
+        return tqdm(kernels, desc="libraries", unit=unit, file=sys.stderr, disable=hidden)
+
+    def _pairs(
+        self, module: Module, device: LibraryDevice, missing: dict[str, str], rows: list[Compared]
+    ) -> dict[Parts, Compared]:
+        """Sums that are computed in parts by two kernels, where one of a library is faster than both."""
+        constants = constants_of(module)
+        by_subject: dict[str, Compared] = {}
+        won: dict[Parts, Compared] = {}
+        for p in self._bar(parts_of(module), "pair"):
+            at = p.constants(constants)
+            params = str((p.first.get("params"), p.second.get("params")))
+            subject = cache_key(subject_text(p.whole, at), params)
+            if subject in by_subject:
+                by_subject[subject].occurrences += len(p.sites)
+            else:
+                generated = standing_alone(p.program(), at)
+                found = self._against(p.whole, generated, at, len(p.sites), device, missing)
+                if found is None:
+                    continue
+                by_subject[subject] = found
+                rows.append(found)
+            if by_subject[subject].program is not None:
+                won[p] = by_subject[subject]
+        return won
+
+    def _kernels(
+        self,
+        module: Module,
+        device: LibraryDevice,
+        missing: dict[str, str],
+        rows: list[Compared],
+        done: Collection[str],
     ) -> dict[str, Compared]:
         """By kernel name what was measured; kernels that are equal but for names are measured once."""
         constants, calls = constants_of(module), occurrences_of(module)
         found: dict[str, Compared] = {}
         by_subject: dict[str, Compared] = {}
-        hidden = not (sys.stderr.isatty() if self.progress is None else self.progress)
-        kernels = [f for f in module.funcs if f.name in calls]
-        for f in tqdm(kernels, desc="libraries", unit="kernel", file=sys.stderr, disable=hidden):
-            subject = cache_key(subject_text(f, constants[f.name]), str(f.get("params")))
+        for f in self._bar([f for f in module.funcs if f.name in calls and f.name not in done], "kernel"):
+            at = constants[f.name]
+            subject = cache_key(subject_text(f, at), str(f.get("params")))
             if subject in by_subject:
                 by_subject[subject].occurrences += calls[f.name]
-                found[f.name] = by_subject[subject]
-            elif not self.budget.over:
-                hardware = self.measurer.target.hardware
-                candidates = library_candidates(f, hardware, device, missing=missing)
-                if candidates:
-                    by_subject[subject] = self._measured(f, candidates, constants[f.name], calls[f.name])
-                    found[f.name] = by_subject[subject]
+            else:
+                compared = self._against(f, alone(f, at), at, calls[f.name], device, missing)
+                if compared is None:
+                    continue
+                by_subject[subject] = compared
+                rows.append(compared)
+            found[f.name] = by_subject[subject]
         return found
 
+    def _against(
+        self,
+        kernel: Func,
+        generated: Module,
+        constants: Collection[int],
+        calls: int,
+        device: LibraryDevice,
+        missing: dict[str, str],
+    ) -> Compared | None:
+        """What measuring says of a kernel and of all its candidates; None where there are none."""
+        if self.budget.over:
+            return None
+        hardware = self.measurer.target.hardware
+        candidates = library_candidates(kernel, hardware, device, missing=missing)
+        if not candidates:
+            return None
+        return self._measured(kernel, generated, candidates, constants, calls)
+
     def _measured(
-        self, kernel: Func, candidates: Sequence[Module], constants: Collection[int], calls: int
+        self,
+        kernel: Func,
+        generated: Module,
+        candidates: Sequence[Module],
+        constants: Collection[int],
+        calls: int,
     ) -> Compared:
-        plain = alone(kernel, constants)
-        (generated_s,) = self.measurer.seconds([plain])
+        (generated_s,) = self.measurer.seconds([generated])
         result = Compared(kernel.name, calls, generated_s, candidates=len(candidates))
         timed: list[tuple[float, int]] = []
         for i, candidate in enumerate(candidates):
@@ -138,7 +194,7 @@ class LibraryChoice:
                 result.library_s, result.library = seconds, _providers(candidates[i])
             if seconds * GAIN >= generated_s:
                 break
-            fault = self._difference(plain, standing_alone(candidates[i], constants))
+            fault = self._difference(generated, standing_alone(candidates[i], constants))
             if fault is None:
                 result.library_s, result.library = seconds, _providers(candidates[i])
                 result.program = _on_record(candidates[i], seconds)

@@ -36,6 +36,12 @@ def stamped_plan(plan: ExecutionPlan, thread: Module, target: Target) -> Stamped
     thread: the module `plan` was made of. Raises UnsupportedError where the plan's kernels are not those that
     this version emits for it, since other kernels would be timed then.
     """
+    for kernel in plan.kernels:
+        if kernel.language == "library":
+            raise UnsupportedError(
+                f"kernel '{kernel.name}' is one of a library and cannot stamp when it runs: compile the "
+                "network with libraries=False to profile it"
+            )
     funcs = {f.name: f for f in thread.funcs if f.level is Level.THREAD}
     sources = {k.name: _stamped(funcs.get(k.name), k.name, k.source) for k in plan.kernels}
     codes = build_codes(sources, target)
