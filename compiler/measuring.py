@@ -168,7 +168,7 @@ def _digest(plan: ExecutionPlan) -> str:
     numbers = {b.name: i for i, b in enumerate(plan.buffers)}
     order = {k.name: i for i, k in enumerate(plan.kernels)}
     parts = [METHOD, str(RUNS), str(REPLAYS)]
-    parts += [_facts(b, ("name", "offset", "base")) for b in plan.buffers]
+    parts += [_facts(b, ("name", "offset", "base", "strides", "start")) for b in plan.buffers]
     for k in plan.kernels:
         text = re.sub(rf"\b{re.escape(k.entry)}\b", "kernel", k.source)
         parts.append(re.sub(r"^ *//.*\n", "", text, flags=re.MULTILINE))

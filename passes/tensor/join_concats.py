@@ -75,6 +75,7 @@ class _Joiner:
         self.returned = set(func.body.ops[-1].operands)
         self.producers: dict[Value, Op] = {}
         self.joins: dict[Value, Op] = {}
+        self.contents: dict[Value, tuple[Value, ...]] = {}  # what the concatenations that are joins join
         self.pieces: set[Value] = set()
         self.ops: list[Op] = []
 
@@ -118,6 +119,7 @@ class _Joiner:
         for v in join.operands:
             again = v in pieces or not self._free(self._owner(v))
             pieces.append(self._written_again(v, op) if again and self._repeatable(v) else v)
+        self.contents[join.result] = op.operands
         return self._recorded(join.with_operands(tuple(pieces)))
 
     def _written_again(self, v: Value, concat: Op) -> Value:
@@ -141,11 +143,12 @@ class _Joiner:
         """The pieces, those in front replaced by the longest join of the same axis that is made of them."""
         values, sizes = list(op.operands), list(concat.sizes)
         for join in reversed(self.joins.values()):
-            n = len(join.operands)
+            contents = self.contents.get(join.result, ())
+            n = len(contents)
             along = [d for d, (a, b) in enumerate(zip(join.result.tensor.shape, op.result.tensor.shape,
                                                       strict=False)) if a != b]  # fmt: skip
             same_axis = join.result.tensor.rank == op.result.tensor.rank and along == [concat.axis]
-            if n < len(values) and same_axis and join.operands == tuple(values[:n]):
+            if 0 < n < len(values) and same_axis and contents == tuple(values[:n]):
                 return [join.result, *values[n:]], [sum(sizes[:n]), *sizes[n:]]
         return values, sizes
 
