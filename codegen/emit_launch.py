@@ -5,8 +5,9 @@ from __future__ import annotations
 from tilewright.codegen.emission import Emission
 from tilewright.codegen.emitters import emitter
 from tilewright.codegen.prelude import helper
+from tilewright.ir.expr import Expr
 from tilewright.ir.nodes import Func, Op, Value, walk
-from tilewright.ir.thread_launch_ops import RELEASE, WAIT, constant_params, waits_for_launches
+from tilewright.ir.thread_launch_ops import PREFETCH, RELEASE, WAIT, constant_params, waits_for_launches
 
 for _name, _instruction in (
     ("wait_for_launches", "griddepcontrol.wait"),
@@ -35,6 +36,16 @@ FN T* NAME(T* given) {
     asm volatile("" : "+l"(given) :: "memory");
     __builtin_assume(__isGlobal(given));
     return given;
+}
+""",
+    "cuda",
+    emulated=True,
+)
+helper(
+    "prefetch",
+    """
+FN void NAME(const void* place) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(place));
 }
 """,
     "cuda",
@@ -76,3 +87,15 @@ def _wait(e: Emission, op: Op) -> None:
 def _release(e: Emission, op: Op) -> None:
     if not e.dialect.native_vectors:
         e.line(f"{e.need('release_dependents')}();")
+
+
+@emitter(PREFETCH)
+def _prefetch(e: Emission, op: Op) -> None:
+    """A CPU's own prefetching sees such streams; OpenCL text has none of it."""
+    if e.dialect.native_vectors:
+        return
+    condition = e.condition(op)
+    if condition != "0":
+        at: tuple[Expr, ...] = op["at"]  # type: ignore[assignment]
+        guard = f"if ({condition}) " if condition else ""
+        e.line(f"{guard}{e.need('prefetch')}(&{e.element(e.buffer(op.operands[0]), at)});")

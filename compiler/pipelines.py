@@ -42,7 +42,8 @@ merge-dims,
 share-kernels,
 choose-parameters,
 pack-weights,
-dce
+dce,
+prefetch-weights
 """
 
 #: what chooses the kernels of TENSOR where nothing else is asked for

@@ -68,7 +68,7 @@ def _estimate_gpu(
     longest = np.maximum(np.maximum(busy_s, l2_s), dram_s)
     hidden = busy_s + l2_s + dram_s - longest
     seconds = hardware.contract_launch_s + longest + _EXPOSED_SHARE * hidden
-    return np.where(occupancy > 0, seconds, np.inf)
+    return np.where(occupancy > 0, np.maximum(seconds, hardware.launch_floor_s), np.inf)
 
 
 def _round_clk(resident: IntArray, step: _Iteration, hardware: GpuHardware, g: Geometry) -> FloatArray:

@@ -1,17 +1,20 @@
 """Thread-level ops on the order of launches: a kernel may start before those it depends on have finished.
 
 They change when a kernel runs, never what it computes: where every kernel starts after the ones it depends on
-have finished (OpenCL, older GPUs, the interpreters), both do nothing.
+have finished (OpenCL, older GPUs, the interpreters), the first two do nothing, and nowhere need a prefetch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 
+from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Op, Value, walk
-from tilewright.ir.opdef import OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.types import TensorType, Type
 
 WAIT, RELEASE = "thread.wait_for_launches", "thread.release_dependents"
+PREFETCH = "thread.prefetch"
 #: attribute of a thread-level function: positions of the parameters that no launch ever writes
 CONSTANT_PARAMS = "constant_params"
 
@@ -35,6 +38,28 @@ define(
         results=0,
         infer=lambda t, a: [],
         effects=frozenset({"launch"}),
+    )
+)
+
+
+def _infer_prefetch(types: Sequence[Type], a: Attrs) -> Sequence[Type]:
+    t = types[0]
+    if not isinstance(t, TensorType) or t.space != "global":
+        raise InputError(f"{PREFETCH}: expected a buffer in global memory, got {t}")
+    if len(a["at"]) != t.rank:
+        raise InputError(f"{PREFETCH}: expected {t.rank} index expressions, got {len(a['at'])}")
+    return []
+
+
+define(
+    OpDef(
+        PREFETCH,
+        ("buffer",),
+        "Start bringing the cache line of an element to the last-level cache, where the mask is true.",
+        attrs={"at": AttrDef("exprs"), "mask": AttrDef("mask", (), "conjunction of [expr, low, high]")},
+        results=0,
+        infer=_infer_prefetch,
+        effects=frozenset({"prefetch"}),
     )
 )
 

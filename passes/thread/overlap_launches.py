@@ -9,6 +9,7 @@ from typing import Literal
 from tilewright.ir.nodes import Func, Level, Module, Op, Ref, Value, walk
 from tilewright.ir.thread_launch_ops import (
     CONSTANT_PARAMS,
+    PREFETCH,
     RELEASE,
     WAIT,
     releases_dependents,
@@ -33,8 +34,9 @@ def overlap_launches(module: Module, ctx: PassContext, *, release: Release = "at
                   wait_for_launches; %a = load(%x) ...
               }
 
-    Before the wait stay loads of constants into registers that need nothing else, up to the first barrier:
-    they are in flight while other kernels end. What uses them comes after it, so that nothing stalls earlier.
+    Before the wait stay prefetches of constants, and loads of them into registers that need nothing else, up
+    to the first barrier: they are in flight while other kernels end. What uses them comes after it, so that
+    nothing stalls earlier.
 
     `constant_params` are the parameters that every call in @main gives a constant: nothing writes them while
     the network runs. release: `at-end` lets dependents start when the last block of this kernel ends, as
@@ -110,6 +112,8 @@ def _fills_registers(op: Op, loaded: set[Value]) -> bool:
         return op.operands[0].tensor.space == "global"
     if op.name == "thread.store":
         return op.operands[1].tensor.space == "reg"
+    if op.name == PREFETCH:
+        return True
     if op.level == "scalar":
         return loaded.isdisjoint(op.operands)
     return op.name in ("thread.alloc", "thread.loop", "thread.if", "thread.yield") and not op.operands

@@ -49,7 +49,7 @@ def matmul(m, k, n):
 @pytest.mark.parametrize(
     ("module", "splits"),
     [
-        (pointwise(), True),
+        (pointwise(c=1152, k=64), True),
         (pointwise(c=1152, k=192), True),
         (pointwise(c=32), False),  # a short sum
         (pointwise(c=509), False),  # no parts of equal length
@@ -66,12 +66,12 @@ def test_what_is_split(module, splits):
         rng = np.random.default_rng(0)
         xs = [rng.standard_normal(t.shape).astype(np.float32) for t in module.input_types]
         np.testing.assert_allclose(
-            tw.interpret(out, *xs)[0], tw.interpret(module, *xs)[0], rtol=1e-4, atol=1e-4
+            tw.interpret(out, *xs)[0], tw.interpret(module, *xs)[0], rtol=1e-4, atol=1e-3
         )
 
 
 def test_cpus_are_left_alone():
-    assert products(pointwise(), "opencl")[0] == [1]
+    assert products(pointwise(c=1152), "opencl")[0] == [1]
 
 
 def test_parts_keep_to_the_peak_of_the_network():
@@ -86,7 +86,7 @@ def test_parts_keep_to_the_peak_of_the_network():
 
 def test_results_of_kernels():
     """Scale before, rectifier after: two kernels in all, and the right numbers from them."""
-    module = pointwise()
+    module = pointwise(c=1152)
     rng = np.random.default_rng(1)
     xs = [rng.standard_normal(t.shape).astype(np.float32) for t in module.input_types]
     wanted = tw.interpret(module, *xs, precision="fp64")[0]

@@ -18,6 +18,7 @@ from tilewright.ir.expr import binary, substitute, symbols
 from tilewright.ir.tensor_ops import dims, fills, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.lower.skeletons.contract_plan import ContractPlan
+from tilewright.passes.lower.skeletons.prefetch import emit_prefetch, prefetched
 from tilewright.passes.lower.skeletons.staging import Fetch, Region, region
 from tilewright.passes.lower.skeletons.tiling import Grid, Tile, make_grid
 from tilewright.passes.lower.skeletons.writer import Points, Writer
@@ -97,10 +98,22 @@ class _Contract:
             (start,) = init
             with w.loops("i", acc.tensor.shape, unroll=1) as at:
                 w.store(w.b.const(start, self.dtype), acc, at)
+            self._prefetch()
             operands = [self._operand(i) for i in (0, 1)]
             self._reduce(acc, operands)
         self._epilogue(acc)
         return w.finish()
+
+    def _prefetch(self) -> None:
+        """Bring all of the second operand that the block reads to the cache."""
+        op, kernel = self.op, self.w.kernel
+        if not any(kernel.params[i] is op.operands[1] for i in prefetched(kernel)):
+            return
+        r = region(op, 1, {**{d: self.grid[d].block for d in self.par}, **self.red})
+        if r is not None:
+            used = operand_dims(op, 1)
+            sharers = [(self.grid.block_index[d], self.grid[d].blocks) for d in self.par if d not in used]
+            emit_prefetch(self.w, r, {d: self.grid.origin(d) for d in self.par}, sharers)
 
     # -- operands --------------------------------------------------------------------------------------------
     def _operand(self, index: int) -> _Operand:

@@ -1,0 +1,49 @@
+"""Pass prefetch-weights: kernels bring their weights to the L2 cache before they wait for other kernels."""
+
+from __future__ import annotations
+
+from tilewright.costmodel import GpuHardware, load_hardware
+from tilewright.ir import Func, Level, Module, Op, Value
+from tilewright.passes import PassContext, register_pass
+from tilewright.passes.lower.skeletons.prefetch import PREFETCHED
+from tilewright.passes.thread.overlap_launches import constant_positions
+
+#: skeletons that prefetch
+PREFETCHING = frozenset({"contract", "matrix"})
+#: weights of a network that stay in the L2 between two runs, as a share of it
+RESIDENT_SHARE = 0.6
+#: bytes of one operand from which it is worth the instructions
+LEAST_BYTES = 1 << 16
+
+
+@register_pass(Level.TENSOR, requires={"kernels-outlined", "parameters-chosen"})
+def prefetch_weights(module: Module, ctx: PassContext, *, share: float = RESIDENT_SHARE) -> Module:
+    """Mark the constant operands that products of a network on a GPU should prefetch.
+
+    rewrite:  tensor.func @dense(%x, %w, skeleton = "contract")
+        -->   tensor.func @dense(%x, %w, skeleton = "contract", prefetch = [1])
+
+    Only where all constants together exceed `share` of the L2: smaller networks find their weights there
+    since the last run. A product with few blocks has few copies in flight and would wait for the DRAM once
+    per step; the prefetch waits once, and on GPUs that start kernels early while other kernels end.
+    """
+    hardware = ctx.hardware or load_hardware(ctx.target)
+    main = module.main
+    constants = {op.result for op in main.body.ops if op.name == "tensor.constant"}
+    total = sum(v.tensor.nbytes for v in constants)
+    if not isinstance(hardware, GpuHardware) or total <= share * hardware.l2_bytes:
+        return module
+    positions = constant_positions(module)
+    return module.with_funcs(tuple(_marked(f, positions.get(f.name, ())) for f in module.funcs))
+
+
+def _marked(kernel: Func, constant: tuple[int, ...]) -> Func:
+    if kernel.get("skeleton") not in PREFETCHING or kernel.name == "main":
+        return kernel
+    op = next(o for o in kernel.body.ops if o.name == "tensor.contract")
+    wanted = tuple(i for i, p in enumerate(kernel.params) if i in constant and _is_large_factor(op, p))
+    return kernel.with_attrs(**{PREFETCHED: wanted}) if wanted else kernel
+
+
+def _is_large_factor(op: Op, v: Value) -> bool:
+    return v is op.operands[1] and v.tensor.nbytes >= LEAST_BYTES
