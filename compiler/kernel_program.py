@@ -10,7 +10,7 @@ from tilewright.passes.tensor.share_kernels import kernel_text
 from tilewright.passes.thread.overlap_launches import constant_positions
 
 #: attributes that a search changes, or that say where a choice comes from
-_CHOSEN = ("params", "cost", "measured_s", "candidates")
+_CHOSEN = ("skeleton", "params", "cost", "measured_s", "candidates")
 
 
 def alone(kernel: Func, constants: Collection[int]) -> Module:

@@ -39,7 +39,7 @@ class KernelSearch:
         self._patience = math.inf if patience is None else patience
         self._idle = 0
         self._left: npt.NDArray[np.bool_] = np.ones(len(space), dtype=bool)
-        self._known: dict[Attr, int] = {}
+        self._known: dict[tuple[Attr, Attr], int] = {}
         self._least_s = space.least_s
         self._doubted = False
         self._next = 0
@@ -55,7 +55,7 @@ class KernelSearch:
             if not self._left[i] or self.ruled_out(i):
                 continue
             variant = self.space.variant(i)
-            same = self._known.setdefault(variant["params"], i)
+            same = self._known.setdefault(_kind(variant), i)
             self._left[i] = False
             if same == i:
                 self.variants[i] = variant
@@ -81,7 +81,7 @@ class KernelSearch:
         """Seconds of points that were measured before; they are not handed out."""
         for i in times:
             self.variants[i] = self.space.variant(i)
-            self._known.setdefault(self.variants[i]["params"], i)
+            self._known.setdefault(_kind(self.variants[i]), i)
             self._left[i] = False
         self.tell(times)
         self._idle = 0
@@ -146,3 +146,8 @@ class KernelSearch:
     def patience_over(self) -> bool:
         """Whether the last points brought no gain for long."""
         return self._idle >= self._patience
+
+
+def _kind(kernel: Func) -> tuple[Attr, Attr]:
+    """What is the same for points that become the same kernel."""
+    return kernel.get("skeleton"), kernel["params"]

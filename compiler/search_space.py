@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from tilewright.costmodel import Hardware, global_bound
-from tilewright.costmodel.bound_terms import MEASURED_LOOP
-from tilewright.costmodel.parameters import Parameters
-from tilewright.costmodel.problem import Problem
-from tilewright.costmodel.search_points import contract_points
+from tilewright.costmodel import Hardware
+from tilewright.costmodel.choose_matrix import has_tensor_cores
+from tilewright.costmodel.parameters import ContractParameters, MatrixParameters
+from tilewright.costmodel.search_points import Points, contract_points, matrix_points, merged_order
 from tilewright.costmodel.windows import FloatArray, IntArray
-from tilewright.ir import Func, InputError, Pairs
-from tilewright.passes.tensor.choose_parameters import contract_variant
+from tilewright.ir import Func, InputError, Op, Pairs
+from tilewright.passes.lower.skeletons.matrix_plan import MatrixView, matrix_view
+from tilewright.passes.tensor.choose_parameters import contract_variant, matrix_variant
 from tilewright.passes.tensor.kernel_problem import contract_problem
+from tilewright.passes.tensor.matrix_problem import matrix_problem
 
 #: parameters of a point by name, as records keep them
 Named = Mapping[str, object]
+
+_Engine = tuple[Points[Any], Callable[[int], Func]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,60 +32,110 @@ class SearchSpace:
 
     least_s: no kernel of a point can be faster when timed in a loop (seconds). variant: the kernel of a
     point. named: what names a point in a record. found: the point of such a name, None for anything else.
+    described: parameters and problem of a point in words.
     """
 
     kernel: Func
-    problem: Problem
     least_s: FloatArray
     estimates_s: FloatArray
     variant: Callable[[int], Func]
     named: Callable[[int], Named]
     found: Callable[[Named], int | None]
-    parameters: Callable[[int], Parameters | None]
+    described: Callable[[int], str]
 
     def __len__(self) -> int:
         return len(self.least_s)
 
 
 def search_space(kernel: Func, hardware: Hardware) -> SearchSpace | None:
-    """The space of a kernel with chosen parameters; None where nothing but the model's choice is known."""
-    if kernel.get("skeleton") != "contract" or not isinstance(kernel.get("params"), Pairs):
+    """The space of a kernel with chosen parameters; None where nothing but the model's choice is known.
+
+    Contractions have one, of both engines where the tensor cores can compute them: the lanes' and theirs.
+    """
+    if kernel.get("skeleton") not in ("contract", "matrix") or not isinstance(kernel.get("params"), Pairs):
         return None
-    return _contract_space(kernel, hardware)
-
-
-def _contract_space(kernel: Func, hardware: Hardware) -> SearchSpace | None:
     op = next(o for o in kernel.body.ops if o.name == "tensor.contract")
-    problem = contract_problem(kernel, op)
-    try:
-        points = contract_points(problem, hardware)
-    except InputError:  # a kernel whose parameters somebody gave, on a device that fits no others
+    engines = _engines(kernel, op, hardware)
+    if not engines:
         return None
-    order = points.order()
-    # The model's choice is a point as any other, unless somebody gave the parameters.
-    best = np.lexsort((points.cold.seconds, points.estimates_s))[:1]
-    given = kernel["params"]
-    start = [int(i) for i in best if contract_variant(kernel, op, points.choice(int(i)))["params"] == given]
-    first: IntArray = np.array(start or [-1], dtype=np.int64)
-    index = np.concatenate([first, order[order != first[0]]])
-    least = np.where(index < 0, global_bound(problem, hardware, MEASURED_LOOP).seconds, points.least_s[index])
-    estimates = np.where(index < 0, _estimate(kernel), points.estimates_s[index])
+    order = merged_order([points for points, _ in engines])
+    start = _start(kernel, engines)
+    offsets = np.cumsum([0, *(len(points) for points, _ in engines)])
+    at_once = offsets[order[:, 0]] + order[:, 1]
+    least = np.concatenate([points.least_s for points, _ in engines])[at_once]
+    estimates = np.concatenate([points.estimates_s for points, _ in engines])[at_once]
+    if start is None:  # somebody gave the parameters
+        order = np.concatenate([np.array([[-1, -1]], dtype=np.int64), order])
+        least = np.append(hardware.launch_floor_s, least)
+        estimates = np.append(_estimate(kernel), estimates)
+    else:
+        at = int(np.flatnonzero((order == start).all(axis=1))[0])
+        first = np.concatenate([[at], np.delete(np.arange(len(order)), at)])
+        order, least, estimates = order[first], least[first], estimates[first]
+    return _space(kernel, engines, order, least, estimates)
 
+
+def _space(
+    kernel: Func, engines: list[_Engine], order: IntArray, least: FloatArray, estimates: FloatArray
+) -> SearchSpace:
     def variant(i: int) -> Func:
-        return kernel if index[i] < 0 else contract_variant(kernel, op, points.choice(int(index[i])))
-
-    def parameters(i: int) -> Parameters | None:
-        return None if index[i] < 0 else points.space.at(int(index[i]))
+        engine, point = order[i]
+        return kernel if engine < 0 else engines[engine][1](int(point))
 
     def named(i: int) -> Named:
-        found = parameters(i)
-        return {} if found is None else asdict(found)
+        engine, point = order[i]
+        return {} if engine < 0 else engines[engine][0].named(int(point))
 
     def found(name: Named) -> int | None:
-        at = (-1 if not start else None) if not name else points.find(name)
-        return None if at is None else int(np.flatnonzero(index == at)[0])
+        if not name:
+            return 0 if order[0][0] < 0 else None
+        for e, (points, _) in enumerate(engines):
+            point = points.find(name)
+            if point is not None:
+                return int(np.flatnonzero((order == (e, point)).all(axis=1))[0])
+        return None
 
-    return SearchSpace(kernel, problem, least, estimates, variant, named, found, parameters)
+    def described(i: int) -> str:
+        engine, point = order[i]
+        if engine < 0:
+            return str(kernel["params"])
+        points = engines[engine][0]
+        return f"{points.parameters(int(point))} on {points.problem}"
+
+    return SearchSpace(kernel, least, estimates, variant, named, found, described)
+
+
+def _engines(kernel: Func, op: Op, hardware: Hardware) -> list[_Engine]:
+    """The engines that can compute a contraction, each with what makes a kernel of its points."""
+    found: list[_Engine] = []
+    try:
+        lanes = contract_points(contract_problem(kernel, op), hardware)
+        found.append((lanes, partial(_on_lanes, kernel, op, lanes)))
+    except InputError:  # of parameters that somebody gave: the device fits no others
+        return []
+    view = matrix_view(kernel, op)
+    if view is not None:
+        problem = matrix_problem(kernel, view)
+        if has_tensor_cores(hardware, problem):
+            cores = matrix_points(problem, hardware)
+            found.append((cores, partial(_on_cores, kernel, view, cores)))
+    return [(points, make) for points, make in found if len(points)]
+
+
+def _on_lanes(kernel: Func, op: Op, points: Points[ContractParameters], i: int) -> Func:
+    return contract_variant(kernel, op, points.choice(i))
+
+
+def _on_cores(kernel: Func, view: MatrixView, points: Points[MatrixParameters], i: int) -> Func:
+    return matrix_variant(kernel, view, points.choice(i))
+
+
+def _start(kernel: Func, engines: list[_Engine]) -> tuple[int, int] | None:
+    """Engine and point of the kernel's parameters, where they are the model's choice of one."""
+    for e, (points, make) in enumerate(engines):
+        if make(points.likeliest)["params"] == kernel["params"]:
+            return e, points.likeliest
+    return None
 
 
 def _estimate(kernel: Func) -> float:

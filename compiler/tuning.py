@@ -135,8 +135,9 @@ def _group(task: Task) -> Group:
 
 def _variants(module: Module, tasks: Mapping[str, Task], task: Task, point: int) -> tuple[Func, ...]:
     """The kernels of a task's names with the parameters of a point."""
-    params = task.search.space.variant(point)["params"]
-    return tuple(module[name].with_attrs(params=params) for name, t in tasks.items() if t is task)
+    found = task.search.space.variant(point)
+    chosen = {name: found[name] for name in ("skeleton", "params", "cost")}
+    return tuple(module[name].with_attrs(**chosen) for name, t in tasks.items() if t is task)
 
 
 def _chosen(kernel: Func, task: Task, verdict: Verdict) -> Func:
@@ -150,9 +151,8 @@ def _chosen(kernel: Func, task: Task, verdict: Verdict) -> Func:
     best = space.variant(point)
     # The model's choice comes first.
     rows = tuple(_row(task, i, seconds[i]) for i in sorted(seconds, key=lambda i: (i != 0, seconds[i])))
-    return kernel.with_attrs(
-        params=best["params"], cost=best["cost"], measured_s=seconds[point], candidates=rows
-    )
+    chosen = {name: best[name] for name in ("skeleton", "params", "cost")}
+    return kernel.with_attrs(**chosen, measured_s=seconds[point], candidates=rows)
 
 
 def _row(task: Task, point: int, seconds: float) -> Pairs:

@@ -139,5 +139,5 @@ class ChoiceBook:
 
 def subject_of(module: Module) -> str:
     """What names a network at tensor level: its text but for parameters, origins and names of values."""
-    texts = [kernel_text(f.with_attrs(params=None, cost=None)) for f in module.funcs]
+    texts = [kernel_text(f.with_attrs(skeleton=None, params=None, cost=None)) for f in module.funcs]
     return "network:" + cache_key(*texts)

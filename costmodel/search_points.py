@@ -1,9 +1,10 @@
-"""All points of a contract kernel's production space with what a search needs: bounds, estimates, order."""
+"""All points of a contraction's production spaces with what a search needs: bounds, estimates, an order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -12,68 +13,89 @@ from tilewright.costmodel.bound_terms import MEASURED_LOOP, SKELETON
 from tilewright.costmodel.choose import DEFAULT_LIMITS, Choice
 from tilewright.costmodel.enumeration import Rule
 from tilewright.costmodel.estimator import estimate_contract
-from tilewright.costmodel.hardware import Hardware
-from tilewright.costmodel.parameters import CONTRACT_COLUMNS, ContractParameters, ContractSpace
+from tilewright.costmodel.hardware import GpuHardware, Hardware
+from tilewright.costmodel.matrix_bound import matrix_bound
+from tilewright.costmodel.matrix_estimator import estimate_matrix
+from tilewright.costmodel.matrix_space import MatrixProblem, MatrixSpace, matrix_space
+from tilewright.costmodel.parameters import ContractParameters, ContractSpace, MatrixParameters
 from tilewright.costmodel.problem import ContractProblem
 from tilewright.costmodel.production_space import Limits, production_space
 from tilewright.costmodel.windows import FloatArray, IntArray
+
+P = TypeVar("P", ContractParameters, MatrixParameters)
 
 #: what a further point with the same thread tile, thread count and stages must be ahead in its estimate
 _NEIGHBOUR_PENALTY = 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class ContractPoints:
-    """The legal points of one problem on one device.
+class Points(Generic[P]):
+    """The legal points of one engine for one problem on one device.
 
-    `least_s` are sound lower bounds in seconds of a kernel that is timed in a loop with warm caches;
-    `estimates_s` are estimates of the same kernels.
+    `least_s` are sound lower bounds in seconds of a kernel that is timed in a loop with warm caches, `cold`
+    those of the cost model; `estimates_s` are estimates of the same kernels. `kinds` are columns in which
+    points agree that differ in little.
     """
 
-    problem: ContractProblem
-    space: ContractSpace
+    engine: str
+    problem: ContractProblem | MatrixProblem
+    space: ContractSpace | MatrixSpace
     cold: BoundArrays
     least_s: FloatArray
     estimates_s: FloatArray
+    kinds: tuple[IntArray, ...]
 
     def __len__(self) -> int:
         return len(self.space)
 
-    def choice(self, index: int) -> Choice[ContractParameters]:
+    def parameters(self, index: int) -> P:
+        """The parameters of one point."""
+        return self.space.at(index)  # type: ignore[return-value]
+
+    def choice(self, index: int) -> Choice[P]:
         """One point as the cost model would hand it out, with the bound for cold caches."""
         estimate = float(self.estimates_s[index])
-        return Choice(self.space.at(index), self.cold.at(index), estimate, len(self))
+        return Choice(self.parameters(index), self.cold.at(index), estimate, len(self))
 
-    def find(self, parameters: Mapping[str, object]) -> int | None:
-        """The index of the point with these parameters by name, or None; nothing about them is trusted."""
-        if set(parameters) != {*CONTRACT_COLUMNS, "staging"} or parameters["staging"] != self.space.staging:
-            return None
-        if any(type(parameters[name]) is not int for name in CONTRACT_COLUMNS):
+    @property
+    def likeliest(self) -> int:
+        """The point that the cost model chooses among these."""
+        return int(np.lexsort((self.cold.seconds, self.estimates_s))[0])
+
+    def named(self, index: int) -> dict[str, Any]:
+        """What names a point in a record."""
+        return {"engine": self.engine, **asdict(self.parameters(index))}
+
+    def find(self, name: Mapping[str, object]) -> int | None:
+        """The point of such a name, or None; nothing about it is trusted."""
+        mine = self.named(0)
+        if set(name) != set(mine) or any(type(name[n]) is not type(v) for n, v in mine.items()):
             return None
         same = np.ones(len(self), dtype=bool)
-        for name in CONTRACT_COLUMNS:
-            same &= getattr(self.space, name) == parameters[name]
+        for column, value in name.items():
+            if isinstance(value, str):
+                same &= value == mine[column]
+            else:
+                same &= getattr(self.space, column) == value
         found = np.flatnonzero(same)
         return int(found[0]) if len(found) else None
 
-    def order(self) -> IntArray:
-        """Indices in the order to measure: by estimate, but different kinds of points before neighbours.
+    def scores(self) -> FloatArray:
+        """Estimates in seconds to order points by, so that different kinds come before neighbours.
 
         Points that differ only in the shape of the block have nearly the same estimate: each one more of a
-        kind (thread tile, thread count, stages) counts as if it were a tenth slower than the one before it.
+        kind counts as if it were a tenth slower than the one before it.
         """
-        s = self.space
         by_estimate = np.lexsort((self.least_s, self.estimates_s))
-        columns = (s.n_t, s.k_t, s.h_t, s.w_t, s.threads, s.stages)
-        kinds = np.stack(columns, axis=1)[by_estimate]
-        _, kind = np.unique(kinds, axis=0, return_inverse=True)
+        _, kind = np.unique(np.stack(self.kinds, axis=1)[by_estimate], axis=0, return_inverse=True)
         kind = kind.reshape(-1)
         grouped = np.argsort(kind, kind="stable")
         starts = np.searchsorted(kind[grouped], np.arange(int(kind.max()) + 1))
         before = np.empty(len(kind), dtype=np.int64)
         before[grouped] = np.arange(len(kind)) - starts[kind[grouped]]
-        penalised = self.estimates_s[by_estimate] * (1.0 + _NEIGHBOUR_PENALTY * before)
-        return np.asarray(by_estimate[np.argsort(penalised, kind="stable")], dtype=np.int64)
+        scores = np.empty(len(kind), dtype=np.float64)
+        scores[by_estimate] = self.estimates_s[by_estimate] * (1.0 + _NEIGHBOUR_PENALTY * before)
+        return scores
 
 
 def contract_points(
@@ -82,14 +104,40 @@ def contract_points(
     *,
     rule: Rule = "minimal_cover",
     limits: Limits = DEFAULT_LIMITS,
-) -> ContractPoints:
-    """Every legal point within `limits`, possibly none. Raises InputError where the limits admit none."""
+) -> Points[ContractParameters]:
+    """Every legal point of the lanes' engine within `limits`. Raises InputError where there is none."""
     space = production_space(problem, hardware, rule, limits)
     cold = contract_bound(problem, space, hardware, SKELETON)
     estimates = estimate_contract(problem, space, hardware)
     legal: IntArray = np.flatnonzero((cold.ub > 0) & np.isfinite(estimates))
-    kept = space.take(legal)
-    terms = {name: column[legal] for name, column in cold.terms.items()}
-    bounds = BoundArrays(cold.ub[legal], cold.seconds[legal], terms, cold.launch_floor_s)
-    warm = contract_bound(problem, kept, hardware, MEASURED_LOOP)
-    return ContractPoints(problem, kept, bounds, warm.seconds, estimates[legal])
+    s = space.take(legal)
+    warm = contract_bound(problem, s, hardware, MEASURED_LOOP)
+    kinds = (s.n_t, s.k_t, s.h_t, s.w_t, s.threads, s.stages)
+    kept = _taken(cold, legal)
+    return Points("lanes", problem, s, kept, warm.seconds, estimates[legal], kinds)
+
+
+def matrix_points(problem: MatrixProblem, hardware: GpuHardware) -> Points[MatrixParameters]:
+    """Every legal point of the tensor cores' engine. Raises InputError where there is none."""
+    space = matrix_space(problem, hardware)
+    cold = matrix_bound(problem, space, hardware)
+    estimates = estimate_matrix(problem, space, hardware)
+    legal: IntArray = np.flatnonzero((cold.ub > 0) & np.isfinite(estimates))
+    s = space.take(legal)
+    warm = matrix_bound(problem, s, hardware, MEASURED_LOOP)
+    kinds = (s.m, s.n, s.warps_m, s.warps_n)
+    return Points("tensor cores", problem, s, _taken(cold, legal), warm.seconds, estimates[legal], kinds)
+
+
+def merged_order(engines: Sequence[Points[Any]]) -> IntArray:
+    """(engine, point) rows of all points, in the order to measure."""
+    scores = np.concatenate([p.scores() for p in engines])
+    rows = np.concatenate(
+        [np.stack([np.full(len(p), e), np.arange(len(p))], axis=1) for e, p in enumerate(engines)]
+    )
+    return np.asarray(rows[np.argsort(scores, kind="stable")], dtype=np.int64)
+
+
+def _taken(bounds: BoundArrays, chosen: IntArray) -> BoundArrays:
+    terms = {name: column[chosen] for name, column in bounds.terms.items()}
+    return BoundArrays(bounds.ub[chosen], bounds.seconds[chosen], terms, bounds.launch_floor_s)

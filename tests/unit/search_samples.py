@@ -16,16 +16,16 @@ from tilewright.tuning_records import Key
 TARGET = resolve_target("cuda:sm_90a")
 
 
-def dense_kernel(rows=64, columns=64, depth=256):
+def dense_kernel(rows=64, columns=64, depth=256, dtype="f32"):
     """The tensor-level contraction of a dense layer, parameters chosen by the model."""
     module = tw.parse(
-        f"module @m {{ graph.func @main(%x: f32[{rows}, {depth}], %w: f32[{columns}, {depth}])"
-        f" -> f32[{rows}, {columns}] {{ %0 = graph.dense(%x, %w) : f32[{rows}, {columns}]"
+        f"module @m {{ graph.func @main(%x: {dtype}[{rows}, {depth}], %w: {dtype}[{columns}, {depth}])"
+        f" -> {dtype}[{rows}, {columns}] {{ %0 = graph.dense(%x, %w) : {dtype}[{rows}, {columns}]"
         " graph.return(%0) } }"
     )
     found = []
     lower(module, TARGET, choose=lambda m: found.append(m) or m)
-    return next(f for f in found[0].funcs if f.get("skeleton") == "contract")
+    return next(f for f in found[0].funcs if f.get("skeleton") in ("contract", "matrix"))
 
 
 @dataclass(eq=False)

@@ -215,3 +215,18 @@ def test_what_is_no_budget_is_said(bad):
     with pytest.raises(InputError, match="budget: expected a time such as 60s"):
         budget_seconds(bad)
     assert budget_seconds(None) is None
+
+
+def test_both_engines_are_searched_where_tensor_cores_can():
+    half = dense_kernel(256, 256, 256, dtype="f16")
+    space = search_space(half, TARGET.hardware)
+    engines = {str(space.named(i)["engine"]) for i in range(len(space))}
+    assert engines == {"lanes", "tensor cores"}
+    firsts = [str(space.named(i)["engine"]) for i in range(20)]
+    assert "tensor cores" in firsts
+    at = next(i for i in range(len(space)) if space.named(i)["engine"] == "tensor cores")
+    assert space.variant(at)["skeleton"] == "matrix"
+    assert space.found(space.named(at)) == at
+    assert space.found({**space.named(at), "engine": "lanes"}) is None
+    assert space.variant(0)["params"] == half["params"]
+    assert len(search_space(dense_kernel(256, 256, 256), TARGET.hardware)) < len(space)
