@@ -17,6 +17,7 @@ from tilewright.devices import open_device
 from tilewright.driver import Lowered, build, lower
 from tilewright.executable import Artifact, Executable, clear_errors
 from tilewright.ir import Func, InputError, Level, Module, Pairs, show
+from tilewright.layout_facts import layout_facts
 from tilewright.library_choice import LibraryChoice
 from tilewright.measuring import Measurer, measurer
 from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
@@ -180,12 +181,14 @@ def _constant_names(module: Module) -> list[str]:
 def facts_of(lowered: Lowered, target: Target) -> dict[str, Any]:
     """What a report says of a compilation.
 
-    Of each kernel the skeleton, parameters, bound, estimate and limit; of each convolution the algorithms.
+    Of each kernel the skeleton, parameters, bound, estimate and limit; of each convolution the algorithms;
+    how many values changed their layout.
     """
     return {
         "hardware": target.hardware.name,
         "chosen_by": "measurement" if any(f.get("measured_s") for f in lowered.tensor.funcs) else "model",
         "convolutions": convolution_facts(lowered.graph.main, target.hardware),
+        "layouts": layout_facts(lowered.thread.main),
         "kernels": [
             _kernel_facts(f)
             for f in lowered.thread.funcs

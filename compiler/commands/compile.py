@@ -17,6 +17,7 @@ from tilewright.commands.network import (
 )
 from tilewright.executable import Executable
 from tilewright.ir import UnsupportedError
+from tilewright.layout_facts import layout_text
 from tilewright.shaped import ShapedExecutable
 
 
@@ -53,6 +54,8 @@ def run_compile(a: argparse.Namespace) -> None:
         print(json.dumps(report, indent=1))
         return
     print(f"compiled {a.network} for {report['target']} in {seconds:.1f} s:{_sizes(exe, report)}")
+    if line := layout_text(report["layouts"]) if "layouts" in report else "":
+        print(line)
     if isinstance(exe, ShapedExecutable):
         saved = report["shared_constant_bytes_saved"]
         print(

@@ -11,6 +11,7 @@ from tilewright.commands.network import add_network_arguments, load_network
 from tilewright.costmodel.explain import LIMITS
 from tilewright.driver import lower
 from tilewright.ir import Ref
+from tilewright.layout_facts import layout_text
 from tilewright.targets import resolve_target
 
 
@@ -39,6 +40,8 @@ def run_explain(a: argparse.Namespace) -> None:
         print(json.dumps(rows, indent=1))
         return
     print(f"{a.network} for {target} ({facts['hardware']}): {len(rows)} kernels, {len(calls)} launches")
+    if line := layout_text(facts["layouts"]):
+        print(line)
     for k in rows:
         print(_text(k))
     bound = sum(k["calls"] * k["cost"]["bound_s"] for k in rows)

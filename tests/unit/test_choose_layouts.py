@@ -12,6 +12,7 @@ from relay_builder import Net
 import tilewright as tw
 from tilewright.ir import Level
 from tilewright.ir.tensor_ops import STRUCTURED, dims
+from tilewright.layout_facts import layout_text
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.tensor.choose_layouts_axes import channels_last_orders
 from tilewright.passes.tensor.choose_layouts_cost import LayoutCosts
@@ -173,3 +174,16 @@ def test_the_facts_stay_with_the_module():
     structured = [op for op in last.main.body.ops if op.name in STRUCTURED]
     assert facts["values"] == len(structured)
     assert tw.parse(tw.show(last)).main["layouts"] == facts
+
+
+def test_a_report_tells_of_layouts():
+    net = Net()
+    module = net.module(BLOCKS["mobilenet"](net))
+    report = tw.compile(module, target="null", precision="fp16").report()["layouts"]
+    assert report["channels_last"] > 0
+    assert report["conversions"] == []
+    assert "channels-last, 0 conversion kernels" in layout_text(report)
+    named = {"channels_last": 3, "values": 5, "conversions": ["relay:reshape#0"]}
+    assert layout_text(named).endswith("1 conversion kernel (relay:reshape#0)")
+    plain = tw.compile(module, target="null").report()["layouts"]
+    assert layout_text(plain) == ""
