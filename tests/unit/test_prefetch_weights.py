@@ -5,6 +5,7 @@ import pytest
 
 import tilewright as tw
 from tilewright.ir import parse, walk
+from tilewright.ir.expr import evaluate
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.targets import resolve_target
 
@@ -67,12 +68,9 @@ def test_every_line_of_the_weights_is_named():
             elif op.name == "thread.prefetch":
                 named.update(lines(op, env))
 
-    def value(e, env):
-        return e if isinstance(e, int) else eval(str(e), {"min": min, "max": max}, env)
-
     def lines(op, env):
-        if all(value(a, env) <= value(e, env) < value(b, env) for e, a, b in op["mask"]):
-            at = [value(e, env) for e in op["at"]]
+        if all(evaluate(a, env) <= evaluate(e, env) < evaluate(b, env) for e, a, b in op["mask"]):
+            at = [evaluate(e, env) for e in op["at"]]
             shape = op.operands[0].tensor.shape
             assert all(0 <= i < n for i, n in zip(at, shape, strict=True))
             yield int(np.ravel_multi_index(at, shape)) * 4 // 128
@@ -80,9 +78,7 @@ def test_every_line_of_the_weights_is_named():
     for bx in range(grid[0]):
         for by in range(grid[1]):
             for tid in range(block):
-                names = {"bid_x": bx, "bid_y": by, "bid_z": 0, "tid": tid}
-                visit_kernel = {**names, "bid": type("Bid", (), {"x": bx, "y": by, "z": 0})}
-                visit(kernel.body, visit_kernel)
+                visit(kernel.body, {"bid.x": bx, "bid.y": by, "bid.z": 0, "tid": tid})
     weights = next(op.operands[0].tensor for op in walk(kernel.body) if op.name == "thread.prefetch")
     assert named >= set(range(weights.nbytes // 128))
 
