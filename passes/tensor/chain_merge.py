@@ -8,8 +8,9 @@ from dataclasses import replace
 from tilewright.ir import Block, Expr, Func, Level, Op, Ref, TensorType, Type, Value
 from tilewright.ir.expr import binary
 from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor_ops import ranges_of, reads
+from tilewright.ir.tensor_ops import dims, domain, fills, ranges_of, reads
 from tilewright.passes.tensor.index_sets import row_major_offset
+from tilewright.passes.tensor.outline_kernel import rename_dims
 
 
 def callee_of(call: Op) -> str:
@@ -42,6 +43,7 @@ class _Merger:
         self.params: dict[tuple[Value, Type], Value] = {}
         self.inside: dict[Value, Value] = {}
         self.ops: list[Op] = []
+        self.reduced: set[str] = set()
 
     def inline(self, call: Op, kernel: Func) -> None:
         """Append a copy of the kernel's ops with the call's values."""
@@ -56,11 +58,26 @@ class _Merger:
             env[p] = self.params[key]
         for op in kernel.body.ops[:-1]:
             results = tuple(Value(r.type, r.hint) for r in op.results)
-            self.ops.append(replace(_reading(op, env), results=results))
+            self.ops.append(replace(self._renamed(_reading(op, env)), results=results))
             env.update(zip(op.results, results, strict=True))
         self.inside.update(
             {v: env[r] for v, r in zip(call.results, kernel.body.ops[-1].operands, strict=True)}
         )
+
+    def _renamed(self, op: Op) -> Op:
+        """The op with reduced dimensions whose names no other op of the function reduces over.
+
+        Passes that drop or merge dimensions of a kernel know them by name.
+        """
+        names: dict[str, str] = {}
+        for d in dims(op, "red"):
+            new, number = d, 0
+            while new in self.reduced or (new != d and new in domain(op)):
+                number += 1
+                new = f"{d}{number}"
+            self.reduced.add(new)
+            names[d] = new
+        return op if all(a == b for a, b in names.items()) else rename_dims(op, names)
 
 
 def _reading(op: Op, env: dict[Value, Value]) -> Op:
@@ -99,8 +116,6 @@ def reshapes_filled(calls: Sequence[Op], kernels: dict[str, Func]) -> bool:
 
 
 def _reads_filled(kernel: Func, p: Value) -> bool:
-    from tilewright.ir.tensor_ops import fills
-
     return any(
         v is p and fill is not None
         for op in kernel.body.ops[:-1]

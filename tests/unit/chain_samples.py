@@ -70,6 +70,20 @@ def depthwise_pointwise(c: int, k: int, h: int, w: int, stride: int) -> str:
   }}"""
 
 
+def expanded(c: int, k: int, h: int, w: int) -> str:
+    """A 1x1 convolution written with a window of one point, then a 3x3 depthwise one over the same domain."""
+    par, t = f"par = (n: 1, k: {k}, y: {h}, x: {w})", f"f32[1, {k}, {h}, {w}]"
+    return f"""tensor.func @chain(%in: f32[1, {c}, {h}, {w}], %w: f32[{k}, {c}, 1, 1],
+      %w2: f32[{k}, 1, 3, 3]) -> {t} {{
+    %0 = tensor.contract(%in, %w, {par}, red = (c: {c}, r: 1, s: 1),
+      reads = [[n, c, y + r, x + s], [k, c, r, s]]) : {t} {FMA}
+    %1 = tensor.map(%0, {par}, reads = [[n, k, y, x]]) : {t} {RELU}
+    %2 = tensor.window(%1, %w2, {par}, red = (r: 3, s: 3),
+      reads = [[n, k, y + r - 1, x + s - 1], [k, 0, r, s]], fill = [0.0, none]) : {t} {FMA}
+    tensor.return(%2)
+  }}"""
+
+
 def two_convolutions(c: int, k: int, last: int, h: int, w: int, results: str = "%2") -> str:
     """3x3 convolution, relu, 3x3 convolution."""
     par, out = f"par = (n: 2, k: {k}, y: {h}, x: {w})", f"par = (n: 2, k: {last}, y: {h}, x: {w})"

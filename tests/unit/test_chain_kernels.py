@@ -43,6 +43,7 @@ def chains(kernel: str, when: str = "always", only: str = ""):
     [
         (samples.attention(2, 32, 48, 32, 32), "contract-reduce-map-reduce-map-contract"),
         (samples.depthwise_pointwise(16, 12, 12, 12, 2), "window-contract"),
+        (samples.expanded(8, 16, 12, 12), "contract-window"),
         (samples.two_convolutions(3, 8, 8, 12, 12), "contract-contract"),
         (samples.convolution_pool(3, 8, 12, 12), "contract-window"),
         (samples.two_products(16, 32, 48, 24), "contract-contract"),
