@@ -26,6 +26,19 @@ STORED_BYTES = 8 << 20
 SECOND_STORE_SHARE = 0.07
 #: instructions of a read, with its address
 READ_INSTRUCTIONS = 6
+#: instructions of a read that neighbouring elements share
+SHARED_READ_INSTRUCTIONS = 2
+#: share of the time for an epilogue's bytes that nothing hides
+EXTRA_SHARE = 0.5
+#: what a contraction loses when it computes what it stages: such copies are not asynchronous
+PROLOGUE_SHARE = 0.03
+#: seconds of a launch beside what the estimate of its kernel has of it; estimates are no closer anyway
+BOUNDARY_S = 0.3e-6
+#: seconds that a prologue costs a reduction at least
+LEAST_PROLOGUE_S = 0.1e-6
+#: seconds that a prologue costs a staged contraction at least: its operands are one more latency before the first
+#: step. Measured with the next constant
+PROLOGUE_S = 1e-6
 #: clock cycles by which a prologue makes each step of a contraction's chain longer: without large arrays
 #: ResNet-50 ran 7 % slower with prologues on the same device
 PROLOGUE_STEP_CLK = 60.0
@@ -45,26 +58,26 @@ class KernelCosts:
 
     def __init__(self, graph: OpGraph, hardware: Hardware, ctx: PassContext) -> None:
         self.graph, self.hardware, self.ctx = graph, hardware, ctx
-        self._known: dict[int, float] = {}
-        self._signs: dict[Hashable, int] = {}
         self._sign_of: list[int] = [self._sign(op) for op in graph.ops]
         self.evaluated = 0
 
     def seconds(self, ops: int) -> float:
         """Estimated seconds of the kernel that these ops become; inf where no parameters fit the device."""
-        if ops not in self._known:
-            key = (self.hardware, self._key(ops))
-            if key not in _MEMO:
-                if len(_MEMO) >= _MEMO_ENTRIES:
-                    _MEMO.clear()
-                _MEMO[key] = self._evaluate(ops)
-                self.evaluated += 1
-            self._known[ops] = _MEMO[key]
-        return self._known[ops]
+        core = self._core(ops)
+        seconds = self._core_s(core)
+        last = self.graph.ops[core.bit_length() - 1]
+        if core & (core - 1) and last.name == "tensor.contract":  # a prologue makes no product faster
+            seconds = max(seconds, self._core_s(1 << core.bit_length() - 1) + LEAST_PROLOGUE_S)
+        return seconds if core == ops else seconds + self._epilogue_s(ops, core)
 
-    def given(self, ops: int, seconds: float) -> None:
-        """Take `seconds` as the cost of a set that another kind of kernel computes."""
-        self._known[ops] = seconds
+    def _core_s(self, core: int) -> float:
+        key = (self.hardware, self._key(core))
+        if key not in _MEMO:
+            if len(_MEMO) >= _MEMO_ENTRIES:
+                _MEMO.clear()
+            _MEMO[key] = self._evaluate(core)
+            self.evaluated += 1
+        return _MEMO[key]
 
     def _sign(self, op: Op) -> int:
         types = tuple(v.type for v in (*op.operands, *op.results))
@@ -75,7 +88,7 @@ class KernelCosts:
         """Equal for sets that become equal kernels: the ops, who reads whom, and what is stored."""
         names: dict[Value, int] = {}
         out: list[Hashable] = []
-        stored = self.graph.stored(ops)
+        stored = self._results(ops)
         for i in members(ops):
             op = self.graph.ops[i]
             wires = tuple(names.setdefault(v, len(names)) for v in (*op.operands, *op.results))
@@ -83,11 +96,23 @@ class KernelCosts:
         return tuple(out)
 
     def kernel(self, ops: int) -> Func:
-        """The kernel function of a set of ops."""
+        """The kernel function of the ops of a core."""
         inside = [self.graph.ops[i] for i in members(ops)]
         anchor = self.graph.ops[anchor_of(self.graph, ops)]
-        outputs = [r for i in members(self.graph.stored(ops)) for r in self.graph.ops[i].results]
+        outputs = [r for i in members(self._results(ops)) for r in self.graph.ops[i].results]
         return outline(inside, anchor, outputs, "k", self.graph.resolve)[0]
+
+    def _results(self, ops: int) -> int:
+        """What the kernel of a core stores: of a contraction its result, whoever reads it."""
+        contraction = next((i for i in members(ops) if self.graph.ops[i].name == "tensor.contract"), None)
+        return self.graph.stored(ops) if contraction is None else 1 << contraction
+
+    def _core(self, ops: int) -> int:
+        """A contraction of the set and what of it comes before; all ops where there is none."""
+        for i in members(ops):
+            if self.graph.ops[i].name == "tensor.contract":
+                return 1 << i | self.graph.before[i] & ops
+        return ops
 
     def _evaluate(self, ops: int) -> float:
         if not ops & (ops - 1) and self.graph.ops[ops.bit_length() - 1].name == "tensor.join":
@@ -104,7 +129,29 @@ class KernelCosts:
         assert isinstance(cost, Pairs)
         estimate = cost["estimate_s"]
         assert isinstance(estimate, float)
-        return estimate + corrections_s(func, self.hardware)
+        extra = prologue_s(func, self.hardware)
+        prologue = extra > 0 and any(op.name == "tensor.contract" for op in func.body.ops)
+        boundary = BOUNDARY_S if isinstance(self.hardware, GpuHardware) else 0.0
+        return estimate * (1 + PROLOGUE_SHARE * prologue) + extra + boundary
+
+    def _epilogue_s(self, ops: int, core: int) -> float:
+        """What the ops of a set beside its core add: traffic, instructions, results beyond the first."""
+        after = [self.graph.ops[i] for i in members(ops & ~core)]
+        made = {r for i in members(ops) for r in self.graph.ops[i].results}
+        given = {v for op in after for v in op.operands if v not in made}
+        stored = [r for i in members(self.graph.stored(ops)) for r in self.graph.ops[i].results]
+        hardware = self.hardware
+        moved = sum(v.tensor.nbytes for v in given) + sum(v.tensor.nbytes for v in stored[1:])
+        seconds = EXTRA_SHARE * moved / _bytes_per_s(hardware)
+        points = prod(self.graph.shapes[anchor_of(self.graph, ops)])
+        work = sum(map(recompute_cost, after))
+        work += sum(_read_instructions(v, points) for v in given)
+        work += CROWDED_INSTRUCTIONS * max(0, len(given) - FREE_OPERANDS)
+        seconds += points * work / _rate(hardware, points)
+        if isinstance(hardware, GpuHardware):
+            large = [max(0, v.tensor.nbytes - STORED_BYTES) for v in stored[1:]]
+            seconds += sum(large) / (SECOND_STORE_SHARE * hardware.dram_bytes_per_s)
+        return seconds
 
 
 #: numbers of op structures
@@ -131,30 +178,15 @@ def anchor_of(graph: OpGraph, ops: int) -> int:
     return next(i for i in inside if graph.shapes[i] == graph.shapes[inside[-1]])
 
 
-def corrections_s(kernel: Func, hardware: Hardware) -> float:
-    """Seconds that the estimate of a kernel does not see: prologues, further results, long epilogues."""
+def prologue_s(kernel: Func, hardware: Hardware) -> float:
+    """Seconds that the estimate of a kernel does not see: what is computed wherever it is read."""
     ops = kernel.body.ops[:-1]
-    anchor = next((op for op in ops if op.name in REDUCING), None)
     made = {r: op for op in ops for r in op.results}
-    free = _independent(ops)
+    anchor = next((op for op in ops if op.name in REDUCING), None)
     if anchor is None:
         return _repeated_s(ops, made, hardware)
-    before = [op for op in ops if op in free]
-    seconds = 0.0
-    if before:
-        seconds += _prologue_s(kernel, anchor, made, before, hardware)
-    if anchor.name == "tensor.reduce":
-        return seconds
-    after = [op for op in ops if op not in free and op is not anchor]
-    points = prod(dims(anchor, "par").values())
-    given = {v for op in after for v in op.operands if v not in made}
-    work = sum(map(recompute_cost, after)) + READ_INSTRUCTIONS * len(given)
-    work += CROWDED_INSTRUCTIONS * max(0, len(given) - FREE_OPERANDS)
-    seconds += points * work / _rate(hardware, points)
-    if isinstance(hardware, GpuHardware):
-        extra = [max(0, v.tensor.nbytes - STORED_BYTES) for v in kernel.body.ops[-1].operands[1:]]
-        seconds += sum(extra) / (SECOND_STORE_SHARE * hardware.dram_bytes_per_s)
-    return seconds
+    before = [op for op in ops if op in _independent(ops)]
+    return _prologue_s(kernel, anchor, made, before, hardware) if before else 0.0
 
 
 def _independent(ops: Sequence[Op]) -> set[Op]:
@@ -169,12 +201,23 @@ def _independent(ops: Sequence[Op]) -> set[Op]:
     return out
 
 
+def _read_instructions(v: Value, points: int) -> int:
+    return READ_INSTRUCTIONS if v.tensor.size >= points else SHARED_READ_INSTRUCTIONS
+
+
 def _rate(hardware: Hardware, work_items: int) -> float:
     """Scalar instructions per second that so many independent items can issue."""
     if isinstance(hardware, CpuHardware):
         return hardware.cores * hardware.simd_lanes * hardware.clock_hz
     lanes = hardware.sm_count * hardware.schedulers_per_sm * 32
     return min(lanes * hardware.estimate_issue_efficiency, max(32, work_items)) * hardware.clock_hz
+
+
+def _bytes_per_s(hardware: Hardware) -> float:
+    """Sustained DRAM bandwidth."""
+    if isinstance(hardware, CpuHardware):
+        return hardware.estimate_dram_bytes_per_s
+    return hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency
 
 
 def _prologue_s(
@@ -184,14 +227,15 @@ def _prologue_s(
 
     An element is computed once for each block that reads it, halos included.
     """
-    read = sum(len([v for v in op.operands if v not in made]) for op in before)
+    points = max(op.result.tensor.size for op in before)
+    read = sum(_read_instructions(v, points) for op in before for v in op.operands if v not in made)
     checks = sum(f is not None for op in before for f in fills(op))
-    work = sum(map(recompute_cost, before)) + READ_INSTRUCTIONS * max(0, read - 1) + 2 * checks
+    work = sum(map(recompute_cost, before)) + max(0, read - READ_INSTRUCTIONS) + 2 * checks
     params = kernel.get("params")
     block = params["block"] if isinstance(params, Pairs) and "block" in params else None
     if not isinstance(block, Pairs):  # each thread computes what it reads
         points = prod(domain(anchor).values())
-        return points * work / _rate(hardware, points)
+        return LEAST_PROLOGUE_S + points * work / _rate(hardware, points)
     par = dims(anchor, "par")
     tile = {d: min(n, _whole(block.as_dict().get(d, 1))) for d, n in par.items()}
     blocks = prod(-(-n // tile[d]) for d, n in par.items())
@@ -202,7 +246,7 @@ def _prologue_s(
         red = dims(anchor, "red")
         steps = prod(-(-red[d] // max(1, _whole(n))) for d, n in step.items if d in red)
         rounds = -(-blocks // hardware.sm_count)
-        seconds += min(rounds, 2) * steps * PROLOGUE_STEP_CLK / hardware.clock_hz
+        seconds += PROLOGUE_S + min(rounds, 2) * steps * PROLOGUE_STEP_CLK / hardware.clock_hz
     return seconds
 
 

@@ -40,7 +40,7 @@ def cheapest_partition(graph: OpGraph, costs: Mapping[int, float], *, max_states
     `max_states`, or too many cheap partitions have cycles.
     """
     kept = undominated(graph, costs)
-    parts = _components(len(graph.ops), kept)
+    parts = components(len(graph.ops), kept)
     by_part = {p: [s for s in kept if s & p] for p in parts}
     solved: dict[tuple[int, frozenset[int]], Cover] = {}
 
@@ -67,7 +67,7 @@ def cheapest_partition(graph: OpGraph, costs: Mapping[int, float], *, max_states
         if not cycle:
             return Cover(best.sets, best.seconds, exact)
         if len(seen) > MAX_ROUNDS:
-            return _without_cycles(graph, best, costs)
+            return without_cycles(graph, best, costs)
         for s in cycle:
             more = forbidden | {s}
             if more not in seen:
@@ -107,7 +107,7 @@ def _reads(graph: OpGraph, a: int, b: int) -> bool:
     return any(graph.before[i] & b for i in members(a))
 
 
-def _components(ops: int, sets: Iterable[int]) -> list[int]:
+def components(ops: int, sets: Iterable[int]) -> list[int]:
     """The ops that overlapping sets join, as disjoint sets."""
     parts = [1 << i for i in range(ops)]
     owner = list(range(ops))
@@ -195,9 +195,11 @@ def waiting(graph: OpGraph, sets: Iterable[int]) -> list[int]:
     return []
 
 
-def _without_cycles(graph: OpGraph, best: Cover, costs: Mapping[int, float]) -> Cover:
-    """The partition with the sets of every cycle taken apart."""
+def without_cycles(graph: OpGraph, best: Cover, costs: Mapping[int, float]) -> Cover:
+    """The partition with the sets of every cycle taken apart, which is the same one where there is none."""
     sets = list(best.sets)
+    if not waiting(graph, sets):
+        return best
     while cycle := waiting(graph, sets):
         sets = [s for s in sets if s not in cycle] + [1 << i for s in cycle for i in members(s)]
     return Cover(tuple(sets), sum(costs[s] for s in sets), False)
