@@ -30,6 +30,10 @@ class LibraryDevice(Protocol):
         """What a person calls it."""
         ...
 
+    def library_version(self, provider: str) -> str:
+        """What stored algorithms of a library depend on; raises `DeviceMissingError`."""
+        ...
+
     def library_kernels(self, provider: str, problem: Problem, workspace_bytes: int) -> list[LibraryKernel]:
         """The algorithms a library has for a problem."""
         ...
@@ -73,6 +77,15 @@ def _programs(
             yield from (with_kernel(prepared, k, kernel.get("cost")) for k in found)
             if call.provider == "cudnn":
                 return  # plans take long to build: what takes less along than this is not asked for
+
+
+def program_with(f: Func, kernel: LibraryKernel, hardware: Hardware) -> Module | None:
+    """The program that computes a kernel with this library kernel; None where it is none of the ways."""
+    for call in FINDERS[kernel.provider](f):
+        if call.problem == kernel.problem:
+            prepared = _with_parameters(program_around(call.kernel or f, call), hardware)
+            return with_kernel(prepared, kernel, f.get("cost"))
+    return None
 
 
 def products_in(kernel: Func) -> list[Call]:

@@ -18,11 +18,12 @@ from tilewright.library_candidates import FINDERS, LibraryDevice, library_candid
 from tilewright.library_facts import estimate_of, won_by
 from tilewright.library_parts import Parts, parts_of, with_whole_kernels
 from tilewright.library_program import inlined, library_kernels
+from tilewright.library_records import LibraryBook, Record
 from tilewright.library_weights import with_constant_weights
 from tilewright.measuring import Measurer, RandomConstants
 from tilewright.passes.values import replace_in_op
 from tilewright.runtime.dtypes import DTYPES
-from tilewright.runtime.errors import DeviceError, DeviceLostError
+from tilewright.runtime.errors import DeviceError, DeviceLostError, DeviceMissingError
 
 T = TypeVar("T")
 
@@ -85,6 +86,7 @@ class LibraryChoice:
             self.facts = {"unavailable": dict.fromkeys(FINDERS, reason), "compared": [], **won_by(module)}
             return module
         missing: dict[str, str] = {}
+        self._book = LibraryBook(self.measurer, _versions(device, missing))
         rows: list[Compared] = []
         pairs = self._pairs(module, device, missing, rows)
         module = with_whole_kernels(module, list(pairs))
@@ -114,7 +116,7 @@ class LibraryChoice:
                 by_subject[subject].occurrences += len(p.sites)
             else:
                 generated = standing_alone(p.program(), at)
-                found = self._against(p.whole, generated, at, len(p.sites), device, missing)
+                found = self._against(subject, p.whole, generated, at, len(p.sites), device, missing)
                 if found is None:
                     continue
                 by_subject[subject] = found
@@ -141,7 +143,7 @@ class LibraryChoice:
             if subject in by_subject:
                 by_subject[subject].occurrences += calls[f.name]
             else:
-                compared = self._against(f, alone(f, at), at, calls[f.name], device, missing)
+                compared = self._against(subject, f, alone(f, at), at, calls[f.name], device, missing)
                 if compared is None:
                     continue
                 by_subject[subject] = compared
@@ -151,6 +153,7 @@ class LibraryChoice:
 
     def _against(
         self,
+        subject: str,
         kernel: Func,
         generated: Module,
         constants: Collection[int],
@@ -159,13 +162,20 @@ class LibraryChoice:
         missing: dict[str, str],
     ) -> Compared | None:
         """What measuring says of a kernel and of all its candidates; None where there are none."""
+        hardware = self.measurer.target.hardware
+        known = self._book.recall(subject)
+        if known is not None:
+            self.measurer.reused += known.candidates
+            return _compared(known, kernel.name, calls, known.program(kernel, hardware))
         if self.budget.over:
             return None
-        hardware = self.measurer.target.hardware
         candidates = library_candidates(kernel, hardware, device, missing=missing)
         if not candidates:
             return None
-        return self._measured(kernel, generated, candidates, constants, calls)
+        found = self._measured(kernel, generated, candidates, constants, calls)
+        if not self.budget.over:  # else there may be better ones that were not timed
+            self._book.keep(subject, _record(found))
+        return found
 
     def _measured(
         self,
@@ -213,6 +223,38 @@ class LibraryChoice:
             if not error <= tolerance:
                 return f"{kernel.provider} {kernel.operation}: results differ by {error:.2g} of their norm"
         return None
+
+
+def _versions(device: LibraryDevice, missing: dict[str, str]) -> dict[str, str]:
+    """Versions of the libraries that are installed; why others do not compete goes to `missing`."""
+    found = {}
+    for provider in FINDERS:
+        try:
+            found[provider] = device.library_version(provider)
+        except DeviceMissingError as error:
+            missing[provider] = str(error)
+    return found
+
+
+def _record(found: Compared) -> Record:
+    kernels = library_kernels(found.program).values() if found.program is not None else ()
+    return Record(
+        found.generated_s,
+        found.library_s,
+        found.library,
+        found.candidates,
+        len(found.failed),
+        next(iter(kernels), None),
+    )
+
+
+def _compared(known: Record, name: str, calls: int, program: Module | None) -> Compared:
+    """What an earlier run measured; the reasons of failures are not kept."""
+    failed = ["in an earlier run"] * known.failed
+    chosen = None if program is None or known.library_s is None else _on_record(program, known.library_s)
+    return Compared(
+        name, calls, known.generated_s, known.library_s, known.library, known.candidates, failed, chosen
+    )
 
 
 def _outputs(measurer: Measurer, module: Module) -> list[np.ndarray]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +17,7 @@ from tilewright.runtime.device import Progress
 from tilewright.runtime.errors import DeviceMissingError, RuntimeInputError
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.problem import Problem
-from tilewright.runtime.libraries.provider import open_provider
+from tilewright.runtime.libraries.provider import Provider, open_provider
 from tilewright.runtime.loaded import Closable
 from tilewright.runtime.plan import ExecutionPlan
 
@@ -106,11 +107,22 @@ class CudaDevice(Closable):
 
         Raises `DeviceMissingError` where the library is not installed, `DeviceError` where it fails.
         """
+        with self._library(provider) as library:
+            return library.kernels(problem, workspace_bytes)
+
+    def library_version(self, provider: str) -> str:
+        """The version of a library on this machine; raises `DeviceMissingError` where it is not installed."""
+        with self._library(provider) as library:
+            return library.version
+
+    @contextmanager
+    def _library(self, provider: str) -> Iterator[Provider]:
+        """A library, opened where no plan has it open."""
         self.check_open()
         with self.context.current():
             library = self.pool.libraries.take(provider, lambda: open_provider(provider))
             try:
-                return library.kernels(problem, workspace_bytes)
+                yield library
             finally:
                 self.pool.libraries.give_back(provider, lambda opened: opened.close())
 

@@ -128,6 +128,11 @@ class FakeLibraryDevice:
     def __init__(self, provider: Any) -> None:
         self.provider = provider
 
+    def library_version(self, provider: str) -> str:
+        if provider != self.provider.provider:
+            raise DeviceMissingError(f"no library {provider}")
+        return str(self.provider.version)
+
     def library_kernels(self, provider: str, problem: Problem, workspace_bytes: int) -> list[LibraryKernel]:
         if provider != self.provider.provider:
             raise DeviceMissingError(f"no library {provider}")

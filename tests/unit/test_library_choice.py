@@ -15,9 +15,24 @@ from tilewright.ir import Func, Module
 from tilewright.library_choice import LibraryChoice
 from tilewright.library_facts import library_lines, won_by
 from tilewright.library_program import library_kernels
+from tilewright.library_records import Record
 from tilewright.runtime.errors import DeviceError, DeviceLostError
 from tilewright.runtime.libraries.cublaslt import CublasLt
 from tilewright.targets import resolve_target
+
+
+class FakeDatabase:
+    """Choices by subject."""
+
+    def __init__(self) -> None:
+        self.choices: dict[str, Any] = {}
+
+    def choice(self, key: str) -> Any:
+        return self.choices.get(key)
+
+    def put_choice(self, key: str, choice: Any) -> None:
+        assert key.startswith("library:")  # what a database takes names what was chosen
+        self.choices[key] = choice
 
 
 class FakeMeasurer:
@@ -27,7 +42,11 @@ class FakeMeasurer:
         self.target = resolve_target("cuda:sm_90a")
         self.device = FakeLibraryDevice(CublasLt(FakeCublasLt()))
         self.library_s, self.generated_s = library_s, generated_s
-        self.asked = 0
+        self.asked = self.reused = 0
+        self.database = FakeDatabase()
+
+    def key(self, subject: str) -> str:
+        return subject
 
     def seconds(self, modules: list[Module]) -> list[float]:
         (module,) = modules
@@ -107,6 +126,32 @@ def test_nothing_is_compared_without_budget(same_results: dict[str, float]) -> N
     _, facts = chosen(measurer, named_kernel("rows by columns"), budget=Budget(0.0))
     assert measurer.asked == 0
     assert facts["compared"] == []
+
+
+def test_what_was_compared_before_is_recalled(same_results: dict[str, float]) -> None:
+    kernel = epilogue_kernel("q", 12)
+    first = FakeMeasurer({1: 9e-5, 2: 5e-5, 3: 7e-5})
+    module, facts = chosen(first, kernel)
+    again = FakeMeasurer({})
+    again.database = first.database
+    recalled, same = chosen(again, kernel, budget=Budget(0.0))
+    assert again.asked == 0
+    assert again.reused == 12
+    assert library_kernels(recalled) == library_kernels(module)
+    assert same == facts
+    again.device.provider.close()
+    again.device = FakeLibraryDevice(CublasLt(FakeCublasLt(version=130200)))
+    other, _ = chosen(again, kernel, budget=Budget(0.0))
+    assert not library_kernels(other)  # what was said of another version does not count
+
+
+def test_records_that_are_none_are_left(same_results: dict[str, float]) -> None:
+    assert Record.from_json("{}") is None
+    assert Record.from_json("[1]") is None
+    text = Record(1e-5, 2e-5, "cublaslt", 3, 0, None).to_json()
+    assert Record.from_json(text) == Record(1e-5, 2e-5, "cublaslt", 3, 0, None)
+    assert Record.from_json(text.replace("1e-05", "-1")) is None
+    assert Record.from_json(text.replace("null", '"{}"')) is None
 
 
 def test_devices_without_libraries_are_said_so() -> None:
