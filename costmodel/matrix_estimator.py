@@ -45,7 +45,7 @@ def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHar
     busy_s = busy_clk / hardware.clock_hz
     dram_s = problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
     longest, shorter = np.maximum(busy_s, dram_s), np.minimum(busy_s, dram_s)
-    seconds = hardware.estimate_launch_s + longest + _EXPOSED_SHARE * shorter
+    seconds = hardware.contract_launch_s + longest + _EXPOSED_SHARE * shorter
     return np.asarray(np.where(fits > 0, seconds, np.inf))
 
 

@@ -166,17 +166,16 @@ def matrix_variant(kernel: Func, view: MatrixView, choice: Choice[MatrixParamete
 def contract_candidates(kernel: Func, hardware: Hardware, top: int) -> list[Func]:
     """A contraction kernel with its chosen parameters and with at most `top` others worth measuring.
 
-    They are of both engines, the lanes' and the tensor cores', where the latter can compute it.
+    Half of them are of the tensor cores, where those can compute it.
     """
     (op,) = (o for o in kernel.body.ops if o.name == "tensor.contract")
-    found: list[tuple[float, Func]] = []
-    for lanes in likely_contract(contract_problem(kernel, op), hardware, top):
-        found.append((lanes.estimate_s, contract_variant(kernel, op, lanes)))
-    if (on := _on_tensor_cores(kernel, op, hardware)) is not None:
-        for cores in likely_matrix(on[1], on[2], top):
-            found.append((cores.estimate_s, matrix_variant(kernel, on[0], cores)))
+    on = _on_tensor_cores(kernel, op, hardware)
+    cores = [] if on is None else likely_matrix(on[1], on[2], -(-top // 2))
+    lanes = likely_contract(contract_problem(kernel, op), hardware, top - len(cores))
+    found = [(c.estimate_s, contract_variant(kernel, op, c)) for c in lanes]
+    found += [(c.estimate_s, matrix_variant(kernel, on[0], c)) for c in cores if on is not None]
     variants = [kernel]
-    for _, variant in sorted(found, key=lambda f: f[0])[:top]:
+    for _, variant in sorted(found, key=lambda f: f[0]):
         if all(v["params"] != variant["params"] for v in variants):
             variants.append(variant)
     return variants

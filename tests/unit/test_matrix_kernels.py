@@ -1,0 +1,186 @@
+"""Tensor-core kernels on the emulator against float64: products, convolutions, epilogues, prologues."""
+
+import numpy as np
+import pytest
+from matrix_samples import assert_close, emulated, inputs_of, lowered, product, source, view_of
+
+from tilewright.codegen.nvrtc import compile_cuda
+from tilewright.ir import InputError, walk
+from tilewright.passes.lower.skeletons.matrix import lower_matrix
+from tilewright.passes.lower.skeletons.matrix_plan import MatrixPlan
+
+pytestmark = pytest.mark.emulator
+
+
+def gemm(dtype: str, m: int, n: int, k: int, first: str = "mc", second: str = "nc", batch: int = 0, **more):
+    """C[m, n] of factors whose dimensions lie in memory in these orders."""
+    sizes = {"m": m, "n": n, "c": k, "b": batch}
+    orders = [("b" if batch else "") + order for order in (first, second)]
+    shapes = [", ".join(str(sizes[d]) for d in order) for order in orders]
+    par = (f"b: {batch}, " if batch else "") + f"m: {m}, n: {n}"
+    return product(dtype, shapes, par, f"c: {k}", [f"[{', '.join(order)}]" for order in orders], **more)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "orders", "size", "tiles"),
+    [
+        ("f16", ("mc", "nc"), (70, 100, 72), (64, 64, 32, 2, 2, 3)),
+        ("bf16", ("mc", "cn"), (70, 104, 40), (32, 64, 16, 1, 2, 4)),
+        ("f16", ("cm", "cn"), (72, 56, 200), (64, 32, 64, 2, 1, 2)),
+        ("f32", ("mc", "nc"), (33, 40, 76), (32, 32, 16, 1, 2, 3)),
+        ("f32", ("cm", "cn"), (36, 40, 50), (16, 32, 8, 1, 1, 5)),
+        ("f16", ("mc", "nc"), (17, 9, 23), (16, 16, 32, 1, 1, 2)),  # nothing is aligned: element by element
+        ("f32", ("cm", "nc"), (17, 9, 23), (16, 16, 16, 1, 1, 2)),
+        ("f16", ("mc", "nc"), (130, 40, 32), (128, 32, 32, 4, 1, 3)),  # one chunk
+        ("f16", ("mc", "nc"), (40, 24, 64), (32, 24, 32, 1, 1, 4)),  # an odd number of tiles of columns
+    ],
+)
+def test_products(dtype, orders, size, tiles):
+    kernel = gemm(dtype, *size, *orders)
+    a, b = inputs_of(kernel)
+    first, second = a.astype(np.float64), b.astype(np.float64)
+    want = (first.T if orders[0] == "cm" else first) @ (second if orders[1] == "cn" else second.T)
+    assert_close(emulated(kernel, [a, b], *tiles), want, dtype)
+
+
+def test_batches_and_raster():
+    kernel = gemm("f16", 64, 48, 32, batch=3)
+    a, b = inputs_of(kernel)
+    want = a.astype(np.float64) @ b.astype(np.float64).transpose(0, 2, 1)
+    assert_close(emulated(kernel, [a, b], 16, 16, 32, 1, 1, 2, raster=2), want, "f16")
+
+
+BIAS = """%y = tensor.map(%p, %bias, %res, par = (PAR), reads = [[AT], [COLUMN], [AT]]) : OUT[SIZES] {
+  ^(%1: f32, %2: f32, %3: OUT)
+  %4 = scalar.add(%1, %2) : f32
+  %5 = scalar.cast(%3, dtype = "f32") : f32
+  %6 = scalar.add(%4, %5) : f32
+  %7 = scalar.const(value = 0.0, dtype = "f32") : f32
+  %8 = scalar.max(%6, %7) : f32
+  %9 = scalar.cast(%8, dtype = "OUT") : OUT
+  scalar.yield(%9)
+}"""
+
+
+def convolution(dtype: str, n: int, hw: tuple[int, int], c: int, k: int, f: int, stride: int, layout: str):
+    """A convolution with bias, residual and ReLU, in NCHW or NHWC."""
+    h, w = hw
+    pad, oh, ow = f // 2, (h - 1) // stride + 1, (w - 1) // stride + 1
+    sizes = {"n": n, "y": oh, "x": ow, "k": k}
+    order = "nkyx" if layout == "NCHW" else "nyxk"
+    y, x = f"y * {stride} + r - {pad}", f"x * {stride} + s - {pad}"
+    par = ", ".join(f"{d}: {sizes[d]}" for d in order)
+    image = (f"{n}, {h}, {w}, {c}", f"[n, {y}, {x}, c]")
+    if layout == "NCHW":
+        image = (f"{n}, {c}, {h}, {w}", f"[n, c, {y}, {x}]")
+    text = BIAS.replace("PAR", par).replace("AT", ", ".join(order)).replace("COLUMN", "k")
+    text = text.replace("OUT", dtype)
+    if dtype == "f32":
+        text = text.replace('%5 = scalar.cast(%3, dtype = "f32") : f32', "").replace("%5", "%3")
+        text = text.replace('%9 = scalar.cast(%8, dtype = "f32") : f32', "").replace("%9", "%8")
+    out = ", ".join(str(sizes[d]) for d in order)
+    return product(
+        dtype, (image[0], f"{f}, {f}, {k}, {c}"), par, f"c: {c}, r: {f}, s: {f}",
+        (image[1], "[r, s, k, c]"), fill="[0.0, none]" if f > 1 else "[none, none]", result=dtype,
+        epilogue=text.replace("SIZES", out), extra=(f"%bias: f32[{k}]", f"%res: {dtype}[{out}]"),
+    )  # fmt: skip
+
+
+def convolved(x, w, bias, res, f, stride, layout):
+    x, w, bias, res = (v.astype(np.float64) for v in (x, w, bias, res))
+    if layout == "NCHW":
+        x, res = x.transpose(0, 2, 3, 1), res.transpose(0, 2, 3, 1)
+    pad = f // 2
+    padded = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    total = np.zeros(res.shape)
+    for r in range(f):
+        for s in range(f):
+            ends = [start + (n - 1) * stride + 1 for start, n in zip((r, s), res.shape[1:3], strict=True)]
+            total += padded[:, r : ends[0] : stride, s : ends[1] : stride] @ w[r, s].T
+    out = np.maximum(total + bias + res, 0)
+    return out.transpose(0, 3, 1, 2) if layout == "NCHW" else out
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "tiles"),
+    [
+        ("f16", (2, (7, 7), 24, 40, 3, 1, "NHWC"), (32, 64, 16, 1, 2, 3)),
+        ("bf16", (1, (9, 8), 32, 16, 3, 2, "NHWC"), (16, 16, 32, 1, 1, 4)),
+        ("f32", (1, (6, 6), 20, 12, 3, 1, "NHWC"), (32, 16, 8, 2, 1, 3)),
+        ("f16", (3, (4, 4), 16, 24, 1, 1, "NCHW"), (32, 32, 16, 2, 1, 2)),
+        ("f32", (1, (6, 8), 12, 16, 3, 1, "NCHW"), (32, 16, 16, 1, 1, 2)),
+        ("f16", (1, (5, 6), 5, 16, 3, 1, "NCHW"), (16, 16, 16, 1, 1, 2)),
+    ],
+)
+def test_convolutions_with_epilogues(dtype, shape, tiles):
+    kernel = convolution(dtype, *shape)
+    inputs = inputs_of(kernel)
+    assert_close(emulated(kernel, inputs, *tiles), convolved(*inputs, *shape[4:]), dtype)
+
+
+def test_groups_are_a_batch():
+    kernel = product(
+        "f16", ("2, 5, 3, 16", "3, 24, 16"), "n: 2, x: 5, g: 3, k: 24", "c: 16", ("[n, x, g, c]", "[g, k, c]")
+    )
+    x, w = inputs_of(kernel)
+    want = np.einsum("nxgc,gkc->nxgk", x.astype(np.float64), w.astype(np.float64))
+    assert_close(emulated(kernel, [x, w], 16, 32, 16, 1, 2, 2), want, "f16")
+
+
+MOVED = """%x = tensor.map(%a, par = (m: 24, c: 64), reads = [[c // 16, m, c % 16]]) : f16[24, 64] {
+  ^(%1: f16)
+  scalar.yield(%1)
+}"""
+CAST = """%x = tensor.map(%a, par = (m: 24, c: 64), reads = [[m, c]]) : f16[24, 64] {
+  ^(%1: f32)
+  %2 = scalar.cast(%1, dtype = "f16") : f16
+  scalar.yield(%2)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("before", "given", "copies"), [(MOVED, "f16[4, 24, 16]", 8), (CAST, "f32[24, 64]", 0)]
+)
+def test_what_comes_before(before, given, copies):
+    """Moved elements are still copied asynchronously; computed ones pass through registers."""
+    kernel = product(
+        "f16", ("24, 64", "40, 64"), "m: 24, n: 40", "c: 64", ("[m, c]", "[n, c]"), before=before, given=given
+    )
+    a, w = inputs_of(kernel)
+    first = a.astype(np.float16).astype(np.float64)
+    first = first.transpose(1, 0, 2).reshape(24, 64) if before is MOVED else first
+    assert view_of(kernel).copy_elements(0) == copies
+    assert_close(emulated(kernel, [a, w], 16, 32, 16, 1, 1, 2), first @ w.astype(np.float64).T, "f16")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize(
+    ("dtype", "tiles"),
+    [("bf16", (128, 256, 64, 2, 4, 3)), ("f16", (128, 128, 32, 2, 2, 4)), ("f32", (128, 128, 16, 2, 2, 4))],
+)
+def test_large_tiles_stay_in_registers(dtype, tiles, arch):
+    text = source(lowered(gemm(dtype, 4096, 4096, 4096), *tiles, raster=8))
+    assert compile_cuda(text, arch=arch).kernels["k"].spill_bytes == 0
+    assert all(name in text for name in ("cp.async", "ldmatrix", "mma.sync"))
+
+
+def test_loop_has_one_barrier_and_whole_copies():
+    func = lowered(gemm("f16", 256, 256, 512), 128, 128, 32, 2, 2, 4)
+    loops = (op for op in func.body.ops if op.body is not None)
+    loop = max(loops, key=lambda op: sum(1 for _ in walk(op.body)))
+    inside = [op.name for op in walk(loop.body)]
+    assert inside.count("thread.barrier") == 1
+    assert {op["lanes"] for op in walk(func.body) if op.name == "thread.copy_async"} == {8}
+    assert "thread.load" not in inside
+
+
+def test_impossible_parameters_are_refused():
+    kernel = gemm("f16", 64, 64, 64)
+    for plan, message in (
+        (MatrixPlan(48, 64, 32, 2, 2, 3, "c"), "multiples of 16 x 8 x 16"),
+        (MatrixPlan(64, 64, 32, 2, 2, 9, "c"), "at most 6 stages"),
+        (MatrixPlan(64, 64, 32, 2, 2, 3, "m"), "expected channel c, got m"),
+        (MatrixPlan(64, 64, 32, 2, 2, 3, "c", engine="wgmma"), "engine among mma"),
+    ):
+        with pytest.raises(InputError, match=message):
+            lower_matrix(kernel.with_attrs(params=plan.params()))

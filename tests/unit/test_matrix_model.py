@@ -1,0 +1,183 @@
+"""Tensor cores in the cost model: whole space, sound bound, estimate, and which engine is chosen when."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from matrix_samples import contraction, product, view_of
+
+from tilewright.costmodel import load_hardware
+from tilewright.costmodel.bound_terms import MEASURED_LOOP
+from tilewright.costmodel.choose_matrix import choose_matrix, has_tensor_cores, likely_matrix
+from tilewright.costmodel.matrix_bound import least_matrix_s, matrix_bound, tensor_flops_per_s
+from tilewright.costmodel.matrix_estimator import estimate_matrix
+from tilewright.costmodel.matrix_space import (
+    MatrixProblem,
+    legal,
+    matrix_space,
+    matrix_space_of,
+    raster_of,
+    shared_bytes,
+)
+from tilewright.ir import Func, InputError, Module, Pairs
+from tilewright.kernel_program import alone
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.lower.skeletons.matrix import lower_matrix
+from tilewright.passes.tensor.choose_parameters import contract_candidates, least_s
+from tilewright.passes.tensor.matrix_problem import matrix_problem
+
+H100 = load_hardware("H100")
+GPUS = [load_hardware(name) for name in ("H100", "A100")]
+
+
+def gemm_problem(m: int, n: int, k: int, size: int = 2, batch: int = 1) -> MatrixProblem:
+    return MatrixProblem(
+        batch, m, n, k, 1, size, size * batch * m * k, size * batch * n * k, size * batch * m * n,
+        first_copy=16 // size, second_copy=16 // size,
+    )  # fmt: skip
+
+
+PROBLEMS = {
+    "square": gemm_problem(4096, 4096, 4096),
+    "tf32": gemm_problem(2048, 2048, 2048, 4),
+    "skinny": gemm_problem(128, 768, 768),
+    "batch": gemm_problem(128, 128, 64, batch=96),
+    "image": MatrixProblem(1, 3136, 64, 64, 9, 2, 401408, 73728, 401408, fetched=0.976),
+    "alone": MatrixProblem(1, 49, 512, 512, 9, 2, 50176, 4718592, 50176, first_copy=0),
+}
+
+
+@pytest.mark.parametrize("hardware", GPUS, ids=lambda h: h.name)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_bound_lies_below_every_estimate(name, hardware):
+    problem = PROBLEMS[name]
+    space = matrix_space(problem, hardware)
+    assert len(space) > 100
+    bounds, estimates = matrix_bound(problem, space, hardware), estimate_matrix(problem, space, hardware)
+    assert np.all(bounds.ub > 0)
+    assert np.all(bounds.ub <= 1)
+    finite = np.isfinite(estimates)
+    assert finite.all()
+    assert np.all(bounds.seconds[finite] <= estimates[finite])
+    loop = matrix_bound(problem, space, hardware, MEASURED_LOOP)
+    assert np.all(loop.seconds <= bounds.seconds * (1 + 1e-9))
+    assert least_matrix_s(problem, hardware, MEASURED_LOOP) <= loop.seconds.min() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_one_point_has_the_numbers_of_all(name):
+    problem = PROBLEMS[name]
+    space = matrix_space(problem, H100)
+    bounds, estimates = matrix_bound(problem, space, H100), estimate_matrix(problem, space, H100)
+    for i in np.random.default_rng(0).integers(0, len(space), 8):
+        one = matrix_space_of(space.at(int(i)))
+        alone = matrix_bound(problem, one, H100)
+        assert alone.seconds[0] == bounds.seconds[i]
+        assert alone.at(0) == bounds.at(int(i))
+        assert estimate_matrix(problem, one, H100)[0] == estimates[i]
+
+
+def test_mma_sync_is_what_limits_a_large_product():
+    problem = PROBLEMS["square"]
+    best = choose_matrix(problem, H100)
+    assert best.bound.limit in ("RATE", "WB")
+    assert best.bound.ub <= H100.mma_sync_share
+    assert 0.5 < problem.flops / best.estimate_s / tensor_flops_per_s(problem, H100) < H100.mma_sync_share
+    assert best.parameters.m * best.parameters.n >= 128 * 128
+
+
+def test_likely_points_differ_and_come_in_order():
+    found = likely_matrix(PROBLEMS["skinny"], H100, 10)
+    assert (
+        len({(c.parameters.m, c.parameters.n, c.parameters.warps_m, c.parameters.warps_n) for c in found})
+        == 10
+    )
+    assert [c.estimate_s for c in found] == sorted(c.estimate_s for c in found)
+    assert found[0] == choose_matrix(PROBLEMS["skinny"], H100)
+
+
+def test_groups_of_blocks_are_whole():
+    assert [raster_of(n) for n in (1, 8, 12, 49, 53)] == [1, 8, 6, 7, 1]
+
+
+def test_space_holds_only_what_fits():
+    problem = PROBLEMS["square"]
+    space = matrix_space(problem, H100)
+    assert legal(problem, space, H100).all()
+    assert shared_bytes(problem, space).max() <= H100.smem_per_block_max_bytes
+    small = replace(H100, smem_per_block_max_bytes=1024)
+    with pytest.raises(InputError, match="fit"):
+        matrix_space(problem, small)
+    with pytest.raises(InputError, match="elements of 2 or 4 bytes"):
+        gemm_problem(8, 8, 8, 1)
+
+
+def test_devices_without_tensor_cores_of_ours():
+    assert has_tensor_cores(H100, PROBLEMS["square"])
+    for name in ("cuda:sm_75", "V100", "opencl"):
+        assert not has_tensor_cores(load_hardware(name), PROBLEMS["square"])
+
+
+def kernel(dtype: str, m: int = 512, n: int = 512, k: int = 512, tf32: bool = True):
+    found = product(dtype, (f"{m}, {k}", f"{n}, {k}"), f"m: {m}, n: {n}", f"c: {k}", ("[m, c]", "[n, c]"))
+    op = contraction(found)
+    if dtype == "f32" and not tf32:
+        ops = [o.with_attrs(factors="") if o is op else o for o in found.body.ops]
+        found = found.with_body(found.body.with_ops(tuple(ops)))
+    return found
+
+
+def chosen_for(func: Func, target: str) -> Func:
+    context = PassContext(target=target, reproducer_folder=None)
+    return run_pipeline(Module("m", (func,)), Pipeline.parse("choose-parameters"), context).funcs[0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tf32", "target", "skeleton"),
+    [
+        ("f16", True, "cuda:sm_90a", "matrix"),
+        ("bf16", True, "cuda:sm_80", "matrix"),
+        ("f32", True, "cuda:sm_80", "matrix"),
+        ("f32", False, "cuda:sm_90a", "contract"),
+        ("f16", True, "cuda:sm_75", "contract"),
+        ("f16", True, "opencl", "contract"),
+    ],
+)
+def test_engine_by_precision_and_device(dtype, tf32, target, skeleton):
+    chosen = chosen_for(kernel(dtype, tf32=tf32), target)
+    assert chosen["skeleton"] == skeleton
+    assert chosen["cost"]["estimate_s"] >= least_s(chosen, load_hardware(target))
+
+
+def test_candidates_are_of_both_engines():
+    chosen = chosen_for(kernel("f16", 64, 64, 64), "cuda:sm_90a")
+    found = contract_candidates(chosen, H100, 40)
+    assert {f["skeleton"] for f in found} == {"contract", "matrix"}
+    assert found[0] is chosen
+    for f in found:
+        if f["skeleton"] == "matrix":
+            assert lower_matrix(f)["block"] % 32 == 0
+
+
+def test_problem_of_a_convolution():
+    conv = product(
+        "f16", ("2, 14, 14, 64", "3, 3, 32, 64"), "n: 2, y: 14, x: 14, k: 32", "c: 64, r: 3, s: 3",
+        ("[n, y + r - 1, x + s - 1, c]", "[r, s, k, c]"), fill="[0.0, none]",
+    )  # fmt: skip
+    problem = matrix_problem(conv, view_of(conv))
+    assert (problem.batch, problem.m, problem.n, problem.channel, problem.taps) == (1, 392, 32, 64, 9)
+    assert problem.fetched == pytest.approx((40 / 42) ** 2)
+    assert (problem.first_copy, problem.second_copy) == (8, 8)
+    assert problem.compulsory_bytes == sum(v.tensor.nbytes for v in conv.params) + 4 * 392 * 32
+
+
+def test_weights_are_packed_by_channel():
+    func = product("f16", ("40, 64", "64, 24"), "m: 40, n: 24", "c: 64", ("[m, c]", "[c, n]"))
+    module = alone(func.with_attrs(skeleton="matrix", params=Pairs.of({"channel": "c"})), {1})
+    context = PassContext(target="cuda:sm_90a", reproducer_folder=None)
+    packed = run_pipeline(module, Pipeline.parse("pack-weights"), context)
+    (found,) = (f for f in packed.funcs if f.name != "main")
+    assert found.params[1].tensor.shape == (24, 64)
+    (name,) = module.constants
+    (new,) = set(packed.constants) - {name}
+    np.testing.assert_array_equal(packed.constants[new], module.constants[name].T)
