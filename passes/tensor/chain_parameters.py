@@ -8,7 +8,7 @@ from itertools import product
 from math import log, prod
 
 from tilewright.costmodel import CpuHardware, GpuHardware, Hardware, load_hardware
-from tilewright.costmodel.chain_work import bound_chain, estimate_chain, resident_chains
+from tilewright.costmodel.chain_work import ChainWork, bound_chain, estimate_chain, resident_chains
 from tilewright.ir import Attr, Func, Pairs, UnsupportedError
 from tilewright.ir.tensor_ops import REDUCING, dims
 from tilewright.passes.lower.skeletons.chain_plan import MAX_LANES, ChainPlan
@@ -50,31 +50,27 @@ def choose_chain(kernel: Func, hardware: Hardware) -> ChosenChain | None:
         return None
     if sum(s.anchor.name in REDUCING for s in stages) < 2:
         return None
-    best: ChosenChain | None = None
-    considered = 0
+    found: list[tuple[float, ChainPlan, ChainWork]] = []
     for chain in _promising(kernel, dims(stages[-1].anchor, "par"), gpu):
         for threads, staged in product(THREADS, STAGE_BYTES):
             plan = ChainPlan(chain.tiles, threads, lanes, staged)
             work = chain_work(chain, plan)
-            if resident_chains(work, gpu) == 0:
-                continue
-            considered += 1
-            estimate = estimate_chain(work, gpu)
-            if best is None or estimate < best.estimate_s:
-                bound = bound_chain(work, gpu)
-                cost: dict[str, Attr] = {
-                    "estimate_s": estimate,
-                    "bound_s": bound.seconds,
-                    "fraction_of_peak": bound.ub,
-                    "limit": bound.limit,
-                }
-                attrs: dict[str, Attr] = {
-                    "skeleton": "chain",
-                    "params": _params(plan),
-                    "cost": Pairs.of({**cost, "considered": considered}),
-                }
-                best = ChosenChain(kernel.with_attrs(**attrs), estimate)
-    return best
+            if resident_chains(work, gpu):
+                found.append((estimate_chain(work, gpu), plan, work))
+    if not found:
+        return None
+    estimate, plan, work = min(found, key=lambda f: f[0])
+    bound = bound_chain(work, gpu)
+    cost: dict[str, Attr] = {
+        "estimate_s": estimate,
+        "bound_s": bound.seconds,
+        "fraction_of_peak": bound.ub,
+        "limit": bound.limit,
+        "considered": len(found),
+    }
+    return ChosenChain(
+        kernel.with_attrs(skeleton="chain", params=_params(plan), cost=Pairs.of(cost)), estimate
+    )
 
 
 def _promising(kernel: Func, extents: Mapping[str, int], gpu: GpuHardware) -> list[Chain]:

@@ -17,6 +17,8 @@ from tilewright.passes.lower.skeletons.writer import Index
 
 #: points of a reduction unrolled in one body at most
 UNROLL_BUDGET = 64
+#: steps of shared reductions written out, so that the loads of all are under way at once
+MAX_STEPS_UNROLLED = 4
 #: elements along the last dimension that one thread of a map computes
 MAP_VECTOR = 4
 
@@ -68,11 +70,12 @@ class StageReduce:
         slots = self.block.plan.threads // lanes
         steps = -(-self.points // slots)
         slot = w.simple(binary("//", Sym("tid"), lanes))
-        with w.loop("p", steps) as step:
+        accs = [w.alloc((self.vec,), r.tensor.dtype, "reg", "part") for r in self.op.results]
+        with w.loop("p", steps, unroll=int(lanes > 1 and steps <= MAX_STEPS_UNROLLED)) as step:
             linear = w.simple(binary("+", binary("*", step, slots), slot))
             valid = w.below(linear, self.points)
             first = self._point(linear)
-            accs = self._start()
+            self._start(accs)
             with w.when(valid):
                 if lanes == 1:
                     self._serial(accs, first)
@@ -83,10 +86,10 @@ class StageReduce:
                 lane = w.simple(binary("%", Sym("tid"), lanes))
                 with w.when((*valid, *w.below(lane, 1))):
                     self.block.finish(self.stage, dict(zip(self.op.results, totals, strict=True)), first)
-                return
-            with w.when(valid), w.loop("v", self.items, unroll=1) as v:
-                values = {r: w.load(a, (v,)) for r, a in zip(self.op.results, accs, strict=True)}
-                self.block.finish(self.stage, values, _shifted(first, v))
+            else:
+                with w.when(valid), w.loop("v", self.items, unroll=1) as v:
+                    values = {r: w.load(a, (v,)) for r, a in zip(self.op.results, accs, strict=True)}
+                    self.block.finish(self.stage, values, _shifted(first, v))
 
     def _point(self, linear: Expr) -> Index:
         """Offset in the domain of the first item of a group."""
@@ -95,15 +98,13 @@ class StageReduce:
         at = self.w.unravel(linear, (*self.extents[:-1], self.extents[-1] // self.items))
         return (*at[:-1], self.w.simple(binary("*", at[-1], self.items)))
 
-    def _start(self) -> list[Value]:
+    def _start(self, accs: list[Value]) -> None:
         w = self.w
         init: Any = self.op["init"]
         start = init if self.lanes == 1 else (neutral(self.op),)
-        accs = [w.alloc((self.vec,), r.tensor.dtype, "reg", "part") for r in self.op.results]
         with w.loop("v", self.vec, unroll=1) as v:
             for acc, x in zip(accs, start, strict=True):
                 w.store(w.b.const(x, acc.tensor.dtype), acc, (v,))
-        return accs
 
     def _fold(self, accs: list[Value], offset: Index) -> None:
         w = self.w
