@@ -12,6 +12,7 @@ from tilewright.costmodel.explain import LIMITS
 from tilewright.driver import lower
 from tilewright.ir import Ref
 from tilewright.layout_facts import layout_text
+from tilewright.partition_table import compare_partitioners, partitioner_table
 from tilewright.targets import resolve_target
 
 
@@ -21,6 +22,11 @@ def add_explain(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "explain", help="show how each kernel is cut, its performance bound and what limits it"
     )
     add_network_arguments(p, params="random")
+    p.add_argument(
+        "--partitioners",
+        action="store_true",
+        help="compare what chooses which ops share a kernel: launches and seconds by the model",
+    )
     p.add_argument("--json", action="store_true", help="print a list of kernels as JSON")
     p.set_defaults(action=run_explain)
 
@@ -28,6 +34,10 @@ def add_explain(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def run_explain(a: argparse.Namespace) -> None:
     """Lower without building and print the choices."""
     module, target = load_network(a), resolve_target(a.target)
+    if a.partitioners:
+        compared = compare_partitioners(module, target)
+        print(json.dumps(compared, indent=1) if a.json else partitioner_table(a.network, target, compared))
+        return
     lowered = lower(module, target)
     facts = facts_of(lowered, target)
     calls = [op["callee"] for op in lowered.thread.main.body.ops if op.name == "tensor.call"]

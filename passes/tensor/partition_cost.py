@@ -36,8 +36,8 @@ PROLOGUE_SHARE = 0.03
 BOUNDARY_S = 0.3e-6
 #: seconds that a prologue costs a reduction at least
 LEAST_PROLOGUE_S = 0.1e-6
-#: seconds that a prologue costs a staged contraction at least: its operands are one more latency before the first
-#: step. Measured with the next constant
+#: seconds that a prologue costs a staged contraction at least: its operands are one more latency before the
+#: first step. Measured with the next constant
 PROLOGUE_S = 1e-6
 #: clock cycles by which a prologue makes each step of a contraction's chain longer: without large arrays
 #: ResNet-50 ran 7 % slower with prologues on the same device
