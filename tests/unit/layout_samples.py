@@ -92,9 +92,10 @@ def random_network(net, draw):
         draw(st.sampled_from([1, 3, 4, 8])),
         draw(st.integers(4, 7)),
     )
-    values = [(net.input(batch, channels, size, size), channels)]
-    for _ in range(draw(st.integers(1, 6))):
-        x, channels = draw(st.sampled_from(values))
+    first = net.conv(net.input(batch, channels, size, size + 1), channels, 4, 3)
+    values = [(net("nn.relu({})", first), 4)]
+    for _ in range(draw(st.integers(2, 6))):
+        x, channels = values[-1] if draw(st.booleans()) else draw(st.sampled_from(values))
         kind = draw(st.sampled_from(("conv", "depthwise", "relu", "pool", "concat", "add", "gate", "view")))
         values.append(_layer(net, draw, kind, x, channels, values))
     x = values[-1][0]
