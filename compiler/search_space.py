@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,8 +15,9 @@ from tilewright.costmodel.parameters import ContractParameters, MatrixParameters
 from tilewright.costmodel.search_points import Points, contract_points, matrix_points, merged_order
 from tilewright.costmodel.windows import FloatArray, IntArray
 from tilewright.ir import Func, InputError, Op, Pairs
+from tilewright.neighbour_space import neighbours
 from tilewright.passes.lower.skeletons.matrix_plan import MatrixView, matrix_view
-from tilewright.passes.tensor.choose_parameters import contract_variant, matrix_variant
+from tilewright.passes.tensor.choose_parameters import contract_variant, least_s, matrix_variant
 from tilewright.passes.tensor.kernel_problem import contract_problem
 from tilewright.passes.tensor.matrix_problem import matrix_problem
 
@@ -50,8 +51,11 @@ class SearchSpace:
 def search_space(kernel: Func, hardware: Hardware) -> SearchSpace | None:
     """The space of a kernel with chosen parameters; None where nothing but the model's choice is known.
 
-    Contractions have one, of both engines where the tensor cores can compute them: the lanes' and theirs.
+    Contractions have one, of both engines where the tensor cores can compute them: the lanes' and theirs; map
+    and window kernels on GPUs have the neighbours of the model's choice.
     """
+    if found := neighbours(kernel, hardware):
+        return _listed(found, least_s(kernel, hardware)) if len(found) > 1 else None
     if kernel.get("skeleton") not in ("contract", "matrix") or not isinstance(kernel.get("params"), Pairs):
         return None
     op = next(o for o in kernel.body.ops if o.name == "tensor.contract")
@@ -73,6 +77,21 @@ def search_space(kernel: Func, hardware: Hardware) -> SearchSpace | None:
         first = np.concatenate([[at], np.delete(np.arange(len(order)), at)])
         order, least, estimates = order[first], least[first], estimates[first]
     return _space(kernel, engines, order, least, estimates)
+
+
+def _listed(variants: Sequence[Func], least: float) -> SearchSpace:
+    """A few variants with one bound and one estimate for all."""
+    kernel = variants[0]
+    names: list[Named] = [{"params": str(f["params"])} for f in variants]
+    return SearchSpace(
+        kernel,
+        np.full(len(variants), least),
+        np.full(len(variants), _estimate(kernel)),
+        variants.__getitem__,
+        names.__getitem__,
+        lambda name: names.index(name) if name in names else None,
+        lambda i: f"{names[i]['params']} of @{kernel.name}",
+    )
 
 
 def _space(

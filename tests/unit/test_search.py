@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from search_samples import TARGET, StandInMeasurer, dense_kernel, efficiencies, task_of
 
+import tilewright as tw
 from tilewright.arbitration import Verdict
 from tilewright.budget import Budget, budget_seconds
+from tilewright.driver import lower
 from tilewright.ir import InputError, UnsupportedError
 from tilewright.kernel_outcome import outcome_in, outcome_of, record_of
 from tilewright.search import BATCH, run_searches
@@ -230,3 +232,22 @@ def test_both_engines_are_searched_where_tensor_cores_can():
     assert space.found({**space.named(at), "engine": "lanes"}) is None
     assert space.variant(0)["params"] == half["params"]
     assert len(search_space(dense_kernel(256, 256, 256), TARGET.hardware)) < len(space)
+
+
+def test_other_kernels_have_the_neighbours_of_the_model_s_choice():
+    module = tw.parse(
+        "module @m { graph.func @main(%x: f32[1, 64, 28, 28], %i: i32[4]) -> (f32[1, 64, 28, 28],"
+        " f32[1, 4, 28, 28]) {"
+        " %0 = graph.exp(%x) : f32[1, 64, 28, 28]"
+        " %1 = graph.take(%x, %i, axis = 1) : f32[1, 4, 28, 28]"
+        " graph.return(%0, %1) } }"
+    )
+    found = []
+    lower(module, TARGET, choose=lambda m: found.append(m) or m)
+    spaces = [search_space(f, TARGET.hardware) for f in found[0].funcs if f.name != "main"]
+    (space,) = (s for s in spaces if s is not None)  # none for what reads indices
+    assert 3 < len(space) <= 9
+    assert space.variant(0) is space.kernel
+    assert len({str(space.variant(i)["params"]) for i in range(len(space))}) == len(space)
+    assert all(space.found(space.named(i)) == i for i in range(len(space)))
+    assert space.found({"params": "other"}) is None
