@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 from tqdm import tqdm
@@ -37,6 +37,7 @@ def measured_algorithms(
     progress: bool | None = None,
     workspace: str = "network",
     budget: Budget | None = None,
+    libraries: Callable[[Module], Module] | None = None,
 ) -> Module:
     """The module with the fastest measured algorithm on every direct graph.conv2d.
 
@@ -45,6 +46,8 @@ def measured_algorithms(
     chooses. An alternative is left out where its lower bound is above the best time so far, or where it would
     raise the network's peak of memory (see `memory_room`); direct never is. Once the budget is spent, the
     rest is chosen by estimate.
+    libraries: puts library kernels into a program where they are faster; direct is timed with them as well,
+        since they compute no other algorithm's kernels.
     What was measured stands in the attribute `convolutions` of @main, with the convolutions counted from 0 in
     program order.
     """
@@ -60,7 +63,7 @@ def measured_algorithms(
     for key, layer in tqdm(
         distinct.items(), desc="measuring", unit="convolution", file=sys.stderr, disable=hidden
     ):
-        timed[key] = _timed(layer, measurer, room, limit)
+        timed[key] = _timed(layer, measurer, room, limit, libraries)
     main = module.main
     chosen = {layer.conv: _fastest(timed[layer.key]) for layer in layers.values()}
     if not all(chosen.values()):
@@ -78,7 +81,13 @@ def _legal(conv: Op) -> list[str]:
     return [named, *(a for a in ALGORITHMS if named == "direct" and not obstacle_to(a, conv))]
 
 
-def _timed(layer: Layer, measurer: Measurer, room: Room | None, budget: Budget) -> list[Timed]:
+def _timed(
+    layer: Layer,
+    measurer: Measurer,
+    room: Room | None,
+    budget: Budget,
+    libraries: Callable[[Module], Module] | None,
+) -> list[Timed]:
     hardware = measurer.target.hardware
     legal = {name: layer.by(name, hardware) for name in _legal(layer.conv)}
     found = {
@@ -93,7 +102,11 @@ def _timed(layer: Layer, measurer: Measurer, room: Room | None, budget: Budget) 
         if budget.over:
             break
         if row.algorithm == "direct" or row.bound_s < best:
-            (seconds,) = measurer.seconds([_program(found[row.algorithm])])
+            program = _program(found[row.algorithm])
+            (seconds,) = measurer.seconds([program])
+            if row.algorithm == "direct" and libraries is not None:
+                (with_libraries,) = measurer.seconds([libraries(program)])
+                seconds = min(seconds, with_libraries)
             rows[i] = replace(row, measured_s=seconds)
             best = min(best, seconds)
     return rows

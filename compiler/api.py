@@ -18,7 +18,7 @@ from tilewright.driver import Lowered, build, lower
 from tilewright.executable import Artifact, Executable, clear_errors
 from tilewright.ir import Func, InputError, Level, Module, Pairs, show
 from tilewright.layout_facts import layout_facts
-from tilewright.library_choice import LibraryChoice
+from tilewright.library_choice import SEARCH_SHARE, LibraryChoice
 from tilewright.measuring import Measurer, measurer
 from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import PARTITIONER, PRECISIONS
@@ -113,8 +113,8 @@ def compile(
         )
     limit = Budget(budget_seconds(budget))
     with measurer(resolved, tuning_db) if tune == "measure" else nullcontext() as m:
-        tuner = _tuner(m, limit, asked) if m else None
         competing = LibraryChoice(m, limit, progress=progress) if m and libraries else None
+        tuner = _tuner(m, limit, asked, competing) if m else None
         choose = _one_after_the_other(tuner, competing) if tuner else None
         lowered = lower(
             module,
@@ -149,9 +149,13 @@ def _one_after_the_other(tuner: Tuner, libraries: LibraryChoice | None) -> Calla
     return tuner.choose if libraries is None else lambda module: libraries.choose(tuner.choose(module))
 
 
-def _tuner(m: Measurer, budget: Budget, asked: Mapping[str, Any]) -> Tuner:
-    names = ("progress", "workspace")
-    return Tuner(m, budget, streams=asked["streams"] or "model", **{name: asked[name] for name in names})
+def _tuner(m: Measurer, budget: Budget, asked: Mapping[str, Any], libraries: LibraryChoice | None) -> Tuner:
+    """The search, with what comparing with libraries leaves of the budget where the device runs any."""
+    named = {name: asked[name] for name in ("progress", "workspace")}
+    streams = asked["streams"] or "model"
+    if libraries is None or not libraries.possible:
+        return Tuner(m, budget, streams=streams, **named)
+    return Tuner(m, budget.share(SEARCH_SHARE), streams=streams, libraries=libraries.quietly, **named)
 
 
 def check_options(given: Mapping[str, Any]) -> None:

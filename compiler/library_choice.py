@@ -27,6 +27,8 @@ from tilewright.runtime.errors import DeviceError, DeviceLostError, DeviceMissin
 
 T = TypeVar("T")
 
+#: of the budget, what the search among generated kernels takes where libraries compete
+SEARCH_SHARE = 0.75
 #: a program with a library kernel must be this much faster than the generated kernel to be taken
 GAIN = 1.02
 #: largest difference between two ways to compute one kernel, norm over norm, by element type of its factors;
@@ -74,6 +76,16 @@ class LibraryChoice:
         self.measurer, self.progress = measurer, progress
         self.budget = budget or Budget()
         self.facts: dict[str, Any] = {}
+
+    @property
+    def possible(self) -> bool:
+        """Whether the device runs libraries at all."""
+        return isinstance(self.measurer.device, LibraryDevice)
+
+    def quietly(self, program: Module) -> Module:
+        """A small program with the winners in it, without a bar and with facts of no interest."""
+        other = LibraryChoice(self.measurer, self.budget, progress=False)
+        return other.choose(program)
 
     def choose(self, module: Module) -> Module:
         """The module with the winners: tensor level, kernels outlined, parameters chosen.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -43,8 +43,10 @@ class Tuner:
         progress: bool | None = None,
         workspace: str = "network",
         streams: str = "model",
+        libraries: Callable[[Module], Module] | None = None,
     ) -> None:
         self.measurer, self.progress, self.workspace = measurer, progress, workspace
+        self.libraries = libraries
         self.budget, self.streams = budget or Budget(), streams
         self.book = ChoiceBook(measurer)
         self.facts: dict[str, Any] = {}
@@ -63,6 +65,7 @@ class Tuner:
             progress=self.progress,
             workspace=self.workspace,
             budget=self.budget.share(ALGORITHMS_SHARE),
+            libraries=self.libraries,
         )
         self.book.rest_on([key.program for key in self.measurer.used if key not in before])
         return out

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +14,7 @@ from tilewright.runtime.cuda_context import Context, explain_status
 from tilewright.runtime.cuda_memory import CudaPool
 from tilewright.runtime.cuda_plan import CudaPlan, ReplayKind
 from tilewright.runtime.device import Progress
-from tilewright.runtime.errors import DeviceMissingError, RuntimeInputError
+from tilewright.runtime.errors import DeviceError, DeviceMissingError, RuntimeInputError
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.problem import Problem
 from tilewright.runtime.libraries.provider import Provider, open_provider
@@ -64,6 +64,7 @@ class CudaDevice(Closable):
         self.capability = self.context.capability()
         self.replay = replay
         self.pool = CudaPool()
+        self._libraries: dict[str, Provider] = {}
 
     @property
     def arch(self) -> str:
@@ -107,24 +108,20 @@ class CudaDevice(Closable):
 
         Raises `DeviceMissingError` where the library is not installed, `DeviceError` where it fails.
         """
-        with self._library(provider) as library:
-            return library.kernels(problem, workspace_bytes)
+        with self.context.current():
+            return self._library(provider).kernels(problem, workspace_bytes)
 
     def library_version(self, provider: str) -> str:
         """The version of a library on this machine; raises `DeviceMissingError` where it is not installed."""
-        with self._library(provider) as library:
-            return library.version
-
-    @contextmanager
-    def _library(self, provider: str) -> Iterator[Provider]:
-        """A library, opened where no plan has it open."""
-        self.check_open()
         with self.context.current():
-            library = self.pool.libraries.take(provider, lambda: open_provider(provider))
-            try:
-                yield library
-            finally:
-                self.pool.libraries.give_back(provider, lambda opened: opened.close())
+            return self._library(provider).version
+
+    def _library(self, provider: str) -> Provider:
+        """A library, held open from the first use on: opening one takes milliseconds."""
+        self.check_open()
+        if provider not in self._libraries:
+            self._libraries[provider] = self.pool.libraries.take(provider, lambda: open_provider(provider))
+        return self._libraries[provider]
 
     def _check_arch(self, kernel: str, arch: str) -> None:
         match = _ARCH.fullmatch(arch)
@@ -140,4 +137,8 @@ class CudaDevice(Closable):
             )
 
     def _release(self) -> None:
+        # After a failure of the context handles cannot be freed, which would only repeat that failure.
+        with suppress(DeviceError), self.context.current():
+            while self._libraries:
+                self.pool.libraries.give_back(self._libraries.popitem()[0], lambda opened: opened.close())
         self.context.release()
