@@ -102,6 +102,7 @@ def _mergeable(
     """Where each parameter holds the pair, if every read has both side by side (or neither)."""
     edits: dict[Value, _Position] = {}
     inside = {r for op in ops for r in op.results}
+    own = list(dims(ops[-1], "par")).index(first)
     for op in ops:
         assert op.body is not None
         if any(o.name == "scalar.index" and {first, second} & set(symbols(o["at"])) for o in op.body.ops):  # type: ignore[arg-type]
@@ -110,7 +111,9 @@ def _mergeable(
             place = _pair_position(v.tensor, at, first, second, extent)
             if place is None:
                 return None
-            if v in inside:
+            if v in inside:  # its producer merges the pair where its own dimensions are
+                if place != own:
+                    return None
                 continue
             if place >= 0:
                 if edits.get(v, _Position(place, True)).index != place:

@@ -9,7 +9,7 @@ from partition_graphs import crossing_program, random_program
 import tilewright as tw
 from tilewright import frontends
 from tilewright.costmodel import load_hardware
-from tilewright.ir import InputError, interpret
+from tilewright.ir import InputError, interpret, parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.tensor.kernel_groups import partition
 from tilewright.passes.tensor.partition_candidates import (
@@ -71,6 +71,26 @@ def test_exact_kernels_run_as_the_ops_do(seed):
     got = tw.compile(module, target="opencl", partitioner="exact")(*given)
     for a, b in zip(wanted, got if isinstance(got, list | tuple) else [got], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("read", ["[0, 0]", "[3, j]", "[j, i]"])
+def test_a_map_read_at_another_point_keeps_its_dimensions(read):
+    """One kernel of both maps; merging its dimensions must not turn the read into one at the own point."""
+    square = "{ ^(%a: f32) %b = scalar.mul(%a, %a) : f32 scalar.yield(%b) }"
+    add = "{ ^(%a: f32, %b: f32) %c = scalar.add(%a, %b) : f32 scalar.yield(%c) }"
+    domain = "par = (i: 4, j: 4)"
+    module = parse(
+        "module @m { tensor.func @main(%x: f32[4, 4], %y: f32[4, 4]) -> f32[4, 4] {\n"
+        f"%0 = tensor.map(%x, {domain}, reads = [[i, j]]) : f32[4, 4] {square}\n"
+        f"%1 = tensor.map(%y, %0, {domain}, reads = [[i, j], {read}]) : f32[4, 4] {add}\n"
+        "tensor.return(%1) } }"
+    )
+    passes = "fuse-kernels{partitioner=exact}, split-dims, merge-dims"
+    out = run_pipeline(module, Pipeline.parse(passes), CONTEXT)
+    assert sum(op.name == "tensor.call" for op in out.main.body.ops) == 1
+    given = inputs_of(module)
+    for a, b in zip(interpret(module, *given), interpret(out, *given), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 def test_rules_find_only_legal_groups():
