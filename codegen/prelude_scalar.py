@@ -154,7 +154,19 @@ _BF16 = """
     return ($u16)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 """
-helper("bf16_from_f32", "FN $u16 NAME(float f) {\n    unsigned int u = __float_as_uint(f);" + _BF16, "cuda")
+helper(
+    "bf16_from_f32",
+    """
+FN $u16 NAME(float f) {
+#if __CUDA_ARCH__ >= 800
+    unsigned short h;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+#else
+    unsigned int u = __float_as_uint(f);"""
+    + _BF16.replace("}\n", "#endif\n}\n"),
+    "cuda",
+)
 helper("bf16_from_f32", "FN $u16 NAME(float f) {\n    uint u = as_uint(f);" + _BF16, "opencl")
 
 for _lanes in (2, 4, 8, 16):
