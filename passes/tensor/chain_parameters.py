@@ -75,7 +75,7 @@ def choose_chain(kernel: Func, hardware: Hardware) -> ChosenChain | None:
 
 def _promising(kernel: Func, extents: Mapping[str, int], gpu: GpuHardware) -> list[Chain]:
     """Legal chains with the least work per multiprocessor, recomputed halos included."""
-    found = []
+    found: list[tuple[int, int, Chain]] = []
     for block in _tiles(extents, gpu):
         try:
             chain = chain_of(kernel, block)

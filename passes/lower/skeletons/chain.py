@@ -33,13 +33,23 @@ def lower_chain(kernel: Func) -> Func:
     plan = ChainPlan.of(kernel)
     chain = chain_of(kernel, plan.block)
     block = ChainBlock(chain, plan)
+    products = {
+        id(stage): StageContract(block, stage)
+        for stage in chain.stages
+        if stage.anchor.name == "tensor.contract" and not shared_lanes(stage, plan)
+    }
+    waiting = [s for s in chain.stages if id(s) in products]
     for stage in chain.stages:
         with block.w.b.at(stage.anchor.loc):
             block.allocate(stage)
+            if id(stage) in products:
+                products[id(stage)].lower()
+                waiting.remove(stage)
+                continue
+            if waiting and products[id(waiting[0])].acc is None:
+                products[id(waiting[0])].prepare()
             if stage.anchor.name not in REDUCING:
                 lower_map_stage(block, stage)
-            elif stage.anchor.name == "tensor.contract" and not shared_lanes(stage, plan):
-                StageContract(block, stage).lower()
             else:
                 StageReduce(block, stage, plan.lanes if shared_lanes(stage, plan) else 1).lower()
     return block.w.finish()

@@ -24,6 +24,8 @@ from tilewright.passes.lower.skeletons.writer import Index
 UNROLL_BUDGET = 512
 #: reduction indices whose operands one thread loads together
 DEPTH = 4
+#: bytes of staged operands that one thread holds in registers while it computes something else, at most
+HELD_BYTES = 160
 
 
 class StageContract:
@@ -37,27 +39,71 @@ class StageContract:
         self.origin = dict(zip(self.par, block.base(stage.domain), strict=True))
         self.step = chunk_steps(block.chain, stage, block.plan)
         self.deep = deep_dim(stage, self.step)
+        self.chunks = {d: n // self.step[d] for d, n in self.red.items()}
         self.staged: list[tuple[Region, Value] | None] = []
+        self.fetches: list[Fetch] = []
+        self.held: list[Value] = []
+        self.acc: Value | None = None
         self.wide = self._wide()
 
-    def lower(self) -> None:
-        """Accumulate over all chunks of the reduced domain, then store."""
+    def prepare(self) -> None:
+        """Start what needs no earlier stage: accumulators, the first chunk of staged operands in registers.
+
+        Stages written between this and `lower` hide the wait for global memory.
+        """
         w, t = self.w, self.tiles
         dtype = self.op.result.tensor.dtype
         init: Any = self.op["init"]
-        acc = w.alloc((t.waves, *t.tile.values()), dtype, "reg", "acc")
-        with w.loops("i", acc.tensor.shape, unroll=1) as at:
-            w.store(w.b.const(init[0], dtype), acc, at)
+        self.acc = w.alloc((t.waves, *t.tile.values()), dtype, "reg", "acc")
+        with w.loops("i", self.acc.tensor.shape, unroll=1) as at:
+            w.store(w.b.const(init[0], dtype), self.acc, at)
         self.staged = [self._stage_buffer(i) for i in (0, 1)]
-        chunks = {d: n // self.step[d] for d, n in self.red.items()}
-        origin = self._symbolic_origin(chunks)
-        fetches = [self._fetch(s[0], s[1], origin) for s in self.staged if s is not None]
-        with w.loops("c", list(chunks.values())) as at:
-            chunk = {d: w.simple(binary("*", c, self.step[d])) for d, c in zip(chunks, at, strict=True)}
-            for f in fetches:
+        origin = self._symbolic_origin()
+        self.fetches = [self._fetch(s[0], s[1], origin) for s in self.staged if s is not None]
+        if sum(f.steps * f.width * itemsize(f.target.tensor.dtype) for f in self.fetches) <= HELD_BYTES:
+            self.held = [f.registers() for f in self.fetches]
+            for f, registers in zip(self.fetches, self.held, strict=True):
+                f.load({**self.origin, **dict.fromkeys(self.red, 0)}, registers)
+
+    def lower(self) -> None:
+        """Accumulate over all chunks of the reduced domain, then store."""
+        if self.acc is None:
+            self.prepare()
+        assert self.acc is not None
+        looped = [d for d, n in self.chunks.items() if n > 1]
+        if len(self.held) < len(self.fetches) or len(looped) > 1:
+            self._in_turn(self.acc)
+        else:
+            self._ahead(self.acc, looped)
+        self._finish(self.acc)
+
+    def _in_turn(self, acc: Value) -> None:
+        """Copy a chunk, multiply it, copy the next."""
+        w = self.w
+        with w.loops("c", list(self.chunks.values())) as at:
+            chunk = {d: w.simple(binary("*", c, self.step[d])) for d, c in zip(self.chunks, at, strict=True)}
+            for f in self.fetches:
                 f.copy({**self.origin, **chunk})
             self._multiply(acc, chunk)
-        self._finish(acc)
+
+    def _ahead(self, acc: Value, looped: list[str]) -> None:
+        """Fetch the next chunk into registers before multiplying this one."""
+        w = self.w
+        first: dict[str, Expr] = dict.fromkeys(self.red, 0)
+        self._put()
+        for d in looped:
+            with w.loop("c", self.chunks[d] - 1) as c:
+                following = {**first, d: w.simple(binary("*", binary("+", c, 1), self.step[d]))}
+                for f, registers in zip(self.fetches, self.held, strict=True):
+                    f.load({**self.origin, **following}, registers)
+                self._multiply(acc, {**first, d: w.simple(binary("*", c, self.step[d]))})
+                self._put()
+        last: dict[str, Expr] = {d: (self.chunks[d] - 1) * self.step[d] for d in self.red}
+        self._multiply(acc, last)
+
+    def _put(self) -> None:
+        for f, registers in zip(self.fetches, self.held, strict=True):
+            f.store(registers)
 
     # -- operands --------------------------------------------------------------------------------------------
     def _stage_buffer(self, i: int) -> tuple[Region, Value] | None:
@@ -78,10 +124,10 @@ class StageContract:
             fetch.width = widest
         return fetch
 
-    def _symbolic_origin(self, chunks: Mapping[str, int]) -> dict[str, Expr]:
+    def _symbolic_origin(self) -> dict[str, Expr]:
         """An origin with symbolic chunk indices, for alignment facts that hold in every step."""
         out = dict(self.origin)
-        for d, n in chunks.items():
+        for d, n in self.chunks.items():
             self.w.ranges[f"{d}.chunk"] = (0, n - 1)
             out[d] = binary("*", Sym(f"{d}.chunk"), self.step[d]) if n > 1 else 0
         return out
