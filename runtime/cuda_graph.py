@@ -36,6 +36,7 @@ class GraphReplay:
         self._graph: Any = None
         self._executable: Any = None
         try:
+            self._warm_up()
             self._graph = self._make()
             self._executable = context.call("cuGraphInstantiate", self._graph, 0)
             context.call("cuGraphUpload", self._executable, stream)
@@ -43,6 +44,17 @@ class GraphReplay:
             for function, handle in self.handles():
                 context.call(function, handle)
             raise
+
+    def _warm_up(self) -> None:
+        """Run what libraries launch once: they load their kernels at the first call, which captures forbid.
+
+        Nothing reads what this writes: results and the arena are overwritten by every replay.
+        """
+        queued = [prepared for prepared in self._launches if isinstance(prepared, LibraryLaunch)]
+        for prepared in queued:
+            prepared.start(self._context, self._stream)
+        if queued:
+            self._context.call("cuStreamSynchronize", self._stream, doing="the first calls of libraries")
 
     def _make(self) -> Any:
         raise NotImplementedError(f"{type(self).__name__} makes no graph")
