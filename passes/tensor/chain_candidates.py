@@ -12,7 +12,7 @@ from tilewright.passes.tensor.chain_parameters import ChosenChain
 #: kernels of one chain at most
 MAX_KERNELS = 7
 #: a chain estimated at this many times its kernels is not grown further
-HOPELESS = 2.0
+HOPELESS = 1.4
 
 
 @dataclass(frozen=True)

@@ -52,11 +52,14 @@ def choose_chain(kernel: Func, hardware: Hardware) -> ChosenChain | None:
         return None
     found: list[tuple[float, ChainPlan, ChainWork]] = []
     for chain in _promising(kernel, dims(stages[-1].anchor, "par"), gpu):
-        for threads, staged in product(THREADS, STAGE_BYTES):
-            plan = ChainPlan(chain.tiles, threads, lanes, staged)
-            work = chain_work(chain, plan)
-            if resident_chains(work, gpu):
-                found.append((estimate_chain(work, gpu), plan, work))
+        for threads in THREADS:
+            for staged in STAGE_BYTES:
+                plan = ChainPlan(chain.tiles, threads, lanes, staged)
+                work = chain_work(chain, plan)
+                if resident_chains(work, gpu):
+                    found.append((estimate_chain(work, gpu), plan, work))
+                if all(s.chunks == 1 for s in work.stages):
+                    break  # nothing is cut: more room changes nothing
     if not found:
         return None
     estimate, plan, work = min(found, key=lambda f: f[0])
