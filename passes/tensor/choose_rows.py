@@ -74,15 +74,15 @@ def _access(kernel: Func, phases: RowPhases) -> RowAccess | None:
     if not inner or not read:
         return None
     size = itemsize(max(read, key=lambda v: v.tensor.nbytes).tensor.dtype)
+    walks = sum(1 for p in phases.phases if p.columns)
     kind, _, number = inner.partition(".")
     if kind == "row":
         wide = [i for i, n in enumerate(dims(anchor.op, "par").values()) if n > 1]
         if not wide or int(number) != wide[-1]:
             return None
-        return RowAccess(dims(anchor.op, "par")[anchor.rows[wide[-1]]], size, across=True)
+        return RowAccess(dims(anchor.op, "par")[anchor.rows[wide[-1]]], size, across=True, walks=walks)
     kept = phases.kept(kernel)
-    walks = sum(1 for p in phases.phases if p.columns)
     if walks > 1 and not kept:
         return None
     words = sum(max(1.0, itemsize(v.tensor.dtype) / 4) for v in kept)
-    return RowAccess(anchor.extents()[-1], size, kept_words=words if walks > 1 else 0.0)
+    return RowAccess(anchor.extents()[-1], size, kept_words=words if walks > 1 else 0.0, walks=walks)

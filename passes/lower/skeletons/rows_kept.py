@@ -18,6 +18,8 @@ from tilewright.passes.lower.skeletons.writer import Index, Mask, Points, Writer
 from tilewright.passes.tensor.row_phases import Phase, row_phases
 
 WARP = 32
+#: steps of a walk whose reads are asked for together
+MOST_TOGETHER = 8
 
 
 def lower_rows_kept(kernel: Func) -> Func:
@@ -96,8 +98,10 @@ class _RowsKept:
         return {**dict(zip(phase.rows, self.index, strict=True)), **local}
 
     def _walk(self, phase: Phase) -> AbstractContextManager[Expr]:
+        """A loop over the steps of a walk: all unrolled where registers are kept, else several at a time."""
         steps = self._steps(phase)
-        unroll = 1 if self.wanted or steps <= 4 else 4 if steps % 4 == 0 else 0
+        together = max(n for n in range(1, MOST_TOGETHER + 1) if steps % n == 0)
+        unroll = 1 if self.wanted or steps <= MOST_TOGETHER else together if together > 1 else 0
         return self.w.loop("s", steps, unroll=unroll)
 
     def _lanes(self, phase: Phase) -> AbstractContextManager[Expr]:
