@@ -228,7 +228,7 @@ def _is_binary(name: str) -> bool:
     return name.endswith((".safetensors", ".cubin"))
 
 
-_KERNEL_FILE = re.compile(r"kernels/([A-Za-z0-9_][A-Za-z0-9_.-]{0,199})\.(cu|cl|cubin)")
+_KERNEL_FILE = re.compile(r"kernels/([A-Za-z0-9_][A-Za-z0-9_.-]{0,199})\.(cu|cl|json|cubin)")
 _TEXT_FILE = re.compile(r"ir/([A-Za-z0-9_-]{1,100})\.ir")
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from library_samples import FakeCublasLt
 from test_library_candidates import candidates, epilogue_kernel, whole
 
+from tilewright.executable import Artifact, Executable, load
 from tilewright.ir import Level
 from tilewright.kernel_builds import emit_kernels, kernel_codes
 from tilewright.library_program import inlined
@@ -215,3 +217,10 @@ def test_random_constants_are_made_for_programs() -> None:
     assert [p.tensor.shape for p in alone.main.params] == [(6, 8), (6, 12)]
     assert isinstance(RandomConstants().arrays, dict)
     assert len(alone.constants) == 2
+
+
+def test_saved_executables_hold_them(tmp_path: Path) -> None:
+    plan = planned()
+    exe = Executable(Artifact(plan, {}, {}, {}), "cuda:sm_90a")
+    exe.save(tmp_path / "saved.tw")
+    assert load(tmp_path / "saved.tw").plan == plan
