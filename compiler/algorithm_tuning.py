@@ -44,8 +44,8 @@ def measured_algorithms(
     module: graph level, types inferred. Of each convolution, with the ops behind it that its kernels take
     along, the legal algorithms are timed in the order of their estimates with the parameters that the model
     chooses. An alternative is left out where its lower bound is above the best time so far, or where it would
-    raise the network's peak of memory (see `memory_room`); direct never is. Once the budget is spent, the
-    rest is chosen by estimate.
+    raise the network's peak of memory (see `memory_room`); direct never is. Once the budget is spent, what
+    is not known is chosen by estimate.
     libraries: puts library kernels into a program where they are faster; direct is timed with them as well,
         since they compute no other algorithm's kernels.
     What was measured stands in the attribute `convolutions` of @main, with the convolutions counted from 0 in
@@ -99,17 +99,25 @@ def _timed(
     best = float("inf")
     for i in sorted(range(len(rows)), key=lambda i: rows[i].estimate_s):
         row = rows[i]
-        if budget.over:
-            break
         if row.algorithm == "direct" or row.bound_s < best:
             program = _program(found[row.algorithm])
-            (seconds,) = measurer.seconds([program])
+            seconds = _seconds(program, measurer, budget)
+            if seconds is None:  # the others alone decide nothing
+                return [replace(r, measured_s=None) for r in rows]
             if row.algorithm == "direct" and libraries is not None:
-                (with_libraries,) = measurer.seconds([libraries(program)])
-                seconds = min(seconds, with_libraries)
+                with_libraries = _seconds(libraries(program), measurer, budget)
+                seconds = seconds if with_libraries is None else min(seconds, with_libraries)
             rows[i] = replace(row, measured_s=seconds)
             best = min(best, seconds)
     return rows
+
+
+def _seconds(module: Module, measurer: Measurer, budget: Budget) -> float | None:
+    """Seconds of a program; once the budget is spent, None where they are not known."""
+    if budget.over:
+        return measurer.known(measurer.program(module))
+    (seconds,) = measurer.seconds([module])
+    return seconds
 
 
 def _fastest(rows: list[Timed]) -> str:
