@@ -44,7 +44,8 @@ class Candidates:
         seconds: Callable[[Func], float],
     ) -> None:
         self.choose, self.seconds = choose, seconds
-        self.kernels = {f.name: f for f in module.funcs if f.name != "main"}
+        # what other passes already decided about a kernel or a call would be lost
+        self.kernels = {f.name: f for f in module.funcs if f.name != "main" and not f.attrs}
         self.ops = module.main.body.ops
         self.position = {id(op): i for i, op in enumerate(self.ops)}
         self.producer = {r: op for op in self.ops if op.name == "tensor.call" for r in op.results}
@@ -56,8 +57,12 @@ class Candidates:
     def all(self) -> Iterator[Candidate]:
         """Every legal candidate, by the call that ends it."""
         for op in self.ops:
-            if op.name == "tensor.call" and callee_of(op) in self.kernels:
+            if op.name == "tensor.call" and self._free(op):
                 yield from self._ending_in(op)
+
+    def _free(self, call: Op) -> bool:
+        """Whether the call may become part of a chain."""
+        return callee_of(call) in self.kernels and [name for name, _ in call.attrs] == ["callee"]
 
     def _ending_in(self, last: Op) -> Iterator[Candidate]:
         """Grow by the latest producer that only these calls read, as long as the result is a legal chain."""
@@ -85,7 +90,7 @@ class Candidates:
             for v in op.operands
             if (p := self.producer.get(v)) is not None
             and id(p) not in inside | refused
-            and callee_of(p) in self.kernels
+            and self._free(p)
             and all(id(x) in inside for r in p.results for x in self.readers[r])
         ]
         return max(found, key=lambda op: self.position[id(op)], default=None)
