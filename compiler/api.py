@@ -135,7 +135,7 @@ def compile(
     constants = {n: np.asarray(a) for n, a in lowered.thread.constants.items() if n in names}
     texts = {"graph": show(lowered.graph), "tensor": show(lowered.tensor), "thread": show(lowered.thread)}
     texts |= entries
-    facts = {**facts_of(lowered, resolved), "precision": precision, **tuning}
+    facts = {**facts_of(lowered, resolved), "precision": precision, "partitioner": partitioner, **tuning}
     work = work_of(plan, kernel_costs(facts["kernels"]), resolved.hardware)
     with clear_errors():
         device = partial(open_device, str(resolved))
