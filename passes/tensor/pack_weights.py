@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,13 +22,14 @@ def pack_weights(module: Module, ctx: PassContext) -> Module:
 
     Vector loads of neighbouring columns need it; kernels on tensor cores (skeleton `matrix`) copy runs of
     the channel that they cut into chunks instead: [r, s, k, c]. The weights are permuted once, at compile
-    time.
+    time. Kernels that multiply in TF32 get weights that are rounded to it, and are told by `rounded` in their
+    parameters.
     """
     main = module.main
     constants = {op.result: op for op in main.body.ops if op.name == "tensor.constant"}
     funcs = {f.name: f for f in module.funcs}
     packed: dict[str, np.ndarray] = {}
-    fresh: dict[tuple[Value, tuple[int, ...]], Op] = {}
+    fresh: dict[tuple[Value, tuple[int, ...], bool], Op] = {}
     calls_of: dict[object, list[Op]] = {}
     for op in main.body.ops:
         calls_of.setdefault(op.get("callee"), []).append(op)
@@ -37,23 +38,31 @@ def pack_weights(module: Module, ctx: PassContext) -> Module:
         calls = calls_of.get(Ref(name), [])
         if found is None or not calls:
             continue
-        position, order = found
-        weights = [op.operands[position] for op in calls]
+        weights = [op.operands[found.position] for op in calls]
         if any(w not in constants or str(constants[w]["name"]) not in module.constants for w in weights):
             continue
-        funcs[name] = _permute(kernel, position, order)
+        funcs[name] = _permute(kernel, found)
         for w in weights:
-            _constant(module, kernel.params[position], constants[w], order, packed, fresh)
+            _constant(module, kernel.params[found.position], constants[w], found, packed, fresh)
     if not fresh:
         return module
-    orders = {f.name: _packing(f) for f in module.funcs if funcs[f.name] is not f}
-    new_main = _redirect(main, orders, fresh)
+    packings = {f.name: _packing(f) for f in module.funcs if funcs[f.name] is not f}
+    new_main = _redirect(main, packings, fresh)
     out = module.with_funcs(tuple(new_main if f.name == "main" else funcs[f.name] for f in module.funcs))
     return out.with_constants(module.constants.updated(packed))
 
 
-def _packing(kernel: Func) -> tuple[int, tuple[int, ...]] | None:
-    """Parameter position of the weights and the permutation that puts the column dimension last."""
+@dataclass(frozen=True)
+class _Packing:
+    """Parameter position of the weights, order of their dimensions, and whether to round to TF32."""
+
+    position: int
+    order: tuple[int, ...]
+    rounds: bool
+
+
+def _packing(kernel: Func) -> _Packing | None:
+    """How the weights of a kernel are packed; None where they stay as they are."""
     if kernel.get("skeleton") not in ("contract", "matrix"):
         return None
     op = next(o for o in kernel.body.ops if o.name == "tensor.contract")
@@ -66,7 +75,15 @@ def _packing(kernel: Func) -> tuple[int, tuple[int, ...]] | None:
     order = (
         _columns_last(at, columns) if kernel["skeleton"] == "contract" else _channel_last(kernel, at, columns)
     )
-    return None if order == tuple(range(len(at))) else (kernel.params.index(weights), order)
+    rounds = kernel["skeleton"] == "matrix" and weights.tensor.dtype == "f32" and not _rounded(kernel)
+    if order == tuple(range(len(at))) and not rounds:
+        return None
+    return _Packing(kernel.params.index(weights), order, rounds)
+
+
+def _rounded(kernel: Func) -> bool:
+    params = kernel["params"]
+    return isinstance(params, Pairs) and bool(params.as_dict().get("rounded"))
 
 
 def _columns_last(at: Sequence[Expr], columns: Sequence[str]) -> tuple[int, ...]:
@@ -84,8 +101,8 @@ def _channel_last(kernel: Func, at: Sequence[Expr], columns: Sequence[str]) -> t
     return (*(i for i in range(len(at)) if i not in last), *last)
 
 
-def _permute(kernel: Func, position: int, order: tuple[int, ...]) -> Func:
-    old = kernel.params[position]
+def _permute(kernel: Func, packing: _Packing) -> Func:
+    old, order = kernel.params[packing.position], packing.order
     shape = tuple(old.tensor.shape[i] for i in order)
     new = Value(replace(old.tensor, shape=shape), old.hint)
 
@@ -99,39 +116,50 @@ def _permute(kernel: Func, position: int, order: tuple[int, ...]) -> Func:
         )
 
     params = tuple(new if p is old else p for p in kernel.params)
-    return replace(kernel, body=replace(kernel.body, params=params, ops=tuple(map(edit, kernel.body.ops))))
+    packed = replace(kernel, body=replace(kernel.body, params=params, ops=tuple(map(edit, kernel.body.ops))))
+    chosen = kernel["params"]
+    if not packing.rounds or not isinstance(chosen, Pairs):
+        return packed
+    return packed.with_attrs(params=Pairs.of({**dict(chosen.items), "rounded": True}))
 
 
 def _constant(
-    module: Module, param: Value, op: Op, order: tuple[int, ...], packed: dict[str, np.ndarray],
-    fresh: dict[tuple[Value, tuple[int, ...]], Op],
+    module: Module, param: Value, op: Op, packing: _Packing, packed: dict[str, np.ndarray],
+    fresh: dict[tuple[Value, tuple[int, ...], bool], Op],
 ) -> None:  # fmt: skip
     """A constant op for the permuted weights (as the kernel sees them, whatever shape the constant has)."""
-    if (op.result, order) in fresh:
+    order = packing.order
+    if (op.result, order, packing.rounds) in fresh:
         return
     name = str(op["name"])
     array = module.constants[name].reshape(param.tensor.shape).transpose(order)
-    new_name = f"{name}.packed_{''.join(map(str, order))}"
+    new_name = f"{name}.packed_{''.join(map(str, order))}{'_tf32' if packing.rounds else ''}"
     while new_name in module.constants and new_name not in packed:
         new_name += "_"
-    packed[new_name] = np.ascontiguousarray(array)
+    packed[new_name] = round_to_tf32(array) if packing.rounds else np.ascontiguousarray(array)
     result = Value(replace(op.result.tensor, shape=array.shape), op.result.hint)
-    fresh[(op.result, order)] = replace(op.with_attrs(name=new_name), results=(result,))
+    fresh[(op.result, order, packing.rounds)] = replace(op.with_attrs(name=new_name), results=(result,))
+
+
+def round_to_tf32(array: np.ndarray) -> np.ndarray:
+    """float32 numbers with 10 bits of mantissa, ties away from zero, as cvt.rna.tf32 gives them."""
+    bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    return np.where(np.isfinite(array), rounded, bits).view(np.float32)
 
 
 def _redirect(
     main: Func,
-    orders: dict[str, tuple[int, tuple[int, ...]] | None],
-    fresh: dict[tuple[Value, tuple[int, ...]], Op],
+    packings: dict[str, _Packing | None],
+    fresh: dict[tuple[Value, tuple[int, ...], bool], Op],
 ) -> Func:
     def edit(op: Op) -> Op:
         ref = op.get("callee")
-        found = orders.get(ref.name) if isinstance(ref, Ref) else None
+        found = packings.get(ref.name) if isinstance(ref, Ref) else None
         if found is None:
             return op
-        position, order = found
         operands = list(op.operands)
-        operands[position] = fresh[(operands[position], order)].result
+        operands[found.position] = fresh[(operands[found.position], found.order, found.rounds)].result
         return op.with_operands(tuple(operands))
 
     return main.with_body(main.body.with_ops((*fresh.values(), *map(edit, main.body.ops))))

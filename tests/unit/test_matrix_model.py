@@ -19,12 +19,14 @@ from tilewright.costmodel.matrix_space import (
     raster_of,
     shared_bytes,
 )
-from tilewright.ir import Func, InputError, Module, Pairs
+from tilewright.ir import Func, InputError, Module
 from tilewright.kernel_program import alone
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.lower.skeletons.matrix import lower_matrix
+from tilewright.passes.lower.skeletons.matrix_plan import MatrixPlan
 from tilewright.passes.tensor.choose_parameters import contract_candidates, least_s
 from tilewright.passes.tensor.matrix_problem import matrix_problem
+from tilewright.passes.tensor.pack_weights import round_to_tf32
 
 H100 = load_hardware("H100")
 GPUS = [load_hardware(name) for name in ("H100", "A100")]
@@ -171,13 +173,27 @@ def test_problem_of_a_convolution():
     assert problem.compulsory_bytes == sum(v.tensor.nbytes for v in conv.params) + 4 * 392 * 32
 
 
-def test_weights_are_packed_by_channel():
-    func = product("f16", ("40, 64", "64, 24"), "m: 40, n: 24", "c: 64", ("[m, c]", "[c, n]"))
-    module = alone(func.with_attrs(skeleton="matrix", params=Pairs.of({"channel": "c"})), {1})
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_weights_are_packed_by_channel(dtype):
+    func = product(dtype, ("40, 64", "64, 24"), "m: 40, n: 24", "c: 64", ("[m, c]", "[c, n]"))
+    plan = MatrixPlan(16, 16, 16, 1, 1, 2, "c").params()
+    module = alone(func.with_attrs(skeleton="matrix", params=plan), {1})
     context = PassContext(target="cuda:sm_90a", reproducer_folder=None)
     packed = run_pipeline(module, Pipeline.parse("pack-weights"), context)
     (found,) = (f for f in packed.funcs if f.name != "main")
     assert found.params[1].tensor.shape == (24, 64)
     (name,) = module.constants
     (new,) = set(packed.constants) - {name}
-    np.testing.assert_array_equal(packed.constants[new], module.constants[name].T)
+    old = module.constants[name].T
+    np.testing.assert_array_equal(packed.constants[new], round_to_tf32(old) if dtype == "f32" else old)
+    assert MatrixPlan.of(found, view_of(found)).rounded == (dtype == "f32")
+    again = run_pipeline(packed, Pipeline.parse("pack-weights"), context)
+    assert again.funcs == packed.funcs
+
+
+def test_rounding_to_tf32():
+    ulp = 2.0**-10
+    numbers = np.array([1 + ulp / 2, 1 + ulp * 0.49, -(1 + ulp / 2), 3.0, np.inf, np.nan], np.float32)
+    np.testing.assert_array_equal(
+        round_to_tf32(numbers), np.array([1 + ulp, 1, -(1 + ulp), 3, np.inf, np.nan], np.float32)
+    )

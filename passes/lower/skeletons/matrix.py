@@ -172,9 +172,9 @@ class _Matrix:
     def _load(self, factors: list[Staged], held: list[Value], slot: Expr, step: Expr) -> None:
         """Fragments of both factors for one step along k."""
         w = self.w
-        rounding = "tf32" if self.view.dtype == "f32" else ""
         for f, frag, origin in zip(factors, held, (self.warp_m, self.warp_n), strict=True):
             tiles = frag.tensor.shape[1]
+            rounds = self.view.dtype == "f32" and not (f.operand and self.plan.rounded)
             width = TILE_N if f.operand else TILE_M
             count = 2 if f.operand and tiles % 2 == 0 else 1
             k = binary("*", step, self.depth)
@@ -187,7 +187,7 @@ class _Matrix:
                     transposed=f.by_channel == bool(f.operand),
                     item=(self._buffer(frag, step), w.simple(binary("*", i, count))),
                     count=count,
-                    rounding=rounding,
+                    rounding="tf32" if rounds else "",
                 )  # fmt: skip
 
     def _buffer(self, frag: Value, step: Expr) -> Expr:

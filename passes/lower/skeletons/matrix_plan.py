@@ -207,7 +207,8 @@ class MatrixPlan:
     """Parameters of one tensor-core kernel.
 
     m, n, k: the block's tile, k along the channel; warps_m x warps_n warps share it; stages: buffers of the
-    ring of copies in flight; raster: blocks along m that are taken before the next ones along n.
+    ring of copies in flight; raster: blocks along m that are taken before the next ones along n. rounded: the
+    second factor holds TF32 numbers already.
     """
 
     m: int
@@ -219,6 +220,7 @@ class MatrixPlan:
     channel: str
     raster: int = 1
     engine: str = "mma"
+    rounded: bool = False
 
     @property
     def threads(self) -> int:
@@ -246,7 +248,8 @@ class MatrixPlan:
             m, n, k = (whole(block[d], f"block.{d}", 1) for d in "mnk")
             warps_m, warps_n = (whole(warps[d], f"warps.{d}", 1) for d in "mn")
             stages, raster = whole(p["stages"], "stages", 1), whole(p["raster"], "raster", 1)
-            plan = cls(m, n, k, warps_m, warps_n, stages, str(p["channel"]), raster, str(p["engine"]))
+            channel, engine, rounded = str(p["channel"]), str(p["engine"]), bool(p.as_dict().get("rounded"))
+            plan = cls(m, n, k, warps_m, warps_n, stages, channel, raster, engine, rounded)
             plan.check(view)
         except KeyError as e:
             raise InputError(f"expected {e} in params", where=where) from e
@@ -265,6 +268,7 @@ class MatrixPlan:
                 "raster": self.raster,
                 "engine": self.engine,
             }
+            | ({"rounded": True} if self.rounded else {})
         )
 
     def check(self, view: MatrixView) -> None:
