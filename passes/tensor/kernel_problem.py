@@ -90,8 +90,15 @@ def contract_problem(kernel: Func, op: Op) -> ContractProblem:
         **_geometry(vertical, horizontal),
         element_bytes=itemsize(op.operands[0].tensor.dtype),
         extra_bytes=max(0, traffic(kernel) - main),
-        rows_inner=not set(symbols(reads(op)[0][-1])) <= set(roles.channels) if reads(op)[0] else True,
+        rows_inner=_rows_inner(op, roles),
     )
+
+
+def _rows_inner(op: Op, roles: ContractRoles) -> bool:
+    """Whether neighbouring elements of the first operand are rows (or taps), not plainly reduced channels."""
+    at = reads(op)[0]
+    inside = set(symbols(at[-1])) - set(roles.batch) if at else set()
+    return not inside or not inside <= set(roles.channels)
 
 
 def window_problem(kernel: Func, op: Op, plane: tuple[str, str] | None = None) -> WindowProblem:

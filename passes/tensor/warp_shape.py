@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tilewright.ir import Op
 from tilewright.ir.expr import symbols
-from tilewright.ir.tensor_ops import dims, reads
+from tilewright.ir.tensor_ops import reads
 from tilewright.passes.tensor.kernel_problem import ContractRoles
 
 #: elements of one shared-memory load of rows
@@ -26,7 +26,7 @@ def warp_shape(
     """
     row = roles.spatial[2]
     windowed = {d for d, _ in roles.windows}
-    if not row or row in windowed or thread[row] % RUN or not _plain(op, row):
+    if not row or row in windowed or thread[row] % RUN or not _plain(op, row, block):
         return {}, {}
     run = {row: RUN}
     column = roles.columns[-1] if roles.columns else ""
@@ -38,8 +38,7 @@ def warp_shape(
     return run, {row: ROW_LANES, column: WARP // ROW_LANES}
 
 
-def _plain(op: Op, row: str) -> bool:
-    """Whether a row is an index of the first operand by itself, and the last of its parallel ones."""
-    par = dims(op, "par")
-    inside = [d for e in reads(op)[0] for d in symbols(e) if d in par]
+def _plain(op: Op, row: str, block: Mapping[str, int]) -> bool:
+    """Whether a row is the last of the parallel indices of the first operand that vary within a block."""
+    inside = [d for e in reads(op)[0] for d in symbols(e) if block.get(d, 1) > 1]
     return inside[-1:] == [row]

@@ -50,16 +50,20 @@ class Region:
         shape = [self.extents[i] for i in self.order]
         return (*shape[:-1], shape[-1] + pad)
 
-    def innermost(self, reduced: Collection[str]) -> Region:
-        """The same box with reduced dimensions that lie innermost kept outermost instead."""
-        plain = [bool(terms) and set(terms) <= set(reduced) for terms in self.scaled]
-        if not plain or not plain[-1] or all(plain):
-            return self
-        last = len(plain) - 1
-        while plain[last - 1]:
+    def innermost(self, reduced: Collection[str], sizes: Mapping[str, int]) -> Region:
+        """The same box with reduced dimensions that lie innermost kept outermost instead.
+
+        sizes: indices per iteration dimension in one step. Dimensions of a single index go outermost too.
+        """
+        varying = [{d for d in terms if sizes[d] > 1} for terms in self.scaled]
+        single = [i for i, n in enumerate(self.extents) if n == 1]
+        rest = [i for i, n in enumerate(self.extents) if n > 1]
+        last = len(rest)
+        while last and varying[rest[last - 1]] <= set(reduced):
             last -= 1
-        order = (*range(last, len(plain)), *range(last))
-        return replace(self, order=order)
+        if not rest or last in (0, len(rest)):
+            return self
+        return replace(self, order=(*single, *rest[last:], *rest[:last]))
 
     @property
     def size(self) -> int:
