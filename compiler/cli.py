@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tilewright.commands.bench import add_bench
+from tilewright.commands.calibrate import add_calibrate
 from tilewright.commands.compile import add_compile
 from tilewright.commands.db import add_db
 from tilewright.commands.explain import add_explain
@@ -30,6 +31,7 @@ COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], 
     add_report,
     add_streams,
     add_bench,
+    add_calibrate,
 )
 
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+#: `origin` of a record as it comes with Tilewright; that of a calibrated one says when and where
+SHIPPED = "shipped"
+
 
 @dataclass(frozen=True)
 class GpuHardware:
@@ -73,6 +76,7 @@ class GpuHardware:
     contract_store_wavefronts: float
     contract_epilogue_instructions: float
     sources: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
+    origin: str = field(default=SHIPPED, compare=False, repr=False)
 
     @property
     def peak_flops_per_s(self) -> float:
@@ -113,6 +117,7 @@ class CpuHardware:
     estimate_launch_s: float
     estimate_loop_clk: float
     sources: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
+    origin: str = field(default=SHIPPED, compare=False, repr=False)
 
     @property
     def peak_flops_per_s(self) -> float:

@@ -16,7 +16,7 @@ from tilewright.ir.errors import InputError
 
 _RECORDS = Path(__file__).parent / "records"
 _KINDS: dict[str, type[GpuHardware] | type[CpuHardware]] = {"gpu": GpuHardware, "cpu": CpuHardware}
-_IDENTITY = ("name", "targets", "device_names", "sources")
+_IDENTITY = ("name", "targets", "device_names", "sources", "origin")
 _MAX_RECORD_BYTES = 1 << 20
 
 

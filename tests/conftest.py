@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 
 TESTS = Path(__file__).parent
-CACHE_VARIABLES = ("TILEWRIGHT_CACHE_DIR", "XDG_CACHE_HOME", "POCL_CACHE_DIR")
+CACHE_VARIABLES = ("TILEWRIGHT_CACHE_DIR", "XDG_CACHE_HOME", "POCL_CACHE_DIR", "TILEWRIGHT_CALIBRATION_DIR")
 
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=60)
 hypothesis.settings.register_profile("repeatable", deadline=None, max_examples=60, derandomize=True)

@@ -1,0 +1,116 @@
+"""`tilewright calibrate`: measure the device's constants, keep them for later compilations, show them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from tilewright.calibration.calibrate import calibrate
+from tilewright.calibration.store import calibration_path, save_calibration
+from tilewright.costmodel import Hardware
+from tilewright.costmodel.calibration import Calibration, Measured, calibrated, fitted_constants, roles_of
+from tilewright.ir import InputError
+from tilewright.targets import Target, resolve_target, shipped_record
+
+
+def add_calibrate(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    p = sub.add_parser("calibrate", help="measure the device's constants, which bounds and estimates use")
+    p.add_argument(
+        "--target", default="auto", help="cuda or opencl (default auto: cuda where there is a GPU)"
+    )
+    p.add_argument(
+        "--output",
+        metavar="FILE",
+        help="write the calibration to FILE, and not to where compilations find it",
+    )
+    p.add_argument("--json", action="store_true", help="print the result as JSON")
+    p.add_argument(
+        "--show", action="store_true", help="measure nothing; show the record that compilations use"
+    )
+    p.set_defaults(action=run_calibrate)
+
+
+def run_calibrate(a: argparse.Namespace) -> None:
+    """Measure and store, or show what is stored."""
+    if a.show and a.output:
+        raise InputError("expected --show or --output, got both: --show measures nothing")
+    target = resolve_target(a.target)
+    if a.show:
+        shown = _record_facts(target.hardware, shipped_record(target))
+        print(json.dumps(shown) if a.json else _record_text(shown))
+        return
+    start = time.perf_counter()
+    found = calibrate(target)
+    record = calibrated(shipped_record(target), found)
+    path = Path(a.output) if a.output else calibration_path(target.kind, found.device, found.driver)
+    save_calibration(found, path)
+    result = _result(found, target, record, path, time.perf_counter() - start)
+    print(json.dumps(result) if a.json else _result_text(result))
+
+
+def _record_facts(used: Hardware, shipped: Hardware) -> dict[str, Any]:
+    rows = [
+        {"name": name, "role": role, "shipped": getattr(shipped, name), "used": getattr(used, name)}
+        for name, role in roles_of(shipped).items()
+    ]
+    return {"hardware": used.name, "origin": used.origin, "constants": rows}
+
+
+def _record_text(shown: dict[str, Any]) -> str:
+    head = f"{shown['hardware']}: {shown['origin']}"
+    lines = [f"{'constant':<34} {'shipped':>12} {'used':>12}"]
+    for row in shown["constants"]:
+        mark = "" if row["shipped"] == row["used"] else "  *"
+        lines.append(f"{row['name']:<34} {row['shipped']:>12.5g} {row['used']:>12.5g}{mark}")
+    return "\n".join([head, *lines])
+
+
+def _result(
+    found: Calibration, target: Target, record: Hardware, path: Path, seconds: float
+) -> dict[str, Any]:
+    shipped = shipped_record(target)
+    roles, kept = roles_of(shipped), fitted_constants(shipped)
+    constants = [
+        {
+            **_quantity(name, m),
+            "role": "kept: fitted to kernels" if name in kept else roles[name],
+            "shipped": getattr(shipped, name),
+            "used": getattr(record, name),
+        }
+        for name, m in found.constants
+    ]
+    return {
+        "target": str(target),
+        "device": found.device,
+        "driver": found.driver,
+        "hardware": found.record,
+        "measured": found.measured,
+        "path": str(path),
+        "seconds": seconds,
+        "constants": constants,
+        "facts": [_quantity(name, m) for name, m in found.facts],
+    }
+
+
+def _quantity(name: str, m: Measured) -> dict[str, Any]:
+    return {"name": name, "value": m.value, "unit": m.unit, "samples": m.samples, "spread": m.spread}
+
+
+def _result_text(r: dict[str, Any]) -> str:
+    lines = [f"{r['device']} ({r['driver']}), record {r['hardware']}, {r['seconds']:.1f} s"]
+    lines.append(
+        f"{'constant':<34} {'measured':>12} {'unit':<6} {'spread':>7} {'shipped':>12} {'used':>12}  role"
+    )
+    for c in r["constants"]:
+        lines.append(
+            f"{c['name']:<34} {c['value']:>12.5g} {c['unit']:<6} {100 * c['spread']:>6.1f}% "
+            f"{c['shipped']:>12.5g} {c['used']:>12.5g}  {c['role']}"
+        )
+    for f in r["facts"]:
+        lines.append(f"{f['name']:<34} {f['value']:>12.5g} {f['unit']:<6} {100 * f['spread']:>6.1f}%")
+    lines.append(f"written to {r['path']}")
+    return "\n".join(lines)
