@@ -12,6 +12,7 @@ from tilewright.codegen.dialect import NARROW, Dialect
 from tilewright.codegen.emitters import emitter_of
 from tilewright.codegen.index_text import IndexText
 from tilewright.codegen.prelude import Prelude
+from tilewright.codegen.shared_layout import swizzled_column
 from tilewright.ir.errors import InputError
 from tilewright.ir.expr import Expr
 from tilewright.ir.nodes import Block, Func, Op, Value
@@ -54,11 +55,15 @@ class Held:
 
 @dataclass(frozen=True)
 class BufferRef:
-    """A buffer as C text: `flat` ones are indexed by one offset, the others by dimension."""
+    """A buffer as C text: `flat` ones are indexed by one offset, the others by dimension.
+
+    swizzled: the 16-byte pieces of each row lie in the order that `swizzled_column` gives.
+    """
 
     name: str
     type: TensorType
     flat: bool
+    swizzled: bool = False
 
 
 class Emission:
@@ -218,6 +223,8 @@ class Emission:
         if not at:
             return f"{b.name}[0]"
         places = [*at[:-1], at[-1] + plus]
+        if b.swizzled:
+            places[-1] = simplify(swizzled_column(b.type, places[-2], places[-1]), self.ranges)
         return b.name + "".join(f"[{self.index.render(e, self.ranges)}]" for e in places)
 
     def alignment(self, b: BufferRef, at: Sequence[Expr], limit: int) -> int:

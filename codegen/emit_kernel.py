@@ -25,7 +25,7 @@ from tilewright.codegen.emit_launch import early_params, late_params
 from tilewright.codegen.emit_memory import array_extents
 from tilewright.codegen.emitters import emitter_of
 from tilewright.codegen.kernel_source import KernelParam, KernelSource
-from tilewright.codegen.shared_layout import SHARED_ALIGNMENT, shared_layout
+from tilewright.codegen.shared_layout import SHARED_ALIGNMENT, SWIZZLED_ALIGNMENT, shared_layout
 from tilewright.codegen.stamps import Stamps
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Level, Value, walk
@@ -133,7 +133,8 @@ def _declare_shared(e: Emission) -> tuple[int, int]:
     if dynamic:
         e.line(f"{e.need('dynamic_shared').upper()}(tw_shared);")
     elif in_one:
-        e.line(f"__shared__ __align__({SHARED_ALIGNMENT}) unsigned char tw_shared[{layout.nbytes}];")
+        align = SWIZZLED_ALIGNMENT if layout.swizzled else SHARED_ALIGNMENT
+        e.line(f"__shared__ __align__({align}) unsigned char tw_shared[{layout.nbytes}];")
     for v, offset in layout.offsets.items():
         t = v.tensor
         name = e.name(v.hint or "shared")
@@ -146,8 +147,9 @@ def _declare_shared(e: Emission) -> tuple[int, int]:
         elif native:
             e.line(f"__local {kind} {name}{extents} __attribute__((aligned(64)));")
         else:
-            e.line(f"__shared__ __align__({SHARED_ALIGNMENT}) {kind} {name}{extents};")
-        e.buffers[v] = BufferRef(name, t, flat=False)
+            align = SWIZZLED_ALIGNMENT if v in layout.swizzled else SHARED_ALIGNMENT
+            e.line(f"__shared__ __align__({align}) {kind} {name}{extents};")
+        e.buffers[v] = BufferRef(name, t, flat=False, swizzled=v in layout.swizzled)
     if native:
         return sum(-(-max(1, v.tensor.nbytes) // 16) * 16 for v in layout.offsets), 0
     return (0, layout.nbytes) if dynamic else (layout.nbytes, 0)

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tilewright.ir.errors import UnsupportedError
+from tilewright.ir.expr import Expr, binary
 from tilewright.ir.nodes import Func, Op, Value, walk
+from tilewright.ir.types import TensorType, itemsize
 
 SHARED_ALIGNMENT = 16
+SWIZZLED_ALIGNMENT = 128
+#: bytes that stay together in swizzled rows, and bytes of all banks
+_PIECE_BYTES, _BANKS_BYTES = 16, 128
 
 
 @dataclass(frozen=True)
@@ -16,6 +22,7 @@ class SharedLayout:
 
     offsets: dict[Value, int]
     nbytes: int
+    swizzled: frozenset[Value] = frozenset()
 
     @property
     def overlaps(self) -> bool:
@@ -42,7 +49,31 @@ def shared_layout(func: Func) -> SharedLayout:
                 break
             at = max(at, end)
         offsets[v] = at
-    return SharedLayout(offsets, max((at + _padded(v) for v, at in offsets.items()), default=0))
+    swizzled = frozenset(op.result for op in walk(func.body) if _allocates(op) and op["swizzled"])
+    return SharedLayout(offsets, max((at + _padded(v) for v, at in offsets.items()), default=0), swizzled)
+
+
+def swizzled_column(t: TensorType, row: Expr, column: Expr) -> Expr:
+    """Where an element of a swizzled row lies in it.
+
+    Of eight rows one after the other, the pieces of one column meet all banks, which is what ldmatrix reads at
+    once; the two pieces of a 32-byte sector stay in one sector, so that a sector arrives by one write. Raises
+    UnsupportedError for rows of a length that has no such order.
+    """
+    piece = _PIECE_BYTES // itemsize(t.dtype)
+    pieces = t.shape[-1] // piece
+    if t.shape[-1] % piece or (pieces not in (2, 4) and pieces % 8):
+        raise UnsupportedError(f"expected swizzled rows of 32, 64 or a multiple of 128 bytes, got {t}")
+    around = min(pieces, 8)
+    turn = binary("%", binary("//", row, _BANKS_BYTES // _PIECE_BYTES // around), around)
+    number, inside = binary("//", column, piece), binary("%", column, piece)
+    low = binary("%", binary("+", number, turn), 2)
+    high: Expr = 0
+    if around > 2:
+        sectors = binary("+", binary("%", binary("//", number, 2), around // 2), binary("//", turn, 2))
+        high = binary("*", binary("%", sectors, around // 2), 2)
+    whole = binary("*", binary("//", number, around), around)
+    return binary("+", binary("*", binary("+", binary("+", whole, high), low), piece), inside)
 
 
 def _padded(v: Value) -> int:

@@ -20,8 +20,8 @@ TILE_M, TILE_N, DEPTH_BYTES = 16, 8, 32
 OTHER_REGISTERS = 44
 #: registers of one fragment of either factor
 A_REGISTERS, B_REGISTERS = 4, 2
-#: bytes added to each row of a tile of factors, and words to a row of the tile of sums
-PAD_BYTES, SUM_PAD_WORDS = 16, 8
+#: words added to each row of the tile of sums
+SUM_PAD_WORDS = 8
 MAX_SUMS = 128
 #: blocks along m that are taken before the next ones along n: what they read then stays in the L2
 MOST_RASTER = 8
@@ -158,7 +158,7 @@ def registers_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
 
 def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     """Bytes of the ring of tiles, or of the tile of sums that takes its place, whichever is more."""
-    ring = space.stages * ((space.m + space.n) * (space.k * problem.element_bytes + PAD_BYTES))
+    ring = space.stages * ((space.m + space.n) * (space.k * problem.element_bytes))
     sums = 4 * space.m * (space.n + SUM_PAD_WORDS)
     return np.asarray(np.maximum(ring, sums), dtype=np.int64)
 

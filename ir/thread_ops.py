@@ -50,7 +50,12 @@ define(
         "thread.alloc",
         (),
         "A buffer in shared memory (one per block), registers (one per thread) or fragments (one per warp).",
-        attrs={"align": AttrDef("int", 16, "bytes")},
+        attrs={
+            "align": AttrDef("int", 16, "bytes"),
+            "swizzled": AttrDef(
+                "bool", False, "the 16-byte pieces of each row are permuted: columns of pieces meet all banks"
+            ),
+        },
         effects=frozenset({"alloc"}),
     )
 )

@@ -14,8 +14,6 @@ from tilewright.ir.types import itemsize
 from tilewright.passes.lower.skeletons.matrix_plan import MatrixPlan, MatrixView
 from tilewright.passes.lower.skeletons.writer import Mask, Points, Writer
 
-#: bytes added to each row of a tile: the rows that ldmatrix reads together then start in different banks
-PAD_BYTES = 16
 #: elements added to rows of 32-bit elements that are read one by one
 PAD_WORDS = 8
 #: bytes a thread copies at once where it computes what it copies
@@ -50,9 +48,10 @@ class Staged:
         minor = plan.k if self.by_channel else self.rows
         self.major = self.rows if self.by_channel else plan.k
         self.vectors = minor // self.lanes
-        pad = PAD_BYTES // self.size if self.by_channel or self.size == 2 else PAD_WORDS
-        shape = (slots, self.major, minor + pad)
-        self.tiles = w.alloc(shape, view.dtype, "shared", f"{'ab'[operand]}_tiles")
+        swizzled = self.by_channel or self.size == 2
+        shape = (slots, self.major, minor if swizzled else minor + PAD_WORDS)
+        name = f"{'ab'[operand]}_tiles"
+        self.tiles = w.alloc(shape, view.dtype, "shared", name, swizzled=swizzled)
 
     def _computed_lanes(self, along: str) -> int:
         if not along:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from tilewright.ir import (
+    Attr,
     Block,
     Builder,
     Expr,
@@ -121,9 +122,14 @@ class Writer:
         return tuple(reversed(out))
 
     # -- memory ----------------------------------------------------------------------------------------------
-    def alloc(self, shape: Sequence[int], dtype: str, space: str, hint: str) -> Value:
+    def alloc(
+        self, shape: Sequence[int], dtype: str, space: str, hint: str, *, swizzled: bool = False
+    ) -> Value:
         """A shared or register buffer."""
-        (v,) = self.b.emit("thread.alloc", types=[TensorType(dtype, tuple(shape), space)], hint=hint)
+        attrs: dict[str, Attr] = {"swizzled": True} if swizzled else {}
+        (v,) = self.b.emit(
+            "thread.alloc", (), attrs, types=[TensorType(dtype, tuple(shape), space)], hint=hint
+        )
         return v
 
     def load(
