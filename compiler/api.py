@@ -13,6 +13,7 @@ import numpy as np
 from tilewright.buckets import GivenShapes
 from tilewright.budget import Budget, budget_seconds
 from tilewright.convolution_facts import convolution_facts
+from tilewright.costmodel.calibration import calibrated_constants
 from tilewright.devices import open_device
 from tilewright.driver import Lowered, build, lower
 from tilewright.executable import Artifact, Executable, clear_errors
@@ -185,11 +186,14 @@ def _constant_names(module: Module) -> list[str]:
 def facts_of(lowered: Lowered, target: Target) -> dict[str, Any]:
     """What a report says of a compilation.
 
-    Of each kernel the skeleton, parameters, bound, estimate and limit; of each convolution the algorithms;
+    The hardware record, whether it was calibrated, and the constants that were measured. Of each kernel the
+    skeleton, parameters, bound, estimate and limit; of each convolution the algorithms;
     how many values changed their layout.
     """
     return {
         "hardware": target.hardware.name,
+        "hardware_origin": target.hardware.origin,
+        "hardware_constants": calibrated_constants(target.hardware),
         "chosen_by": "measurement" if any(f.get("measured_s") for f in lowered.tensor.funcs) else "model",
         "convolutions": convolution_facts(lowered.graph.main, target.hardware),
         "layouts": layout_facts(lowered.thread.main),

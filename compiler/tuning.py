@@ -10,6 +10,7 @@ from tilewright.algorithm_tuning import measured_algorithms
 from tilewright.arbitration import Group, Verdict, arbitrate
 from tilewright.budget import Budget
 from tilewright.codegen.cache import cache_key
+from tilewright.costmodel.calibration import calibrated_constants
 from tilewright.ir import Func, Module, Pairs
 from tilewright.kernel_program import alone, constants_of, occurrences_of, subject_text
 from tilewright.kernel_search import PATIENCE, KernelSearch
@@ -97,11 +98,14 @@ class Tuner:
         constants, calls = constants_of(module), occurrences_of(module)
         found: dict[str, Task] = {}
         by_subject: dict[str, Task] = {}
+        # What a search proved by the bound holds for the constants of the bound.
+        measured = calibrated_constants(self.measurer.target.hardware)
+        known = [str(sorted(measured.items()))] if measured else []
         for f in module.funcs:
             space = search_space(f, self.measurer.target.hardware) if f.name in calls else None
             if space is None:
                 continue
-            subject = "kernel:" + cache_key(subject_text(f, constants[f.name]), str(f["params"]))
+            subject = "kernel:" + cache_key(subject_text(f, constants[f.name]), str(f["params"]), *known)
             if subject in by_subject:
                 by_subject[subject].search.occurrences += calls[f.name]
             else:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from tilewright.costmodel.hardware import GpuHardware, Hardware
+from tilewright.costmodel.hardware import SHIPPED, GpuHardware, Hardware
 from tilewright.ir.errors import InputError
 
 FORMAT = 1
@@ -112,6 +112,26 @@ def calibrated(hardware: Hardware, calibration: Calibration, where: str = "") ->
         if name not in kept:
             changes[name] = _taken(roles[name], shipped, found.value)
     return replace(hardware, **changes, origin=calibration.origin)
+
+
+def calibrated_constants(hardware: Hardware) -> dict[str, float]:
+    """What a calibrated record holds in place of shipped constants; empty for a shipped record."""
+    if hardware.origin == SHIPPED:
+        return {}
+    return {name: float(getattr(hardware, name)) for name in roles_of(hardware)}
+
+
+def with_constants(
+    shipped: Hardware, constants: Mapping[str, object], origin: str, where: str = ""
+) -> Hardware:
+    """The record that `calibrated_constants` was asked of; raises InputError for what none can hold."""
+    roles, changes = roles_of(shipped), {}
+    for name, value in constants.items():
+        if name not in roles or not isinstance(value, float):
+            raise InputError(f"expected calibrated constants, got {name!r:.80} = {value!r:.40}", where=where)
+        _check_plausible(name, value, float(getattr(shipped, name)), where)
+        changes[name] = value
+    return replace(shipped, **changes, origin=origin)  # type: ignore[arg-type]
 
 
 def fitted_constants(hardware: Hardware) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""The micro-benchmarks of a calibration: right results on the emulator, no spills, the units they count in."""
+"""The micro-benchmarks of a calibration: right results on the emulator, no spills, what they count."""
 
 import numpy as np
 import pytest

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import dedent
 from typing import Any
 
 from tilewright.costmodel import CpuHardware, Hardware, fill_from_machine, load_hardware
 from tilewright.costmodel.bound import LAUNCH, PEAK
+from tilewright.costmodel.calibration import with_constants
+from tilewright.costmodel.hardware import SHIPPED
 from tilewright.executable import Executable
 from tilewright.ir import Func, InputError, Module, Op, parse, show_func
 from tilewright.modelled_profile import modelled_profile
@@ -111,7 +113,7 @@ class _Collector:
     def __init__(self, exe: Executable, fused: FusedOps | None) -> None:
         self.exe, self.plan = exe, exe.plan
         self.report = exe.report()
-        self.hardware = _hardware(str(self.report["hardware"]))
+        self.hardware = _hardware(self.report)
         texts = exe.artifact.texts
         self.tensor, self.thread = _kernels(parse(texts["tensor"])), _kernels(parse(texts["thread"]))
         self.graph_ops = ops_by_location(parse(texts["graph"]))
@@ -213,10 +215,15 @@ def _text(f: Func) -> str:
     return dedent(show_func(replace(f, attrs=attrs), locations=False))
 
 
-def _hardware(name: str) -> Hardware:
-    """The record the compilation used; a CPU's with the cores of this machine."""
+def _hardware(report: Mapping[str, Any]) -> Hardware:
+    """The record the compilation used, with what was measured; a CPU's with the cores of this machine."""
     try:
-        record = load_hardware(name)
+        record = load_hardware(str(report["hardware"]))
     except InputError as e:
         raise InputError(f"the executable was made for a device that has no record here: {e}") from e
-    return fill_from_machine(record) if isinstance(record, CpuHardware) else record
+    if isinstance(record, CpuHardware):
+        record = fill_from_machine(record)
+    constants = report.get("hardware_constants", {})
+    if not isinstance(constants, dict):
+        raise InputError(f"expected the calibrated constants of the executable, got {constants!r:.80}")
+    return with_constants(record, constants, str(report.get("hardware_origin", SHIPPED)))
