@@ -56,9 +56,9 @@ def shared_layout(func: Func) -> SharedLayout:
 def swizzled_column(t: TensorType, row: Expr, column: Expr) -> Expr:
     """Where an element of a swizzled row lies in it.
 
-    Of eight rows one after the other, the pieces of one column meet all banks, which is what ldmatrix reads at
-    once; the two pieces of a 32-byte sector stay in one sector, so that a sector arrives by one write. Raises
-    UnsupportedError for rows of a length that has no such order.
+    Of eight rows one after the other, the pieces of one column meet all banks, which is what ldmatrix reads
+    at once; the two pieces of a 32-byte sector stay in one sector, so that a sector arrives by one write.
+    Raises UnsupportedError for rows of a length that has no such order.
     """
     piece = _PIECE_BYTES // itemsize(t.dtype)
     pieces = t.shape[-1] // piece
