@@ -34,9 +34,9 @@ def overlap_launches(module: Module, ctx: PassContext, *, release: Release = "at
                   wait_for_launches; %a = load(%x) ...
               }
 
-    Before the wait stay prefetches of constants, and loads of them into registers that need nothing else, up
-    to the first barrier: they are in flight while other kernels end. What uses them comes after it, so that
-    nothing stalls earlier.
+    Before the wait stay prefetches of constants, loads of them into registers and asynchronous copies of them
+    to shared memory that need nothing else, up to the first barrier: they are in flight while other kernels
+    end. What uses them comes after it, so that nothing stalls earlier.
 
     `constant_params` are the parameters that every call in @main gives a constant: nothing writes them while
     the network runs. release: `at-end` lets dependents start when the last block of this kernel ends, as
@@ -91,14 +91,14 @@ def _overlapping(func: Func, constants: tuple[int, ...], release: Release) -> Fu
 
 
 def _early(ops: Sequence[Op], params: Sequence[Value], constants: frozenset[Value]) -> set[Op]:
-    """Those of `ops` that may run before all others; they fill registers from constants and from numbers."""
+    """Those of `ops` that may run before all others; they fetch constants and compute with numbers."""
     early: set[Op] = set()
     late = set(params) - constants  # also what the ops that stay behind define and access
     loaded: set[Value] = set()
     for op in ops:
         inside = _inside(op)
         loaded |= {o.result for o in inside if o.name == "thread.load"}
-        if all(_fills_registers(o, loaded) and late.isdisjoint(o.operands) for o in inside):
+        if all(_only_fetches(o, loaded) and late.isdisjoint(o.operands) for o in inside):
             early.add(op)
             continue
         late.update(r for o in inside for r in o.results)
@@ -106,13 +106,13 @@ def _early(ops: Sequence[Op], params: Sequence[Value], constants: frozenset[Valu
     return early
 
 
-def _fills_registers(op: Op, loaded: set[Value]) -> bool:
-    """Whether an op touches global memory and registers only, and computes with nothing that was loaded."""
+def _only_fetches(op: Op, loaded: set[Value]) -> bool:
+    """Whether an op fetches to registers or asynchronously, or computes with nothing that was loaded."""
     if op.name == "thread.load":
         return op.operands[0].tensor.space == "global"
     if op.name == "thread.store":
         return op.operands[1].tensor.space == "reg"
-    if op.name == PREFETCH:
+    if op.name in (PREFETCH, "thread.copy_async"):
         return True
     if op.level == "scalar":
         return loaded.isdisjoint(op.operands)

@@ -5,14 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from codegen_samples import kernel as thread_kernel
-from matrix_samples import lowered, product
+from matrix_samples import THREAD, lowered, product
 from thread_kernels import CTX, kernel
 
 from tilewright.codegen.shared_layout import shared_layout, swizzled_column
 from tilewright.ir import Block, Func, InputError, Module, TensorType, UnsupportedError, walk
 from tilewright.ir.expr import Sym, binary
 from tilewright.ir.simplify import simplify
+from tilewright.kernel_program import alone
 from tilewright.passes import Pipeline, run_pipeline
+from tilewright.passes.lower.skeletons.matrix_plan import MatrixPlan
 
 GEMM = product("f16", ("64, 512", "64, 512"), "m: 64, n: 64", "c: 512", ("[m, c]", "[n, c]"))
 
@@ -134,3 +136,22 @@ def test_swizzled_rows(dtype, width):
 def test_rows_that_cannot_be_swizzled():
     with pytest.raises(UnsupportedError, match="swizzled rows of 32, 64 or a multiple of 128 bytes"):
         swizzled_column(TensorType("f16", (8, 24), "shared"), 0, binary("*", Sym("c"), 8))
+
+
+def test_weights_are_on_their_way_before_the_wait_for_other_launches():
+    """Of the copies before the loop, those of constants come first; all belong to the first group."""
+    plan = MatrixPlan(64, 64, 32, 2, 2, 3, "c").params()
+    module = alone(GEMM.with_attrs(skeleton="matrix", params=plan), {1})
+    text = f"tensor-to-thread, {THREAD}, overlap-launches"
+    ready = run_pipeline(module, Pipeline.parse(text), replace(CTX, target="cuda:sm_90a"))
+    (func,) = (f for f in ready.funcs if f.name != "main")
+    ops = func.body.ops
+    wait = next(i for i, op in enumerate(ops) if op.name == "thread.wait_for_launches")
+    loop = next(i for i, op in enumerate(ops) if op.name == "thread.loop" and op["var"].name == "chunk")
+    assert copied(ops[:wait]) == {"w"}
+    assert copied(ops[wait:loop]) == {"x"}
+
+
+def copied(ops) -> set[str]:
+    inside = [o for op in ops for o in ([op] if op.body is None else walk(op.body))]
+    return {o.operands[0].hint for o in inside if o.name == "thread.copy_async"}
