@@ -22,6 +22,7 @@ LIMITS = {
     "LANE": "idle lanes of partly filled warps",
     "SMB": "shared-memory bandwidth",
     "ISS": "instruction issue",
+    "RATE": "rate of tensor-core instructions",
     "PEAK": "arithmetic peak",
     "LAUNCH": "kernel launch",
 }
