@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
@@ -20,19 +20,20 @@ from tilewright.ir import Builder, Constants, Level, Module, TensorType, Value
 from tilewright.ir.types import storage_dtype
 from tilewright.kernel_builds import compiled, emit_kernels, kernel_codes
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.tensor.prefetch_weights import weights_leave_l2
 from tilewright.pipelines import PACKING, stage_texts
 from tilewright.planning import plan_module
-from tilewright.runtime.device import Device
-from tilewright.runtime.memory import place_arena
+from tilewright.repeated_plan import RUNS, SPREAD, copies_in, repeated
+from tilewright.runtime.device import Device, LoadedPlan
 from tilewright.runtime.opencl import BUILD_OPTIONS
 from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
 from tilewright.targets import Target
 from tilewright.tuning_database import TuningDatabase
 from tilewright.tuning_records import METHOD, Key, Measurement
 
-#: runs of a program in one timed replay: boundaries between kernels count, as they do in a network
-RUNS = 10
 REPLAYS = 12
+#: what marks the weights of programs as it marks those of a network that exceed the L2
+PREFETCHING = "prefetch-weights{share=0.0},"
 
 
 class RandomConstants:
@@ -55,18 +56,23 @@ class RandomConstants:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A small program ready to be built: what names its time, its plan without binaries, and its module."""
+    """A small program ready to be built: what names its time, its plan without binaries, and its module.
+
+    copies: how many copies of its weights take turns.
+    """
 
     key: Key
     plan: ExecutionPlan
     module: Module
+    copies: int = 1
 
 
 class Measurer:
     """Times programs on the device of a target; what the tuning database has of them is not timed again.
 
     `measured` and `reused` count the programs asked for that were timed and that were found; `used` holds
-    every measurement that was asked for.
+    every measurement that was asked for. `cold_weights`, from `network` on: whether programs find their
+    weights in DRAM, as kernels of a network do whose weights exceed the L2.
     """
 
     def __init__(self, target: Target, device: Device, database: TuningDatabase) -> None:
@@ -75,19 +81,39 @@ class Measurer:
         self.used: dict[Key, Measurement] = {}
         self._untimed: set[Key] = set()
         self._where = (device.name, device.driver_version, _compiler_of(target))
-        text = f"{PACKING}, dce, {stage_texts(Level.TENSOR, target.language)['thread']}"
-        self._pipeline = Pipeline.parse(text)
+        thread = stage_texts(Level.TENSOR, target.language)["thread"]
+        self._pipelines = {
+            cold: Pipeline.parse(f"{PACKING}, dce, {PREFETCHING if cold else ''} {thread}")
+            for cold in (False, True)
+        }
+        self._loaded: LoadedPlan | None = None
+        self.cold_weights = False
+
+    def network(self, module: Module) -> None:
+        """Measure from now on for this network, at graph or tensor level."""
+        self.cold_weights = weights_leave_l2(module, self.target.hardware)
+
+    def close(self) -> None:
+        """Unload the last program, which is kept for what the next one may share with it."""
+        if self._loaded is not None:
+            self._loaded.close()
+            self._loaded = None
 
     def key(self, subject: str) -> Key:
-        """The key of something by this name on this device."""
-        return Key(subject, *self._where)
+        """The key of something by this name on this device.
+
+        Of choices (`kernel:...`), which rest on times, those with cold weights are others.
+        """
+        cold = ":" in subject and self.cold_weights
+        return Key(f"{subject}, cold weights" if cold else subject, *self._where)
 
     def program(self, module: Module) -> Program:
         """A program lowered and emitted: tensor level, kernels outlined, parameters chosen."""
         context = PassContext(target=str(self.target), hardware=self.target.hardware)
-        lowered = run_pipeline(module, self._pipeline, context)
+        lowered = run_pipeline(module, self._pipelines[self.cold_weights], context)
         plan = _plan(lowered, self.target)
-        return Program(self.key(_digest(plan)), plan, lowered)
+        copies = copies_in(plan, self.target.hardware) if self.cold_weights else 1
+        return Program(self.key(_digest(plan, copies)), plan, lowered, copies)
 
     def known(self, program: Program) -> float | None:
         """Seconds of a program that was timed before, by this measurer or as the database knows."""
@@ -107,7 +133,7 @@ class Measurer:
 
         The program runs several times in a row, its launches one after the other; inputs are random.
         """
-        times = np.array(_times(_repeated(built), program.module, self.device)) / RUNS
+        times = np.array(self._times(program, built))
         low, seconds, high = (float(q) for q in np.quantile(times, (0.25, 0.5, 0.75)))
         self.measured += 1
         if seconds > 0:
@@ -117,6 +143,20 @@ class Measurer:
         else:  # a device that runs nothing, or whose clock is too coarse, tells nothing
             self._untimed.add(program.key)
         return seconds
+
+    def _times(self, program: Program, built: ExecutionPlan) -> list[float]:
+        rng = np.random.default_rng(1)
+        inputs = program.module.main.params
+        arrays = [random_array(rng, p.tensor.shape, p.tensor.dtype) for p in inputs]
+        plan, constants, runs = repeated(built, program.copies, self.target.hardware)
+        names = {b.name for b in plan.buffers if b.kind == "constant"}
+        constants |= {n: a for n, a in program.module.constants.items() if n in names}
+        loaded = self.device.load(plan, constants)
+        try:
+            return [seconds / runs for seconds in loaded.time(arrays, REPLAYS)]
+        finally:
+            self.close()
+            self._loaded = loaded
 
     def seconds(self, modules: Sequence[Module]) -> list[float]:
         """Median seconds of one run of each program: of those known as they were, the others are timed."""
@@ -135,8 +175,13 @@ def measurer(target: Target, database: str | os.PathLike[str] | None) -> Iterato
 
     Both are closed at the end. Raises WorkError without a device, InputError for a bad database.
     """
-    with clear_errors(), TuningDatabase.open(database) as opened, open_device(str(target)) as device:
-        yield Measurer(target, device, opened)
+    with (
+        clear_errors(),
+        TuningDatabase.open(database) as opened,
+        open_device(str(target)) as device,
+        closing(Measurer(target, device, opened)) as made,
+    ):
+        yield made
 
 
 def _compiler_of(target: Target) -> str:
@@ -163,11 +208,12 @@ def _built(plans: Sequence[ExecutionPlan], target: Target) -> list[ExecutionPlan
     return out
 
 
-def _digest(plan: ExecutionPlan) -> str:
+def _digest(plan: ExecutionPlan, copies: int) -> str:
     """SHA-256 of all that decides what is timed; names and origins do not count."""
     numbers = {b.name: i for i, b in enumerate(plan.buffers)}
     order = {k.name: i for i, k in enumerate(plan.kernels)}
     parts = [METHOD, str(RUNS), str(REPLAYS)]
+    parts += [f"{copies} copies of weights, {SPREAD} of the L2"] if copies > 1 else []
     parts += [_facts(b, ("name", "offset", "base", "strides", "start")) for b in plan.buffers]
     for k in plan.kernels:
         text = re.sub(rf"\b{re.escape(k.entry)}\b", "kernel", k.source)
@@ -183,22 +229,6 @@ def _facts(node: Buffer | KernelCode | Launch, without: tuple[str, ...]) -> str:
     """The fields of a node but those, so that one added later counts until somebody decides otherwise."""
     found = {f.name: getattr(node, f.name) for f in fields(node) if f.name not in without}
     return f"{type(node).__name__} {found}"
-
-
-def _repeated(plan: ExecutionPlan) -> ExecutionPlan:
-    """The same launches several times, each one after the one before it."""
-    launches = plan.launches * RUNS
-    chain = tuple(replace(x, deps=(i - 1,) if i else ()) for i, x in enumerate(launches))
-    return place_arena(plan.replace(launches=chain)).validate()
-
-
-def _times(plan: ExecutionPlan, module: Module, device: Device) -> list[float]:
-    rng = np.random.default_rng(1)
-    arrays = [random_array(rng, p.tensor.shape, p.tensor.dtype) for p in module.main.params]
-    names = {b.name for b in plan.buffers if b.kind == "constant"}
-    constants = {n: a for n, a in module.constants.items() if n in names}
-    with device.load(plan, constants) as loaded:
-        return loaded.time(arrays, REPLAYS)
 
 
 @lru_cache(maxsize=16)

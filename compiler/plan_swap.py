@@ -9,7 +9,9 @@ import numpy as np
 
 from tilewright.ir import Func, Level, Module, Op, Ref, Value
 from tilewright.kernel_builds import compiled, emit_kernels, kernel_codes
+from tilewright.measuring import PREFETCHING
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.tensor.prefetch_weights import weights_leave_l2
 from tilewright.pipelines import PACKING, stage_texts
 from tilewright.planning import plan_module
 from tilewright.runtime.memory import place_arena
@@ -19,24 +21,28 @@ from tilewright.targets import Target
 
 @dataclass(frozen=True, eq=False)
 class NetworkPlan:
-    """A plan with its kernels built, and the constants it reads."""
+    """A plan with its kernels built, the constants it reads, and whether these exceed the device's L2."""
 
     plan: ExecutionPlan
     constants: Mapping[str, np.ndarray] = field(repr=False)
+    cold_weights: bool = False
 
 
-def network_plan(module: Module, target: Target) -> NetworkPlan:
+def network_plan(module: Module, target: Target, *, cold_weights: bool | None = None) -> NetworkPlan:
     """The plan of a module at tensor level with chosen parameters, its kernels built from the cache.
 
-    Launches come in program order. Raises as the passes and the compiler do.
+    cold_weights: whether its kernels prefetch; by default where its constants exceed the L2. Launches come in
+    program order. Raises as the passes and the compiler do.
     """
-    text = f"{PACKING}, dce, {stage_texts(Level.TENSOR, target.language)['thread']}"
+    cold = weights_leave_l2(module, target.hardware) if cold_weights is None else cold_weights
+    thread_text = stage_texts(Level.TENSOR, target.language)["thread"]
+    text = f"{PACKING}, dce, {PREFETCHING if cold else ''} {thread_text}"
     context = PassContext(target=str(target), hardware=target.hardware)
     thread = run_pipeline(module, Pipeline.parse(text), context)
     sources = emit_kernels(thread, target)
     codes = compiled(kernel_codes(sources, target), target, progress=False)
     plan = plan_module(thread, sources, codes, str(target))
-    return NetworkPlan(plan, _constants(plan, dict(thread.constants.items())))
+    return NetworkPlan(plan, _constants(plan, dict(thread.constants.items())), cold)
 
 
 def with_kernels(
@@ -49,7 +55,7 @@ def with_kernels(
     """
     plan, constants = base.plan, dict(base.constants)
     for name, variant in variants.items():
-        part = network_plan(_calls_alone(module, variant), target)
+        part = network_plan(_calls_alone(module, variant), target, cold_weights=base.cold_weights)
         renamed = _renamed(part, constants)
         constants |= {renamed[n]: part.constants[n] for n in renamed if renamed[n] not in constants}
         buffers = {b.name: b for b in plan.buffers}
@@ -66,7 +72,7 @@ def with_kernels(
     read = {a for x in plan.launches for a in x.args} | set(plan.outputs)
     kept = tuple(b for b in plan.buffers if b.kind != "constant" or b.name in read)
     plan = place_arena(plan.replace(buffers=kept)).validate()
-    return NetworkPlan(plan, _constants(plan, constants))
+    return NetworkPlan(plan, _constants(plan, constants), base.cold_weights)
 
 
 def _calls_alone(module: Module, variant: Func) -> Module:

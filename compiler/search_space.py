@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from tilewright.passes.lower.skeletons.matrix_plan import MatrixView, matrix_vie
 from tilewright.passes.tensor.choose_parameters import contract_variant, least_s, matrix_variant
 from tilewright.passes.tensor.kernel_problem import contract_problem
 from tilewright.passes.tensor.matrix_problem import matrix_problem
+from tilewright.repeated_plan import streamed_bytes
 
 #: parameters of a point by name, as records keep them
 Named = Mapping[str, object]
@@ -48,8 +49,10 @@ class SearchSpace:
         return len(self.least_s)
 
 
-def search_space(kernel: Func, hardware: Hardware) -> SearchSpace | None:
+def search_space(kernel: Func, hardware: Hardware, cold: Collection[int] = ()) -> SearchSpace | None:
     """The space of a kernel with chosen parameters; None where nothing but the model's choice is known.
+
+    cold: positions of parameters that are weights which the timing loop brings from DRAM in every run.
 
     Contractions have one, of both engines where the tensor cores can compute them: the lanes' and theirs; map
     and window kernels on GPUs have the neighbours of the model's choice.
@@ -59,7 +62,7 @@ def search_space(kernel: Func, hardware: Hardware) -> SearchSpace | None:
     if kernel.get("skeleton") not in ("contract", "matrix") or not isinstance(kernel.get("params"), Pairs):
         return None
     op = next(o for o in kernel.body.ops if o.name == "tensor.contract")
-    engines = _engines(kernel, op, hardware)
+    engines = _engines(kernel, op, hardware, _streamed(kernel, op, hardware, cold))
     if not engines:
         return None
     order = merged_order([points for points, _ in engines])
@@ -124,11 +127,11 @@ def _space(
     return SearchSpace(kernel, least, estimates, variant, named, found, described)
 
 
-def _engines(kernel: Func, op: Op, hardware: Hardware) -> list[_Engine]:
+def _engines(kernel: Func, op: Op, hardware: Hardware, streamed: float) -> list[_Engine]:
     """The engines that can compute a contraction, each with what makes a kernel of its points."""
     found: list[_Engine] = []
     try:
-        lanes = contract_points(contract_problem(kernel, op), hardware)
+        lanes = contract_points(contract_problem(kernel, op), hardware, streamed_bytes=streamed)
         found.append((lanes, partial(_on_lanes, kernel, op, lanes)))
     except InputError:  # of parameters that somebody gave: the device fits no others
         return []
@@ -136,9 +139,19 @@ def _engines(kernel: Func, op: Op, hardware: Hardware) -> list[_Engine]:
     if view is not None:
         problem = matrix_problem(kernel, view)
         if has_tensor_cores(hardware, problem):
-            cores = matrix_points(problem, hardware)
+            cores = matrix_points(problem, hardware, streamed_bytes=streamed)
             found.append((cores, partial(_on_cores, kernel, view, cores)))
     return [(points, make) for points, make in found if len(points)]
+
+
+def _streamed(kernel: Func, op: Op, hardware: Hardware, cold: Collection[int]) -> float:
+    """Bytes of the weights that come from DRAM in every run."""
+    weights = op.operands[1]
+    types = [kernel.params[i].tensor for i in cold]
+    total = sum(t.nbytes for t in types if t.dtype in ("f16", "bf16", "f32", "f64"))
+    if weights not in {kernel.params[i] for i in cold}:
+        return 0.0
+    return streamed_bytes(weights.tensor.nbytes, total, hardware)
 
 
 def _on_lanes(kernel: Func, op: Op, points: Points[ContractParameters], i: int) -> Func:

@@ -59,6 +59,7 @@ class Tuner:
 
     def choose_algorithms(self, module: Module) -> Module:
         """See `measured_algorithms`; at most a quarter of the budget goes to it."""
+        self.measurer.network(module)
         before = set(self.measurer.used)
         out = measured_algorithms(
             module,
@@ -79,6 +80,7 @@ class Tuner:
         equal but for their names are searched once. What an earlier run came to is not searched again, unless
         its budget cut it short and there is some now.
         """
+        self.measurer.network(module)
         tasks = self._tasks(module)
         distinct = list({t.subject: t for t in tasks.values()}.values())
         for task in distinct:
@@ -102,7 +104,10 @@ class Tuner:
         measured = calibrated_constants(self.measurer.target.hardware)
         known = [str(sorted(measured.items()))] if measured else []
         for f in module.funcs:
-            space = search_space(f, self.measurer.target.hardware) if f.name in calls else None
+            if f.name not in calls:
+                continue
+            cold = constants[f.name] if self.measurer.cold_weights else ()
+            space = search_space(f, self.measurer.target.hardware, cold)
             if space is None:
                 continue
             subject = "kernel:" + cache_key(subject_text(f, constants[f.name]), str(f["params"]), *known)

@@ -26,7 +26,8 @@ class Assumptions:
     """What the bound may rely on.
 
     `cold_l2`: nothing is in L2 at launch, so all compulsory bytes cross DRAM; else up to the size of L2 may
-    not. `l1_reuse`: blocks of one multiprocessor may find each other's data in L1, so only compulsory bytes
+    not, but `streamed_bytes` of them surely do: others of their kind take their place between two runs.
+    `l1_reuse`: blocks of one multiprocessor may find each other's data in L1, so only compulsory bytes
     surely cross L2. `early_exit`: warps without useful outputs may leave, so the padding of tiles is not
     charged (TQ = 1). `smem_limit_bytes`: shared memory one block may hold; None is the device's opt-in
     maximum. `double_buffered`: two stages keep two copies of the tiles in shared memory; else registers hold
@@ -38,6 +39,7 @@ class Assumptions:
     early_exit: bool = False
     smem_limit_bytes: int | None = None
     double_buffered: bool = True
+    streamed_bytes: float = 0.0
 
 
 SPECIFIED = Assumptions()
@@ -72,7 +74,7 @@ def gm(problem: ContractProblem, hardware: Hardware, cache_bytes: int, assumptio
     """GM: compulsory DRAM traffic against the DRAM bandwidth; the same for all points."""
     moved = problem.compulsory_bytes
     if not assumptions.cold_l2:
-        moved = max(moved - cache_bytes, 0.0)
+        moved = max(moved - cache_bytes, assumptions.streamed_bytes)
     if moved == 0.0:
         return 1.0
     return min(1.0, problem.flops / moved * hardware.dram_bytes_per_s / hardware.peak_flops_per_s)

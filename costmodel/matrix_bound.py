@@ -85,7 +85,7 @@ def _gm(problem: MatrixProblem, hardware: GpuHardware, peak: float, assumptions:
     pebbles = problem.flops / sqrt(cache) - 2.0 * cache * problem.batch if problem.taps == 1 else 0.0
     moved = max(problem.compulsory_bytes, problem.element_bytes * pebbles)
     if not assumptions.cold_l2:
-        moved = max(0.0, moved - hardware.l2_bytes)
+        moved = max(assumptions.streamed_bytes, moved - hardware.l2_bytes)
     return min(1.0, problem.flops / moved * hardware.dram_bytes_per_s / peak) if moved else 1.0
 
 

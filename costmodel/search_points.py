@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -32,9 +32,9 @@ _NEIGHBOUR_PENALTY = 0.1
 class Points(Generic[P]):
     """The legal points of one engine for one problem on one device.
 
-    `least_s` are sound lower bounds in seconds of a kernel that is timed in a loop with warm caches, `cold`
-    those of the cost model; `estimates_s` are estimates of the same kernels. `kinds` are columns in which
-    points agree that differ in little.
+    `least_s` are sound lower bounds in seconds of a kernel that is timed in a loop with warm caches but for
+    its streamed bytes, `cold` those of the cost model; `estimates_s` are estimates of the same kernels.
+    `kinds` are columns in which points agree that differ in little.
     """
 
     engine: str
@@ -104,27 +104,33 @@ def contract_points(
     *,
     rule: Rule = "minimal_cover",
     limits: Limits = DEFAULT_LIMITS,
+    streamed_bytes: float = 0.0,
 ) -> Points[ContractParameters]:
-    """Every legal point of the lanes' engine within `limits`. Raises InputError where there is none."""
+    """Every legal point of the lanes' engine within `limits`. Raises InputError where there is none.
+
+    streamed_bytes: what of its operands comes from DRAM in every run of the timing loop.
+    """
     space = production_space(problem, hardware, rule, limits)
     cold = contract_bound(problem, space, hardware, SKELETON)
     estimates = estimate_contract(problem, space, hardware)
     legal: IntArray = np.flatnonzero((cold.ub > 0) & np.isfinite(estimates))
     s = space.take(legal)
-    warm = contract_bound(problem, s, hardware, MEASURED_LOOP)
+    warm = contract_bound(problem, s, hardware, replace(MEASURED_LOOP, streamed_bytes=streamed_bytes))
     kinds = (s.n_t, s.k_t, s.h_t, s.w_t, s.threads, s.stages)
     kept = _taken(cold, legal)
     return Points("lanes", problem, s, kept, warm.seconds, estimates[legal], kinds)
 
 
-def matrix_points(problem: MatrixProblem, hardware: GpuHardware) -> Points[MatrixParameters]:
-    """Every legal point of the tensor cores' engine. Raises InputError where there is none."""
+def matrix_points(
+    problem: MatrixProblem, hardware: GpuHardware, *, streamed_bytes: float = 0.0
+) -> Points[MatrixParameters]:
+    """Every legal point of the tensor cores' engine, as `contract_points`; raises InputError without any."""
     space = matrix_space(problem, hardware)
     cold = matrix_bound(problem, space, hardware)
     estimates = estimate_matrix(problem, space, hardware)
     legal: IntArray = np.flatnonzero((cold.ub > 0) & np.isfinite(estimates))
     s = space.take(legal)
-    warm = matrix_bound(problem, s, hardware, MEASURED_LOOP)
+    warm = matrix_bound(problem, s, hardware, replace(MEASURED_LOOP, streamed_bytes=streamed_bytes))
     kinds = (s.m, s.n, s.warps_m, s.warps_n)
     return Points("tensor cores", problem, s, _taken(cold, legal), warm.seconds, estimates[legal], kinds)
 

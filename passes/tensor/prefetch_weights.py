@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.costmodel import GpuHardware, load_hardware
+from tilewright.costmodel import GpuHardware, Hardware, load_hardware
 from tilewright.ir import Func, Level, Module, Op, Value
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.lower.skeletons.prefetch import PREFETCHED
@@ -28,13 +28,20 @@ def prefetch_weights(module: Module, ctx: PassContext, *, share: float = RESIDEN
     per step; the prefetch waits once, and on GPUs that start kernels early while other kernels end.
     """
     hardware = ctx.hardware or load_hardware(ctx.target)
-    main = module.main
-    constants = {op.result for op in main.body.ops if op.name == "tensor.constant"}
-    total = sum(v.tensor.nbytes for v in constants)
-    if not isinstance(hardware, GpuHardware) or total <= share * hardware.l2_bytes:
+    if not weights_leave_l2(module, hardware, share):
         return module
     positions = constant_positions(module)
     return module.with_funcs(tuple(_marked(f, positions.get(f.name, ())) for f in module.funcs))
+
+
+def weights_leave_l2(module: Module, hardware: Hardware, share: float = RESIDENT_SHARE) -> bool:
+    """Whether the constants of a network exceed this share of a GPU's L2, so that each run brings them anew.
+
+    module: graph or tensor level.
+    """
+    constants = (op for op in module.main.body.ops if op.name.endswith(".constant"))
+    total = sum(op.result.tensor.nbytes for op in constants)
+    return isinstance(hardware, GpuHardware) and total > share * hardware.l2_bytes
 
 
 def _marked(kernel: Func, constant: tuple[int, ...]) -> Func:
