@@ -16,7 +16,7 @@ def passed(module, text):
 
 def product():
     """A batched product, unsqueezed and squeezed, with a bias."""
-    return parse("""module @m {{
+    return parse("""module @m {
   graph.func @main(%x: f32[1, 24, 32], %w: f32[1, 32, 40], %b: f32[40]) -> f32[24, 40] {
     %0 = graph.batch_matmul(%x, %w) : f32[1, 24, 40]
     %1 = graph.reshape(%0, newshape = [1, 1, 24, 40]) : f32[1, 1, 24, 40]
