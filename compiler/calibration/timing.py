@@ -9,7 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from tilewright.calibration.trials import Trial
-from tilewright.ir import Func, Level, Module, Value
+from tilewright.ir import Func, Module, Value
 from tilewright.ir.types import itemsize, storage_dtype
 from tilewright.kernel_builds import build_codes, emit_kernels
 from tilewright.runtime.device import Device
@@ -124,8 +124,3 @@ def _launch_s(short_s: float, long_s: float, runs: int) -> float:
     """Seconds of one launch; with what surrounds the launches where noise hides the difference."""
     whole, difference = long_s / (2 * runs), (long_s - short_s) / runs
     return difference if _LEAST_SHARE * whole <= difference <= whole else whole
-
-
-def emitted(trials: Sequence[Trial]) -> list[Func]:
-    """All kernels of the trials."""
-    return [f for t in trials for f in (*t.setup, t.timed) if f.level is Level.THREAD]

@@ -113,7 +113,7 @@ def _chains(s: GpuSizes) -> list[Trial]:
     for name, words, steps in (
         ("l1", 1024, 2 * s.chain),
         ("l2", min(1 << 20, s.cached_words), s.chain // 2),
-        ("dram", s.dram_words // 2, s.chain // 8),
+        ("dram", s.dram_words, s.chain // 8),
     ):
         stride = 1 if name == "l1" else line if name == "l2" else 513 * line
         ring = memory.ring(name, words // 1024 * 1024, stride)
