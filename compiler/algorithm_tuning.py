@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 
+from tilewright.bound_violations import check_program
 from tilewright.budget import Budget
 from tilewright.ir import Block, Builder, Module, Op, Pairs
 from tilewright.ir.nodes import Attr
@@ -104,6 +105,7 @@ def _timed(
             seconds = _seconds(program, measurer, budget)
             if seconds is None:  # the others alone decide nothing
                 return [replace(r, measured_s=None) for r in rows]
+            check_program(f"{row.algorithm} of {layer.conv.loc}", seconds, row.bound_s, measurer.target)
             if row.algorithm == "direct" and libraries is not None:
                 with_libraries = _seconds(libraries(program), measurer, budget)
                 seconds = seconds if with_libraries is None else min(seconds, with_libraries)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tilewright.bound_violations import check_program, violation_of
 from tilewright.costmodel import (
     ContractProblem,
     GpuHardware,
@@ -33,6 +34,7 @@ from tilewright.costmodel.matrix_space import (
     shared_bytes,
 )
 from tilewright.costmodel.search_points import Points, contract_points, matrix_points
+from tilewright.targets import resolve_target
 
 NOISE = 0.02
 GPUS = [h for h in known_hardware() if isinstance(h, GpuHardware)]
@@ -164,3 +166,16 @@ def window_problem(size: int, channels: int, window: int) -> WindowProblem:
         planes=channels, h=out, w=out, f_h=window, f_w=window, stride_h=2, stride_w=2, dilation_h=1,
         dilation_w=1, pad=(0, 0, 0, 0), h_in=size, w_in=size,
     )  # fmt: skip
+
+
+def test_a_program_below_its_bound_is_told(capsys):
+    target = resolve_target("cuda:sm_90a")
+    assert violation_of("direct of conv1", 9.9e-6, 1e-5, target) is None  # timer noise
+    assert violation_of("direct of conv1", 0.0, 1e-5, target) is None  # nothing was timed
+    check_program("direct of conv1", 2e-5, 1e-5, target)
+    assert capsys.readouterr().err == ""
+    check_program("direct of conv1", 5e-6, 1e-5, target)
+    assert capsys.readouterr().err == (
+        "bug in the bound: measured 5.00 us, but the bound says at least 10.00 us with warm caches for direct "
+        "of conv1, cuda:sm_90a by the record H100 (shipped)\n"
+    )
