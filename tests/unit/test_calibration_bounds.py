@@ -176,6 +176,6 @@ def test_a_program_below_its_bound_is_told(capsys):
     assert capsys.readouterr().err == ""
     check_program("direct of conv1", 5e-6, 1e-5, target)
     assert capsys.readouterr().err == (
-        "bug in the bound: measured 5.00 us, but the bound says at least 10.00 us with warm caches for direct "
-        "of conv1, cuda:sm_90a by the record H100 (shipped)\n"
+        "bug in the bound: measured 5.00 us, but the bound says at least 10.00 us with warm caches for "
+        "direct of conv1, cuda:sm_90a by the record H100 (shipped)\n"
     )
