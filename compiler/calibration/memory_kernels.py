@@ -115,7 +115,7 @@ def read_shared(blocks: int, threads: int, passes: int) -> Func:
             for i, h in enumerate(held)
         ]
 
-    held = repeat(b, "p", passes, [zero_vector(b)] * AT_ONCE, step, unroll=2)
+    held = repeat(b, "p", passes, [zero_vector(b)] * AT_ONCE, step)
     b.do("thread.store", total(b, held), y, at=(BLOCK * threads + TID,))
     return kernel("read_shared", b, (y,), blocks=blocks, threads=threads)
 

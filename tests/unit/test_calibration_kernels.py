@@ -95,8 +95,8 @@ def test_kernels_of_a_whole_calibration_compile_without_spills(arch):
         verify(Module("m", (f,)))
         (resources,) = compile_cuda(emit_cuda(f).source, arch=arch).kernels.values()
         assert resources.spill_bytes == 0, f.name
-        # Blocks that shall fill a multiprocessor leave each other room.
-        assert resources.registers * f["block"] * (f["grid"][0] >= H100.sm_count) <= 65536 // 2, f.name
+        # Four blocks of those that shall fill it fit a multiprocessor.
+        assert resources.registers * f["block"] * (f["grid"][0] >= H100.sm_count) <= 65536 // 4, f.name
 
 
 def test_vectors_are_moved_as_vectors():
