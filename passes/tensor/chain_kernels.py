@@ -32,7 +32,8 @@ def chain_kernels(module: Module, ctx: PassContext, *, when: str = "auto", only:
 
     Legality follows from index sets: the box of each intermediate that a block needs, walked back from its
     part of the result. when: `auto` where the model sees a gain of more than a tenth, `always` where legal,
-    `never`. only: chains whose anchors, joined by `-`, contain this text (`contract-reduce`).
+    `never`. only: chains whose anchors, joined by `-`, contain this text, or one of several joined by `+`
+    (`contract-reduce+reduce-reduce`: attention, and reductions after each other).
     """
     if when not in WHEN:
         raise InputError(f"expected when among {', '.join(WHEN)}, got {when!r}")
@@ -42,10 +43,14 @@ def chain_kernels(module: Module, ctx: PassContext, *, when: str = "auto", only:
     model = _Model(ctx, hardware)
     found = [
         c for c in Candidates(module, model.choose, model.seconds).all()
-        if only in anchors(c.chosen.kernel) and (when == "always" or _pays(c))
+        if _wanted(anchors(c.chosen.kernel), only) and (when == "always" or _pays(c))
     ]  # fmt: skip
     taken = _disjoint(found)
     return _replaced(module, taken) if taken else module
+
+
+def _wanted(found: str, only: str) -> bool:
+    return any(text in found for text in only.split("+"))
 
 
 def _pays(c: Candidate) -> bool:
