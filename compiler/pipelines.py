@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from tilewright.ir import Level, UnsupportedError
 
@@ -51,7 +52,7 @@ prefetch-weights
 """
 
 #: what chooses the kernels of TENSOR where nothing else is asked for
-PARTITIONER = "rules"
+PARTITIONER: Final = "rules"
 
 #: the pass of TENSOR that needs the final parameters
 PACKING = "pack-weights"

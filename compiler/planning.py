@@ -77,9 +77,9 @@ class _Planner:
         slot = self.slots.get(v)
         if slot is None:
             self.named(v, name)
-            t = array_type(v.tensor)
+            array = array_type(v.tensor)
             nbytes = max(1, v.tensor.span * itemsize(v.tensor.dtype))
-            self.buffers.append(Buffer(self.names[v], t.dtype, t.shape, kind, nbytes))
+            self.buffers.append(Buffer(self.names[v], array.dtype, array.shape, kind, nbytes))
             return
         if slot.root not in self.names:
             self.buffer(slot.root, slot.root.hint or "joined", "arena")

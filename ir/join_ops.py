@@ -63,9 +63,11 @@ def placed(t: TensorType, steps: tuple[int, ...], start: int) -> TensorType:
 
 
 def _verify_join(op: Op) -> Sequence[str]:
-    if not isinstance(op.result.type, TensorType) or len(op["at"]) != len(op.operands):
+    places: Any = op["at"]
+    sizes: Any = op["extents"]
+    if not isinstance(op.result.type, TensorType) or len(places) != len(op.operands):
         return ["expected a tensor as result, and a place per operand"]
-    if len(op["extents"]) != len(op.operands):
+    if len(sizes) != len(op.operands):
         return ["expected the extents of a box per operand"]
     shape, boxes = op.result.tensor.shape, boxes_of(op)
     faults = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 from tilewright.ir import (
@@ -218,7 +217,8 @@ class _Joiner:
         made = self.producers.get(v)
         names = list(dims(op, "par"))
         index = reads(op)[op.operands.index(v)]
-        once = op.operands.count(v) == 1 and all(isinstance(e, int) or e in map(Sym, names) for e in index)
+        known: list[Expr] = [Sym(d) for d in names]
+        once = op.operands.count(v) == 1 and all(isinstance(e, int) or e in known for e in index)
         if made is None or made.name != "tensor.constant" or not once:
             return None
         shape, read = [], []
@@ -307,7 +307,7 @@ def concatenation(op: Op) -> Concat | None:
         if any(simplify(binary("-", a, b), ranges) != 0 for a, b in zip(at, place, strict=True)):
             return None
     sizes = tuple(b - a for a, b in zip(starts, ends, strict=True))
-    return Concat(axis, starts, sizes) if all(sizes) and prod(shape) else None
+    return Concat(axis, starts, sizes) if all(sizes) and all(shape) else None
 
 
 def _selected(op: Op) -> tuple[int, tuple[int, ...]] | None:
@@ -327,7 +327,8 @@ def _selected(op: Op) -> tuple[int, tuple[int, ...]] | None:
         if where.name != "scalar.index" or bound.name != "scalar.const" or index not in (None, where["at"]):
             return None
         index = where["at"]
-        starts.append(int(bound["value"]))
+        first: Any = bound["value"]
+        starts.append(int(first))
         value = select.operands[2]
     names = list(dims(op, "par"))
     if left != [value] or not isinstance(index, Sym) or index.name not in names:

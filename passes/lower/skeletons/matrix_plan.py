@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.ir import Func, InputError, Op, Pairs, Sym, Value
+from tilewright.ir import Attr, Func, InputError, Op, Pairs, Sym, Value
 from tilewright.ir.expr import Expr, binary, substitute
 from tilewright.ir.simplify import Ranges, coefficients, interval, multiple_of, simplify
 from tilewright.ir.tensor_ops import dims, domain, fills, ranges_of, reads
@@ -259,17 +259,15 @@ class MatrixPlan:
 
     def params(self) -> Pairs:
         """The plan as the `params` of a kernel."""
-        return Pairs.of(
-            {
-                "block": Pairs.of({"m": self.m, "n": self.n, "k": self.k}),
-                "warps": Pairs.of({"m": self.warps_m, "n": self.warps_n}),
-                "stages": self.stages,
-                "channel": self.channel,
-                "raster": self.raster,
-                "engine": self.engine,
-            }
-            | ({"rounded": True} if self.rounded else {})
-        )
+        values: dict[str, Attr] = {
+            "block": Pairs.of({"m": self.m, "n": self.n, "k": self.k}),
+            "warps": Pairs.of({"m": self.warps_m, "n": self.warps_n}),
+            "stages": self.stages,
+            "channel": self.channel,
+            "raster": self.raster,
+            "engine": self.engine,
+        }
+        return Pairs.of(values | {"rounded": True} if self.rounded else values)
 
     def check(self, view: MatrixView) -> None:
         """Raise InputError where tiles, warps, stages or engine are impossible."""
