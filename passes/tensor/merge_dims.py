@@ -6,14 +6,15 @@ Buffers are dense, so a kernel may see its parameters in another shape than the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewright.ir import Expr, Func, Level, Op, Pairs, Sym, TensorType, Value
 from tilewright.ir.expr import substitute, symbols
 from tilewright.ir.join_ops import placed
-from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor_ops import STRUCTURED, dims, domain, reads
+from tilewright.ir.simplify import Ranges, simplify
+from tilewright.ir.tensor_ops import STRUCTURED, dims, domain, ranges_of, reads
 from tilewright.passes import PassContext, register_pass
 
 
@@ -24,9 +25,13 @@ def merge_dims(func: Func, ctx: PassContext) -> Func:
     rewrite:  par = (n: 1, k: 64, y: 56, x: 56), reads = [[n, c, y, x], ...]
         -->   par = (k: 64, y_x: 3136), reads = [[c, y_x], ...]
 
-    Only kernels whose ops share one parallel domain are changed (contractions, windows, maps).
+    Ops of one kernel may have different domains, as a contraction and the maps that compute its operand: what
+    becomes of a dimension is decided for all dimensions that reads tie together.
     """
-    if not _uniform(func):
+    ops = func.body.ops[:-1]
+    if func.name == "main" or func.get("params") is not None:  # parameters name dimensions
+        return func
+    if not ops or any(op.name not in STRUCTURED for op in ops) or not dims(ops[-1], "par"):
         return func
     while True:
         smaller = _drop_unit(func) or _merge_pair(func)
@@ -35,95 +40,123 @@ def merge_dims(func: Func, ctx: PassContext) -> Func:
         func = smaller
 
 
-def _uniform(func: Func) -> bool:
-    body = [op for op in func.body.ops if op.name != "tensor.return"]
-    if not body or any(op.name not in STRUCTURED for op in body) or func.name == "main":
-        return False
-    first = dims(body[-1], "par")
-    return bool(first) and all(dims(op, "par") == first for op in body)
-
-
 @dataclass(frozen=True)
-class _Position:
-    """Dimension `index` of a tensor disappears into its successor (merge) or altogether (extent 1)."""
+class _Tied:
+    """Where ops and values hold dimensions that run together: `count` from this position on."""
 
-    index: int
-    merge: bool
+    count: int
+    ops: dict[Op, int] = field(default_factory=dict)
+    values: dict[Value, int] = field(default_factory=dict)
+
+    def names(self, op: Op) -> tuple[str, ...]:
+        """What the op calls them; nothing where it has none of them."""
+        if op not in self.ops:
+            return ()
+        return tuple(dims(op, "par"))[self.ops[op] : self.ops[op] + self.count]
+
+
+def _tied(ops: Sequence[Op], seed: Op, position: int, count: int, among: set[Value]) -> _Tied:
+    """The dimensions at `position` of `seed`, of ops of the same domain, and those that reads tie to them.
+
+    A read [.., y, x, ..] ties the dimensions of its op to those of the value, if that is one of `among`.
+    """
+    tied = _Tied(count)
+    for op in ops:
+        if dims(op, "par") == dims(seed, "par"):
+            tied.ops[op] = position
+    before = -1
+    while before < len(tied.ops) + len(tied.values):
+        before = len(tied.ops) + len(tied.values)
+        for op in ops:
+            par = list(dims(op, "par"))
+            for v, at in zip(op.operands, reads(op), strict=True):
+                if v not in among:
+                    continue
+                if op in tied.ops and v not in tied.values:
+                    place = _find(at, tied.names(op))
+                    if place is not None:
+                        tied.values[v] = place
+                elif v in tied.values and op not in tied.ops:
+                    own = _find([Sym(d) for d in par], _plain(at[tied.values[v] :][:count]))
+                    if own is not None:
+                        tied.ops[op] = own
+            for r in op.results:
+                if op in tied.ops:
+                    tied.values[r] = tied.ops[op]
+                elif r in tied.values:
+                    tied.ops[op] = tied.values[r]
+    return tied
+
+
+def _plain(at: Sequence[Expr]) -> tuple[str, ...]:
+    return tuple(e.name if isinstance(e, Sym) else "" for e in at)
+
+
+def _find(at: Sequence[Expr], names: tuple[str, ...]) -> int | None:
+    """First position at which `at` names these dimensions one after the other."""
+    plain, count = _plain(at), len(names)
+    return next((i for i in range(len(plain) - count + 1) if plain[i : i + count] == names), None)
 
 
 def _drop_unit(func: Func) -> Func | None:
     """Substitute 0 for a dimension of extent 1, then drop dimensions of size 1 that are read at 0."""
-    ops = [op for op in func.body.ops if op.name in STRUCTURED]
-    par = dims(ops[-1], "par")
-    unit = next((d for d, n in par.items() if n == 1 and _always_read_at_it(ops, d)), None)
-    if unit is not None and len(par) > 1:
-        at = list(par).index(unit)
-        every = {r: _Position(at, False) for op in ops for r in op.results}
-        return _rebuild(func, every, env={unit: 0}, drop=(unit,))
-    red = {d for op in ops for d, n in dims(op, "red").items() if n == 1 and len(dims(op, "red")) > 1}
-    if red:
-        first = min(red)
-        return _rebuild(func, {}, env={first: 0}, drop=(first,))
-    edits: dict[Value, _Position] = {}
-    for p in func.params:
-        for i, extent in enumerate(p.tensor.shape):
-            used = [at for op in ops for v, at in zip(op.operands, reads(op), strict=True) if v is p]
-            if extent == 1 and p.tensor.rank > 1 and used and all(at[i] == 0 for at in used):
-                edits[p] = _Position(i, False)
-                break
-    return _rebuild(func, edits, env={}, drop=()) if edits else None
-
-
-def _always_read_at_it(ops: list[Op], unit: str) -> bool:
-    """Whether the ops read each other's results at the only index of a dimension, never outside of it."""
+    ops = func.body.ops[:-1]
     made = {r for op in ops for r in op.results}
-    at = list(dims(ops[-1], "par")).index(unit)
-    indices = [index[at] for op in ops for v, index in zip(op.operands, reads(op), strict=True) if v in made]
-    return all(e in (0, Sym(unit)) for e in indices)
-
-
-def _merge_pair(func: Func) -> Func | None:
-    ops = [op for op in func.body.ops if op.name in STRUCTURED]
-    par = dims(ops[-1], "par")
-    names = list(par)
-    for i in range(len(names) - 1):
-        first, second = names[i], names[i + 1]
-        edits = _mergeable(func, ops, first, second, par[second])
-        if edits is None or not all(_is_one_run(r.tensor, i) for op in ops for r in op.results):
-            continue
-        edits.update({r: _Position(i, True) for op in ops for r in op.results})
-        return _rebuild(func, edits, env={}, drop=(first, second))
+    for op in reversed(ops):
+        for i, n in enumerate(dims(op, "par").values()):
+            tied = _tied(ops, op, i, 1, made) if n == 1 else None
+            if tied is not None and _droppable(ops, tied):
+                return _rebuild(func, tied)
+    for op in ops:
+        red = dims(op, "red")
+        unit = next((d for d, n in red.items() if n == 1 and len(red) > 1), None)
+        if unit is not None:
+            return _rebuild(func, _Tied(1), reduced={op: unit})
+    for p in func.params:
+        used = [at for op in ops for v, at in zip(op.operands, reads(op), strict=True) if v is p]
+        for i, extent in enumerate(p.tensor.shape):
+            if extent == 1 and p.tensor.rank > 1 and used and all(at[i] == 0 for at in used):
+                return _rebuild(func, _Tied(1, values={p: i}))
     return None
 
 
-def _mergeable(
-    func: Func, ops: list[Op], first: str, second: str, extent: int
-) -> dict[Value, _Position] | None:
-    """Where each parameter holds the pair, if every read has both side by side (or neither)."""
-    edits: dict[Value, _Position] = {}
-    inside = {r for op in ops for r in op.results}
-    own = list(dims(ops[-1], "par")).index(first)
-    for op in ops:
-        assert op.body is not None
-        if any(o.name == "scalar.index" and {first, second} & set(symbols(o["at"])) for o in op.body.ops):  # type: ignore[arg-type]
-            return None
-        for v, at in zip(op.operands, reads(op), strict=True):
-            place = _pair_position(v.tensor, at, first, second, extent)
-            if place is None:
-                return None
-            if v in inside:  # its producer merges the pair where its own dimensions are
-                if place != own:
-                    return None
-                continue
-            if place >= 0:
-                if edits.get(v, _Position(place, True)).index != place:
-                    return None
-                edits[v] = _Position(place, True)
-    for v in edits:  # the same parameter read elsewhere without the pair would no longer fit
-        uses = [at for op in ops for x, at in zip(op.operands, reads(op), strict=True) if x is v]
-        if any(_pair_position(v.tensor, at, first, second, extent) != edits[v].index for at in uses):
-            return None
-    return edits
+def _droppable(ops: Sequence[Op], tied: _Tied) -> bool:
+    """Whether all of them have one index, at which they are read, and are not all their ops have."""
+    if any(v.tensor.rank == 1 or v.tensor.shape[i] != 1 for v, i in tied.values.items()):
+        return False
+    return all(
+        simplify(at[tied.values[v]], ranges_of(op)) == 0
+        for op in ops
+        for v, at in zip(op.operands, reads(op), strict=True)
+        if v in tied.values
+    )
+
+
+def _merge_pair(func: Func) -> Func | None:
+    ops = func.body.ops[:-1]
+    values = {v for op in ops for v in (*op.operands, *op.results)}
+    for i in range(len(dims(ops[-1], "par")) - 1):
+        tied = _tied(ops, ops[-1], i, 2, values)
+        if all(_mergeable(op, tied) for op in ops):
+            return _rebuild(func, tied)
+    return None
+
+
+def _mergeable(op: Op, tied: _Tied) -> bool:
+    """Whether the op uses the pair only as a whole, and what it reads holds the pair as one run."""
+    if op not in tied.ops:
+        return not any(v in tied.values for v in op.operands)
+    first, second = tied.names(op)
+    if f"{first}_{second}" in domain(op) or not all(_is_one_run(r.tensor, tied.ops[op]) for r in op.results):
+        return False
+    assert op.body is not None
+    if any(o.name == "scalar.index" and {first, second} & set(symbols(_index_of(o))) for o in op.body.ops):
+        return False
+    extent = dims(op, "par")[second]
+    return all(
+        _pair_position(v.tensor, at, first, second, extent) == tied.values.get(v, -1)
+        for v, at in zip(op.operands, reads(op), strict=True)
+    )
 
 
 def _pair_position(t: TensorType, at: tuple[Expr, ...], first: str, second: str, extent: int) -> int | None:
@@ -139,18 +172,14 @@ def _pair_position(t: TensorType, at: tuple[Expr, ...], first: str, second: str,
     return None
 
 
-def _rebuild(
-    func: Func, edits: dict[Value, _Position], *, env: dict[str, Expr], drop: tuple[str, ...]
-) -> Func:
-    """Apply the edits to types, reads and domains of the whole kernel."""
-    merged = "_".join(drop) if len(drop) == 2 else ""
-    fresh: dict[Value, Value] = {}
-    for v, place in edits.items():
-        fresh[v] = Value(_type(v.tensor, place), v.hint)
+def _rebuild(func: Func, tied: _Tied, reduced: Mapping[Op, str] | None = None) -> Func:
+    """Apply it to types, reads and domains of the whole kernel; dimensions of `reduced` become 0."""
+    fresh = {v: Value(_type(v.tensor, i, tied.count == 2), v.hint) for v, i in tied.values.items()}
     ops = []
     for op in func.body.ops:
         if op.name in STRUCTURED:
-            op = _edit_op(op, edits, env, drop, merged)
+            gone = (reduced[op],) if reduced and op in reduced else tied.names(op)
+            op = _edit_op(op, tied, gone)
         ops.append(
             replace(
                 op,
@@ -163,10 +192,10 @@ def _rebuild(
     return replace(func, body=replace(func.body, params=params, ops=tuple(ops)), result_types=types)
 
 
-def _type(t: TensorType, place: _Position) -> TensorType:
-    i, shape, steps = place.index, t.shape, t.strides
+def _type(t: TensorType, i: int, merge: bool) -> TensorType:
+    shape, steps = t.shape, t.strides
     left = (*steps[:i], *steps[i + 1 :])
-    if place.merge:
+    if merge:
         return placed(_dense(t, (*shape[:i], shape[i] * shape[i + 1], *shape[i + 2 :])), left, t.start)
     return placed(_dense(t, (*shape[:i], *shape[i + 1 :])), left, t.start)
 
@@ -180,39 +209,41 @@ def _is_one_run(t: TensorType, i: int) -> bool:
     return t.strides[i] == t.strides[i + 1] * t.shape[i + 1]
 
 
-def _edit_op(
-    op: Op, edits: dict[Value, _Position], env: dict[str, Expr], drop: tuple[str, ...], merged: str
-) -> Op:
-    ranges = {k: (0, n - 1) for k, n in domain(op).items()}
+def _edit_op(op: Op, tied: _Tied, gone: tuple[str, ...]) -> Op:
+    """The op without the dimension `gone`, or with the pair `gone` as one; reads of tied values follow."""
+    merged = "_".join(gone) if len(gone) == 2 else ""
+    env: dict[str, Expr] = dict.fromkeys(gone, 0) if len(gone) == 1 else {}
+    ranges = ranges_of(op)
     indices = []
     for v, at in zip(op.operands, reads(op), strict=True):
-        new: list[Expr] = [simplify(substitute(e, env), ranges) for e in at]
-        place = edits.get(v)
-        if place is not None and place.merge:
-            new[place.index : place.index + 2] = [Sym(merged)]
-        elif place is not None:
-            del new[place.index]
+        new = [_without(e, env, ranges) for e in at]
+        if v in tied.values:
+            new[tied.values[v] : tied.values[v] + tied.count] = [Sym(merged)] if merged else []
         indices.append(tuple(new))
     par = dims(op, "par")
     items: list[tuple[str, int]] = []
     for d, n in par.items():
-        if d not in drop:
+        if d not in gone:
             items.append((d, n))
-        elif merged and d == drop[1]:
-            items.append((merged, n * par[drop[0]]))
+        elif merged and d == gone[1]:
+            items.append((merged, n * par[gone[0]]))
     assert op.body is not None
     body = op.body.with_ops(
         tuple(
-            o.with_attrs(at=simplify(substitute(_index_of(o), env), ranges))
-            if o.name == "scalar.index" and env
-            else o
+            o.with_attrs(at=_without(_index_of(o), env, ranges)) if o.name == "scalar.index" else o
             for o in op.body.ops
         )
     )
     op = op.with_attrs(par=Pairs(tuple(items)), reads=tuple(indices))
     if "red" in dict(op.attrs):
-        op = op.with_attrs(red=Pairs(tuple((d, n) for d, n in dims(op, "red").items() if d not in drop)))
+        op = op.with_attrs(red=Pairs(tuple((d, n) for d, n in dims(op, "red").items() if d not in gone)))
     return replace(op, body=body)
+
+
+def _without(e: Expr, env: Mapping[str, Expr], ranges: Ranges) -> Expr:
+    """`e` with symbols replaced, simplified where that changes it: other dimensions keep their names."""
+    changed = substitute(e, env)
+    return e if changed is e else simplify(changed, ranges)
 
 
 def _index_of(op: Op) -> Expr:
