@@ -30,7 +30,9 @@ class ChainPoints(Points):
 
     def _compute(self, v: Value, at: Index, mask: Mask) -> Value:
         if v in self.buffers:
-            return self.w.load(self.buffers[v], self.block.local(v, at))
+            place, shape = self.block.local(v, at), self.buffers[v].tensor.shape
+            # a point beyond the domain, in the last block, may name an element that no block keeps
+            return self.w.load(self.buffers[v], place, mask if self.w.bounds(place, shape) else ())
         return super()._compute(v, at, mask)
 
 
