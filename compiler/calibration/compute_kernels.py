@@ -12,11 +12,18 @@ DEPTH_BYTES = 32
 #: what the multiply-add chains start from, multiply by and add: they stay finite for any length
 START, FACTOR, TERM = 1.0, 0.5, 1.0
 _FRAGMENT = 0.5
+#: iterations of a chain in one piece of code: nothing hides the end of a loop from a single warp
+LONG_UNROLL = 64
 
 
-def empty(*, waits: bool) -> Func:
-    """A kernel that does nothing; waits: it may start while the kernels before it still run."""
+def empty(*, waits: bool, releases: bool = False) -> Func:
+    """A kernel that does nothing.
+
+    waits: it may start while the kernels before it still run. releases: it lets those after it start at once.
+    """
     b = Builder()
+    if releases:
+        b.do("thread.release_dependents")
     if waits:
         b.do("thread.wait_for_launches")
     return kernel("empty", b, (array("y", 1),), blocks=1, threads=WARP)
@@ -54,7 +61,7 @@ def multiply_add(chains: int, steps: int, lanes: int, *, blocks: int, threads: i
     def step(inner: Builder, held: tuple[Value, ...]) -> list[Value]:
         return [inner.value("scalar.fma", h, factor, term) for h in held]
 
-    held = repeat(b, "i", steps, starts, step, unroll=16)
+    held = repeat(b, "i", steps, starts, step, unroll=16 if chains > 1 else LONG_UNROLL)
     whole = held[0]
     for v in held[1:]:
         whole = b.value("scalar.add", whole, v)
@@ -86,7 +93,7 @@ def matrix(dtype: str, tiles: int, steps: int, *, blocks: int, threads: int) -> 
     }
     for name, value in (("a", _FRAGMENT), ("b", _FRAGMENT), ("c", 0.0)):
         b.do("thread.fill_fragment", fragments[name], value=value)
-    with b.loop("i", steps, unroll=4) as inner:
+    with b.loop("i", steps, unroll=4 if tiles > 1 else LONG_UNROLL) as inner:
         for tile in range(tiles):
             inner.do(
                 "thread.mma",
@@ -105,7 +112,7 @@ def matrix(dtype: str, tiles: int, steps: int, *, blocks: int, threads: int) -> 
 def barriers(steps: int, threads: int) -> Func:
     """`steps` barriers of one block, one after the other."""
     y, b = array("y", threads), Builder()
-    with b.loop("i", steps, unroll=8) as inner:
+    with b.loop("i", steps, unroll=LONG_UNROLL) as inner:
         inner.do("thread.barrier")
         inner.do("thread.yield")
     b.do("thread.store", b.index(TID, "f32"), y, at=(TID,))

@@ -24,6 +24,8 @@ PERIOD = 8
 #: blocks skipped from one pass over a cached array to the next, so that no multiprocessor meets its own data
 STRIDE = 37
 _FILL_THREADS = 256
+#: loads of a chain in one piece of code: nothing hides the end of a loop from a single warp
+_CHAIN_UNROLL = 32
 
 
 def fill(name: str, words: int) -> Func:
@@ -125,7 +127,12 @@ def chase(name: str, words: int, steps: int) -> Func:
     x, cursor, b = array(name, words, "i32"), array("cursor", 1, "i32"), Builder()
     start = b.value("thread.load", cursor, at=(0,))
     (end,) = repeat(
-        b, "i", steps, [start], lambda inner, held: [inner.value("thread.gather", x, held[0])], unroll=8
+        b,
+        "i",
+        steps,
+        [start],
+        lambda inner, held: [inner.value("thread.gather", x, held[0])],
+        unroll=_CHAIN_UNROLL,
     )
     b.do("thread.store", end, cursor, at=(0,), mask=((TID, 0, 1),))
     return kernel(f"chase_{name}", b, (x, cursor), blocks=1, threads=WARP)
@@ -142,7 +149,12 @@ def chase_shared(words: int, stride: int, steps: int) -> Func:
     b.do("thread.barrier")
     start = b.const(0, "i32")
     (end,) = repeat(
-        b, "p", steps, [start], lambda inner, held: [inner.value("thread.gather", tile, held[0])], unroll=8
+        b,
+        "p",
+        steps,
+        [start],
+        lambda inner, held: [inner.value("thread.gather", tile, held[0])],
+        unroll=_CHAIN_UNROLL,
     )
     b.do("thread.store", end, y, at=(0,), mask=((TID, 0, 1),))
     return kernel("chase_shared", b, (y,), blocks=1, threads=WARP)

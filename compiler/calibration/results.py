@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilewright.calibration.timing import Times
-from tilewright.calibration.trials import MATRIX_DTYPES, Trial
+from tilewright.calibration.trials import CHAINED_DTYPES, MATRIX_DTYPES, Trial
 from tilewright.costmodel import CpuHardware, GpuHardware
 from tilewright.costmodel.calibration import Measured
 
@@ -51,10 +51,12 @@ def gpu_constants(r: Results, hardware: GpuHardware) -> tuple[Quantities, Quanti
     clock = max(hardware.clock_hz, sustained)
     dram = max(("dram copy", "dram read"), key=r.rate)
     dram_s = max(hardware.dram_bytes_per_s, r.rate(dram))
-    usual_dram = max(r.usual_rate("dram copy"), r.usual_rate("dram read"))
+    usual_dram = r.usual_rate("dram copy")
     sms = hardware.sm_count
-    launches = [n for n in ("launch", "launch early") if n in r]
+    launches = [n for n in ("launch", "launch early", "launch first") if n in r]
     floor = r.fastest(launches)
+    # Kernels start early where they can, and none lets others start first.
+    usual = "launch early" if "launch early" in r else "launch"
     per_sm = r.usual_rate("l2 read") / (sms * clock)
     shared = r.rate("shared read") / (sms * clock)
     constants = {
@@ -63,8 +65,10 @@ def gpu_constants(r: Results, hardware: GpuHardware) -> tuple[Quantities, Quanti
         "l2_bytes_per_clk": r.measured("l2 read", r.rate("l2 read") / clock, "B/clk"),
         "smem_bytes_per_sm_per_clk": r.measured("shared read", shared, "B/clk"),
         "launch_floor_s": r.measured(floor, 1.0 / r.rate(floor), "s"),
-        "estimate_launch_s": r.measured(floor, 1.0 / r.usual_rate(floor), "s"),
-        "estimate_dram_efficiency": r.measured(dram, min(1.0, usual_dram / dram_s), "1"),
+        "estimate_launch_s": r.measured(usual, 1.0 / r.usual_rate(usual), "s"),
+        "estimate_dram_efficiency": r.measured(
+            "dram copy", min(1.0, r.usual_rate("dram copy") / dram_s), "1"
+        ),
         "estimate_l2_bytes_per_sm_per_clk": r.measured("l2 read", per_sm, "B/clk"),
         "estimate_barrier_clk": r.measured("barrier", clock / r.usual_rate("barrier"), "clk"),
     }
@@ -100,10 +104,11 @@ def _matrix_constants(r: Results, hardware: GpuHardware, clock: float) -> tuple[
     best = max(names, key=lambda n: r.rate(n) / peaks[n])
     share = min(1.0, r.rate(best) / peaks[best])
     usual = r.usual_rate(best) / (peaks[best] * max(share, hardware.mma_sync_share))
+    chain = r.fastest([f"matrix chain {dtype}" for dtype in CHAINED_DTYPES])
     constants = {
         "mma_sync_share": r.measured(best, share, "1"),
         "estimate_mma_efficiency": r.measured(best, min(1.0, usual), "1"),
-        "lat_mma_clk": r.measured("matrix chain", clock / r.rate("matrix chain"), "clk"),
+        "lat_mma_clk": r.measured(chain, clock / r.rate(chain), "clk"),
     }
     facts = {f"{n.replace(' ', '_')}_flops_per_s": r.measured(n, r.rate(n), "1/s") for n in names}
     return constants, facts

@@ -14,6 +14,7 @@ from tilewright.ir import Func
 LINE_BYTES = 128
 _WORD = 4
 MATRIX_DTYPES = ("f16", "bf16", "f32")
+CHAINED_DTYPES = ("f16", "f32")
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +81,10 @@ def gpu_trials(hardware: GpuHardware, sizes: GpuSizes, *, overlaps: bool) -> lis
     """What is timed on a GPU; overlaps: whether kernels may start before those they depend on have ended."""
     trials = [Trial("launch", compute.empty(waits=False), 1.0, runs=sizes.launches)]
     if overlaps:
-        trials.append(Trial("launch early", compute.empty(waits=True), 1.0, runs=sizes.launches))
+        trials += [
+            Trial("launch early", compute.empty(waits=True), 1.0, runs=sizes.launches),
+            Trial("launch first", compute.empty(waits=True, releases=True), 1.0, runs=sizes.launches),
+        ]
     return [*trials, *_memory(sizes), *_chains(sizes), *_arithmetic(sizes), *_matrices(hardware, sizes)]
 
 
@@ -145,8 +149,10 @@ def _matrices(hardware: GpuHardware, s: GpuSizes) -> list[Trial]:
         one = 2.0 * compute.TILE_M * compute.TILE_N * compute.matrix_depth(dtype)
         work = one * tiles * steps * blocks * (s.threads // WARP)
         trials.append(Trial(f"matrix {dtype}", busy, work))
-    chain = compute.matrix("f16", 1, 4 * s.steps, blocks=1, threads=WARP)
-    return [*trials, Trial("matrix chain", chain, 4.0 * s.steps)]
+    for dtype in CHAINED_DTYPES:
+        chain = compute.matrix(dtype, 1, 4 * s.steps, blocks=1, threads=WARP)
+        trials.append(Trial(f"matrix chain {dtype}", chain, 4.0 * s.steps))
+    return trials
 
 
 def cpu_trials(hardware: CpuHardware, s: CpuSizes) -> list[Trial]:

@@ -130,7 +130,8 @@ def test_gpu_constants_from_times():
         "l2 read": 5.5e12, "shared read": 132 * 128 * 1.9e9, "fma": 2 * 132 * 128 * 1.9e9,
         "fma chain": 1.98e9 / 4.1, "l1 chain": 1.98e9 / 38, "l2 chain": 1.98e9 / 190, "dram chain": 1 / 6e-7,
         "shared chain": 1.98e9 / 29, "barrier": 1.98e9 / 22, "matrix f16": 6e14, "matrix bf16": 6.3e14,
-        "matrix f32": 3.3e14, "matrix chain": 1.98e9 / 33,
+        "matrix f32": 3.3e14, "matrix chain f16": 1.98e9 / 33, "matrix chain f32": 1.98e9 / 18,
+        "launch first": 1 / 0.55e-6,
     }  # fmt: skip
     times = {t.name: Times(t.work / rates[t.name], 1.25 * t.work / rates[t.name], 10, 0.1) for t in trials}
     assert set(times) == set(rates)
@@ -138,19 +139,20 @@ def test_gpu_constants_from_times():
     value = {name: m.value for name, m in constants.items()}
     assert value["clock_hz"] == pytest.approx(1.9e9)
     assert value["dram_bytes_per_s"] == pytest.approx(3.0e12)
-    assert value["launch_floor_s"] == pytest.approx(0.65e-6)
+    assert value["launch_floor_s"] == pytest.approx(0.55e-6)
+    assert value["estimate_launch_s"] == pytest.approx(0.65e-6 * 1.25)
     assert value["l2_bytes_per_clk"] == pytest.approx(5.5e12 / 1.98e9)
     assert value["smem_bytes_per_sm_per_clk"] == pytest.approx(128 * 1.9 / 1.98)
-    assert value["estimate_dram_efficiency"] == pytest.approx(3.0e12 / 1.25 / 3.35e12)
+    assert value["estimate_dram_efficiency"] == pytest.approx(2.8e12 / 1.25 / 3.35e12)
     assert value["estimate_barrier_clk"] == pytest.approx(22 * 1.25)
     assert value["lat_l2_clk"] == pytest.approx(190)
     tf32 = 3.3e14 / (2 * 1024 * 132 * 1.98e9)
     assert value["mma_sync_share"] == pytest.approx(max(6.3e14 / (2 * 2048 * 132 * 1.98e9), tf32))
-    assert value["lat_mma_clk"] == pytest.approx(33)
+    assert value["lat_mma_clk"] == pytest.approx(18)
     assert facts["dram_latency_s"].value == pytest.approx(6e-7)
     changed = calibrated(h, Calibration("H100", "d", "v", "now", tuple(constants.items())))
-    assert (changed.lat_l2_clk, changed.launch_floor_s) == (pytest.approx(190), h.launch_floor_s)
-    assert changed.dram_bytes_per_s == h.dram_bytes_per_s
+    assert (changed.lat_l2_clk, changed.lat_mma_clk) == (pytest.approx(190), h.lat_mma_clk)
+    assert (changed.dram_bytes_per_s, changed.launch_floor_s) == (h.dram_bytes_per_s, h.launch_floor_s)
 
 
 def test_only_a_device_can_be_measured():

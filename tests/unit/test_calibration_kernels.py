@@ -80,7 +80,9 @@ def test_arithmetic_kernels_compute_what_they_say(results):
         found = results[f"matrix {dtype}"]
         assert found.shape == (1 * 2 * 16, 8 * 8)
         np.testing.assert_array_equal(found, np.full(found.shape, depth * 0.25 * (SMALL.steps // 4)))
-    np.testing.assert_array_equal(results["matrix chain"], np.full((16, 8), 4.0 * 4 * SMALL.steps))
+    for dtype, depth in (("f16", 16), ("f32", 8)):
+        expected = np.full((16, 8), depth * 0.25 * 4 * SMALL.steps)
+        np.testing.assert_array_equal(results[f"matrix chain {dtype}"], expected)
 
 
 def whole_kernels(arch: str) -> list[Func]:
