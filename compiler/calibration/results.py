@@ -51,7 +51,6 @@ def gpu_constants(r: Results, hardware: GpuHardware) -> tuple[Quantities, Quanti
     clock = max(hardware.clock_hz, sustained)
     dram = max(("dram copy", "dram read"), key=r.rate)
     dram_s = max(hardware.dram_bytes_per_s, r.rate(dram))
-    usual_dram = r.usual_rate("dram copy")
     sms = hardware.sm_count
     launches = [n for n in ("launch", "launch early", "launch first") if n in r]
     floor = r.fastest(launches)
