@@ -53,6 +53,7 @@ class GpuHardware:
     estimate_matrix_block_clk: float
     estimate_matrix_fetch_clk: float
     estimate_mma_efficiency: float
+    estimate_matrix_l2_bytes_per_sm_per_clk: float
     estimate_launch_s: float
     estimate_block_clk: float
     estimate_fetch_clk: float

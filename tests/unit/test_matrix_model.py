@@ -84,7 +84,7 @@ def test_mma_sync_is_what_limits_a_large_product():
     best = choose_matrix(problem, H100)
     assert best.bound.limit in ("RATE", "WB")
     assert best.bound.ub <= H100.mma_sync_share
-    assert 0.5 < problem.flops / best.estimate_s / tensor_flops_per_s(problem, H100) < H100.mma_sync_share
+    assert 0.35 < problem.flops / best.estimate_s / tensor_flops_per_s(problem, H100) < H100.mma_sync_share
     assert best.parameters.m * best.parameters.n >= 128 * 128
 
 
