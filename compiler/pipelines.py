@@ -29,6 +29,7 @@ TENSOR = """
 sort-scatters,
 chunk-scans,
 split-reductions,
+fold-channels,
 forward-copies,
 cse,
 dce,

@@ -42,7 +42,7 @@ def choose_layouts(
     """
     if layout == "first" or any(op.name == "tensor.call" for op in func.body.ops):
         return func
-    if layout == "auto" and not _matrix_units(func, ctx):
+    if layout == "auto" and not has_matrix_units(func, ctx):
         return func
     orders = channels_last_orders(func)
     if layout == "auto":
@@ -60,7 +60,7 @@ def choose_layouts(
     return with_weights_innermost(rewritten(func, orders)).with_attrs(layouts=facts)
 
 
-def _matrix_units(func: Func, ctx: PassContext) -> bool:
+def has_matrix_units(func: Func, ctx: PassContext) -> bool:
     """Whether the device has tensor cores that some contraction of the program may use."""
     arch = re.search(r":sm_(\d+)", ctx.target)
     new_enough = arch is not None and int(arch.group(1)) >= FIRST_MATRIX_ARCH

@@ -14,6 +14,7 @@ from graphlib import CycleError, TopologicalSorter
 from tilewright.ir import Func, Op, Sym, Value
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor_ops import REDUCING, dims, fills, ranges_of, reads
+from tilewright.passes.tensor.choose_layouts_cost import on_tensor_cores
 from tilewright.passes.tensor.index_sets import POINTWISE, identity_read, is_view, reads_of
 from tilewright.passes.tensor.partition_legality import MAX_PROLOGUE_COST, ORDERED, prologue_cost
 from tilewright.passes.tensor.row_groups import rows_of
@@ -128,7 +129,8 @@ class _Builder:
         The operand must be stored anyway, because something else reads it; the result is large, and read by
         one product alone, element by element, through maps that bring no other operands along. Then the
         epilogue would write a second array, as large, that the prologue never stores. A product that makes
-        more than it reads would compute the prologue too often. (ResNet-50 on an H100: at batch 8 and 64 19
+        more than it reads would compute the prologue too often; one on tensor cores has its factors copied
+        asynchronously, which cannot compute. (ResNet-50 on an H100: at batch 8 and 64 19
         and 21 % faster; without these limits 7 % slower at batch 1, DenseNet-121 12 % slower at batch 64.)
         """
         made = [v for v in op.operands if self.group_of(v) is not None]
@@ -143,7 +145,7 @@ class _Builder:
             if len(op.results) != 1 or len(read_by) != 1 or self.returned & set(op.results):
                 return False
             made, op = list(op.results), read_by[0]
-        if op.name != "tensor.contract" or cost > MAX_PROLOGUE_COST:
+        if op.name != "tensor.contract" or on_tensor_cores(op) or cost > MAX_PROLOGUE_COST:
             return False
         if made[0].tensor.nbytes < max(STORED_BYTES, op.result.tensor.nbytes):
             return False

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.ir import Op
-from tilewright.ir.tensor_ops import REDUCING, fills
+from tilewright.ir import BinOp, Expr, Op
+from tilewright.ir.tensor_ops import REDUCING, fills, reads
 from tilewright.passes.tensor.index_sets import POINTWISE, recompute_cost
 from tilewright.passes.tensor.partition_graph import OpGraph, members
 from tilewright.passes.tensor.row_groups import rows_of
@@ -29,8 +29,14 @@ class Refusal:
 
 
 def prologue_cost(op: Op) -> int:
-    """Additions per point, and what bounds checks of its operands cost."""
-    return recompute_cost(op) + CHECKED_READ_COST * sum(f is not None for f in fills(op))
+    """Additions per point, and what bounds checks and divided indices of its operands cost."""
+    divided = sum(_divides(e) for at in reads(op) for e in at) if op.name == "tensor.map" else 0
+    checked = sum(f is not None for f in fills(op))
+    return recompute_cost(op) + CHECKED_READ_COST * (checked + divided)
+
+
+def _divides(e: Expr) -> bool:
+    return isinstance(e, BinOp) and (e.op in ("//", "%") or _divides(e.lhs) or _divides(e.rhs))
 
 
 def refusal(graph: OpGraph, ops: int) -> Refusal | None:

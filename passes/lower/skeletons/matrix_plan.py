@@ -108,10 +108,12 @@ def matrix_view(kernel: Func, op: Op) -> MatrixView | None:
         return None
     if any(_terms(op, e) is None for at in reads(op) for e in at) or not roles.columns or not roles.rows:
         return None
+    sources = (_source(kernel, op, 0), _source(kernel, op, 1))
     channels = [d for d in dims(op, "red") if d in roles.channels]
+    # a window's dimension serves as well where it runs through memory
+    channels = channels or [d for d in dims(op, "red") if neighbours(op, sources[0], d)]
     if not channels:
         return None
-    sources = (_source(kernel, op, 0), _source(kernel, op, 1))
     sizes = domain(op)
     contiguous = [d for source in sources for d in channels if neighbours(op, source, d)]
     channel = (contiguous or sorted(channels, key=lambda d: -sizes[d]))[0]
