@@ -77,6 +77,11 @@ class KernelSearch:
                     self._doubt()
         self._idle = 0 if self.best_s * GAIN < before else self._idle + len(times)
 
+    def refuse(self, point: int, why: str) -> None:
+        """Forget the time of a point that must not win."""
+        self.seconds.pop(point, None)
+        self.failed[point] = why
+
     def seed(self, times: Mapping[int, float]) -> None:
         """Seconds of points that were measured before; they are not handed out."""
         for i in times:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import numpy as np
 from tqdm import tqdm
 
 from tilewright.budget import Budget
@@ -27,7 +28,8 @@ class Task:
 
     subject: what kernels share that need not be told apart. programs: per measured point what names its
     program; reused: points whose time was known before. known: what an earlier run came to, where it is
-    final. checked: per point, what names the program it is compiled to now.
+    final. checked: per point, what names the program it is compiled to now. reference: results of the model's
+    choice; right, wrong: points whose results were compared with them, and how they differ.
     """
 
     name: str
@@ -38,6 +40,9 @@ class Task:
     reused: int = 0
     known: Outcome | None = None
     checked: dict[int, str] = field(default_factory=dict)
+    reference: list[np.ndarray] | None = field(default=None, repr=False)
+    right: set[int] = field(default_factory=set)
+    wrong: dict[int, str] = field(default_factory=dict)
 
     @property
     def outcome(self) -> Outcome:
@@ -56,6 +61,10 @@ class Task:
         return s.occurrences * (s.best_s if s.seconds else float(s.space.estimates_s[0]))
 
 
+#: whether a point of a task computes what it should; where not, the task's `wrong` says how
+Check = Callable[[Task, int, Measurer, Program, ExecutionPlan], bool]
+
+
 @dataclass(eq=False)
 class _Step:
     """A point on its way: its program, and its plan while that compiles."""
@@ -67,33 +76,44 @@ class _Step:
 
 
 def run_searches(
-    tasks: Sequence[Task], measurer: Measurer, budget: Budget, *, progress: bool | None = None
+    tasks: Sequence[Task],
+    measurer: Measurer,
+    budget: Budget,
+    *,
+    progress: bool | None = None,
+    check: Check | None = None,
 ) -> None:
     """Measure until every search is done or the budget is spent.
 
     Kernels that take more of the network's time get more of the budget, in proportion; the first batches go
     to those that take most. A point that cannot be built is left out of its search and on its record; the
-    first point of a kernel is the model's choice, and its errors are raised.
+    first point of a kernel is the model's choice, and its errors are raised. check: whether a point that
+    would be the best so far computes what it should; else it is left out as well.
     """
     hidden = not (sys.stderr.isatty() if progress is None else progress)
     bar = tqdm(total=len(tasks), desc="searching", unit="kernel", file=sys.stderr, disable=hidden)
     pool = ThreadPoolExecutor(usable_cores(), thread_name_prefix="build")
     try:
         with bar:
-            _run(tasks, measurer, budget, pool, bar)
+            _run(tasks, measurer, budget, pool, bar, check)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _run(
-    tasks: Sequence[Task], measurer: Measurer, budget: Budget, pool: ThreadPoolExecutor, bar: tqdm[None]
+    tasks: Sequence[Task],
+    measurer: Measurer,
+    budget: Budget,
+    pool: ThreadPoolExecutor,
+    bar: tqdm[None],
+    check: Check | None,
 ) -> None:
     spent = dict.fromkeys(tasks, 0)
     at_once = max(BATCH, 2 * usable_cores())
     now = [] if budget.over else _start(_turn(tasks, spent, at_once), measurer, pool)
     while now:
         following = _start(_turn(tasks, spent, at_once), measurer, pool)  # compiles meanwhile
-        _measure(now, measurer, budget)
+        _measure(now, measurer, budget, check)
         now = following
         if budget.over:
             break
@@ -134,7 +154,7 @@ def _start(points: Sequence[tuple[Task, int]], measurer: Measurer, pool: ThreadP
     return steps
 
 
-def _measure(steps: Sequence[_Step], measurer: Measurer, budget: Budget) -> None:
+def _measure(steps: Sequence[_Step], measurer: Measurer, budget: Budget, check: Check | None) -> None:
     """Times in the order of the points, so that what a search does depends on nothing but its times."""
     for step in steps:
         search = step.task.search
@@ -154,6 +174,11 @@ def _measure(steps: Sequence[_Step], measurer: Measurer, budget: Budget) -> None
             measurer.reused += 1
             step.task.reused += 1
         step.task.programs[step.point] = step.program.key.program
+        if check is not None and step.point and 0.0 < seconds < search.best_s:
+            (plan,) = step.built.result() if step.built else measurer.build([step.program])
+            if not check(step.task, step.point, measurer, step.program, plan):
+                search.tell({step.point: step.task.wrong[step.point]})
+                continue
         search.tell({step.point: seconds})
 
 

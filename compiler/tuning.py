@@ -21,6 +21,7 @@ from tilewright.search_space import search_space
 from tilewright.tuning_choices import ChoiceBook
 from tilewright.tuning_records import Entries
 from tilewright.tuning_report import report_of, warn_of_violations
+from tilewright.winner_check import check_contenders, is_right
 
 #: of the budget, what timing the algorithms of convolutions may take at most, and of the rest the searches
 ALGORITHMS_SHARE = 0.25
@@ -86,8 +87,10 @@ class Tuner:
         for task in distinct:
             self.book.recall(task, again=not self.budget.over)
         searching = [t for t in distinct if t.known is None]
-        run_searches(searching, self.measurer, self.budget.share(SEARCH_SHARE), progress=self.progress)
+        limit = self.budget.share(SEARCH_SHARE)
+        run_searches(searching, self.measurer, limit, progress=self.progress, check=is_right)
         for task in searching:
+            check_contenders(task, self.measurer)
             self.book.keep(task)
         verdict, recalled = self._arbitrated(module, tasks)
         self.facts = report_of(distinct, self.measurer, self.budget, verdict, recalled=recalled)

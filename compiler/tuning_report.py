@@ -16,7 +16,8 @@ from tilewright.search import Task
 def report_of(
     tasks: Sequence[Task], measurer: Measurer, budget: Budget, verdict: Verdict, *, recalled: bool
 ) -> dict[str, Any]:
-    """Plain data: totals, a row per searched kernel, the network's replays, a sentence per violated bound.
+    """Plain data: totals, a row per searched kernel, the network's replays, a sentence per violated bound,
+    and one per candidate with wrong results (`wrong`).
 
     `measured` and `reused` count all programs that were timed and that the database knew, those of
     convolutions' algorithms as well; `model_s` and `chosen_s` are the measured seconds of the searched
@@ -46,6 +47,7 @@ def report_of(
             "swapped": list(verdict.swapped),
             "recalled": recalled,
         },
+        "wrong": [text for t in tasks for text in t.wrong.values()],
         "violations": [v for t in tasks for v in violations_of(t, measurer)],
         "kernels": rows,
     }
