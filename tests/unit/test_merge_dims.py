@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
+import tilewright as tw
 from tilewright.ir import interpret, parse, verify
 from tilewright.ir.tensor_ops import dims
 from tilewright.passes import PassContext, Pipeline, run_pipeline
@@ -200,3 +203,66 @@ def test_the_only_row_keeps_its_name():
         f"%out = tensor.map(%x, %s, par = (i: 1, m: 7), reads = [[i, m], [i]]) : f32[1, 7] {MUL}",
     )
     assert domains(text) == [[1], [1, 7]]
+
+
+FACTORS = {
+    "channel": ("f32[{n}, 3, 1, 1]", "[i0, i1, 0, 0]"),
+    "affine": ("f32[3]", "[i1]"),
+    "pixel": ("f32[{y}, {x}]", "[i2, i3]"),
+    "column": ("f32[{x}]", "[i3]"),
+    "turned": ("f32[{x}, {y}]", "[i3, i2]"),
+    "same": ("f32[{n}, 3, {y}, {x}]", IDENTITY),
+    "shifted": ("f32[{n}, 4, {y}, {x}]", "[i0, i1 + 1, i2, i3]"),
+    "strided": ("f32[{n}, 3, {y}, {x}] by [{s}, {p}, {x}, 1] from 5", IDENTITY),
+}
+
+
+def random_kernel(factors, n: int, y: int, x: int, taps: int, again: str) -> str:
+    """A prologue of these factors one after the other, a convolution, and an epilogue that reads `again`."""
+    size = {"n": n, "y": y, "x": x, "p": y * x, "s": 5 * y * x}
+    params, lines, last = [f"%x: f32[{n}, 3, {y}, {x}]"], [], "%x"
+    for i, name in enumerate(factors):
+        t, read = FACTORS[name]
+        params.append(f"%g{i}: {t.format(**size)}")
+        lines.append(scaled(f"{IDENTITY}, {read}", f"{last}, %g{i}", f"%p{i}", n, y, x))
+        last = f"%p{i}"
+    params.append(f"%w: f32[6, 3, {taps}, {taps}]")
+    at = f"n, c, y + r - {taps // 2}, x + s - {taps // 2}"
+    lines.append(conv(last, at, n=n, y=y, x=x, taps=taps).replace("%out", "%c"))
+    epilogue = f"par = (n: {n}, k: 6, y: {y}, x: {x}), reads = [[n, k, y, x], {again}], fill = [none, 2.0]"
+    lines.append(f"%out = tensor.map(%c, {last}, {epilogue}) : f32[{n}, 6, {y}, {x}] {MUL}")
+    return kernel(", ".join(params), f"f32[{n}, 6, {y}, {x}]", *lines)
+
+
+SIZES = {
+    "n": st.integers(1, 3),
+    "y": st.integers(1, 5),
+    "x": st.integers(1, 5),
+    "taps": st.sampled_from([1, 1, 3]),
+    "again": st.sampled_from(
+        ["[n, k, y, x]", "[n, 2, y, x]", "[0, k, y, x]", "[n, k, y + 1, x]", "[n, k, x, y]"]
+    ),
+}
+
+
+def kernels(factors):
+    """Kernels whose prologue has some of these factors."""
+    return st.builds(random_kernel, st.lists(st.sampled_from(sorted(factors)), max_size=3), **SIZES)
+
+
+@settings(max_examples=60, deadline=None)
+@given(kernels(FACTORS))
+def test_random_kernels_compute_the_same(text):
+    domains(text)
+
+
+@pytest.mark.parametrize("target", ["opencl", pytest.param("emulator", marks=pytest.mark.emulator)])
+@settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(text=kernels(FACTORS.keys() - {"strided"}))  # callers' arrays are dense
+def test_random_kernels_run(target, text):
+    module = parse(text)
+    data = inputs(module)
+    with tw.compile(module, target=target) as exe:
+        got = exe(*data)
+    (want,) = interpret(module, *data)
+    np.testing.assert_allclose(np.asarray(got).reshape(want.shape), want, rtol=1e-4, atol=1e-5)
