@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from search_samples import StandInMeasurer, dense_kernel, efficiencies, task_of
+from search_samples import TARGET, StandInMeasurer, dense_kernel, efficiencies, task_of
 
 from tilewright.arbitration import Verdict
 from tilewright.budget import Budget
