@@ -114,7 +114,11 @@ def compile(
         )
     limit = Budget(budget_seconds(budget))
     with measurer(resolved, tuning_db) if tune == "measure" else nullcontext() as m:
-        competing = LibraryChoice(m, limit, progress=progress) if m and libraries else None
+        competing = (
+            LibraryChoice(m, limit, progress=progress, streams=streams or "model")
+            if m and libraries
+            else None
+        )
         tuner = _tuner(m, limit, asked, competing) if m else None
         choose = _one_after_the_other(tuner, competing) if tuner else None
         lowered = lower(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from tilewright.budget import Budget
 from tilewright.codegen.cache import cache_key
 from tilewright.ir import Block, Builder, Func, Module, Op, Value
 from tilewright.kernel_program import alone, constants_of, occurrences_of, subject_text
+from tilewright.library_arbitration import arbitrated_libraries
 from tilewright.library_candidates import FINDERS, LibraryDevice, library_candidates
 from tilewright.library_facts import estimate_of, won_by
 from tilewright.library_parts import Parts, parts_of, with_whole_kernels
@@ -67,13 +68,19 @@ class Compared:
 class LibraryChoice:
     """Puts library kernels in the place of generated ones where they are measured to be faster.
 
+    streams: the policy with which the network is replayed with and without them; None compares kernels alone.
     `facts` says what was compared and won, once `choose` has run.
     """
 
     def __init__(
-        self, measurer: Measurer, budget: Budget | None = None, *, progress: bool | None = None
+        self,
+        measurer: Measurer,
+        budget: Budget | None = None,
+        *,
+        progress: bool | None = None,
+        streams: str | None = None,
     ) -> None:
-        self.measurer, self.progress = measurer, progress
+        self.measurer, self.progress, self.streams = measurer, progress, streams
         self.budget = budget or Budget()
         self.facts: dict[str, Any] = {}
 
@@ -105,9 +112,43 @@ class LibraryChoice:
         found = self._kernels(module, device, missing, rows, {p.whole.name for p in pairs})
         programs = {n: c.program for n, c in found.items() if c.program is not None}
         programs |= {p.whole.name: c.program for p, c in pairs.items() if c.program is not None}
+        told = self._in_network(module, programs, found)
         chosen = with_constant_weights(inlined(module, programs))
-        self.facts = {"unavailable": missing, "compared": [c.row() for c in rows], **won_by(chosen)}
+        self.facts = {"unavailable": missing, "compared": [c.row() for c in rows], **told, **won_by(chosen)}
         return chosen
+
+    def _in_network(
+        self, module: Module, programs: dict[str, Module], found: Mapping[str, Compared]
+    ) -> dict[str, Any]:
+        """Take out of `programs` what the whole network is faster without; what was compared, for reports."""
+        alike: dict[int, list[str]] = {}
+        for name in (n for n, c in found.items() if n in programs):
+            alike.setdefault(id(found[name]), []).append(name)
+        if self.streams is None or not alike:
+            return {}
+        groups = sorted(alike.values(), key=lambda g: -found[g[0]].occurrences * found[g[0]].generated_s)
+        verdict = arbitrated_libraries(
+            module,
+            {n: programs[n] for g in groups for n in g},
+            groups,
+            lambda some: with_constant_weights(
+                inlined(module, {n: p for n, p in programs.items() if n in some or n not in found})
+            ),
+            self.measurer,
+            self.budget,
+            self.streams,
+        )
+        for name in verdict.refused:
+            programs.pop(name)
+            found[name].program = None
+        return {
+            "in_network": {
+                "isolated_s": verdict.isolated_s,
+                "arbitrated_s": verdict.arbitrated_s,
+                "compared": verdict.compared,
+                "refused": verdict.refused,
+            }
+        }
 
     def _bar(self, kernels: Sequence[T], unit: str) -> Iterable[T]:
         hidden = not (sys.stderr.isatty() if self.progress is None else self.progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
@@ -50,10 +50,8 @@ class NetworkTrials:
         base = network_plan(self._module, target)
         self._plans: dict[tuple[tuple[str, int], ...], NetworkPlan] = {_key(first): base}
         self._loaded: dict[tuple[tuple[str, int], ...], LoadedPlan] = {}
-        self._streams = self._planned(base.plan, streams)
-        rng = np.random.default_rng(0)
-        types = [p.tensor for p in module.main.params]
-        self._inputs = [random_array(rng, t.shape, t.dtype) for t in types]
+        self._streams = planned_streams(self._module, base.plan, target, streams)
+        self._inputs = random_inputs(module)
 
     def pairs(self, old: Choices, new: Choices) -> tuple[list[float], list[float]]:
         """Seconds of one replay per round, with one choice and with another, in turns.
@@ -66,11 +64,7 @@ class NetworkTrials:
         first, second = self._load(old), self._load(new)
         for key in [k for k in self._plans if k not in kept]:
             del self._plans[key]
-        times: tuple[list[float], list[float]] = ([], [])
-        for _ in range(ROUNDS):
-            for loaded, found in zip((first, second), times, strict=True):
-                found.append(min(loaded.time(self._inputs, REPLAYS)))
-        return times
+        return in_turns(first, second, self._inputs)
 
     def _load(self, choices: Choices) -> LoadedPlan:
         key = _key(choices)
@@ -90,21 +84,6 @@ class NetworkTrials:
             self._plans[wanted] = with_kernels(self._plans[key], self._module, funcs, self._target)
         return self._plans[wanted]
 
-    def _planned(self, plan: ExecutionPlan, policy: str) -> StreamPlan:
-        """The streams by the model, or by the policy that was asked for; the same for all choices."""
-        costs = kernel_costs(
-            [
-                {"name": f.name, "cost": _plain(f), "measured_s": f.get("measured_s")}
-                for f in self._module.funcs
-                if f.name != "main"
-            ]
-        )
-        work, dag = work_of(plan, costs, self._target.hardware), launch_dag(plan)
-        if policy not in ("model", "auto"):
-            return plan_streams(dag, policy, work)
-        modelled = partial(replay_time, work=work)
-        return choose_plan(dag, modelled, work, CANDIDATES, max_streams=MAX_STREAMS, gain=GAIN).plan
-
     def __enter__(self) -> Self:
         return self
 
@@ -115,6 +94,38 @@ class NetworkTrials:
             for loaded in self._loaded.values():
                 stack.callback(loaded.close)
             self._loaded = {}
+
+
+def in_turns(
+    first: LoadedPlan, second: LoadedPlan, inputs: Sequence[np.ndarray]
+) -> tuple[list[float], list[float]]:
+    """Seconds of one replay per round of two plans."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(ROUNDS):
+        for loaded, found in zip((first, second), times, strict=True):
+            found.append(min(loaded.time(inputs, REPLAYS)))
+    return times
+
+
+def random_inputs(module: Module) -> list[np.ndarray]:
+    """Random arrays for the inputs of a network."""
+    rng = np.random.default_rng(0)
+    types = [p.tensor for p in module.main.params]
+    return [random_array(rng, t.shape, t.dtype) for t in types]
+
+
+def planned_streams(module: Module, plan: ExecutionPlan, target: Target, policy: str) -> StreamPlan:
+    """The streams of a network's plan by the model, or by the policy that was asked for."""
+    facts = [
+        {"name": f.name, "cost": _plain(f), "measured_s": f.get("measured_s")}
+        for f in module.funcs
+        if f.name != "main"
+    ]
+    work, dag = work_of(plan, kernel_costs(facts), target.hardware), launch_dag(plan)
+    if policy not in ("model", "auto"):
+        return plan_streams(dag, policy, work)
+    modelled = partial(replay_time, work=work)
+    return choose_plan(dag, modelled, work, CANDIDATES, max_streams=MAX_STREAMS, gain=GAIN).plan
 
 
 def _key(choices: Choices) -> tuple[tuple[str, int], ...]:

@@ -1,0 +1,98 @@
+"""Library kernels that won alone stay only where the network's replay does not say otherwise."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from library_samples import FakeCublasLt, FakeLibraryDevice
+from test_library_candidates import epilogue_kernel, whole
+from test_library_choice import FakeMeasurer, same_results  # noqa: F401
+
+from tilewright.budget import Budget
+from tilewright.ir import Func
+from tilewright.library_arbitration import arbitrate_libraries
+from tilewright.library_choice import LibraryChoice
+from tilewright.library_program import library_kernels
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.runtime.libraries.cublaslt import CublasLt
+from tilewright.runtime.null import NullDevice
+
+GROUPS = [["a", "b"], ["c"], ["d"]]
+PROGRAMS = dict.fromkeys("abcd")
+
+
+def replays(gains):
+    """Replays that each library kernel makes shorter by so many seconds, of ten; all compared pairs."""
+    asked = []
+
+    def pairs(old, new):
+        asked.append((set(old), set(new)))
+        return tuple([10.0 - sum(gains[n] for n in p)] * 5 for p in (old, new))
+
+    return pairs, asked
+
+
+@pytest.mark.parametrize(
+    ("gains", "refused"),
+    [
+        ({"a": 1.0, "b": 1.0, "c": 0.5, "d": 0.0}, []),
+        ({"a": 1.0, "b": 1.0, "c": -0.5, "d": 0.0}, ["c"]),
+        ({"a": -1.0, "b": -1.0, "c": -0.5, "d": 0.0}, ["a", "b", "c", "d"]),
+        ({"a": -1.0, "b": -1.0, "c": 0.5, "d": -0.2}, ["a", "b", "d"]),
+    ],
+)
+def test_what_makes_the_network_slower_is_left_out(gains, refused):
+    pairs, asked = replays(gains)
+    found = arbitrate_libraries(PROGRAMS, GROUPS, pairs, Budget())
+    assert found.refused == refused
+    assert set(found.programs) == set(PROGRAMS) - set(refused)
+    assert found.compared == len(asked) == 4
+    assert found.arbitrated_s <= found.isolated_s
+    assert all(({"a", "b"} & old in ({"a", "b"}, set())) for old, _ in asked)  # one program, one choice
+
+
+def test_without_time_they_stay():
+    pairs, asked = replays({})
+    found = arbitrate_libraries(PROGRAMS, GROUPS, pairs, Budget(0.0))
+    assert (found.refused, found.arbitrated_s, asked) == ([], None, [])
+
+
+class ReplayingDevice(FakeLibraryDevice):
+    """Replays a plan in a time that says whether a library has a part in it."""
+
+    def __init__(self, library_s):
+        super().__init__(CublasLt(FakeCublasLt()))
+        self.library_s, self.loads = library_s, []
+
+    def load(self, plan, constants):
+        loaded = NullDevice().load(plan, constants)
+        taken = any(k.language == "library" for k in plan.kernels)
+        loaded.time = lambda inputs, repeats: [self.library_s if taken else 1e-3] * repeats
+        self.loads.append(loaded)
+        return loaded
+
+
+def generated(kernel: Func):
+    module = whole(kernel)
+    return run_pipeline(module, Pipeline.parse("choose-parameters"), PassContext(target="cuda:sm_90a"))
+
+
+@pytest.mark.parametrize(("library_s", "stays"), [(9e-4, True), (1.2e-3, False)])
+def test_the_replay_decides_and_is_recalled(same_results, library_s, stays):  # noqa: F811
+    module = generated(epilogue_kernel("q", 12))
+    measurer = FakeMeasurer({1: 9e-5, 2: 5e-5, 3: 7e-5})
+    measurer.device = ReplayingDevice(library_s)
+    choose = partial(LibraryChoice, measurer, progress=False, streams="serial")
+    first, again = choose(), choose()
+    chosen = first.choose(module)
+    assert bool(library_kernels(chosen)) == stays
+    facts = first.facts["in_network"]
+    assert facts["compared"] == 1
+    assert bool(facts["refused"]) != stays
+    assert first.facts["compared"][0]["chosen"] == ("cublaslt" if stays else "generated")
+    assert len(measurer.device.loads) == 2
+    assert all(x._closed for x in measurer.device.loads)
+    assert library_kernels(again.choose(module)) == library_kernels(chosen)
+    assert again.facts["in_network"] == {**facts, "compared": 0}
+    assert len(measurer.device.loads) == 2
