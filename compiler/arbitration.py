@@ -17,7 +17,7 @@ NEAR = 1.15
 MARGIN = 0.01
 SURE_MARGIN = 0.002
 #: kernels that take less than this share of all searched ones decide nothing
-LEAST_SHARE = 0.005
+LEAST_SHARE = 0.01
 
 #: per group of equal kernels, the point that is chosen
 Choices = Mapping[str, int]

@@ -36,7 +36,7 @@ class KernelSearch:
         self.seconds: dict[int, float] = {}
         self.failed: dict[int, str] = {}
         self.variants: dict[int, Func] = {}
-        self._patience = math.inf if patience is None else patience
+        self.patience = patience
         self._idle = 0
         self._left: npt.NDArray[np.bool_] = np.ones(len(space), dtype=bool)
         self._known: dict[tuple[Attr, Attr], int] = {}
@@ -150,7 +150,7 @@ class KernelSearch:
     @property
     def patience_over(self) -> bool:
         """Whether the last points brought no gain for long."""
-        return self._idle >= self._patience
+        return self.patience is not None and self._idle >= self.patience
 
 
 def _kind(kernel: Func) -> tuple[Attr, Attr]:

@@ -58,13 +58,15 @@ class RandomConstants:
 class Program:
     """A small program ready to be built: what names its time, its plan without binaries, and its module.
 
-    copies: how many copies of its weights take turns.
+    copies: how many copies of its weights take turns. packed: whether the weights in `module` are in the
+    order of the plan.
     """
 
     key: Key
     plan: ExecutionPlan
     module: Module
     copies: int = 1
+    packed: bool = True
 
 
 class Measurer:
@@ -81,11 +83,6 @@ class Measurer:
         self.used: dict[Key, Measurement] = {}
         self._untimed: set[Key] = set()
         self._where = (device.name, device.driver_version, _compiler_of(target))
-        thread = stage_texts(Level.TENSOR, target.language)["thread"]
-        self._pipelines = {
-            cold: Pipeline.parse(f"{PACKING}, dce, {PREFETCHING if cold else ''} {thread}")
-            for cold in (False, True)
-        }
         self._loaded: LoadedPlan | None = None
         self.cold_weights = False
 
@@ -109,11 +106,16 @@ class Measurer:
 
     def program(self, module: Module) -> Program:
         """A program lowered and emitted: tensor level, kernels outlined, parameters chosen."""
-        context = PassContext(target=str(self.target), hardware=self.target.hardware)
-        lowered = run_pipeline(module, self._pipelines[self.cold_weights], context)
-        plan = _plan(lowered, self.target)
+        packed, plan = lowered(module, self.target, cold=self.cold_weights)
+        return self._named(packed, plan)
+
+    def program_of(self, module: Module, plan: ExecutionPlan) -> Program:
+        """The program of a module whose plan was made elsewhere, by `lowered`."""
+        return replace(self._named(module, plan), packed=False)
+
+    def _named(self, module: Module, plan: ExecutionPlan) -> Program:
         copies = copies_in(plan, self.target.hardware) if self.cold_weights else 1
-        return Program(self.key(_digest(plan, copies)), plan, lowered, copies)
+        return Program(self.key(_digest(plan, copies)), plan, module, copies)
 
     def known(self, program: Program) -> float | None:
         """Seconds of a program that was timed before, by this measurer or as the database knows."""
@@ -147,8 +149,7 @@ class Measurer:
     def _times(self, program: Program, built: ExecutionPlan) -> list[float]:
         arrays = _inputs(program.module)
         plan, constants, runs = repeated(built, program.copies, self.target.hardware)
-        names = {b.name for b in plan.buffers if b.kind == "constant"}
-        constants |= {n: a for n, a in program.module.constants.items() if n in names}
+        constants |= self._constants(program, plan)
         loaded = self.device.load(plan, constants)
         try:
             return [seconds / runs for seconds in loaded.time(arrays, REPLAYS)]
@@ -161,10 +162,16 @@ class Measurer:
 
         Inputs are an eighth of those that are timed, so that long sums of products stay small.
         """
-        names = {b.name for b in built.buffers if b.kind == "constant"}
-        constants = {n: a for n, a in program.module.constants.items() if n in names}
-        with self.device.load(built, constants) as loaded:
+        with self.device.load(built, self._constants(program, built)) as loaded:
             return loaded.run([_eighth(a) for a in _inputs(program.module)])
+
+    def _constants(self, program: Program, plan: ExecutionPlan) -> dict[str, np.ndarray]:
+        module = program.module
+        if not program.packed:
+            context = PassContext(target=str(self.target), hardware=self.target.hardware)
+            module = run_pipeline(module, Pipeline.parse(f"{PACKING}, dce"), context)
+        names = {b.name for b in plan.buffers if b.kind == "constant"}
+        return {n: a for n, a in module.constants.items() if n in names}
 
     def seconds(self, modules: Sequence[Module]) -> list[float]:
         """Median seconds of one run of each program: of those known as they were, the others are timed."""
@@ -199,10 +206,17 @@ def _compiler_of(target: Target) -> str:
     return " ".join((target.kind, *BUILD_OPTIONS)) if target.kind == "opencl" else target.kind
 
 
-def _plan(module: Module, target: Target) -> ExecutionPlan:
-    """The plan of a program, without binaries."""
-    sources = emit_kernels(module, target)
-    return plan_module(module, sources, kernel_codes(sources, target), str(target))
+def lowered(module: Module, target: Target, *, cold: bool) -> tuple[Module, ExecutionPlan]:
+    """A program at thread level and its plan, without binaries; its kernels prefetch where weights are cold.
+
+    module: tensor level, kernels outlined, parameters chosen.
+    """
+    thread = stage_texts(Level.TENSOR, target.language)["thread"]
+    passes = Pipeline.parse(f"{PACKING}, dce, {PREFETCHING if cold else ''} {thread}")
+    context = PassContext(target=str(target), hardware=target.hardware)
+    out = run_pipeline(module, passes, context)
+    sources = emit_kernels(out, target)
+    return out, plan_module(out, sources, kernel_codes(sources, target), str(target))
 
 
 def _built(plans: Sequence[ExecutionPlan], target: Target) -> list[ExecutionPlan]:

@@ -15,6 +15,7 @@ from tilewright.codegen.compile_many import usable_cores
 from tilewright.ir import Func, Module, TilewrightError
 from tilewright.kernel_outcome import Outcome, outcome_of
 from tilewright.kernel_search import KernelSearch
+from tilewright.lowering_pool import Answer, Order, Refused
 from tilewright.measuring import Measurer, Program
 from tilewright.runtime.plan import ExecutionPlan
 
@@ -29,7 +30,8 @@ class Task:
     subject: what kernels share that need not be told apart. programs: per measured point what names its
     program; reused: points whose time was known before. known: what an earlier run came to, where it is
     final. checked: per point, what names the program it is compiled to now. reference: results of the model's
-    choice; right, wrong: points whose results were compared with them, and how they differ.
+    choice; right, wrong: points whose results were compared with them, and how they differ. constants:
+    positions of constant parameters, where the program is `tilewright.kernel_program.alone` with them.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Task:
     reference: list[np.ndarray] | None = field(default=None, repr=False)
     right: set[int] = field(default_factory=set)
     wrong: dict[int, str] = field(default_factory=dict)
+    constants: tuple[int, ...] | None = None
 
     @property
     def outcome(self) -> Outcome:
@@ -62,6 +65,7 @@ class Task:
 
 
 #: whether a point of a task computes what it should; where not, the task's `wrong` says how
+Lowering = Callable[[Sequence[Order]], list[Answer]]
 Check = Callable[[Task, int, Measurer, Program, ExecutionPlan], bool]
 
 
@@ -82,20 +86,22 @@ def run_searches(
     *,
     progress: bool | None = None,
     check: Check | None = None,
+    lowering: Lowering | None = None,
 ) -> None:
     """Measure until every search is done or the budget is spent.
 
     Kernels that take more of the network's time get more of the budget, in proportion; the first batches go
     to those that take most. A point that cannot be built is left out of its search and on its record; the
     first point of a kernel is the model's choice, and its errors are raised. check: whether a point that
-    would be the best so far computes what it should; else it is left out as well.
+    would be the best so far computes what it should; else it is left out as well. lowering: in other
+    processes.
     """
     hidden = not (sys.stderr.isatty() if progress is None else progress)
     bar = tqdm(total=len(tasks), desc="searching", unit="kernel", file=sys.stderr, disable=hidden)
     pool = ThreadPoolExecutor(usable_cores(), thread_name_prefix="build")
     try:
         with bar:
-            _run(tasks, measurer, budget, pool, bar, check)
+            _run(tasks, measurer, budget, pool, bar, check, lowering)
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -107,12 +113,13 @@ def _run(
     pool: ThreadPoolExecutor,
     bar: tqdm[None],
     check: Check | None,
+    lowering: Lowering | None,
 ) -> None:
     spent = dict.fromkeys(tasks, 0)
     at_once = max(BATCH, 2 * usable_cores())
-    now = [] if budget.over else _start(_turn(tasks, spent, at_once), measurer, pool)
+    now = [] if budget.over else _start(_turn(tasks, spent, at_once), measurer, pool, lowering)
     while now:
-        following = _start(_turn(tasks, spent, at_once), measurer, pool)  # compiles meanwhile
+        following = _start(_turn(tasks, spent, at_once), measurer, pool, lowering)  # compiles meanwhile
         _measure(now, measurer, budget, check)
         now = following
         if budget.over:
@@ -138,12 +145,26 @@ def _turn(tasks: Sequence[Task], spent: dict[Task, int], at_once: int) -> list[t
     return chosen
 
 
-def _start(points: Sequence[tuple[Task, int]], measurer: Measurer, pool: ThreadPoolExecutor) -> list[_Step]:
+def _start(
+    points: Sequence[tuple[Task, int]],
+    measurer: Measurer,
+    pool: ThreadPoolExecutor,
+    lowering: Lowering | None,
+) -> list[_Step]:
     """Lower the points; those whose times are not known begin to compile."""
     steps: list[_Step] = []
+    elsewhere = _lowered_elsewhere(points, measurer, lowering)
     for task, i in points:
+        module = task.module(task.search.variants[i])
+        answer = elsewhere.get((task, i))
+        if isinstance(answer, Refused) and i:
+            task.search.tell({i: answer.text})
+            continue
         try:
-            program = measurer.program(task.module(task.search.variants[i]))
+            if isinstance(answer, ExecutionPlan):
+                program = measurer.program_of(module, answer)
+            else:
+                program = measurer.program(module)
         except TilewrightError as error:
             _refuse(task, i, error)
             continue
@@ -152,6 +173,17 @@ def _start(points: Sequence[tuple[Task, int]], measurer: Measurer, pool: ThreadP
         if measurer.known(step.program) is None:
             step.built = pool.submit(measurer.build, [step.program])
     return steps
+
+
+def _lowered_elsewhere(
+    points: Sequence[tuple[Task, int]], measurer: Measurer, lowering: Lowering | None
+) -> dict[tuple[Task, int], Answer]:
+    """What other processes make of the points, where there are any."""
+    if lowering is None:
+        return {}
+    chosen = [(t, i) for t, i in points if t.constants is not None]
+    orders = [Order(t.search.variants[i], t.constants or (), measurer.cold_weights) for t, i in chosen]
+    return dict(zip(chosen, lowering(orders), strict=True))
 
 
 def _measure(steps: Sequence[_Step], measurer: Measurer, budget: Budget, check: Check | None) -> None:

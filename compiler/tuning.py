@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from tilewright.costmodel.calibration import calibrated_constants
 from tilewright.ir import Func, Module, Pairs
 from tilewright.kernel_program import alone, constants_of, occurrences_of, subject_text
 from tilewright.kernel_search import PATIENCE, KernelSearch
+from tilewright.lowering_pool import LEAST_KERNELS, LoweringPool
 from tilewright.measuring import Measurer
 from tilewright.network_trials import NetworkTrials
 from tilewright.search import Task, run_searches
@@ -26,6 +28,9 @@ from tilewright.winner_check import check_contenders, is_right
 #: of the budget, what timing the algorithms of convolutions may take at most, and of the rest the searches
 ALGORITHMS_SHARE = 0.25
 SEARCH_SHARE = 0.8
+#: a kernel that takes this share of the estimated time is searched with all patience, others with less
+PATIENT_SHARE = 0.05
+LEAST_PATIENCE = 0.35
 #: seconds of arbitration where there is no budget
 ARBITRATION_S = 60.0
 
@@ -88,7 +93,15 @@ class Tuner:
             self.book.recall(task, again=not self.budget.over)
         searching = [t for t in distinct if t.known is None]
         limit = self.budget.share(SEARCH_SHARE)
-        run_searches(searching, self.measurer, limit, progress=self.progress, check=is_right)
+        with nullcontext() if len(searching) < LEAST_KERNELS or limit.over else self._pool() as pool:
+            run_searches(
+                searching,
+                self.measurer,
+                limit,
+                progress=self.progress,
+                check=is_right,
+                lowering=pool.plans if pool is not None else None,
+            )
         for task in searching:
             check_contenders(task, self.measurer)
             self.book.keep(task)
@@ -97,6 +110,9 @@ class Tuner:
         warn_of_violations(self.facts["violations"])
         chosen = {name: _chosen(module[name], t, verdict) for name, t in tasks.items()}
         return module.with_funcs(tuple(chosen.get(f.name, f) for f in module.funcs))
+
+    def _pool(self) -> LoweringPool:
+        return LoweringPool(self.measurer.target)
 
     def _tasks(self, module: Module) -> dict[str, Task]:
         """The search of every kernel that has a space, one for all that are equal."""
@@ -119,8 +135,11 @@ class Tuner:
             else:
                 search = KernelSearch(space, occurrences=calls[f.name], patience=PATIENCE)
                 module_of = partial(alone, constants=constants[f.name])
-                by_subject[subject] = Task(f.name, subject, search, module_of)
+                by_subject[subject] = Task(f.name, subject, search, module_of, constants=constants[f.name])
             found[f.name] = by_subject[subject]
+        total_s = sum(t.weight_s for t in by_subject.values())
+        for t in by_subject.values():
+            t.search.patience = patience_for(t.weight_s / total_s if total_s else 1.0)
         return found
 
     def _arbitrated(self, module: Module, tasks: Mapping[str, Task]) -> tuple[Verdict, bool]:
@@ -140,6 +159,11 @@ class Tuner:
             verdict = arbitrate(groups, dict.fromkeys(by_name, 0), trials.pairs, budget)
         self.book.keep_network(module, by_name, verdict)
         return verdict, False
+
+
+def patience_for(share: float) -> int:
+    """Points without a gain after which a kernel that takes this share of the network's time is settled."""
+    return round(max(LEAST_PATIENCE, min(1.0, share / PATIENT_SHARE)) * PATIENCE)
 
 
 def _group(task: Task) -> Group:
