@@ -3,6 +3,7 @@
 import numpy as np
 
 import tilewright as tw
+from tilewright import tuning
 from tilewright.driver import lower
 from tilewright.ir import Level
 from tilewright.passes.tensor.choose_parameters import contract_candidates
@@ -10,7 +11,8 @@ from tilewright.targets import resolve_target
 from tilewright.tools.check_skeletons import CASES, prepared
 
 
-def test_measured_results_are_right_and_recorded(data_dir):
+def test_measured_results_are_right_and_recorded(data_dir, monkeypatch):
+    monkeypatch.setattr(tuning, "PATIENCE", 3)
     module = tw.frontends.relay.load(
         str(data_dir / "relay" / "mlp.relay"), params="random", inputs=("data",), seed=0
     )

@@ -139,33 +139,35 @@ tuned(sys.argv[1], CountingDevice(lambda n: n == int(sys.argv[2]) and os.kill(os
 
 
 def tune(path, *, killed_at=-1, signal=9):
-    """A process that tunes as soon as it is told to."""
+    """A process that says when it is ready, and tunes as soon as it is told to."""
     script = TUNE.format(folder=str(Path(__file__).parent), signal=signal)
     command = [sys.executable, "-c", script, str(path), str(killed_at)]
-    process = subprocess.Popen(
+    return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert process.stdout.readline() == "ready\n"
-    return process
 
 
-@pytest.mark.parametrize("signal", [9, 15])
-def test_a_killed_process_leaves_what_it_measured(uninterrupted, tmp_path, signal):
-    path = tmp_path / "t.sqlite"
-    process = tune(path, killed_at=5, signal=signal)
-    process.communicate("\n", timeout=60)
-    assert process.returncode == -signal
-    assert len(keys(path)) == 5
-    device = CountingDevice()
-    tuned(path, device)
-    assert device.timed == len(keys(uninterrupted[0])) - 5
-    assert keys(path) == keys(uninterrupted[0])
-    assert [p.name for p in tmp_path.iterdir()] == ["t.sqlite"]
+def test_a_killed_process_leaves_what_it_measured(uninterrupted, tmp_path):
+    processes = {s: tune(tmp_path / f"{s}.sqlite", killed_at=5, signal=s) for s in (9, 15)}
+    for process in processes.values():
+        assert process.stdout.readline() == "ready\n"
+    for signal, process in processes.items():
+        path = tmp_path / f"{signal}.sqlite"
+        process.communicate("\n", timeout=60)
+        assert process.returncode == -signal
+        assert len(keys(path)) == 5
+        device = CountingDevice()
+        tuned(path, device)
+        assert device.timed == len(keys(uninterrupted[0])) - 5
+        assert keys(path) == keys(uninterrupted[0])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["15.sqlite", "9.sqlite"]
 
 
 def test_two_processes_tune_into_one_database(uninterrupted, tmp_path):
     path = tmp_path / "t.sqlite"
     processes = [tune(path), tune(path)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
     for process in processes:
         process.stdin.write("\n")
         process.stdin.flush()
