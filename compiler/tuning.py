@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -38,7 +39,8 @@ ARBITRATION_S = 60.0
 class Tuner:
     """Chooses the algorithms of convolutions and the parameters of kernels by measuring, within a budget.
 
-    streams: the policy that replays are timed with. `facts` says what was done, once `choose` has run, and
+    streams: the policy that replays are timed with. `facts` says what was done (`seconds`: how long each part
+    took), once `choose` has run, and
     `entries` is what of the database the choice rests on.
     """
 
@@ -57,6 +59,7 @@ class Tuner:
         self.budget, self.streams = budget or Budget(), streams
         self.book = ChoiceBook(measurer)
         self.facts: dict[str, Any] = {}
+        self._seconds: dict[str, float] = {}
 
     @property
     def entries(self) -> Entries:
@@ -67,14 +70,15 @@ class Tuner:
         """See `measured_algorithms`; at most a quarter of the budget goes to it."""
         self.measurer.network(module)
         before = set(self.measurer.used)
-        out = measured_algorithms(
-            module,
-            self.measurer,
-            progress=self.progress,
-            workspace=self.workspace,
-            budget=self.budget.share(ALGORITHMS_SHARE),
-            libraries=self.libraries,
-        )
+        with self._part("algorithms"):
+            out = measured_algorithms(
+                module,
+                self.measurer,
+                progress=self.progress,
+                workspace=self.workspace,
+                budget=self.budget.share(ALGORITHMS_SHARE),
+                libraries=self.libraries,
+            )
         self.book.rest_on([key.program for key in self.measurer.used if key not in before])
         return out
 
@@ -87,32 +91,46 @@ class Tuner:
         its budget cut it short and there is some now.
         """
         self.measurer.network(module)
-        tasks = self._tasks(module)
-        distinct = list({t.subject: t for t in tasks.values()}.values())
-        for task in distinct:
-            self.book.recall(task, again=not self.budget.over)
-        searching = [t for t in distinct if t.known is None]
+        with self._part("spaces"):
+            tasks = self._tasks(module)
+            distinct = list({t.subject: t for t in tasks.values()}.values())
+            for task in distinct:
+                self.book.recall(task, again=not self.budget.over)
+        with self._part("search"):
+            self._search([t for t in distinct if t.known is None])
+        with self._part("network"):
+            verdict, recalled = self._arbitrated(module, tasks)
+        self.facts = report_of(distinct, self.measurer, self.budget, verdict, recalled=recalled)
+        self.facts["seconds"] = self._seconds
+        warn_of_violations(self.facts["violations"])
+        chosen = {name: _chosen(module[name], t, verdict) for name, t in tasks.items()}
+        return module.with_funcs(tuple(chosen.get(f.name, f) for f in module.funcs))
+
+    def _search(self, tasks: Sequence[Task]) -> None:
+        """Search, check what competes in the network, and store what came of it."""
         limit = self.budget.share(SEARCH_SHARE)
-        with nullcontext() if len(searching) < LEAST_KERNELS or limit.over else self._pool() as pool:
+        alone_here = len(tasks) < LEAST_KERNELS or limit.over
+        with nullcontext() if alone_here else LoweringPool(self.measurer.target) as pool:
             run_searches(
-                searching,
+                tasks,
                 self.measurer,
                 limit,
                 progress=self.progress,
                 check=is_right,
                 lowering=pool.plans if pool is not None else None,
             )
-        for task in searching:
+        for task in tasks:
             check_contenders(task, self.measurer)
             self.book.keep(task)
-        verdict, recalled = self._arbitrated(module, tasks)
-        self.facts = report_of(distinct, self.measurer, self.budget, verdict, recalled=recalled)
-        warn_of_violations(self.facts["violations"])
-        chosen = {name: _chosen(module[name], t, verdict) for name, t in tasks.items()}
-        return module.with_funcs(tuple(chosen.get(f.name, f) for f in module.funcs))
 
-    def _pool(self) -> LoweringPool:
-        return LoweringPool(self.measurer.target)
+    @contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        """Add the seconds inside to those of this part of the tuning."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def _tasks(self, module: Module) -> dict[str, Task]:
         """The search of every kernel that has a space, one for all that are equal."""
