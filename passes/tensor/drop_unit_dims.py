@@ -63,12 +63,22 @@ def _keep_what_results_keep(func: Func, found: dict[Value, set[int]]) -> None:
     """Leave `found` such that a map has the dimensions of what it reads element by element: they may fuse."""
     for v in func.body.ops[-1].operands:
         found.pop(v, None)
-    for op in reversed(func.body.ops):
-        if op.name == "tensor.map":
-            gone = found.get(op.results[0], set())
-            for i, v in enumerate(op.operands):
-                if v in found and identity_read(op, i):
-                    found[v] = found[v] & gone
+    pairs = [
+        (op.results[0], v)
+        for op in func.body.ops
+        if op.name == "tensor.map"
+        for i, v in enumerate(op.operands)
+        if v in found and identity_read(op, i)
+    ]
+    changed = True
+    while changed:
+        changed = False
+        for made, read in (*pairs, *reversed(pairs)):
+            shared = found.get(made, set()) & found[read]
+            changed = changed or shared != found[read] or shared != found.get(made, set())
+            found[read] = shared
+            if made in found:
+                found[made] = shared
 
 
 def _without(t: TensorType, gone: frozenset[int]) -> TensorType:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from codegen_samples import checked, kernel, run
+from kernels_apart import without_chains
 from runtime_samples import diamond
 
 import tilewright as tw
@@ -33,6 +34,14 @@ def @main(%x: Tensor[(1, 8, 12, 12), float32], %y: Tensor[(1, 8, 12, 12), float3
   nn.softmax(nn.dense(%3, %d, units=10))
 }
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels_apart():
+    with without_chains():
+        yield
+
+
 PARAMS = {"x": "f32[64, 32]", "w": "f32[32]", "y": "f32[64, 32]"}
 BODY = """
 %r = thread.alloc() : f32[1] in reg

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from kernels_apart import without_chains
 
 import tilewright as tw
 from tilewright.cli import main
@@ -26,6 +27,14 @@ def @main(%data: Tensor[(8, 16), float32], %w0: Tensor[(12, 16), float32],
   add(%2, %3)
 }
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels_apart():
+    with without_chains():
+        yield
+
+
 X = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
 
 

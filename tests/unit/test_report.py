@@ -115,7 +115,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     path = tmp_path_factory.mktemp("report") / "dense.relay"
     path.write_text(DENSE_NET)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "CANDIDATES", 2)
+        patch.setattr(tuning, "PATIENCE", 2)
         return sample(str(path), tune="measure")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kernels_apart import without_chains
 from test_report import Page, Sample, sample
 
 import tilewright as tw
@@ -28,6 +30,12 @@ def @main(%data: Tensor[(16, 32), float32], %w0: Tensor[(24, 32), float32],
   add(%2, %3)
 }
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels_apart() -> Iterator[None]:
+    with without_chains():
+        yield
 
 
 @pytest.fixture(scope="module")
