@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import numpy as np
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 K = TypeVar("K", bound=Hashable)
 
@@ -67,6 +65,10 @@ def least_cost(energy: Energy[K]) -> set[K]:
 
 def _sink_side(edges: dict[tuple[int, int], float], source: int, sink: int) -> list[int]:
     """Nodes from which the sink can still be reached when the flow is the largest."""
+    # imported where it is used: this takes longer than compiling a small network
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
     rows = np.array([u for u, _ in edges], dtype=np.int32)
     columns = np.array([v for _, v in edges], dtype=np.int32)
     wanted = np.rint(np.array(list(edges.values()), dtype=np.float64) / UNIT_S)
