@@ -195,5 +195,5 @@ def test_measuring_takes_libraries_only_where_allowed(request, tmp_path):
     assert bool(won) == any(k.language == "library" for k in with_them.plan.kernels)
     rng = np.random.default_rng(0)
     inputs = [rng.standard_normal(t.shape).astype(t.dtype) for t in with_them.input_types]
-    for got, wanted in zip(with_them.run(*inputs), without.run(*inputs), strict=True):
+    for got, wanted in zip(with_them(*inputs), without(*inputs), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
