@@ -1,4 +1,4 @@
-"""The fuzzer: it draws every op, finds what is planted, and finds nothing in two minutes of graphs."""
+"""The fuzzer: it draws every op, finds what is planted, and finds nothing in some seconds of graphs."""
 
 import os
 from functools import partial
@@ -21,7 +21,7 @@ from tilewright.tools.fuzz.run import fuzz
 from tilewright.tools.fuzz.shrink import shrink
 
 KEPT = sorted((Path(__file__).parents[1] / "data" / "fuzz").glob("*.ir"))
-SECONDS = float(os.environ.get("TILEWRIGHT_FUZZ_SECONDS", "105"))
+SECONDS = float(os.environ.get("TILEWRIGHT_FUZZ_SECONDS", "30"))
 
 
 def test_every_graph_op_is_drawn():
@@ -89,8 +89,8 @@ def test_what_was_found_stays_fixed(path, target):
     check(*kept(path), target)
 
 
-@pytest.mark.parametrize(("target", "share"), [("tensor", 1 / 8), ("opencl", 1)])
-def test_no_finding_in_two_minutes(target, share):
+@pytest.mark.parametrize(("target", "share"), [("tensor", 1 / 3), ("opencl", 1)])
+def test_no_finding_in_new_graphs(target, share):
     results = list(fuzz(target, 0, 12, SECONDS * share, jobs=1))
     assert results
     assert not [f"seed {r.name}: {r.reason}" for r in results if r.status == FAILED]

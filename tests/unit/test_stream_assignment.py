@@ -144,7 +144,7 @@ def test_auto_without_a_device_says_so(monkeypatch, module):
 
 @pytest.fixture(scope="module")
 def module(data_dir):
-    path = data_dir / "relay" / "pt_googlenet.relay"
+    path = data_dir / "relay" / "squeezenet.relay"
     return tw.frontends.relay.load(str(path), params="random", seed=0)
 
 
