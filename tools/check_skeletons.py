@@ -127,9 +127,9 @@ SCATTER = f"""module @scatter {{
   }}
 }}"""
 RECUR = """module @recur {
-  tensor.func @main(%x: f32[3, 70, 4], %y: f32[4, 70, 70, 3]) -> f32[3, 70, 4] {
-    %0 = tensor.recur(%x, %y, par = (a: 3, i: 70, b: 4), red = (t: 70), reads = [[a, i, b], [b, i, t, a]],
-      dim = "i") : f32[3, 70, 4] {
+  tensor.func @main(%x: f32[3, 40, 4], %y: f32[4, 40, 40, 3]) -> f32[3, 40, 4] {
+    %0 = tensor.recur(%x, %y, par = (a: 3, i: 40, b: 4), red = (t: 40), reads = [[a, i, b], [b, i, t, a]],
+      dim = "i") : f32[3, 40, 4] {
       ^(%e: f32, %r: f32, %acc: f32) %h = scalar.const(value = 0.02, dtype = "f32") : f32
       %p = scalar.mul(%e, %r) : f32 %s = scalar.fma(%p, %h, %acc) : f32 %z = scalar.abs(%s) : f32
       scalar.yield(%z) }

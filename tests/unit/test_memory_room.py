@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from unbuilt_plans import on_one_stream, plan_of
 
 import tilewright as tw
 from tilewright.passes import PassContext, Pipeline, run_pipeline
@@ -64,11 +65,11 @@ def test_room_counts_what_lives_beside():
 
 def test_peaks_are_those_of_the_plan(data_dir):
     """What the room takes for the peak is what the planner needs with every convolution direct."""
-    for name in ("resnet18", "squeezenet", "pt_googlenet", "pt_mobilenet_v2"):
+    for name in ("resnet18", "squeezenet"):
         module = tw.frontends.relay.load(str(data_dir / "relay" / f"{name}.relay"), params="random")
         folded = "infer-shapes, fold-batch-norm, fold-scale-axis, fold-constants, cse, dce"
         main = run_pipeline(module, Pipeline.parse(folded), CONTEXT).main
-        planned = tw.compile(module, target="cuda:sm_90a", conv_algorithm="direct", streams="serial").plan
+        planned = on_one_stream(plan_of(module, conv_algorithm="direct"))
         assert planned.arena_bytes == pytest.approx(room_of(main, CONTEXT).peak_bytes, rel=0.35), name
 
 

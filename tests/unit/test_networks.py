@@ -14,7 +14,8 @@ ON_POCL = [
 ]  # fmt: skip
 #: every architecture for a network with convolutions, residual sums and a dense layer; one for each other
 ON_CUDA = [
-    ("mlp", "sm_75"), ("dqn", "sm_90a"), ("squeezenet", "sm_75"), ("mobilenet", "sm_80"), ("resnet50", "sm_90a"),
+    ("mlp", "sm_75"), ("dqn", "sm_90a"), ("squeezenet", "sm_75"), ("mobilenet", "sm_80"),
+    ("resnet50", "sm_90a"),
     ("vgg16", "sm_80"), ("resnet18", "sm_75"), ("resnet18", "sm_80"), ("resnet18", "sm_90a"),
 ]  # fmt: skip
 

@@ -23,14 +23,14 @@ def dense(m=24, k=300, n=520):
     return module.with_constants(module.constants.updated({"w": weights}))
 
 
-def thread_module(share, target="cuda:sm_90a"):
+def thread_module(share, target="cuda:sm_90a", **sizes):
     resolved = resolve_target(target)
     context = PassContext(str(resolved), resolved.hardware, reproducer_folder=None)
     text = (
         "infer-shapes, graph-to-tensor, fuse-kernels, merge-dims, choose-parameters, pack-weights, dce, "
         f"prefetch-weights{{share={share}}}, tensor-to-thread, simplify-thread, overlap-launches"
     )
-    return run_pipeline(dense(), Pipeline.parse(text), context)
+    return run_pipeline(dense(**sizes), Pipeline.parse(text), context)
 
 
 def kernel_ops(module):
@@ -56,7 +56,7 @@ def test_networks_that_stay_in_the_cache_and_cpus_prefetch_nothing(share, target
 
 def test_every_line_of_the_weights_is_named():
     """All blocks and threads together touch each 128-byte line of the weights at least once, none outside."""
-    kernel, _ = kernel_ops(thread_module(0.0))
+    kernel, _ = kernel_ops(thread_module(0.0, k=150, n=260))
     named = set()
     grid, block = kernel["grid"], kernel["block"]
 
