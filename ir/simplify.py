@@ -45,6 +45,33 @@ class Linear:
         return binary("+", out, self.constant)
 
 
+class _Scope(dict[str, tuple[int, int]]):
+    """Ranges with the linear forms found under them: kernels ask for the same ones thousands of times."""
+
+    __slots__ = ("forms",)
+
+    def __init__(self, ranges: Ranges) -> None:
+        super().__init__(ranges)
+        self.forms: dict[BinOp, Linear] = {}
+
+
+_SCOPES: dict[tuple[tuple[str, tuple[int, int]], ...], _Scope] = {}
+#: more ranges than these are not remembered, nor more forms under equal ranges
+_MOST_SCOPES, _MOST_FORMS = 256, 4096
+
+
+def _scope_of(ranges: Ranges) -> _Scope:
+    if isinstance(ranges, _Scope):
+        return ranges
+    key = tuple(ranges.items())
+    scope = _SCOPES.get(key)
+    if scope is None:
+        if len(_SCOPES) >= _MOST_SCOPES:
+            _SCOPES.clear()
+        scope = _SCOPES[key] = _Scope(ranges)
+    return scope
+
+
 def simplify(e: Expr, ranges: Ranges | None = None) -> Expr:
     """An equal expression in canonical form; exact for every value of the symbols within `ranges`."""
     return e if isinstance(e, int) else linear(e, ranges or {}).expr()
@@ -57,6 +84,17 @@ def linear(e: Expr, ranges: Ranges) -> Linear:
     if isinstance(e, Sym):
         lo, hi = ranges.get(e.name, (-_INF, _INF))
         return Linear((), int(lo)) if lo == hi else Linear(((e, 1),))
+    scope = _scope_of(ranges)
+    form = scope.forms.get(e)
+    if form is None:
+        form = _linear(e, scope)
+        if len(scope.forms) >= _MOST_FORMS:
+            scope.forms.clear()
+        scope.forms[e] = form
+    return form
+
+
+def _linear(e: BinOp, ranges: Ranges) -> Linear:
     a, b = linear(e.lhs, ranges), linear(e.rhs, ranges)
     if e.op in ("//", "%") and not b.terms and b.constant <= 0:
         return Linear(((e, 1),))  # undefined at every point: kept as it is
