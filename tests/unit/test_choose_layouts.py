@@ -53,7 +53,7 @@ def test_results_stay_on_cuda_text(block):
         close(exe(*inputs), tw.interpret(module, *inputs))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_results_stay_in_random_networks(data):
     net = Net(data.draw(st.integers(0, 1000)))

@@ -46,7 +46,7 @@ def plans_of(module, monkeypatch):
     return before, plan_of(module)
 
 
-@pytest.mark.parametrize("seed", [0, 3, 8, 13, 21, 34])
+@pytest.mark.parametrize("seed", [0, 8, 21])
 def test_random_networks_on_opencl(seed):
     agree(random_network(seed, batch=1 + seed % 3), "opencl")
 
@@ -188,7 +188,7 @@ def test_types_of_boxes_are_text():
 
 @pytest.mark.parametrize(
     ("name", "batch", "launches", "less_memory"),
-    [("densenet121", 2, 4, True), ("squeezenet", 1, 8, True)],
+    [("squeezenet", 1, 8, True)],
 )
 def test_networks_copy_no_piece(name, batch, launches, less_memory, monkeypatch):
     module = relay.load(RELAY / f"{name}.relay", params="random")
