@@ -11,7 +11,7 @@ from tilewright.costmodel.windows import FloatArray, IntArray, staged_rows
 
 #: indices that a thread reads and owns together where no window moves along a row
 ROW_RUN = 4
-#: lanes along rows and along columns where a warp is two-dimensional
+#: lanes along rows and along columns where a warp is two-dimensional: 8 lanes read 8 runs, 128 bytes, at once
 ROW_LANES, COLUMN_LANES = 8, 4
 
 

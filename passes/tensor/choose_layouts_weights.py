@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tilewright.ir import Builder, Func, Op, Sym, TensorType, Value, scalar_body, structured
+from tilewright.ir import Builder, Func, Op, Sym, Value
 from tilewright.ir.tensor_ops import dims, reads
 from tilewright.passes.tensor.choose_layouts_axes import Order, reordered
+from tilewright.passes.tensor.copies import copied
 
 
 def with_weights_innermost(func: Func) -> Func:
@@ -44,15 +45,10 @@ def _order(op: Op, operand: int) -> Order | None:
 
 
 def _copy(b: Builder, v: Value, order: Order) -> Value:
-    t = v.tensor
-    body, (x,) = scalar_body([t.dtype])
-    body.do("scalar.yield", x)
-    (out,) = structured(
-        b, "tensor.map", [v], par={f"i{axis}": t.shape[axis] for axis in order},
-        reads=[tuple(Sym(f"i{axis}") for axis in range(t.rank))], body=body.block((x,)),
-        types=[TensorType(t.dtype, tuple(t.shape[axis] for axis in order))], hint=v.hint,
-    )  # fmt: skip
-    return out
+    shape = v.tensor.shape
+    return copied(
+        b, v, {f"i{axis}": shape[axis] for axis in order}, [Sym(f"i{k}") for k in range(len(shape))]
+    )
 
 
 def _reading(op: Op, operand: int, v: Value, order: Order) -> Op:

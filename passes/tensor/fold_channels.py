@@ -12,10 +12,7 @@ from tilewright.ir import (
     Op,
     Pairs,
     Sym,
-    TensorType,
     Value,
-    scalar_body,
-    structured,
 )
 from tilewright.ir.expr import binary
 from tilewright.ir.simplify import coefficients
@@ -24,6 +21,7 @@ from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.tensor.choose_layouts import has_matrix_units
 from tilewright.passes.tensor.choose_layouts_cost import on_tensor_cores
+from tilewright.passes.tensor.copies import copied
 from tilewright.passes.tensor.index_sets import identity_read
 
 #: bytes of one asynchronous copy, and of one step of the tensor cores along the sum
@@ -131,7 +129,7 @@ def _rows_of(b: Builder, op: Op, image: _Image, maker: Op | None) -> Value:
     column = binary("+", binary("//", u, image.width), image.first)
     at = (Sym("n"), binary("%", u, image.width), Sym("h"), column)
     source = maker.operands[0] if maker is not None and _casts(maker) else x
-    return _copied(b, source, x.tensor.dtype, {"n": n, "h": h, "u": length}, at)
+    return copied(b, source, {"n": n, "h": h, "u": length}, at, dtype=x.tensor.dtype, fill=0.0)
 
 
 def _casts(op: Op) -> bool:
@@ -155,15 +153,4 @@ def _weights_of(b: Builder, op: Op, image: _Image, taps: str) -> Value:
         else:
             par[name] = extent
             place.append(Sym(name))
-    return _copied(b, w, w.tensor.dtype, {**par, taps: image.length}, tuple(place))
-
-
-def _copied(b: Builder, v: Value, dtype: str, par: dict[str, int], at: tuple[Expr, ...]) -> Value:
-    """A copy by index, zero where it reads outside."""
-    body, values = scalar_body([v.tensor.dtype])
-    body.do("scalar.yield", *(body.cast(x, dtype) for x in values))
-    t = TensorType(dtype, tuple(par.values()))
-    (out,) = structured(
-        b, "tensor.map", [v], par=par, reads=[at], fill=[0.0], body=body.block(values), types=[t], hint=v.hint
-    )
-    return out
+    return copied(b, w, {**par, taps: image.length}, place, fill=0.0)

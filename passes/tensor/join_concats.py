@@ -271,6 +271,7 @@ def elementwise_copy(b: Builder, v: Value, shape: tuple[int, ...], read: Sequenc
     """Elements of `v` once more: those that the indices i0, i1, ... of `shape` read."""
     names = [f"i{d}" for d in range(len(shape))]
     inner, params = scalar_body([v.tensor.dtype])
+    # cast to its own dtype: what only copies would be read through
     inner.do("scalar.yield", inner.value("scalar.cast", params[0], dtype=v.tensor.dtype))
     (copy,) = structured(
         b,

@@ -8,8 +8,6 @@ from tilewright.passes import PassContext, register_pass
 from tilewright.passes.lower.skeletons.prefetch import PREFETCHED
 from tilewright.passes.thread.overlap_launches import constant_positions
 
-#: skeletons that prefetch
-PREFETCHING = frozenset({"contract", "matrix"})
 #: weights of a network that stay in the L2 between two runs, as a share of it
 RESIDENT_SHARE = 0.6
 #: bytes of one operand from which it is worth the instructions
@@ -45,7 +43,7 @@ def weights_leave_l2(module: Module, hardware: Hardware, share: float = RESIDENT
 
 
 def _marked(kernel: Func, constant: tuple[int, ...]) -> Func:
-    if kernel.get("skeleton") not in PREFETCHING or kernel.name == "main":
+    if kernel.get("skeleton") != "contract" or kernel.name == "main":
         return kernel
     op = next(o for o in kernel.body.ops if o.name == "tensor.contract")
     wanted = tuple(i for i, p in enumerate(kernel.params) if i in constant and _is_large_factor(op, p))

@@ -27,6 +27,7 @@ from tilewright.ir.tensor_ops import dims, domain, reads
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.lower.algorithm_cost import kernels_of
 from tilewright.passes.lower.memory_room import Room, room_of_products
+from tilewright.passes.tensor.copies import copied
 
 #: parts to compare
 PARTS = (2, 3, 4, 6, 8)
@@ -91,12 +92,7 @@ def split(op: Op, b: Builder, parts: int) -> Value:
         shape |= {part: parts, name: length} if name == names[at] else {name: extent}
     where: list[Expr] = [Sym(d) for d in names]
     where[at] = binary("+", binary("*", Sym(part), length), Sym(names[at]))
-    body, (value,) = scalar_body([w.tensor.dtype])
-    body.do("scalar.yield", value)
-    (view,) = structured(
-        b, "tensor.map", [w], par=shape, reads=[where], body=body.block((value,)),
-        types=[TensorType(w.tensor.dtype, tuple(shape.values()))], hint=w.hint,
-    )  # fmt: skip
+    view = copied(b, w, shape, where)
     par = {part: parts, **dims(op, "par")}
     attrs: dict[str, Attr] = {
         **dict(op.attrs),

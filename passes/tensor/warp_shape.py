@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tilewright.costmodel.warp_reads import COLUMN_LANES, ROW_LANES, ROW_RUN
 from tilewright.ir import Op
 from tilewright.ir.expr import symbols
 from tilewright.ir.tensor_ops import reads
 from tilewright.passes.tensor.kernel_problem import ContractRoles
-
-#: elements of one shared-memory load of rows
-RUN = 4
-#: lanes along rows where rows and columns share a warp: 8 lanes read 8 runs, 128 bytes, at once
-ROW_LANES = 8
-WARP = 32
 
 
 def warp_shape(
@@ -26,16 +21,16 @@ def warp_shape(
     """
     row = roles.spatial[2]
     windowed = {d for d, _ in roles.windows}
-    if not row or row in windowed or thread[row] % RUN or not _plain(op, row, block):
+    if not row or row in windowed or thread[row] % ROW_RUN or not _plain(op, row, block):
         return {}, {}
-    run = {row: RUN}
+    run = {row: ROW_RUN}
     column = roles.columns[-1] if roles.columns else ""
     if not column:
         return run, {}
     across = block[row] // thread[row], block[column] // thread[column]
-    if across[0] % ROW_LANES or across[1] % (WARP // ROW_LANES):
+    if across[0] % ROW_LANES or across[1] % COLUMN_LANES:
         return run, {}
-    return run, {row: ROW_LANES, column: WARP // ROW_LANES}
+    return run, {row: ROW_LANES, column: COLUMN_LANES}
 
 
 def _plain(op: Op, row: str, block: Mapping[str, int]) -> bool:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from tilewright.ir import Func, InputError, Pairs
 from tilewright.ir.tensor_ops import dims
 from tilewright.passes.lower.skeletons.chain_stages import stages_of
-from tilewright.passes.lower.skeletons.contract_plan import MAX_THREADS, whole
+from tilewright.passes.lower.skeletons.contract_plan import MAX_THREADS
+from tilewright.passes.lower.skeletons.kernel_params import reading_params, whole
 
 MAX_LANES = 32
 
@@ -29,17 +30,9 @@ class ChainPlan:
     @classmethod
     def of(cls, kernel: Func) -> ChainPlan:
         """The plan in `params` of a kernel; raises InputError with what does not fit."""
-        where = f"@{kernel.name}"
-        p = kernel.get("params")
-        if not isinstance(p, Pairs):
-            raise InputError("expected implementation parameters in 'params'", where=where)
-        try:
+        with reading_params(kernel) as p:
             plan = cls(_block(p, kernel), *(whole(p[n], n, 1) for n in ("threads", "lanes", "stage_bytes")))
             plan.check()
-        except KeyError as e:
-            raise InputError(f"expected {e} in params", where=where) from e
-        except InputError as e:
-            raise InputError(str(e), where=where) from e
         return plan
 
     def check(self) -> None:

@@ -8,6 +8,7 @@ from math import prod
 
 from tilewright.ir import Func, InputError, Op, Pairs
 from tilewright.ir.tensor_ops import dims
+from tilewright.passes.lower.skeletons.kernel_params import reading_params, whole
 
 STAGINGS = ("shared", "direct")
 MAX_THREADS = 1024
@@ -35,11 +36,7 @@ class ContractPlan:
     @classmethod
     def of(cls, kernel: Func, op: Op) -> ContractPlan:
         """The plan in `params` of a kernel around `op`; raises InputError with what does not fit."""
-        where = f"@{kernel.name}"
-        p = kernel.get("params")
-        if not isinstance(p, Pairs):
-            raise InputError("expected implementation parameters in 'params'", where=where)
-        try:
+        with reading_params(kernel) as p:
             plan = cls(
                 _tiles(p, "block", dims(op, "par")),
                 _tiles(p, "thread", dims(op, "par")),
@@ -51,10 +48,6 @@ class ContractPlan:
                 _some(p, "lanes", dims(op, "par")),
             )
             plan.check()
-        except KeyError as e:
-            raise InputError(f"expected {e} in params", where=where) from e
-        except InputError as e:
-            raise InputError(str(e), where=where) from e
         return plan
 
     def check(self) -> None:
@@ -79,13 +72,6 @@ class ContractPlan:
             raise InputError(f"expected stages of 1 or 2, got {self.stages}")
         if self.staging not in STAGINGS:
             raise InputError(f"expected staging among {', '.join(STAGINGS)}, got {self.staging!r}")
-
-
-def whole(value: object, name: str, least: int) -> int:
-    """`value`, known to be an integer of at least `least`; raises InputError otherwise."""
-    if type(value) is not int or value < least:
-        raise InputError(f"expected {name} in params to be an integer of at least {least}, got {value!r}")
-    return value
 
 
 def _whole(p: Pairs, name: str, least: int) -> int:

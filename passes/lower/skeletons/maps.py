@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tilewright.ir import Expr, Func, InputError, Op, Pairs, Sym
+from tilewright.ir import Expr, Func, Op, Sym
 from tilewright.ir.expr import binary, symbols
 from tilewright.ir.simplify import coefficients
 from tilewright.ir.tensor_ops import dims, fills, reads
 from tilewright.passes.lower.skeletons.contract import store_results
-from tilewright.passes.lower.skeletons.contract_plan import whole
+from tilewright.passes.lower.skeletons.kernel_params import integer_params
 from tilewright.passes.lower.skeletons.writer import Points, Writer
 from tilewright.passes.tensor.index_sets import POINTWISE, recompute_cost
 
@@ -22,17 +22,6 @@ ADDRESS_COST = 8
 SINGLE_COST = 2
 #: most gathers of the lanes of one vector that stand in its code one after the other
 MAX_GATHERS = 64
-
-
-def integer_params(kernel: Func, *names: str) -> tuple[int, ...]:
-    """Named integers of the kernel's `params`; raises InputError naming what is missing."""
-    p = kernel.get("params")
-    if not isinstance(p, Pairs) or any(n not in p for n in names):
-        raise InputError(f"expected params with {', '.join(names)}, got {p!r}", where=f"@{kernel.name}")
-    try:
-        return tuple(whole(p[n], n, 1) for n in names)
-    except InputError as e:
-        raise InputError(str(e), where=f"@{kernel.name}") from e
 
 
 def lower_map(kernel: Func) -> Func:

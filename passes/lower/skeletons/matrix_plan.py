@@ -11,7 +11,8 @@ from tilewright.ir.expr import Expr, binary, substitute
 from tilewright.ir.simplify import Ranges, coefficients, interval, multiple_of, simplify
 from tilewright.ir.tensor_ops import dims, domain, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
-from tilewright.passes.lower.skeletons.contract_plan import MAX_THREADS, whole
+from tilewright.passes.lower.skeletons.contract_plan import MAX_THREADS
+from tilewright.passes.lower.skeletons.kernel_params import reading_params, whole
 from tilewright.passes.tensor.kernel_problem import contract_roles
 
 ENGINES = ("mma",)
@@ -241,11 +242,7 @@ class MatrixPlan:
     @classmethod
     def of(cls, kernel: Func, view: MatrixView) -> MatrixPlan:
         """The plan in `params` of a kernel; raises InputError with what does not fit."""
-        where = f"@{kernel.name}"
-        p = kernel.get("params")
-        if not isinstance(p, Pairs):
-            raise InputError("expected implementation parameters in 'params'", where=where)
-        try:
+        with reading_params(kernel) as p:
             block, warps = _pairs(p, "block"), _pairs(p, "warps")
             m, n, k = (whole(block[d], f"block.{d}", 1) for d in "mnk")
             warps_m, warps_n = (whole(warps[d], f"warps.{d}", 1) for d in "mn")
@@ -253,10 +250,6 @@ class MatrixPlan:
             channel, engine, rounded = str(p["channel"]), str(p["engine"]), bool(p.as_dict().get("rounded"))
             plan = cls(m, n, k, warps_m, warps_n, stages, channel, raster, engine, rounded)
             plan.check(view)
-        except KeyError as e:
-            raise InputError(f"expected {e} in params", where=where) from e
-        except InputError as e:
-            raise InputError(str(e), where=where) from e
         return plan
 
     def params(self) -> Pairs:

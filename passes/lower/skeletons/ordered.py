@@ -9,7 +9,7 @@ from tilewright.ir.expr import binary, substitute
 from tilewright.ir.tensor_ops import dims, fills, reads
 from tilewright.passes.lower.skeletons.addresses import Address
 from tilewright.passes.lower.skeletons.contract import anchor_of
-from tilewright.passes.lower.skeletons.maps import integer_params
+from tilewright.passes.lower.skeletons.kernel_params import integer_params
 from tilewright.passes.lower.skeletons.writer import Points, Writer
 from tilewright.passes.tensor.index_sets import slices_of
 

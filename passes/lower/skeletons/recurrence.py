@@ -9,7 +9,7 @@ from tilewright.ir.expr import binary, substitute
 from tilewright.ir.recurrence_ops import history
 from tilewright.ir.tensor_ops import dims, fills, reads
 from tilewright.passes.lower.skeletons.contract import anchor_of
-from tilewright.passes.lower.skeletons.maps import integer_params
+from tilewright.passes.lower.skeletons.kernel_params import integer_params
 from tilewright.passes.lower.skeletons.writer import Points, Writer
 
 #: longest line, in bytes, that several threads keep in shared memory

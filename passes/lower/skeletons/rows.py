@@ -13,7 +13,7 @@ from typing import Any
 from tilewright.ir import Expr, Func, InputError, Op, Sym, UnsupportedError, Value
 from tilewright.ir.expr import binary
 from tilewright.ir.tensor_ops import REDUCING, dims
-from tilewright.passes.lower.skeletons.maps import integer_params
+from tilewright.passes.lower.skeletons.kernel_params import integer_params
 from tilewright.passes.lower.skeletons.writer import Index, Points, Writer
 from tilewright.passes.tensor.row_groups import row_dims
 

@@ -12,7 +12,7 @@ from math import prod
 from tilewright.ir import Expr, Func, InputError, Sym, UnsupportedError, Value
 from tilewright.ir.expr import binary, substitute
 from tilewright.ir.tensor_ops import REDUCING, dims
-from tilewright.passes.lower.skeletons.maps import integer_params
+from tilewright.passes.lower.skeletons.kernel_params import integer_params
 from tilewright.passes.lower.skeletons.rows import combiner, first_of, neutral
 from tilewright.passes.lower.skeletons.writer import Index, Mask, Points, Writer
 from tilewright.passes.tensor.row_phases import Phase, row_phases

@@ -9,7 +9,7 @@ from tilewright.ir import Expr, Func, Op, Sym, Value
 from tilewright.ir.expr import binary
 from tilewright.ir.tensor_ops import dims
 from tilewright.passes.lower.skeletons.contract import anchor_of, store_results
-from tilewright.passes.lower.skeletons.maps import integer_params
+from tilewright.passes.lower.skeletons.kernel_params import integer_params
 from tilewright.passes.lower.skeletons.window_tiles import lower_window_tiles, tile_of
 from tilewright.passes.lower.skeletons.writer import Index, Points, Writer
 

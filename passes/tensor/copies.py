@@ -1,0 +1,26 @@
+"""Copies by index: maps that yield elements of one tensor as they are, wherever their points read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tilewright.ir import Builder, Expr, TensorType, Value, scalar_body, structured
+
+
+def copied(
+    b: Builder,
+    v: Value,
+    par: Mapping[str, int],
+    at: Sequence[Expr],
+    *,
+    dtype: str = "",
+    fill: float | None = None,
+) -> Value:
+    """Append a map over `par` that yields `v[at]`, cast to `dtype` (its own by default), `fill` outside."""
+    body, (x,) = scalar_body([v.tensor.dtype])
+    body.do("scalar.yield", body.cast(x, dtype or v.tensor.dtype))
+    t = TensorType(dtype or v.tensor.dtype, tuple(par.values()))
+    (out,) = structured(
+        b, "tensor.map", [v], par=par, reads=[at], fill=[fill], body=body.block((x,)), types=[t], hint=v.hint
+    )
+    return out
