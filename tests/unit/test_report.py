@@ -209,7 +209,8 @@ def test_measured_candidates_are_listed_fastest_first(measured: Sample, mlp: Sam
         assert 1 < len(seconds) == len({str(c.params) for c in k.candidates})
         assert seconds[0] > 0
         assert seconds == sorted(seconds)
-        assert [c.params for c in k.candidates if c.chosen] == [k.params] == [k.candidates[0].params]
+        # the replay of the whole network decides, so it need not be the fastest alone
+        assert [c.params for c in k.candidates if c.chosen] == [k.params]
     assert "Candidates measured" in measured.text
     assert "Candidates measured" not in mlp.text
     assert "not measured" in mlp.text
