@@ -1,0 +1,1 @@
+"""One program on several processes: dividing a network, starting the processes, running and failing together."""

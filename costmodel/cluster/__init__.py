@@ -1,0 +1,1 @@
+"""The cluster model: how long a training step takes on many devices, and the fastest way to divide it."""
