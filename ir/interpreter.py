@@ -30,13 +30,14 @@ def interpret(module: Module, *inputs: Any, precision: str = "native") -> list[n
         raise InputError(f"expected precision 'native' or 'fp64', got '{precision}'")
     verify(module)
     with widened(precision == "fp64"), np.errstate(all="ignore"):
-        arrays = _bind_inputs(module, inputs)
+        arrays = bind_inputs(module, inputs)
         results = _run(module, module.main, arrays)
         held = [*arrays, *module.constants.values()]
-        return [_own(r, held) for r in results]
+        return [own_array(r, held) for r in results]
 
 
-def _bind_inputs(module: Module, inputs: Sequence[Any]) -> list[np.ndarray]:
+def bind_inputs(module: Module, inputs: Sequence[Any]) -> list[np.ndarray]:
+    """The inputs as arrays of the parameters of @main; raises InputError where they do not fit."""
     names, types = module.input_names, [p.tensor for p in module.main.params]
     if len(inputs) != len(names):
         wanted = ", ".join(f"{n}: {array_type(t)}" for n, t in zip(names, types, strict=True))
@@ -56,7 +57,7 @@ def _input(name: str, t: TensorType, given: Any) -> np.ndarray:
     return array.astype(numpy_dtype(t.dtype), copy=False)
 
 
-def _own(result: np.ndarray, held: Sequence[np.ndarray]) -> np.ndarray:
+def own_array(result: np.ndarray, held: Sequence[np.ndarray]) -> np.ndarray:
     """A result the caller may write to: never a view of an input or a constant."""
     result = np.ascontiguousarray(result).reshape(result.shape)
     shared = not result.flags.writeable or any(np.may_share_memory(result, h) for h in held)
@@ -69,11 +70,10 @@ def _run(module: Module, func: Func, arguments: Sequence[np.ndarray]) -> list[np
             f"the interpreter covers the graph and the tensor level; @{func.name} is a thread.func"
         )
     env = dict(zip(func.params, arguments, strict=True))
-    last = _last_uses(func)
+    last = last_uses(func)
     for i, op in enumerate(func.body.ops[:-1]):
         operands = [env[v] for v in op.operands]
-        results = _evaluate(module, op, operands)
-        _check(func, op, results)
+        results = evaluate_op(module, func, op, operands)
         env.update(zip(op.results, results, strict=True))
         for v in {*op.operands, *op.results}:
             if last.get(v, i) <= i:
@@ -81,8 +81,16 @@ def _run(module: Module, func: Func, arguments: Sequence[np.ndarray]) -> list[np
     return [env[v] for v in func.body.ops[-1].operands]
 
 
-def _last_uses(func: Func) -> Mapping[Value, int]:
+def last_uses(func: Func) -> Mapping[Value, int]:
+    """Where in a function each value is used last."""
     return {v: i for i, op in enumerate(func.body.ops) for v in op.operands}
+
+
+def evaluate_op(module: Module, func: Func, op: Op, operands: list[np.ndarray]) -> Sequence[np.ndarray]:
+    """Results of one op of `func`, of the types it declares; raises UnsupportedError without semantics."""
+    results = _evaluate(module, op, operands)
+    _check(func, op, results)
+    return results
 
 
 def _evaluate(module: Module, op: Op, operands: list[np.ndarray]) -> Sequence[np.ndarray]:
@@ -101,6 +109,11 @@ def _evaluate(module: Module, op: Op, operands: list[np.ndarray]) -> Sequence[np
     if op.name == "tensor.scatter":
         return [evaluate_scatter(op, operands)]
     definition = op_def(op.name)
+    if "communicate" in definition.effects:
+        raise UnsupportedError(
+            f"{op.name} takes part in a communication between devices; interpret the modules of all ranks "
+            "together (tilewright.ir.lockstep.interpret_ranks)"
+        )
     if definition.evaluate is None:
         raise UnsupportedError(f"{op.name} has no reference semantics")
     return [np.asarray(r) for r in definition.evaluate(operands, dict(op.attrs))]

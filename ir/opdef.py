@@ -79,7 +79,8 @@ class OpDef:
     verify: further checks of the whole op, returning messages.
     effects: what the op does besides giving results; an op without effects may be dropped or merged.
       read, write: memory; alloc: a buffer; barrier, async, warp: waits for or works with other threads;
-      control: runs its body when and as often as it says; terminator: ends its block.
+      control: runs its body when and as often as it says; terminator: ends its block;
+      communicate: meets other devices, in program order.
     """
 
     name: str

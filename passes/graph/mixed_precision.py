@@ -17,7 +17,7 @@ PRODUCTS = frozenset(
         "matmul", "batch_matmul", "einsum", "deformable_conv2d", "octave_conv2d",
     )
 )  # fmt: skip
-#: ops that overflow, cancel or order elements: they see float32 only
+#: ops that overflow, cancel or order elements: they see float32 only. Receivers name a dtype: sends keep it
 WIDE = frozenset(
     f"graph.{n}"
     for n in (
@@ -26,7 +26,7 @@ WIDE = frozenset(
         "prod", "cumsum", "cumprod", "l2_normalize", "lrn", "sort", "argsort", "topk", "argmax", "argmin",
         "unique", "searchsorted", "nll_loss", "stft", "dft", "one_hot", "non_max_suppression",
         "get_valid_counts", "multibox_prior", "multibox_transform_loc", "proposal", "roi_align", "roi_pool",
-        "grid_sample", "affine_grid", "resize1d", "resize2d", "resize3d", "crop_and_resize",
+        "grid_sample", "affine_grid", "resize1d", "resize2d", "resize3d", "crop_and_resize", "send",
     )
 )  # fmt: skip
 #: ops that say nothing of the type of what they read

@@ -25,7 +25,9 @@ _FAMILIES = tuple(
 )
 _WEIGHTS = (0.34, 0.22, 0.24, 0.15, 0.05)
 #: ops that appear in a module without being drawn
-UNDRAWN = frozenset({"constant", "return"})
+UNDRAWN = frozenset(
+    {"constant", "return", "send", "recv", "halo_exchange", "all_gather", "all_reduce", "reduce_scatter"}
+)
 
 
 def generate(seed: int, most: int = 12) -> Program:
