@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Mapping
 
+from tilewright.frontends.zoo.gpt import gpt
+from tilewright.frontends.zoo.gpt_sizes import GPT_NETWORKS
 from tilewright.frontends.zoo.nasnet import nasnet_mobile
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Module
 
-__all__ = ["NETWORKS", "build", "nasnet_mobile"]
+__all__ = ["NETWORKS", "build", "gpt", "nasnet_mobile"]
 
-NETWORKS: Mapping[str, Callable[..., Module]] = {"nasnet_mobile": nasnet_mobile}
+NETWORKS: Mapping[str, Callable[..., Module]] = {"nasnet_mobile": nasnet_mobile, **GPT_NETWORKS}
+
+_NAME = re.compile(r"([^{}]*)(?:\{(.*)\})?")
 
 
 def build(name: str, seed: int = 0) -> Module:
-    """Network `name` at its published size; raises InputError naming the known ones."""
-    if name not in NETWORKS:
-        raise InputError(f"expected a network of the zoo ({', '.join(NETWORKS)}), got '{name}'")
-    return NETWORKS[name](seed=seed)
+    """Network `name` at its published size, or with options: `gpt2_small{batch=4, sequence=256}`.
+
+    Options are keywords of the network's builder, with integers, true, false or words as values. Raises
+    InputError naming the known networks or options.
+    """
+    match = _NAME.fullmatch(name)
+    plain = match[1].strip() if match else name
+    if match is None or plain not in NETWORKS:
+        raise InputError(f"expected a network of the zoo ({', '.join(NETWORKS)}), got '{plain}'")
+    builder = NETWORKS[plain]
+    known = inspect.signature(builder).parameters
+    options: dict[str, int | bool | str] = {}
+    for part in (match[2] or "").split(","):
+        if not part.strip():
+            continue
+        key, sign, value = (piece.strip() for piece in part.partition("="))
+        if not sign or key not in known or key in ("seed", "name"):
+            names = ", ".join(k for k in known if k not in ("seed", "name"))
+            raise InputError(f"expected options of {plain} ({names}), got '{part.strip()}'")
+        options[key] = _value(value)
+    return builder(seed=seed, **options)
+
+
+def _value(text: str) -> int | bool | str:
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text

@@ -1,0 +1,201 @@
+"""GPT-style decoders (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners").
+
+Token and position embeddings, pre-normalised blocks of causal attention and a GELU network, logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from tilewright.frontends.zoo.gpt_weights import SeededConstants
+from tilewright.ir.builder import Builder
+from tilewright.ir.errors import InputError
+from tilewright.ir.nodes import Attr, Func, Level, Module, Value
+from tilewright.ir.types import TensorType
+
+EPSILON = 1e-5
+#: what attention to later tokens is set to before softmax
+MASKED = -1e30
+
+
+def gpt(
+    seed: int = 0,
+    *,
+    layers: int = 2,
+    width: int = 64,
+    heads: int = 4,
+    vocabulary: int = 256,
+    context: int = 64,
+    sequence: int = 16,
+    batch: int = 1,
+    tied: bool = True,
+    logits: str = "all",
+    name: str = "gpt",
+) -> Module:
+    """A decoder of `layers` blocks; weights are drawn from the seed when they are read, layer by layer.
+
+    The graph-level module maps `tokens` int32 [batch, sequence] (numbers beyond the vocabulary count as the
+    nearest one in it) to logits in float32: [batch, sequence, vocabulary], or [batch, 1, vocabulary] with
+    `logits="last"`.
+
+    width: of the residual stream, a multiple of `heads`; the hidden layer has 4 * width. context: rows of the
+    position table. tied: whether the logits use the token table. Parameters: 12 layers width**2 and lower
+    orders. Raises InputError for impossible sizes.
+    """
+    sizes = {
+        "layers": layers,
+        "width": width,
+        "heads": heads,
+        "vocabulary": vocabulary,
+        "sequence": sequence,
+        "batch": batch,
+    }
+    for what, value in sizes.items():
+        if type(value) is not int or value < 1:
+            raise InputError(f"{name}: expected {what} of at least 1, got {value!r}")
+    if width % heads:
+        raise InputError(f"{name}: expected width to be a multiple of {heads} heads, got {width}")
+    if type(context) is not int or context < sequence:
+        raise InputError(f"{name}: expected a context of at least the sequence {sequence}, got {context!r}")
+    if type(tied) is not bool or logits not in ("all", "last"):
+        raise InputError(
+            f"{name}: expected tied to be true or false and logits all or last, got {tied!r} and {logits!r}"
+        )
+    net = _Decoder(seed, width, heads)
+    tokens = Value(TensorType("i32", (batch, sequence)), hint="tokens")
+    x = net.embed(tokens, vocabulary, context)
+    for layer in range(layers):
+        x = net.block(x, f"h{layer}")
+    result = net.head(x, vocabulary, tied=tied, last=logits == "last")
+    return net.module(name, tokens, result)
+
+
+class _Decoder:
+    """Builds one decoder part by part; constants are only named and measured."""
+
+    def __init__(self, seed: int, width: int, heads: int) -> None:
+        self._seed, self._width, self._heads = seed, width, heads
+        self._builder = Builder()
+        self._scopes: list[str] = []
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._numbers: dict[str, np.ndarray] = {}
+        self._values: dict[str, Value] = {}
+
+    @contextmanager
+    def _scope(self, name: str) -> Iterator[None]:
+        self._scopes.append(name)
+        try:
+            with self._builder.at(f"zoo:{'.'.join(self._scopes)}"):
+                yield
+        finally:
+            self._scopes.pop()
+
+    def _op(self, name: str, *operands: Value, **attrs: Attr) -> Value:
+        return self._builder.value(f"graph.{name}", *operands, **attrs)
+
+    def _constant(self, name: str, shape: tuple[int, ...]) -> Value:
+        kind = TensorType("f32", shape)
+        (value,) = self._builder.emit("graph.constant", (), {"name": name}, types=(kind,), hint=name)
+        return value
+
+    def _weight(self, name: str, *shape: int) -> Value:
+        full = ".".join((*self._scopes, name))
+        if full not in self._values:
+            self._shapes[full] = shape
+            self._values[full] = self._constant(full, shape)
+        return self._values[full]
+
+    def _number(self, value: float) -> Value:
+        name = f"number.{value:.9g}".replace("+", "")
+        if name not in self._values:
+            self._numbers[name] = np.asarray(value, np.float32)
+            self._values[name] = self._constant(name, ())
+        return self._values[name]
+
+    def _linear(self, x: Value, units: int, name: str) -> Value:
+        """x * weight^T + bias along the last dimension."""
+        made = self._op("dense", x, self._weight(f"{name}.kernel", units, x.tensor.shape[-1]))
+        return self._op("add", made, self._weight(f"{name}.bias", units))
+
+    def _norm(self, x: Value, name: str) -> Value:
+        parts = (self._weight(f"{name}.{part}", self._width) for part in ("gamma", "beta"))
+        return self._op("layer_norm", x, *parts, axis=-1, epsilon=EPSILON)
+
+    def embed(self, tokens: Value, vocabulary: int, context: int) -> Value:
+        """Rows of the token table plus rows of the position table: [batch, sequence, width]."""
+        sequence = tokens.tensor.shape[1]
+        with self._scope("embed"):
+            words = self._op("take", self._weight("tokens", vocabulary, self._width), tokens, axis=0)
+            table = self._weight("positions", context, self._width)
+            places = self._op(
+                "strided_slice", table, begin=(0, 0), size=(sequence, self._width), strides=(1, 1)
+            )
+            return self._op("add", words, places)
+
+    def block(self, x: Value, name: str) -> Value:
+        """x plus attention, plus the network with one hidden layer; each reads a normalised x."""
+        with self._scope(name):
+            with self._scope("attention"):
+                x = self._op("add", x, self._attention(self._norm(x, "norm")))
+            with self._scope("mlp"):
+                hidden = self._linear(self._norm(x, "norm"), 4 * self._width, "up")
+                return self._op("add", x, self._linear(self._gelu(hidden), self._width, "down"))
+
+    def _attention(self, x: Value) -> Value:
+        """Softmax(q k^T / sqrt(n)) v per head, over this token and those before it, then a projection."""
+        batch, sequence, width = x.tensor.shape
+        size = width // self._heads
+        joint = self._linear(x, 3 * width, "qkv")
+        parts = self._op("reshape", joint, newshape=(batch, sequence, 3, self._heads, size))
+        apart = self._op("transpose", parts, axes=(2, 0, 3, 1, 4))
+        q, k, v = (self._part(apart, index) for index in range(3))
+        scores = self._op("matmul", q, k, transpose_b=True)
+        scaled = self._op("multiply", scores, self._number(1 / math.sqrt(size)))
+        seen = self._op("where", self._before(sequence), scaled, self._number(MASKED))
+        mixed = self._op("matmul", self._op("softmax", seen, axis=-1), v)
+        back = self._op("transpose", mixed, axes=(0, 2, 1, 3))
+        return self._linear(self._op("reshape", back, newshape=(batch, sequence, width)), width, "project")
+
+    def _part(self, apart: Value, index: int) -> Value:
+        """Query, key or value: [batch, heads, sequence, size]."""
+        shape = apart.tensor.shape
+        begin, size = (index, 0, 0, 0, 0), (1, *shape[1:])
+        piece = self._op("strided_slice", apart, begin=begin, size=size, strides=(1,) * 5)
+        return self._op("reshape", piece, newshape=shape[1:])
+
+    def _before(self, sequence: int) -> Value:
+        """[sequence, sequence]: true where the column is not after the row."""
+        places = self._op("arange", stop=sequence, dtype="i32")
+        rows = self._op("reshape", places, newshape=(sequence, 1))
+        return self._op("less_equal", places, rows)
+
+    def _gelu(self, x: Value) -> Value:
+        """x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x**3))), as GPT-2 has it."""
+        cube = self._op("multiply", self._op("multiply", x, x), x)
+        inner = self._op("add", x, self._op("multiply", cube, self._number(0.044715)))
+        bent = self._op("tanh", self._op("multiply", inner, self._number(math.sqrt(2 / math.pi))))
+        half = self._op("multiply", x, self._number(0.5))
+        return self._op("multiply", half, self._op("add", bent, self._number(1.0)))
+
+    def head(self, x: Value, vocabulary: int, *, tied: bool, last: bool) -> Value:
+        """The last normalisation and one product with the token table, or a table of its own."""
+        batch, sequence, width = x.tensor.shape
+        with self._scope("head"):
+            if last:
+                size = (batch, 1, width)
+                x = self._op("strided_slice", x, begin=(0, sequence - 1, 0), size=size, strides=(1, 1, 1))
+            x = self._norm(x, "norm")
+        with self._scope("embed" if tied else "head"):
+            table = self._weight("tokens", vocabulary, width)
+        with self._scope("head"):
+            return self._op("dense", x, table)
+
+    def module(self, name: str, tokens: Value, result: Value) -> Module:
+        """The finished network."""
+        self._builder.do("graph.return", result)
+        func = Func(Level.GRAPH, "main", self._builder.block((tokens,)), (result.type,))
+        return Module(name, (func,), (), SeededConstants(self._shapes, self._seed, self._numbers))
