@@ -1,0 +1,179 @@
+"""Reads the TOML files of the cluster model field by field; a fault is one InputError with file and field."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tilewright.costmodel.cluster.quantities import quantity
+from tilewright.ir.errors import InputError
+
+MAX_FILE_BYTES = 1 << 20
+MAX_WHOLE = 10**15
+_RECORDS = Path(__file__).parent / "records"
+_MISSING: Any = object()
+
+
+class Fields:
+    """One table of a file: each field is taken once by kind; what nobody took is unknown (`finish`)."""
+
+    def __init__(self, table: dict[str, Any], where: str, path: str = "") -> None:
+        self._table = table
+        self._where = where
+        self._path = path
+        self._known: list[str] = []
+
+    def place(self, key: str) -> str:
+        """File and field, as errors name them."""
+        return f"{self._where}: {self._path}{key}"
+
+    def has(self, key: str) -> bool:
+        """True when the file gives `key`."""
+        return key in self._table
+
+    def _take(self, key: str, default: Any) -> Any:
+        self._known.append(key)
+        value = self._table.get(key, default)
+        if value is _MISSING:
+            raise InputError("this field is missing", where=self.place(key))
+        return value
+
+    def text(self, key: str, default: str = _MISSING) -> str:
+        """A non-empty string."""
+        value = self._take(key, default)
+        if not isinstance(value, str) or not (value.strip() or value == default):
+            raise InputError(f"expected a non-empty string, got {value!r:.60}", where=self.place(key))
+        return value
+
+    def choice(self, key: str, options: Sequence[str], default: str = _MISSING) -> str:
+        """One of `options`."""
+        value = self._take(key, default)
+        if value not in options:
+            raise InputError(
+                f"expected one of {', '.join(options)}, got {value!r:.60}", where=self.place(key)
+            )
+        return str(value)
+
+    def choices(self, key: str, options: Sequence[Any], default: Sequence[Any]) -> tuple[Any, ...]:
+        """A list of different members of `options`."""
+        values = self._take(key, list(default))
+        ok = isinstance(values, list) and values
+        if not ok or any(not _member(v, options) for v in values) or len(set(values)) < len(values):
+            names = ", ".join(str(o).lower() if isinstance(o, bool) else str(o) for o in options)
+            raise InputError(f"expected a list of some of {names}, got {values!r:.60}", where=self.place(key))
+        return tuple(values)
+
+    def flag(self, key: str, default: bool = _MISSING) -> bool:
+        """true or false."""
+        value = self._take(key, default)
+        if not isinstance(value, bool):
+            raise InputError(f"expected true or false, got {value!r:.60}", where=self.place(key))
+        return value
+
+    def whole(self, key: str, default: int = _MISSING, least: int = 1) -> int:
+        """A whole number of at least `least`."""
+        value = self._take(key, default)
+        return _whole(value, least, self.place(key))
+
+    def wholes(self, key: str, default: Sequence[int] = _MISSING) -> tuple[int, ...]:
+        """A list of different positive whole numbers."""
+        values = self._take(key, list(default) if default is not _MISSING else default)
+        if not isinstance(values, list) or not values or len(set(map(repr, values))) < len(values):
+            raise InputError(
+                f"expected a list of different whole numbers, got {values!r:.60}", where=self.place(key)
+            )
+        return tuple(_whole(value, 1, self.place(key)) for value in values)
+
+    def number(self, key: str, low: float, high: float, default: float = _MISSING) -> float:
+        """A number above `low` and at most `high`; `default` may lie outside."""
+        value = self._take(key, default)
+        if not self.has(key):
+            return value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low < value <= high:
+            raise InputError(
+                f"expected a number above {low:g} and at most {high:g}, got {value!r:.60}",
+                where=self.place(key),
+            )
+        return float(value)
+
+    def quantity(self, key: str, dimension: str, default: str = _MISSING, zero: bool = False) -> float:
+        """A number with a unit of `dimension`, in base units; positive unless `zero`."""
+        value = quantity(self._take(key, default), dimension, self.place(key))
+        if value == 0 and not zero:
+            raise InputError("expected more than 0", where=self.place(key))
+        return value
+
+    def quantities(self, key: str, names: Sequence[str], dimension: str) -> dict[str, float]:
+        """A table of quantities under some of `names`."""
+        inner = self.table(key)
+        given = [name for name in names if inner.has(name)]
+        values = {name: inner.quantity(name, dimension) for name in given}
+        inner.finish()
+        if not values:
+            raise InputError(f"expected at least one of {', '.join(names)}", where=self.place(key))
+        return values
+
+    def table(self, key: str) -> Fields:
+        """The fields of the table `key`."""
+        value = self._take(key, _MISSING)
+        if not isinstance(value, dict):
+            raise InputError(f"expected a table [{self._path}{key}]", where=self.place(key))
+        return Fields(value, self._where, f"{self._path}{key}.")
+
+    def finish(self) -> None:
+        """Raise InputError for the first key that no field has taken."""
+        unknown = sorted(set(self._table) - set(self._known))
+        if unknown:
+            known = ", ".join(self._known)
+            raise InputError(f"this key is unknown; known ones: {known}", where=self.place(unknown[0]))
+
+
+def read_fields(path_or_name: str | Path, kind: str) -> Fields:
+    """The fields of a file of `kind` (cluster, model, training): a path, or the name of a shipped record.
+
+    Anything with a folder or the ending .toml is a path. Raises InputError naming the file.
+    """
+    path = _path_of(path_or_name, kind)
+    where = str(path_or_name)
+    try:
+        with open(path, "rb") as stream:
+            raw = stream.read(MAX_FILE_BYTES + 1)
+        if len(raw) > MAX_FILE_BYTES:
+            raise InputError(f"expected at most {MAX_FILE_BYTES} bytes", where=where)
+        table = tomllib.loads(raw.decode("utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the {kind} file: {error.strerror}", where=where) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"expected TOML in UTF-8: {error}", where=where) from error
+    fields = Fields(table, where)
+    fields.choice("kind", [kind])
+    return fields
+
+
+def record_names(kind: str) -> tuple[str, ...]:
+    """Names of the shipped records of `kind`, sorted."""
+    return tuple(sorted(path.stem.split("-", 1)[1] for path in _RECORDS.glob(f"{kind}-*.toml")))
+
+
+def _path_of(path_or_name: str | Path, kind: str) -> Path:
+    given = Path(path_or_name)
+    if given.suffix == ".toml" or len(given.parts) != 1:
+        return given
+    names = record_names(kind)
+    if str(path_or_name).lower() not in names:
+        raise InputError(
+            f"expected a {kind} file ending in .toml or one of {', '.join(names)}, got {str(path_or_name)!r}"
+        )
+    return _RECORDS / f"{kind}-{str(path_or_name).lower()}.toml"
+
+
+def _whole(value: object, least: int, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_WHOLE:
+        raise InputError(f"expected a whole number of at least {least}, got {value!r:.60}", where=where)
+    return value
+
+
+def _member(value: object, options: Sequence[Any]) -> bool:
+    return any(type(value) is type(option) and value == option for option in options)
