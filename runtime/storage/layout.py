@@ -17,6 +17,8 @@ from tilewright.runtime.errors import RuntimeInputError
 PAGE_BYTES = 4096
 #: bytes at which a tensor starts inside its step, as buffers of plans do, so that kernels read it in place
 TENSOR_ALIGNMENT = 256
+#: dimensions that NumPy's arrays may have
+MAX_RANK = 64
 #: bytes covered by one checksum
 BLOCK_BYTES = 1 << 20
 
@@ -31,8 +33,10 @@ class TensorSpec:
 
     def __post_init__(self) -> None:
         dtype_named(self.dtype)
-        if any(extent < 0 for extent in self.shape):
-            raise RuntimeInputError(f"tensor {self.name!r:.100}: expected extents >= 0, got {self.shape}")
+        if len(self.shape) > MAX_RANK or any(extent < 0 for extent in self.shape):
+            raise RuntimeInputError(
+                f"tensor {self.name!r:.100}: expected up to {MAX_RANK} extents >= 0, got {self.shape!r:.99}"
+            )
 
     @property
     def nbytes(self) -> int:

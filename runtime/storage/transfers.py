@@ -1,0 +1,84 @@
+"""One step's requests in a pool of threads: began, ended, failed or cancelled as one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+
+from tilewright.runtime.storage.errors import StorageError
+from tilewright.runtime.storage.source import Transfer
+
+
+class ChunkedTransfer:
+    """A `Pending` whose chunks run in the order of their bytes, several at once.
+
+    request(begin, end) moves these bytes of the step or raises `StorageError`; a failure ends the rest.
+    at_end() is called once, by the thread that ends the last chunk, where all went well.
+    """
+
+    def __init__(
+        self,
+        pool: ThreadPoolExecutor,
+        step: int,
+        nbytes: int,
+        chunk_bytes: int,
+        request: Callable[[int, int], None],
+        verified: bool,
+        at_end: Callable[[], None],
+    ) -> None:
+        self._step, self._nbytes, self._verified = step, nbytes, verified
+        self._request, self._at_end = request, at_end
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._began_s = self._ended_s = time.perf_counter()
+        starts = range(0, nbytes, chunk_bytes)
+        self._left = len(starts)
+        self._running = False
+        if not starts:
+            at_end()
+        self._futures: list[Future[None]] = [
+            pool.submit(self._run, begin, min(begin + chunk_bytes, nbytes)) for begin in starts
+        ]
+
+    def done(self) -> bool:
+        """Whether nothing is under way any more."""
+        return all(future.done() for future in self._futures)
+
+    def wait(self) -> Transfer:
+        """Wait for the end; raises `StorageError`."""
+        wait(self._futures)
+        failures = [e for future in self._futures if not future.cancelled() and (e := future.exception())]
+        if failures:
+            raise failures[0]
+        if self._stopped:
+            raise StorageError(f"step number {self._step} was cancelled on its way")
+        return Transfer(self._step, self._nbytes, self._began_s, self._ended_s, self._verified)
+
+    def cancel(self) -> None:
+        """Start no more requests and wait for those in flight."""
+        with self._lock:
+            self._stopped = self._stopped or self._left > 0
+        for future in self._futures:
+            future.cancel()
+        wait(self._futures)
+
+    def _run(self, begin: int, end: int) -> None:
+        with self._lock:
+            if self._stopped:
+                raise CancelledError
+            if not self._running:
+                self._running, self._began_s = True, time.perf_counter()
+        try:
+            self._request(begin, end)
+        except BaseException:
+            with self._lock:
+                self._stopped = True
+            raise
+        with self._lock:
+            self._left -= 1
+            self._ended_s = time.perf_counter()
+            last = self._left == 0
+        if last:
+            self._at_end()
