@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -58,9 +59,13 @@ class AlignedAllocator:
         except OSError as error:
             raise MemoryError(f"a host buffer of {size} bytes cannot be had ({error.strerror})") from None
         # Fewer, larger pages: direct reads pin every page of the buffer anew.
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # kernels may be built without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
         view = memoryview(memory)
-        return HostBuffer(np.frombuffer(view, np.uint8).ctypes.data, size, view, memory)
+        pages = np.frombuffer(view, np.uint8)
+        # Touched now, they cost the first read no time.
+        pages[::PAGE_BYTES] = 0
+        return HostBuffer(pages.ctypes.data, size, view, memory)
 
     def free(self, buffer: HostBuffer) -> None:
         """Nothing but to forget the buffer: the last reference unmaps the memory."""

@@ -42,6 +42,10 @@ class DirectFile:
     def direct(self) -> bool:
         return not self.note
 
+    @property
+    def closed(self) -> bool:
+        return self._descriptor < 0
+
     def fileno(self) -> int:
         """The descriptor; -1 after `close`."""
         return self._descriptor

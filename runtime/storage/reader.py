@@ -48,6 +48,7 @@ class StepReader:
     def start(self, step: int, buffer: HostBuffer) -> ChunkedTransfer:
         """Begin to read; raises `RuntimeInputError` for a step that does not exist or a buffer too small."""
         stored = step_that_fits(self.layout, step, buffer)
+        require_open(self._file)
         verify = self._options.verify
         compare = verify == "always" or (verify == "first" and step not in self._compared)
 
@@ -93,6 +94,12 @@ class StepReader:
 def io_facts(file: DirectFile, options: IoOptions) -> IoFacts:
     """What a reader or writer with these options does on this file."""
     return IoFacts(file.path, file.direct, file.note, options.chunk_bytes, options.depth, options.verify)
+
+
+def require_open(file: DirectFile) -> None:
+    """Raise `RuntimeInputError` where the file was closed already."""
+    if file.closed:
+        raise RuntimeInputError(f"{file.path}: it was closed already")
 
 
 def step_that_fits(layout: StoreLayout, step: int, buffer: HostBuffer) -> StoredStep:

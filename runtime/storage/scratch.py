@@ -17,7 +17,7 @@ from tilewright.runtime.storage.direct_file import new_unnamed_file
 from tilewright.runtime.storage.errors import StorageError
 from tilewright.runtime.storage.header import block_count
 from tilewright.runtime.storage.layout import BLOCK_BYTES, StepSpec, plan_layout
-from tilewright.runtime.storage.reader import compare_checksums, io_facts, step_that_fits
+from tilewright.runtime.storage.reader import compare_checksums, io_facts, require_open, step_that_fits
 from tilewright.runtime.storage.source import IoFacts, IoOptions
 from tilewright.runtime.storage.transfers import ChunkedTransfer
 
@@ -54,6 +54,7 @@ class ScratchStore:
         Raises `RuntimeInputError` for a step that does not exist or a buffer too small.
         """
         stored = step_that_fits(self.layout, step, buffer)
+        require_open(self._file)
         sums = self._checksums[step]
         verify = self._options.verify != "never"
 
@@ -73,6 +74,7 @@ class ScratchStore:
     def start(self, step: int, buffer: HostBuffer) -> ChunkedTransfer:
         """Begin to read a step as it was last written; raises `RuntimeInputError` where it never was."""
         stored = step_that_fits(self.layout, step, buffer)
+        require_open(self._file)
         written = self._writes.get(step)
         if written is None:
             raise RuntimeInputError(f"step {stored.name!r:.100} of {self._file.path} was not written yet")
@@ -85,6 +87,8 @@ class ScratchStore:
             self._file.read_into(part, stored.offset + begin, stored.name)
             if compare:
                 compare_checksums(part, begin, self._checksums[step], self._file.path, stored)
+            if self._options.drop_cache and not self._file.direct:
+                self._file.forget(stored.offset + begin, end - begin)
 
         return ChunkedTransfer(
             self._readers,

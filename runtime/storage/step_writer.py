@@ -64,6 +64,7 @@ class StepWriter:
     def open(self, step: int) -> OpenStep:
         """A buffer for this step, waited for where all are being written."""
         stored = numbered_step(self._scratch.layout.steps, step)
+        self._retire_done()
         if not self._free:
             if not self._behind:
                 raise RuntimeInputError(
@@ -76,8 +77,7 @@ class StepWriter:
         """Begin to write a step that was filled; neither it nor its arrays may be touched afterwards."""
         pending = self._scratch.start_write(opened.number, opened.buffer)
         self._behind.append((opened.buffer, pending))
-        while self._behind and self._behind[0][1].done():
-            self._retire()
+        self._retire_done()
 
     def flush(self) -> None:
         """Wait until everything submitted is written."""
@@ -99,6 +99,10 @@ class StepWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _retire_done(self) -> None:
+        while self._behind and self._behind[0][1].done():
+            self._retire()
 
     def _retire(self) -> None:
         """Wait for the oldest write; its failure stays, so that every later call raises it as well."""

@@ -42,7 +42,6 @@ class StoreWriter:
         try:
             self._file = self._stack.enter_context(atomic_file(self._path))
             os.posix_fallocate(self._file.fileno(), 0, self._header_bytes + self.layout.nbytes)
-            self._file.seek(self._header_bytes)
         except OSError as error:
             self._stack.__exit__(type(error), error, error.__traceback__)
             raise self._fault(error) from None
@@ -87,6 +86,9 @@ class StoreWriter:
         self._written += 1
 
     def _write(self, step: StoredStep, arrays: Mapping[str, Array], checksums: Any) -> None:
+        # A step that failed half-way may be written again.
+        self._file.seek(self._header_bytes + step.offset)
+        checksums[:] = 0
         done = 0
 
         def put(data: memoryview) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from tilewright.runtime.storage.errors import StorageError
 from tilewright.runtime.storage.source import Transfer
@@ -31,11 +31,11 @@ class ChunkedTransfer:
         self._step, self._nbytes, self._verified = step, nbytes, verified
         self._request, self._at_end = request, at_end
         self._lock = threading.Lock()
-        self._stopped = False
+        self._stopped = self._running = False
+        self._failure: BaseException | None = None
         self._began_s = self._ended_s = time.perf_counter()
         starts = range(0, nbytes, chunk_bytes)
         self._left = len(starts)
-        self._running = False
         if not starts:
             at_end()
         self._futures: list[Future[None]] = [
@@ -49,9 +49,8 @@ class ChunkedTransfer:
     def wait(self) -> Transfer:
         """Wait for the end; raises `StorageError`."""
         wait(self._futures)
-        failures = [e for future in self._futures if not future.cancelled() and (e := future.exception())]
-        if failures:
-            raise failures[0]
+        if self._failure is not None:
+            raise self._failure
         if self._stopped:
             raise StorageError(f"step number {self._step} was cancelled on its way")
         return Transfer(self._step, self._nbytes, self._began_s, self._ended_s, self._verified)
@@ -67,14 +66,14 @@ class ChunkedTransfer:
     def _run(self, begin: int, end: int) -> None:
         with self._lock:
             if self._stopped:
-                raise CancelledError
+                return
             if not self._running:
                 self._running, self._began_s = True, time.perf_counter()
         try:
             self._request(begin, end)
-        except BaseException:
+        except BaseException as error:
             with self._lock:
-                self._stopped = True
+                self._stopped, self._failure = True, self._failure or error
             raise
         with self._lock:
             self._left -= 1

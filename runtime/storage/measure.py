@@ -1,0 +1,135 @@
+"""What storage really delivers: sequential reading and writing with the settings that a run will use."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.storage.buffers import AlignedAllocator, HostAllocator
+from tilewright.runtime.storage.errors import StorageError
+from tilewright.runtime.storage.layout import BLOCK_BYTES, StepSpec, TensorSpec
+from tilewright.runtime.storage.overlap import OverlapFacts
+from tilewright.runtime.storage.prefetch import Prefetcher
+from tilewright.runtime.storage.scratch import ScratchStore
+from tilewright.runtime.storage.source import IoOptions, Pending, StepSource
+
+
+@dataclass(frozen=True)
+class StorageBandwidth:
+    """Measured rates of one folder's storage, in bytes per second.
+
+    read_bytes, write_bytes: how much was moved to find out. direct: whether the page cache was passed; where
+    it could not be, `note` says why, written bytes were flushed (and that timed) and then dropped from it.
+    chunk_bytes, depth: size and number of the requests in flight.
+    """
+
+    folder: str
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+    read_bytes: int
+    write_bytes: int
+    direct: bool
+    note: str
+    chunk_bytes: int
+    depth: int
+
+
+def measure_storage(
+    folder: str | os.PathLike[str],
+    options: IoOptions | None = None,
+    *,
+    seconds: float = 1.0,
+    max_bytes: int = 1 << 30,
+    allocator: HostAllocator | None = None,
+) -> StorageBandwidth:
+    """Write a nameless scratch file for half of `seconds`, read it for the other half.
+
+    At most `max_bytes` and half of what is free are taken, and given back. Bytes are random (drives may
+    compress) and checksums are left out: they are compared once in a run, not every time. Raises
+    `StorageError` where the folder has no room or fails, `RuntimeInputError` for too small a time or size.
+    """
+    options = replace(options or IoOptions(), verify="never", drop_cache=True)
+    allocator = allocator or AlignedAllocator()
+    step_bytes = options.chunk_bytes * options.depth
+    if seconds <= 0 or max_bytes < 2 * BLOCK_BYTES:
+        raise RuntimeInputError(
+            f"expected more than 0 s and {2 * BLOCK_BYTES} bytes or more, got {seconds} s, {max_bytes} bytes"
+        )
+    count, step_bytes = _affordable(os.fspath(folder), step_bytes, max_bytes)
+    steps = [
+        StepSpec(f"part {number}", (TensorSpec(f"part {number}", "uint8", (step_bytes,)),))
+        for number in range(count)
+    ]
+    with ScratchStore(folder, steps, options) as scratch:
+        written, write_s = _write(scratch, allocator, seconds / 2)
+        read = read_for(scratch, range(written), allocator, seconds / 2)
+        facts = scratch.facts
+    return StorageBandwidth(
+        folder=os.fspath(folder),
+        read_bytes_per_s=read.read_bytes_per_s,
+        write_bytes_per_s=written * step_bytes / write_s,
+        read_bytes=read.nbytes,
+        write_bytes=written * step_bytes,
+        direct=facts.direct,
+        note=facts.note,
+        chunk_bytes=facts.chunk_bytes,
+        depth=facts.depth,
+    )
+
+
+def read_for(source: StepSource, steps: range, allocator: HostAllocator, seconds: float) -> OverlapFacts:
+    """Read `steps` in turn, again and again, for about `seconds` and do nothing else.
+
+    Its `read_bytes_per_s` is the rate of the source as it stands, for instance of a run's own store.
+    """
+    end = time.perf_counter() + seconds
+    again = itertools.takewhile(lambda _: time.perf_counter() < end, itertools.cycle(steps))
+    schedule = itertools.chain(steps[:1], again)
+    with Prefetcher(source, schedule, allocator) as prefetcher:
+        for loaded in prefetcher:
+            loaded.release()
+        return prefetcher.overlap()
+
+
+def _affordable(folder: str, step_bytes: int, max_bytes: int) -> tuple[int, int]:
+    """How many steps of how many bytes fit; one step is all where memory or storage is short."""
+    try:
+        found = os.statvfs(folder)
+    except OSError as error:
+        raise StorageError(f"{folder}: its free space cannot be found ({error.strerror or error})") from None
+    room = min(max_bytes, found.f_bavail * found.f_frsize // 2)
+    if room < 2 * BLOCK_BYTES:
+        raise StorageError(f"{folder}: measuring takes {4 * BLOCK_BYTES} free bytes, there are {2 * room}")
+    step_bytes = min(step_bytes, room // 2 // BLOCK_BYTES * BLOCK_BYTES)
+    return room // step_bytes, step_bytes
+
+
+def _write(scratch: ScratchStore, allocator: HostAllocator, seconds: float) -> tuple[int, float]:
+    """Write steps in order for about `seconds`: how many, and the time until all were on storage."""
+    buffer = allocator.allocate(scratch.layout.largest_step_bytes)
+    buffer.view[:] = np.random.default_rng(0).bytes(buffer.nbytes)
+    pending: deque[Pending] = deque()
+    written = 0
+    try:
+        began_s = time.perf_counter()
+        for number in range(len(scratch.layout.steps)):
+            if number and time.perf_counter() > began_s + seconds:
+                break
+            pending.append(scratch.start_write(number, buffer))
+            written += 1
+            if len(pending) > 1:
+                pending.popleft().wait()
+        while pending:
+            pending.popleft().wait()
+        scratch.drop_cache()
+        return written, time.perf_counter() - began_s
+    finally:
+        while pending:
+            pending.popleft().cancel()
+        allocator.free(buffer)
