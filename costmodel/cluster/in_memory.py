@@ -81,8 +81,7 @@ class Knobs:
     (tokens x hidden / tensor) at which they reach half of it. `memory_passes` counts how often a layer's
     activations cross device memory. `network_share` and `ring_share` scale the node's network and the
     measured ring rates. `layer_floor_s` is what launching the kernels of one layer's forward pass takes at
-    least, `micro_batch_s` the host's time per micro-batch and stage, `step_s` per step. `optimizer_passes`
-    scales the optimizer's traffic, `scale` everything.
+    least, `micro_batch_s` the host's time per micro-batch and stage. `scale` multiplies the whole step.
     """
 
     gemm_efficiency: float
@@ -92,8 +91,6 @@ class Knobs:
     ring_share: float
     layer_floor_s: float
     micro_batch_s: float
-    step_s: float
-    optimizer_passes: float
     scale: float = 1.0
 
 
@@ -106,8 +103,6 @@ A_PRIORI = Knobs(
     ring_share=1.0,
     layer_floor_s=0.0,
     micro_batch_s=0.0,
-    step_s=0.0,
-    optimizer_passes=1.0,
 )
 
 
@@ -164,8 +159,8 @@ def step_time(runs: TrainingRuns, machine: Machine, knobs: Knobs) -> StepTime:
         transfer=knobs.scale * m * transfer,
         bubble=knobs.scale * (runs.pipeline - 1) / runs.interleave * (per_stage * layer + transfer),
         data_parallel=knobs.scale * _data_parallel_time(runs, machine, knobs, parameters),
-        optimizer=knobs.scale * _optimizer_time(runs, machine, knobs, parameters),
-        overhead=knobs.scale * (host + knobs.step_s),
+        optimizer=knobs.scale * _optimizer_time(runs, machine, parameters),
+        overhead=knobs.scale * host,
     )
 
 
@@ -253,7 +248,6 @@ def _data_parallel_time(runs: TrainingRuns, machine: Machine, knobs: Knobs, para
     return np.where(runs.data > 1, passes * one_way + machine.ring.start_up_s(2), 0.0)
 
 
-def _optimizer_time(runs: TrainingRuns, machine: Machine, knobs: Knobs, parameters: Array) -> Array:
+def _optimizer_time(runs: TrainingRuns, machine: Machine, parameters: Array) -> Array:
     shards = np.where(runs.sharding > 0, runs.data, 1.0)
-    traffic = knobs.optimizer_passes * _OPTIMIZER_BYTES * parameters / shards
-    return traffic / machine.memory_bytes_per_s
+    return _OPTIMIZER_BYTES * parameters / shards / machine.memory_bytes_per_s

@@ -53,15 +53,59 @@ def select_runs(runs: TrainingRuns, chosen: NDArray[np.bool_]) -> TrainingRuns:
     return TrainingRuns(**{f.name: getattr(runs, f.name)[chosen] for f in fields(TrainingRuns)})
 
 
-def source_names() -> tuple[str, ...]:
-    """All sources whose rows name their configuration, in the order of the file."""
-    return tuple(name for name, facts in _description()["sources"].items() if facts["file"] != "best_of.csv")
+def source_names(kind: str = "steps") -> tuple[str, ...]:
+    """All sources of a kind, in the order of the file.
+
+    `steps` name the configuration of each row, `best` are the rates of best configurations, `offload` rates with
+    host memory or storage in use (listed, never predicted).
+    """
+    return tuple(name for name, facts in _description()["sources"].items() if facts["kind"] == kind)
+
+
+@dataclass(frozen=True, slots=True)
+class BestRate:
+    """A measured rate of the best configuration on some devices; which configuration it was is not known."""
+
+    source: str
+    model: str
+    machine: Machine
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int
+    vocabulary: int
+    devices: int
+    batch: int
+    tflops_per_device: float
+
+
+def best_rates(source: str) -> list[BestRate]:
+    """The rows of a source of best rates; raises InputError naming the known ones."""
+    facts = _facts(source, source_names("best"))
+    rows = [{**facts["defaults"], **row} for row in _table(facts["file"], source)]
+    whole = ("layers", "hidden", "heads", "sequence", "vocabulary", "devices", "batch")
+    machine = machine_named(facts["machine"])
+    return [
+        BestRate(
+            source=source,
+            model=row["model"],
+            machine=machine,
+            tflops_per_device=float(row["tflops_per_device"]),
+            **{name: int(row[name]) for name in whole},
+        )
+        for row in rows
+    ]
+
+
+def citation(source: str) -> str:
+    """Where the rows of any source come from."""
+    return _facts(source, tuple(_description()["sources"]))["citation"]
 
 
 @cache
 def measured_rows(source: str) -> MeasuredRows:
     """The rows of one source; raises InputError naming the known ones."""
-    facts = _facts(source)
+    facts = _facts(source, source_names())
     table = _table(facts["file"], source)
     filled = [
         {**_ABSENT, **facts.get("defaults", {}), **{k: v for k, v in row.items() if v}} for row in table
@@ -93,11 +137,10 @@ def _description() -> dict[str, Any]:
     return tomllib.loads((_FOLDER / "sources.toml").read_text(encoding="utf-8"))
 
 
-def _facts(source: str) -> Mapping[str, Any]:
-    facts = _description()["sources"].get(source)
-    if facts is None:
-        raise InputError(f"expected a source of measured rows ({', '.join(source_names())}), got {source!r}")
-    return facts
+def _facts(source: str, known: tuple[str, ...]) -> Mapping[str, Any]:
+    if source not in known:
+        raise InputError(f"expected a source of measured rows ({', '.join(known)}), got {source!r}")
+    return _description()["sources"][source]
 
 
 def _table(file: str, source: str) -> list[dict[str, str]]:
