@@ -36,7 +36,8 @@ class Device:
 class Link:
     """A way between devices: per direction, `bytes_per_s` for each device or for a whole node (`per`).
 
-    A ring collective of n takes `call_s` + 2 (n - 1) `latency_s` besides its bytes.
+    Besides its bytes a message takes `call_s` + `latency_s`, an all-reduce of n devices `call_s` +
+    2 (n - 1) `latency_s`.
     """
 
     bytes_per_s: float

@@ -11,7 +11,7 @@ from typing import Protocol
 class StageLoad:
     """The most loaded of P stages without weight partition; elements and FLOP per sample (sequence, image).
 
-    flops: forward FLOP of the stage, times P / all (so a balanced stage has 1/P of the model).
+    flops: forward FLOP of its layers. head_flops: its share of the FLOP that recomputation does not repeat.
     parameters: elements. unit_parameters: elements of its largest unit (layer).
     units: layers of the stage. boundary: elements of all layer inputs. largest_boundary: of one.
     inside_sharded, inside_replicated: elements kept for the backward pass besides layer inputs, without
@@ -23,6 +23,7 @@ class StageLoad:
     """
 
     flops: float
+    head_flops: float
     parameters: float
     unit_parameters: float
     units: float
@@ -112,7 +113,8 @@ class Transformer:
         layer_flops = 2.0 * self.layer_parameters * s * (1 + s / (6 * d))
         sharded, replicated = 12.0 * s * d + 2.5 * self.heads * s * s, 4.0 * s * d
         return StageLoad(
-            flops=units * layer_flops + 2.0 * self.vocabulary * d * s / p,
+            flops=units * layer_flops,
+            head_flops=2.0 * self.vocabulary * d * s / p,
             parameters=float(units * self.layer_parameters),
             unit_parameters=float(self.layer_parameters),
             units=units,

@@ -1,0 +1,124 @@
+"""Seconds per step of compute, storage, communication and optimizer in the corrected model."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.costmodel.cluster.evaluation import Column
+from tilewright.costmodel.cluster.rings import data_ring_s, pipeline_s, weight_ring_s
+from tilewright.costmodel.cluster.stage_columns import Case
+
+
+def times(case: Case) -> dict[str, Column]:
+    """Components in seconds; `total_s` says which of them overlap."""
+    compute = compute_s(case)
+    read, write = _storage_bytes(case)
+    return {
+        "compute": compute,
+        "bubble": compute * (case.p - 1) / (case.interleave * case.micro_steps),
+        "storage_read": read / case.cluster.storage.device_read_bytes_per_s,
+        "storage_write": write / case.cluster.storage.device_write_bytes_per_s,
+        "wp": _weight_partition_s(case),
+        "pp": _pipeline_s(case),
+        "gather": _gather_s(case),
+        "dp": _data_parallel_s(case),
+        "optimizer": _optimizer_s(case),
+    }
+
+
+def total_s(case: Case, part: dict[str, Column]) -> Column:
+    """T = max(T_compute, T_storage, T_wp + T_pp + T_gather) + T_dp + T_optimizer."""
+    storage = _both(case, part["storage_read"], part["storage_write"])
+    lanes = (part["compute"] + part["bubble"], storage, part["wp"] + part["pp"] + part["gather"])
+    return np.maximum.reduce(lanes) + part["dp"] + part["optimizer"]
+
+
+def compute_s(case: Case) -> Column:
+    """(1 forward + 2 backward + 1 recomputation) x forward FLOP of the stage; the head is not recomputed."""
+    rate = case.cluster.device.flops_per_s(case.training.precision)
+    passes, head_passes = case.forwards + 2.0 * case.backward, 1.0 + 2.0 * case.backward
+    flops = passes * case.load["flops"] + head_passes * case.load["head_flops"]
+    return flops * case.samples / (case.wp * rate)
+
+
+def boundary_bytes(case: Case) -> Column:
+    """Layer inputs of one replica's samples on one device: (L/P) (B/DP) A / WP."""
+    return case.element * case.load["boundary"] * case.samples / case.wp
+
+
+def inside_bytes(case: Case) -> Column:
+    """What the backward pass needs besides layer inputs; nothing where it is recomputed (or never needed)."""
+    kept = case.load["inside_sharded"] / case.wp + case.load["inside_replicated"]
+    return np.where(case.recompute, 0.0, case.backward * case.element * kept * case.samples)
+
+
+def _storage_bytes(case: Case) -> tuple[Column, Column]:
+    """Bytes that one device reads and writes per step, without the optimizer's.
+
+    PR reads every parameter once per direction, a layer's input forwards, and that input and the gradient
+    backwards; it writes outputs, gradients of activations, and gradients of parameters once.
+    AR reads the parameters again for every micro-batch, and adds gradients up on storage or in memory.
+    """
+    directions = 1.0 + case.backward
+    parameters = directions * case.unit_bytes / case.shards(3)
+    gradients = case.backward * case.unit_bytes / case.shards(2)
+    activations, inside, m = boundary_bytes(case), inside_bytes(case), case.micro_steps
+    stored = case.gradients_stored
+    read_pr = parameters + (1 + 2 * case.backward) * activations + inside
+    write_pr = gradients + directions * activations + inside
+    read_ar = parameters * m + np.where(stored, gradients * (m - 1), 0.0)
+    write_ar = gradients * np.where(stored, m, 1.0)
+    chosen = [case.parameter_resident, case.activation_resident]
+    return np.select(chosen, [read_pr, read_ar], 0.0), np.select(chosen, [write_pr, write_ar], 0.0)
+
+
+def _weight_partition_s(case: Case) -> Column:
+    """All-reduce of every partitioned layer's result in each forward, recomputed and backward pass."""
+    passes = case.forwards + case.backward
+    volume = passes * case.element * case.load["reduced"] * case.samples
+    return weight_ring_s(case, volume, passes * case.load["reductions"] * case.micro_steps)
+
+
+def _pipeline_s(case: Case) -> Column:
+    """Activations to the next stage and, in training, gradients back; once per interleaved chunk."""
+    times_sent = (1.0 + case.backward) * case.interleave
+    volume = times_sent * case.element * case.load["edge"] * case.samples
+    return pipeline_s(case, volume, times_sent * case.micro_steps)
+
+
+def _gather_s(case: Case) -> Column:
+    """All-gather of sharded parameters (3) before every use: per step (PR) or per micro-batch (AR, IM)."""
+    uses = (1.0 + case.backward) * np.where(case.parameter_resident, 1.0, case.micro_steps)
+    seconds = data_ring_s(case, case.unit_bytes, uses, uses * case.load["units"])
+    return np.where(case.configurations.sharding >= 3, seconds, 0.0)
+
+
+def _data_parallel_s(case: Case) -> Column:
+    """Gradients: reduce-scatter, and all-gather (of gradients, or from sharding 1 on of new parameters).
+
+    Sharded gradients (2, 3) are scattered once per step in PR, where a layer sees all micro-batches in a row,
+    and per micro-batch in AR and IM. Sharded parameters (3) need no all-gather here.
+    """
+    if not case.backward:
+        return np.zeros_like(case.dp)
+    sharding = case.configurations.sharding
+    scatters = np.where((sharding >= 2) & ~case.parameter_resident, case.micro_steps, 1.0)
+    sweeps = scatters + np.where(sharding >= 3, 0.0, 1.0)
+    calls = np.where(sharding == 0, 1.0, sweeps) * case.load["units"]
+    return data_ring_s(case, case.unit_bytes, sweeps, calls)
+
+
+def _optimizer_s(case: Case) -> Column:
+    """State and gradient in, state and parameter out (14 + 14 bytes per parameter: fp16 and Adam).
+
+    From and to storage; in device memory for schedule IM.
+    """
+    moved = case.state_bytes + case.backward * case.unit_bytes / case.shards(1)
+    storage = case.cluster.storage
+    streamed = _both(case, moved / storage.device_read_bytes_per_s, moved / storage.device_write_bytes_per_s)
+    return np.where(case.in_memory, 2.0 * moved / case.cluster.device.memory_bytes_per_s, streamed)
+
+
+def _both(case: Case, read_s: Column, write_s: Column) -> Column:
+    """Reading and writing: one after the other on half-duplex storage, at once on full-duplex storage."""
+    return read_s + write_s if case.cluster.storage.duplex == "half" else np.maximum(read_s, write_s)
