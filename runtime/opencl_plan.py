@@ -28,16 +28,23 @@ class OpenClPlan(Closable):
     """Runs are atomic: several threads may call one plan, whose runs then follow one another."""
 
     def __init__(
-        self, device: OpenClDevice, plan: ExecutionPlan, memory: PlanMemory, programs: Mapping[str, Any]
+        self,
+        device: OpenClDevice,
+        plan: ExecutionPlan,
+        memory: PlanMemory,
+        programs: Mapping[str, Any],
+        queue: Any = None,
     ) -> None:
-        """Takes `memory` over, filled; raises `DeviceError` and `RuntimeInputError`."""
+        """Takes `memory` over, filled; raises `DeviceError` and `RuntimeInputError`.
+
+        queue: one that keeps the order and is shared with other plans; None opens one of its own.
+        """
         self.plan = plan
         self._device, self._cl, self._memory = device, device.cl, memory
         self._lock = WorkLock()
-        self._order = order_of(
-            plan, wanted=device.out_of_order, supported=device.has_out_of_order, device=device.name
-        )
-        self._queue = device.new_queue(out_of_order=self._order.out_of_order)
+        wanted = device.out_of_order if queue is None else False
+        self._order = order_of(plan, wanted=wanted, supported=device.has_out_of_order, device=device.name)
+        self._queue = queue or device.new_queue(out_of_order=self._order.out_of_order)
         kernels = [self._bind(i, launch, programs) for i, launch in enumerate(plan.launches)]
         self._commands = [
             (kernel, (launch.grid[0] * launch.block, *launch.grid[1:]), (launch.block, 1, 1))
@@ -143,6 +150,11 @@ class OpenClPlan(Closable):
                 status = event.command_execution_status
                 if status < 0:
                     raise DeviceError(f"{self._describe(index)} failed with OpenCL status {status}")
+
+    def queue(self) -> list[Any]:
+        """Queue one replay on the inputs that are there, and return at once; one event per launch."""
+        with self._working():
+            return self._launch_all(())
 
     def _describe(self, index: int) -> str:
         return describe_launch(index, self.plan.launches[index])
