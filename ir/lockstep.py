@@ -166,9 +166,9 @@ class _World:
         for member in members:
             self.check_group(rank, member)
         arrays = [m.operand for m in members]
-        attrs = dict(rank.op.attrs)
+        name, attrs = rank.op.name, dict(rank.op.attrs)
         for position, member in enumerate(members):
-            member.finish([_joined(rank.op.name, attrs, arrays, position)])
+            member.finish([_joined(name, attrs, arrays, position)])
         return True
 
     def members(self, rank: _Rank) -> list[_Rank]:
