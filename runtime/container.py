@@ -33,7 +33,7 @@ MAX_MEMBERS = 50_000
 MAX_TEXT_BYTES = 32 << 20
 MAX_ALL_TEXT_BYTES = 256 << 20
 MAX_RATIO = 200  # deflate reaches about 1000 on a bomb; kernel and IR text stays below 60
-SOURCE_SUFFIX = {"cuda": ".cu", "opencl": ".cl", "library": ".json"}
+SOURCE_SUFFIX = {"cuda": ".cu", "opencl": ".cl", "library": ".json", "communication": ".json"}
 _MANIFEST_KEYS = ("container_version", "target", "facts", "sha256")
 _FIXED_DATE = (1980, 1, 1, 0, 0, 0)
 

@@ -17,7 +17,7 @@ from tilewright.runtime.errors import RuntimeInputError
 FORMAT_VERSION = 1
 
 BufferKind = Literal["input", "output", "constant", "arena", "alias"]
-Language = Literal["cuda", "opencl", "library"]
+Language = Literal["cuda", "opencl", "library", "communication"]
 BUFFER_KINDS: tuple[str, ...] = get_args(BufferKind)
 LANGUAGES: tuple[str, ...] = get_args(Language)
 
@@ -63,6 +63,8 @@ class KernelCode:
 
     Of language `library`, `source` is a `tilewright.runtime.libraries.kernel.LibraryKernel` as JSON: the
     device hands its launches (one block of one thread; the last argument is the workspace) to that library.
+    Of language `communication`, it is a `tilewright.runtime.communication.kernel.CommunicationKernel`: the
+    device hands its launches (one block of one thread) to its communicator, in the order of the plan.
 
     `overlaps`: it waits itself for the launches it depends on before it touches memory that they write or
     read, so it may start before they have ended: edges between such kernels may be programmatic.

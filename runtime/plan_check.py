@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
+from tilewright.runtime.arena_lifetimes import LaunchOrder
 from tilewright.runtime.boxes import box_of, dense_strides
+from tilewright.runtime.communication.kernel import CommunicationKernel
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.libraries.kernel import LibraryKernel
@@ -56,7 +59,7 @@ def find_faults(plan: ExecutionPlan) -> list[str]:
         faults += (
             f"launch {index} ({launch.kernel}): {text}" for text in _launch_faults(plan, index, launch)
         )
-    return faults or list(_library_faults(plan))
+    return faults or [*_library_faults(plan), *_communication_faults(plan)]
 
 
 def _is_count(value: object, low: int, high: int) -> bool:
@@ -96,13 +99,14 @@ def _kernel_faults(kernel: KernelCode) -> Iterator[str]:
         yield f"entry {kernel.entry!r:.100} is not an identifier"
     if kernel.language not in LANGUAGES:
         yield f"expected a language among {', '.join(LANGUAGES)}, got {kernel.language!r:.100}"
-    elif kernel.language == "library":
+    elif kernel.language in ("library", "communication"):
+        read = LibraryKernel.from_json if kernel.language == "library" else CommunicationKernel.from_json
         try:
-            LibraryKernel.from_json(kernel.source)
+            read(kernel.source)
         except RuntimeInputError as error:
             yield str(error)
         if kernel.overlaps or kernel.binary is not None:
-            yield "a library kernel has no binary and never overlaps"
+            yield f"a {kernel.language} kernel has no binary and never overlaps"
     if type(kernel.overlaps) is not bool:
         yield f"expected overlaps to be true or false, got {kernel.overlaps!r:.100}"
     resources = kernel.resources
@@ -264,3 +268,44 @@ def _library_launch_faults(plan: ExecutionPlan, launch: Launch, kernel: LibraryK
             yield f"{name!r} begins at byte {offset} of {owner.name!r}, not at a multiple of {POINTER_BYTES}"
         if argument.role == "workspace" and owner.kind != "arena":
             yield f"expected the workspace {name!r} in the arena, got kind {owner.kind}"
+
+
+def _communication_faults(plan: ExecutionPlan) -> Iterator[str]:
+    """Communications whose buffers are not what they move, or whose order the plan leaves open.
+
+    On every rank they must run in the order of its program, whatever reorders launches: each is, by
+    dependencies, after the one before.
+    """
+    kernels = {
+        k.name: CommunicationKernel.from_json(k.source) for k in plan.kernels if k.language == "communication"
+    }
+    found = [i for i, launch in enumerate(plan.launches) if launch.kernel in kernels]
+    if not found:
+        return
+    before = LaunchOrder.of([launch.deps for launch in plan.launches]).before
+    for index in found:
+        launch = plan.launches[index]
+        for text in _communication_launch_faults(plan, launch, kernels[launch.kernel]):
+            yield f"launch {index} ({launch.kernel}): {text}"
+    for earlier, later in pairwise(found):
+        if not before[later] >> earlier & 1:
+            name = plan.launches[later].kernel
+            yield f"launch {later} ({name}) communicates, but no dependency puts it after launch {earlier}"
+
+
+def _communication_launch_faults(
+    plan: ExecutionPlan, launch: Launch, kernel: CommunicationKernel
+) -> Iterator[str]:
+    sizes = (*kernel.operands, *kernel.results)
+    if len(launch.args) != len(sizes):
+        yield f"expected {len(sizes)} arguments of {kernel.kind}, got {len(launch.args)}"
+        return
+    if tuple(sorted(launch.writes)) != kernel.writes or launch.in_place:
+        yield f"expected it to write the arguments {kernel.writes} and nothing in place, got {launch.writes}"
+    for name, size in zip(launch.args, sizes, strict=True):
+        buffer = plan.buffer_by_name[name]
+        if buffer.dtype != kernel.dtype or buffer.size != size or buffer.strides:
+            yield (
+                f"expected {name!r} to hold {size} elements of {kernel.dtype}, one after another, "
+                f"got {buffer.size} of {buffer.dtype}"
+            )

@@ -1,0 +1,189 @@
+"""What communicators between host arrays share: the order of communications, waits with a timeout, errors."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from tilewright.runtime.arrays import Array
+from tilewright.runtime.communication.communicator import TIMEOUT_S
+from tilewright.runtime.communication.errors import CommunicationError
+from tilewright.runtime.communication.kernel import CommunicationKernel
+from tilewright.runtime.communication.rounds import Request, Transport, rounds
+from tilewright.runtime.errors import RuntimeInputError
+
+#: seconds between two looks at whether the peers are still there
+CHECK_S = 0.2
+#: seconds to sleep between looks at requests: at first, doubled each time, and at most
+FIRST_SLEEP_S, LONGEST_SLEEP_S = 2e-5, 1e-3
+#: bytes that may have been sent without being received before the next communication waits
+LEAVING_BYTES = 1 << 28
+
+
+class HostPending:
+    """See `Pending`. Made by `HostWorld.start`; advances only when all started before it are complete."""
+
+    def __init__(
+        self, world: HostWorld, kernel: CommunicationKernel, steps: Iterator[list[Request]], doing: str
+    ):
+        self.kernel, self.doing = kernel, doing
+        self._world, self._steps = world, steps
+        self.waiting: list[Request] = next(steps)
+        self.complete = False
+
+    def advance(self) -> bool:
+        """See `Pending.advance`."""
+        self._world.advance()
+        return self.complete
+
+    def finish(self) -> None:
+        """See `Pending.finish`."""
+        self._world.wait_for(self)
+
+    def step(self) -> bool:
+        """Post the next round where the requests of this one are done; whether none is left."""
+        while not self.complete:
+            self.waiting = [r for r in self.waiting if not r.done()]
+            if any(r.verb == "receive from" for r in self.waiting):
+                return False
+            self._world.let_leave(self.waiting)
+            following = next(self._steps, None)
+            self.complete, self.waiting = following is None, following or []
+        return True
+
+
+class HostWorld:
+    """The part of a host communicator that is the same for every transport; subclasses bring messages.
+
+    Subclasses implement `Transport`, `check_peers`, `state_of`, `fail` and `close`.
+    """
+
+    space: Literal["host"] = "host"
+
+    def __init__(self, rank: int, size: int, timeout_s: float = TIMEOUT_S) -> None:
+        if not timeout_s > 0:
+            raise RuntimeInputError(f"expected a timeout of more than 0 seconds, got {timeout_s}")
+        self.rank, self.size, self.timeout_s = rank, size, timeout_s
+        self._started: deque[HostPending] = deque()
+        self._leaving: list[Request] = []
+        self._stuck: list[Request] = []  # kept for their arrays, which the transport may still touch
+        self._broken = ""
+
+    def transport(self) -> Transport:
+        """What posts the messages."""
+        raise NotImplementedError(f"{type(self).__name__} has no transport")
+
+    def check_peers(self, peers: Sequence[int], *, doing: str) -> None:
+        """See `Communicator.check_peers`."""
+        raise NotImplementedError(f"{type(self).__name__} knows no peers")
+
+    def state_of(self, peer: int) -> str:
+        """What is known of the process of a rank, in a few words."""
+        raise NotImplementedError(f"{type(self).__name__} knows no processes")
+
+    def start(
+        self,
+        kernel: CommunicationKernel,
+        operands: Sequence[Array],
+        results: Sequence[Array],
+        *,
+        doing: str,
+        stream: int = 0,
+    ) -> HostPending:
+        """See `Communicator.start`; `stream` means nothing here.
+
+        The operands belong to the communicator from then on: what is sent need not have been received when
+        the communication is finished, so that a rank may run ahead of those that take its results.
+        """
+        if self._broken:
+            raise CommunicationError(
+                f"rank {self.rank}: {doing}: communication failed before: {self._broken}"
+            )
+        wrong = [p for p in kernel.peers if p >= self.size]
+        if wrong or kernel.rank not in (None, self.rank):
+            raise RuntimeInputError(
+                f"rank {self.rank} of {self.size}: {doing}: this {kernel.describe()} is for rank "
+                f"{kernel.rank if kernel.rank is not None else max(wrong)}"
+            )
+        self._make_room(doing)
+        pending = HostPending(self, kernel, rounds(kernel, operands, results, self.transport()), doing)
+        self._started.append(pending)
+        return pending
+
+    def advance(self) -> None:
+        """Go on with the communications that were started, in their order."""
+        while self._started and self._started[0].step():
+            self._started.popleft()
+
+    def let_leave(self, sends: Sequence[Request]) -> None:
+        """Take over what is sent and not yet received."""
+        self._leaving.extend(sends)
+
+    def _make_room(self, doing: str) -> None:
+        """Wait until what is sent and not yet received takes no more than `LEAVING_BYTES`."""
+        if sum(r.nbytes for r in self._leaving) > LEAVING_BYTES:
+            self.drain(doing=doing, room=LEAVING_BYTES)
+
+    def drain(self, *, doing: str, room: int = 0) -> None:
+        """Wait until what is sent and not yet received takes at most `room` bytes."""
+        begin = checked = time.monotonic()
+        while True:
+            self._leaving = [r for r in self._leaving if not r.done()]
+            if not self._leaving or (room and sum(r.nbytes for r in self._leaving) <= room):
+                return
+            now, request = time.monotonic(), self._leaving[0]
+            if now - checked > CHECK_S:
+                checked = now
+                self.check_peers((request.peer,), doing=doing)
+            if now - begin > self.timeout_s:
+                raise CommunicationError(
+                    f"rank {self.rank}: {doing}: waited {now - begin:.1f} s to {request.verb} rank "
+                    f"{request.peer}, {self.state_of(request.peer)}"
+                )
+            time.sleep(LONGEST_SLEEP_S)
+
+    def wait_for(self, pending: HostPending) -> None:
+        """Wait until one is complete, and so are all started before it."""
+        begin = checked = time.monotonic()
+        sleep_s = FIRST_SLEEP_S
+        try:
+            self.advance()
+            while not pending.complete:
+                now, late = time.monotonic(), self._started[0]
+                if now - checked > CHECK_S:
+                    checked = now
+                    self.check_peers(late.kernel.peers, doing=self._told(late))
+                if now - begin > self.timeout_s:
+                    raise CommunicationError(self._too_late(late, now - begin))
+                time.sleep(sleep_s)
+                sleep_s = min(2 * sleep_s, LONGEST_SLEEP_S)
+                self.advance()
+        except BaseException as error:
+            self.break_off(str(error) or type(error).__name__)
+            raise
+
+    def break_off(self, why: str) -> None:
+        """Do no more communication: what is under way stays unfinished."""
+        self._broken = self._broken or why
+        self._stuck += [*self._leaving, *(r for p in self._started for r in p.waiting)]
+        self._started.clear()
+        self._leaving = []
+
+    @property
+    def broken(self) -> bool:
+        """Whether a communication failed, so that no more can follow."""
+        return bool(self._broken)
+
+    def _told(self, pending: HostPending) -> str:
+        return f"{pending.doing}, {pending.kernel.describe()}"
+
+    def _too_late(self, late: HostPending, waited_s: float) -> str:
+        request = late.waiting[0]
+        left = sorted({r.peer for r in late.waiting})
+        others = f" (and ranks {', '.join(map(str, left))} in all)" if len(left) > 1 else ""
+        return (
+            f"rank {self.rank}: {self._told(late)}: waited {waited_s:.1f} s to {request.verb} rank "
+            f"{request.peer}{others}, {self.state_of(request.peer)}"
+        )
