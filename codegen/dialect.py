@@ -23,6 +23,8 @@ class Dialect(Protocol):
     wide: str
     #: qualifiers of a function of the prelude
     function: str
+    #: whether texts of several kernels may be built as one program, in any order
+    joins_kernels: bool
     #: the barrier statement
     barrier: str
 

@@ -23,6 +23,7 @@ class CudaDialect:
     native_vectors = False
     wide = "long long"
     function = "static __device__ __forceinline__"
+    joins_kernels = False
     barrier = "__syncthreads();"
 
     def mem_type(self, dtype: str, lanes: int = 1) -> str:

@@ -30,6 +30,7 @@ class OpenClDialect:
     native_vectors = True
     wide = "long"
     function = "static inline"
+    joins_kernels = True
     barrier = "barrier(CLK_LOCAL_MEM_FENCE);"
 
     def mem_type(self, dtype: str, lanes: int = 1) -> str:

@@ -8,6 +8,9 @@ import pytest
 from opencl_samples import expected, random_plan, random_words
 from runtime_samples import SIZE, diamond, diamond_result, floats, launch, random_floats
 
+from tilewright.codegen.dialect_opencl import OpenClDialect
+from tilewright.codegen.emit_kernel import emit_opencl  # noqa: F401  (defines the helpers)
+from tilewright.codegen.prelude import Prelude
 from tilewright.runtime.errors import DeviceError, KernelBuildError, OutOfMemoryError, RuntimeInputError
 from tilewright.runtime.opencl import OpenClDevice
 from tilewright.runtime.opencl_memory import OpenClPool
@@ -68,6 +71,25 @@ def test_plans_of_one_source_share_its_program(device):
         for got, right in zip(one.run(inputs), wanted, strict=True):
             np.testing.assert_array_equal(got, right)
         one.close()
+
+
+def test_kernels_of_a_plan_are_built_together(device, monkeypatch):
+    texts = []
+    program = device.cl.Program
+    monkeypatch.setattr(device, "cl", SimpleNamespace(**{**vars(device.cl), "Program": None}))
+    monkeypatch.setattr(device.cl, "Program", lambda c, text: texts.append(text) or program(c, text))
+    with device.load(PLAN, {"w": W}) as loaded:
+        np.testing.assert_allclose(loaded.run([X])[0], diamond_result(X, W), rtol=1e-6)
+        with device.load(PLAN, {"w": W}):
+            pass
+    assert texts == ["\n".join(k.source for k in PLAN.kernels)]
+
+
+def test_helpers_that_kernels_share_are_defined_once(device):
+    prelude = Prelude(OpenClDialect())
+    for function, dtype in (("sign", "f32"), ("truncmod", "i32"), ("unaligned4", "f32")):
+        prelude.need(function, dtype)
+    device.cl.Program(device.context, f"{prelude.text()}\n{prelude.text()}").build(["-cl-std=CL1.2"])
 
 
 def broken(index):
