@@ -55,7 +55,7 @@ class Prelude:
         return re.sub(r"\$([TU](?![a-z])|[a-z]+\d+)", c_type, text)
 
     def text(self) -> str:
-        """All helpers needed, dependencies first; where kernels share a program each defines what is not yet."""
+        """All helpers needed, dependencies first; guarded where texts of several kernels may be joined."""
         if not self.dialect.joins_kernels:
             return "\n\n".join(self.texts.values())
         return "\n\n".join(f"#ifndef HAVE_{n}\n#define HAVE_{n}\n{t}\n#endif" for n, t in self.texts.items())
