@@ -1,0 +1,163 @@
+"""Pass split-weights: every device holds its part of each large weight (tensor parallelism)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import lcm
+
+from tilewright.ir.nodes import Level, Module, Op, Value
+from tilewright.passes.constant_pool import ConstantPool
+from tilewright.passes.context import PassContext
+from tilewright.passes.definition import register_pass
+from tilewright.passes.graph.distribute.shard_labels import Labels, labels_of
+from tilewright.passes.graph.distribute.shard_program import (
+    Label,
+    Seed,
+    ShardedProgram,
+    Wish,
+    outputs_gathered,
+    with_main,
+)
+from tilewright.passes.graph.distribute.shards import Shard, apportioned, check_rank, scaled, speeds_of
+from tilewright.passes.graph.fold_constants import fold_constants
+
+#: ops whose constant operands are weights
+WEIGHTED = frozenset(
+    f"graph.{n}"
+    for n in (
+        *("dense", "matmul", "batch_matmul", "einsum", "take"),
+        *(f"conv{s}d{kind}" for s in "123" for kind in ("", "_transpose")),
+    )
+)
+MAX_ROUNDS = 16
+
+
+@register_pass(Level.GRAPH, requires={"shapes-known"})
+def split_weights(
+    module: Module,
+    ctx: PassContext,
+    *,
+    devices: int = 1,
+    rank: int = 0,
+    speeds: str = "",
+    min_bytes: int = 1_048_576,
+) -> Module:
+    """Rank `rank` of `devices` holds its part of every weight of at least `min_bytes`; all give full outputs.
+
+    A weight whose data comes whole is split by output channels, and what follows is done per channel (per
+    head) as far as its ops allow. A weight whose data comes split by its input channels is split the same
+    way, and one all_reduce adds the products up. What needs its operands whole gathers them. Embedding tables
+    are split by the dimensions they do not look up. Parts are proportional to `speeds`.
+
+    rewrite: %y = graph.dense(graph.relu(graph.dense(%x, a)), b)
+        -->  %y = graph.all_reduce(graph.dense(graph.relu(graph.dense(%x, a.0.1.0-8)), b.1.1.0-8))
+    """
+    check_rank(devices, rank)
+    given = speeds_of(speeds, devices)
+    if devices == 1:
+        return module
+    module = fold_constants().apply(module, ctx)
+    cutting = WeightCuts(given, min_bytes)
+    for _ in range(MAX_ROUNDS):
+        cutting.restart()
+        trial = ShardedProgram(module, range(devices), rank, ConstantPool(), choose=cutting.choose)
+        trial.run()
+        if not cutting.refine(trial.wishes):
+            break
+    cutting.restart()
+    pool = ConstantPool(module.constants)
+    program = ShardedProgram(module, range(devices), rank, pool, choose=cutting.choose)
+    program.run()
+    return with_main(module, outputs_gathered(program), pool)
+
+
+class WeightCuts:
+    """Decides how each large weight is split; learns from trials into how small units it has to be cut.
+
+    A decision is numbered by the place of its op. Its unit is one channel until an op further on needs more,
+    as a reshape into heads does; then the whole function is done again with that unit.
+    """
+
+    def __init__(self, speeds: Sequence[float], min_bytes: int) -> None:
+        self.speeds, self.min_bytes = speeds, min_bytes
+        self.units: dict[Value, tuple[int, int]] = {}  # (outer, unit) by result of the op
+        self.numbers: list[tuple[Value, int]] = []  # result and extent of every decision
+        self.held: dict[str, Shard] = {}
+
+    def restart(self) -> None:
+        """Forget the decisions of the last trial, not the units."""
+        self.numbers, self.held = [], {}
+
+    def choose(self, program: ShardedProgram, op: Op) -> Seed | None:
+        """How to do an op with a large weight; None for other ops."""
+        weight = self.weight_of(program, op)
+        labels = labels_of(op) if weight is not None else None
+        if weight is None or labels is None:
+            return None
+        dims = labels.operands[op.operands.index(weight)]
+        name = str(program.producers[weight]["name"])
+        if name in self.held:
+            label = dims[self.held[name].axis]
+            return None if label is None else Seed(label, self.held[name])
+        seed = _followed(program, op, labels, weight) or self.decided(op, labels, weight)
+        if seed is not None:
+            self.held[name] = seed.shard.on(dims.index(seed.label))
+        return seed
+
+    def weight_of(self, program: ShardedProgram, op: Op) -> Value | None:
+        """The largest constant operand, where it is a weight that is worth splitting."""
+        if op.name not in WEIGHTED:
+            return None
+        constants = [
+            v
+            for v in op.operands
+            if v.tensor.nbytes >= self.min_bytes
+            and (producer := program.producers.get(v)) is not None
+            and producer.name == "graph.constant"
+        ]
+        return max(constants, key=lambda v: v.tensor.nbytes, default=None)
+
+    def decided(self, op: Op, labels: Labels, weight: Value) -> Seed | None:
+        """A split by the largest dimension of the weight that results have too; None where none is enough."""
+        dims = labels.operands[op.operands.index(weight)]
+        extents: dict[Label, int] = {
+            k: n
+            for k, n in zip(dims, weight.tensor.shape, strict=True)
+            if k is not None and k in labels.results[0]
+        }
+        label = max(extents, key=lambda k: extents[k], default=None)
+        if label is None:
+            return None
+        outer, unit = self.units.get(op.results[0], (1, 1))
+        parts = scaled(apportioned(extents[label] // (outer * unit), self.speeds), unit)
+        if any(a == b for (a, b), s in zip(parts, self.speeds, strict=True) if s > 0):
+            return None
+        number = len(self.numbers)
+        self.numbers.append((op.results[0], extents[label]))
+        return Seed(label, Shard(0, outer, parts, frozenset({number})))
+
+    def refine(self, wishes: Sequence[Wish]) -> bool:
+        """Take the units that a trial wished for where they leave one per device; whether any changed."""
+        changed = False
+        for wish in wishes:
+            result, extent = self.numbers[wish.seed]
+            outer, unit = self.units.get(result, (1, 1))
+            if extent != outer * wish.block:
+                continue  # the dimension was cut or merged on the way: its units are not those of the weight
+            refined = outer * wish.outer, lcm(unit, wish.unit)
+            units, rest = divmod(extent, refined[0] * refined[1])
+            if not rest and units >= len(self.speeds) and refined != (outer, unit):
+                self.units[result] = refined
+                changed = True
+        return changed
+
+
+def _followed(program: ShardedProgram, op: Op, labels: Labels, weight: Value) -> Seed | None:
+    """The split that the data already has along a dimension of the weight, most often its input channels."""
+    dims = labels.operands[op.operands.index(weight)]
+    for v, names in zip(op.operands, labels.operands, strict=True):
+        shard = program.cuts.get(v)
+        label = names[shard.axis] if shard is not None else None
+        if shard is not None and label is not None and label in dims:
+            return Seed(label, shard)
+    return None
