@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tilewright.commands.bench import add_bench
 from tilewright.commands.calibrate import add_calibrate
+from tilewright.commands.cluster import add_cluster
 from tilewright.commands.compile import add_compile
 from tilewright.commands.db import add_db
 from tilewright.commands.explain import add_explain
@@ -32,6 +33,7 @@ COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], 
     add_streams,
     add_bench,
     add_calibrate,
+    add_cluster,
 )
 
 

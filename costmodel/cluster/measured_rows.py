@@ -56,8 +56,8 @@ def select_runs(runs: TrainingRuns, chosen: NDArray[np.bool_]) -> TrainingRuns:
 def source_names(kind: str = "steps") -> tuple[str, ...]:
     """All sources of a kind, in the order of the file.
 
-    `steps` name the configuration of each row, `best` are the rates of best configurations, `offload` rates with
-    host memory or storage in use (listed, never predicted).
+    `steps` name the configuration of each row, `best` are the rates of best configurations, `offload` rates
+    with host memory or storage in use (listed, never predicted).
     """
     return tuple(name for name, facts in _description()["sources"].items() if facts["kind"] == kind)
 

@@ -42,6 +42,19 @@ class Stack:
     knobs: Knobs
     held_out: Mapping[str, float]
 
+    def as_json(self) -> dict[str, Any]:
+        """Plain values: the sources, what was fitted, and all knobs."""
+        knobs = asdict(self.knobs)
+        return {
+            "name": self.name,
+            "base": self.base,
+            "fitted": list(self.fitted),
+            "transferred": list(self.transferred),
+            "fitted_knobs": {name: knobs[name] for name in self.free},
+            "knobs": knobs,
+            "held_out": dict(self.held_out),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Score:

@@ -1,0 +1,111 @@
+"""`tilewright cluster plan|table|validate`: the cluster model's best plans, its table, its errors."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from tilewright.cluster_inputs import load_inputs
+from tilewright.cluster_text import plan_text, table_text, validation_text
+from tilewright.costmodel.cluster.evaluate import MODES
+from tilewright.costmodel.cluster.measured_rows import citation, source_names
+from tilewright.costmodel.cluster.search import SearchResult, search
+from tilewright.costmodel.cluster.table_rows import table_rows
+from tilewright.costmodel.cluster.validation import refit, score, stacks
+from tilewright.costmodel.cluster.validation_best import predict_best
+from tilewright.ir import InputError, WorkError
+from tilewright.tools.cluster_plots import require_plot, write_plan_plot, write_validation_plot
+
+_PLOT = "draw a picture (.png or .svg; needs matplotlib)"
+
+
+def add_cluster(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command and its actions."""
+    p = sub.add_parser("cluster", help="model training on many devices: plan, table, validate")
+    actions = p.add_subparsers(dest="cluster_action", required=True, metavar="ACTION")
+    plan = actions.add_parser("plan", help="the fastest ways to divide a model over a cluster")
+    plan.add_argument("--cluster", required=True, metavar="FILE|NAME", help="TOML file or shipped record")
+    plan.add_argument(
+        "--model", required=True, metavar="FILE|NAME|NET", help="TOML file, shipped record, or a network"
+    )
+    plan.add_argument("--training", required=True, metavar="FILE|NAME", help="TOML file or shipped record")
+    plan.add_argument("--mode", default="corrected", help=f"{', '.join(MODES)} (default corrected)")
+    plan.add_argument("--top", type=int, default=10, metavar="K", help="configurations shown (default 10)")
+    plan.add_argument("--json", action="store_true", help="print the configurations as JSON")
+    plan.add_argument(
+        "--plot", metavar="FILE", help=f"{_PLOT}: seconds by component, memory against capacity"
+    )
+    plan.set_defaults(action=run_plan)
+    table = actions.add_parser("table", help="the normalised times of the BigCuts thesis, table 5.6")
+    table.add_argument(
+        "--json",
+        action="store_true",
+        help="print a list of {model, cluster, schedule, dp, wp, p, normalized}",
+    )
+    table.set_defaults(action=run_table)
+    validate = actions.add_parser("validate", help="errors against measured training steps, per source")
+    validate.add_argument("--refit", action="store_true", help="fit all knobs again first (some seconds)")
+    validate.add_argument("--json", action="store_true", help="print sources, stacks and errors as JSON")
+    validate.add_argument("--plot", metavar="FILE", help=f"{_PLOT}: predicted against measured seconds")
+    validate.set_defaults(action=run_validate)
+
+
+def run_plan(a: argparse.Namespace) -> None:
+    """Search all configurations and print the fastest that fit."""
+    if a.top < 1:
+        raise InputError(f"expected at least 1, got {a.top}", where="--top")
+    if a.plot:
+        require_plot(a.plot)
+    cluster, model, training = load_inputs(a.cluster, a.model, a.training)
+    result = search(cluster, model, training, mode=a.mode, top=a.top)
+    if not result.ranking:
+        raise WorkError(_nothing_fits(result))
+    names = {"cluster": cluster.name, "model": model.name, "training": training.name, "mode": a.mode}
+    counts = {
+        "devices": cluster.devices,
+        "configurations": result.configurations,
+        "feasible": result.feasible,
+    }
+    facts = {**names, **counts, "infeasible": dict(result.infeasible), "best": result.rows()}
+    if a.plot:
+        write_plan_plot(facts, a.plot)
+    print(json.dumps(facts, indent=1) if a.json else plan_text(facts))
+    _tell_plot(a)
+
+
+def run_table(a: argparse.Namespace) -> None:
+    """Print the 144 cells."""
+    rows = table_rows()
+    print(json.dumps(rows, indent=1) if a.json else table_text(rows))
+
+
+def run_validate(a: argparse.Namespace) -> None:
+    """Compare with all measured rows and print the errors per source."""
+    if a.plot:
+        require_plot(a.plot)
+    used = [refit(stack) for stack in stacks()] if a.refit else list(stacks())
+    scores = [score(stack, source) for stack in used for source in (*stack.fitted, *stack.transferred)]
+    best = [b for source in source_names("best") for b in predict_best(source, used[0])]
+    facts: dict[str, Any] = {
+        "sources": [{**s.as_json(), "citation": citation(s.source)} for s in scores],
+        "stacks": [s.as_json() for s in used],
+        "best_rates": [b.as_json() for b in best],
+    }
+    if a.plot:
+        write_validation_plot(used, a.plot)
+    print(json.dumps(facts, indent=1) if a.json else validation_text(facts))
+    _tell_plot(a)
+
+
+def _nothing_fits(result: SearchResult) -> str:
+    """One sentence with the reason that speaks against most configurations."""
+    reasons = sorted(result.infeasible.items(), key=lambda item: -item[1])
+    told = ", ".join(f"{reason} ({count})" for reason, count in reasons if count)
+    return f"none of {result.configurations} configurations is feasible: {told}"
+
+
+def _tell_plot(a: argparse.Namespace) -> None:
+    if a.plot and not a.json:
+        print(f"wrote {Path(a.plot)}")
