@@ -6,6 +6,8 @@ from tilewright.costmodel.cluster.evaluation import Evaluation
 from tilewright.costmodel.cluster.loaders import load_cluster, load_model, load_training
 from tilewright.costmodel.cluster.machine import Cluster, Device, Link, Storage
 from tilewright.costmodel.cluster.model import Model, StageLoad, Transformer
+from tilewright.costmodel.cluster.network_model import NetworkModel, network_model
+from tilewright.costmodel.cluster.network_units import Unit, network_units
 from tilewright.costmodel.cluster.reading import record_names
 from tilewright.costmodel.cluster.search import SearchResult, search
 from tilewright.costmodel.cluster.table_rows import table_rows
@@ -19,15 +21,19 @@ __all__ = [
     "Evaluation",
     "Link",
     "Model",
+    "NetworkModel",
     "SearchResult",
     "StageLoad",
     "Storage",
     "Training",
     "Transformer",
+    "Unit",
     "evaluate",
     "load_cluster",
     "load_model",
     "load_training",
+    "network_model",
+    "network_units",
     "record_names",
     "search",
     "table_rows",

@@ -89,8 +89,8 @@ def _pipeline_s(case: Case) -> Column:
 def _gather_s(case: Case) -> Column:
     """All-gather of sharded parameters (3) before every use: per step (PR) or per micro-batch (AR, IM)."""
     uses = (1.0 + case.backward) * np.where(case.parameter_resident, 1.0, case.micro_steps)
-    seconds = data_ring_s(case, case.unit_bytes, uses, uses * case.load["units"])
-    return np.where(case.configurations.sharding >= 3, seconds, 0.0)
+    sharded = case.configurations.sharding >= 3
+    return np.where(sharded, data_ring_s(case, uses, ~sharded), 0.0)
 
 
 def _data_parallel_s(case: Case) -> Column:
@@ -104,8 +104,7 @@ def _data_parallel_s(case: Case) -> Column:
     sharding = case.configurations.sharding
     scatters = np.where((sharding >= 2) & ~case.parameter_resident, case.micro_steps, 1.0)
     sweeps = scatters + np.where(sharding >= 3, 0.0, 1.0)
-    calls = np.where(sharding == 0, 1.0, sweeps) * case.load["units"]
-    return data_ring_s(case, case.unit_bytes, sweeps, calls)
+    return data_ring_s(case, sweeps, sharding == 0)
 
 
 def _optimizer_s(case: Case) -> Column:

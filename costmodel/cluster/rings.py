@@ -11,6 +11,9 @@ from tilewright.costmodel.cluster.evaluation import Column, Flags
 from tilewright.costmodel.cluster.machine import Cluster, Link
 from tilewright.costmodel.cluster.stage_columns import Case
 
+#: gradients of small layers are reduced together: the default bucket of PyTorch's DistributedDataParallel
+BUCKET_BYTES = 25 * 2**20
+
 
 def weight_ring_s(case: Case, volume: Column, calls: Column) -> Column:
     """Seconds of all-reduces of `volume` bytes in all, in `calls` calls, in the weight-partition group.
@@ -24,10 +27,11 @@ def weight_ring_s(case: Case, volume: Column, calls: Column) -> Column:
     return np.where(case.wp > 1, seconds, 0.0)
 
 
-def data_ring_s(case: Case, volume: Column, sweeps: Column, calls: Column) -> Column:
-    """Seconds of ring collectives in the data-parallel group, in `calls` calls.
+def data_ring_s(case: Case, sweeps: Column, all_reduces: Flags) -> Column:
+    """Seconds of ring collectives over all parameters of a stage in the data-parallel group.
 
-    sweeps: how often `volume` bytes pass once around the ring: all-gather and reduce-scatter 1, all-reduce 2.
+    sweeps: how often they pass once around the ring: all-gather and reduce-scatter 1, all-reduce 2, in one
+    call. Layers go together into calls of at least BUCKET_BYTES.
     A ring enters and leaves each node once, so a node's ports are shared by its rings: one for every index of
     the weight partition in the node.
     """
@@ -36,9 +40,10 @@ def data_ring_s(case: Case, volume: Column, sweeps: Column, calls: Column) -> Co
     rate = _between_rate(cluster, cluster.devices_per_node / members)
     rate = np.where(members > 1, np.minimum(rate, _inside_rate(cluster)), rate)
     inside = case.dp * case.wp <= cluster.devices_per_node
-    moved = sweeps * (case.dp - 1) / case.dp * volume
-    hops = sweeps * case.load["units"] * (case.dp - 1)
-    seconds = _seconds(cluster, inside, moved, rate, calls, hops)
+    moved = sweeps * (case.dp - 1) / case.dp * case.unit_bytes
+    buckets = np.minimum(np.ceil(case.unit_bytes / BUCKET_BYTES), case.load["units"])
+    calls = buckets * np.where(all_reduces, 1.0, sweeps)
+    seconds = _seconds(cluster, inside, moved, rate, calls, sweeps * buckets * (case.dp - 1))
     return np.where(case.dp > 1, seconds, 0.0)
 
 
