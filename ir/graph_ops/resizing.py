@@ -78,7 +78,7 @@ def corners(attrs: Attrs, axis: int) -> tuple[float, float]:
     return float(attrs["roi"][at]), float(attrs["roi"][at + count])
 
 
-def _axis_taps(attrs: Attrs, axis: int, size: int, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def axis_taps(attrs: Attrs, axis: int, size: int, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Taps [taps, target], their weights, and which elements lie outside a cropped axis [target]."""
     method, mode = attrs["method"], attrs["coordinate_transformation_mode"]
     rounding = default_rounding(attrs["rounding_method"], mode)
@@ -109,7 +109,7 @@ def _evaluate(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray
     out = x if nearest else x.astype(np.float64 if x.dtype == np.float64 else numpy_dtype("f32"))
     for axis, d in enumerate(spatial(attrs["layout"])):
         target = attrs["size"][axis]
-        taps, weights, _ = _axis_taps(attrs, axis, x.shape[d], target)
+        taps, weights, _ = axis_taps(attrs, axis, x.shape[d], target)
         parts = [np.take(out, t, axis=d) for t in taps]
         along = [1] * x.ndim
         along[d] = target
@@ -118,7 +118,7 @@ def _evaluate(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray
         else:
             out = sum(p * w.reshape(along).astype(out.dtype) for p, w in zip(parts, weights, strict=True))
     for axis, d in enumerate(spatial(attrs["layout"])):
-        outside = _axis_taps(attrs, axis, x.shape[d], attrs["size"][axis])[2]
+        outside = axis_taps(attrs, axis, x.shape[d], attrs["size"][axis])[2]
         along = [1] * x.ndim
         along[d] = len(outside)
         if outside.any():

@@ -1,0 +1,132 @@
+"""How one op may run on several ranks: in rows of its results, in parts of its sums, or whole on each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewright.ir.nodes import Op, Value
+from tilewright.passes.graph.distribute.distribution import (
+    Distribution,
+    Interval,
+    Need,
+    Partial,
+    Sliced,
+    Split,
+    sliced,
+    summed,
+)
+
+#: per operand: the rows every rank needs; None for the whole operand
+Needs = tuple[tuple[Need, ...] | None, ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How an op runs, the same decision on all ranks.
+
+    split: of its results; None where every rank has them whole.
+    pieces: what each rank runs, None for a rank that makes nothing; without pieces all run the whole op.
+    scatter: partial results are added and kept in rows (`split`) instead of whole.
+    """
+
+    split: Distribution = None
+    pieces: tuple[Sliced | Partial | None, ...] = ()
+    needs: Needs = ()
+    scatter: bool = False
+
+    @property
+    def partial(self) -> bool:
+        """Whether the ranks' results are to be joined."""
+        return any(isinstance(p, Partial) for p in self.pieces)
+
+
+WHOLE = Placement()
+
+
+def split_placement(op: Op, split: Split) -> Placement | None:
+    """The op in these rows of its results; None where it cannot be made so."""
+    whole = sliced(op, split.axis, 0, op.results[0].tensor.shape[split.axis])
+    if whole is None:
+        return None
+    pieces: list[Sliced | Partial | None] = []
+    for start, end in split.intervals:
+        piece = sliced(op, split.axis, start, end) if end > start else None
+        if piece is None and end > start:
+            return None
+        pieces.append(piece)
+    return Placement(split, tuple(pieces), _needs(op, whole, pieces))
+
+
+def partial_placement(op: Op, operand: int, held: Split, scatter: Split | None) -> Placement | None:
+    """The op on the rows each rank has of one operand, its results joined; None where it cannot be made so.
+
+    scatter: how the sum is kept; None: whole.
+    """
+    own = held.own()
+    extent = op.operands[operand].tensor.shape[held.axis]
+    whole = summed(op, operand, held.axis, 0, extent)
+    if whole is None or (scatter is not None and whole.reduction != "sum"):
+        return None
+    pieces: list[Sliced | Partial | None] = []
+    for start, end in own.intervals:
+        piece = summed(op, operand, held.axis, start, end) if end > start else None
+        if piece is None and end > start:
+            return None
+        pieces.append(piece)
+    return Placement(scatter, tuple(pieces), _needs(op, whole, pieces), scatter is not None)
+
+
+def _needs(op: Op, whole: Sliced | Partial, pieces: Sequence[Sliced | Partial | None]) -> Needs:
+    out: list[tuple[Need, ...] | None] = []
+    for i in range(len(op.operands)):
+        like = whole.needs[i]
+        if like is None:
+            out.append(None)
+            continue
+        rows = (None if p is None else p.needs[i] for p in pieces)
+        out.append(tuple(n if n is not None else Need(like.axis, 0, 0) for n in rows))
+    return tuple(out)
+
+
+def following_axes(op: Op, held: Mapping[Value, Distribution]) -> list[int]:
+    """Axes of the results along which rows of the op are made from rows that operands are split into."""
+    rank = op.results[0].tensor.rank
+    if any(r.tensor.rank != rank for r in op.results):
+        return []
+    found = []
+    for axis in range(rank):
+        whole = sliced(op, axis, 0, op.results[0].tensor.shape[axis])
+        if whole is None:
+            continue
+        for v, need in zip(op.operands, whole.needs, strict=True):
+            split = held.get(v)
+            if split is not None and need is not None and need.axis == split.axis:
+                found.append(axis)
+                break
+    return found
+
+
+def followed_intervals(op: Op, axis: int, held: Mapping[Value, Distribution]) -> tuple[Interval, ...] | None:
+    """The rows of results that come from the rows of the largest split operand; None to cut them anew."""
+    extent = op.results[0].tensor.shape[axis]
+    whole = sliced(op, axis, 0, extent)
+    if whole is None or whole.balanced:
+        return None
+    best: tuple[int, tuple[Interval, ...]] | None = None
+    for v, need in zip(op.operands, whole.needs, strict=True):
+        split = held.get(v)
+        if split is None or need is None or need.axis != split.axis:
+            continue
+        scaled = _scaled(split.intervals, v.tensor.shape[split.axis], extent)
+        if scaled is not None and (best is None or v.tensor.size > best[0]):
+            best = v.tensor.size, scaled
+    return None if best is None else best[1]
+
+
+def _scaled(intervals: tuple[Interval, ...], before: int, after: int) -> tuple[Interval, ...] | None:
+    if before == after:
+        return intervals
+    if not before or not after or any((b * after) % before for interval in intervals for b in interval):
+        return None
+    return tuple((s * after // before, e * after // before) for s, e in intervals)

@@ -1,0 +1,217 @@
+"""Builds the module of one rank from the decisions that all ranks share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tilewright.ir.builder import Builder
+from tilewright.ir.errors import UnsupportedError
+from tilewright.ir.graph_ops.operands import lowest, zero
+from tilewright.ir.nodes import Attr, Module, Op, Value
+from tilewright.ir.types import TensorType, storage_dtype
+from tilewright.passes.constant_pool import ConstantPool
+from tilewright.passes.dead_ops import live_ops
+from tilewright.passes.graph.distribute.distribution import Need, Partial, Sliced, Split, replaced
+from tilewright.passes.graph.distribute.placement import Placement
+from tilewright.passes.graph.distribute.spreading import Spread
+
+
+def rank_module(module: Module, spread: Spread, rank: int, devices: int) -> Module:
+    """What rank `rank` of `devices` runs: its rows of every split op, and the exchanges between them.
+
+    Weights are sliced here; the rank's module holds no other rows of them. Results are whole.
+    """
+    return _RankBuilder(module, spread, rank, devices).run()
+
+
+class _RankBuilder:
+    def __init__(self, module: Module, spread: Spread, rank: int, devices: int) -> None:
+        self.module, self.spread, self.rank = module, spread, rank
+        self.ranks = tuple(range(devices))
+        self.b = Builder()
+        self.pool = ConstantPool(module.constants)
+        self.constants: dict[Value, Op] = {}
+        self.local: dict[Value, Value] = {p: p for p in module.main.params}
+        self.wholes: dict[Value, Value] = {}
+        self.slices: dict[tuple[Value, Need], Value] = {}
+        self.exchanged: dict[tuple[Value, int, tuple[tuple[int, int], ...]], Value] = {}
+        self.tag = 0
+
+    def run(self) -> Module:
+        main = self.module.main
+        for op in main.body.ops[:-1]:
+            with self.b.at(op.loc):
+                self.op(op)
+        last = main.body.ops[-1]
+        self.b.append(replace(last, operands=tuple(self.whole(v) for v in last.operands)))
+        block = self.b.block(main.params)
+        func = main.with_body(block.with_ops(live_ops(block)))
+        others = tuple(func if f is main else f for f in self.module.funcs)
+        named = frozenset(
+            str(op["name"]) for f in others for op in f.body.ops if op.name.endswith(".constant")
+        )
+        return self.module.with_funcs(others).with_constants(self.pool.constants.only(named))
+
+    # -- ops -------------------------------------------------------------------------------------------------
+    def op(self, op: Op) -> None:
+        placement = self.spread.placements[op]
+        if not placement.pieces:
+            if op.name == "graph.constant":
+                self.constants[op.result] = op
+            self.b.append(op.with_operands(tuple(self.whole(v) for v in op.operands)))
+            self.local.update((r, r) for r in op.results)
+            return
+        operands = [
+            self.whole(v) if needs is None else self.rows(v, needs)
+            for v, needs in zip(op.operands, placement.needs, strict=True)
+        ]
+        piece = placement.pieces[self.rank]
+        if placement.partial:
+            self.local[op.result] = self.joined(op, placement, piece, operands)
+        elif piece is None:
+            for r in op.results:
+                self.local[r] = self.filled(self.row_type(r, placement), 0.0)
+        else:
+            assert isinstance(piece, Sliced)
+            made = self.emit(op, operands, piece)
+            for r, value in zip(op.results, made, strict=True):
+                self.local[r] = self.kept(value, placement, piece)
+
+    def emit(self, op: Op, operands: Sequence[Value], piece: Sliced | Partial) -> tuple[Value, ...]:
+        attrs: dict[str, Attr] = {**dict(op.attrs), **piece.attrs}
+        return self.b.emit(op.name, operands, attrs, hint=op.results[0].hint)
+
+    def row_type(self, value: Value, placement: Placement) -> TensorType:
+        split = placement.split
+        assert split is not None
+        t = value.tensor
+        return TensorType(t.dtype, replaced(t.shape, split.axis, split.extents[self.rank]))
+
+    def kept(self, value: Value, placement: Placement, piece: Sliced) -> Value:
+        if piece.keep is None or placement.split is None:
+            return value
+        return self.crop(value, Need(placement.split.axis, *piece.keep))
+
+    def joined(
+        self, op: Op, placement: Placement, piece: Sliced | Partial | None, operands: Sequence[Value]
+    ) -> Value:
+        """A partial result, joined with those of the other ranks."""
+        parts = [p for p in placement.pieces if isinstance(p, Partial)]
+        ((kind, divisor),) = {(p.reduction, p.divisor) for p in parts}
+        t = op.result.tensor
+        if isinstance(piece, Partial):
+            (value,) = self.emit(op, operands, piece)
+            if piece.weight != 1:
+                weight = self.filled(TensorType(t.dtype, ()), piece.weight)
+                value = self.b.value("graph.multiply", value, weight)
+        else:
+            value = self.filled(t, zero(t.dtype) if kind == "sum" else lowest(t.dtype))
+        rank, ranks = self.rank, self.ranks
+        if placement.scatter and placement.split is not None:
+            axis, extents = placement.split.axis, placement.split.extents
+            return self.b.value(
+                "graph.reduce_scatter", value, axis=axis, rank=rank, ranks=ranks, extents=extents
+            )
+        value = self.b.value("graph.all_reduce", value, rank=rank, ranks=ranks, reduction=kind)
+        if divisor == 1:
+            return value
+        return self.b.value("graph.divide", value, self.filled(TensorType(t.dtype, ()), divisor))
+
+    def filled(self, t: TensorType, number: float) -> Value:
+        """A constant of one number, or of none."""
+        shape = "x".join(map(str, t.shape)) or "scalar"
+        name = self.pool.add(f"filled.{t.dtype}.{shape}", np.full(t.shape, number, storage_dtype(t.dtype)))
+        (value,) = self.b.emit("graph.constant", (), {"name": name}, types=[t])
+        return value
+
+    # -- operands --------------------------------------------------------------------------------------------
+    def whole(self, v: Value) -> Value:
+        """All rows of a value."""
+        split = self.spread.held[v]
+        if split is None:
+            return self.local[v]
+        if v not in self.wholes:
+            own = split.own()
+            start, end = own.intervals[self.rank]
+            offset = split.intervals[self.rank][0]
+            piece = self.crop(
+                self.local[v],
+                Need(split.axis, start - offset, end - offset) if end > start else Need(split.axis, 0, 0),
+            )
+            self.wholes[v] = self.b.value(
+                "graph.all_gather",
+                piece,
+                axis=split.axis,
+                rank=self.rank,
+                ranks=self.ranks,
+                extents=own.extents,
+            )
+        return self.wholes[v]
+
+    def rows(self, v: Value, needs: Sequence[Need]) -> Value:
+        """The rows of a value that this rank needs: as they are, cropped or exchanged, as all ranks agree."""
+        split, need = self.spread.held[v], needs[self.rank]
+        if split is None or split.axis != need.axis:
+            return self.whole_rows(v, need)
+        pairs = list(zip(needs, split.intervals, strict=True))
+        if all(n.start >= n.end or (o[0] <= n.start and n.end <= o[1]) for n, o in pairs):
+            start = split.intervals[self.rank][0]
+            inside = Need(need.axis, need.start - start, need.end - start)
+            return self.crop(self.local[v], inside if need.end > need.start else Need(need.axis, 0, 0))
+        wanted = tuple((n.start, n.end) for n in needs)
+        key = v, split.axis, wanted
+        if key not in self.exchanged:
+            self.exchanged[key] = self.exchange(v, split, wanted)
+        return self.exchanged[key]
+
+    def exchange(self, v: Value, split: Split, wanted: tuple[tuple[int, int], ...]) -> Value:
+        self.tag += 1
+        return self.b.value(
+            "graph.halo_exchange",
+            self.local[v],
+            axis=split.axis,
+            rank=self.rank,
+            ranks=self.ranks,
+            owned=split.intervals,
+            needed=wanted,
+            tag=self.tag,
+        )
+
+    def whole_rows(self, v: Value, need: Need) -> Value:
+        """Rows of a value that every rank has whole; those of a constant become a constant."""
+        if need.end - need.start == v.tensor.shape[need.axis]:
+            return self.whole(v)
+        source = v, need
+        if source not in self.slices:
+            op = self.constants.get(v)
+            array = self.pool.array(op)
+            if op is None or array is None:
+                self.slices[source] = self.crop(self.whole(v), need)
+            else:
+                self.slices[source] = self.cut_constant(str(op["name"]), array, v.tensor, need)
+        return self.slices[source]
+
+    def cut_constant(self, name: str, array: np.ndarray, t: TensorType, need: Need) -> Value:
+        at = (slice(None),) * need.axis
+        cut = np.ascontiguousarray(array[*at, need.start : need.end])
+        name = self.pool.add(f"{name}.rows{need.axis}_{need.start}_{need.end}", cut)
+        (value,) = self.b.emit("graph.constant", (), {"name": name}, types=[TensorType(t.dtype, cut.shape)])
+        return value
+
+    def crop(self, value: Value, need: Need) -> Value:
+        """Rows of a local value; itself where they are all of them."""
+        shape = value.tensor.shape
+        if (need.start, need.end) == (0, shape[need.axis]):
+            return value
+        if need.end < need.start:
+            raise UnsupportedError(f"expected rows to cut from {value.type}, got [{need.start}, {need.end})")
+        return self.b.value(
+            "graph.strided_slice",
+            value,
+            begin=replaced((0,) * len(shape), need.axis, need.start),
+            size=replaced(shape, need.axis, need.end - need.start),
+            strides=(1,) * len(shape),
+        )

@@ -1,0 +1,93 @@
+"""The cost hook of splitting in space: seconds of an op on one device, and of bytes moved between devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.ir.nodes import Op, Value
+from tilewright.passes.graph.distribute.distribution import Distribution, Need, Split
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What decides between splitting and gathering, of a device of speed 1 and of one link.
+
+    The defaults are round figures of a data-centre GPU that reaches a part of its peak, and of a fast link;
+    only their ratios matter.
+    """
+
+    flops_per_s: float = 2e13
+    bytes_per_s: float = 2e12
+    link_bytes_per_s: float = 1e11
+    link_latency_s: float = 1e-5
+
+    def compute_s(self, op: Op) -> float:
+        """Seconds of a whole op: the larger of its operations and its memory traffic."""
+        moved = sum(v.tensor.nbytes for v in (*op.operands, *op.results))
+        return max(operations(op) / self.flops_per_s, moved / self.bytes_per_s)
+
+    def move_s(self, nbytes: float) -> float:
+        """Seconds until the rank that receives most has its bytes; nothing for nothing."""
+        return self.link_latency_s + nbytes / self.link_bytes_per_s if nbytes else 0.0
+
+
+_FREE = frozenset({"graph.constant", "graph.return", "graph.dropout", "graph.copy"})
+
+
+def operations(op: Op) -> int:
+    """Floating-point operations: two per multiplication and sum of products, one per element of the rest."""
+    if op.name in _FREE:
+        return 0
+    made = sum(r.tensor.size for r in op.results)
+    if op.name.startswith("graph.conv") and op.name.endswith("d_transpose"):
+        x, w = (v.tensor for v in op.operands)
+        layout = str(op["kernel_layout"])
+        return 2 * x.size * w.size // max(1, w.shape[layout.index("I")])
+    if op.name.startswith("graph.conv"):
+        w = op.operands[1].tensor
+        channels = op.result.tensor.shape[str(op["data_layout"]).index("C")]
+        return 2 * made * w.size // max(1, channels)
+    if op.name in ("graph.dense", "graph.matmul", "graph.batch_matmul"):
+        a = op.operands[0].tensor
+        return 2 * made * a.shape[-2 if op.get("transpose_a") else -1]
+    if "_pool" in op.name and op.get("pool_size") is not None:
+        return made * prod(int(n) for n in op["pool_size"])  # type: ignore[union-attr, misc, arg-type]
+    return max(made, sum(v.tensor.size for v in op.operands))
+
+
+def row_bytes(value: Value, axis: int) -> float:
+    """Bytes of one row along an axis."""
+    t = value.tensor
+    return t.nbytes / t.shape[axis] if t.shape[axis] else 0.0
+
+
+def gather_bytes(value: Value, held: Distribution) -> float:
+    """Most bytes a rank receives to have a whole value."""
+    if held is None:
+        return 0.0
+    own = held.own()
+    return row_bytes(value, held.axis) * (value.tensor.shape[held.axis] - min(own.extents))
+
+
+def fetch_bytes(value: Value, held: Distribution, needs: Sequence[Need] | None) -> float:
+    """Most bytes a rank receives to have the rows it needs (all rows where `needs` is None)."""
+    if held is None:
+        return 0.0
+    if needs is None or needs[0].axis != held.axis:
+        return gather_bytes(value, held)
+    return row_bytes(value, held.axis) * max(map(missing_rows, needs, held.intervals))
+
+
+def missing_rows(need: Need, owned: tuple[int, int]) -> int:
+    """Rows that are needed and not owned."""
+    common = min(need.end, owned[1]) - max(need.start, owned[0])
+    return need.end - need.start - max(0, common)
+
+
+def share(split: Split, extent: int, speeds: Sequence[float]) -> float:
+    """The part of a whole op's time that the rank takes which is done last."""
+    if not extent:
+        return 1.0
+    return max(rows / extent / speed for rows, speed in zip(split.extents, speeds, strict=True))

@@ -1,0 +1,62 @@
+"""Plans of single layers as text: `3:h=0-57,55-112; 5:whole`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from tilewright.ir.errors import InputError
+from tilewright.ir.nodes import Func, Op
+from tilewright.passes.graph.distribute.directions import checked_direction, is_layer
+from tilewright.passes.graph.distribute.spreading import PlannedLayer
+
+_ENTRY = re.compile(r"(\d+):([a-z]+)(?:=([\d,\s-]+))?")
+
+
+def layer_ops(func: Func) -> tuple[Op, ...]:
+    """The layers of a function in program order; plans number them from 0."""
+    return tuple(op for op in func.body.ops if is_layer(op))
+
+
+def read_plan(func: Func, text: str) -> Mapping[Op, PlannedLayer]:
+    """What a plan says, by op.
+
+    Entries are separated by `;`: a layer's number, then `whole`, or a direction with, after `=`, one interval
+    per rank; without intervals the rows are cut in proportion to the speeds. Raises InputError.
+    """
+    layers = layer_ops(func)
+    out: dict[Op, PlannedLayer] = {}
+    for entry in filter(None, (part.strip() for part in text.split(";"))):
+        found = _ENTRY.fullmatch(entry)
+        if found is None:
+            raise InputError(f"option 'plan' expects entries as 3:h=0-57,57-112 or 5:whole, got '{entry}'")
+        number = int(found[1])
+        if number >= len(layers):
+            raise InputError(f"option 'plan' names layer {number}; @{func.name} has {len(layers)} layers")
+        if layers[number] in out:
+            raise InputError(f"option 'plan' names layer {number} twice")
+        direction = None if found[2] == "whole" else checked_direction(found[2])
+        out[layers[number]] = PlannedLayer(direction, _intervals(found[3] or "", entry))
+    return out
+
+
+def show_plan(func: Func, plan: Mapping[Op, PlannedLayer]) -> str:
+    """The text of a plan, which `read_plan` reads back."""
+    parts = []
+    for number, op in enumerate(layer_ops(func)):
+        planned = plan.get(op)
+        if planned is None:
+            continue
+        rows = ",".join(f"{s}-{e}" for s, e in planned.intervals)
+        parts.append(f"{number}:{planned.direction or 'whole'}" + (f"={rows}" if rows else ""))
+    return "; ".join(parts)
+
+
+def _intervals(text: str, entry: str) -> tuple[tuple[int, int], ...]:
+    out = []
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        start, dash, end = part.partition("-")
+        if not (dash and start.isdigit() and end.isdigit()):
+            raise InputError(f"option 'plan' expects intervals as 0-57, got '{part}' in '{entry}'")
+        out.append((int(start), int(end)))
+    return tuple(out)

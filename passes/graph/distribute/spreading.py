@@ -1,0 +1,267 @@
+"""Decides for every op of @main how it runs on several ranks, the same way on each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tilewright.costmodel.partition.naive import split_extent
+from tilewright.ir.errors import InputError
+from tilewright.ir.nodes import Func, Op, Value
+from tilewright.passes.graph.distribute.directions import Direction, direction_axis, is_layer, is_product
+from tilewright.passes.graph.distribute.distribution import Distribution, Interval, Split, sliced
+from tilewright.passes.graph.distribute.placement import (
+    WHOLE,
+    Placement,
+    followed_intervals,
+    following_axes,
+    partial_placement,
+    split_placement,
+)
+from tilewright.passes.graph.distribute.space_cost import Rates, fetch_bytes, gather_bytes, share
+
+
+@dataclass(frozen=True)
+class PlannedLayer:
+    """What a plan says of one layer: its direction (None: all ranks run it whole), and every rank's rows."""
+
+    direction: Direction | None
+    intervals: tuple[Interval, ...] = ()
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for: speeds of the ranks, the direction of layers, plans of single layers.
+
+    late: gather as late as possible, whatever it costs.
+    """
+
+    speeds: tuple[float, ...]
+    direction: Direction
+    plan: Mapping[Op, PlannedLayer] = field(default_factory=dict)
+    late: bool = False
+    rates: Rates = field(default_factory=Rates)
+
+    @property
+    def devices(self) -> int:
+        return len(self.speeds)
+
+
+@dataclass
+class Spread:
+    """The decisions: how every op runs, how every value is held, and seconds per op with its exchanges."""
+
+    placements: dict[Op, Placement] = field(default_factory=dict)
+    held: dict[Value, Distribution] = field(default_factory=dict)
+    seconds: dict[Op, float] = field(default_factory=dict)
+    total_s: float = 0.0
+
+
+def spread(func: Func, request: Request) -> Spread:
+    """How the ops of a function run on the ranks of a request.
+
+    Layers are split along the direction (or as planned); what follows keeps the rows of its operands. From
+    the place in program order on where it costs least, ops run whole on every rank, unless a plan or `late`
+    says otherwise. Raises InputError for a plan that a layer cannot follow.
+    """
+    ops = func.body.ops[:-1]
+    everywhere = _Walk(func, request, len(ops)).run()
+    if request.late or request.plan:
+        return everywhere
+    end = _cheapest_end(func, everywhere, request.rates, max(request.speeds) / min(request.speeds))
+    return everywhere if end == len(ops) else _Walk(func, request, end).run()
+
+
+def _cheapest_end(func: Func, found: Spread, rates: Rates, slowest: float) -> int:
+    """Where in program order going on whole on every rank costs least, gathering what is used from there on.
+
+    One exact minimum over all places by running sums: split seconds before the place, whole seconds after it,
+    and the gathers of the values that live across it.
+    """
+    ops = func.body.ops
+    last = {v: i for i, op in enumerate(ops) for v in op.operands}
+    ends = len(ops)
+    gathers = [0.0] * (ends + 1)
+    for at, op in enumerate(ops):
+        for v in op.results:
+            if found.held.get(v) is not None and v in last:
+                seconds = rates.move_s(gather_bytes(v, found.held[v]))
+                gathers[at + 1] += seconds
+                gathers[last[v] + 1] -= seconds
+    whole_after = sum(rates.compute_s(op) for op in ops) * slowest
+    best, cheapest, before, live = 0, float("inf"), 0.0, 0.0
+    for place in range(ends):
+        live += gathers[place]
+        total = before + whole_after + live
+        if total < cheapest:
+            best, cheapest = place, total
+        if place < ends - 1:
+            before += found.seconds.get(ops[place], 0.0)
+            whole_after -= rates.compute_s(ops[place]) * slowest
+    return best
+
+
+class _Walk:
+    """One walk over the ops in program order; those from `end` on start no split and follow none."""
+
+    def __init__(self, func: Func, request: Request, end: int) -> None:
+        self.func, self.request, self.end = func, request, end
+        self.rates, self.speeds = request.rates, request.speeds
+        self.out = Spread(held=dict.fromkeys(func.params))
+        first = func.params[0].tensor.shape if func.params else ()
+        self.samples = first[0] if first else 1
+        self.gathered: set[Value] = set()
+
+    def run(self) -> Spread:
+        for at, op in enumerate(self.func.body.ops[:-1]):
+            placement = self.place(op, at)
+            seconds = self.seconds(op, placement)
+            for v, needs in zip(op.operands, placement.needs or (None,) * len(op.operands), strict=True):
+                held = self.out.held[v]
+                if held is not None and (needs is None or needs[0].axis != held.axis):
+                    self.gathered.add(v)
+            self.out.placements[op] = placement
+            self.out.held.update((r, placement.split) for r in op.results)
+            self.out.seconds[op] = seconds
+            self.out.total_s += seconds
+        for v in dict.fromkeys(self.func.body.ops[-1].operands):
+            self.out.total_s += self.rates.move_s(self.gather(v))
+        return self.out
+
+    def gather(self, v: Value) -> float:
+        return 0.0 if v in self.gathered else gather_bytes(v, self.out.held[v])
+
+    def place(self, op: Op, at: int) -> Placement:
+        planned = self.request.plan.get(op)
+        if planned is not None:
+            return self.planned(op, planned)
+        if not op.operands or not op.results or op.body is not None:
+            return WHOLE
+        if at >= self.end:
+            return self.second_choice(op)
+        splits = self.splits(op)
+        found = [*splits, *self.partials(op)]
+        if not found:
+            return self.second_choice(op)
+        return min(found, key=lambda p: self.seconds(op, p))
+
+    def planned(self, op: Op, planned: PlannedLayer) -> Placement:
+        if planned.direction is None:
+            return WHOLE
+        axis = direction_axis(op, planned.direction)
+        made = None
+        if axis is not None:
+            intervals = planned.intervals or self.cut(op, axis, planned.direction)
+            if intervals is not None:
+                self.check_cover(op, axis, intervals)
+                made = split_placement(op, Split(axis, intervals))
+        if made is None:
+            rows = f" in rows {[list(i) for i in planned.intervals]}" if planned.intervals else ""
+            raise InputError(
+                f"the plan splits {op.name} [{op.loc}] along {planned.direction}{rows}, which it cannot be"
+            )
+        return made
+
+    def check_cover(self, op: Op, axis: int, intervals: Sequence[Interval]) -> None:
+        extent, reached, before = op.result.tensor.shape[axis], 0, 0
+        good = len(intervals) == self.request.devices
+        for start, end in intervals:
+            good = good and before <= start <= end <= extent and (start <= reached or start == end)
+            before, reached = start, max(reached, end)
+        if not good or reached != extent:
+            raise InputError(
+                f"expected {self.request.devices} rising intervals that cover the {extent} rows of {op.name} "
+                f"[{op.loc}], got {[list(i) for i in intervals]}"
+            )
+
+    def splits(self, op: Op) -> list[Placement]:
+        """The op in rows that follow its operands, or in the direction asked for where it is a layer."""
+        axes = following_axes(op, self.out.held)
+        own = direction_axis(op, self.request.direction) if is_layer(op) else None
+        if own is not None and own not in axes and self.worth_starting(op, own):
+            axes.append(own)
+        out = []
+        for axis in axes:
+            followed = followed_intervals(op, axis, self.out.held)
+            made = split_placement(op, Split(axis, followed)) if followed is not None else None
+            if made is None:
+                anew = self.cut(op, axis, self.request.direction)
+                made = split_placement(op, Split(axis, anew)) if anew is not None else None
+            if made is not None:
+                out.append(made)
+        return out
+
+    def worth_starting(self, op: Op, axis: int) -> bool:
+        return op.result.tensor.shape[axis] >= (2 if self.request.late else self.request.devices)
+
+    def partials(self, op: Op) -> list[Placement]:
+        """The op on the rows each rank has of an operand, its sums kept whole or, of channels, in rows."""
+        out = []
+        for i, v in enumerate(op.operands):
+            held = self.out.held[v]
+            if held is None:
+                continue
+            scatters: list[Split | None] = [None]
+            axis = direction_axis(op, "channels") if is_product(op) else None
+            if axis is not None and self.request.direction == "channels":
+                extent = op.result.tensor.shape[axis]
+                if extent >= self.request.devices:
+                    scatters.append(Split(axis, tuple(split_extent(extent, self.speeds))))
+            for scatter in scatters:
+                made = partial_placement(op, i, held, scatter)
+                if made is not None:
+                    out.append(made)
+        return out
+
+    def second_choice(self, op: Op) -> Placement:
+        """Whole on every rank; a matrix product split by units where that saves more than gathering costs."""
+        if not is_product(op) or self.request.direction == "channels":
+            return WHOLE
+        axis = direction_axis(op, "channels")
+        if axis is None or op.result.tensor.shape[axis] < self.request.devices:
+            return WHOLE
+        intervals = self.cut(op, axis, "channels")
+        made = split_placement(op, Split(axis, intervals)) if intervals is not None else None
+        if made is None:
+            return WHOLE
+        back = self.rates.move_s(gather_bytes(op.result, made.split))
+        gain = self.seconds(op, WHOLE) - self.seconds(op, made) - back
+        return made if gain > 0 or self.request.late else WHOLE
+
+    def cut(self, op: Op, axis: int, direction: Direction) -> tuple[Interval, ...] | None:
+        """Rows in proportion to the speeds, at multiples of what the op can be cut at."""
+        extent = op.results[0].tensor.shape[axis]
+        whole = sliced(op, axis, 0, extent)
+        if whole is None:
+            return None
+        unit = whole.align
+        if direction == "batch" and axis == 0 and self.samples and extent % self.samples == 0:
+            unit = max(unit, extent // self.samples)
+        if extent % unit:
+            return None
+        return tuple((s * unit, e * unit) for s, e in split_extent(extent // unit, self.speeds))
+
+    def seconds(self, op: Op, p: Placement) -> float:
+        """Seconds of the op on the rank that is done last, after the exchanges it needs."""
+        moved = 0.0
+        needs = p.needs or (None,) * len(op.operands)
+        for v, rows in dict(zip(op.operands, needs, strict=True)).items():
+            held = self.out.held[v]
+            whole = held is not None and (rows is None or rows[0].axis != held.axis)
+            moved += self.rates.move_s(self.gather(v) if whole else fetch_bytes(v, held, rows))
+        compute = self.rates.compute_s(op)
+        if p.partial:
+            parts = (self.request.devices - 1) / self.request.devices
+            factor = parts if p.scatter else 2 * parts
+            moved += self.rates.move_s(factor * sum(r.tensor.nbytes for r in op.results))
+            return moved + compute * self.summed_share(op, p)
+        if p.split is None:
+            return moved + compute / min(self.speeds)
+        return moved + compute * share(p.split, op.results[0].tensor.shape[p.split.axis], self.speeds)
+
+    def summed_share(self, op: Op, p: Placement) -> float:
+        for v, rows in zip(op.operands, p.needs, strict=True):
+            if rows is not None:
+                split = Split(rows[0].axis, tuple((n.start, n.end) for n in rows))
+                return share(split, v.tensor.shape[split.axis], self.speeds)
+        return 1.0
