@@ -9,6 +9,7 @@ import os
 import secrets
 import stat
 from dataclasses import dataclass
+from pathlib import Path
 
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.storage.errors import StorageError
@@ -75,7 +76,7 @@ class DirectFile:
             done = done + got if done + got == len(view) else (done + got) // PAGE_BYTES * PAGE_BYTES
 
     def read_start(self, nbytes: int) -> bytes:
-        """The first `nbytes`, fewer where the file is shorter; raises `RuntimeInputError`."""
+        """The first `nbytes`, fewer where the file is shorter; raises `StorageError`."""
         view = memoryview(mmap.mmap(-1, max(PAGE_BYTES, -(-nbytes // PAGE_BYTES) * PAGE_BYTES)))
         done = 0
         try:
@@ -85,7 +86,8 @@ class DirectFile:
                     break
                 done += got
         except OSError as error:
-            raise RuntimeInputError(f"cannot be read ({error.strerror or error})") from None
+            fault = f"{self.path}: reading at byte {done} failed: {error.strerror or error}"
+            raise StorageError(fault) from None
         return bytes(view[: min(done, nbytes)])
 
     def write_from(self, view: memoryview, offset: int, step: str) -> None:
@@ -115,7 +117,10 @@ class DirectFile:
 
 
 def open_to_read(path: str, direct: bool) -> DirectFile:
-    """Open an existing regular file; raises `RuntimeInputError` naming it where that cannot be done."""
+    """Open an existing regular file; raises `RuntimeInputError` naming it where that cannot be done.
+
+    Storage that fails at the first byte raises `StorageError`.
+    """
     try:
         # A pipe would block here, and has no size.
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -151,9 +156,9 @@ def _as_asked(path: str, descriptor: int, direct: bool) -> DirectFile:
     """The open file, with direct requests where they are asked for and possible."""
     try:
         note = _make_direct(descriptor) if direct else "direct requests were not asked for"
-    except BaseException:
+    except OSError as error:
         os.close(descriptor)
-        raise
+        raise StorageError(f"{path}: reading at byte 0 failed: {error.strerror or error}") from None
     return DirectFile(path, descriptor, note)
 
 
@@ -179,9 +184,9 @@ def _file_system(descriptor: int) -> str:
     """The kind of file system a file lies on, such as "ext4"; "unknown" where the system does not say."""
     device = os.fstat(descriptor).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
-        for line in mounts:
-            fields = line.split()
-            if fields[2] == number:
-                return fields[fields.index("-") + 1]
+    mounts = Path("/proc/self/mountinfo")
+    for line in mounts.read_text(errors="replace").splitlines() if mounts.exists() else ():
+        fields = line.split()
+        if fields[2] == number:
+            return fields[fields.index("-") + 1]
     return "unknown"

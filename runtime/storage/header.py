@@ -129,6 +129,7 @@ def read_header(file: DirectFile) -> StoreHeader:
 
     Anything but what this version writes, and a file of another size than the header says, is one
     `RuntimeInputError` naming the file; work and memory are bounded by the size of the file and 32 MiB.
+    Raises `StorageError` where storage fails.
     """
     try:
         data = _header_bytes(file)

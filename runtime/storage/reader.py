@@ -22,8 +22,8 @@ from tilewright.runtime.storage.transfers import ChunkedTransfer
 class StepReader:
     """A `StepSource` over a store; safe to use from several threads, one transfer per step and buffer each.
 
-    Raises `RuntimeInputError` naming the file where it is no store. A file that is changed while it is open
-    fails at the next request; one that is replaced stays as it was when it was opened.
+    Raises `RuntimeInputError` naming the file where it is no store, `StorageError` where storage fails.
+    A file that is changed while it is open fails at the next request; one that is replaced stays as it was.
     """
 
     def __init__(self, path: str | os.PathLike[str], options: IoOptions | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -43,7 +43,8 @@ class StoreWriter:
             self._file = self._stack.enter_context(atomic_file(self._path))
             os.posix_fallocate(self._file.fileno(), 0, self._header_bytes + self.layout.nbytes)
         except OSError as error:
-            self._stack.__exit__(type(error), error, error.__traceback__)
+            with suppress(OSError):
+                self._stack.__exit__(type(error), error, error.__traceback__)
             raise self._fault(error) from None
         return self
 
@@ -51,7 +52,8 @@ class StoreWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._stack.__exit__(kind, error, trace)
+            with suppress(OSError):  # closing a file on a full disk fails as well; the first error counts
+                self._stack.__exit__(kind, error, trace)
             return
         try:
             with self._stack:
