@@ -23,6 +23,7 @@ from tilewright.runtime.errors import (
 from tilewright.runtime.loaded import Closable, describe_launch
 from tilewright.runtime.memory import layout_of, plan_with_layout
 from tilewright.runtime.opencl_driver import (
+    context_of,
     driver_errors,
     first_complaint,
     import_pyopencl,
@@ -61,7 +62,7 @@ class OpenClDevice(Closable):
         self.name = f"{self.device.name.strip()} ({self.device.platform.name.strip()})"
         self.out_of_order = out_of_order
         with driver_errors(self.cl, f"opening {self.name}"):
-            self.context = self.cl.Context([self.device])
+            self.context = context_of(self.cl, self.device)
         uploads = self.new_queue(out_of_order=False)
         self.pool = OpenClPool(self.cl, self.context, uploads, self.device, self.name)
 
@@ -184,5 +185,4 @@ class OpenClDevice(Closable):
                 ) from None
 
     def _release(self) -> None:
-        # The context goes with its last reference: plans that are still open, or being loaded, have theirs.
-        return
+        return  # plans that are still open, or being loaded, have references of their own

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -35,11 +37,25 @@ def list_opencl_devices() -> list[Any]:
     return sorted(devices, key=lambda device: not device.type & cl.device_type.GPU)
 
 
+_contexts: dict[tuple[int, int], Any] = {}
+_opening = threading.Lock()
+
+
+def context_of(cl: ModuleType, device: Any) -> Any:
+    """The context of a device that this process shares: PoCL reads its library anew for each (0.5 s)."""
+    key = os.getpid(), device.int_ptr  # a forked process needs one of its own
+    with _opening:
+        if key not in _contexts:
+            _contexts[key] = cl.Context([device])
+        return _contexts[key]
+
+
 def driver_error(cl: ModuleType, doing: str, error: Exception) -> DeviceError:
     """Our error for one of pyopencl's; it says what was being done."""
     if isinstance(error, cl.MemoryError):
         return OutOfMemoryError(f"{doing}: the OpenCL device is out of memory ({error})")
     if getattr(error, "code", 0) == cl.status_code.DEVICE_NOT_AVAILABLE:
+        _contexts.clear()
         return DeviceLostError(f"{doing}: the OpenCL device is gone ({error})")
     return DeviceError(f"{doing}: {error}")
 
