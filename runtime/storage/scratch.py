@@ -27,7 +27,8 @@ class ScratchStore:
 
     Its file has no name and takes all its space at the start: a disk too full raises `StorageError` before
     the run. A read waits for the write of the same step that was started before it; a step that was never
-    written, or whose write failed, cannot be read. Checksums stay in memory.
+    written, or whose write failed, cannot be read, and none may be written while it is read. Checksums stay
+    in memory.
     """
 
     def __init__(

@@ -51,14 +51,14 @@ class ChunkedTransfer:
         wait(self._futures)
         if self._failure is not None:
             raise self._failure
-        if self._stopped:
+        if self._left:  # cancelled here, or by the end of the pool
             raise StorageError(f"step number {self._step} was cancelled on its way")
         return Transfer(self._step, self._nbytes, self._began_s, self._ended_s, self._verified)
 
     def cancel(self) -> None:
         """Start no more requests and wait for those in flight."""
         with self._lock:
-            self._stopped = self._stopped or self._left > 0
+            self._stopped = True
         for future in self._futures:
             future.cancel()
         wait(self._futures)

@@ -2,14 +2,17 @@
 
 import errno
 import os
+import re
 import resource
 import signal
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors
+from python_processes import finish, start
 from storage_samples import BUFFERS, buffer_for, every_dtype, large_steps, same, specs, write
 
 from tilewright.runtime.errors import RuntimeInputError
@@ -323,3 +326,25 @@ def test_plain_buffers_are_whole_zeroed_pages():
     assert (buffer.nbytes, buffer.address % PAGE_BYTES, bytes(buffer.view)) == (8192, 0, bytes(8192))
     with pytest.raises(RuntimeInputError, match="at least 1 byte"):
         BUFFERS.allocate(0)
+
+
+def test_the_page_of_the_documentation_runs(tmp_path, monkeypatch, capsys):
+    page = Path(__file__).parents[2] / "docs" / "storage.md"
+    monkeypatch.chdir(tmp_path)
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        exec(compile(block, page.name, "exec"), {})
+    assert "layer 3 {'w3': (64, 64)}" in capsys.readouterr().out
+
+
+DIES = """
+with StoreWriter(sys.argv[1], specs(large_steps(2))) as writer:
+    writer.write_step(large_steps(2)["step0"])
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_that_is_killed_leaves_the_old_file(tmp_path):
+    path = write(tmp_path / "a", large_steps(1, 9))
+    before = path.read_bytes()
+    finish(start("storage_samples", "import os, signal\n" + DIES, path), code=-signal.SIGKILL)
+    assert path.read_bytes() == before
