@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 
 from tilewright.codegen import KernelSource
 from tilewright.codegen.in_place import in_place_pairs
+from tilewright.distributed.plan_kernels import communication_kernel
 from tilewright.ir import Func, InputError, Level, Module, Op, Ref, TensorType, Value
+from tilewright.ir.communication_ops import COMMUNICATE
 from tilewright.ir.join_ops import boxes_of
 from tilewright.ir.types import array_type, itemsize
 from tilewright.library_program import library_kernels
@@ -18,10 +21,11 @@ from tilewright.runtime.plan import Buffer, BufferKind, ExecutionPlan, KernelCod
 def plan_module(
     module: Module, sources: Mapping[str, KernelSource], codes: Mapping[str, KernelCode], target: str
 ) -> ExecutionPlan:
-    """The plan that runs @main: one launch per call, in program order, with exact dependencies.
+    """The plan that runs @main: one launch per call or communication, in program order, exact dependencies.
 
-    sources, codes: per kernel function, its emitted text and what is stored of it. Raises InputError where
-    @main holds anything but calls and constants.
+    sources, codes: per kernel function, its emitted text and what is stored of it. Each communication also
+    depends on the one before, so that their order, which is that of the other ranks, is part of the plan.
+    Raises InputError where @main holds anything but calls, communications, joins and constants.
     """
     return _Planner(module, sources, codes, target).plan()
 
@@ -42,6 +46,8 @@ class _Planner:
         self.writers: dict[Value, frozenset[int]] = {}  # of its elements; a joined array has several
         self.slots = _slots(module)
         self.libraries = library_kernels(module)
+        self.communications: dict[str, str] = {}  # text of the kernel -> its name
+        self.communicated: int | None = None  # the latest launch that communicates
         self.origins = _origins(module)
         self.in_place = {f.name: in_place_pairs(f) for f in module.funcs if f.level is Level.THREAD}
 
@@ -57,6 +63,8 @@ class _Planner:
                 self.call(op)
             elif op.name == "tensor.join":
                 self.join(op)
+            elif op.name == COMMUNICATE:
+                self.communicate(op)
             else:
                 raise InputError(f"expected calls, constants and joins in @main, got {op.name}", where=op.loc)
         outputs = tuple(self.names[v] for v in returned)
@@ -64,7 +72,11 @@ class _Planner:
         plan = ExecutionPlan(
             target=self.target,
             buffers=tuple(self.buffers),
-            kernels=(*(c for n, c in self.codes.items() if n in used), *self.library_codes()),
+            kernels=(
+                *(c for n, c in self.codes.items() if n in used),
+                *self.library_codes(),
+                *(KernelCode(n, n, "communication", text) for text, n in self.communications.items()),
+            ),
             launches=tuple(self.launches),
             inputs=tuple(self.names[p] for p in main.params),
             outputs=outputs,
@@ -114,11 +126,11 @@ class _Planner:
         for r in op.results:
             self.buffer(r, r.hint or f"{ref.name}.out", "arena")
         args = tuple(self.names[v] for v in (*op.operands, *op.results))
-        deps = sorted(frozenset().union(*(self.writers.get(v, ()) for v in op.operands)))
+        deps = self.waits(op)
         index = len(self.launches)
         origin = self.origins.get(ref.name, ()) if not op.loc else (op.loc,)
         if ref.name in self.libraries:
-            self.launches.append(self.library_launch(ref.name, args, tuple(deps), origin))
+            self.launches.append(self.library_launch(ref.name, args, deps, origin))
         else:
             source = self.sources[ref.name]
             self.launches.append(
@@ -128,13 +140,42 @@ class _Planner:
                     grid=source.grid,
                     block=source.block,
                     shared_bytes=source.shared_bytes_dynamic,
-                    deps=tuple(deps),
+                    deps=deps,
                     origin=origin,
                     writes=source.writes,
                     in_place=self.in_place[ref.name],
                 )
             )
         self.writers.update(dict.fromkeys(op.results, frozenset((index,))))
+
+    def waits(self, op: Op) -> tuple[int, ...]:
+        """The launches that write what an op reads."""
+        return tuple(sorted(frozenset().union(*(self.writers.get(v, ()) for v in op.operands))))
+
+    def communicate(self, op: Op) -> None:
+        """A launch of the communicator; equal communications are one kernel."""
+        kernel = communication_kernel(op)
+        text = kernel.to_json()
+        if text not in self.communications:
+            taken = {*self.codes, *self.libraries, *self.communications.values()}
+            name = next(n for i in count() if (n := f"{kernel.kind}_{i}") not in taken)
+            self.communications[text] = name
+        for r in op.results:
+            self.buffer(r, r.hint or f"{kernel.kind}.out", "arena")
+        before = () if self.communicated is None else (self.communicated,)
+        self.communicated = len(self.launches)
+        self.launches.append(
+            Launch(
+                kernel=self.communications[text],
+                args=tuple(self.names[v] for v in (*op.operands, *op.results)),
+                grid=(1, 1, 1),
+                block=1,
+                deps=tuple(sorted({*self.waits(op), *before})),
+                origin=(op.loc,) if op.loc else (),
+                writes=kernel.writes,
+            )
+        )
+        self.writers.update(dict.fromkeys(op.results, frozenset((self.communicated,))))
 
     def library_launch(
         self, name: str, args: tuple[str, ...], deps: tuple[int, ...], origin: tuple[str, ...]

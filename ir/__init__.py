@@ -1,6 +1,7 @@
 """The intermediate representation: types, nodes, ops of three levels, text, verifier, reference semantics."""
 
 from tilewright.ir import (  # noqa: F401  (importing defines the ops)
+    communication_ops,
     graph_ops,
     indexed_ops,
     join_ops,

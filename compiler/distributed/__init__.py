@@ -1,1 +1,1 @@
-"""One program on several processes: dividing a network, starting the processes, running and failing together."""
+"""One program on several processes: dividing a network, starting processes, running and failing together."""

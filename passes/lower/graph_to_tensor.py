@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilewright.ir import Builder, Func, Level, UnsupportedError, Value
+from tilewright.ir import Builder, Func, Level, UnsupportedError, Value, op_def
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.lower import rules  # noqa: F401  (registers the rules)
 from tilewright.passes.lower.lowering import RULES, nothing
@@ -16,7 +16,7 @@ def graph_to_tensor(func: Func, ctx: PassContext) -> Func:
 
     rewrite:  %y = graph.relu(%x)   -->   %y = tensor.map(%x, par = ..., reads = ...) { max(a, 0) }
 
-    Results without elements need no rule.
+    Results without elements need no rule, but for ops that also do something for others.
 
     Raises UnsupportedError that lists every op without a rule.
     """
@@ -37,7 +37,7 @@ def graph_to_tensor(func: Func, ctx: PassContext) -> Func:
                 )
             elif op.name == "graph.return":
                 results = b.emit("tensor.return", operands)
-            elif op.results and not any(r.tensor.size for r in op.results):
+            elif op.results and not any(r.tensor.size for r in op.results) and not op_def(op.name).effects:
                 results = tuple(nothing(b, r.tensor) for r in op.results)
             else:
                 results = tuple(RULES[op.name](b, op, operands))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from tilewright.ir import Builder, Func, Level, Module, Ref, Value
+from tilewright.ir.communication_ops import COMMUNICATE
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.tensor.kernel_groups import readers, used_outside
 from tilewright.passes.tensor.outline_kernel import kernel_name, outline
@@ -24,7 +25,7 @@ def fuse_kernels(module: Module, ctx: PassContext, *, partitioner: Partitioner =
     Which ops may share a kernel is decided from index sets (see partition_legality). `rules` lets each op
     join the latest producer it fits; `exact` finds the partition whose kernels take the least time by the
     cost model; `algorithm1` merges pairs of kernels while that helps, as the paper prints it; with `none`
-    every op gets a kernel of its own.
+    every op gets a kernel of its own. Joins and communications stay in @main, these in their order.
     """
     main = module.main
     if any(op.name == "tensor.call" for op in main.body.ops):
@@ -39,7 +40,7 @@ def fuse_kernels(module: Module, ctx: PassContext, *, partitioner: Partitioner =
         if op.name == "tensor.constant":
             b.append(op)
     for g in part.groups:
-        if g.anchor.name == "tensor.join":
+        if g.anchor.name in ("tensor.join", COMMUNICATE):
             pieces = map(part.resolve, g.anchor.operands)
             b.append(g.anchor.with_operands(tuple(env.get(v, v) for v in pieces)))
             continue

@@ -19,6 +19,7 @@ from tilewright.ir import (
     scalar_body,
     structured,
 )
+from tilewright.ir.communication_ops import COMMUNICATE
 from tilewright.ir.expr import binary, substitute
 from tilewright.ir.join_ops import boxes_of
 from tilewright.ir.simplify import simplify
@@ -43,7 +44,8 @@ def join_concats(func: Func, ctx: PassContext) -> Func:
     A concatenation that begins with all pieces of another one is a join of that one and the rest, so that a
     block of layers that each append to what they read shares one array. A map moves to the pieces where
     nothing else reads the join. What is a result of the network or a piece already is written twice by the
-    kernel that makes it. At most one piece may need a kernel that copies it: an input, a constant.
+    kernel that makes it. At most one piece may need a kernel that copies it (an input, a constant), beside
+    those that come from other ranks.
     """
     if func.name != "main" or any(op.name in ("tensor.call", "tensor.join") for op in func.body.ops):
         return func
@@ -112,7 +114,8 @@ class _Joiner:
             loc=op.loc,
         )
         copied = [v for v in join.operands if not self._computed(v)]
-        if len(copied) > MAX_COPIED or len(copied) == len(join.operands):
+        few = sum(not self._received(v) for v in copied) <= MAX_COPIED
+        if not few or len(copied) == len(join.operands):
             return op
         pieces: list[Value] = []
         for v in join.operands:
@@ -163,6 +166,11 @@ class _Joiner:
         op = self.producers.get(owner)
         placeable = op is not None and (op.name in STRUCTURED or op.name in ("tensor.gather", "tensor.join"))
         return placeable and (self._free(owner) or self._repeatable(v))
+
+    def _received(self, v: Value) -> bool:
+        """Whether it comes from another rank: one of the small pieces around a large one of its own."""
+        op = self.producers.get(v)
+        return op is not None and op.name == COMMUNICATE
 
     def _free(self, owner: Value) -> bool:
         """Whether the memory of a value may lie anywhere: it is no result of the network and no piece yet."""

@@ -2,7 +2,8 @@
 
 A map joins the kernel that produces one of its operands when each point reads only what the same thread wrote
 (identity reads: register level). Ops over the rows of one reduction join at block level. A cheap map whose
-only reader is a reduction becomes its prologue. The quotient graph stays acyclic throughout.
+only reader is a reduction becomes its prologue. The quotient graph stays acyclic throughout. Communications
+are groups of their own and keep their order, which must be that of the other ranks.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 
 from tilewright.ir import Func, Op, Sym, Value
+from tilewright.ir.communication_ops import COMMUNICATE
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor_ops import REDUCING, dims, fills, ranges_of, reads
 from tilewright.passes.tensor.choose_layouts_cost import on_tensor_cores
@@ -78,6 +81,7 @@ class _Builder:
             for v in op.operands:
                 self.readers.setdefault(v, []).append(op)
         self.returned = set(func.body.ops[-1].operands)
+        self.communicated: Group | None = None  # the latest communication
 
     def group_of(self, v: Value) -> Group | None:
         return self.result.source.get(self.result.resolve(v))
@@ -88,6 +92,8 @@ class _Builder:
             host = Group(len(self.result.groups), op, [])
             self.result.groups.append(host)
         self._add(op, host)
+        if op.name == COMMUNICATE:
+            self.communicated = host
         if op.name in REDUCING and self.fuse:
             self._absorb_prologues(op, host)
 
@@ -109,6 +115,8 @@ class _Builder:
             g = self.group_of(v)
             if g is not None and g is not host:
                 needed |= g.before | (1 << g.number)
+        if op.name == COMMUNICATE and self.communicated not in (None, host):
+            needed |= self.communicated.before | (1 << self.communicated.number)
         return needed
 
     def _host(self, op: Op) -> Group | None:
@@ -202,11 +210,17 @@ class _Builder:
 
 
 def in_order(groups: list[Group], group_of: Callable[[Value], Group | None]) -> list[Group]:
-    """Groups in the order of the longest chain that leads to each; numbers break ties."""
+    """Groups in the order of the longest chain that leads to each; numbers break ties.
+
+    Communications have ascending numbers in program order and keep it.
+    """
     waits_for: dict[int, set[int]] = {}
     for g in groups:
         sources = [s for op in g.ops for v in op.operands if (s := group_of(v)) is not None]
         waits_for[g.number] = {s.number for s in sources if s is not g}
+    communications = sorted(g.number for g in groups if g.anchor.name == COMMUNICATE)
+    for earlier, later in pairwise(communications):
+        waits_for[later].add(earlier)
     depth: dict[int, int] = {}
     try:
         for number in TopologicalSorter(waits_for).static_order():

@@ -10,6 +10,7 @@ from math import inf, prod
 from tilewright.costmodel import CpuHardware, Hardware
 from tilewright.costmodel.hardware import GpuHardware
 from tilewright.ir import Func, InputError, Op, Pairs, UnsupportedError, Value
+from tilewright.ir.communication_ops import COMMUNICATE
 from tilewright.ir.simplify import interval
 from tilewright.ir.tensor_ops import REDUCING, dims, domain, fills, reads
 from tilewright.passes import PassContext, find_pass
@@ -115,8 +116,8 @@ class KernelCosts:
         return ops
 
     def _evaluate(self, ops: int) -> float:
-        if not ops & (ops - 1) and self.graph.ops[ops.bit_length() - 1].name == "tensor.join":
-            return 0.0  # names a place, computes nothing
+        if not ops & (ops - 1) and self.graph.ops[ops.bit_length() - 1].name in ("tensor.join", COMMUNICATE):
+            return 0.0  # names a place or waits for others, computes nothing
         func = self.kernel(ops)
         try:
             for name in _STEPS:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from tilewright.ir import Func, Op, Sym, Value
+from tilewright.ir.communication_ops import COMMUNICATE
 from tilewright.ir.tensor_ops import dims, fills, reads
 from tilewright.passes.tensor.index_sets import identity_read, is_view
 
@@ -86,8 +88,11 @@ class OpGraph:
 
     @cached_property
     def preds(self) -> list[int]:
-        """Per op the ops whose results it reads, through views too."""
-        return [sum(1 << s for s in {e.source for e in edges}) for edges in self.edges]
+        """Per op the ops whose results it reads, through views too, and of a communication the one before."""
+        found = [sum(1 << s for s in {e.source for e in edges}) for edges in self.edges]
+        for earlier, later in pairwise(i for i, op in enumerate(self.ops) if op.name == COMMUNICATE):
+            found[later] |= 1 << earlier
+        return found
 
     @cached_property
     def succs(self) -> list[int]:

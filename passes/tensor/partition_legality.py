@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.ir import BinOp, Expr, Op
+from tilewright.ir.communication_ops import COMMUNICATE
 from tilewright.ir.tensor_ops import REDUCING, fills, reads
 from tilewright.passes.tensor.index_sets import POINTWISE, recompute_cost
 from tilewright.passes.tensor.partition_graph import OpGraph, members
@@ -17,7 +18,7 @@ CHECKED_READ_COST = 4
 #: ops of one kernel at most
 MAX_OPS = 24
 #: ops that run in an order of their own: nothing shares a kernel with them
-ORDERED = frozenset({"tensor.scan", "tensor.scatter", "tensor.recur"})
+ORDERED = frozenset({"tensor.scan", "tensor.scatter", "tensor.recur", COMMUNICATE})
 
 
 @dataclass(frozen=True)

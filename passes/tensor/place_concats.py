@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, Ref, Sym, TensorType, Value
 from tilewright.ir.builder import scalar_body
+from tilewright.ir.communication_ops import COMMUNICATE
 from tilewright.ir.join_ops import boxes_of, layout_in, placed
 from tilewright.ir.tensor_ops import STRUCTURED
 from tilewright.ir.types import itemsize
@@ -108,6 +109,8 @@ class _Placer:
         for op, i in self.uses.get(v, ()):
             if op.name == "tensor.join" and place.type_of(v, boxes_of(op)[i][1]) is None:
                 return False  # it could not be copied from there
+            if op.name == COMMUNICATE:
+                return False  # messages are dense
             if op.name == "tensor.call":
                 kernel = self._kernel(op)
                 p = kernel.params[i]
