@@ -30,6 +30,11 @@ def add_cluster(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     plan.add_argument(
         "--model", required=True, metavar="FILE|NAME|NET", help="TOML file, shipped record, or a network"
     )
+    plan.add_argument(
+        "--inputs",
+        metavar="NAME,...",
+        help="of a network: the parameters that carry samples (Relay: the first and integer ones)",
+    )
     plan.add_argument("--training", required=True, metavar="FILE|NAME", help="TOML file or shipped record")
     plan.add_argument("--mode", default="corrected", help=f"{', '.join(MODES)} (default corrected)")
     plan.add_argument("--top", type=int, default=10, metavar="K", help="configurations shown (default 10)")
@@ -58,7 +63,7 @@ def run_plan(a: argparse.Namespace) -> None:
         raise InputError(f"expected at least 1, got {a.top}", where="--top")
     if a.plot:
         require_plot(a.plot)
-    cluster, model, training = load_inputs(a.cluster, a.model, a.training)
+    cluster, model, training = load_inputs(a.cluster, a.model, a.training, a.inputs)
     result = search(cluster, model, training, mode=a.mode, top=a.top)
     if not result.ranking:
         raise WorkError(_nothing_fits(result))

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from tilewright.costmodel.cluster.in_memory import Knobs, step_time
 from tilewright.costmodel.cluster.measured_rows import MeasuredRows
@@ -48,6 +47,8 @@ def fit_knobs(sources: Sequence[MeasuredRows], free: Sequence[str], base: Knobs)
         return np.concatenate(
             [_robust(log_errors(rows, knobs)) / len(rows.step_s) ** 0.5 for rows in sources]
         )
+
+    from scipy.optimize import least_squares  # slow to load, and only fitting needs it
 
     found = least_squares(residuals, first, bounds=(low, high), x_scale=1.0)
     return with_values(base, free, found.x)

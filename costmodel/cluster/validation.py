@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
 
 from tilewright.costmodel.cluster.fitting import fit_knobs, held_out_errors
 from tilewright.costmodel.cluster.in_memory import A_PRIORI, Knobs, step_time
@@ -172,4 +171,6 @@ def refit(stack: Stack) -> Stack:
 
 
 def _rank(predicted: Array, measured: Array) -> float:
+    from scipy.stats import spearmanr  # takes a second to load, which no other command should wait for
+
     return float(spearmanr(predicted, measured).statistic)
