@@ -17,6 +17,7 @@ from tilewright.commands.cluster import add_cluster
 from tilewright.commands.compile import add_compile
 from tilewright.commands.db import add_db
 from tilewright.commands.explain import add_explain
+from tilewright.commands.partition import add_partition
 from tilewright.commands.report import add_report
 from tilewright.commands.run import add_run
 from tilewright.commands.streams import add_streams
@@ -33,6 +34,7 @@ COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], 
     add_streams,
     add_bench,
     add_calibrate,
+    add_partition,
     add_cluster,
 )
 

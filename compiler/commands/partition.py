@@ -1,0 +1,155 @@
+"""`tilewright partition count|search`: how one layer's rows may be cut over devices, and the best cut."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from tilewright.costmodel.partition.exact import least_objective
+from tilewright.costmodel.partition.intervals import (
+    IntervalSpace,
+    count_partitions,
+    interval_space,
+    threshold_sizes,
+)
+from tilewright.costmodel.partition.naive import Interval, naive_pieces, output_extent
+from tilewright.costmodel.partition.objective import LayerObjective, Weights
+from tilewright.costmodel.partition.pruned import pruned_search
+from tilewright.ir import InputError
+
+MAX_ROWS = 1 << 16
+MAX_DEVICES = 4096
+METHODS = ("exact", "pruned")
+
+
+def add_partition(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command and its subcommands."""
+    p = sub.add_parser("partition", help="cut one inference over several devices")
+    actions = p.add_subparsers(dest="partition_command", required=True, metavar="ACTION")
+    for add in SUBCOMMANDS:
+        add(actions)
+
+
+def _add_count(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    p = sub.add_parser("count", help="count the partitions of one layer's rows")
+    _add_space(p)
+    p.set_defaults(action=run_count)
+
+
+def _add_search(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    p = sub.add_parser("search", help="find the partition of least objective")
+    _add_space(p)
+    p.add_argument(
+        "--next",
+        metavar="K,S,P",
+        help="kernel, stride and padding of the next layer, cut evenly by the speeds (default: none follows)",
+    )
+    p.add_argument("--method", choices=METHODS, default="exact", help="default exact; pruned: as the thesis")
+    p.add_argument(
+        "--weights",
+        metavar="A,B,C,D",
+        default="1,1,1,1",
+        help="of slowest device, fetched rows, cropped rows, imbalance (default 1,1,1,1)",
+    )
+    p.add_argument("--corrected", action="store_true", help="imbalance against the unweighted maximum")
+    p.set_defaults(action=run_search)
+
+
+SUBCOMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
+    _add_count,
+    _add_search,
+)
+
+
+def _add_space(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--output", type=int, required=True, metavar="W", help="rows of the layer's output")
+    p.add_argument("--devices", type=int, required=True, metavar="N", help="how many devices share them")
+    p.add_argument(
+        "--threshold",
+        default="5",
+        metavar="T",
+        help="percent that a device's rows may differ from its even share (default 5)",
+    )
+    p.add_argument("--speeds", metavar="V,...", help="relative speed of every device (default: all equal)")
+    p.add_argument("--no-overlap", action="store_true", help="no row may be made by two devices")
+    p.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run_count(a: argparse.Namespace) -> None:
+    """Count the partitions and print their number."""
+    count = count_partitions(_space(a, _speeds(a)))
+    if a.json:
+        print(json.dumps({"count": count}))
+        return
+    overlap = "without" if a.no_overlap else "with"
+    print(f"{count} partitions of {a.output} rows over {a.devices} devices, {overlap} overlap")
+
+
+def run_search(a: argparse.Namespace) -> None:
+    """Search and print the intervals and their objective."""
+    speeds = _speeds(a)
+    space = _space(a, speeds)
+    weights = _numbers(a.weights, "--weights", 4)
+    objective = LayerObjective(speeds, _required(a, speeds), Weights(*weights, corrected=a.corrected))
+    evaluated = ""
+    if a.method == "pruned":
+        pruned = pruned_search(space, objective)
+        intervals, value = pruned.intervals, pruned.value
+        evaluated = f", {pruned.evaluated} partitions evaluated"
+    else:
+        intervals, value = least_objective(space, objective)
+    if a.json:
+        print(json.dumps({"intervals": [list(interval) for interval in intervals], "objective": value}))
+        return
+    print(f"{a.method} search over {a.devices} devices: objective {value:.6g}{evaluated}")
+    for device, (start, end) in enumerate(intervals):
+        print(f"  device {device}: rows [{start}, {end}), {end - start} of {a.output}")
+
+
+def _space(a: argparse.Namespace, speeds: Sequence[float]) -> IntervalSpace:
+    threshold = _fraction(a.threshold)
+    return interval_space(a.output, threshold_sizes(a.output, speeds, threshold), overlap=not a.no_overlap)
+
+
+def _speeds(a: argparse.Namespace) -> tuple[float, ...]:
+    for option, value, most in (("--output", a.output, MAX_ROWS), ("--devices", a.devices, MAX_DEVICES)):
+        if not 1 <= value <= most:
+            raise InputError(f"expected a number from 1 to {most}, got {value}", where=option)
+    return _numbers(a.speeds, "--speeds", a.devices) if a.speeds is not None else (1.0,) * a.devices
+
+
+def _required(a: argparse.Namespace, speeds: Sequence[float]) -> tuple[Interval, ...] | None:
+    """What each device reads for its share of the next layer, None where none follows."""
+    if a.next is None:
+        return None
+    try:
+        kernel, stride, padding = (int(part) for part in a.next.split(","))
+    except ValueError:
+        raise InputError(
+            f"expected kernel, stride and padding as 3 whole numbers, got {a.next!r}", where="--next"
+        ) from None
+    try:
+        rows = output_extent(a.output, kernel, stride, pads=(padding, padding))
+        pieces = naive_pieces(rows, list(speeds), a.output, kernel, stride, pad_before=padding)
+    except InputError as e:
+        raise InputError(str(e), where="--next") from e
+    return tuple((piece.input.start, piece.input.end) for piece in pieces)
+
+
+def _fraction(text: str) -> Fraction:
+    try:
+        return Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise InputError(f"expected a number like 5 or 100/3, got {text!r}", where="--threshold") from None
+
+
+def _numbers(text: str, option: str, count: int) -> tuple[float, ...]:
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if len(numbers) != count:
+        raise InputError(f"expected {count} numbers separated by commas, got {text!r}", where=option)
+    return numbers
