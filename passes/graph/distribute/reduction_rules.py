@@ -7,6 +7,7 @@ from tilewright.passes.graph.distribute.distribution import (
     Need,
     Partial,
     Sliced,
+    along,
     integers,
     partial_rule,
     slice_rule,
@@ -26,7 +27,11 @@ def kept_rows(op: Op, axis: int, start: int, end: int) -> Sliced | None:
     kept = range(rank) if op["keepdims"] else [d for d in range(rank) if d not in reduced]
     if not kept or kept[axis] in reduced:
         return None
-    return Sliced((Need(kept[axis], start, end),))
+    needs: list[Need | None] = [Need(kept[axis], start, end)]
+    for v in op.operands[1:]:  # the mean that a variance is taken around broadcasts to x
+        at = along(v.tensor.rank, rank, kept[axis])
+        needs.append(None if at is None or v.tensor.shape[at] == 1 else Need(at, start, end))
+    return Sliced(tuple(needs))
 
 
 @partial_rule("sum", "max", "mean")

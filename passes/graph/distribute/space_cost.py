@@ -21,7 +21,7 @@ class Rates:
     flops_per_s: float = 2e13
     bytes_per_s: float = 2e12
     link_bytes_per_s: float = 1e11
-    link_latency_s: float = 1e-5
+    link_latency_s: float = 2e-6
 
     def compute_s(self, op: Op) -> float:
         """Seconds of a whole op: the larger of its operations and its memory traffic."""

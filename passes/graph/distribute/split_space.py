@@ -9,10 +9,11 @@ from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Level, Module
 from tilewright.passes.context import PassContext
 from tilewright.passes.definition import register_pass
-from tilewright.passes.graph.distribute.directions import DIRECTIONS, Direction
+from tilewright.passes.graph.distribute.directions import DIRECTIONS
 from tilewright.passes.graph.distribute.rank_module import rank_module
+from tilewright.passes.graph.distribute.space_cost import Rates
 from tilewright.passes.graph.distribute.space_plan import read_plan
-from tilewright.passes.graph.distribute.spreading import Request, Spread, spread
+from tilewright.passes.graph.distribute.spreading import Request, spread
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"}, establishes={"shapes-known"})
@@ -26,6 +27,9 @@ def split_space(
     speeds: str = "",
     plan: str = "",
     gather: Literal["auto", "late"] = "auto",
+    tflops: float = 20.0,
+    link_gbs: float = 100.0,
+    latency_us: float = 2.0,
 ) -> Module:
     """What rank `rank` of `devices` runs where each makes a part of every layer; inputs, results are whole.
 
@@ -34,24 +38,23 @@ def split_space(
     plan: what single layers do instead: `3:h=0-57,57-112; 5:whole`, rows of every rank by layer number.
     gather: auto goes on whole on every device where that is cheaper (behind the last large layers); late
       splits as long as it can.
+    tflops, link_gbs, latency_us: what auto weighs: 1e12 operations per second of the fastest device (which
+      reads a byte in the time of ten), 1e9 bytes per second and microseconds per message of a link.
 
     rewrite: %y = graph.conv2d(%x, %w, padding = [1, 1, 1, 1])
         -->  %h = graph.halo_exchange(%x, axis = 2, ...); %y = graph.conv2d(%h, %w, padding = [0, 1, 1, 1])
     """
     if devices < 1 or not 0 <= rank < devices:
         raise InputError(f"expected a rank among 0..{devices - 1} of {devices} devices, got {rank}")
+    if not (tflops > 0 and link_gbs > 0 and latency_us >= 0):
+        raise InputError(f"expected positive rates, got {tflops} Tflop/s, {link_gbs} GB/s, {latency_us} us")
+    rates = Rates(tflops * 1e12, tflops * 1e11, link_gbs * 1e9, latency_us * 1e-6)
     directions = DIRECTIONS if axis == "auto" else (axis,)
-    found = _best(module, directions, _speeds(speeds, devices), plan, gather == "late")
-    return rank_module(module, found, rank, devices)
-
-
-def _best(
-    module: Module, directions: tuple[Direction, ...], speeds: tuple[float, ...], plan: str, late: bool
-) -> Spread:
-    """The decisions of the direction that takes least time."""
     layers = read_plan(module.main, plan)
-    found = (spread(module.main, Request(speeds, d, layers, late)) for d in directions)
-    return min(found, key=lambda s: s.total_s)
+    each = _speeds(speeds, devices)
+    requests = (Request(each, d, layers, gather == "late", rates) for d in directions)
+    found = min((spread(module.main, r) for r in requests), key=lambda s: s.total_s)
+    return rank_module(module, found, rank, devices)
 
 
 def _speeds(text: str, devices: int) -> tuple[float, ...]:
