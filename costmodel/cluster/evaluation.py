@@ -19,7 +19,8 @@ class Evaluation:
     """Configurations and, in the same order, what the model says of them.
 
     total_s: seconds of one step. components_s: seconds by name; overlapped ones do not add up to the total.
-    memory_bytes, storage_bytes: needed per device, against memory_capacity_bytes and storage_capacity_bytes.
+    memory_bytes, storage_bytes: needed per device, against memory_capacity_bytes and storage_capacity_bytes;
+    0 in the printed modes, which know no capacities.
     against: for every reason, which configurations it makes infeasible.
     """
 

@@ -11,7 +11,7 @@ from tilewright.costmodel.cluster.quantities import quantity
 from tilewright.ir.errors import InputError
 
 MAX_FILE_BYTES = 1 << 20
-MAX_WHOLE = 10**15
+MAX_WHOLE = 10**9
 _RECORDS = Path(__file__).parent / "records"
 _MISSING: Any = object()
 
@@ -171,7 +171,9 @@ def _path_of(path_or_name: str | Path, kind: str) -> Path:
 
 def _whole(value: object, least: int, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_WHOLE:
-        raise InputError(f"expected a whole number of at least {least}, got {value!r:.60}", where=where)
+        raise InputError(
+            f"expected a whole number from {least} to {MAX_WHOLE}, got {value!r:.60}", where=where
+        )
     return value
 
 

@@ -13,6 +13,7 @@ from tilewright.costmodel.cluster.evaluation import Column, Evaluation
 from tilewright.costmodel.cluster.machine import Cluster
 from tilewright.costmodel.cluster.model import Model
 from tilewright.costmodel.cluster.training import Training
+from tilewright.ir.errors import InputError
 
 #: times that agree to this many digits are equal: the order of configurations then decides
 _DIGITS = 12
@@ -48,7 +49,9 @@ class SearchResult:
 def search(
     cluster: Cluster, model: Model, training: Training, mode: str = "corrected", top: int = 10
 ) -> SearchResult:
-    """The `top` fastest feasible configurations. Errors as for `evaluate`."""
+    """The `top` (at least 1) fastest feasible configurations. Errors as for `evaluate`."""
+    if top < 1:
+        raise InputError(f"expected to rank at least 1 configuration, got {top}")
     evaluation = evaluate(cluster, model, training, mode)
     feasible = np.flatnonzero(evaluation.feasible)
     order = np.argsort(_rounded(evaluation.total_s[feasible]), kind="stable")[:top]
