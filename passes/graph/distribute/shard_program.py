@@ -127,7 +127,8 @@ class ShardedProgram:
         if shard.outer > 1:
             blocks = self.blocked(shape, shard, shard.extents[self.member])
             piece, d = self.b.value("graph.reshape", piece, newshape=blocks), d + 1
-        whole = self.b.value("graph.all_gather", piece, axis=d, extents=shard.extents, **self.group)
+        attrs: dict[str, Attr] = {"axis": d, "extents": shard.extents, **self.group}
+        (whole,) = self.b.emit("graph.all_gather", [piece], attrs)
         return whole if shard.outer == 1 else self.b.value("graph.reshape", whole, newshape=shape)
 
     @property
@@ -148,7 +149,7 @@ class ShardedProgram:
             self.derive(op)
         self.doing = self.func.body.ops[-1]
         self.b.loc = self.doing.loc
-        out = []
+        out: list[tuple[Value, Shard | None]] = []
         for v in self.doing.operands:
             shard = self.cuts.get(v)
             out.append((v, None) if shard is None else (self.pieces[v, shard], shard))
@@ -256,7 +257,7 @@ class ShardedProgram:
         if not self.communicating:
             message = f"expected ops that work on samples one by one, got {op.name}, which adds them up"
             raise UnsupportedError(message, where=f"{op.name} [{op.loc}]" if op.loc else "")
-        return self.b.value("graph.all_reduce", piece, reduction=kind, **self.group)
+        return self.b.emit("graph.all_reduce", [piece], {"reduction": kind, **self.group})[0]
 
     def replace_result(self, old: Value, new: Value) -> None:
         """Let the op built last give `old` instead of `new`, which have one type."""

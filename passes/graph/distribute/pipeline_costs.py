@@ -1,0 +1,38 @@
+"""What the ops of a graph function cost, in floating-point operations, and which are free to repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from tilewright.ir.graph_ops.einsum import extents_of
+from tilewright.ir.nodes import Op, Value
+from tilewright.ir.opdef import op_def
+from tilewright.passes.graph.distribute.shard_regrouping import RESHAPES
+from tilewright.passes.graph.distribute.space_cost import operations
+
+#: ops that only cut out or rename what they are given
+VIEWS = RESHAPES | {"graph.strided_slice", "graph.copy", "graph.dropout"}
+
+
+def flops_of(op: Op) -> int:
+    """Floating-point operations of an op; none for views."""
+    if op.name in VIEWS:
+        return 0
+    if op.name == "graph.einsum":
+        return 2 * prod(extents_of(str(op["equation"]), [v.tensor.shape for v in op.operands]).values())
+    return operations(op)
+
+
+def free_ops(ops: Sequence[Op], params: Sequence[Value]) -> set[Op]:
+    """Ops every device may do for itself: what is made of constants alone, and views of inputs."""
+    known: dict[Value, bool] = dict.fromkeys(params, False)  # value -> made of constants alone
+    free: set[Op] = set()
+    for op in ops:
+        if op_def(op.name).effects or not all(v in known for v in op.operands):
+            continue
+        constant = all(known[v] for v in op.operands)
+        if constant or op.name in VIEWS:
+            free.add(op)
+            known.update(dict.fromkeys(op.results, constant))
+    return free
