@@ -103,12 +103,14 @@ def test_as_many_steps_are_ahead_as_there_are_buffers(buffers):
 
 
 def test_taking_without_releasing_is_an_error_not_a_hang():
-    with Prefetcher(Source(), range(4), BUFFERS) as prefetcher:
+    source = Source()
+    with Prefetcher(source, range(4), BUFFERS) as prefetcher:
         one, two = prefetcher.take(), prefetcher.take()
         with pytest.raises(RuntimeInputError, match="all 2 buffers are in use: release a step"):
             prefetcher.take()
         two.release()
         two.release()
+        assert source.started == [0, 1, 2]
         assert prefetcher.take().number == 2
         assert one.buffer is not two.buffer
 

@@ -62,6 +62,7 @@ def test_what_goes_forward_comes_back_backward(tmp_path, direct):
                     for loaded in prefetcher:
                         with loaded:
                             assert same(loaded.arrays(), steps[loaded.stored.name])
+                    assert all(used.transfer.verified for used in prefetcher.used)
                 writer.flush()
                 assert writer.overlap().steps == len(steps)
                 assert writer.host_bytes == 2 * scratch.layout.largest_step_bytes
