@@ -13,7 +13,8 @@ def plan_text(facts: Mapping[str, Any]) -> str:
     """The ranked configurations of a plan: a line of choices and a line of components each."""
     lines = [
         f"{facts['model']} on {facts['cluster']} ({facts['devices']} devices), training {facts['training']}, "
-        f"mode {facts['mode']}: {facts['feasible']} of {facts['configurations']} configurations are feasible"
+        f"mode {facts['mode']}{_stack(facts)}: "
+        f"{facts['feasible']} of {facts['configurations']} configurations are feasible"
     ]
     for place, row in enumerate(facts["best"], 1):
         lines += ["", f"{place:3}. {seconds_text(row['total_s']):>10}  {choices_text(row, facts['mode'])}"]
@@ -95,6 +96,10 @@ def validation_text(facts: Mapping[str, Any]) -> str:
         knobs = ", ".join(f"{name} {value:.4g}" for name, value in stack["fitted_knobs"].items())
         lines += ["", f"{stack['name']} (on {stack['base']}): {knobs}"]
     return "\n".join(lines)
+
+
+def _stack(facts: Mapping[str, Any]) -> str:
+    return f" with the knobs of {facts['stack']}" if facts["stack"] else ""
 
 
 def _components(components: Mapping[str, float]) -> str:

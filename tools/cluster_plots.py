@@ -50,7 +50,8 @@ def write_plan_plot(plan: Mapping[str, Any], path: str) -> None:
             _draw_memory(memory, rows)
         else:
             seconds = figure.subplots()  # the printed modes know no memory
-        figure.suptitle(f"{plan['model']} on {plan['cluster']} ({plan['devices']} devices), {plan['mode']}")
+        how = plan["stack"] or plan["mode"]
+        figure.suptitle(f"{plan['model']} on {plan['cluster']} ({plan['devices']} devices), {how}")
         _draw_components(seconds, rows)
         seconds.set_yticks(range(len(rows)), labels)
         seconds.invert_yaxis()

@@ -10,10 +10,14 @@ from typing import Any
 from tilewright.cluster_inputs import load_inputs
 from tilewright.cluster_text import plan_text, table_text, validation_text
 from tilewright.costmodel.cluster.evaluate import MODES
+from tilewright.costmodel.cluster.in_memory_search import search_in_memory
+from tilewright.costmodel.cluster.machine import Cluster
 from tilewright.costmodel.cluster.measured_rows import citation, source_names
+from tilewright.costmodel.cluster.model import Model
 from tilewright.costmodel.cluster.search import SearchResult, search
 from tilewright.costmodel.cluster.table_rows import table_rows
-from tilewright.costmodel.cluster.validation import refit, score, stacks
+from tilewright.costmodel.cluster.training import Training
+from tilewright.costmodel.cluster.validation import refit, score, stack_named, stacks
 from tilewright.costmodel.cluster.validation_best import predict_best
 from tilewright.ir import InputError, WorkError
 from tilewright.tools.cluster_plots import require_plot, write_plan_plot, write_validation_plot
@@ -37,6 +41,12 @@ def add_cluster(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     plan.add_argument("--training", required=True, metavar="FILE|NAME", help="TOML file or shipped record")
     plan.add_argument("--mode", default="corrected", help=f"{', '.join(MODES)} (default corrected)")
+    plan.add_argument(
+        "--stack",
+        metavar="NAME",
+        help="price schedule IM with knobs fitted to the measured steps of a software stack "
+        f"({', '.join(s.name for s in stacks())})",
+    )
     plan.add_argument("--top", type=int, default=10, metavar="K", help="configurations shown (default 10)")
     plan.add_argument("--json", action="store_true", help="print the configurations as JSON")
     plan.add_argument(
@@ -64,10 +74,16 @@ def run_plan(a: argparse.Namespace) -> None:
     if a.plot:
         require_plot(a.plot)
     cluster, model, training = load_inputs(a.cluster, a.model, a.training, a.inputs)
-    result = search(cluster, model, training, mode=a.mode, top=a.top)
+    result = _searched(a, cluster, model, training)
     if not result.ranking:
         raise WorkError(_nothing_fits(result))
-    names = {"cluster": cluster.name, "model": model.name, "training": training.name, "mode": a.mode}
+    names = {
+        "cluster": cluster.name,
+        "model": model.name,
+        "training": training.name,
+        "mode": a.mode,
+        "stack": a.stack,
+    }
     counts = {
         "devices": cluster.devices,
         "configurations": result.configurations,
@@ -102,6 +118,14 @@ def run_validate(a: argparse.Namespace) -> None:
         write_validation_plot(used, a.plot)
     print(json.dumps(facts, indent=1) if a.json else validation_text(facts))
     _tell_plot(a)
+
+
+def _searched(a: argparse.Namespace, cluster: Cluster, model: Model, training: Training) -> SearchResult:
+    if not a.stack:
+        return search(cluster, model, training, mode=a.mode, top=a.top)
+    if a.mode != "corrected":
+        raise InputError(f"knobs of a stack go with mode corrected, got {a.mode}", where="--stack")
+    return search_in_memory(cluster, model, training, stack_named(a.stack).knobs, top=a.top)
 
 
 def _nothing_fits(result: SearchResult) -> str:

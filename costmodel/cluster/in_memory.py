@@ -37,7 +37,7 @@ class Machine:
 class TrainingRuns:
     """Configurations of decoder training, an array entry each: dimensions, devices per axis, batch, schedule.
 
-    `recompute` is 0 (nothing), 1 (whole layers) or 2 (attention only), `sharding` the stage of ZeRO (0, 1 or
+    `recompute` is 0 (nothing), 1 (whole layers) or 2 (attention only), `sharding` the stage of ZeRO (0 to
     3), `sequence_parallel` 0 or 1.
     """
 
@@ -233,7 +233,10 @@ def _transfer_time(runs: TrainingRuns, machine: Machine, knobs: Knobs) -> Array:
 
 
 def _data_parallel_time(runs: TrainingRuns, machine: Machine, knobs: Knobs, parameters: Array) -> Array:
-    """Ring all-reduce of the stage's gradients; stage 3 gathers all weights twice per micro-batch instead.
+    """Ring all-reduce of the stage's gradients; with ZeRO passes of half that (scatter or gather) as needed.
+
+    Stage 2 scatters gradients per micro-batch and gathers weights once, stage 3 gathers weights twice and
+    scatters gradients per micro-batch.
 
     Tensor groups are placed first, then data groups: a ring leaves the node where both do not fit, and the
     rings of a node share its network.
@@ -244,7 +247,8 @@ def _data_parallel_time(runs: TrainingRuns, machine: Machine, knobs: Knobs, para
     rings = np.minimum(runs.tensor, machine.devices_per_node)
     network = machine.node_network_bytes_per_s * knobs.network_share / rings
     one_way = (runs.data - 1) / runs.data * size / np.where(inside, ring, network)
-    passes = np.where(runs.sharding == 3, 1 + 2 * runs.micro_batches, 2.0)
+    m = runs.micro_batches
+    passes = np.select([runs.sharding == 3, runs.sharding == 2], [3 * m, m + 1], 2.0)
     return np.where(runs.data > 1, passes * one_way + machine.ring.start_up_s(2), 0.0)
 
 

@@ -82,6 +82,16 @@ def test_plan_as_text_tells_choices_components_and_what_is_not_feasible(capsys, 
     assert "not feasible: " in text
 
 
+def test_plan_with_the_knobs_of_a_stack(capsys, training):
+    stack = ("--training", training, "--stack", "megatron-a100")
+    plan = json.loads(printed(capsys, *PLAN, *stack, "--json", "--top", "5"))
+    assert plan["stack"] == "megatron-a100"
+    assert [row["schedule"] for row in plan["best"]] == ["IM"] * 5
+    for row in plan["best"]:
+        assert row["total_s"] == pytest.approx(sum(row["components_s"].values()))
+    assert "mode corrected with the knobs of megatron-a100: " in printed(capsys, *PLAN, *stack)
+
+
 def test_plan_of_a_printed_mode(capsys):
     arguments = ("--cluster", "A", "--model", "T-NLG", "--training", "T-NLG-table")
     best = json.loads(printed(capsys, "cluster", "plan", *arguments, "--mode", "printed", "--json"))["best"]
@@ -153,6 +163,11 @@ def test_pictures_as_svg_and_png(capsys, training, tmp_path):
         ),
         (["--model", "gpt-9"], "got 'gpt-9'"),
         (["--cluster", "missing.toml"], "missing.toml"),
+        (["--stack", "mine"], "expected a software stack of megatron-a100, bigscience, "),
+        (
+            ["--stack", "mt-nlg", "--mode", "table"],
+            "--stack: knobs of a stack go with mode corrected",
+        ),
         (["--inputs", "x"], "--inputs: only networks have inputs"),
     ],
 )

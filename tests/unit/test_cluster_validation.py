@@ -10,10 +10,14 @@ import pytest
 from tilewright.costmodel.cluster.collectives import A100, V100, ring_table
 from tilewright.costmodel.cluster.fitting import BOUNDS, fit_knobs, held_out_errors
 from tilewright.costmodel.cluster.in_memory import A_PRIORI, step_time
+from tilewright.costmodel.cluster.in_memory_search import evaluate_in_memory, search_in_memory
+from tilewright.costmodel.cluster.loaders import load_cluster
 from tilewright.costmodel.cluster.measured_rows import best_rates, citation, measured_rows, source_names
+from tilewright.costmodel.cluster.model import Transformer
+from tilewright.costmodel.cluster.training import Training
 from tilewright.costmodel.cluster.validation import comparable_groups, score, stack_named, stacks, validate
 from tilewright.costmodel.cluster.validation_best import memory_needed, predict_best
-from tilewright.ir import InputError
+from tilewright.ir import InputError, UnsupportedError
 
 ROWS = {
     "vtrain-single": 1440,
@@ -112,6 +116,24 @@ def test_best_rates_on_another_device_are_found_without_naming_a_configuration()
     assert {row.machine.memory_bytes for row in best_rates("alpa")} == {16e9}
 
 
+def test_the_search_with_fitted_knobs_prices_a_measured_run_as_the_validation_does():
+    rows = measured_rows("megatron-sc21-table1")  # 145.6B: tensor 8, pipeline 8, data 24, interleave 2
+    selene = replace(load_cluster("dgx-a100"), nodes=192)
+    model = Transformer("145.6B", layers=80, hidden=12288, heads=96, sequence=2048, vocabulary=51200)
+    training = Training("sc21", 2304, (2,), ("IM",), (True,), sharding=(0,), interleave=(2,))
+    knobs = stack_named("megatron-a100").knobs
+    found = evaluate_in_memory(selene, model, training, knobs)
+    c = found.configurations
+    (at,) = np.flatnonzero((c.wp == 8) & (c.p == 8) & (c.dp == 24))
+    assert found.total_s[at] == pytest.approx(step_time(rows.runs, rows.machine, knobs).total[6])
+    assert found.total_s[at] == pytest.approx(rows.step_s[6], rel=0.05)
+    assert found.total_s[at] == pytest.approx(sum(column[at] for column in found.components_s.values()))
+    best = search_in_memory(selene, model, training, knobs, top=1)
+    assert best.best["total_s"] <= found.total_s[at]
+    with pytest.raises(UnsupportedError, match="training with schedule IM, which streamed lacks"):
+        evaluate_in_memory(selene, model, replace(training, name="streamed", schedules=("PR",)), knobs)
+
+
 def test_memory_of_a_measured_run():
     rows = measured_rows("megatron-sc21-table1")
     assert np.all(memory_needed(rows.runs) < rows.machine.memory_bytes)  # they ran
@@ -184,6 +206,7 @@ def test_recomputation_and_sharding_cost_what_they_repeat():
     runs, machine = one_run(data=8, batch=128)
     kept, _ = one_run(data=8, batch=128, recompute=0)
     gathered, _ = one_run(data=8, batch=128, sharding=3)
+    scattered, _ = one_run(data=8, batch=256, sharding=2)
     sharded, _ = one_run(data=8, batch=128, sharding=1)
     t = {
         n: step_time(r, machine, A_PRIORI)
@@ -191,7 +214,9 @@ def test_recomputation_and_sharding_cost_what_they_repeat():
     }
     assert t["r"].tensor_parallel == pytest.approx(1.5 * t["k"].tensor_parallel)
     assert t["r"].compute > 1.25 * t["k"].compute
-    assert t["g"].data_parallel > t["r"].data_parallel
+    assert t["g"].data_parallel == pytest.approx(1.5 * t["r"].data_parallel, rel=1e-3)  # one micro-batch
+    t["2"] = step_time(scattered, machine, A_PRIORI)
+    assert t["2"].data_parallel == pytest.approx(1.5 * t["r"].data_parallel, rel=1e-3)  # two
     assert t["s"].optimizer == pytest.approx(t["r"].optimizer / 8)
 
 
