@@ -54,10 +54,21 @@ class PlanMemory:
                 self.addresses[buffer.name] = address
                 address += size
         for buffer in plan.buffers:
+            if buffer.kind == "constant":
+                self.addresses[buffer.name] = self._shared(buffer, constants[buffer.name])
+        self._address_parts(arena)
+
+    def place(self, addresses: Mapping[str, int], arena: int) -> None:
+        """Take memory that stays the caller's, for inputs, outputs, constants and the arena."""
+        self.addresses.update(addresses)
+        self._address_parts(arena)
+
+    def _address_parts(self, arena: int) -> None:
+        """Addresses of buffers inside the arena and inside others."""
+        plan = self._plan
+        for buffer in plan.buffers:
             if buffer.kind == "arena":
                 self.addresses[buffer.name] = arena + buffer.offset
-            elif buffer.kind == "constant":
-                self.addresses[buffer.name] = self._shared(buffer, constants[buffer.name])
         for buffer in plan.buffers:
             if buffer.kind == "alias":
                 owner, offset = plan.locate(buffer.name)

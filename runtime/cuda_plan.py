@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -29,6 +30,14 @@ MILLISECOND = 1e-3
 ReplayKind = Literal["graph", "capture", "eager", "checked"]
 
 
+@dataclass(frozen=True)
+class PlacedAddresses:
+    """Memory of the caller's in place of a plan's own: addresses of buffers (constants too) and arena."""
+
+    buffers: Mapping[str, int]
+    arena: int
+
+
 class CudaPlan(Closable):
     """See `LoadedPlan`. Holds a reference to the primary context, so it may outlive its device object.
 
@@ -41,7 +50,7 @@ class CudaPlan(Closable):
         context: Context,
         pool: CudaPool,
         plan: ExecutionPlan,
-        constants: Mapping[str, Array],
+        constants: Mapping[str, Array] | PlacedAddresses,
         *,
         replay: ReplayKind = "graph",
     ) -> None:
@@ -63,7 +72,10 @@ class CudaPlan(Closable):
                 flag = int(context.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
                 self._stream = self._context.call("cuStreamCreate", flag)
                 self._memory = PlanMemory(self._context, pool, plan, self._stream)
-                self._memory.allocate(constants)
+                if isinstance(constants, PlacedAddresses):
+                    self._memory.place(constants.buffers, constants.arena)
+                else:
+                    self._memory.allocate(constants)
                 self._libraries = PlanLibraries(pool.libraries, plan)
                 functions = self._load_functions()
                 addresses = self._memory.addresses

@@ -1,1 +1,6 @@
-"""Networks whose weights do not fit: steps that stream through device memory from storage."""
+"""Networks whose weights stay on storage and stream through device memory, step by step, under a cap."""
+
+from tilewright.streaming.compiling import compile
+from tilewright.streaming.executable import StreamedExecutable
+
+__all__ = ["StreamedExecutable", "compile"]

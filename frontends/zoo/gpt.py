@@ -95,7 +95,8 @@ class _Decoder:
             self._scopes.pop()
 
     def _op(self, name: str, *operands: Value, **attrs: Attr) -> Value:
-        return self._builder.value(f"graph.{name}", *operands, **attrs)
+        (result,) = self._builder.emit(f"graph.{name}", operands, attrs)
+        return result
 
     def _constant(self, name: str, shape: tuple[int, ...]) -> Value:
         kind = TensorType("f32", shape)

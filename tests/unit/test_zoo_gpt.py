@@ -79,7 +79,8 @@ def test_weights_follow_the_seed_and_go_when_nobody_holds_them():
     constants = gpt(seed=1).constants
     name = "h0.mlp.up.kernel"
     first = constants[name]
-    assert constants[name] is first and first.shape == (256, 64)
+    assert constants[name] is first
+    assert first.shape == (256, 64)
     assert not first.flags.writeable
     copy = first.copy()
     del first
@@ -90,7 +91,8 @@ def test_weights_follow_the_seed_and_go_when_nobody_holds_them():
 
 def test_constants_that_are_made_are_a_mapping_like_any_other():
     constants = SeededConstants({"a.gamma": (3,), "b": (2, 2)}, 0, {"c": np.ones(1, np.float32)})
-    assert list(constants) == ["a.gamma", "b", "c"] and len(constants) == 3
+    assert list(constants) == ["a.gamma", "b", "c"]
+    assert len(constants) == 3
     assert "b" in constants
     assert constants.updated({}) is constants
     assert constants.only(frozenset("bc") | {"a.gamma"}) is constants

@@ -1,0 +1,206 @@
+"""Values between steps of several micro-batches: all on the device, or kept by the host, or on storage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from tilewright.ir import Value
+from tilewright.ir.types import array_type
+from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.placed import Block, Lane, Place
+from tilewright.runtime.storage.buffers import AlignedAllocator
+from tilewright.runtime.storage.layout import StepSpec, TensorSpec
+from tilewright.runtime.storage.scratch import ScratchStore
+from tilewright.runtime.storage.step_writer import StepWriter
+from tilewright.streaming.step_modules import Step
+from tilewright.streaming.window import Window
+
+Array = np.ndarray
+
+
+class Activations(Protocol):
+    """What holds values while other micro-batches, or other steps, use the device."""
+
+    def fetch(self, step: int, batch: int) -> Block:
+        """The window in which the step finds what it reads; queued copies bring it there."""
+        ...
+
+    def keep(self, step: int, batch: int) -> None:
+        """The step is queued: take what later steps read from the window."""
+        ...
+
+    def results(self, batch: int) -> list[Array]:
+        """The results of a micro-batch that went through all steps."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class OnDevice:
+    """A window per micro-batch, or one that micro-batches use one after the other: nothing moves."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        window: Window,
+        steps: Sequence[Step],
+        blocks: Sequence[Block],
+        inputs: Sequence[Sequence[Array]],
+    ) -> None:
+        self._lane, self._window, self._steps = lane, window, steps
+        self._blocks, self._inputs = blocks, inputs
+
+    def fetch(self, step: int, batch: int) -> Block:
+        """The micro-batch's window; its inputs are copied there before the first step."""
+        block = self._blocks[batch % len(self._blocks)]
+        if step == 0:
+            for v, array in zip(self._steps[0].line.parameters, self._inputs[batch], strict=True):
+                self._lane.upload(array, Place(block, self._window.offsets[v]))
+        return block
+
+    def keep(self, step: int, batch: int) -> None:
+        """Everything stays where it is."""
+
+    def results(self, batch: int) -> list[Array]:
+        """See `Activations.results`."""
+        block = self._blocks[batch % len(self._blocks)]
+        return download(self._lane, self._steps[0].line.returned, self._window, block)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class OnHost:
+    """One window; between steps the values of all micro-batches are in host memory."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        window: Window,
+        steps: Sequence[Step],
+        block: Block,
+        inputs: Sequence[Sequence[Array]],
+    ) -> None:
+        self._lane, self._window, self._steps, self._block = lane, window, steps, block
+        line = steps[0].line
+        self._last = {v: k for k, s in enumerate(steps) for v in s.inputs}
+        self._last |= dict.fromkeys(line.returned, len(steps))
+        self._held = [dict(zip(line.parameters, arrays, strict=True)) for arrays in inputs]
+
+    def fetch(self, step: int, batch: int) -> Block:
+        """Copy what the step reads to the device and let go of what no later step reads."""
+        held = self._held[batch]
+        for v in self._steps[step].inputs:
+            self._lane.upload(held[v], Place(self._block, self._window.offsets[v]))
+            if self._last[v] == step:
+                del held[v]
+        return self._block
+
+    def keep(self, step: int, batch: int) -> None:
+        """Copy what the step made to the host, which waits for the step."""
+        made = self._steps[step].outputs
+        arrays = download(self._lane, made, self._window, self._block)
+        self._held[batch] |= dict(zip(made, arrays, strict=True))
+
+    def results(self, batch: int) -> list[Array]:
+        """See `Activations.results`."""
+        return [self._held[batch][v].copy() for v in self._steps[0].line.returned]
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._held = []
+
+
+class OnStorage:
+    """One window; between steps the values of all micro-batches are in a scratch file.
+
+    A piece of the file holds what one step makes of one micro-batch; the network's inputs stay the caller's.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        window: Window,
+        steps: Sequence[Step],
+        block: Block,
+        inputs: Sequence[Sequence[Array]],
+        folder: str,
+    ) -> None:
+        """Takes the space of the whole scratch file; raises `StorageError` where there is too little."""
+        self._lane, self._window, self._steps, self._block = lane, window, steps, block
+        self._inputs = inputs
+        self._parameters = steps[0].line.parameters
+        self._maker = {v: k for k, s in enumerate(steps) for v in s.outputs}
+        pieces = [_piece(batch, k, s) for batch in range(len(inputs)) for k, s in enumerate(steps)]
+        allocator = AlignedAllocator()
+        self._scratch = ScratchStore(folder, pieces)
+        try:
+            self._writer = StepWriter(self._scratch, allocator)
+            self._buffer = allocator.allocate(self._scratch.layout.largest_step_bytes)
+        except BaseException:
+            self._scratch.close()
+            raise
+
+    def fetch(self, step: int, batch: int) -> Block:
+        """Read what the step reads, wherever earlier steps put it, and copy it to the device."""
+        arrays = self._read(self._steps[step].inputs, batch)
+        for v, array in arrays.items():
+            self._lane.upload(array, Place(self._block, self._window.offsets[v]))
+        return self._block
+
+    def keep(self, step: int, batch: int) -> None:
+        """Have what the step made written; the write goes on beside later work."""
+        opened = self._writer.open(batch * len(self._steps) + step)
+        arrays = opened.arrays()
+        for i, v in enumerate(self._steps[step].outputs):
+            self._lane.download(Place(self._block, self._window.offsets[v]), arrays[_name(batch, step, i)])
+        self._writer.submit(opened)
+
+    def results(self, batch: int) -> list[Array]:
+        """See `Activations.results`."""
+        returned = self._steps[0].line.returned
+        arrays = self._read(returned, batch)
+        return [arrays[v] for v in returned]
+
+    def _read(self, values: Sequence[Value], batch: int) -> Mapping[Value, Array]:
+        found: dict[Value, Array] = {}
+        for v, array in zip(self._parameters, self._inputs[batch], strict=True):
+            if v in values:
+                found[v] = array
+        for maker in dict.fromkeys(self._maker[v] for v in values if v not in found):
+            piece = batch * len(self._steps) + maker
+            self._scratch.start(piece, self._buffer).wait()
+            arrays = self._scratch.layout.steps[piece].arrays(self._buffer.view)
+            for i, v in enumerate(self._steps[maker].outputs):
+                if v in values:
+                    found[v] = arrays[_name(batch, maker, i)].copy()
+        return found
+
+    def close(self) -> None:
+        """Give the space back."""
+        self._writer.close()
+        self._scratch.close()
+
+
+def _name(batch: int, step: int, output: int) -> str:
+    return f"batch{batch}/step{step}/{output}"
+
+
+def _piece(batch: int, number: int, step: Step) -> StepSpec:
+    kinds = [array_type(v.tensor) for v in step.outputs]
+    tensors = (TensorSpec(_name(batch, number, i), t.dtype, t.shape) for i, t in enumerate(kinds))
+    return StepSpec(f"batch {batch} after step {number}", tuple(tensors))
+
+
+def download(lane: Lane, values: Sequence[Value], window: Window, block: Block) -> list[Array]:
+    """Fresh arrays of values in a window, behind everything that is queued."""
+    out: list[Array] = []
+    for v in values:
+        kind = array_type(v.tensor)
+        array = np.empty(kind.shape, DTYPES[kind.dtype])
+        lane.download(Place(block, window.offsets[v]), array)
+        out.append(array)
+    return out

@@ -1,0 +1,118 @@
+"""What the parts of a streamed network take on this machine: storage, copies, kernels, all measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.ir.types import array_type
+from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.placed import Block, Place
+from tilewright.runtime.storage.measure import read_for
+from tilewright.runtime.storage.reader import StepReader
+from tilewright.streaming.prediction import StepCosts
+from tilewright.streaming.run import Machine, SlotBuffers
+from tilewright.streaming.store_file import PlannedSteps
+from tilewright.streaming.window import Window
+
+#: timed replays of each plan, of which the median counts
+REPLAYS = 5
+#: how long the store is read to learn the rate
+READING_S = 1.0
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Measured rates (bytes per second) and seconds.
+
+    read_bytes_per_s: of the store, with nothing else going on; None where all weights stay on the device.
+    copy_bytes_per_s: from host to device memory; None where they are one, or nothing is read.
+    compute_s: of one micro-batch, per plan. move_s: values of one in and out, per step.
+    """
+
+    read_bytes_per_s: float | None
+    copy_bytes_per_s: float | None
+    compute_s: tuple[float, ...]
+    move_s: tuple[float, ...]
+
+    def costs(self, planned: PlannedSteps, *, moving: bool) -> StepCosts:
+        """Seconds per step; moving: whether values of micro-batches leave the device between steps."""
+        nbytes = [p.stored.nbytes for p in (planned.plan(k) for k in range(len(planned.steps)))]
+        read, copy = self.read_bytes_per_s, self.copy_bytes_per_s
+        return StepCosts(
+            storage_s=tuple(n / read if read else 0.0 for n in nbytes),
+            copy_s=tuple(n / copy if copy else 0.0 for n in nbytes),
+            compute_s=tuple(self.compute_s[number] for number in planned.plan_of),
+            move_s=self.move_s if moving else (0.0,) * len(nbytes),
+        )
+
+
+def calibrate(
+    machine: Machine, reader: StepReader, planned: PlannedSteps, window: Window, block: Block
+) -> Calibration:
+    """Measure all parts one by one; raises `DeviceError`."""
+    copies: list[tuple[int, float]] = []
+    compute = [
+        _compute_seconds(machine, reader, planned, number, block, copies)
+        for number in range(len(planned.plans))
+    ]
+    rate: float | None = None
+    if len(machine.slots) > 1:
+        steps = range(len(planned.steps))
+        rate = read_for(reader, steps, SlotBuffers(machine.slots), READING_S).read_bytes_per_s
+    copied_s = sum(seconds for _, seconds in copies)
+    return Calibration(
+        read_bytes_per_s=rate,
+        copy_bytes_per_s=sum(nbytes for nbytes, _ in copies) / copied_s if copied_s else None,
+        compute_s=tuple(compute),
+        move_s=tuple(_move_seconds(machine, planned, window, block)),
+    )
+
+
+def _compute_seconds(
+    machine: Machine,
+    reader: StepReader,
+    planned: PlannedSteps,
+    number: int,
+    block: Block,
+    copies: list[tuple[int, float]],
+) -> float:
+    """Median seconds of a plan with the constants of the first step that has it; appends the copy's time."""
+    lane, slot = machine.lane, machine.slots[0]
+    step = planned.plan_of.index(number)
+    if len(machine.slots) > 1:
+        nbytes = reader.read(step, slot.buffer).nbytes
+        slot.arrive(nbytes)
+        copies.append((nbytes, slot.copy_seconds()))
+    binding = machine.bindings.of(step, slot.block, block)
+    seconds = []
+    for _ in range(1 + REPLAYS):
+        begin = lane.mark()
+        binding.queue(lane)
+        end = lane.mark()
+        end.wait()
+        seconds.append(end.seconds_after(begin))
+    slot.leave()
+    lane.finish()
+    return float(np.median(seconds[1:]))
+
+
+def _move_seconds(machine: Machine, planned: PlannedSteps, window: Window, block: Block) -> Sequence[float]:
+    """Per step: seconds to bring its inputs to the device and its results to the host."""
+    lane, out = machine.lane, []
+    for step in planned.steps:
+        arrays = [
+            (np.zeros((t := array_type(v.tensor)).shape, DTYPES[t.dtype]), Place(block, window.offsets[v]))
+            for v in (*step.inputs, *step.outputs)
+        ]
+        began_s = time.perf_counter()
+        for array, place in arrays[: len(step.inputs)]:
+            lane.upload(array, place)
+        for array, place in arrays[len(step.inputs) :]:
+            lane.download(place, array)
+        lane.finish()
+        out.append(time.perf_counter() - began_s)
+    return out

@@ -1,0 +1,82 @@
+"""Compile a network whose weights do not fit into device memory: steps, plans, and a store of weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tilewright.ir import Constants, InputError, Module
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.pipelines import GRAPH
+from tilewright.runtime.storage.source import IoOptions
+from tilewright.streaming.executable import StreamedExecutable, StreamOptions
+from tilewright.streaming.lanes import check_streaming
+from tilewright.streaming.line import Line
+from tilewright.streaming.memory_size import memory_bytes
+from tilewright.streaming.step_planning import plan_steps
+from tilewright.streaming.step_plans import StepCompiler
+from tilewright.streaming.store_file import StoreFolder, write_store
+from tilewright.targets import Target, resolve_target
+
+
+def compile(
+    module: Module,
+    target: str = "auto",
+    *,
+    memory_cap: int | str,
+    folder: str | Path | None = None,
+    host_memory: int | str | None = None,
+    io: IoOptions | None = None,
+    **options: Any,
+) -> StreamedExecutable:
+    """Compile a graph-level module to run with at most `memory_cap` of device memory.
+
+    The network is cut into steps whose weights, twice (one step computes while the next is fetched), fit
+    under the cap together with what the kernels need and with the values between steps. Weights, as the
+    compiled kernels need them, are written to storage; one step's weights are in host memory at a time where
+    the module makes its constants when they are read (as GPT-style networks of the zoo do).
+
+    memory_cap: bytes, or a text such as `2GiB`. folder: where the weights are written (`weights.store`) and
+    values of micro-batches may wait; by default a temporary folder, removed by `close()`. host_memory: for
+    values of micro-batches between steps, beyond which they go to storage. io: how storage is read.
+    options: those of `tilewright.compile`.
+
+    Raises InputError for bad arguments; WorkError where the cap is too small, naming one that would do, and
+    where the weights cannot be written.
+    """
+    if not isinstance(module, Module):
+        raise InputError(f"expected a Module, got {type(module).__name__}")
+    cap = memory_bytes(memory_cap)
+    host = None if host_memory is None else memory_bytes(host_memory, where="host_memory")
+    resolved = resolve_target(target)
+    check_streaming(resolved.kind)
+    compiler = StepCompiler(resolved, options)
+    planned, window = plan_steps(Line.of(_prepared(module, resolved)), cap, compiler)
+    place = StoreFolder(folder)
+    try:
+        write_store(place.store, planned, compiler)
+        run = StreamOptions(cap, host, io or IoOptions())
+        return StreamedExecutable(planned, window, str(resolved), place, run)
+    except BaseException:
+        place.close()
+        raise
+
+
+def _prepared(module: Module, target: Target) -> Module:
+    """Graph-level algebra before cutting, so that no cut keeps ops from being folded.
+
+    Constants that are made when they are read stay unmade: such networks are only cut.
+    """
+    if type(module.constants) is not Constants:
+        return module
+    missing = [
+        str(op["name"])
+        for op in module.main.body.ops
+        if op.name == "graph.constant" and op["name"] not in module.constants
+    ]
+    if missing:
+        raise InputError(
+            f"{len(missing)} constants have no data: {', '.join(missing[:5])}", where=f"@{module.name}"
+        )
+    context = PassContext(target=str(target), hardware=target.hardware)
+    return run_pipeline(module, Pipeline.parse(" ".join(GRAPH.split())), context)

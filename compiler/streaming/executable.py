@@ -1,0 +1,245 @@
+"""`StreamedExecutable`: a network whose weights stay on storage and pass through device memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from tilewright.executable import clear_errors
+from tilewright.ir import ArrayType, InputError
+from tilewright.ir.types import array_type
+from tilewright.runtime.arrays import host_array
+from tilewright.runtime.placed import Block, Lane
+from tilewright.runtime.plan import Buffer
+from tilewright.runtime.storage.reader import StepReader
+from tilewright.runtime.storage.source import IoOptions
+from tilewright.streaming.activations import Activations, OnDevice, OnHost, OnStorage
+from tilewright.streaming.bindings import Bindings
+from tilewright.streaming.calibration import Calibration, calibrate
+from tilewright.streaming.lanes import open_lane
+from tilewright.streaming.prediction import Prediction, predict
+from tilewright.streaming.run import Machine, RunRecord, run_visits
+from tilewright.streaming.schedule import SCHEDULES, Schedule, visits
+from tilewright.streaming.step_planning import memory_of
+from tilewright.streaming.store_file import PlannedSteps, StoreFolder
+from tilewright.streaming.streaming_report import report_of
+from tilewright.streaming.window import Window
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """How a streamed network runs.
+
+    cap_bytes: device memory. host_bytes: host memory for values of micro-batches that wait between steps,
+    beyond which they go to storage; None: no limit. io: how the store is read.
+    """
+
+    cap_bytes: int
+    host_bytes: int | None = None
+    io: IoOptions = field(default_factory=IoOptions)
+
+
+@dataclass
+class _Opened:
+    machine: Machine
+    reader: StepReader
+    windows: list[Block]
+    lane: Lane
+    stack: ExitStack
+
+
+class StreamedExecutable:
+    """Callable like an `Executable`; `run` takes several micro-batches. One run at a time.
+
+    The first call opens the device and the store; `close()` or a `with` block frees both, and removes a
+    temporary folder: then it cannot be called again.
+    """
+
+    def __init__(
+        self, planned: PlannedSteps, window: Window, target: str, folder: StoreFolder, options: StreamOptions
+    ) -> None:
+        self.planned, self.window, self.target, self.options = planned, window, target, options
+        self.memory = memory_of(planned, window)
+        self.record: RunRecord | None = None
+        self.peak_bytes = 0
+        self._folder = folder
+        self._opened: _Opened | None = None
+        self._calibration: Calibration | None = None
+        self._device_name = ""
+        self._lock = threading.RLock()
+        self._closed = False
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the inputs, in calling order."""
+        return self.planned.steps[0].line.module.input_names
+
+    @property
+    def input_types(self) -> tuple[ArrayType, ...]:
+        """Shape and NumPy dtype name of each input, for one micro-batch."""
+        return tuple(array_type(v.tensor) for v in self.planned.steps[0].line.parameters)
+
+    @property
+    def output_types(self) -> tuple[ArrayType, ...]:
+        """Shape and NumPy dtype name of each output, for one micro-batch."""
+        return tuple(array_type(v.tensor) for v in self.planned.steps[0].line.returned)
+
+    @property
+    def device(self) -> str:
+        """Name of the device that runs it."""
+        with self._lock, clear_errors():
+            return self._open().lane.name
+
+    def __call__(self, *inputs: object) -> list[Array]:
+        """Outputs for one micro-batch: one array per input (NumPy or DLPack in host memory)."""
+        return self.run([inputs])[0]
+
+    def run(self, batches: Sequence[Sequence[object]], schedule: str = "auto") -> list[list[Array]]:
+        """The outputs of every micro-batch, in order.
+
+        schedule: `pr` (parameter-resident: every step's weights are fetched once, all micro-batches pass
+        through it), `ar` (activation-resident: every micro-batch goes through all steps) or `auto`, the one
+        that the model finds faster with what it measures at its first use. Raises InputError for bad
+        arguments and WorkError where device or storage fail.
+        """
+        with self._lock, clear_errors():
+            arrays = [self._checked(batch) for batch in batches]
+            if not arrays:
+                return []
+            chosen = self._schedule(schedule, len(arrays))
+            opened = self._open()
+            try:
+                return self._run(opened, arrays, chosen)
+            except BaseException:
+                # The device may be beyond use: the next run opens it anew.
+                self._close_device()
+                raise
+
+    def _run(self, opened: _Opened, arrays: list[list[Array]], chosen: Schedule) -> list[list[Array]]:
+        order = list(visits(chosen, len(self.planned.steps), len(arrays)))
+        activations = self._activations(opened, arrays, chosen)
+        try:
+            results, self.record = run_visits(opened.machine, order, activations, len(self.planned.steps) - 1)
+        finally:
+            activations.close()
+        self.peak_bytes = opened.lane.memory.peak_bytes
+        return results
+
+    def predict(self, batches: int = 1, schedule: str = "auto") -> Prediction:
+        """How long a run takes by the model; storage, copies and steps are measured at the first use."""
+        if type(batches) is not int or batches < 1:
+            raise InputError(f"expected a positive number of micro-batches, got {batches!r}")
+        with self._lock, clear_errors():
+            return self._predicted(self._schedule(schedule, batches), batches)
+
+    def _predicted(self, schedule: Schedule, batches: int) -> Prediction:
+        opened = self._open()
+        if self._calibration is None:
+            self._calibration = calibrate(
+                opened.machine, opened.reader, self.planned, self.window, opened.windows[0]
+            )
+        order = list(visits(schedule, len(self.planned.steps), batches))
+        moving = self._where(schedule, batches) != "device"
+        costs = self._calibration.costs(self.planned, moving=moving)
+        staged = opened.lane.behind == 0
+        return predict(schedule, order, batches, costs, staged=staged)
+
+    def _schedule(self, asked: str, batches: int) -> Schedule:
+        if asked not in ("auto", *SCHEDULES, *SCHEDULES.values()):
+            raise InputError(f"expected a schedule among auto, pr and ar, got {asked!r}")
+        if len(self.planned.steps) == 1:
+            return "activation-resident"  # with all parameters resident as well
+        if asked != "auto":
+            return SCHEDULES["ar" if asked in ("ar", SCHEDULES["ar"]) else "pr"]
+        if batches == 1:
+            return "parameter-resident"
+        both = [self._predicted(schedule, batches) for schedule in SCHEDULES.values()]
+        return min(both, key=lambda p: p.total_s).schedule
+
+    def _where(self, schedule: Schedule, batches: int) -> str:
+        """Where values of micro-batches wait between steps: device, host or storage."""
+        if schedule == "activation-resident" or batches == 1:
+            return "device"
+        memory = self.memory
+        if memory.device_bytes + (batches - 1) * memory.window_bytes <= self.options.cap_bytes:
+            return "device"
+        limit = self.options.host_bytes
+        return "host" if limit is None or batches * memory.window_bytes <= limit else "storage"
+
+    def _activations(self, opened: _Opened, arrays: list[list[Array]], schedule: Schedule) -> Activations:
+        where = self._where(schedule, len(arrays))
+        steps, windows, lane = self.planned.steps, opened.windows, opened.lane
+        if where == "host":
+            return OnHost(lane, self.window, steps, windows[0], arrays)
+        if where == "storage":
+            return OnStorage(lane, self.window, steps, windows[0], arrays, str(self._folder.path))
+        needed = 1 if schedule == "activation-resident" else len(arrays)
+        while len(windows) < needed:
+            windows.append(lane.allocate(self.memory.window_bytes, "values between steps"))
+        return OnDevice(lane, self.window, steps, windows[:needed], arrays)
+
+    def _checked(self, batch: Sequence[object]) -> list[Array]:
+        names, types = self.input_names, self.input_types
+        given = batch if isinstance(batch, list | tuple) else (batch,)
+        if len(given) != len(names):
+            raise InputError(f"expected {len(names)} inputs ({', '.join(names)}), got {len(given)}")
+        buffers = (Buffer(n, t.dtype, t.shape, "input", 0) for n, t in zip(names, types, strict=True))
+        return [host_array(value, buffer, "input") for value, buffer in zip(given, buffers, strict=True)]
+
+    def _open(self) -> _Opened:
+        if self._closed:
+            raise InputError("this executable was closed, and its weights with it: compile the network again")
+        if self._opened is None:
+            self._opened = self._opening()
+        return self._opened
+
+    def _opening(self) -> _Opened:
+        memory = self.memory
+        with ExitStack() as stack:
+            reader = StepReader(self._folder.store, self.options.io)
+            stack.callback(reader.close)
+            lane = open_lane(self.target, self.options.cap_bytes)
+            stack.callback(lane.close)
+            slots = [lane.new_slot(memory.slot_bytes, f"slot {i} for weights") for i in range(memory.slots)]
+            arena = lane.allocate(memory.arena_bytes, "the arena") if memory.arena_bytes else None
+            window = lane.allocate(memory.window_bytes, "values between steps")
+            bindings = Bindings(lane, self.planned, self.window, arena)
+            machine = Machine(lane, slots, bindings, reader)
+            if len(slots) == 1:
+                slots[0].arrive(reader.read(0, slots[0].buffer).nbytes)
+            return _Opened(machine, reader, [window], lane, stack.pop_all())
+
+    def report(self) -> dict[str, Any]:
+        """Plain data: steps and plans, memory against the cap, measured rates, times of the last run."""
+        with self._lock:
+            return report_of(self, self._calibration)
+
+    def _close_device(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.stack.close()
+
+    def close(self) -> None:
+        """Free the device, close the store and remove a temporary folder; may be called twice."""
+        with self._lock, clear_errors():
+            self._closed = True
+            try:
+                self._close_device()
+            finally:
+                self._folder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

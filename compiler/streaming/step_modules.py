@@ -1,0 +1,78 @@
+"""Steps as modules of their own, named alike: equal steps are equal modules but for their constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tilewright.ir import Block, Constants, Func, Level, Module, Op, Value
+from tilewright.ir.compare import equal
+from tilewright.streaming.line import Line
+
+
+@dataclass(frozen=True)
+class Step:
+    """Ops begin..end of a line: `inputs` and `outputs` are values of the line.
+
+    module: its @main has them as parameters x0, x1, ... and results; it has no data. constants: the line's
+    names of the module's constants c0, c1, ...
+    """
+
+    line: Line
+    begin: int
+    end: int
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    module: Module
+    constants: tuple[str, ...]
+
+    @property
+    def constant_bytes(self) -> int:
+        """Bytes of the constants as the network has them."""
+        ops = (op for op in self.module.main.body.ops if op.name == "graph.constant")
+        return sum(op.result.tensor.nbytes for op in ops)
+
+    def with_data(self) -> Module:
+        """The module with its constants, which are made here and live as long as somebody holds them."""
+        arrays = {f"c{i}": self.line.constant(name) for i, name in enumerate(self.constants)}
+        return self.module.with_constants(Constants(arrays))
+
+
+def steps_of(line: Line, cuts: Sequence[tuple[int, int]]) -> list[Step]:
+    """One step per range of ops."""
+    return [_step(line, begin, end) for begin, end in cuts]
+
+
+def _step(line: Line, begin: int, end: int) -> Step:
+    inputs, outputs = line.crossing(begin, end)
+    renamed = {v: Value(v.type, f"x{i}") for i, v in enumerate(inputs)}
+    params = tuple(renamed.values())
+    ops = line.ops[begin:end]
+    used = dict.fromkeys(v for op in ops for v in op.operands if v in line.fixed)
+    names: list[str] = []
+    body: list[Op] = []
+    for op in (*line.fixed_ops(list(used)), *ops):
+        results = tuple(Value(v.type) for v in op.results)
+        operands = tuple(renamed[v] for v in op.operands)
+        if op.name == "graph.constant":
+            names.append(str(op["name"]))
+            op = op.with_attrs(name=f"c{len(names) - 1}")
+        renamed |= dict(zip(op.results, results, strict=True))
+        body.append(replace(op, operands=operands, results=results))
+    body.append(Op("graph.return", tuple(renamed[v] for v in outputs)))
+    types = tuple(v.type for v in outputs)
+    main = Func(Level.GRAPH, "main", Block(params, tuple(body)), types)
+    return Step(line, begin, end, inputs, outputs, Module("step", (main,)), tuple(names))
+
+
+def share_templates(steps: Sequence[Step]) -> list[int]:
+    """Per step the number of the first one that it equals but for the constants' data."""
+    firsts: list[int] = []
+    shared: list[int] = []
+    for number, step in enumerate(steps):
+        like = (f for f in firsts if equal(steps[f].module, step.module, constants=False))
+        first = next(like, number)
+        if first == number:
+            firsts.append(number)
+        shared.append(first)
+    return shared

@@ -1,0 +1,80 @@
+"""Which steps a network is cut into: two slots, the arena and the values between steps fit the cap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.ir import WorkError
+from tilewright.streaming.cuts import choose_cuts
+from tilewright.streaming.line import Line
+from tilewright.streaming.memory_size import shown_bytes
+from tilewright.streaming.split_ops import split_large
+from tilewright.streaming.step_modules import steps_of
+from tilewright.streaming.step_plans import StepCompiler
+from tilewright.streaming.store_file import PlannedSteps
+from tilewright.streaming.window import Window, window_of
+
+#: compilations of other cuts before giving up
+ATTEMPTS = 6
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Device memory in bytes: slots for constants, the arena that steps share, one window of values."""
+
+    slots: int
+    slot_bytes: int
+    arena_bytes: int
+    window_bytes: int
+
+    @property
+    def device_bytes(self) -> int:
+        """All of it, with one window."""
+        return self.slots * self.slot_bytes + self.arena_bytes + self.window_bytes
+
+
+def memory_of(planned: PlannedSteps, window: Window) -> MemoryPlan:
+    """What planned steps take; one step alone needs no second slot."""
+    return MemoryPlan(
+        slots=min(2, len(planned.steps)),
+        slot_bytes=max(4096, *(p.stored.nbytes for p in planned.plans), 0),
+        arena_bytes=max(p.plan.arena_bytes for p in planned.plans),
+        window_bytes=window.nbytes,
+    )
+
+
+def plan_steps(line: Line, cap_bytes: int, compiler: StepCompiler) -> tuple[PlannedSteps, Window]:
+    """Few steps under the cap: estimated on the graph, compiled, and cut finer where that was too little.
+
+    Raises WorkError naming the least cap that was found to do where this one does not.
+    """
+    working = line.working_bytes
+    found: MemoryPlan | None = None
+    tried: set[tuple[tuple[int, int], ...]] = set()
+    for _ in range(ATTEMPTS):
+        room = cap_bytes - working
+        cut_line = split_large(line, room // 2) if room > 1 else line
+        least = max(sum(needed.values()) for needed in cut_line.constant_bytes)
+        total = sum({k: n for needed in cut_line.constant_bytes for k, n in needed.items()}.values())
+        limit = total if total <= room else max(room // 2, least)
+        cuts = choose_cuts(cut_line, limit)
+        assert cuts is not None  # every op alone is within the limit
+        if tuple(cuts) in tried:
+            break
+        tried.add(tuple(cuts))
+        steps = steps_of(cut_line, cuts)
+        plans, plan_of = compiler.plans(steps)
+        planned, window = PlannedSteps(steps, plans, plan_of), window_of(steps)
+        memory = memory_of(planned, window)
+        if memory.device_bytes <= cap_bytes:
+            return planned, window
+        found = memory if found is None or memory.device_bytes < found.device_bytes else found
+        values = memory.arena_bytes + memory.window_bytes
+        working = values if limit == least else working + memory.device_bytes - cap_bytes
+    assert found is not None
+    raise WorkError(
+        f"@{line.module.name} does not fit under a memory cap of {shown_bytes(cap_bytes)}: the least that "
+        f"would do is {shown_bytes(found.device_bytes)} ({found.slots} slots of "
+        f"{shown_bytes(found.slot_bytes)} for weights, {shown_bytes(found.arena_bytes)} for kernels, "
+        f"{shown_bytes(found.window_bytes)} for values between steps)"
+    )

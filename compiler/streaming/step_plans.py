@@ -1,0 +1,139 @@
+"""Steps -> plans: equal steps are compiled once, and every step's constants as its plan needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tilewright.api import compile as compile_module
+from tilewright.executable import Artifact
+from tilewright.ir import Module
+from tilewright.ir.compare import equal
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.pipelines import stage_texts
+from tilewright.runtime.memory import place_arena
+from tilewright.runtime.plan import Buffer, ExecutionPlan
+from tilewright.runtime.storage.layout import StepSpec, StoredStep, TensorSpec, plan_layout
+from tilewright.streaming.step_modules import Step, share_templates
+from tilewright.targets import Target
+
+#: options of `tilewright.compile` that choose the passes; the others decide nothing without measuring
+PASS_OPTIONS = ("precision", "conv_algorithm", "workspace", "partitioner")
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What equal steps share: a plan whose results are buffers of kind output, and what was compiled.
+
+    tensor: the module at the tensor level, without data. constants: the plan's, in the order of the store.
+    """
+
+    plan: ExecutionPlan
+    artifact: Artifact
+    tensor: Module
+
+    @cached_property
+    def constants(self) -> tuple[Buffer, ...]:
+        return tuple(b for b in self.plan.buffers if b.kind == "constant")
+
+    @cached_property
+    def stored(self) -> StoredStep:
+        """How the constants lie in a slot, and on storage."""
+        (step,) = plan_layout([StepSpec("step", tuple(_tensors("", self)))]).steps
+        return step
+
+    @property
+    def starts(self) -> Mapping[str, int]:
+        """Where each constant begins in a slot."""
+        return self.stored.start_of
+
+
+class StepCompiler:
+    """Compiles steps for a target with the given options of `tilewright.compile`."""
+
+    def __init__(self, target: Target, options: Mapping[str, Any]) -> None:
+        self._target, self._options = target, dict(options)
+
+    def plans(self, steps: Sequence[Step]) -> tuple[list[StepPlan], list[int]]:
+        """Plans, and per step the number of its plan.
+
+        A plan is shared by steps that are equal modules but for their data. Passes read data as well (they
+        fold it), so `constants` checks that this made no difference.
+        """
+        plans: list[StepPlan] = []
+        number_of: dict[int, int] = {}
+        shared = share_templates(steps)
+        for first in dict.fromkeys(shared):
+            number_of[first] = len(plans)
+            plans.append(self.compile(steps[first]))
+        return plans, [number_of[first] for first in shared]
+
+    def compile(self, step: Step) -> StepPlan:
+        """One step, compiled like any network."""
+        module = step.with_data()
+        exe = compile_module(module, str(self._target), **self._options)
+        artifact = replace(exe.artifact, constants={})
+        return StepPlan(with_output_buffers(exe.plan), artifact, self._at_tensor_level(module))
+
+    def constants(self, step: Step, plan: StepPlan) -> Mapping[str, np.ndarray] | None:
+        """The step's data as the constants of `plan`; None where this data leads to another plan."""
+        module = step.with_data()
+        if self._options.get("tune") == "measure":
+            # What was measured chooses how weights are packed: only the whole way gives the same.
+            exe = compile_module(module, str(self._target), **self._options)
+            return exe.artifact.constants if with_output_buffers(exe.plan) == plan.plan else None
+        lowered = self._lowered(module)
+        if not equal(_without_data(lowered), plan.tensor, constants=False):
+            return None
+        return {buffer.name: lowered.constants[buffer.name] for buffer in plan.constants}
+
+    def _at_tensor_level(self, module: Module) -> Module:
+        return _without_data(self._lowered(module))
+
+    def _lowered(self, module: Module) -> Module:
+        chosen = (self._options.get(name) for name in PASS_OPTIONS)
+        target = self._target
+        given = {k: v for k, v in zip(PASS_OPTIONS, chosen, strict=True) if v is not None}
+        texts = stage_texts(module.main.level, target.language, **given)
+        context = PassContext(target=str(target), hardware=target.hardware)
+        for stage in ("graph", "tensor"):
+            module = run_pipeline(module, Pipeline.parse(texts[stage]), context)
+        return module
+
+
+def _without_data(module: Module) -> Module:
+    return replace(module, constants=type(module.constants)())
+
+
+def with_output_buffers(plan: ExecutionPlan) -> ExecutionPlan:
+    """The plan with results in buffers of their own, outside the arena, which is laid out anew."""
+    results = set(plan.outputs)
+
+    def moved(buffer: Buffer) -> Buffer:
+        if buffer.name in results and buffer.kind == "arena":
+            return replace(buffer, kind="output", offset=0)
+        return buffer
+
+    return place_arena(plan.replace(buffers=tuple(map(moved, plan.buffers)))).validate()
+
+
+def store_specs(plans: Sequence[StepPlan], plan_of: Sequence[int]) -> list[StepSpec]:
+    """Per step the tensors that its slot holds, in the slot's order."""
+    return [
+        StepSpec(f"step {k}", tuple(_tensors(tensor_name(k, ""), plans[number])))
+        for k, number in enumerate(plan_of)
+    ]
+
+
+def _tensors(prefix: str, plan: StepPlan) -> Iterator[TensorSpec]:
+    for buffer in plan.constants:
+        yield TensorSpec(prefix + buffer.name, buffer.dtype, buffer.shape)
+
+
+def tensor_name(step: int, constant: str) -> str:
+    """The name in a store of a constant of a step."""
+    return f"step{step}/{constant}"

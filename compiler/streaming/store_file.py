@@ -1,0 +1,89 @@
+"""The constants of all steps on storage: one file, in the order of the steps, as their plans need them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilewright.executable import clear_errors
+from tilewright.ir import InputError, WorkError
+from tilewright.runtime.storage.store_writer import StoreWriter
+from tilewright.streaming.step_modules import Step
+from tilewright.streaming.step_plans import StepCompiler, StepPlan, store_specs, tensor_name
+
+STORE_NAME = "weights.store"
+
+
+class StoreFolder:
+    """A folder for the store and for scratch space: the caller's, which stays, or one that is removed."""
+
+    def __init__(self, folder: str | Path | None) -> None:
+        """Raises InputError where the folder is none."""
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        if folder is None:
+            try:
+                self._temporary = tempfile.TemporaryDirectory(prefix="tilewright-stream-")
+            except OSError as e:
+                raise WorkError(f"a temporary folder for weights cannot be made: {e.strerror}") from e
+            self.path = Path(self._temporary.name)
+        else:
+            self.path = Path(folder)
+            if not self.path.is_dir():
+                raise InputError("expected a folder for the weights of a streamed network", where=str(folder))
+
+    @property
+    def store(self) -> Path:
+        """The file with the constants."""
+        return self.path / STORE_NAME
+
+    def close(self) -> None:
+        """Remove a temporary folder; a given one keeps its store."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+
+
+@dataclass
+class PlannedSteps:
+    """Steps, the plans they share and which of them each step has."""
+
+    steps: Sequence[Step]
+    plans: list[StepPlan]
+    plan_of: list[int]
+
+    def plan(self, step: int) -> StepPlan:
+        """The plan of a step."""
+        return self.plans[self.plan_of[step]]
+
+
+def write_store(path: Path, planned: PlannedSteps, compiler: StepCompiler) -> None:
+    """Write the constants of every step, one step's in memory at a time.
+
+    A step whose data leads to another plan than that of its like gets its own, and writing begins anew.
+    Raises WorkError where the file cannot be written; then there is none.
+    """
+    while (odd := _write(path, planned, compiler)) is not None:
+        planned.plan_of[odd] = len(planned.plans)
+        planned.plans.append(compiler.compile(planned.steps[odd]))
+
+
+class _OtherPlan(Exception):
+    """The data of this step does not fit the plan it was to share."""
+
+
+def _write(path: Path, planned: PlannedSteps, compiler: StepCompiler) -> int | None:
+    """The number of the first step that needs another plan; None where all is written."""
+    specs = store_specs(planned.plans, planned.plan_of)
+    number = 0
+    try:
+        with clear_errors(), StoreWriter(path, specs) as writer:
+            for number, step in enumerate(planned.steps):
+                constants = compiler.constants(step, planned.plan(number))
+                if constants is None:
+                    raise _OtherPlan
+                writer.write_step({tensor_name(number, k): a for k, a in constants.items()})
+    except _OtherPlan:
+        return number
+    return None

@@ -1,0 +1,228 @@
+"""The lane of an OpenCL device: slots are memory that host and device share, so that reads land in place."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tilewright.runtime.arrays import Array
+from tilewright.runtime.errors import DeviceError
+from tilewright.runtime.loaded import Closable, describe_launch
+from tilewright.runtime.opencl import OpenClDevice
+from tilewright.runtime.opencl_driver import driver_errors
+from tilewright.runtime.opencl_memory import OpenClPool, PlanMemory
+from tilewright.runtime.opencl_plan import NANOSECOND, OpenClPlan
+from tilewright.runtime.placed import ARENA, Block, CappedMemory, Place, check_places
+from tilewright.runtime.plan import ExecutionPlan
+from tilewright.runtime.storage.buffers import AlignedAllocator, HostBuffer
+
+#: copies to the device that may be under way at once
+UPLOADS = 256
+
+
+class OpenClLane(Closable):
+    """See `Lane`. One queue that keeps the order; takes the device over and closes it at the end."""
+
+    #: kernels read a slot's buffer itself, so it is free when the next filling's work has been queued and
+    #: that of this one is done
+    behind = 1
+
+    def __init__(self, device: OpenClDevice, cap_bytes: int | None) -> None:
+        self.memory = CappedMemory(cap_bytes)
+        self.name = device.name
+        self._device, self._cl = device, device.cl
+        self._queue = device.new_queue(out_of_order=False)
+        self._blocks: list[Block] = []
+        self._plans: list[OpenClPlacedPlan] = []
+        self._uploads: deque[Any] = deque(maxlen=UPLOADS)
+        self._host = AlignedAllocator()
+
+    def allocate(self, nbytes: int, what: str) -> Block:
+        """See `Lane.allocate`."""
+        self.check_open()
+        self.memory.take(nbytes, what)
+        try:
+            block = Block(nbytes, what, self._device.pool.allocate(nbytes, what))
+        except BaseException:
+            self.memory.give_back(nbytes)
+            raise
+        self._blocks.append(block)
+        return block
+
+    def new_slot(self, nbytes: int, what: str) -> OpenClSlot:
+        """See `Lane.new_slot`: memory in whole pages, which the device uses where it lies."""
+        self.check_open()
+        buffer = self._host.allocate(nbytes)
+        self.memory.take(buffer.nbytes, what)
+        flags = self._cl.mem_flags.READ_WRITE | self._cl.mem_flags.USE_HOST_PTR
+        with driver_errors(self._cl, f"allocating {buffer.nbytes} bytes for {what}"):
+            array = np.frombuffer(buffer.view, np.uint8)
+            handle = self._cl.Buffer(self._device.context, flags, hostbuf=array)
+        return OpenClSlot(self, buffer, Block(buffer.nbytes, what, handle))
+
+    def place(self, plan: ExecutionPlan, places: Mapping[str, Place]) -> OpenClPlacedPlan:
+        """See `Lane.place`."""
+        self.check_open()
+        check_places(plan, places)
+        memory = _Placed(self._device.pool, plan, places)
+        placed = OpenClPlacedPlan(self._device.load_placed(plan, memory, self._queue))
+        self._plans.append(placed)
+        return placed
+
+    def upload(self, array: Array, place: Place) -> None:
+        """See `Lane.upload`."""
+        if array.nbytes:
+            with driver_errors(self._cl, f"copying to {place.block.what}"):
+                event = self._cl.enqueue_copy(
+                    self._queue,
+                    place.block.handle,
+                    _bytes_of(array),
+                    dst_offset=place.offset,
+                    is_blocking=False,
+                )
+            # The event holds the array, and waits for its copy where it goes.
+            self._uploads.append(event)
+
+    def download(self, place: Place, array: Array) -> None:
+        """See `Lane.download`."""
+        if array.nbytes:
+            with driver_errors(self._cl, f"copying from {place.block.what}"):
+                self._cl.enqueue_copy(
+                    self._queue,
+                    _bytes_of(array),
+                    place.block.handle,
+                    src_offset=place.offset,
+                    is_blocking=True,
+                )
+
+    def copy(self, source: Place, target: Place, nbytes: int) -> None:
+        """See `Lane.copy`."""
+        with driver_errors(self._cl, f"copying from {source.block.what} to {target.block.what}"):
+            self._cl.enqueue_copy(
+                self._queue,
+                target.block.handle,
+                source.block.handle,
+                byte_count=nbytes,
+                src_offset=source.offset,
+                dst_offset=target.offset,
+            )
+
+    def mark(self) -> OpenClMark:
+        """See `Lane.mark`."""
+        with driver_errors(self._cl, "marking the queue"):
+            event = self._cl.enqueue_marker(self._queue)
+            self._queue.flush()
+        return OpenClMark(self._cl, event)
+
+    def finish(self) -> None:
+        """See `Lane.finish`; a launch that failed is named."""
+        with driver_errors(self._cl, "running the steps"):
+            self._queue.finish()
+        self._uploads.clear()
+        for plan in self._plans:
+            plan.check()
+
+    def _release(self) -> None:
+        try:
+            with driver_errors(self._cl, "ending the work of the queue"):
+                self._queue.finish()
+        finally:
+            while self._plans:
+                self._plans.pop().close()
+            while self._blocks:
+                self._device.pool.free(self._blocks.pop().handle)
+            self.memory.give_back(self.memory.bytes_in_use)
+            self._device.close()
+
+
+class OpenClMark:
+    """See `Mark`: a marker command and its profile."""
+
+    def __init__(self, cl: Any, event: Any) -> None:
+        self._cl, self._event = cl, event
+
+    def wait(self) -> None:
+        """See `Mark.wait`."""
+        with driver_errors(self._cl, "running the steps"):
+            self._event.wait()
+
+    def seconds_after(self, other: OpenClMark) -> float:
+        """See `Mark.seconds_after`."""
+        return float((self._event.profile.end - other._event.profile.end) * NANOSECOND)
+
+
+class OpenClSlot:
+    """See `Slot`: one memory for both sides."""
+
+    def __init__(self, lane: OpenClLane, buffer: HostBuffer, block: Block) -> None:
+        self.buffer, self.block = buffer, block
+        self._lane = lane
+        self._used: OpenClMark | None = None
+
+    def arrive(self, nbytes: int) -> None:
+        """Nothing to do: the data is where kernels read it."""
+
+    def leave(self) -> None:
+        """See `Slot.leave`."""
+        self._used = self._lane.mark()
+
+    def wait_reusable(self) -> None:
+        """See `Slot.wait_reusable`: until the kernels that read it are done."""
+        if self._used is not None:
+            self._used.wait()
+
+    def copy_seconds(self) -> float:
+        """Nothing is copied."""
+        return 0.0
+
+
+class OpenClPlacedPlan:
+    """See `PlacedPlan`."""
+
+    def __init__(self, loaded: OpenClPlan) -> None:
+        self._loaded = loaded
+        self._events: list[Any] = []
+
+    def queue(self) -> None:
+        """See `PlacedPlan.queue`."""
+        self._events = self._loaded.queue()
+
+    def check(self) -> None:
+        """Raise `DeviceError` naming the first launch of the last replay that failed."""
+        launches = self._loaded.plan.launches
+        for index, event in enumerate(self._events):
+            status = event.command_execution_status
+            if status < 0:
+                raise DeviceError(
+                    f"{describe_launch(index, launches[index])} failed with OpenCL status {status}"
+                )
+
+    def close(self) -> None:
+        """Give back the programs."""
+        self._events = []
+        self._loaded.close()
+
+
+class _Placed(PlanMemory):
+    """Memory of a plan that is somebody else's; programs are shared as ever."""
+
+    def __init__(self, pool: OpenClPool, plan: ExecutionPlan, places: Mapping[str, Place]) -> None:
+        super().__init__(pool, plan)
+        self._places = places
+
+    def region(self, name: str) -> tuple[Any, int]:
+        """See `PlanMemory.region`."""
+        owner, offset = self._plan.locate(name)
+        if owner.kind == "arena":
+            arena = self._places[ARENA]
+            return arena.block.handle, arena.offset + owner.offset + offset
+        place = self._places[owner.name]
+        return place.block.handle, place.offset + offset
+
+
+def _bytes_of(array: Array) -> Array:
+    """The array's bytes, which must be dense: pyopencl copies raw bytes, element types it does not know."""
+    return array.reshape(-1).view(np.uint8)
