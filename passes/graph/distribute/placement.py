@@ -137,3 +137,16 @@ def _scaled(intervals: tuple[Interval, ...], before: int, after: int) -> tuple[I
     if not before or not after or any((b * after) % before for interval in intervals for b in interval):
         return None
     return tuple((s * after // before, e * after // before) for s, e in intervals)
+
+
+def preserved_axis(op: Op, operand: int, axis: int) -> int | None:
+    """The axis of the results whose row i is made from row i of one operand along `axis`, if there is one."""
+    extent = op.operands[operand].tensor.shape[axis]
+    for d in range(op.results[0].tensor.rank if op.results else 0):
+        if op.results[0].tensor.shape[d] != extent:
+            continue
+        whole = sliced(op, d, 0, extent)
+        need = None if whole is None or whole.balanced else whole.needs[operand]
+        if need is not None and need.axis == axis:
+            return d
+    return None

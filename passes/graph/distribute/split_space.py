@@ -13,6 +13,7 @@ from tilewright.passes.graph.distribute.directions import DIRECTIONS
 from tilewright.passes.graph.distribute.rank_module import rank_module
 from tilewright.passes.graph.distribute.space_cost import Rates
 from tilewright.passes.graph.distribute.space_plan import read_plan
+from tilewright.passes.graph.distribute.space_search import searched_plan
 from tilewright.passes.graph.distribute.spreading import Request, spread
 
 
@@ -26,6 +27,8 @@ def split_space(
     axis: Literal["h", "w", "batch", "channels", "sequence", "auto"] = "h",
     speeds: str = "",
     plan: str = "",
+    method: Literal["naive", "exact", "pruned"] = "naive",
+    threshold: float = 5.0,
     gather: Literal["auto", "late"] = "auto",
     tflops: float = 20.0,
     link_gbs: float = 100.0,
@@ -36,6 +39,8 @@ def split_space(
     axis: what is split; auto takes the axis whose modelled time is least.
     speeds: of the devices relative to each other, `1,1,2`; shares are proportional. Default: equal.
     plan: what single layers do instead: `3:h=0-57,57-112; 5:whole`, rows of every rank by layer number.
+    method, threshold: how the rows of layers are chosen: naive in proportion to the speeds; exact and pruned
+      by the objective of BBGraP, up to `threshold` percent from that (pruned: by the search of its thesis).
     gather: auto goes on whole on every device where that is cheaper (behind the last large layers); late
       splits as long as it can.
     tflops, link_gbs, latency_us: what auto weighs: 1e12 operations per second of the fastest device (which
@@ -46,13 +51,13 @@ def split_space(
     """
     if devices < 1 or not 0 <= rank < devices:
         raise InputError(f"expected a rank among 0..{devices - 1} of {devices} devices, got {rank}")
-    if not (tflops > 0 and link_gbs > 0 and latency_us >= 0):
-        raise InputError(f"expected positive rates, got {tflops} Tflop/s, {link_gbs} GB/s, {latency_us} us")
-    rates = Rates(tflops * 1e12, tflops * 1e11, link_gbs * 1e9, latency_us * 1e-6)
-    directions = DIRECTIONS if axis == "auto" else (axis,)
-    layers = read_plan(module.main, plan)
-    each = _speeds(speeds, devices)
-    requests = (Request(each, d, layers, gather == "late", rates) for d in directions)
+    each, rates = _speeds(speeds, devices), _rates(tflops, link_gbs, latency_us)
+    asked, requests = read_plan(module.main, plan), []
+    for direction in DIRECTIONS if axis == "auto" else (axis,):
+        rows = asked
+        if method != "naive":
+            rows = {**searched_plan(module.main, direction, each, method, threshold), **asked}
+        requests.append(Request(each, direction, rows, gather == "late", bool(asked), rates))
     found = min((spread(module.main, r) for r in requests), key=lambda s: s.total_s)
     return rank_module(module, found, rank, devices)
 
@@ -69,3 +74,9 @@ def _speeds(text: str, devices: int) -> tuple[float, ...]:
         raise InputError(f"option 'speeds' expects {devices} numbers, one per device, got '{text}'")
     check_speeds(values)
     return tuple(v / max(values) for v in values)
+
+
+def _rates(tflops: float, link_gbs: float, latency_us: float) -> Rates:
+    if not (tflops > 0 and link_gbs > 0 and latency_us >= 0):
+        raise InputError(f"expected positive rates, got {tflops} Tflop/s, {link_gbs} GB/s, {latency_us} us")
+    return Rates(tflops * 1e12, tflops * 1e11, link_gbs * 1e9, latency_us * 1e-6)

@@ -34,12 +34,14 @@ class Request:
     """What is asked for: speeds of the ranks, the direction of layers, plans of single layers.
 
     late: gather as late as possible, whatever it costs.
+    binding: a plan is followed even where running whole is cheaper.
     """
 
     speeds: tuple[float, ...]
     direction: Direction
     plan: Mapping[Op, PlannedLayer] = field(default_factory=dict)
     late: bool = False
+    binding: bool = True
     rates: Rates = field(default_factory=Rates)
 
     @property
@@ -66,7 +68,7 @@ def spread(func: Func, request: Request) -> Spread:
     """
     ops = func.body.ops[:-1]
     everywhere = _Walk(func, request, len(ops)).run()
-    if request.late or request.plan:
+    if request.late or (request.plan and request.binding):
         return everywhere
     end = _cheapest_end(func, everywhere, request.rates, max(request.speeds) / min(request.speeds))
     return everywhere if end == len(ops) else _Walk(func, request, end).run()
@@ -133,7 +135,7 @@ class _Walk:
 
     def place(self, op: Op, at: int) -> Placement:
         planned = self.request.plan.get(op)
-        if planned is not None:
+        if planned is not None and (self.request.binding or at < self.end):
             return self.planned(op, planned)
         if not op.operands or not op.results or op.body is not None:
             return WHOLE

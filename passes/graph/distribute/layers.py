@@ -1,0 +1,150 @@
+"""A graph function as layers along one direction: what searches of partitions need to know of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tilewright.ir.graph_ops.layouts import SPATIAL
+from tilewright.ir.nodes import Func, Op, Value
+from tilewright.passes.graph.distribute.directions import Direction, direction_axis
+from tilewright.passes.graph.distribute.distribution import integers
+from tilewright.passes.graph.distribute.placement import preserved_axis
+from tilewright.passes.graph.distribute.space_cost import operations, row_bytes
+from tilewright.passes.graph.distribute.space_plan import layer_ops
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer along a direction: its windows over the rows of its input, and what its rows cost.
+
+    number: as plans number it. axis: of its result. extent, output: rows in and out.
+    inputs: numbers of the layers whose rows it reads, through ops that keep rows; none where its input is not
+      rows of a layer.
+    macs_per_row: multiplications per output row, half the operations; those of row-keeping ops behind the
+      layer count with it. row_bytes, input_row_bytes, weight_bytes: sizes in bytes.
+    """
+
+    number: int
+    op: Op
+    axis: int
+    inputs: tuple[int, ...]
+    extent: int
+    output: int
+    kernel: int
+    stride: int
+    dilation: int
+    pad_before: int
+    pad_after: int
+    macs_per_row: float
+    row_bytes: float
+    input_row_bytes: float
+    weight_bytes: int
+
+
+def layers_of(func: Func, direction: Direction) -> tuple[Layer, ...]:
+    """The layers of a function that have rows in this direction, in program order.
+
+    Layers whose windows do not slide over their input one stride after another (transposed convolutions) are
+    left out, as are those of another direction; what reads their rows has no input here.
+    """
+    numbers = {op: n for n, op in enumerate(layer_ops(func))}
+    sources: dict[Value, tuple[int, frozenset[int]]] = {}
+    found: dict[int, Layer] = {}
+    extra: dict[int, float] = {}
+    for op in func.body.ops[:-1]:
+        number, axis = numbers.get(op), None
+        if number is not None:
+            axis = direction_axis(op, direction)
+            window = None if axis is None else _window(op, axis, direction)
+            if axis is not None and window is not None:
+                found[number] = _layer(number, op, axis, window, sources)
+                sources[op.result] = axis, frozenset({number})
+            continue
+        kept = _kept(op, sources)
+        if kept is not None:
+            sources.update((r, kept) for r in op.results)
+            latest = max(kept[1])
+            extra[latest] = extra.get(latest, 0.0) + operations(op) / 2 / found[latest].output
+    return tuple(_with_extra(layer, extra.get(n, 0.0)) for n, layer in found.items())
+
+
+def chains(layers: Sequence[Layer]) -> list[tuple[Layer, ...]]:
+    """Longest runs of layers that each read the one before only, which nothing else reads."""
+    readers: dict[int, list[int]] = {}
+    for layer in layers:
+        for number in layer.inputs:
+            readers.setdefault(number, []).append(layer.number)
+    out: list[list[Layer]] = []
+    by_end: dict[int, list[Layer]] = {}
+    for layer in layers:
+        before = layer.inputs[0] if len(layer.inputs) == 1 else None
+        run = by_end.pop(before, None) if before is not None and readers[before] == [layer.number] else None
+        if run is None:
+            out.append(run := [])
+        run.append(layer)
+        by_end[layer.number] = run
+    return [tuple(run) for run in out]
+
+
+def _layer(
+    number: int,
+    op: Op,
+    axis: int,
+    window: tuple[int, int, int, int],
+    sources: dict[Value, tuple[int, frozenset[int]]],
+) -> Layer:
+    x, output = op.operands[0], op.result.tensor.shape[axis]
+    held = sources.get(x)
+    kernel, stride, dilation, before = window
+    extent = x.tensor.shape[axis]
+    needed = (output - 1) * stride + (kernel - 1) * dilation + 1 if output else 0
+    return Layer(
+        number=number,
+        op=op,
+        axis=axis,
+        inputs=tuple(sorted(held[1])) if held is not None and held[0] == axis else (),
+        extent=extent,
+        output=output,
+        kernel=kernel,
+        stride=stride,
+        dilation=dilation,
+        pad_before=before,
+        pad_after=max(0, needed - before - extent),
+        macs_per_row=operations(op) / 2 / output if output else 0.0,
+        row_bytes=row_bytes(op.result, axis),
+        input_row_bytes=row_bytes(x, axis),
+        weight_bytes=sum(v.tensor.nbytes for v in op.operands[1:]),
+    )
+
+
+def _window(op: Op, axis: int, direction: Direction) -> tuple[int, int, int, int] | None:
+    """Kernel, stride, dilation and padding before, along an axis; None where windows do not slide."""
+    if direction == "channels" or op.name.endswith("_transpose"):
+        return None
+    layout = op.get("data_layout", op.get("layout"))
+    if direction not in ("h", "w") or not isinstance(layout, str):
+        return (1, 1, 1, 0)
+    d = SPATIAL[len(layout) - 2].index(layout[axis])
+    if op.get("pool_size") is not None:
+        kernel = integers(op, "pool_size")[d]
+    else:
+        kernel = op.operands[1].tensor.shape[str(op["kernel_layout"]).index(layout[axis])]
+    return kernel, integers(op, "strides")[d], integers(op, "dilation")[d], integers(op, "padding")[d]
+
+
+def _kept(op: Op, sources: dict[Value, tuple[int, frozenset[int]]]) -> tuple[int, frozenset[int]] | None:
+    """Where the rows of layers lie in the results of an op that keeps them."""
+    axes, numbers = set(), frozenset[int]()
+    for i, v in enumerate(op.operands):
+        if v in sources:
+            axis = preserved_axis(op, i, sources[v][0])
+            if axis is None:
+                return None
+            axes.add(axis)
+            numbers |= sources[v][1]
+    return (axes.pop(), numbers) if len(axes) == 1 else None
+
+
+def _with_extra(layer: Layer, macs: float) -> Layer:
+    return replace(layer, macs_per_row=layer.macs_per_row + macs) if macs else layer
