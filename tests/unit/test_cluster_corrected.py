@@ -257,3 +257,30 @@ def test_halves_of_the_batch_take_at_least_half():
     big, small = (evaluate(PAIR, SMALL, replace(OPEN, batch=batch)) for batch in (128, 64))
     assert (big.total_s <= 2 * small.total_s * (1 + 1e-12)).all()
     assert (big.total_s > small.total_s).all()
+
+
+def test_values_without_latency_and_head_limit():
+    """T-NLG on B as first derived: rings without latency, and 28 heads divided by 16."""
+    cluster = load_cluster("B")
+    links = {name: replace(getattr(cluster, name), latency_s=0.0, call_s=0.0) for name in ("intra", "inter")}
+    found = evaluate(replace(cluster, **links), load_model("T-NLG"), load_training("T-NLG"))
+    for schedule, micro_batch, seconds in [("PR", 1, 50.8), ("AR", 16, 52.3)]:
+        index = column(found, dp=1, wp=16, p=2, schedule=schedule, micro_batch=micro_batch)
+        assert found.total_s[index] == pytest.approx(seconds, abs=0.05)
+        assert found.reasons(index) == ["layer not divisible by wp"]
+
+
+@pytest.mark.parametrize(("model", "sequences"), [("GPT-3", 28.8), ("T-NLG", 20.0)])
+def test_where_activation_residence_moves_less(model, sequences):
+    """AR moves fewer bytes than PR from micro-batches of 4.8 d / s sequences on (many of them, m >> 1)."""
+    below, above = int(sequences) - 1, int(sequences) + 1
+    training = Training("t", batch=below * above * 200, micro_batches=(below, above))
+    found = evaluate(load_cluster("A"), load_model(model), training)
+    seconds = found.components_s["storage_read"] + found.components_s["storage_write"]
+    moved = {
+        (schedule, b): seconds[column(found, schedule=schedule, micro_batch=b, dp=1, wp=1)]
+        for schedule in ("PR", "AR")
+        for b in (below, above)
+    }
+    assert moved["AR", below] > moved["PR", below]
+    assert moved["AR", above] < moved["PR", above]
