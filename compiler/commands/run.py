@@ -20,6 +20,12 @@ from tilewright.commands.network import (
     read_inputs,
     relative_error,
 )
+from tilewright.commands.stream_run import (
+    add_stream_arguments,
+    reject_stream_arguments,
+    run_streamed,
+    streaming_lines,
+)
 from tilewright.executable import Executable
 from tilewright.ir import InputError, WorkError, interpret
 from tilewright.profile import Profile
@@ -48,6 +54,7 @@ def add_run(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="record a replay: print when kernels ran and how a serial plan compares, write a Perfetto trace",
     )
     p.add_argument("--json", action="store_true", help="print results as JSON")
+    add_stream_arguments(p)
     p.set_defaults(action=run_network)
 
 
@@ -55,6 +62,11 @@ def run_network(a: argparse.Namespace) -> None:
     """Run once, check where asked, time, report."""
     if a.repeats < 1:
         raise InputError(f"expected at least 1 repeat, got {a.repeats}", where="--repeats")
+    if a.memory_cap:
+        streamed, outputs = run_streamed(a)
+        _finish(a, {**streamed, "outputs": [_summary(o) for o in outputs]}, outputs, None)
+        return
+    reject_stream_arguments(a)
     module = None
     if Path(a.network).suffix == ".tw":
         if a.check:
@@ -84,6 +96,13 @@ def run_network(a: argparse.Namespace) -> None:
     if a.check and module is not None:
         wanted = interpret(module, *inputs, precision="fp64")
         result["relative_error"] = max(relative_error(o, w) for o, w in zip(outputs, wanted, strict=True))
+    _finish(a, result, outputs, profile)
+
+
+def _finish(
+    a: argparse.Namespace, result: dict[str, Any], outputs: list[np.ndarray], profile: Profile | None
+) -> None:
+    """Write and report; raises WorkError for a wrong result."""
     if a.output:
         _write(a.output, outputs)
     _report(a, result, profile)
@@ -118,5 +137,7 @@ def _report(a: argparse.Namespace, result: dict[str, Any], profile: Profile | No
         print(f"median of {a.repeats} runs: {1e3 * result['seconds_median']:.3f} ms")
     if "relative_error" in result:
         print(f"relative error against the float64 reference: {result['relative_error']:.2e}")
+    if "streaming" in result:
+        print(streaming_lines(result["streaming"]))
     if profile is not None:
         print(f"{profile}\nwrote {a.trace}")
