@@ -72,7 +72,7 @@ def _sweep(
 
 @dataclass(frozen=True)
 class _Vertex:
-    """A partition as a point: sum of 1 / t_i, moved rows, and the weight `slope` of the sum it is least for."""
+    """A partition as a point: sum of 1 / t_i and moved rows; `slope` weighs the sum it is least for."""
 
     inverse: float
     moved: float
