@@ -8,7 +8,7 @@ from itertools import count
 
 from tilewright.codegen import KernelSource
 from tilewright.codegen.in_place import in_place_pairs
-from tilewright.distributed.plan_kernels import communication_kernel
+from tilewright.communication_kernel import communication_kernel
 from tilewright.ir import Func, InputError, Level, Module, Op, Ref, TensorType, Value
 from tilewright.ir.communication_ops import COMMUNICATE
 from tilewright.ir.join_ops import boxes_of

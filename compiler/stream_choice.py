@@ -13,6 +13,8 @@ import numpy as np
 from tilewright.costmodel import GpuHardware, Hardware
 from tilewright.costmodel.bound import LAUNCH
 from tilewright.ir import InputError
+from tilewright.runtime.communication.agreement import communications
+from tilewright.runtime.communication.replay import beside_compute
 from tilewright.runtime.device import Device
 from tilewright.runtime.plan import ExecutionPlan, Launch
 from tilewright.runtime.stream_assignment import launch_dag, with_streams
@@ -123,9 +125,13 @@ def choose_streams(
 ) -> StreamChoice:
     """The plan by `policy`: a name, `model` (least modelled replay) or `auto` (least measured replay).
 
-    device: opens the device to measure on; called for `auto` alone. Raises InputError for an unknown policy.
+    device: opens the device to measure on; called for `auto` alone. A plan that communicates gets one stream
+    of kernels and one of communications where no policy is named: alone it cannot be measured. Raises
+    InputError for an unknown policy.
     """
     check_policy(policy)
+    if policy in ("model", "auto") and communications(plan):
+        return StreamChoice(beside_compute(plan), "beside", "name", {})
     dag = launch_dag(plan)
     if policy not in ("model", "auto"):
         chosen = plan_streams(dag, policy, work)

@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.plan import ExecutionPlan
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -69,10 +70,16 @@ class Device(Protocol):
         ...
 
     def load(
-        self, plan: ExecutionPlan, constants: Mapping[str, Array], *, progress: Progress | None = None
+        self,
+        plan: ExecutionPlan,
+        constants: Mapping[str, Array],
+        *,
+        progress: Progress | None = None,
+        communicator: AnyCommunicator | None = None,
     ) -> LoadedPlan:
         """Allocate, upload `constants` (by buffer name; extra names are an error) and build the kernels.
 
+        communicator: the other ranks, for a plan that communicates; a device that cannot says so.
         Raises `RuntimeInputError` for a bad plan or constant, `OutOfMemoryError`, `KernelBuildError` and
         `DeviceError`.
         """

@@ -16,6 +16,8 @@ from typing import Protocol
 import numpy as np
 
 from tilewright.runtime.arrays import Array, check_constants, check_repeats, host_inputs
+from tilewright.runtime.communication.communicator import AnyCommunicator
+from tilewright.runtime.communication.replay import refuse_communication
 from tilewright.runtime.device import Progress
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import DeviceError, DeviceMissingError, KernelBuildError, RuntimeInputError
@@ -76,11 +78,17 @@ class EmulatorDevice(Closable):
         self.name = f"CUDA emulator ({builder.version})"
 
     def load(
-        self, plan: ExecutionPlan, constants: Mapping[str, Array], *, progress: Progress | None = None
+        self,
+        plan: ExecutionPlan,
+        constants: Mapping[str, Array],
+        *,
+        progress: Progress | None = None,
+        communicator: AnyCommunicator | None = None,
     ) -> EmulatorPlan:
         """See `Device.load`; every kernel is built from its source, binaries in the plan are ignored."""
         self.check_open()
         plan.validate()
+        refuse_communication(plan, self.name)
         checked = check_constants(plan, constants)
         for kernel in plan.kernels:
             if kernel.language != "cuda":

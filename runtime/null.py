@@ -10,6 +10,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from tilewright.runtime.arrays import Array, check_constants, check_repeats, host_inputs
+from tilewright.runtime.communication.communicator import AnyCommunicator
+from tilewright.runtime.communication.replay import CommunicationOrder
 from tilewright.runtime.device import Progress
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import (
@@ -23,7 +25,9 @@ from tilewright.runtime.loaded import Closable, describe_launch
 from tilewright.runtime.plan import ExecutionPlan
 from tilewright.runtime.work_lock import WorkLock
 
-Action = Literal["allocate", "upload", "build", "copy-in", "launch", "wait", "copy-out", "free"]
+Action = Literal[
+    "allocate", "upload", "build", "copy-in", "launch", "wait", "start", "finish", "copy-out", "free"
+]
 ACTIONS: tuple[str, ...] = get_args(Action)
 
 
@@ -32,7 +36,7 @@ class Operation:
     """One recorded step.
 
     `what` names a buffer or kernel; for `launch` and `wait`, `launch` is the index of the (awaited) launch
-    and `stream` the stream that runs it (waits for it).
+    and `stream` the stream that runs it (waits for it); `start` and `finish` are those of a communication.
     """
 
     action: Action
@@ -104,9 +108,17 @@ class NullDevice(Closable):
             self.log.append(Operation("free", "plan", nbytes))
 
     def load(
-        self, plan: ExecutionPlan, constants: Mapping[str, Array], *, progress: Progress | None = None
+        self,
+        plan: ExecutionPlan,
+        constants: Mapping[str, Array],
+        *,
+        progress: Progress | None = None,
+        communicator: AnyCommunicator | None = None,
     ) -> NullPlan:
-        """Validate the plan and its constants and record allocations, uploads and builds."""
+        """Validate the plan and its constants and record allocations, uploads and builds.
+
+        Communications are recorded where they are started and finished; no other rank is needed.
+        """
         self.check_open()
         plan.validate()
         checked = check_constants(plan, constants)
@@ -180,13 +192,25 @@ class NullPlan(Closable):
         return array
 
     def _replay(self) -> None:
-        launches = self.plan.launches
+        launches, order = self.plan.launches, CommunicationOrder.of(self.plan)
+        begun, finished = list(order.kernels), 0
         for index, launch in enumerate(launches):
             where = describe_launch(index, launch)
+            finished = self._finish(begun, finished, order.finished_before[index])
             for dep in launch.deps:
                 if launches[dep].stream != launch.stream:
                     self.device.perform(Operation("wait", launches[dep].kernel, 0, dep, launch.stream), where)
-            self.device.perform(Operation("launch", launch.kernel, 0, index, launch.stream), where)
+            action: Action = "start" if index in order.kernels else "launch"
+            self.device.perform(Operation(action, launch.kernel, 0, index, launch.stream), where)
+        self._finish(begun, finished, len(begun))
+
+    def _finish(self, begun: Sequence[int], first: int, last: int) -> int:
+        """Finish communications, from `first` to before `last` of them; how many are finished then."""
+        for index in begun[first:last]:
+            launch = self.plan.launches[index]
+            where = describe_launch(index, launch)
+            self.device.perform(Operation("finish", launch.kernel, 0, index, launch.stream), where)
+        return max(first, last)
 
     def time(self, inputs: Sequence[object], repeats: int) -> list[float]:
         """Zero seconds per replay."""

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from tilewright.runtime.arrays import Array, check_constants
+from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.device import Progress
 from tilewright.runtime.errors import (
     DeviceError,
@@ -31,6 +32,7 @@ from tilewright.runtime.opencl_driver import (
 )
 from tilewright.runtime.opencl_memory import OpenClPool, PlanMemory
 from tilewright.runtime.opencl_plan import OpenClPlan
+from tilewright.runtime.opencl_streamed import OpenClStreamedPlan
 from tilewright.runtime.plan import ExecutionPlan, KernelCode
 from tilewright.runtime.plan_check import ALIGNMENT
 
@@ -93,7 +95,12 @@ class OpenClDevice(Closable):
         return max(1, int(self.device.mem_base_addr_align) // 8)
 
     def load(
-        self, plan: ExecutionPlan, constants: Mapping[str, Array], *, progress: Progress | None = None
+        self,
+        plan: ExecutionPlan,
+        constants: Mapping[str, Array],
+        *,
+        progress: Progress | None = None,
+        communicator: AnyCommunicator | None = None,
     ) -> OpenClPlan:
         """See `Device.load`. The arena is laid out anew where the device wants a wider alignment."""
         self.check_open()
@@ -106,7 +113,8 @@ class OpenClDevice(Closable):
         try:
             programs = self._build(plan, memory, progress)
             memory.allocate(checked)
-            return OpenClPlan(self, plan, memory, programs)
+            kind = OpenClPlan if communicator is None else OpenClStreamedPlan
+            return kind(self, plan, memory, programs, communicator=communicator)
         except BaseException:
             memory.release()
             raise
@@ -145,20 +153,21 @@ class OpenClDevice(Closable):
             )
 
     def _build(self, plan: ExecutionPlan, memory: PlanMemory, progress: Progress | None) -> dict[str, Any]:
-        for kernel in plan.kernels:
+        kernels = [k for k in plan.kernels if k.language != "communication"]
+        for kernel in kernels:
             if kernel.language != "opencl":
                 raise RuntimeInputError(
                     f"kernel {kernel.name!r}: expected OpenCL C for {self.name}, got {kernel.language}"
                 )
-        new = [k for k in plan.kernels if not self.pool.programs.users(k.source)]
+        new = [k for k in kernels if not self.pool.programs.users(k.source)]
         group_of = {k.name: new[i - i % GROUP : i - i % GROUP + GROUP] for i, k in enumerate(new)}
         built: dict[str, Any] = {}  # by source: programs that nobody has taken yet
         programs: dict[str, Any] = {}
-        for index, kernel in enumerate(plan.kernels):
+        for index, kernel in enumerate(kernels):
             build = partial(self._built_in_group, kernel, group_of.get(kernel.name, [kernel]), built)
             programs[kernel.name] = memory.program(kernel.source, build)
             if progress is not None:
-                progress(index + 1, len(plan.kernels), kernel.name)
+                progress(index + 1, len(kernels), kernel.name)
         return programs
 
     def _built_in_group(self, kernel: KernelCode, group: Sequence[KernelCode], built: dict[str, Any]) -> Any:

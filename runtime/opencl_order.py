@@ -27,10 +27,12 @@ class ReplayOrder:
 def order_of(plan: ExecutionPlan, *, wanted: bool | None, supported: bool, device: str) -> ReplayOrder:
     """The order of a plan's replays.
 
-    wanted: out of order or not; None means for plans of several streams. supported: whether the device has
+    wanted: out of order or not; None means for plans of several streams, where one of communications alone is
+    none: these run beside the queue. supported: whether the device has
     queues that are out of order. Without them a plan runs in order, which keeps every dependency as well.
     """
-    streams = len({launch.stream for launch in plan.launches})
+    talking = {kernel.name for kernel in plan.kernels if kernel.language == "communication"}
+    streams = len({launch.stream for launch in plan.launches if launch.kernel not in talking})
     used = f"{streams} stream{'' if streams == 1 else 's'}"
     if wanted is False:
         out_of_order, reason = False, "in order, as asked for"

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.runtime.arrays import Array, check_repeats, host_inputs
+from tilewright.runtime.communication.communicator import AnyCommunicator
+from tilewright.runtime.communication.replay import communicator_for
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
 from tilewright.runtime.loaded import Closable, describe_launch
+from tilewright.runtime.opencl_communication import CommunicationEvent, PlanCommunications, Replay
 from tilewright.runtime.opencl_driver import driver_error, driver_errors
 from tilewright.runtime.opencl_memory import PlanMemory
 from tilewright.runtime.opencl_order import order_of
@@ -34,10 +37,12 @@ class OpenClPlan(Closable):
         memory: PlanMemory,
         programs: Mapping[str, Any],
         queue: Any = None,
+        communicator: AnyCommunicator | None = None,
     ) -> None:
         """Takes `memory` over, filled; raises `DeviceError` and `RuntimeInputError`.
 
         queue: one that keeps the order and is shared with other plans; None opens one of its own.
+        communicator: between host memory, for the communications of the plan; needed where it has any.
         """
         self.plan = plan
         self._device, self._cl, self._memory = device, device.cl, memory
@@ -45,10 +50,20 @@ class OpenClPlan(Closable):
         wanted = device.out_of_order if queue is None else False
         self._order = order_of(plan, wanted=wanted, supported=device.has_out_of_order, device=device.name)
         self._queue = queue or device.new_queue(out_of_order=self._order.out_of_order)
-        kernels = [self._bind(i, launch, programs) for i, launch in enumerate(plan.launches)]
+        talking = communicator_for(plan, communicator, "host", device.name)
+        self._communications = (
+            PlanCommunications(self._cl, self._queue, plan, memory, talking) if talking else None
+        )
+        others = self._communications.order.kernels if self._communications else {}
         self._commands = [
-            (kernel, (launch.grid[0] * launch.block, *launch.grid[1:]), (launch.block, 1, 1))
-            for kernel, launch in zip(kernels, plan.launches, strict=True)
+            None
+            if index in others
+            else (
+                self._bind(index, launch, programs),
+                (launch.grid[0] * launch.block, *launch.grid[1:]),
+                (launch.block, 1, 1),
+            )
+            for index, launch in enumerate(plan.launches)
         ]
         self._outputs = [plan.buffer_by_name[name] for name in plan.outputs]
 
@@ -94,10 +109,14 @@ class OpenClPlan(Closable):
         """See `LoadedPlan.run`."""
         with self._working():
             copies = self._copy_in(inputs)
-            events = self._launch_all(copies)
-            results = [np.empty(buffer.shape, dtype=DTYPES[buffer.dtype]) for buffer in self._outputs]
-            self._copy_out(results, [*(events[i] for i in self._order.last), *filter(None, copies)])
-            self._settle(events)
+            return self._results(copies, self._launch_all(copies))
+
+    def _results(self, copies: Sequence[Any], events: Sequence[Any]) -> list[Array]:
+        """The outputs of what was launched, when it has ended."""
+        results = [np.empty(buffer.shape, dtype=DTYPES[buffer.dtype]) for buffer in self._outputs]
+        last = [event for i in self._order.last for event in _commands_of(events[i])]
+        self._copy_out(results, [*last, *filter(None, copies)])
+        self._settle(events)
         return results
 
     def _copy_in(self, inputs: Sequence[object]) -> list[Any]:
@@ -127,20 +146,36 @@ class OpenClPlan(Closable):
             return self._cl.enqueue_copy(self._queue, target, source, is_blocking=False, **options)
 
     def _launch_all(self, copies: Sequence[Any]) -> list[Any]:
-        """Enqueue all launches after the `copies`; one event each. Nothing has finished then."""
-        enqueue, queue, order = self._cl.enqueue_nd_range_kernel, self._queue, self._order
+        """Enqueue all launches after the `copies`; one event each. Only communications have finished then."""
         events: list[Any] = []
+        for _ in self._launching(copies, events):
+            pass
+        return events
+
+    def _launching(self, copies: Sequence[Any], events: list[Any]) -> Iterator[Replay]:
+        """Enqueue all launches, their events into `events`, with a stop behind the last communication."""
+        enqueue, queue, order = self._cl.enqueue_nd_range_kernel, self._queue, self._order
+        replay = self._communications.replay() if self._communications else None
         waits = None
         try:
-            for index, (kernel, total, group) in enumerate(self._commands):
+            for index, command in enumerate(self._commands):
+                if replay is not None:
+                    replay.before(index)
                 if order.out_of_order:
-                    waits = [events[dep] for dep in order.deps[index]]
+                    waits = [event for dep in order.deps[index] for event in _commands_of(events[dep])]
                     if copies:
                         waits += [copies[i] for i in order.copies[index]]
-                events.append(enqueue(queue, kernel, total, group, None, waits))
+                if command is not None:
+                    kernel, total, group = command
+                    events.append(enqueue(queue, kernel, total, group, None, waits))
+                elif replay is not None:
+                    events.append(replay.begin(index, waits))
+                    if replay.all_begun:
+                        yield replay
+            if replay is not None:
+                replay.finish()
         except self._cl.Error as error:
             raise driver_error(self._cl, self._describe(len(events)), error) from None
-        return events
 
     def _settle(self, events: Sequence[Any]) -> None:
         """Wait for everything; raises `DeviceError` naming the first launch that failed."""
@@ -191,19 +226,32 @@ class OpenClPlan(Closable):
             # Whole replays, so that every kernel sees the data it was made for: the arena's bytes are reused.
             for _ in range(repeats):
                 for index, own in enumerate(seconds):
-                    own.append(_span([self._launch_alone(index)]))
+                    own.append(self._seconds_alone(index))
             return seconds
 
-    def _launch_alone(self, index: int) -> Any:
+    def _seconds_alone(self, index: int) -> float:
+        """How long one launch takes; of a communication, with its waits for other ranks."""
+        command = self._commands[index]
         with driver_errors(self._cl, self._describe(index)):
-            event = self._cl.enqueue_nd_range_kernel(self._queue, *self._commands[index])
-            event.wait()
-        return event
+            if command is not None:
+                event = self._cl.enqueue_nd_range_kernel(self._queue, *command)
+            else:
+                assert self._communications is not None
+                replay = self._communications.replay()
+                event = replay.begin(index, None)
+                replay.finish()
+            self._queue.finish()
+        return _span([event])
 
     def _release(self) -> None:
         with self._lock:
             self._commands = []
             self._memory.release()
+
+
+def _commands_of(event: Any) -> list[Any]:
+    """The OpenCL events of a launch: a communication has several."""
+    return event.commands if isinstance(event, CommunicationEvent) else [event]
 
 
 def _span(events: Sequence[Any]) -> float:

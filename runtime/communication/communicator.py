@@ -1,8 +1,9 @@
 """The protocol of communicators: how the communication launches of a plan reach the other ranks.
 
-Every rank replays its own plan. Communications of a rank form one order, that of its plan, and every
-communicator keeps it: they are started in this order and finished in this order, so messages between the same
-two ranks with the same tag, and collectives of the same members, meet in the order of the plans on all ranks.
+Every rank replays its own plan. Communications of a rank form one order, that of its plan, and every rank
+keeps it: they are started in this order, so messages between the same two ranks with the same tag, and
+collectives of the same members, meet in the order of the plans on all ranks. One replay after another is one
+order as well.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -23,7 +22,7 @@ LEAVING_BYTES = 1 << 28
 
 
 class HostPending:
-    """See `Pending`. Made by `HostWorld.start`; advances only when all started before it are complete."""
+    """See `Pending`. Made by `HostWorld.start`."""
 
     def __init__(
         self, world: HostWorld, kernel: CommunicationKernel, steps: Iterator[list[Request]], doing: str
@@ -32,6 +31,8 @@ class HostPending:
         self._world, self._steps = world, steps
         self.waiting: list[Request] = next(steps)
         self.complete = False
+        #: whether messages are posted after the first ones have come
+        self.again = kernel.kind == "all_reduce"
 
     def advance(self) -> bool:
         """See `Pending.advance`."""
@@ -66,7 +67,7 @@ class HostWorld:
         if not timeout_s > 0:
             raise RuntimeInputError(f"expected a timeout of more than 0 seconds, got {timeout_s}")
         self.rank, self.size, self.timeout_s = rank, size, timeout_s
-        self._started: deque[HostPending] = deque()
+        self._started: list[HostPending] = []
         self._leaving: list[Request] = []
         self._stuck: list[Request] = []  # kept for their arrays, which the transport may still touch
         self._broken = ""
@@ -113,9 +114,17 @@ class HostWorld:
         return pending
 
     def advance(self) -> None:
-        """Go on with the communications that were started, in their order."""
-        while self._started and self._started[0].step():
-            self._started.popleft()
+        """Go on with the communications that were started.
+
+        Of those that post messages again only the first goes on: all ranks then post these in one order.
+        """
+        posting = False
+        for pending in list(self._started):
+            if posting and pending.again:
+                continue
+            if pending.step():
+                self._started.remove(pending)
+            posting = posting or (pending.again and not pending.complete)
 
     def let_leave(self, sends: Sequence[Request]) -> None:
         """Take over what is sent and not yet received."""
@@ -145,17 +154,19 @@ class HostWorld:
             time.sleep(LONGEST_SLEEP_S)
 
     def wait_for(self, pending: HostPending) -> None:
-        """Wait until one is complete, and so are all started before it."""
+        """Wait until one is complete, whatever others are."""
         begin = checked = time.monotonic()
         sleep_s = FIRST_SLEEP_S
         try:
             self.advance()
             while not pending.complete:
-                now, late = time.monotonic(), self._started[0]
+                now = time.monotonic()
                 if now - checked > CHECK_S:
                     checked = now
-                    self.check_peers(late.kernel.peers, doing=self._told(late))
+                    self.check_peers(pending.kernel.peers, doing=self._told(pending))
                 if now - begin > self.timeout_s:
+                    # An all_reduce may wait for one before it to post its messages.
+                    late = pending if pending.waiting else next(p for p in self._started if p.waiting)
                     raise CommunicationError(self._too_late(late, now - begin))
                 time.sleep(sleep_s)
                 sleep_s = min(2 * sleep_s, LONGEST_SLEEP_S)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from tilewright.runtime.communication.agreement import communications
+from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.communication.kernel import CommunicationKernel
+from tilewright.runtime.errors import DeviceError, RuntimeInputError
+from tilewright.runtime.loaded import describe_launch
 from tilewright.runtime.plan import ExecutionPlan
 from tilewright.runtime.stream_assignment import launch_dag, with_streams
 from tilewright.runtime.streams.stream_plan import StreamPlan, plan_from_streams
@@ -82,3 +86,36 @@ def _launched(streams: StreamPlan, compute: list[int], order: list[int]) -> tupl
             out.append(node)
             done.add(node)
     return (*out, *left)
+
+
+def communicator_for(
+    plan: ExecutionPlan, communicator: AnyCommunicator | None, space: Literal["host", "cuda"], device: str
+) -> AnyCommunicator | None:
+    """The communicator a device needs for a plan; None for plans that do not communicate.
+
+    Raises `RuntimeInputError` where there is none, or one for another kind of memory.
+    """
+    kernels = communications(plan)
+    if not kernels:
+        return None
+    first = next(iter(kernels.values())).describe()
+    if communicator is None:
+        raise RuntimeInputError(
+            f"expected a communicator: the plan is one of several ranks' ({first}); start all of them with "
+            "mpirun or `tilewright run --devices`"
+        )
+    if communicator.space != space:
+        raise RuntimeInputError(
+            f"expected a communicator between {space} memory for {device}, got one between "
+            f"{communicator.space} memory"
+        )
+    return communicator
+
+
+def refuse_communication(plan: ExecutionPlan, device: str) -> None:
+    """Raise `DeviceError` for a plan that communicates, on a device that cannot."""
+    for index, kernel in communications(plan).items():
+        raise DeviceError(
+            f"{describe_launch(index, plan.launches[index])} is communication ({kernel.describe()}), which "
+            f"{device} cannot do: expected a device that can, such as opencl"
+        )
