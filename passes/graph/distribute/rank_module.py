@@ -14,7 +14,8 @@ from tilewright.ir.nodes import Attr, Module, Op, Value
 from tilewright.ir.types import TensorType, storage_dtype
 from tilewright.passes.constant_pool import ConstantPool
 from tilewright.passes.dead_ops import live_ops
-from tilewright.passes.graph.distribute.distribution import Need, Partial, Sliced, Split, replaced
+from tilewright.passes.graph.distribute.directions import is_layer
+from tilewright.passes.graph.distribute.distribution import Need, Partial, Sliced, Split, replaced, sliced
 from tilewright.passes.graph.distribute.placement import Placement
 from tilewright.passes.graph.distribute.spreading import Spread
 
@@ -34,6 +35,7 @@ class _RankBuilder:
         self.b = Builder()
         self.pool = ConstantPool(module.constants)
         self.constants: dict[Value, Op] = {}
+        self.small: dict[Value, Op] = {}  # what ops that run whole, and are cheap in rows, make
         self.local: dict[Value, Value] = {p: p for p in module.main.params}
         self.wholes: dict[Value, Value] = {}
         self.slices: dict[tuple[Value, Need], Value] = {}
@@ -61,6 +63,8 @@ class _RankBuilder:
         if not placement.pieces:
             if op.name == "graph.constant":
                 self.constants[op.result] = op
+            elif not is_layer(op) and all(self.spread.held[v] is None for v in op.operands):
+                self.small.update((r, op) for r in op.results)
             self.b.append(op.with_operands(tuple(self.whole(v) for v in op.operands)))
             self.local.update((r, r) for r in op.results)
             return
@@ -188,11 +192,24 @@ class _RankBuilder:
         if source not in self.slices:
             op = self.constants.get(v)
             array = self.pool.array(op)
-            if op is None or array is None:
-                self.slices[source] = self.crop(self.whole(v), need)
-            else:
+            if op is not None and array is not None:
                 self.slices[source] = self.cut_constant(str(op["name"]), array, v.tensor, need)
+            else:
+                self.slices[source] = self.made_in_rows(v, need) or self.crop(self.whole(v), need)
         return self.slices[source]
+
+    def made_in_rows(self, v: Value, need: Need) -> Value | None:
+        """Rows of what a cheap op makes of whole operands, made anew: the whole op is dropped if unused."""
+        op = self.small.get(v)
+        piece = None if op is None or need.end <= need.start else sliced(op, need.axis, need.start, need.end)
+        if op is None or piece is None or piece.keep is not None:
+            return None
+        operands = [
+            self.whole(x) if n is None else self.whole_rows(x, n)
+            for x, n in zip(op.operands, piece.needs, strict=True)
+        ]
+        with self.b.at(op.loc):
+            return self.emit(op, operands, piece)[op.results.index(v)]
 
     def cut_constant(self, name: str, array: np.ndarray, t: TensorType, need: Need) -> Value:
         at = (slice(None),) * need.axis
