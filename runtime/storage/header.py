@@ -69,11 +69,14 @@ def encode_header(header: StoreHeader) -> bytes:
             "several stores"
         )
     nbytes = round_up(8 + len(text), PAGE_BYTES)
-    data = bytearray(struct.pack("<Q", nbytes - 8) + text.ljust(nbytes - 8).encode())
-    # The checksum of the header is that of a header with zeros in its place.
-    at = 8 + len(f'{prefix}"header_crc32":"')
-    data[at : at + 8] = f"{zlib.crc32(data):08x}".encode()
-    return bytes(data)
+    return _sealed(struct.pack("<Q", nbytes - 8) + text.ljust(nbytes - 8).encode())
+
+
+def _sealed(data: bytes) -> bytes:
+    """The header with its checksum, which is that of a header with zeros in its place."""
+    at = 8 + len(f'{_prefix()}"header_crc32":"')
+    blank = data[:at] + b"0" * 8 + data[at + 8 :]
+    return data[:at] + f"{zlib.crc32(blank):08x}".encode() + data[at + 8 :]
 
 
 def _prefix() -> str:
@@ -153,7 +156,10 @@ def _header_bytes(file: DirectFile) -> bytes:
     nbytes = int(struct.unpack("<Q", head[:8])[0]) + 8
     if nbytes > min(size, MAX_JSON_CHARS) or nbytes % PAGE_BYTES:
         raise RuntimeInputError(f"its header claims {nbytes} bytes; the file has {size}")
-    return file.read_start(nbytes)
+    data = file.read_start(nbytes)
+    if _sealed(data) != data:
+        raise RuntimeInputError("its header is damaged: it has not the checksum that it states")
+    return data
 
 
 def _decoded(data: bytes) -> StoreHeader:

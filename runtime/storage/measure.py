@@ -6,12 +6,15 @@ import itertools
 import os
 import time
 from collections import deque
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.storage.buffers import AlignedAllocator, HostAllocator
+from tilewright.runtime.storage.buffers import AlignedAllocator, HostAllocator, HostBuffer
 from tilewright.runtime.storage.errors import StorageError
 from tilewright.runtime.storage.layout import BLOCK_BYTES, StepSpec, TensorSpec
 from tilewright.runtime.storage.overlap import OverlapFacts
@@ -24,14 +27,17 @@ from tilewright.runtime.storage.source import IoOptions, Pending, StepSource
 class StorageBandwidth:
     """Measured rates of one folder's storage, in bytes per second.
 
-    read_bytes, write_bytes: how much was moved to find out. direct: whether the page cache was passed; where
-    it could not be, `note` says why, written bytes were flushed (and that timed) and then dropped from it.
+    mixed_bytes_per_s: read and written together, where as much is read as is written at the same time.
+    read_bytes, write_bytes: how much was moved to find out the first two.
+    direct: whether the page cache was passed; where it could not be, `note` says why, written bytes were
+    flushed (and that timed) and then dropped from it.
     chunk_bytes, depth: size and number of the requests in flight.
     """
 
     folder: str
     read_bytes_per_s: float
     write_bytes_per_s: float
+    mixed_bytes_per_s: float
     read_bytes: int
     write_bytes: int
     direct: bool
@@ -48,7 +54,7 @@ def measure_storage(
     max_bytes: int = 1 << 30,
     allocator: HostAllocator | None = None,
 ) -> StorageBandwidth:
-    """Write a nameless scratch file for half of `seconds`, read it for the other half.
+    """Write a nameless scratch file for a third of `seconds`, read it for a third, do both for the last.
 
     At most `max_bytes` and half of what is free are taken, and given back. Bytes are random (drives may
     compress) and checksums are left out: they are compared once in a run, not every time. Raises
@@ -66,14 +72,19 @@ def measure_storage(
         StepSpec(f"part {number}", (TensorSpec(f"part {number}", "uint8", (step_bytes,)),))
         for number in range(count)
     ]
-    with ScratchStore(folder, steps, options) as scratch:
-        written, write_s = _write(scratch, allocator, seconds / 2)
-        read = read_for(scratch, range(written), allocator, seconds / 2)
+    with ScratchStore(folder, steps, options) as scratch, ExitStack() as stack:
+        noise = allocator.allocate(step_bytes)
+        stack.callback(allocator.free, noise)
+        noise.view[:] = np.random.default_rng(0).bytes(noise.nbytes)
+        written, write_s = _write(scratch, noise, seconds / 3)
+        read = read_for(scratch, range(written), allocator, seconds / 3)
+        mixed = _mix(scratch, written, noise, allocator, seconds / 3)
         facts = scratch.facts
     return StorageBandwidth(
         folder=os.fspath(folder),
         read_bytes_per_s=read.read_bytes_per_s,
         write_bytes_per_s=written * step_bytes / write_s,
+        mixed_bytes_per_s=mixed,
         read_bytes=read.nbytes,
         write_bytes=written * step_bytes,
         direct=facts.direct,
@@ -110,26 +121,64 @@ def _affordable(folder: str, step_bytes: int, max_bytes: int) -> tuple[int, int]
     return room // step_bytes, step_bytes
 
 
-def _write(scratch: ScratchStore, allocator: HostAllocator, seconds: float) -> tuple[int, float]:
+def _write(scratch: ScratchStore, buffer: HostBuffer, seconds: float) -> tuple[int, float]:
     """Write steps in order for about `seconds`: how many, and the time until all were on storage."""
-    buffer = allocator.allocate(scratch.layout.largest_step_bytes)
-    buffer.view[:] = np.random.default_rng(0).bytes(buffer.nbytes)
-    pending: deque[Pending] = deque()
+    began_s = time.perf_counter()
     written = 0
-    try:
-        began_s = time.perf_counter()
+    with _Writes(scratch, buffer) as writes:
         for number in range(len(scratch.layout.steps)):
-            if number and time.perf_counter() > began_s + seconds:
+            if number > 1 and time.perf_counter() > began_s + seconds:
                 break
-            pending.append(scratch.start_write(number, buffer))
+            writes.start(number)
             written += 1
-            if len(pending) > 1:
-                pending.popleft().wait()
-        while pending:
-            pending.popleft().wait()
-        scratch.drop_cache()
-        return written, time.perf_counter() - began_s
-    finally:
-        while pending:
-            pending.popleft().cancel()
-        allocator.free(buffer)
+    scratch.drop_cache()
+    return written, time.perf_counter() - began_s
+
+
+def _mix(
+    scratch: ScratchStore, written: int, buffer: HostBuffer, allocator: HostAllocator, seconds: float
+) -> float:
+    """Read the first half of the written steps and write the second, in turn: bytes per second."""
+    half = written // 2
+    numbers = itertools.cycle(range(half, written))
+    began_s = time.perf_counter()
+    again = itertools.takewhile(
+        lambda _: time.perf_counter() < began_s + seconds, itertools.cycle(range(half))
+    )
+    moved = 0
+    with (
+        Prefetcher(scratch, itertools.chain(range(1), again), allocator) as prefetcher,
+        _Writes(scratch, buffer) as writes,
+    ):
+        for loaded in prefetcher:
+            writes.start(next(numbers))
+            moved += 2 * loaded.stored.nbytes
+            loaded.release()
+    scratch.drop_cache()
+    return moved / (time.perf_counter() - began_s)
+
+
+class _Writes:
+    """Two writes at a time out of one buffer; the end of the block waits for them."""
+
+    def __init__(self, scratch: ScratchStore, buffer: HostBuffer) -> None:
+        self._scratch, self._buffer = scratch, buffer
+        self._pending: deque[Pending] = deque()
+
+    def start(self, number: int) -> None:
+        self._pending.append(self._scratch.start_write(number, self._buffer))
+        if len(self._pending) > 2:
+            self._pending.popleft().wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            while error is None and self._pending:
+                self._pending.popleft().wait()
+        finally:  # nothing may use the buffer any more
+            for pending in self._pending:
+                pending.cancel()

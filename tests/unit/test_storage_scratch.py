@@ -187,6 +187,7 @@ def test_measured_rates_follow_from_bytes_that_were_moved(tmp_path, direct):
     found = measure_storage(tmp_path, options, seconds=0.02, max_bytes=9 << 20)
     assert found.read_bytes_per_s > 0
     assert found.write_bytes_per_s > 0
+    assert found.mixed_bytes_per_s > 0
     assert found.write_bytes in {(2 << 20) * count for count in range(1, 5)}
     assert found.read_bytes % (2 << 20) == 0 < found.read_bytes
     assert (found.chunk_bytes, found.depth, found.folder) == (BLOCK_BYTES, 2, str(tmp_path))
