@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -65,22 +65,40 @@ def log_errors(rows: MeasuredRows, knobs: Knobs) -> Array:
     return np.log(step_time(rows.runs, rows.machine, knobs).total / rows.step_s)
 
 
-def held_out_errors(sources: Sequence[MeasuredRows], free: Sequence[str], base: Knobs) -> dict[str, Array]:
-    """Per source the relative errors (predicted / measured - 1) of every row, its model left out of the fit.
+def held_out_errors(
+    sources: Sequence[MeasuredRows], free: Sequence[str], base: Knobs, fold: str
+) -> dict[str, Array]:
+    """Per source the relative errors (predicted / measured - 1) of every row, its fold left out of the fit.
 
-    The fit that predicts a model's rows has seen the other models of its source and the other sources whole.
+    The fit that predicts a fold has seen the rest of its source and the other sources whole. `fold` is a key
+    of FOLDS. A source whose fold leaves nothing to fit to is not in the result.
     """
     errors: dict[str, Array] = {}
     for rows in sources:
-        models = np.array(rows.models)
+        labels = np.array(FOLDS[fold](rows))
         others = [r for r in sources if r is not rows]
-        errors[rows.source] = np.full(len(models), np.nan)
-        for model in dict.fromkeys(rows.models):
-            seen = models != model
+        if not others and len(set(labels)) == 1:
+            continue
+        found = np.empty(len(labels))
+        for label in dict.fromkeys(labels):
+            seen = labels != label
             remaining = [rows.subset(seen)] if seen.any() else []
             knobs = fit_knobs([*remaining, *others], free, base)
-            errors[rows.source][~seen] = np.exp(log_errors(rows.subset(~seen), knobs)) - 1.0
+            found[~seen] = np.exp(log_errors(rows.subset(~seen), knobs)) - 1.0
+        errors[rows.source] = found
     return errors
+
+
+def _random_fifths(rows: MeasuredRows) -> list[str]:
+    return [str(n) for n in np.random.default_rng(0).permutation(len(rows.models)) % 5]
+
+
+#: what is left out at once: a random fifth of the rows, a model, or the whole source
+FOLDS: Mapping[str, Callable[[MeasuredRows], Sequence[str]]] = {
+    "random": _random_fifths,
+    "model": lambda rows: rows.models,
+    "source": lambda rows: [rows.source] * len(rows.models),
+}
 
 
 def _robust(errors: Array) -> Array:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.costmodel.cluster.fitting import fit_knobs, held_out_errors
+from tilewright.costmodel.cluster.fitting import FOLDS, fit_knobs, held_out_errors
 from tilewright.costmodel.cluster.in_memory import A_PRIORI, Knobs, step_time
 from tilewright.costmodel.cluster.measured_rows import MeasuredRows, measured_rows
 from tilewright.ir.errors import InputError
@@ -29,8 +29,8 @@ _LEAST_RANKED = 3
 class Stack:
     """The knobs of one software stack: fitted on `fitted` sources, applied unchanged to `transferred` ones.
 
-    `free` names the knobs that were fitted; the others are those of `base`. `held_out` is the mean absolute
-    error per fitted source when a row's model is left out of the fit (empty where nothing can be left out).
+    `free` names the knobs that were fitted; the others are those of `base`. `held_out` is, per kind of fold
+    (random, model, source) and fitted source, the mean absolute error of rows left out of the fit.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Stack:
     fitted: tuple[str, ...]
     transferred: tuple[str, ...]
     knobs: Knobs
-    held_out: Mapping[str, float]
+    held_out: Mapping[str, Mapping[str, float]]
 
     def as_json(self) -> dict[str, Any]:
         """Plain values: the sources, what was fitted, and all knobs."""
@@ -51,7 +51,7 @@ class Stack:
             "transferred": list(self.transferred),
             "fitted_knobs": {name: knobs[name] for name in self.free},
             "knobs": knobs,
-            "held_out": dict(self.held_out),
+            "held_out": {fold: dict(errors) for fold, errors in self.held_out.items()},
         }
 
 
@@ -62,6 +62,8 @@ class Score:
     `rank_correlation` is Spearman's over all rows; `rank_within` the mean of Spearman's over groups of equal
     model, devices and batch (nan without such groups), where it is harder; `regret` is how much longer than
     the best measured configuration of its group the one takes that the model puts first, on average.
+    `held_out_random`, `_model` and `_source` are mean absolute errors of rows whose fifth, model or source
+    took no part in the fit; `base_error` and `base_bias` are those of the stack's base, before its own knobs.
     """
 
     source: str
@@ -76,8 +78,11 @@ class Score:
     groups: int
     rank_within: float
     regret: float
-    held_out_error: float
-    a_priori_error: float
+    held_out_random: float
+    held_out_model: float
+    held_out_source: float
+    base_error: float
+    base_bias: float
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; null where there is no number."""
@@ -94,7 +99,8 @@ def score(stack: Stack, source: str) -> Score:
     rows = measured_rows(source)
     predicted = step_time(rows.runs, rows.machine, stack.knobs).total
     errors = predicted / rows.step_s - 1.0
-    untouched = step_time(rows.runs, rows.machine, A_PRIORI).total / rows.step_s - 1.0
+    before = step_time(rows.runs, rows.machine, _base_knobs(stack)).total / rows.step_s - 1.0
+    held_out = {fold: stack.held_out.get(fold, {}).get(source, float("nan")) for fold in FOLDS}
     groups = comparable_groups(rows)
     within = [_rank(predicted[group], rows.step_s[group]) for group in groups]
     regrets = [
@@ -113,8 +119,11 @@ def score(stack: Stack, source: str) -> Score:
         groups=len(groups),
         rank_within=float(np.mean(within)) if within else float("nan"),
         regret=float(np.mean(regrets)) if regrets else float("nan"),
-        held_out_error=stack.held_out.get(source, float("nan")),
-        a_priori_error=float(np.mean(np.abs(untouched))),
+        held_out_random=held_out["random"],
+        held_out_model=held_out["model"],
+        held_out_source=held_out["source"],
+        base_error=float(np.mean(np.abs(before))),
+        base_bias=float(np.mean(before)),
     )
 
 
@@ -159,15 +168,17 @@ def stack_named(name: str) -> Stack:
 
 def refit(stack: Stack) -> Stack:
     """The same stack with its knobs and held-out errors computed again (seconds of work)."""
-    base = A_PRIORI if stack.base == _A_PRIORI else stack_named(stack.base).knobs
+    base = _base_knobs(stack)
     sources = [measured_rows(name) for name in stack.fitted]
-    if not sources:
-        return stack
-    knobs = fit_knobs(sources, stack.free, base)
-    several = all(len(set(rows.models)) > 1 for rows in sources)
-    errors = held_out_errors(sources, stack.free, base) if several else {}
-    held_out = {source: float(np.mean(np.abs(e))) for source, e in errors.items()}
-    return replace(stack, knobs=knobs, held_out=held_out)
+    held_out = {}
+    for fold in FOLDS:
+        errors = held_out_errors(sources, stack.free, base, fold)
+        held_out[fold] = {source: float(np.mean(np.abs(e))) for source, e in errors.items()}
+    return replace(stack, knobs=fit_knobs(sources, stack.free, base), held_out=held_out)
+
+
+def _base_knobs(stack: Stack) -> Knobs:
+    return A_PRIORI if stack.base == _A_PRIORI else stack_named(stack.base).knobs
 
 
 def _rank(predicted: Array, measured: Array) -> float:
