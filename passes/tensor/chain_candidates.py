@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,7 @@ class Candidates:
     """Finds candidates in a module of outlined kernels.
 
     choose: the parameters of a merged kernel, None where it is no legal chain; seconds: of a kernel alone.
+    wanted: whether a chain of kernels with these ops, by name and number, can be of use.
     """
 
     def __init__(
@@ -42,8 +44,9 @@ class Candidates:
         module: Module,
         choose: Callable[[Func], ChosenChain | None],
         seconds: Callable[[Func], float],
+        wanted: Callable[[Counter[str]], bool] = bool,
     ) -> None:
-        self.choose, self.seconds = choose, seconds
+        self.choose, self.seconds, self.wanted = choose, seconds, wanted
         # what other passes already decided about a kernel or a call would be lost
         self.kernels = {f.name: f for f in module.funcs if f.name != "main" and not f.attrs}
         self.ops = module.main.body.ops
@@ -57,12 +60,22 @@ class Candidates:
     def all(self) -> Iterator[Candidate]:
         """Every legal candidate, by the call that ends it."""
         for op in self.ops:
-            if op.name == "tensor.call" and self._free(op):
+            if op.name == "tensor.call" and self._free(op) and self.wanted(self._ops_above(op)):
                 yield from self._ending_in(op)
 
     def _free(self, call: Op) -> bool:
         """Whether the call may become part of a chain."""
         return callee_of(call) in self.kernels and [name for name, _ in call.attrs] == ["callee"]
+
+    def _ops_above(self, last: Op) -> Counter[str]:
+        """Names of the ops in all kernels that a chain which ends in this call could have."""
+        calls, fresh = {id(last): last}, [last]
+        while fresh:
+            found = [self.producer.get(v) for v in fresh.pop().operands]
+            more = [p for p in found if p is not None and id(p) not in calls and self._free(p)]
+            calls.update((id(p), p) for p in more)
+            fresh += more
+        return Counter(op.name for c in calls.values() for op in self.kernels[callee_of(c)].body.ops)
 
     def _ending_in(self, last: Op) -> Iterator[Candidate]:
         """Grow by the latest producer that only these calls read, as long as the result is a legal chain."""

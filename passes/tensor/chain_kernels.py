@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
@@ -42,7 +44,7 @@ def chain_kernels(module: Module, ctx: PassContext, *, when: str = "auto", only:
         return module
     model = _Model(ctx, hardware)
     found = [
-        c for c in Candidates(module, model.choose, model.seconds).all()
+        c for c in Candidates(module, model.choose, model.seconds, partial(_possible, only=only)).all()
         if _wanted(anchors(c.chosen.kernel), only) and (when == "always" or _pays(c))
     ]  # fmt: skip
     taken = _disjoint(found)
@@ -51,6 +53,12 @@ def chain_kernels(module: Module, ctx: PassContext, *, when: str = "auto", only:
 
 def _wanted(found: str, only: str) -> bool:
     return any(text in found for text in only.split("+"))
+
+
+def _possible(ops: Counter[str], only: str) -> bool:
+    """Whether a chain of kernels with these ops can have the anchors that are asked for."""
+    needed = (Counter(f"tensor.{name}" for name in text.split("-") if name) for text in only.split("+"))
+    return any(n <= ops for n in needed)
 
 
 def _pays(c: Candidate) -> bool:
