@@ -11,11 +11,12 @@ from tilewright.costmodel.cluster.stage_columns import Case
 
 def times(case: Case) -> dict[str, Column]:
     """Components in seconds; `total_s` says which of them overlap."""
-    compute = compute_s(case)
+    compute, traffic = _compute_s(case), _device_memory_s(case)
     read, write = _storage_bytes(case)
     return {
         "compute": compute,
-        "bubble": compute * (case.p - 1) / (case.interleave * case.micro_steps),
+        "device_memory": traffic,
+        "bubble": np.maximum(compute, traffic) * (case.p - 1) / (case.interleave * case.micro_steps),
         "storage_read": read / case.cluster.storage.device_read_bytes_per_s,
         "storage_write": write / case.cluster.storage.device_write_bytes_per_s,
         "wp": _weight_partition_s(case),
@@ -27,18 +28,33 @@ def times(case: Case) -> dict[str, Column]:
 
 
 def total_s(case: Case, part: dict[str, Column]) -> Column:
-    """T = max(T_compute, T_storage, T_wp + T_pp + T_gather) + T_dp + T_optimizer."""
+    """T = max(T_work, T_storage, T_wp + T_pp + T_gather) + T_dp + T_optimizer.
+
+    T_work is the larger one of compute and device memory, and the bubble.
+    """
+    work = np.maximum(part["compute"], part["device_memory"]) + part["bubble"]
     storage = _both(case, part["storage_read"], part["storage_write"])
-    lanes = (part["compute"] + part["bubble"], storage, part["wp"] + part["pp"] + part["gather"])
+    lanes = (work, storage, part["wp"] + part["pp"] + part["gather"])
     return np.maximum.reduce(lanes) + part["dp"] + part["optimizer"]
 
 
-def compute_s(case: Case) -> Column:
+def _compute_s(case: Case) -> Column:
     """(1 forward + 2 backward + 1 recomputation) x forward FLOP of the stage; the head is not recomputed."""
     rate = case.cluster.device.flops_per_s(case.training.precision)
     passes, head_passes = case.forwards + 2.0 * case.backward, 1.0 + 2.0 * case.backward
     flops = passes * case.load["flops"] + head_passes * case.load["head_flops"]
     return flops * case.samples / (case.wp * rate)
+
+
+def _device_memory_s(case: Case) -> Column:
+    """The least traffic of device memory: per pass, parameters per micro-batch, and layer inputs and results.
+
+    Passes as for compute. What a layer keeps to itself counts nothing, as if each were one kernel.
+    """
+    passes = case.forwards + 2.0 * case.backward
+    boundaries = 2.0 * case.element * case.load["boundary"] * case.samples
+    moved = passes * (case.unit_bytes * case.micro_steps + boundaries)
+    return np.asarray(moved / case.cluster.device.memory_bytes_per_s, np.float64)
 
 
 def boundary_bytes(case: Case) -> Column:
