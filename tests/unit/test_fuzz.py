@@ -21,7 +21,7 @@ from tilewright.tools.fuzz.run import fuzz
 from tilewright.tools.fuzz.shrink import shrink
 
 KEPT = sorted((Path(__file__).parents[1] / "data" / "fuzz").glob("*.ir"))
-SECONDS = float(os.environ.get("TILEWRIGHT_FUZZ_SECONDS", "30"))
+SECONDS = float(os.environ.get("TILEWRIGHT_FUZZ_SECONDS", "12"))
 
 
 def test_every_graph_op_is_drawn():

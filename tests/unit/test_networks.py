@@ -12,11 +12,10 @@ ON_POCL = [
     "mlp", "dqn", "resnet18", "squeezenet", "lstm", "dcgan", "densenet121", "bert_base",
     "pt_dlrm", "pt_mobilenet_v2",
 ]  # fmt: skip
-#: every architecture for a network with convolutions, residual sums and a dense layer; one for each other
+#: several kinds of networks, each for an architecture
 ON_CUDA = [
-    ("mlp", "sm_75"), ("dqn", "sm_90a"), ("squeezenet", "sm_75"), ("mobilenet", "sm_80"),
+    ("mlp", "sm_75"), ("squeezenet", "sm_75"), ("mobilenet", "sm_80"), ("dqn", "sm_90a"),
     ("resnet50", "sm_90a"),
-    ("vgg16", "sm_80"), ("resnet18", "sm_75"), ("resnet18", "sm_80"), ("resnet18", "sm_90a"),
 ]  # fmt: skip
 
 

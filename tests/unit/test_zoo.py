@@ -65,7 +65,7 @@ def test_weights_follow_the_seed(nasnet):
 
 
 def test_it_compiles(nasnet):
-    exe = tw.compile(nasnet, target="null")
+    exe = tw.compile(nasnet, target="null", streams="exact")
     assert exe.output_types[0].shape == (1, 1000)
     assert len(exe.plan.launches) > 200
 
