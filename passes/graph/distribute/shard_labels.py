@@ -36,7 +36,7 @@ DEPTHWISE = "g"
 
 def labels_of(op: Op) -> Labels | None:
     """The labels of an op; None for one that needs its operands whole."""
-    rule = _RULES.get(op.name)
+    rule = RULES.get(op.name)
     if rule is not None:
         return rule(op)
     return _elementwise(op) if op_def(op.name).elementwise else None
@@ -296,7 +296,8 @@ def _sized(names: Sequence[str], rule: Rule) -> Mapping[str, Rule]:
     return {f"graph.{n.format(s)}": rule for n in names for s in "123"}
 
 
-_RULES: Mapping[str, Rule] = {
+#: ops that have labels; elementwise ones have them without being listed
+RULES: Mapping[str, Rule] = {
     **_named("dropout copy", _kept),
     **_named("softmax log_softmax layer_norm lrn split reverse", _closed_axis),
     **_named("cumsum cumprod sort argsort topk", _closed_axis),

@@ -212,7 +212,7 @@ class ShardedProgram:
         for v, dims in zip(op.operands, labels.operands, strict=True):
             shard = self.cuts.get(v)
             label = dims[shard.axis] if shard is not None else None
-            if shard is None or label is None:
+            if shard is None or label is None or self.settled(op, labels, label, v):
                 continue
             votes[label] = votes.get(label, 0) + v.tensor.nbytes
             if v.tensor.nbytes > largest.get(label, -1):
@@ -223,6 +223,20 @@ class ShardedProgram:
                 del votes[label]
         best = max(votes, key=lambda k: votes[k], default=None)
         return None if best is None else seeds[best]
+
+    def settled(self, op: Op, labels: Labels, label: Label, value: Value) -> bool:
+        """Whether to take a value whole because it has been gathered before and meets one that is whole.
+
+        Where decisions are made on the way (`choose`), the result would be gathered as well; a batch is
+        always worth cutting again.
+        """
+        if self.choose is None or value not in self.wholes:
+            return False
+        pairs = zip(op.operands, labels.operands, strict=True)
+        return any(
+            label in dims and v not in self.cuts and self.producers.get(v, op).name != "graph.constant"
+            for v, dims in pairs
+        )
 
     def localise(self, op: Op, labels: Labels, seed: Seed) -> bool:
         """Do an op on pieces along one label; False where its operands or results do not allow that."""

@@ -12,7 +12,6 @@ from tilewright.passes.constant_pool import ConstantPool
 from tilewright.passes.context import PassContext
 from tilewright.passes.dead_ops import live_ops
 from tilewright.passes.definition import register_pass
-from tilewright.passes.graph.distribute.split_batch import batch_cuts, batch_of
 from tilewright.passes.graph.distribute.pipeline_costs import flops_of, free_ops
 from tilewright.passes.graph.distribute.pipeline_cuts import Limits, Row, best_cuts, checked_cuts
 from tilewright.passes.graph.distribute.pipeline_schedule import MicroBatch, Stage
@@ -24,6 +23,7 @@ from tilewright.passes.graph.distribute.shards import (
     number_list,
     speeds_of,
 )
+from tilewright.passes.graph.distribute.split_batch import batch_cuts, batch_of
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"})
