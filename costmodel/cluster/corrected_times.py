@@ -82,7 +82,7 @@ def _storage_bytes(case: Case) -> tuple[Column, Column]:
     stored = case.gradients_stored
     read_pr = parameters + (1 + 2 * case.backward) * activations + inside
     write_pr = gradients + directions * activations + inside
-    read_ar = parameters * m + np.where(stored, gradients * (m - 1), 0.0)
+    read_ar = parameters * m + np.where(stored, gradients * np.maximum(m - 1, 0.0), 0.0)
     write_ar = gradients * np.where(stored, m, 1.0)
     chosen = [case.parameter_resident, case.activation_resident]
     return np.select(chosen, [read_pr, read_ar], 0.0), np.select(chosen, [write_pr, write_ar], 0.0)

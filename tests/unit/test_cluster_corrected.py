@@ -291,3 +291,15 @@ def test_where_activation_residence_moves_less(model, sequences):
     }
     assert moved["AR", below] > moved["PR", below]
     assert moved["AR", above] < moved["PR", above]
+
+
+@pytest.mark.parametrize("phase", ["training", "inference"])
+def test_every_number_is_finite_even_where_nothing_divides(phase):
+    training = replace(
+        OPEN, batch=1, micro_batches=(1, 7), schedules=("PR", "AR", "IM"), sharding=(0, 1, 2, 3), phase=phase
+    )
+    found = evaluate(PAIR, replace(SMALL, layers=3), training)
+    columns = [*found.components_s.values(), found.memory_bytes, found.storage_bytes]
+    assert all(np.isfinite(column).all() and (column >= 0).all() for column in columns)
+    assert np.isfinite(found.total_s).all()
+    assert (found.total_s > 0).all()
