@@ -86,6 +86,9 @@ def validation_text(facts: Mapping[str, Any]) -> str:
         )
     lines += ["", *_held_out_lines(facts["sources"])]
     lines += ["", "rates of best configurations, against the best the model finds (TF/s per device)"]
+    for source in dict.fromkeys(b["source"] for b in facts["best_rates"]):
+        off = [abs(b["error"]) for b in facts["best_rates"] if b["source"] == source]
+        lines.append(f"{source}: mean error of the step time {_percent(sum(off) / len(off))}")
     for b in facts["best_rates"]:
         lines.append(
             f"{b['source']:15}{b['model']:>7} on {b['devices']:3} devices: "
@@ -130,7 +133,7 @@ def _capacities(row: Mapping[str, Any]) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f} %"
+    return "-" if share is None else f"{round(100 * share, 1) + 0.0:.1f} %"  # adding zero: no "-0.0"
 
 
 def _digits(value: float | None) -> str:

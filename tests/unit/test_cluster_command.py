@@ -129,8 +129,9 @@ def test_validate_reports_error_and_rank_per_source(capsys):
 
 def test_validate_as_text_is_the_same(capsys):
     text = printed(capsys, "cluster", "validate")
-    (line,) = (line for line in text.splitlines() if line.startswith("vtrain-multi"))
-    assert line.split()[:4] == ["vtrain-multi", "megatron-a100", "fitted", "109"]
+    errors, left_out = (line for line in text.splitlines() if line.startswith("vtrain-multi"))
+    assert errors.split()[:4] == ["vtrain-multi", "megatron-a100", "fitted", "109"]
+    assert left_out.count(" %") == 5
     assert "megatron-a100 (on a-priori): gemm_efficiency " in text
 
 

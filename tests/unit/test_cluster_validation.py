@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -284,3 +285,23 @@ def test_groups_hold_rows_of_one_task():
     assert [int(g.sum()) for g in groups] == [26, 15, 47, 21]
     assert comparable_groups(measured_rows("megatron-sc21-table1")) == []
     assert score(stack_named("megatron-a100"), "megatron-sc21-table1").as_json()["regret"] is None
+
+
+def test_the_page_tells_the_errors_of_today(scores):
+    page = (Path(__file__).parents[2] / "docs" / "cluster-validation.md").read_text(encoding="utf-8")
+    lines = [line for line in page.splitlines() if line.startswith("| `") and " % |" in line]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    told = {row[0].strip("`"): row[2:] for row in cells if len(row) == 9}
+    assert list(told) == list(scores)
+    for source, s in scores.items():
+        shares = (s.mean_absolute_error, s.median_absolute_error, s.largest_error, s.bias)
+        assert told[source][:5] == [
+            *(f"{round(100 * x, 1) + 0.0:.1f} %" for x in shares),
+            f"{s.rank_correlation:.3f}",
+        ]
+    left_out = {row[0].strip("`"): row[1:] for row in cells if len(row) == 6}
+    for source, row in left_out.items():
+        s = scores[source]
+        numbers = (s.held_out_random, s.held_out_model, s.held_out_source, s.base_error, s.base_bias)
+        assert row == ["" if x != x else f"{100 * x:.1f} %" for x in numbers]
+    assert set(left_out) == {source for source, s in scores.items() if s.fitted}
