@@ -163,7 +163,7 @@ def test_seconds_of_a_layer():
 def test_fastest_partition_is_the_best_of_all():
     draws = random.Random(6)
     for _ in range(80):
-        rows, devices = draws.randint(4, 9), random_devices(draws, 60)
+        rows, devices = draws.randint(3, 6), random_devices(draws, 45)
         starts = [draws.randint(0, rows) for _ in devices]
         layer = LayerTime(
             devices,
