@@ -170,6 +170,8 @@ def _make_direct(descriptor: int) -> str:
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
+        if not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            return f"the system ignores direct requests to this file system ({kind})"
         # Some file systems take the flag and refuse the request, others only requests of this size.
         os.preadv(descriptor, [mmap.mmap(-1, PAGE_BYTES)], 0)
     except OSError as error:

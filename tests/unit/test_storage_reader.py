@@ -179,7 +179,7 @@ def test_signals_do_not_disturb_reads(path):
         signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("refusing", ["flag", "request"])
+@pytest.mark.parametrize("refusing", ["flag", "request", "silently"])
 def test_file_systems_without_direct_requests_are_reported(path, monkeypatch, refusing):
     monkeypatch.setattr(direct_file, "_file_system", lambda _: "oddfs")
     preadv, change = os.preadv, fcntl.fcntl
@@ -189,6 +189,9 @@ def test_file_systems_without_direct_requests_are_reported(path, monkeypatch, re
             raise OSError(errno.EINVAL, "Invalid argument")
         return change(descriptor, command, flags)
 
+    def ignored(descriptor, command, flags=0):
+        return change(descriptor, command, flags & ~os.O_DIRECT)
+
     def no_request(descriptor, buffers, offset):
         if change(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
             raise OSError(errno.EINVAL, "Invalid argument")
@@ -196,11 +199,16 @@ def test_file_systems_without_direct_requests_are_reported(path, monkeypatch, re
 
     if refusing == "flag":
         monkeypatch.setattr(direct_file.fcntl, "fcntl", no_flag)
+    elif refusing == "silently":
+        monkeypatch.setattr(direct_file.fcntl, "fcntl", ignored)
     else:
         monkeypatch.setattr(direct_file.os, "preadv", no_request)
     with StepReader(path) as reader:
         assert not reader.facts.direct
-        assert "(oddfs) refuses direct requests of 4096 bytes (Invalid argument)" in reader.facts.note
+        expected = "(oddfs) refuses direct requests of 4096 bytes (Invalid argument)"
+        if refusing == "silently":
+            expected = "the system ignores direct requests to this file system (oddfs)"
+        assert expected in reader.facts.note
         reader.read(0, buffer := buffer_for(reader))
         assert same(reader.layout.steps[0].arrays(buffer.view), STEPS["step0"])
 
