@@ -21,6 +21,7 @@ class Layer:
     number: as plans number it. axis: of its result. extent, output: rows in and out.
     inputs: numbers of the layers whose rows it reads, through ops that keep rows; none where its input is not
       rows of a layer.
+    leaves: something else than these layers reads its rows too, or they are a result.
     macs_per_row: multiplications per output row, half the operations; those of row-keeping ops behind the
       layer count with it. row_bytes, input_row_bytes, weight_bytes: sizes in bytes.
     """
@@ -29,6 +30,7 @@ class Layer:
     op: Op
     axis: int
     inputs: tuple[int, ...]
+    leaves: bool
     extent: int
     output: int
     kernel: int
@@ -52,6 +54,7 @@ def layers_of(func: Func, direction: Direction) -> tuple[Layer, ...]:
     sources: dict[Value, tuple[int, frozenset[int]]] = {}
     found: dict[int, Layer] = {}
     extra: dict[int, float] = {}
+    leaving: set[int] = set()
     for op in func.body.ops[:-1]:
         number, axis = numbers.get(op), None
         if number is not None:
@@ -60,13 +63,21 @@ def layers_of(func: Func, direction: Direction) -> tuple[Layer, ...]:
             if axis is not None and window is not None:
                 found[number] = _layer(number, op, axis, window, sources)
                 sources[op.result] = axis, frozenset({number})
+            read = found[number].inputs if number in found else ()
+            leaving |= _read(op, sources) - set(read)
             continue
         kept = _kept(op, sources)
-        if kept is not None:
+        if kept is None:
+            leaving |= _read(op, sources)
+        else:
             sources.update((r, kept) for r in op.results)
             latest = max(kept[1])
             extra[latest] = extra.get(latest, 0.0) + operations(op) / 2 / found[latest].output
-    return tuple(_with_extra(layer, extra.get(n, 0.0)) for n, layer in found.items())
+    leaving |= _read(func.body.ops[-1], sources)
+    return tuple(
+        replace(x, macs_per_row=x.macs_per_row + extra.get(n, 0.0), leaves=n in leaving)
+        for n, x in found.items()
+    )
 
 
 def chains(layers: Sequence[Layer]) -> list[tuple[Layer, ...]]:
@@ -79,11 +90,13 @@ def chains(layers: Sequence[Layer]) -> list[tuple[Layer, ...]]:
     by_end: dict[int, list[Layer]] = {}
     for layer in layers:
         before = layer.inputs[0] if len(layer.inputs) == 1 else None
-        run = by_end.pop(before, None) if before is not None and readers[before] == [layer.number] else None
+        alone = before is not None and readers[before] == [layer.number]
+        run = by_end.pop(before, None) if alone and before is not None else None
         if run is None:
             out.append(run := [])
         run.append(layer)
-        by_end[layer.number] = run
+        if not layer.leaves:
+            by_end[layer.number] = run
     return [tuple(run) for run in out]
 
 
@@ -104,6 +117,7 @@ def _layer(
         op=op,
         axis=axis,
         inputs=tuple(sorted(held[1])) if held is not None and held[0] == axis else (),
+        leaves=False,
         extent=extent,
         output=output,
         kernel=kernel,
@@ -146,5 +160,6 @@ def _kept(op: Op, sources: dict[Value, tuple[int, frozenset[int]]]) -> tuple[int
     return (axes.pop(), numbers) if len(axes) == 1 else None
 
 
-def _with_extra(layer: Layer, macs: float) -> Layer:
-    return replace(layer, macs_per_row=layer.macs_per_row + macs) if macs else layer
+def _read(op: Op, sources: dict[Value, tuple[int, frozenset[int]]]) -> set[int]:
+    """Numbers of the layers whose rows an op reads in any way."""
+    return {n for v in op.operands if v in sources for n in sources[v][1]}

@@ -27,7 +27,7 @@ def split_space(
     axis: Literal["h", "w", "batch", "channels", "sequence", "auto"] = "h",
     speeds: str = "",
     plan: str = "",
-    method: Literal["naive", "exact", "pruned"] = "naive",
+    method: Literal["naive", "exact", "layers", "pruned"] = "naive",
     threshold: float = 5.0,
     gather: Literal["auto", "late"] = "auto",
     tflops: float = 20.0,
@@ -39,8 +39,9 @@ def split_space(
     axis: what is split; auto takes the axis whose modelled time is least.
     speeds: of the devices relative to each other, `1,1,2`; shares are proportional. Default: equal.
     plan: what single layers do instead: `3:h=0-57,57-112; 5:whole`, rows of every rank by layer number.
-    method, threshold: how the rows of layers are chosen: naive in proportion to the speeds; exact and pruned
-      by the objective of BBGraP, up to `threshold` percent from that (pruned: by the search of its thesis).
+    method, threshold: how the rows of layers are chosen. naive: in proportion to the speeds. exact: by
+      modelled seconds, computing halos twice where that is faster than fetching them. layers, pruned: by the
+      objective of BBGraP, up to `threshold` percent from naive (pruned: by the search of its thesis).
     gather: auto goes on whole on every device where that is cheaper (behind the last large layers); late
       splits as long as it can.
     tflops, link_gbs, latency_us: what auto weighs: 1e12 operations per second of the fastest device (which
@@ -56,7 +57,7 @@ def split_space(
     for direction in DIRECTIONS if axis == "auto" else (axis,):
         rows = asked
         if method != "naive":
-            rows = {**searched_plan(module.main, direction, each, method, threshold), **asked}
+            rows = {**searched_plan(module.main, direction, each, method, threshold, rates), **asked}
         requests.append(Request(each, direction, rows, gather == "late", bool(asked), rates))
     found = min((spread(module.main, r) for r in requests), key=lambda s: s.total_s)
     return rank_module(module, found, rank, devices)
