@@ -237,7 +237,8 @@ def inputs_of(batch: object) -> Sequence[object]:
 def load(path: str | Path) -> Executable:
     """Read a file written by `save`, running nothing from it; raises InputError on damage.
 
-    A file with plans for several input shapes gives a `tilewright.shaped.ShapedExecutable`.
+    A file with plans for several input shapes gives a `tilewright.shaped.ShapedExecutable`, one of a rank a
+    `tilewright.distributed.DistributedExecutable`.
     """
     with clear_errors():
         saved = read_saved(path)
@@ -249,4 +250,8 @@ def load(path: str | Path) -> Executable:
     if not isinstance(target, str):
         raise InputError("expected a saved executable that names its target", where=str(path))
     facts = {k: v for k, v in saved.facts.items() if k != "target"}
+    if "distributed" in facts:
+        from tilewright.distributed.executable import DistributedExecutable  # which imports this module
+
+        return DistributedExecutable(Artifact(saved.plan, saved.constants, saved.texts, facts), target)
     return Executable(Artifact(saved.plan, saved.constants, saved.texts, facts), target)

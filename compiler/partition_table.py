@@ -39,7 +39,8 @@ def compare_partitioners(module: Module, target: Target) -> list[dict[str, Any]]
     priced = price(seen.module.main, PassContext(target=str(target), hardware=target.hardware))
     pricing = time.perf_counter() - start
     rows = []
-    joins = sum(1 << i for i, op in enumerate(priced.graph.ops) if op.name == "tensor.join")
+    others = ("tensor.join", "tensor.communicate")  # no kernels
+    joins = sum(1 << i for i, op in enumerate(priced.graph.ops) if op.name in others)
     for name in PARTITIONERS:
         start = time.perf_counter()
         cover = choose(priced, name)

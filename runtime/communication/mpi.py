@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from functools import cached_property
@@ -51,6 +52,7 @@ class MpiCommunicator(HostWorld):
         self._texts_leaving: list[tuple[Any, Array]] = []
         self._failures: dict[int, str] = {}
         self._has_failed = False
+        self._parent = os.getppid()
         self._control = self._duplicate(whole)
         self._channels = {channel: self._duplicate(whole) for channel in CHANNELS}
         self._processes: list[Process] = []
@@ -128,12 +130,31 @@ class MpiCommunicator(HostWorld):
                 raise PeerFailedError(
                     f"rank {self.rank}: {doing}: rank {peer} failed: {self._failures[peer]}"
                 )
-        for peer in range(len(self._processes)):
-            if peer != self.rank and self._processes[peer].state == "gone":
-                raise PeerFailedError(
-                    f"rank {self.rank}: {doing}: rank {peer} is gone: its process "
-                    f"{self._processes[peer].pid} ended without a word"
-                )
+        for peer in self.gone():
+            raise PeerFailedError(
+                f"rank {self.rank}: {doing}: rank {peer} is gone: its process {self._processes[peer].pid} "
+                "ended without a word"
+            )
+        if os.getppid() != self._parent:
+            raise PeerFailedError(f"rank {self.rank}: {doing}: the process that started the ranks is gone")
+
+    @property
+    def ranks_here(self) -> int:
+        """How many ranks run on this machine, this one included."""
+        return sum(p.machine == self._processes[self.rank].machine for p in self._processes)
+
+    def gone(self) -> list[int]:
+        """The other ranks of this machine whose processes have ended."""
+        return [r for r, p in enumerate(self._processes) if r != self.rank and p.state == "gone"]
+
+    def await_failures(self, grace_s: float) -> None:
+        """After a failure: wait until all other ranks have failed too, or are gone or stopped, or so long."""
+        end = time.monotonic() + grace_s
+        others = {r for r in range(len(self._processes)) if r != self.rank}
+        while others and time.monotonic() < end:
+            others -= {r for r in others if self._processes[r].state in ("gone", "stopped")}
+            others -= {r for r in others if r in self._failures or self._receive(r, _FAILURE) is not None}
+            time.sleep(LONGEST_SLEEP_S)
 
     def state_of(self, peer: int) -> str:
         """See `HostWorld.state_of`."""
@@ -141,7 +162,8 @@ class MpiCommunicator(HostWorld):
 
     def fail(self, reason: str) -> None:
         """See `Communicator.fail`."""
-        self.break_off(reason)
+        if not self.broken:
+            self.break_off(reason)
         if self._has_failed:
             return
         self._has_failed = True

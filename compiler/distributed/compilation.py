@@ -1,0 +1,89 @@
+"""Every rank compiles what it runs itself: from the same network, by the same passes, with its own rank."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from tilewright.api import compile as compile_whole
+from tilewright.distributed.executable import DistributedExecutable
+from tilewright.distributed.modes import mode_pipeline
+from tilewright.distributed.world import world
+from tilewright.executable import Artifact, Executable
+from tilewright.ir import InputError, Level, Module, UnsupportedError, show
+from tilewright.passes import PassContext, run_pipeline
+from tilewright.runtime.communication.communicator import AnyCommunicator
+
+
+def rank_module(module: Module, mode: str, devices: int, rank: int, options: str = "") -> Module:
+    """What rank `rank` of `devices` runs of a graph-level module; see `tilewright.distributed.modes`.
+
+    Inputs and outputs are those of `module` on every rank. Raises InputError and PassError.
+    """
+    if module.main.level is not Level.GRAPH:
+        raise InputError(
+            f"expected a module of graph ops to divide, got one at level {module.main.level.value}"
+        )
+    return run_pipeline(module, mode_pipeline(mode, devices, rank, options), PassContext())
+
+
+def compile(
+    module: Module,
+    *,
+    mode: str = "space",
+    target: str = "auto",
+    communicator: AnyCommunicator | None = None,
+    options: str = "",
+    **choices: Any,
+) -> DistributedExecutable:
+    """Compile this rank's part of a network; every rank calls it with the same arguments.
+
+    mode: `space` (one inference split in space), `batch` (data parallel), `weights` (matrix products and
+        channels split), `pipeline` (stages, micro-batches).
+    communicator: this rank's end of the world; None means the processes that mpirun started.
+    options: of the mode's pass, such as `axis=w` (see `irdump --list-passes`).
+    choices: keyword arguments of `tilewright.compile`. Pipelines get as many instances as there are ranks
+        unless told otherwise, so that `map` can keep every stage at work.
+
+    Ranks compare what they compiled when it is loaded: see `DistributedExecutable`. Raises InputError,
+    UnsupportedError where something asked for works on one device only, WorkError where the work fails.
+    """
+    if choices.get("tune", "model") != "model":
+        raise UnsupportedError("expected tune='model': one rank alone cannot measure the program of several")
+    if choices.get("shapes") is not None:
+        raise UnsupportedError("expected one set of input shapes: a divided network has one plan per rank")
+    own = communicator or world()
+    part = rank_module(module, mode, own.size, own.rank, options)
+    if mode == "pipeline":
+        choices.setdefault("instances", own.size)
+    exe = compile_whole(part, target, **choices)
+    if not isinstance(exe, Executable):
+        raise UnsupportedError("the reference target computes alone: expected a target with a device")
+    a = exe.artifact
+    asked = {k: v for k, v in choices.items() if k not in ("progress", "instruments", "instances")}
+    passes = str(mode_pipeline(mode, own.size, 0, options)).replace("rank=0", "rank=r")
+    facts = {
+        "rank": own.rank,
+        "size": own.size,
+        "mode": mode,
+        "agreed": {
+            "network": network_digest(module),
+            "passes": passes,
+            "precision": str(choices.get("precision", "fp32")),
+            "options": ", ".join(f"{k}={v!r}" for k, v in sorted(asked.items())),
+        },
+    }
+    artifact = Artifact(a.plan, a.constants, a.texts, {**a.facts, "distributed": facts})
+    return DistributedExecutable(artifact, exe.target, instances=exe.instances, communicator=own)
+
+
+def network_digest(module: Module) -> str:
+    """A short text that two networks share only if their ops and weights are equal."""
+    found = hashlib.blake2b(show(module).encode(), digest_size=8)
+    for name in sorted(module.constants):
+        array = np.ascontiguousarray(module.constants[name])
+        found.update(f"{name} {array.dtype} {array.shape}".encode())
+        found.update(array.reshape(-1).view(np.uint8).data)
+    return found.hexdigest()

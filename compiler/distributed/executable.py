@@ -1,0 +1,79 @@
+"""`DistributedExecutable`: this rank's part of a network, run together with the other ranks' parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tilewright.distributed.world import world
+from tilewright.executable import Artifact, Executable
+from tilewright.ir import InputError
+from tilewright.opened_device import OpenedDevice
+from tilewright.runtime.communication.agreement import agree, communications
+from tilewright.runtime.communication.communicator import AnyCommunicator
+from tilewright.runtime.device import Device, LoadedPlan
+
+
+class DistributedExecutable(Executable):
+    """An executable whose plan communicates: all ranks call, time and load it together, in the same order.
+
+    When it is loaded (by the first call), the ranks compare world size, network, passes, precision, options
+    and the sequence of their messages; where they do not belong together all of them raise WorkError with the
+    same sentence. Saved, it is one file per rank, which `tilewright.load` reads on that rank.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        target: str,
+        *,
+        instances: int = 1,
+        device: OpenedDevice | None = None,
+        communicator: AnyCommunicator | None = None,
+    ) -> None:
+        """communicator: None means the processes that mpirun started, when the first call comes."""
+        super().__init__(artifact, target, instances=instances, device=device)
+        self._communicator = communicator
+        self.distribution = _read_facts(artifact.facts)
+
+    @property
+    def communicator(self) -> AnyCommunicator:
+        """This rank's end of the world; raises WorkError where this process is none of its ranks."""
+        if self._communicator is None:
+            self._communicator = world()
+        return self._communicator
+
+    def _load_on(self, device: Device) -> LoadedPlan:
+        facts, own = self.distribution, self.communicator
+        if facts["size"] != own.size or facts["rank"] != own.rank:
+            # The others must know, or they would wait for this rank to compare programs.
+            told = f"rank {facts['rank']} of {facts['size']}"
+            own.fail(f"it has the executable of {told}")
+            raise InputError(f"expected the executable of rank {own.rank} of {own.size}, got that of {told}")
+        agree(own, {k: str(v) for k, v in facts["agreed"].items()}, self.plan)
+        constants = self.artifact.constants
+        if not communications(self.plan):
+            return super()._load_on(device)
+        return device.load(self.plan, constants, communicator=own)
+
+    def report(self) -> dict[str, Any]:
+        """As of every executable, and what this rank sends and receives in one run."""
+        kernels = communications(self.plan).values()
+        moved = {"communications": len(kernels), "bytes_communicated": sum(k.bytes_moved for k in kernels)}
+        return {**super().report(), "distributed": {**self.distribution, **moved}}
+
+
+def _read_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a compilation or a file says of the division; raises InputError where it is not all there."""
+    found = facts.get("distributed")
+    good = (
+        isinstance(found, dict)
+        and type(found.get("rank")) is int
+        and type(found.get("size")) is int
+        and isinstance(found.get("agreed"), dict)
+    )
+    if not good:
+        raise InputError(
+            "expected an executable that names its rank, the number of ranks and what they agreed on"
+        )
+    return dict(found)  # type: ignore[arg-type]  # a dict, as was checked

