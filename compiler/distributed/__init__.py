@@ -1,4 +1,4 @@
-"""One program on several processes: dividing a network, starting processes, running and failing together."""
+"""One program on several processes: dividing a network, starting them, running and failing together."""
 
 from tilewright.distributed.compilation import compile, rank_module
 from tilewright.distributed.executable import DistributedExecutable
