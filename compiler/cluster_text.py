@@ -107,14 +107,17 @@ def _stack(facts: Mapping[str, Any]) -> str:
 
 def _held_out_lines(sources: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [
-        "mean error of rows left out of the fit, by what is left out at once; and with the knobs of the base",
-        f"{'source':22}{'random fifth':>14}{'model':>9}{'source':>9}{'base':>9}{'its bias':>10}",
+        "mean error of rows left out of the fit, by what is left out at once; with the knobs of the base;",
+        "and of `cluster plan` without --stack (mode corrected, the record dgx-a100, nothing fitted)",
+        f"{'source':22}{'random fifth':>14}{'model':>9}{'source':>9}{'base':>9}{'its bias':>10}"
+        f"{'corrected':>11}{'its rank':>10}",
     ]
     for s in sources:
         left_out = [s[f"held_out_{fold}"] for fold in ("random", "model", "source")]
         lines.append(
             f"{s['source']:22}{_percent(left_out[0]):>14}{_percent(left_out[1]):>9}{_percent(left_out[2]):>9}"
             f"{_percent(s['base_error']):>9}{_percent(s['base_bias']):>10}"
+            f"{_percent(s['planner_error']):>11}{_digits(s['planner_rank']):>10}"
         )
     return lines
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tilewright.costmodel.cluster.fitting import FOLDS, fit_knobs, held_out_errors
 from tilewright.costmodel.cluster.in_memory import A_PRIORI, Knobs, step_time
 from tilewright.costmodel.cluster.measured_rows import MeasuredRows, measured_rows
+from tilewright.costmodel.cluster.validation_plan import planner_seconds
 from tilewright.ir.errors import InputError
 
 Array = NDArray[np.float64]
@@ -63,7 +64,8 @@ class Score:
     model, devices and batch (nan without such groups), where it is harder; `regret` is how much longer than
     the best measured configuration of its group the one takes that the model puts first, on average.
     `held_out_random`, `_model` and `_source` are mean absolute errors of rows whose fifth, model or source
-    took no part in the fit; `base_error` and `base_bias` are those of the stack's base, before its own knobs.
+    took no part in the fit; `base_error` and `base_bias` are those of the stack's base, before its own knobs;
+    `planner_error` and `planner_rank` those of the mode `corrected` without any stack.
     """
 
     source: str
@@ -83,6 +85,8 @@ class Score:
     held_out_source: float
     base_error: float
     base_bias: float
+    planner_error: float
+    planner_rank: float
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; null where there is no number."""
@@ -101,6 +105,7 @@ def score(stack: Stack, source: str) -> Score:
     errors = predicted / rows.step_s - 1.0
     before = step_time(rows.runs, rows.machine, _base_knobs(stack)).total / rows.step_s - 1.0
     held_out = {fold: stack.held_out.get(fold, {}).get(source, float("nan")) for fold in FOLDS}
+    planned = planner_seconds(rows)
     groups = comparable_groups(rows)
     within = [_rank(predicted[group], rows.step_s[group]) for group in groups]
     regrets = [
@@ -124,6 +129,8 @@ def score(stack: Stack, source: str) -> Score:
         held_out_source=held_out["source"],
         base_error=float(np.mean(np.abs(before))),
         base_bias=float(np.mean(before)),
+        planner_error=float(np.mean(np.abs(planned / rows.step_s - 1.0))),
+        planner_rank=_rank(planned, rows.step_s),
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tilewright.costmodel.cluster.collectives import A100, V100, ring_table
+from tilewright.costmodel.cluster.evaluate import evaluate
 from tilewright.costmodel.cluster.fitting import BOUNDS, fit_knobs, held_out_errors
 from tilewright.costmodel.cluster.in_memory import A_PRIORI, step_time
 from tilewright.costmodel.cluster.in_memory_search import evaluate_in_memory, search_in_memory
@@ -18,6 +19,7 @@ from tilewright.costmodel.cluster.model import Transformer
 from tilewright.costmodel.cluster.training import Training
 from tilewright.costmodel.cluster.validation import comparable_groups, score, stack_named, stacks, validate
 from tilewright.costmodel.cluster.validation_best import memory_needed, predict_best
+from tilewright.costmodel.cluster.validation_plan import planner_seconds
 from tilewright.ir import InputError, UnsupportedError
 
 ROWS = {
@@ -135,6 +137,23 @@ def test_the_search_with_fitted_knobs_prices_a_measured_run_as_the_validation_do
     assert best.best["total_s"] <= found.total_s[at]
     with pytest.raises(UnsupportedError, match="training with schedule IM, which streamed lacks"):
         evaluate_in_memory(selene, model, replace(training, name="streamed", schedules=("PR",)), knobs)
+
+
+def test_the_planner_alone_ranks_configurations_of_different_models(scores):
+    """Nothing is fitted there, so errors are told and not bounded tightly."""
+    for source in ("megatron-sc21-table1", "megatron-sc21-table2", "korthikanti-table5"):
+        assert scores[source].planner_rank >= 0.98
+        assert scores[source].planner_error < 0.25
+
+
+def test_planner_seconds_are_those_of_a_plan_of_the_same_run():
+    rows = measured_rows("megatron-sc21-table1")
+    training = Training("sc21", 2304, (2,), ("IM",), (True,), sharding=(0,), interleave=(2,))
+    model = Transformer("145.6B", layers=80, hidden=12288, heads=96, sequence=2048, vocabulary=51200)
+    found = evaluate(replace(load_cluster("dgx-a100"), nodes=192), model, training, "corrected")
+    c = found.configurations
+    (at,) = np.flatnonzero((c.wp == 8) & (c.p == 8) & (c.dp == 24))
+    assert planner_seconds(rows)[6] == pytest.approx(found.total_s[at])
 
 
 def test_memory_of_a_measured_run():
