@@ -159,7 +159,7 @@ def evaluated(row, limits, cuts):
     return max(times), total
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     rows(),
     st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=2, max_size=3),

@@ -46,8 +46,9 @@ def split_weights(
 
     A weight whose data comes whole is split by output channels, and what follows is done per channel (per
     head) as far as its ops allow. A weight whose data comes split by its input channels is split the same
-    way, and one all_reduce adds the products up. What needs its operands whole gathers them. Embedding tables
-    are split by the dimensions they do not look up. Parts are proportional to `speeds`.
+    way, and one all_reduce adds the products up, unless gathering the data moves fewer bytes. What needs its
+    operands whole gathers them. Embedding tables are split by the dimensions they do not look up. Parts are
+    proportional to `speeds`.
 
     rewrite: %y = graph.dense(graph.relu(graph.dense(%x, a)), b)
         -->  %y = graph.all_reduce(graph.dense(graph.relu(graph.dense(%x, a.0.1.0-8)), b.1.1.0-8))
@@ -99,7 +100,9 @@ class WeightCuts:
         if name in self.held:
             label = dims[self.held[name].axis]
             return None if label is None else Seed(label, self.held[name])
-        seed = _followed(program, op, labels, weight) or self.decided(op, labels, weight)
+        followed = _followed(program, op, labels, weight)
+        cheaper = followed is not None and _adding_up_pays(program, op, labels, followed)
+        seed = followed if cheaper else self.decided(op, labels, weight) or followed
         if seed is not None:
             self.held[name] = seed.shard.on(dims.index(seed.label))
         return seed
@@ -161,3 +164,14 @@ def _followed(program: ShardedProgram, op: Op, labels: Labels, weight: Value) ->
         if shard is not None and label is not None and label in dims:
             return Seed(label, shard)
     return None
+
+
+def _adding_up_pays(program: ShardedProgram, op: Op, labels: Labels, seed: Seed) -> bool:
+    """Whether adding up results moves no more than gathering the data, and later the results.
+
+    A ring moves (n - 1) / n of the bytes to gather them, and twice as much to add them up.
+    """
+    if seed.label not in labels.sums:
+        return True
+    gathered = sum(v.tensor.nbytes for v in op.operands if v in program.cuts and v not in program.wholes)
+    return op.results[0].tensor.nbytes <= gathered
