@@ -51,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; never raises for bad input or failed work."""
     arguments = parser().parse_args(argv)
+    arguments.argv = list(sys.argv[1:] if argv is None else argv)  # for commands that start themselves again
     try:
         arguments.action(arguments)
     except TilewrightError as e:

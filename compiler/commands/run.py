@@ -20,6 +20,14 @@ from tilewright.commands.network import (
     read_inputs,
     relative_error,
 )
+from tilewright.commands.rank_run import (
+    add_rank_arguments,
+    is_rank,
+    on_ranks,
+    rank_lines,
+    run_rank,
+    start_ranks,
+)
 from tilewright.commands.stream_run import (
     add_stream_arguments,
     reject_stream_arguments,
@@ -55,6 +63,7 @@ def add_run(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     p.add_argument("--json", action="store_true", help="print results as JSON")
     add_stream_arguments(p)
+    add_rank_arguments(p)
     p.set_defaults(action=run_network)
 
 
@@ -62,6 +71,9 @@ def run_network(a: argparse.Namespace) -> None:
     """Run once, check where asked, time, report."""
     if a.repeats < 1:
         raise InputError(f"expected at least 1 repeat, got {a.repeats}", where="--repeats")
+    if on_ranks(a):
+        _run_on_ranks(a)
+        return
     if a.memory_cap:
         streamed, outputs = run_streamed(a)
         _finish(a, {**streamed, "outputs": [_summary(o) for o in outputs]}, outputs, None)
@@ -97,6 +109,15 @@ def run_network(a: argparse.Namespace) -> None:
         wanted = interpret(module, *inputs, precision="fp64")
         result["relative_error"] = max(relative_error(o, w) for o, w in zip(outputs, wanted, strict=True))
     _finish(a, result, outputs, profile)
+
+
+def _run_on_ranks(a: argparse.Namespace) -> None:
+    """As one of several ranks, of which the first reports; or start them."""
+    if not is_rank(a):
+        start_ranks(a)
+    elif (found := run_rank(a)) is not None:
+        result, outputs = found
+        _finish(a, {**result, "outputs": [_summary(o) for o in outputs]}, outputs, None)
 
 
 def _finish(
@@ -135,6 +156,8 @@ def _report(a: argparse.Namespace, result: dict[str, Any], profile: Profile | No
     print(f"{a.network} on {result['device']}: {shapes}")
     if "seconds_median" in result:
         print(f"median of {a.repeats} runs: {1e3 * result['seconds_median']:.3f} ms")
+    if "distributed" in result:
+        print(rank_lines(result["distributed"]))
     if "relative_error" in result:
         print(f"relative error against the float64 reference: {result['relative_error']:.2e}")
     if "streaming" in result:

@@ -48,9 +48,8 @@ def launch(devices: int, command: Sequence[str], environment: Mapping[str, str] 
     mpirun = find_mpirun()
     if importlib.util.find_spec("mpi4py") is None:
         raise WorkError("expected mpi4py, by which the ranks communicate; pip install 'tilewright[mpi]'")
-    quiet = ["--quiet"] if _is_open_mpi(mpirun) else []
     ranks = subprocess.Popen(
-        [mpirun, *quiet, "-n", str(devices), sys.executable, *command],
+        [mpirun, "-n", str(devices), sys.executable, *command],
         stdin=subprocess.DEVNULL,
         env={**_OPEN_MPI, **os.environ, **(environment or {})},
         preexec_fn=_end_with_parent
@@ -67,11 +66,6 @@ def launch(devices: int, command: Sequence[str], environment: Mapping[str, str] 
             ranks.kill()
             ranks.wait()
         raise
-
-
-def _is_open_mpi(mpirun: str) -> bool:
-    told = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False)
-    return "Open MPI" in told.stdout
 
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None

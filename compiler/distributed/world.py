@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from tilewright.executable import clear_errors
-from tilewright.ir import InputError
+from tilewright.ir import InputError, TilewrightError
 from tilewright.runtime.communication.communicator import TIMEOUT_S
 from tilewright.runtime.communication.mpi import MpiCommunicator
 
@@ -68,6 +68,8 @@ def together(communicator: MpiCommunicator) -> Iterator[None]:
             yield
         except BaseException as error:
             _exit_codes[0] = 2 if isinstance(error, InputError) else 1
+            if isinstance(error, TilewrightError) and not str(error).startswith("rank "):
+                error.args = (f"rank {communicator.rank}: {error}",)
             if not communicator.broken:
                 communicator.fail(str(error) or type(error).__name__)
             raise

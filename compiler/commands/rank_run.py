@@ -1,0 +1,187 @@
+"""`tilewright run NET --devices 4`: the same command on several ranks, and what one rank of them does."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.commands.network import choices_of, load_network, random_inputs, read_inputs, relative_error
+from tilewright.distributed import MODES, DistributedExecutable
+from tilewright.distributed import compile as compile_rank
+from tilewright.distributed.launcher import MAX_RANKS, launch
+from tilewright.distributed.world import started_by_mpi, together, world
+from tilewright.executable import clear_errors, load
+from tilewright.ir import InputError, Module, UnsupportedError, WorkError, interpret
+from tilewright.runtime.communication.communicator import TIMEOUT_S
+from tilewright.runtime.communication.mpi import MpiCommunicator
+
+Arrays = list[np.ndarray]
+
+
+def add_rank_arguments(p: argparse.ArgumentParser) -> None:
+    """The arguments of a run on several devices."""
+    group = p.add_argument_group("several devices (one process each)")
+    group.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="start N processes with mpirun and run the network on all of them; `mpirun -n N tilewright run "
+        "NET --mode MODE` does the same",
+    )
+    group.add_argument(
+        "--mode",
+        choices=tuple(MODES),
+        help="how the network is divided (default space): one inference in space, the batch, the weights, or "
+        "stages of a pipeline",
+    )
+    group.add_argument(
+        "--mode-options",
+        metavar="NAME=VALUE,...",
+        help="options of the pass that divides the network, such as axis=w (see irdump --list-passes)",
+    )
+    group.add_argument(
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        help=f"how long each wait for another process may take (default {TIMEOUT_S:g})",
+    )
+    group.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
+
+
+def on_ranks(a: argparse.Namespace) -> bool:
+    """Whether the arguments ask for several devices; raises InputError for those that need it."""
+    if a.devices is not None or a.mode is not None or a.as_rank:
+        return True
+    for option, value in (("--mode-options", a.mode_options), ("--timeout", a.timeout)):
+        if value is not None:
+            raise InputError("expected --devices or --mode with this option", where=option)
+    return False
+
+
+def is_rank(a: argparse.Namespace) -> bool:
+    """Whether this process is one of the ranks itself."""
+    return bool(a.as_rank) or a.devices is None or started_by_mpi()
+
+
+def start_ranks(a: argparse.Namespace) -> None:
+    """Run the same command as so many ranks; raises WorkError and InputError where one of them failed."""
+    _check(a)
+    if not 1 <= a.devices <= MAX_RANKS:
+        raise InputError(f"expected 1 to {MAX_RANKS} devices, got {a.devices}", where="--devices")
+    named = a.network.startswith("zoo:") or "{rank}" in a.network
+    if not named and not Path(a.network).exists():
+        raise InputError("no such file", where=a.network)
+    code = launch(a.devices, ["-m", "tilewright.cli", *a.argv, "--as-rank"])
+    if code:
+        told = f"a rank of {a.devices} failed with exit code {code}; what it said stands above"
+        raise InputError(told) if code == 2 else WorkError(told)
+
+
+def run_rank(a: argparse.Namespace) -> tuple[dict[str, Any], Arrays] | None:
+    """Compile this rank's part, run and time it with the others; the report and outputs, on rank 0 alone.
+
+    Raises InputError and WorkError, on every rank if on any while they still need each other.
+    """
+    _check(a)
+    communicator = world(a.timeout or TIMEOUT_S)
+    with together(communicator):
+        if communicator.size < 2 and a.devices != 1:
+            raise InputError(
+                "expected several processes: start them with --devices N, or with mpirun -n N", where="--mode"
+            )
+        if a.devices not in (None, communicator.size):
+            raise InputError(
+                f"expected {communicator.size}, as mpirun started, got {a.devices}", where="--devices"
+            )
+        module, exe = _executable(a, communicator)
+        inputs = _inputs(a, exe)
+        outputs = exe(*inputs)
+        seconds = float(np.median(exe.time(*inputs, repeats=a.repeats)))
+        streamed = _streamed(exe, inputs, a.repeats) if exe.distribution.get("mode") == "pipeline" else None
+        moved = exe.report()["distributed"]
+        own = {"rank": communicator.rank, "device": exe.device, "seconds_median": seconds}
+        own |= {k: moved[k] for k in ("communications", "bytes_communicated")}
+        target = exe.target
+        exe.close()
+        with clear_errors():
+            rows = communicator.gather_texts(json.dumps(own), doing="reporting")
+    if communicator.rank:
+        return None
+    ranks = list(map(json.loads, rows))
+    result: dict[str, Any] = {
+        "target": target,
+        "device": f"{len(ranks)} devices, {exe.distribution.get('mode')}: {own['device']}",
+        "outputs": [],
+        "seconds_median": max(r["seconds_median"] for r in ranks),
+        "distributed": {"devices": len(ranks), "mode": exe.distribution.get("mode"), "ranks": ranks},
+    }
+    if streamed is not None:
+        result["distributed"]["seconds_per_request"] = streamed
+    if a.check and module is not None:
+        wanted = interpret(module, *inputs, precision="fp64")
+        result["relative_error"] = max(relative_error(o, w) for o, w in zip(outputs, wanted, strict=True))
+    return result, outputs
+
+
+def rank_lines(facts: dict[str, Any]) -> str:
+    """What a report says of the ranks."""
+    lines = [
+        f"rank {r['rank']}: {1e3 * r['seconds_median']:.3f} ms, {r['communications']} communications of "
+        f"{r['bytes_communicated'] / 1e6:.3f} MB in all, {r['device']}"
+        for r in facts["ranks"]
+    ]
+    if "seconds_per_request" in facts:
+        lines.append(f"one request after another: {1e3 * facts['seconds_per_request']:.3f} ms each")
+    return "\n".join(lines)
+
+
+def _check(a: argparse.Namespace) -> None:
+    """Raise UnsupportedError for what one device alone can do."""
+    for option, value in (("--trace", a.trace), ("--memory-cap", a.memory_cap)):
+        if value:
+            raise UnsupportedError("expected one device with this option", where=option)
+    if a.timeout is not None and not a.timeout > 0:
+        raise InputError(f"expected more than 0 seconds, got {a.timeout:g}", where="--timeout")
+
+
+def _executable(
+    a: argparse.Namespace, communicator: MpiCommunicator
+) -> tuple[Module | None, DistributedExecutable]:
+    """The network, unless it is saved, and this rank's executable."""
+    if Path(a.network).suffix != ".tw":
+        module = load_network(a)
+        options = {"mode": a.mode or "space", "options": a.mode_options or ""}
+        return module, compile_rank(
+            module, target=a.target, communicator=communicator, **options, **choices_of(a)
+        )
+    if a.check:
+        raise InputError(
+            "--check needs the network itself, a saved executable has no reference", where=a.network
+        )
+    path = a.network.replace("{rank}", str(communicator.rank))
+    exe = load(path)
+    if not isinstance(exe, DistributedExecutable):
+        raise InputError(
+            "expected the saved executable of a rank: name the files as NAME{rank}.tw", where=path
+        )
+    return None, exe
+
+
+def _inputs(a: argparse.Namespace, exe: DistributedExecutable) -> Arrays:
+    names, types = exe.input_names, exe.input_types
+    return read_inputs(a.input, names) if a.input else random_inputs(names, types, a.seed)
+
+
+def _streamed(exe: DistributedExecutable, inputs: Arrays, repeats: int) -> float:
+    """Seconds per request of requests that follow one another through the stages, after a first round."""
+    for _ in exe.map([inputs] * exe.instances):
+        pass
+    begin = time.perf_counter()
+    for _ in exe.map([inputs] * repeats):
+        pass
+    return (time.perf_counter() - begin) / repeats
