@@ -27,6 +27,8 @@ _STYLE: Any = {
     "grid.color": _FAINT, "grid.alpha": 0.25, "grid.linewidth": 0.6, "legend.frameon": False,
 }  # fmt: skip
 _SUFFIXES = (".png", ".svg")
+#: bars that a picture holds; a longer plan is cut there
+MAX_BARS = 60
 
 
 def require_plot(path: str) -> None:
@@ -37,11 +39,11 @@ def require_plot(path: str) -> None:
 
 
 def write_plan_plot(plan: Mapping[str, Any], path: str) -> None:
-    """Bars of seconds by component over a plan's configurations, and of memory against capacity."""
+    """Bars of seconds by component over a plan's first configurations, and of memory against capacity."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    rows = plan["best"]
+    rows = plan["best"][:MAX_BARS]
     labels = [choices_text(row, plan["mode"]) for row in rows]
     with rc_context(_STYLE):
         figure = Figure(figsize=(12.5, 1.9 + 0.34 * len(rows)), layout="constrained")
