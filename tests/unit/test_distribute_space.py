@@ -5,11 +5,13 @@ import pytest
 
 import tilewright as tw
 from tilewright.ir.builder import Builder
+from tilewright.ir.compare import equal
 from tilewright.ir.errors import InputError
 from tilewright.ir.lockstep import interpret_ranks
 from tilewright.ir.nodes import Func, Level, Module, Value
 from tilewright.ir.types import TensorType
-from tilewright.passes.graph.distribute.split_space import split_space
+from tilewright.passes.graph.distribute.space_options import SpaceOptions
+from tilewright.passes.graph.distribute.split_space import split_modules, split_space
 
 IMAGE = (3, 4, 11, 9)
 EXCHANGES = ("halo_exchange", "all_gather", "all_reduce", "reduce_scatter")
@@ -34,7 +36,7 @@ def image_op(name, weights=(), image=IMAGE, **attrs):
 
 
 def ranks_of(module, devices, **options):
-    return [split_space(devices=devices, rank=r, gather="late", **options)(module) for r in range(devices)]
+    return split_modules(module, devices, SpaceOptions(gather="late", **options))
 
 
 def equals(module, devices, seed=0, **options):
@@ -233,3 +235,12 @@ def test_small_tails_run_whole_where_gathering_is_cheaper():
     dear, free = (split_space(devices=2, latency_us=t, tflops=1e-4)(module) for t in (1e6, 0.0))
     assert not any("communicate" in tw.ir.op_def(op.name).effects for op in dear.main.body.ops)
     assert any(op.name == "graph.halo_exchange" for op in free.main.body.ops)
+
+
+def test_the_pass_makes_the_same_modules_each_rank_by_itself():
+    module = image_op("conv2d", [(5, 4, 3, 3)], padding=(1, 1, 1, 1))
+    together = split_modules(module, 2, SpaceOptions(axis="w", speeds="1,2", gather="late"))
+    for rank, wanted in enumerate(together):
+        alone = split_space(devices=2, rank=rank, axis="w", speeds="1,2", gather="late")(module)
+        assert equal(alone, wanted)
+        assert alone.constants.keys() == wanted.constants.keys()

@@ -8,7 +8,8 @@ from tilewright.ir.builder import Builder
 from tilewright.ir.lockstep import interpret_ranks
 from tilewright.ir.nodes import Func, Level, Module, Value
 from tilewright.ir.types import TensorType
-from tilewright.passes.graph.distribute.split_space import split_space
+from tilewright.passes.graph.distribute.space_options import SpaceOptions
+from tilewright.passes.graph.distribute.split_space import split_modules
 
 
 class Net:
@@ -111,7 +112,7 @@ def check(module, devices, **options):
     rng = np.random.default_rng(3)
     inputs = [rng.standard_normal(t.shape) for t in module.input_types]
     wanted = tw.interpret(module, *inputs, precision="fp64")
-    modules = [split_space(devices=devices, rank=r, **options)(module) for r in range(devices)]
+    modules = split_modules(module, devices, SpaceOptions(**options))
     for got in interpret_ranks(modules, *inputs, precision="fp64"):
         for g, w in zip(got, wanted, strict=True):
             np.testing.assert_allclose(g, w, rtol=1e-9, atol=1e-10 * float(np.abs(w).max()))
@@ -122,10 +123,9 @@ def check(module, devices, **options):
 @pytest.mark.parametrize("axis", ["h", "w", "batch", "channels", "sequence", "auto"])
 def test_structures(name, axis):
     module = NETWORKS[name]()
-    for devices in (2, 3):
-        check(module, devices, axis=axis, gather="late")
+    check(module, 3, axis=axis, gather="late")
     check(module, 4, axis=axis, speeds="1,2,1,0.5", gather="late")
-    check(module, 3, axis=axis, latency_us=0.0, tflops=1e-3)
+    check(module, 2, axis=axis, latency_us=0.0, tflops=1e-3)
 
 
 def test_a_transformer_split_by_samples_moves_nothing_inside():
@@ -139,18 +139,8 @@ def test_only_halos_move_between_convolutions():
     assert names.count("all_gather") == 1  # of the units of the last layer
 
 
-@pytest.mark.parametrize("axis", ["h", "channels"])
-def test_a_network_from_a_file(data_dir, axis):
-    module = tw.frontends.relay.load(
-        str(data_dir / "relay" / "resnet20_cifar.relay"), params="random", inputs=("data",), seed=0
-    )
-    names = check(module, 3, axis=axis, gather="late")
-    assert names.count("halo_exchange") == (18 if axis == "h" else 0)
-
-
-def test_a_squeezenet_of_a_small_image_from_a_file(data_dir):
-    module = tw.frontends.relay.load(
-        str(data_dir / "relay" / "squeezenet.relay"), params="random", inputs=("data",), seed=0
-    )
-    names = check(module, 2, axis="w", latency_us=0.0)
-    assert names.count("all_gather") + names.count("all_reduce") >= 1
+def test_a_network_from_a_file(data_dir):
+    path = str(data_dir / "relay" / "resnet20_cifar.relay")
+    module = tw.frontends.relay.load(path, params="random", inputs=("data",), seed=0)
+    names = check(module, 3, gather="late")
+    assert (names.count("halo_exchange"), names.count("all_reduce"), names.count("all_gather")) == (18, 1, 1)

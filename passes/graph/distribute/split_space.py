@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tilewright.costmodel.partition.naive import check_speeds
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Level, Module
 from tilewright.passes.context import PassContext
 from tilewright.passes.definition import register_pass
-from tilewright.passes.graph.distribute.directions import DIRECTIONS
 from tilewright.passes.graph.distribute.rank_module import rank_module
-from tilewright.passes.graph.distribute.space_cost import Rates
-from tilewright.passes.graph.distribute.space_plan import read_plan
-from tilewright.passes.graph.distribute.space_search import searched_plan
-from tilewright.passes.graph.distribute.spreading import Request, spread
+from tilewright.passes.graph.distribute.space_options import SpaceOptions, decide
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"}, establishes={"shapes-known"})
@@ -52,32 +47,16 @@ def split_space(
     """
     if devices < 1 or not 0 <= rank < devices:
         raise InputError(f"expected a rank among 0..{devices - 1} of {devices} devices, got {rank}")
-    each, rates = _speeds(speeds, devices), _rates(tflops, link_gbs, latency_us)
-    asked, requests = read_plan(module.main, plan), []
-    for direction in DIRECTIONS if axis == "auto" else (axis,):
-        rows = asked
-        if method != "naive":
-            rows = {**searched_plan(module.main, direction, each, method, threshold, rates), **asked}
-        requests.append(Request(each, direction, rows, gather == "late", bool(asked), rates))
-    found = min((spread(module.main, r) for r in requests), key=lambda s: s.total_s)
-    return rank_module(module, found, rank, devices)
+    options = SpaceOptions(axis, speeds, plan, method, threshold, gather, tflops, link_gbs, latency_us)
+    return rank_module(module, decide(module, devices, options), rank, devices)
 
 
-def _speeds(text: str, devices: int) -> tuple[float, ...]:
-    """One speed per device, the fastest being 1; raises InputError."""
-    if not text.strip():
-        return (1.0,) * devices
-    try:
-        values = [float(t) for t in text.split(",")]
-    except ValueError:
-        raise InputError(f"option 'speeds' expects numbers as in 1,1,2, got '{text}'") from None
-    if len(values) != devices:
-        raise InputError(f"option 'speeds' expects {devices} numbers, one per device, got '{text}'")
-    check_speeds(values)
-    return tuple(v / max(values) for v in values)
+def split_modules(module: Module, devices: int, options: SpaceOptions | None = None) -> list[Module]:
+    """The modules of all ranks, as `split_space` makes each of them; what they share is decided once.
 
-
-def _rates(tflops: float, link_gbs: float, latency_us: float) -> Rates:
-    if not (tflops > 0 and link_gbs > 0 and latency_us >= 0):
-        raise InputError(f"expected positive rates, got {tflops} Tflop/s, {link_gbs} GB/s, {latency_us} us")
-    return Rates(tflops * 1e12, tflops * 1e11, link_gbs * 1e9, latency_us * 1e-6)
+    `module` is at the graph level with known shapes. Raises InputError as the pass does.
+    """
+    if devices < 1:
+        raise InputError(f"expected at least 1 device, got {devices}")
+    shared = decide(module, devices, options or SpaceOptions())
+    return [rank_module(module, shared, rank, devices) for rank in range(devices)]

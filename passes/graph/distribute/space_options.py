@@ -1,0 +1,68 @@
+"""What is asked of a split in space, as the pass and its callers spell it, and the decisions it leads to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.costmodel.partition.naive import check_speeds
+from tilewright.ir.errors import InputError
+from tilewright.ir.nodes import Module
+from tilewright.passes.graph.distribute.directions import DIRECTIONS, checked_direction
+from tilewright.passes.graph.distribute.space_cost import Rates
+from tilewright.passes.graph.distribute.space_plan import read_plan
+from tilewright.passes.graph.distribute.space_search import Method, searched_plan
+from tilewright.passes.graph.distribute.spreading import Request, Spread, spread
+
+_METHODS: dict[str, Method | None] = {"naive": None, "exact": "exact", "layers": "layers", "pruned": "pruned"}
+
+
+@dataclass(frozen=True)
+class SpaceOptions:
+    """The options of the pass split-space that all ranks share; see there."""
+
+    axis: str = "h"
+    speeds: str = ""
+    plan: str = ""
+    method: str = "naive"
+    threshold: float = 5.0
+    gather: str = "auto"
+    tflops: float = 20.0
+    link_gbs: float = 100.0
+    latency_us: float = 2.0
+
+
+def decide(module: Module, devices: int, options: SpaceOptions) -> Spread:
+    """How every op of @main runs on `devices` ranks; raises InputError for options that do not fit."""
+    speeds = _speeds(options.speeds, devices)
+    rates = _rates(options.tflops, options.link_gbs, options.latency_us)
+    asked, late = read_plan(module.main, options.plan), options.gather == "late"
+    if options.method not in _METHODS:
+        raise InputError(f"expected a method among {', '.join(_METHODS)}, got '{options.method}'")
+    method, requests = _METHODS[options.method], []
+    for direction in DIRECTIONS if options.axis == "auto" else (checked_direction(options.axis),):
+        rows = asked
+        if method is not None:
+            searched = searched_plan(module.main, direction, speeds, method, options.threshold, rates)
+            rows = {**searched, **asked}
+        requests.append(Request(speeds, direction, rows, late, bool(asked), rates))
+    return min((spread(module.main, r) for r in requests), key=lambda s: s.total_s)
+
+
+def _speeds(text: str, devices: int) -> tuple[float, ...]:
+    """One speed per device, the fastest being 1; raises InputError."""
+    if not text.strip():
+        return (1.0,) * devices
+    try:
+        values = [float(t) for t in text.split(",")]
+    except ValueError:
+        raise InputError(f"option 'speeds' expects numbers as in 1,1,2, got '{text}'") from None
+    if len(values) != devices:
+        raise InputError(f"option 'speeds' expects {devices} numbers, one per device, got '{text}'")
+    check_speeds(values)
+    return tuple(v / max(values) for v in values)
+
+
+def _rates(tflops: float, link_gbs: float, latency_us: float) -> Rates:
+    if not (tflops > 0 and link_gbs > 0 and latency_us >= 0):
+        raise InputError(f"expected positive rates, got {tflops} Tflop/s, {link_gbs} GB/s, {latency_us} us")
+    return Rates(tflops * 1e12, tflops * 1e11, link_gbs * 1e9, latency_us * 1e-6)
