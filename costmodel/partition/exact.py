@@ -65,8 +65,11 @@ def _sweep(
         if objective.row_size * (w.slowest * cap + least_moved + spread) >= best.value:
             continue
         capped = [np.where(t <= cap, c, np.inf) for c, t in zip(moved, times, strict=True)]
-        found = _under_cap(space, objective, capped, times, float(cap), best)
-        best = min(best, found, key=lambda f: f.value)
+        least = least_sum(space, capped)
+        best = min(best, _evaluated(objective, least), key=lambda f: f.value)
+        bound = objective.row_size * (w.slowest * cap + least.value + spread)
+        if w.imbalance and bound < best.value:
+            best = _under_cap(space, objective, capped, times, float(cap), best)
     return best
 
 
@@ -90,10 +93,6 @@ def _under_cap(
 ) -> Found:
     """The best partition whose devices all stay within the cap, or `best` where that is no worse."""
     w, devices = objective.weights, len(times)
-    idle = _evaluated(objective, least_sum(space, capped))
-    best = min(best, idle, key=lambda f: f.value)
-    if not w.imbalance:
-        return best
     busy = [np.where(t > 0, c, np.inf) for c, t in zip(capped, times, strict=True)]
     finite = [1 / np.where(t > 0, t, np.inf) for t in times]
     inverse = [np.where(t > 0, z, np.inf) for t, z in zip(times, finite, strict=True)]

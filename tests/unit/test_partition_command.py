@@ -1,10 +1,14 @@
 """`tilewright partition count|search`: what is printed, and one line for bad arguments."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from tilewright.cli import main
+
+PAGE = (Path(__file__).parents[2] / "docs" / "partition.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -84,3 +88,15 @@ def test_bad_arguments_end_in_one_line(run, line, message):
 def test_unknown_methods_are_refused(run):
     assert run("search --output 8 --devices 2 --method best")[0] == 2
     assert run("")[0] == 2
+
+
+def test_commands_of_the_page_print_what_it_says(run):
+    found = re.findall(r"\$ tilewright partition (.*)\n(.*)", PAGE)
+    assert len(found) == 2
+    for line, printed in found:
+        assert run(line) == (0, printed + "\n", "")
+
+
+def test_code_of_the_page_runs():
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(code, "docs/partition.md", "exec"), {})
