@@ -35,7 +35,7 @@ def test_every_requirement_is_constrained():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     constrained = {normal(line) for line in lines if not line.startswith("#")}
     extras = PROJECT["project"]["optional-dependencies"]
-    names = ("cuda", "opencl", "dev", "onnx", "report", "tvm")
+    names = ("cuda", "opencl", "dev", "mpi", "onnx", "report", "tvm")
     installed_by_make = [*PROJECT["project"]["dependencies"], *(r for n in names for r in extras[n])]
     assert f"tilewright[{','.join(names[3:])}]" in extras["dev"]
     assert {normal(name) for name in installed_by_make} - {"tilewright"} <= constrained
