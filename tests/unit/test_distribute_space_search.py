@@ -10,6 +10,7 @@ from tilewright.ir.nodes import Func, Level, Module, Value
 from tilewright.ir.types import TensorType
 from tilewright.passes.graph.distribute.layers import chains, layers_of
 from tilewright.passes.graph.distribute.space_cost import Rates
+from tilewright.passes.graph.distribute.space_directions import directed_plan
 from tilewright.passes.graph.distribute.space_options import SpaceOptions
 from tilewright.passes.graph.distribute.space_plan import read_plan, show_plan
 from tilewright.passes.graph.distribute.space_search import searched_plan
@@ -67,7 +68,7 @@ def ranks_give_the_same(module, devices, **options):
     return sum(op.name == "graph.halo_exchange" for op in modules[0].main.body.ops)
 
 
-@pytest.mark.parametrize("method", ["exact", "layers", "pruned"])
+@pytest.mark.parametrize("method", ["exact", "layers", "pruned", "directions"])
 @pytest.mark.parametrize("shortcut", [False, True])
 def test_searched_plans_give_the_same(method, shortcut):
     module = network(shortcut=shortcut)
@@ -88,4 +89,20 @@ def test_a_plan_reads_back():
     text = show_plan(main, found)
     assert text.startswith("0:h=0-")
     assert read_plan(main, text) == found
-    assert show_plan(main, read_plan(main, "1:whole; 3:channels")) == "1:whole; 3:channels"
+    other = "1:whole; 2:inner+h=0-1,1-3; 3:channels; 4:inner"
+    assert show_plan(main, read_plan(main, other)) == other
+
+
+def test_plans_cut_what_layers_sum_over():
+    module = network()
+    for kept in ("", "+h", "+w", "+channels", "+batch"):
+        ranks_give_the_same(module, 2, plan=f"0:h; 2:inner{kept}; 3:channels; 4:inner{kept}=0-1,1-4")
+
+
+def test_a_search_chooses_other_directions_for_other_layers():
+    main = network().main
+    cheap = directed_plan(main, (1.0,) * 3, Rates(flops_per_s=1e6, link_latency_s=0.0))
+    assert len(cheap) == 5
+    assert None not in {p.direction for p in cheap.values()}
+    dear = directed_plan(main, (1.0,) * 3, Rates(link_latency_s=1e3))
+    assert {p.direction for p in dear.values()} == {None}

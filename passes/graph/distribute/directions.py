@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Op
@@ -10,6 +10,8 @@ from tilewright.ir.nodes import Op
 #: image rows, image columns, samples, output channels (or units), positions of a sequence
 Direction = Literal["h", "w", "batch", "channels", "sequence"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+#: a plan may also cut what a layer sums over: input channels or the inner extent, its results being added up
+INNER: Final = "inner"
 
 _PRODUCTS = frozenset(f"graph.{n}" for n in ("dense", "matmul", "batch_matmul"))
 _LETTERS: dict[str, str] = {"h": "H", "w": "W", "batch": "N", "channels": "C"}
@@ -36,6 +38,18 @@ def direction_axis(op: Op, direction: Direction) -> int | None:
     named = {"batch": 0, "sequence": rank - 2, "channels": rank - 1}.get(direction)
     return (
         named if named is not None and (named < rank - 1 or direction == "channels") and named >= 0 else None
+    )
+
+
+def inner_axis(op: Op) -> int | None:
+    """The axis of a layer's first operand that its products are summed over; None where there is none."""
+    if not is_product(op):
+        return None
+    layout = _image_layout(op)
+    return (
+        op.operands[0].tensor.rank - (2 if op.get("transpose_a") else 1)
+        if layout is None
+        else layout.index("C")
     )
 
 

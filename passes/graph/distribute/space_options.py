@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilewright.costmodel.partition.naive import check_speeds
 from tilewright.ir.errors import InputError
-from tilewright.ir.nodes import Module
+from tilewright.ir.nodes import Module, Op
 from tilewright.passes.graph.distribute.directions import DIRECTIONS, checked_direction
 from tilewright.passes.graph.distribute.space_cost import Rates
+from tilewright.passes.graph.distribute.space_directions import directed_plan
 from tilewright.passes.graph.distribute.space_plan import read_plan
 from tilewright.passes.graph.distribute.space_search import Method, searched_plan
-from tilewright.passes.graph.distribute.spreading import Request, Spread, spread
+from tilewright.passes.graph.distribute.spreading import PlannedLayer, Request, Spread, spread
 
-_METHODS: dict[str, Method | None] = {"naive": None, "exact": "exact", "layers": "layers", "pruned": "pruned"}
+_METHODS: dict[str, Method] = {"exact": "exact", "layers": "layers", "pruned": "pruned"}
+_OTHERS = ("naive", "directions")
 
 
 @dataclass(frozen=True)
@@ -36,15 +39,20 @@ def decide(module: Module, devices: int, options: SpaceOptions) -> Spread:
     speeds = _speeds(options.speeds, devices)
     rates = _rates(options.tflops, options.link_gbs, options.latency_us)
     asked, late = read_plan(module.main, options.plan), options.gather == "late"
-    if options.method not in _METHODS:
-        raise InputError(f"expected a method among {', '.join(_METHODS)}, got '{options.method}'")
-    method, requests = _METHODS[options.method], []
-    for direction in DIRECTIONS if options.axis == "auto" else (checked_direction(options.axis),):
-        rows = asked
+    method = _METHODS.get(options.method)
+    if method is None and options.method not in _OTHERS:
+        known = ", ".join((*_OTHERS, *_METHODS))
+        raise InputError(f"expected a method among {known}, got '{options.method}'")
+    several = options.axis == "auto" or options.method == "directions"
+    requests = []
+    for direction in DIRECTIONS if several else (checked_direction(options.axis),):
+        found: Mapping[Op, PlannedLayer] = {}
         if method is not None:
-            searched = searched_plan(module.main, direction, speeds, method, options.threshold, rates)
-            rows = {**searched, **asked}
-        requests.append(Request(speeds, direction, rows, late, bool(asked), rates))
+            found = searched_plan(module.main, direction, speeds, method, options.threshold, rates)
+        requests.append(Request(speeds, direction, asked, found, late, rates))
+    if options.method == "directions":
+        found = directed_plan(module.main, speeds, rates)
+        requests += [Request(speeds, d, asked, found, late, rates) for d in DIRECTIONS]
     return min((spread(module.main, r) for r in requests), key=lambda s: s.total_s)
 
 

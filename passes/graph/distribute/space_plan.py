@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Op
-from tilewright.passes.graph.distribute.directions import checked_direction, is_layer
+from tilewright.passes.graph.distribute.directions import INNER, checked_direction, is_layer
 from tilewright.passes.graph.distribute.spreading import PlannedLayer
 
-_ENTRY = re.compile(r"(\d+):([a-z]+)(?:=([\d,\s-]+))?")
+_ENTRY = re.compile(r"(\d+):([a-z]+)(?:\+([a-z]+))?(?:=([\d,\s-]+))?")
 
 
 def layer_ops(func: Func) -> tuple[Op, ...]:
@@ -22,7 +22,8 @@ def read_plan(func: Func, text: str) -> Mapping[Op, PlannedLayer]:
     """What a plan says, by op.
 
     Entries are separated by `;`: a layer's number, then `whole`, or a direction with, after `=`, one interval
-    per rank; without intervals the rows are cut in proportion to the speeds. Raises InputError.
+    per rank; without intervals the rows are cut in proportion to the speeds. `inner` cuts what a layer sums
+    over; its sums are whole on all ranks, or with `inner+h` kept in rows. Raises InputError.
     """
     layers = layer_ops(func)
     out: dict[Op, PlannedLayer] = {}
@@ -35,8 +36,14 @@ def read_plan(func: Func, text: str) -> Mapping[Op, PlannedLayer]:
             raise InputError(f"option 'plan' names layer {number}; @{func.name} has {len(layers)} layers")
         if layers[number] in out:
             raise InputError(f"option 'plan' names layer {number} twice")
-        direction = None if found[2] == "whole" else checked_direction(found[2])
-        out[layers[number]] = PlannedLayer(direction, _intervals(found[3] or "", entry))
+        rows = _intervals(found[4] or "", entry)
+        if found[2] == "whole":
+            out[layers[number]] = PlannedLayer(None, rows)
+        elif found[2] == INNER:
+            kept = checked_direction(found[3]) if found[3] else None
+            out[layers[number]] = PlannedLayer(INNER, rows, kept)
+        else:
+            out[layers[number]] = PlannedLayer(checked_direction(found[2]), rows)
     return out
 
 
@@ -48,7 +55,8 @@ def show_plan(func: Func, plan: Mapping[Op, PlannedLayer]) -> str:
         if planned is None:
             continue
         rows = ",".join(f"{s}-{e}" for s, e in planned.intervals)
-        parts.append(f"{number}:{planned.direction or 'whole'}" + (f"={rows}" if rows else ""))
+        kept = f"+{planned.kept}" if planned.kept else ""
+        parts.append(f"{number}:{planned.direction or 'whole'}{kept}" + (f"={rows}" if rows else ""))
     return "; ".join(parts)
 
 

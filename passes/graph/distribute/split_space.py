@@ -22,7 +22,7 @@ def split_space(
     axis: Literal["h", "w", "batch", "channels", "sequence", "auto"] = "h",
     speeds: str = "",
     plan: str = "",
-    method: Literal["naive", "exact", "layers", "pruned"] = "naive",
+    method: Literal["naive", "exact", "directions", "layers", "pruned"] = "naive",
     threshold: float = 5.0,
     gather: Literal["auto", "late"] = "auto",
     tflops: float = 20.0,
@@ -35,7 +35,8 @@ def split_space(
     speeds: of the devices relative to each other, `1,1,2`; shares are proportional. Default: equal.
     plan: what single layers do instead: `3:h=0-57,57-112; 5:whole`, rows of every rank by layer number.
     method, threshold: how the rows of layers are chosen. naive: in proportion to the speeds. exact: by
-      modelled seconds, computing halos twice where that is faster than fetching them. layers, pruned: by the
+      modelled seconds, computing halos twice where that is faster than fetching them. directions: every layer
+      of images in a direction of its own, where that is faster than one for all. layers, pruned: by the
       objective of BBGraP, up to `threshold` percent from naive (pruned: by the search of its thesis).
     gather: auto goes on whole on every device where that is cheaper (behind the last large layers); late
       splits as long as it can.

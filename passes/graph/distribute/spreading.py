@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from tilewright.costmodel.partition.naive import split_extent
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Op, Value
-from tilewright.passes.graph.distribute.directions import Direction, direction_axis, is_layer, is_product
+from tilewright.passes.graph.distribute.directions import (
+    INNER,
+    Direction,
+    direction_axis,
+    inner_axis,
+    is_layer,
+    is_product,
+)
 from tilewright.passes.graph.distribute.distribution import Distribution, Interval, Split, sliced
 from tilewright.passes.graph.distribute.placement import (
     WHOLE,
@@ -23,25 +31,30 @@ from tilewright.passes.graph.distribute.space_cost import Rates, fetch_bytes, ga
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """What a plan says of one layer: its direction (None: all ranks run it whole), and every rank's rows."""
+    """What a plan says of one layer: its direction (None: all ranks run it whole), and every rank's rows.
 
-    direction: Direction | None
+    kept: of a layer cut along what it sums over, the direction in whose rows the sums are kept; None: whole.
+    """
+
+    direction: Direction | Literal["inner"] | None
     intervals: tuple[Interval, ...] = ()
+    kept: Direction | None = None
 
 
 @dataclass(frozen=True)
 class Request:
     """What is asked for: speeds of the ranks, the direction of layers, plans of single layers.
 
+    plan: what a person asked of single layers; it binds. searched: what a search found; it is followed where
+      it can be, and where running whole is not cheaper.
     late: gather as late as possible, whatever it costs.
-    binding: a plan is followed even where running whole is cheaper.
     """
 
     speeds: tuple[float, ...]
     direction: Direction
     plan: Mapping[Op, PlannedLayer] = field(default_factory=dict)
+    searched: Mapping[Op, PlannedLayer] = field(default_factory=dict)
     late: bool = False
-    binding: bool = True
     rates: Rates = field(default_factory=Rates)
 
     @property
@@ -68,7 +81,7 @@ def spread(func: Func, request: Request) -> Spread:
     """
     ops = func.body.ops[:-1]
     everywhere = _Walk(func, request, len(ops)).run()
-    if request.late or (request.plan and request.binding):
+    if request.late or request.plan:
         return everywhere
     end = _cheapest_end(func, everywhere, request.rates, max(request.speeds) / min(request.speeds))
     return everywhere if end == len(ops) else _Walk(func, request, end).run()
@@ -135,28 +148,24 @@ class _Walk:
 
     def place(self, op: Op, at: int) -> Placement:
         planned = self.request.plan.get(op)
-        if planned is not None and (self.request.binding or at < self.end):
-            return self.planned(op, planned)
+        if planned is not None:
+            return self.bound(op, planned)
         if not op.operands or not op.results or op.body is not None:
             return WHOLE
         if at >= self.end:
             return self.second_choice(op)
+        searched = self.request.searched.get(op)
+        made = None if searched is None else self.planned(op, searched)
+        if made is not None:
+            return made
         splits = self.splits(op)
         found = [*splits, *self.partials(op)]
         if not found:
             return self.second_choice(op)
         return min(found, key=lambda p: self.seconds(op, p))
 
-    def planned(self, op: Op, planned: PlannedLayer) -> Placement:
-        if planned.direction is None:
-            return WHOLE
-        axis = direction_axis(op, planned.direction)
-        made = None
-        if axis is not None:
-            intervals = planned.intervals or self.cut(op, axis, planned.direction)
-            if intervals is not None:
-                self.check_cover(op, axis, intervals)
-                made = split_placement(op, Split(axis, intervals))
+    def bound(self, op: Op, planned: PlannedLayer) -> Placement:
+        made = self.planned(op, planned)
         if made is None:
             rows = f" in rows {[list(i) for i in planned.intervals]}" if planned.intervals else ""
             raise InputError(
@@ -164,8 +173,38 @@ class _Walk:
             )
         return made
 
-    def check_cover(self, op: Op, axis: int, intervals: Sequence[Interval]) -> None:
-        extent, reached, before = op.result.tensor.shape[axis], 0, 0
+    def planned(self, op: Op, planned: PlannedLayer) -> Placement | None:
+        if planned.direction is None:
+            return WHOLE
+        if planned.direction == INNER:
+            return self.planned_sum(op, planned)
+        return self.planned_rows(op, planned.direction, planned.intervals)
+
+    def planned_rows(self, op: Op, direction: Direction, intervals: tuple[Interval, ...]) -> Placement | None:
+        axis = direction_axis(op, direction)
+        if axis is None:
+            return None
+        rows = intervals or self.cut(op, axis, direction)
+        if rows is None:
+            return None
+        self.check_cover(op, op.result.tensor.shape[axis], rows)
+        return split_placement(op, Split(axis, rows))
+
+    def planned_sum(self, op: Op, planned: PlannedLayer) -> Placement | None:
+        axis = inner_axis(op)
+        if axis is None:
+            return None
+        extent = op.operands[0].tensor.shape[axis]
+        parts = planned.intervals or tuple(split_extent(extent, self.speeds))
+        self.check_cover(op, extent, parts)
+        kept_axis = None if planned.kept is None else direction_axis(op, planned.kept)
+        rows = None
+        if kept_axis is not None:
+            rows = Split(kept_axis, tuple(split_extent(op.result.tensor.shape[kept_axis], self.speeds)))
+        return partial_placement(op, 0, Split(axis, parts), rows)
+
+    def check_cover(self, op: Op, extent: int, intervals: Sequence[Interval]) -> None:
+        reached, before = 0, 0
         good = len(intervals) == self.request.devices
         for start, end in intervals:
             good = good and before <= start <= end <= extent and (start <= reached or start == end)
