@@ -14,11 +14,12 @@ from tilewright.commands.network import choices_of, load_network, random_inputs,
 from tilewright.distributed import MODES, DistributedExecutable
 from tilewright.distributed import compile as compile_rank
 from tilewright.distributed.launcher import MAX_RANKS, launch
-from tilewright.distributed.world import started_by_mpi, together, world
+from tilewright.distributed.world import together, world
 from tilewright.executable import clear_errors, load
 from tilewright.ir import InputError, Module, UnsupportedError, WorkError, interpret
 from tilewright.runtime.communication.communicator import TIMEOUT_S
 from tilewright.runtime.communication.mpi import MpiCommunicator
+from tilewright.runtime.communication.mpi_world import started_by_mpi
 
 Arrays = list[np.ndarray]
 
@@ -88,7 +89,7 @@ def run_rank(a: argparse.Namespace) -> tuple[dict[str, Any], Arrays] | None:
     Raises InputError and WorkError, on every rank if on any while they still need each other.
     """
     _check(a)
-    communicator = world(a.timeout or TIMEOUT_S)
+    communicator = world(a.timeout)
     with together(communicator):
         if communicator.size < 2 and a.devices != 1:
             raise InputError(

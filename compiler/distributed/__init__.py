@@ -1,8 +1,8 @@
 """One program on several processes: dividing a network, starting them, running and failing together."""
 
-from tilewright.distributed.compilation import compile, rank_module
+from tilewright.distributed.compilation import compile, compile_part, rank_module
 from tilewright.distributed.executable import DistributedExecutable
 from tilewright.distributed.modes import MODES
 from tilewright.distributed.world import world
 
-__all__ = ["MODES", "DistributedExecutable", "compile", "rank_module", "world"]
+__all__ = ["MODES", "DistributedExecutable", "compile", "compile_part", "rank_module", "world"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -58,25 +59,44 @@ def compile(
     part = rank_module(module, mode, own.size, own.rank, options)
     if mode == "pipeline":
         choices.setdefault("instances", own.size)
+    passes = str(mode_pipeline(mode, own.size, 0, options)).replace("rank=0", "rank=r")
+    agreed = {"network": network_digest(module), "passes": passes}
+    return compile_part(part, own, target=target, mode=mode, agreed=agreed, **choices)
+
+
+def compile_part(
+    part: Module,
+    communicator: AnyCommunicator,
+    *,
+    target: str = "auto",
+    mode: str = "own",
+    agreed: Mapping[str, str] | None = None,
+    **choices: Any,
+) -> DistributedExecutable:
+    """Compile what one rank runs, divided already: its graph holds the communication ops.
+
+    mode: for reports. agreed: what must be the same on all ranks, by name, beside precision and options.
+    choices: keyword arguments of `tilewright.compile`. Raises as `compile` does.
+    """
     exe = compile_whole(part, target, **choices)
     if not isinstance(exe, Executable):
         raise UnsupportedError("the reference target computes alone: expected a target with a device")
-    a = exe.artifact
-    asked = {k: v for k, v in choices.items() if k not in ("progress", "instruments", "instances")}
-    passes = str(mode_pipeline(mode, own.size, 0, options)).replace("rank=0", "rank=r")
+    asked = {
+        k: v for k, v in choices.items() if k not in ("precision", "progress", "instruments", "instances")
+    }
     facts = {
-        "rank": own.rank,
-        "size": own.size,
+        "rank": communicator.rank,
+        "size": communicator.size,
         "mode": mode,
         "agreed": {
-            "network": network_digest(module),
-            "passes": passes,
+            **(agreed or {}),
             "precision": str(choices.get("precision", "fp32")),
             "options": ", ".join(f"{k}={v!r}" for k, v in sorted(asked.items())),
         },
     }
+    a = exe.artifact
     artifact = Artifact(a.plan, a.constants, a.texts, {**a.facts, "distributed": facts})
-    return DistributedExecutable(artifact, exe.target, instances=exe.instances, communicator=own)
+    return DistributedExecutable(artifact, exe.target, instances=exe.instances, communicator=communicator)
 
 
 def network_digest(module: Module) -> str:
