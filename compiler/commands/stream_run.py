@@ -15,11 +15,13 @@ from tilewright.commands.network import (
     read_inputs,
     relative_error,
 )
-from tilewright.ir import InputError, interpret
+from tilewright.ir import InputError, Module, interpret
 from tilewright.streaming import StreamedExecutable
 from tilewright.streaming import compile as compile_streamed
 from tilewright.streaming.memory_size import shown_bytes
 from tilewright.streaming.streaming_report import compared
+
+Arrays = list[np.ndarray]
 
 
 def add_stream_arguments(p: argparse.ArgumentParser) -> None:
@@ -92,14 +94,14 @@ def run_streamed(a: argparse.Namespace) -> tuple[dict[str, Any], list[np.ndarray
     return result, outputs[0]
 
 
-def _largest_error(module: Any, inputs: list[list[np.ndarray]], outputs: list[list[np.ndarray]]) -> float:
+def _largest_error(module: Module, inputs: list[Arrays], outputs: list[Arrays]) -> float:
     wanted = [interpret(module, *given, precision="fp64") for given in inputs]
     pairs = (p for got, want in zip(outputs, wanted, strict=True) for p in zip(got, want, strict=True))
     return max(relative_error(o, w) for o, w in pairs)
 
 
-def _times(a: argparse.Namespace, exe: StreamedExecutable, inputs: list[list[np.ndarray]]) -> dict[str, Any]:
-    """Runs after the first, which compares checksums and binds plans; that of median time against the model."""
+def _times(a: argparse.Namespace, exe: StreamedExecutable, inputs: list[Arrays]) -> dict[str, Any]:
+    """Runs after the first, which compares checksums and binds plans; the median one against the model."""
     prediction = exe.predict(len(inputs), a.schedule or "auto")
     runs = []
     for _ in range(a.repeats):
@@ -120,7 +122,7 @@ def streaming_lines(streaming: dict[str, Any]) -> str:
     """What a person reads of a streamed run: memory, then every part measured and predicted."""
     report, found = streaming["report"], streaming["against_model"]
     lines = [
-        f"{report['steps']} steps ({report['plans']} plans), {shown_bytes(report['weight_bytes'])} of weights",
+        f"{report['steps']} steps ({report['plans']} plans), {shown_bytes(report['weight_bytes'])} in all",
         f"{shown_bytes(report['device_bytes_peak'])} of device memory under a cap of "
         f"{shown_bytes(report['memory_cap_bytes'])}",
         f"{found['micro_batches']} micro-batches, {found['schedule']}",
@@ -129,8 +131,6 @@ def streaming_lines(streaming: dict[str, Any]) -> str:
         times = found[part]
         got, wanted = 1e3 * times["measured_s"], 1e3 * times["predicted_s"]
         lines.append(f"{part:8s} {got:10.2f} ms, predicted {wanted:10.2f} ms")
-    lines.append(
-        f"predicted {100 * found['relative_error']:+.1f} %; {100 * found['overlap']:.1f} % of the rate of the "
-        "slowest part"
-    )
+    error, share = 100 * found["relative_error"], 100 * found["overlap"]
+    lines.append(f"predicted {error:+.1f} %; {share:.1f} % of the rate of the slowest part")
     return "\n".join(lines)

@@ -120,7 +120,7 @@ class StreamedExecutable:
                 return self._run(opened, arrays, chosen)
             except BaseException:
                 # The device may be beyond use: the next run opens it anew.
-                self._close_device()
+                self.close_device()
                 raise
 
     def _run(self, opened: _Opened, arrays: list[list[Array]], chosen: Schedule) -> list[list[Array]]:
@@ -147,7 +147,7 @@ class StreamedExecutable:
                 opened.machine, opened.reader, self.planned, self.window, opened.windows[0]
             )
         order = list(visits(schedule, len(self.planned.steps), batches))
-        moving = self._where(schedule, batches) != "device"
+        moving = self.where_values_wait(schedule, batches) != "device"
         costs = self._calibration.costs(self.planned, moving=moving)
         staged = opened.lane.behind == 0
         return predict(schedule, order, batches, costs, staged=staged)
@@ -164,8 +164,8 @@ class StreamedExecutable:
         both = [self._predicted(schedule, batches) for schedule in SCHEDULES.values()]
         return min(both, key=lambda p: p.total_s).schedule
 
-    def _where(self, schedule: Schedule, batches: int) -> str:
-        """Where values of micro-batches wait between steps: device, host or storage."""
+    def where_values_wait(self, schedule: Schedule, batches: int) -> str:
+        """Where values of so many micro-batches wait between steps: `device`, `host` or `storage`."""
         if schedule == "activation-resident" or batches == 1:
             return "device"
         memory = self.memory
@@ -175,7 +175,7 @@ class StreamedExecutable:
         return "host" if limit is None or batches * memory.window_bytes <= limit else "storage"
 
     def _activations(self, opened: _Opened, arrays: list[list[Array]], schedule: Schedule) -> Activations:
-        where = self._where(schedule, len(arrays))
+        where = self.where_values_wait(schedule, len(arrays))
         steps, windows, lane = self.planned.steps, opened.windows, opened.lane
         if where == "host":
             return OnHost(lane, self.window, steps, windows[0], arrays)
@@ -222,7 +222,8 @@ class StreamedExecutable:
         with self._lock:
             return report_of(self, self._calibration)
 
-    def _close_device(self) -> None:
+    def close_device(self) -> None:
+        """Free the device and close the store; the next run opens both again."""
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.stack.close()
@@ -232,7 +233,7 @@ class StreamedExecutable:
         with self._lock, clear_errors():
             self._closed = True
             try:
-                self._close_device()
+                self.close_device()
             finally:
                 self._folder.close()
 

@@ -14,8 +14,10 @@ from tilewright.streaming.step_plans import StepCompiler
 from tilewright.streaming.store_file import PlannedSteps
 from tilewright.streaming.window import Window, window_of
 
-#: compilations of other cuts before giving up
+#: cuts that are compiled before giving up
 ATTEMPTS = 6
+#: how much less weights per step where a smaller limit is to give other cuts
+FINER = 0.85
 
 
 @dataclass(frozen=True)
@@ -48,33 +50,45 @@ def plan_steps(line: Line, cap_bytes: int, compiler: StepCompiler) -> tuple[Plan
 
     Raises WorkError naming the least cap that was found to do where this one does not.
     """
-    working = line.working_bytes
-    found: MemoryPlan | None = None
-    tried: set[tuple[tuple[int, int], ...]] = set()
-    for _ in range(ATTEMPTS):
-        room = cap_bytes - working
-        cut_line = split_large(line, room // 2) if room > 1 else line
-        least = max(sum(needed.values()) for needed in cut_line.constant_bytes)
-        total = sum({k: n for needed in cut_line.constant_bytes for k, n in needed.items()}.values())
-        limit = total if total <= room else max(room // 2, least)
-        cuts = choose_cuts(cut_line, limit)
-        assert cuts is not None  # every op alone is within the limit
-        if tuple(cuts) in tried:
-            break
-        tried.add(tuple(cuts))
+    working, inflation, share = float(line.working_bytes), 1.0, 1.0
+    tried: dict[tuple[int, tuple[tuple[int, int], ...]], MemoryPlan] = {}
+    while len(tried) < ATTEMPTS:
+        room = share * (cap_bytes - working) / inflation
+        cut_line, cuts, finest = _cut(line, room)
+        key = (len(cut_line.ops), cuts)
+        if key in tried:
+            if finest:
+                break
+            share *= FINER
+            continue
         steps = steps_of(cut_line, cuts)
         plans, plan_of = compiler.plans(steps)
         planned, window = PlannedSteps(steps, plans, plan_of), window_of(steps)
         memory = memory_of(planned, window)
         if memory.device_bytes <= cap_bytes:
             return planned, window
-        found = memory if found is None or memory.device_bytes < found.device_bytes else found
-        values = memory.arena_bytes + memory.window_bytes
-        working = values if limit == least else working + memory.device_bytes - cap_bytes
-    assert found is not None
+        tried[key] = memory
+        # What was estimated is known now: what values take, and weights with what aligns them.
+        working = memory.arena_bytes + memory.window_bytes
+        inflation = max(1.0, memory.slot_bytes / max(1, *(s.constant_bytes for s in steps)))
+    found = min(tried.values(), key=lambda m: m.device_bytes)
     raise WorkError(
         f"@{line.module.name} does not fit under a memory cap of {shown_bytes(cap_bytes)}: the least that "
         f"would do is {shown_bytes(found.device_bytes)} ({found.slots} slots of "
         f"{shown_bytes(found.slot_bytes)} for weights, {shown_bytes(found.arena_bytes)} for kernels, "
         f"{shown_bytes(found.window_bytes)} for values between steps)"
     )
+
+
+def _cut(line: Line, room: float) -> tuple[Line, tuple[tuple[int, int], ...], bool]:
+    """Cuts for so much memory for weights: one step, or two slots. Also: whether finer ones cannot be.
+
+    Ops too large for a slot are split where that is possible; else their weights are the limit.
+    """
+    cut_line = split_large(line, int(room // 2)) if room >= 2 else line
+    least = max(sum(needed.values()) for needed in cut_line.constant_bytes)
+    total = sum({k: n for needed in cut_line.constant_bytes for k, n in needed.items()}.values())
+    limit = total if total <= room else max(room / 2, least)
+    cuts = choose_cuts(cut_line, limit)
+    assert cuts is not None  # every op alone is within the limit
+    return cut_line, tuple(cuts), limit == least

@@ -57,6 +57,7 @@ class StepCompiler:
 
     def __init__(self, target: Target, options: Mapping[str, Any]) -> None:
         self._target, self._options = target, dict(options)
+        self._compiled: list[tuple[Module, StepPlan]] = []
 
     def plans(self, steps: Sequence[Step]) -> tuple[list[StepPlan], list[int]]:
         """Plans, and per step the number of its plan.
@@ -64,13 +65,19 @@ class StepCompiler:
         A plan is shared by steps that are equal modules but for their data. Passes read data as well (they
         fold it), so `constants` checks that this made no difference.
         """
-        plans: list[StepPlan] = []
-        number_of: dict[int, int] = {}
         shared = share_templates(steps)
-        for first in dict.fromkeys(shared):
-            number_of[first] = len(plans)
-            plans.append(self.compile(steps[first]))
-        return plans, [number_of[first] for first in shared]
+        firsts = list(dict.fromkeys(shared))
+        plans = [self._known(steps[first]) for first in firsts]
+        return plans, [firsts.index(first) for first in shared]
+
+    def _known(self, step: Step) -> StepPlan:
+        """The plan of an equal step that was compiled before, for other cuts; else compiled now."""
+        for module, plan in self._compiled:
+            if equal(module, step.module, constants=False):
+                return plan
+        plan = self.compile(step)
+        self._compiled.append((step.module, plan))
+        return plan
 
     def compile(self, step: Step) -> StepPlan:
         """One step, compiled like any network."""

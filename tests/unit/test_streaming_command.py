@@ -1,0 +1,66 @@
+"""`tilewright run --memory-cap`: output for people and programs, exit codes, and the documentation page."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilewright.cli import main
+
+NETWORK = "zoo:gpt{layers=1, width=16, heads=1, vocabulary=20, context=4, sequence=4}"
+RUN = ["run", NETWORK, "--target", "opencl"]
+
+
+def test_one_run_as_json_and_as_text(capsys, tmp_path):
+    out, store = tmp_path / "out.npz", tmp_path / "weights"
+    store.mkdir()
+    rest = ["--memory-cap", "18KiB", "--micro-batches", "2", "--check", "--repeats", "2"]
+    assert main([*RUN, *rest, "--weights-folder", str(store), "--output", str(out), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["relative_error"] < 1e-5
+    streaming = result["streaming"]
+    assert streaming["report"]["device_bytes_peak"] <= streaming["report"]["memory_cap_bytes"] == 18 << 10
+    assert streaming["report"]["steps"] > 1
+    assert {"total", "storage", "copy", "compute", "overlap", "relative_error"} <= set(
+        streaming["against_model"]
+    )
+    assert len(streaming["seconds"]) == 2
+    assert np.load(out)["out0"].shape == (1, 4, 20)
+    assert [f.name for f in store.iterdir()] == ["weights.store"]
+    assert main([*RUN, "--memory-cap", "1MiB", "--repeats", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "1 steps (1 plans)" in text
+    assert "predicted" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "fault"),
+    [
+        (["--memory-cap", "lots"], 2, "expected an amount of memory"),
+        (["--memory-cap", "3KiB"], 1, "the least that would do is"),
+        (["--micro-batches", "2"], 2, "expected --memory-cap"),
+        (["--memory-cap", "1MiB", "--micro-batches", "0"], 2, "at least 1 micro-batch"),
+        (["--memory-cap", "1MiB", "--trace", "t.json"], 2, "no trace"),
+        (["--memory-cap", "1MiB", "--weights-folder", "no/such/folder"], 2, "expected a folder"),
+    ],
+)
+def test_bad_arguments_end_in_one_line(capsys, arguments, code, fault):
+    assert main([*RUN, *arguments]) == code
+    err = capsys.readouterr().err
+    assert fault in err
+    assert err.count("\n") == 1
+
+
+def test_saved_executables_have_their_own_plan(capsys):
+    assert main(["run", "net.tw", "--memory-cap", "1MiB"]) == 2
+    assert "network itself" in capsys.readouterr().err
+
+
+def test_documentation_is_true():
+    page = (Path(__file__).parents[2] / "docs" / "streaming.md").read_text(encoding="utf-8")
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(code, {})
+    commands = re.findall(r"^tilewright (.*)$", page, re.MULTILINE)
+    assert any("--memory-cap" in c for c in commands)
