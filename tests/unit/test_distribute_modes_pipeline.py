@@ -45,7 +45,7 @@ def test_stages_overlap():
 
 def test_constants_are_held_by_their_stage_alone():
     module = chain()
-    modules = check(module, split_pipeline, 4, micro_batches=2)
+    modules = check(module, split_pipeline, 4, micro_batches=2, link_gbs=1e6)
     assert [set(m.constants) for m in modules] == [{f"w{i}"} for i in range(4)]
 
 
@@ -89,8 +89,31 @@ def test_what_mixes_samples_is_refused_by_name():
 
 
 def test_faster_devices_do_more():
-    modules = ranks_of(chain(layers=6), split_pipeline, 2, speeds="2,1")
+    modules = ranks_of(chain(layers=6), split_pipeline, 2, speeds="2,1", link_gbs=1e6)
     assert [[op.name for op in m.main.body.ops].count("graph.dense") for m in modules] == [4, 2]
+
+
+def test_slow_links_keep_a_network_on_one_device():
+    modules = ranks_of(chain(), split_pipeline, 2, link_gbs=1e-3)
+    assert [[op.name for op in m.main.body.ops].count("graph.dense") for m in modules] in ([0, 4], [4, 0])
+
+
+def test_operations_or_traffic_decide():
+    """A product of matrices does more operations than elementwise work that moves as much."""
+    g = Graph()
+    x = g.input(64, 64)
+    y = g("dense", x, g.weight(64, 64))
+    for _ in range(3):
+        y = g("sigmoid", y)
+    module = g.module(y)
+    by_flops, by_bytes = (
+        ranks_of(module, split_pipeline, 2, link_gbs=1e6, balance=b) for b in ("flops", "seconds")
+    )
+    counts = [
+        [[op.name for op in m.main.body.ops].count("graph.sigmoid") for m in ms]
+        for ms in (by_flops, by_bytes)
+    ]
+    assert counts == [[0, 3], [1, 2]]
 
 
 def test_given_costs_decide():
@@ -118,6 +141,7 @@ def test_memory_moves_the_cut():
         ({"cuts": "1,2"}, "expects 1 rising places among 8 ops"),
         ({"cuts": "9"}, "expects 1 rising places among 8 ops"),
         ({"costs": "1,2"}, "'costs' expects 8 numbers, got 2"),
+        ({"link_gbs": 0.0}, "positive rates"),
         ({"memory": "1,2,3"}, "'memory' expects 1 or 2 numbers"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the ops of a graph function cost, in floating-point operations, and which are free to repeat."""
+"""What the ops of a graph function cost, and which of them are free to repeat."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from tilewright.ir.graph_ops.einsum import extents_of
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.opdef import op_def
 from tilewright.passes.graph.distribute.shard_regrouping import RESHAPES
-from tilewright.passes.graph.distribute.space_cost import operations
+from tilewright.passes.graph.distribute.space_cost import Rates, operations
 
+#: ops that read as much of their first operand as they give
+LOOKUPS = frozenset({"graph.take", "graph.gather", "graph.gather_nd", "graph.adv_index"})
 #: ops that only cut out or rename what they are given
 VIEWS = RESHAPES | {"graph.strided_slice", "graph.copy", "graph.dropout"}
 
@@ -19,9 +21,20 @@ def flops_of(op: Op) -> int:
     """Floating-point operations of an op; none for views."""
     if op.name in VIEWS:
         return 0
+    if op.name in LOOKUPS:
+        return op.result.tensor.size
     if op.name == "graph.einsum":
         return 2 * prod(extents_of(str(op["equation"]), [v.tensor.shape for v in op.operands]).values())
     return operations(op)
+
+
+def seconds_of(op: Op, rates: Rates) -> float:
+    """The larger of an op's operations and its memory traffic, in seconds of a device of speed 1."""
+    if op.name in VIEWS:
+        return 0.0
+    read = (*op.results, *op.operands[1:]) if op.name in LOOKUPS else op.operands
+    moved = sum(v.tensor.nbytes for v in (*read, *op.results))
+    return max(flops_of(op) / rates.flops_per_s, moved / rates.bytes_per_s)
 
 
 def free_ops(ops: Sequence[Op], params: Sequence[Value]) -> set[Op]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
+from typing import Literal
 
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Block, Func, Level, Module, Op, Value
@@ -12,7 +14,7 @@ from tilewright.passes.constant_pool import ConstantPool
 from tilewright.passes.context import PassContext
 from tilewright.passes.dead_ops import live_ops
 from tilewright.passes.definition import register_pass
-from tilewright.passes.graph.distribute.pipeline_costs import flops_of, free_ops
+from tilewright.passes.graph.distribute.pipeline_costs import free_ops, seconds_of
 from tilewright.passes.graph.distribute.pipeline_cuts import Limits, Row, best_cuts, checked_cuts
 from tilewright.passes.graph.distribute.pipeline_schedule import MicroBatch, Stage
 from tilewright.passes.graph.distribute.shard_program import ShardedProgram, with_main
@@ -23,6 +25,7 @@ from tilewright.passes.graph.distribute.shards import (
     number_list,
     speeds_of,
 )
+from tilewright.passes.graph.distribute.space_cost import Rates
 from tilewright.passes.graph.distribute.split_batch import batch_cuts, batch_of
 
 
@@ -39,7 +42,9 @@ def split_pipeline(
     speeds: str = "",
     costs: str = "",
     memory: str = "",
-    flops_per_byte: float = 0.0,
+    balance: Literal["seconds", "flops"] = "seconds",
+    tflops: float = 20.0,
+    link_gbs: float = 100.0,
 ) -> Module:
     """Rank `rank` of `devices` does stage `rank`: ops in a row, of which the slowest stage is fast as can be.
 
@@ -47,8 +52,9 @@ def split_pipeline(
       all in one module, so that stages work at the same time; ops that mix samples are refused then.
     cuts: places of the ops that begin stages 1, 2, ...; by default chosen. Ops count in order, but for
       constants, what is made of constants alone, and views of inputs, which stages make for themselves.
-    speeds, memory: of the devices, relative and in bytes. costs: of the ops counted, by default FLOPs of one
-      micro-batch. flops_per_byte: FLOPs of a device of speed 1 in the time a byte takes to arrive.
+    speeds, memory: of the devices, relative and in bytes.
+    costs: seconds of the ops counted. By default the larger of operations / `tflops` and bytes / (one tenth
+      of that), of one micro-batch; `balance=flops` leaves the bytes out. A byte arrives in 1 / `link_gbs` ns.
 
     rewrite: %y = graph.relu(graph.dense(%x, w))
         -->  %a = graph.recv(source = 0); %y = graph.relu(%a); graph.send(%y, to = 0)     on rank 1 of 2
@@ -56,12 +62,15 @@ def split_pipeline(
     check_rank(devices, rank)
     if micro_batches < 1:
         raise InputError(f"option 'micro_batches' expects at least 1, got {micro_batches}")
-    limits = Limits(speeds_of(speeds, devices), _memory(memory, devices), flops_per_byte)
+    if not (tflops > 0 and link_gbs > 0):
+        raise InputError(f"expected positive rates, got {tflops} Tflop/s and {link_gbs} GB/s")
+    rates = Rates(tflops * 1e12, tflops * 1e11 if balance == "seconds" else inf, link_gbs * 1e9)
+    limits = Limits(speeds_of(speeds, devices), _memory(memory, devices), 1 / rates.link_bytes_per_s)
     if devices == 1:
         return module
     pool = ConstantPool(module.constants)
     batches = _micro_batches(module, micro_batches, axis, pool)
-    row = _row(batches[0], module.main, costs)
+    row = _row(batches[0], module.main, costs, rates)
     if cuts.strip():
         starts = checked_cuts(number_list(cuts, "cuts"), devices, len(row.costs))
     else:
@@ -108,7 +117,7 @@ def _micro_batch(main: Func, ops: Sequence[Op], outputs: Sequence[tuple[Value, S
     return MicroBatch([op for op in live if op not in free], [op for op in live if op in free], outputs)
 
 
-def _row(batch: MicroBatch, main: Func, costs: str) -> Row:
+def _row(batch: MicroBatch, main: Func, costs: str, rates: Rates) -> Row:
     """The ops of a micro-batch and the values between them."""
     used: dict[Value, list[int]] = {}
     made: dict[Value, int] = {}
@@ -120,8 +129,9 @@ def _row(batch: MicroBatch, main: Func, costs: str) -> Row:
     values = [v for v in {**made, **used} if v not in params]
     last = len(batch.work) - 1
     outputs = {v for v, _ in batch.outputs}
+    given = number_list(costs, "costs", len(batch.work)) if costs.strip() else ()
     return Row(
-        number_list(costs, "costs", len(batch.work)) if costs.strip() else [*map(flops_of, batch.work)],
+        given or [seconds_of(op, rates) for op in batch.work],
         [made.get(v, -1) for v in values],
         [used.get(v, []) for v in values],
         [v.tensor.nbytes for v in values],
