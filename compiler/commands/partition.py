@@ -15,7 +15,7 @@ from tilewright.costmodel.partition.intervals import (
     threshold_sizes,
 )
 from tilewright.costmodel.partition.naive import Interval, naive_pieces, output_extent
-from tilewright.costmodel.partition.objective import LayerObjective, Weights
+from tilewright.costmodel.partition.objective import LayerObjective, Weights, limited
 from tilewright.costmodel.partition.pruned import pruned_search
 from tilewright.ir import InputError
 
@@ -73,6 +73,7 @@ def _add_space(p: argparse.ArgumentParser) -> None:
         help="percent that a device's rows may differ from its even share (default 5)",
     )
     p.add_argument("--speeds", metavar="V,...", help="relative speed of every device (default: all equal)")
+    p.add_argument("--max-rows", metavar="R,...", help="most rows that every device has memory for")
     p.add_argument("--no-overlap", action="store_true", help="no row may be made by two devices")
     p.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -91,8 +92,9 @@ def run_search(a: argparse.Namespace) -> None:
     """Search and print the intervals and their objective."""
     speeds = _speeds(a)
     space = _space(a, speeds)
-    weights = _numbers(a.weights, "--weights", 4)
-    objective = LayerObjective(speeds, _required(a, speeds), Weights(*weights, corrected=a.corrected))
+    slowest, fetched, cropped, imbalance = _numbers(a.weights, "--weights", 4)
+    weights = Weights(slowest, fetched, cropped, imbalance, corrected=a.corrected)
+    objective = LayerObjective(speeds, _required(a, speeds), weights)
     evaluated = ""
     if a.method == "pruned":
         pruned = pruned_search(space, objective)
@@ -110,7 +112,11 @@ def run_search(a: argparse.Namespace) -> None:
 
 def _space(a: argparse.Namespace, speeds: Sequence[float]) -> IntervalSpace:
     threshold = _fraction(a.threshold)
-    return interval_space(a.output, threshold_sizes(a.output, speeds, threshold), overlap=not a.no_overlap)
+    sizes = threshold_sizes(a.output, speeds, threshold)
+    space = interval_space(a.output, sizes, overlap=not a.no_overlap)
+    if a.max_rows is None:
+        return space
+    return limited(space, _numbers(a.max_rows, "--max-rows", a.devices))
 
 
 def _speeds(a: argparse.Namespace) -> tuple[float, ...]:

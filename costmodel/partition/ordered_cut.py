@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tilewright.costmodel.partition.objective import FloatArray
 from tilewright.ir.errors import InputError
 
-#: what a bound of all cuts is scaled to, where capacities are not small whole numbers already
+#: what all finite capacities add up to, where they are not small whole numbers already
 WHOLE = 1 << 28
 #: a capacity no finite cut reaches, and two of which still fit 32 bits
 FORBIDDEN = 1 << 29
@@ -123,15 +123,11 @@ def _source_side(
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
     finite = np.isfinite(costs)
-    sides = [finite & (rows == source), finite & (columns == sink)]
-    forced = not finite[(rows == source) | (columns == sink)].all()
-    # no least cut is above one side's arcs; where labels are ruled out there, above all finite arcs
-    bound = 0.0 if forced else min(float(costs[side].sum()) for side in sides)
-    total = bound or float(costs[finite].sum())
+    total = float(costs[finite].sum())
     whole = total < WHOLE and bool((costs[finite] == np.rint(costs[finite])).all())
     unit = 1.0 if whole else total / WHOLE
     wanted = np.full(len(costs), float(FORBIDDEN))
-    wanted[finite] = np.minimum(np.rint(costs[finite] / unit), FORBIDDEN) if unit else 0.0
+    wanted[finite] = np.rint(costs[finite] / unit) if unit else 0.0
     size = sink + 1
     summed = coo_matrix((wanted, (rows, columns)), shape=(size, size)).tocsr()
     summed.data = np.minimum(summed.data, FORBIDDEN)

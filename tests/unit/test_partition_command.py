@@ -62,9 +62,16 @@ def test_speeds_and_weights_count(run):
     assert json.loads(out) == {"intervals": [[0, 30], [30, 40]], "objective": 10.0}
 
 
+def test_memory_limits_rows(run):
+    _, out, _ = run("search --output 40 --devices 2 --threshold 50 --no-overlap --max-rows 12,30 --json")
+    assert json.loads(out)["intervals"] == [[0, 12], [12, 40]]
+    assert run("count --output 40 --devices 2 --max-rows 19,19 --json")[1] == '{"count": 0}\n'
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        ("count --output 8 --devices 2 --max-rows 4", "--max-rows: expected 2 numbers"),
         ("count --output 0 --devices 2", "--output: expected a number from 1"),
         ("count --output 8 --devices 0", "--devices: expected a number from 1"),
         ("count --output 8 --devices 2 --threshold x", "--threshold: expected a number like 5 or 100/3"),

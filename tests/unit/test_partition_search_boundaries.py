@@ -123,6 +123,15 @@ def test_caps_move_boundaries_towards_the_faster_device():
     assert found.value == 9 + 9 + 3 + 5 + 1
 
 
+def test_boundaries_do_not_cross():
+    """Negative rows on the expensive device in the middle would pay, were they allowed."""
+    layer = ChainLayer(6, 6)
+    tables = tuple(linear_costs(6, seconds) for seconds in (0.0, 4.0, 0.0))
+    found = least_boundaries(BoundaryProblem((layer, layer), (tables, tables), (1.0,)))
+    assert found.value == 0
+    assert all(cut[1][0] == cut[1][1] for cut in found.intervals)
+
+
 def test_bad_problems_are_refused():
     layer = ChainLayer(4, 4)
     with pytest.raises(InputError, match="convex in the rows"):

@@ -116,6 +116,24 @@ def test_exact_is_the_least_of_all_partitions():
     assert 0 < impossible < 100
 
 
+@pytest.mark.parametrize(
+    ("output", "speeds", "wanted", "weights"),
+    [
+        (12, (0.5, 3, 0.5), ((8, 8), (10, 12), (4, 7)), (0, 2, 1, 1)),
+        (13, (3, 3, 2), ((4, 8), (7, 9), (0, 9)), (0.1, 0.3, 1, 3)),
+        (11, (3, 1, 0.5), ((3, 6), (10, 11), (1, 6)), (0.1, 0.3, 0.1, 3)),
+        (9, (2, 3, 2), ((8, 9), (6, 9), (9, 9)), (0, 0.1, 0.1, 10)),
+        (10, (0.5, 1, 2), ((8, 10), (5, 10), (7, 7)), (1, 2, 1, 3)),
+    ],
+)
+def test_optimum_inside_the_hull(output, speeds, wanted, weights):
+    """The ends of the hull are no optimum here, nor is what lies on either side of its first piece."""
+    space = free_space(output, [output] * len(speeds), overlap=True)
+    objective = LayerObjective(speeds, wanted, Weights(*weights, corrected=True))
+    found = least_objective(space, objective)
+    assert found.value == pytest.approx(min(map(objective.value, partitions(space))), rel=1e-12)
+
+
 def test_sums_and_maxima_of_any_costs():
     draws = random.Random(8)
     for _ in range(60):
