@@ -207,6 +207,9 @@ def test_plans_replace_rows_and_directions():
     assert equals(module, 2, plan="0:h=0-7,5-11; 1:h=0-6,6-11") == ["all_gather"]
     assert equals(module, 2, plan="0:whole; 1:w=0-8,8-9") == ["all_gather"]
     assert equals(module, 3, plan="0:batch; 1:whole") == ["all_gather"]
+    assert (
+        equals(module, 4, plan="0:h=0-7,8-8,4-11,0-0; 1:h=0-5,5-11,11-11,11-11").count("halo_exchange") == 1
+    )
 
 
 @pytest.mark.parametrize(

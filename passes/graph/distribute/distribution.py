@@ -29,9 +29,9 @@ class Split:
         out: list[Interval] = []
         reached = 0
         for start, end in self.intervals:
-            start = max(start, reached)
-            out.append((start, max(start, end)))
-            reached = max(reached, end)
+            first = max(start, reached)
+            out.append((first, end) if end > first else (reached, reached))
+            reached = out[-1][1]
         return Split(self.axis, tuple(out))
 
 

@@ -207,8 +207,9 @@ class _Walk:
         reached, before = 0, 0
         good = len(intervals) == self.request.devices
         for start, end in intervals:
-            good = good and before <= start <= end <= extent and (start <= reached or start == end)
-            before, reached = start, max(reached, end)
+            if start != end:
+                good = good and before <= start < end <= extent and start <= reached
+                before, reached = start, max(reached, end)
         if not good or reached != extent:
             raise InputError(
                 f"expected {self.request.devices} rising intervals that cover the {extent} rows of {op.name} "
