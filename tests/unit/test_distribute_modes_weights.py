@@ -57,6 +57,20 @@ def test_heads_stay_whole_and_local(heads, devices, parts, fused):
         assert products == [2 * own] * 2
 
 
+@pytest.mark.parametrize(("heads", "devices"), [(4, 2), (6, 3), (6, 4)])
+def test_heads_behind_parts_of_one_dimension(heads, devices):
+    """[.., 3 * heads * depth] as [.., 3, heads, depth]: heads are cut, not query, key and value."""
+    g = Graph()
+    x = g.input(2, 5, heads * 4)
+    y = g("reshape", g.linear(x, 3 * heads * 4), newshape=(2, 5, 3, heads, 4))
+    parts = g("split", g("transpose", y, axes=(2, 0, 3, 1, 4)), indices=(1, 2), axis=0)
+    q, k, v = (g("squeeze", p, axis=(0,)) for p in parts)
+    scores = g("softmax", g("matmul", q, k, transpose_b=True))
+    y = g("transpose", g("matmul", scores, v), axes=(0, 2, 1, 3))
+    modules = split(g.module(g.linear(g("reshape", y, newshape=(2, 5, heads * 4)), heads * 4)), devices)
+    assert names_of(modules[0]) == ["all_reduce"]
+
+
 def test_a_block_needs_two_sums():
     """Embedding and logits are gathered once each; a block adds up once per attention and once per MLP."""
     for layers in (1, 2):

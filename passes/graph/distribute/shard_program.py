@@ -167,12 +167,12 @@ class ShardedProgram:
             return
         if seed is None:
             plan = regrouped(op, shards, self.member)
-            if isinstance(plan, Regrouped) and self.allowed(op, plan):
-                self.regroup(op, plan)
-                return
             if plan is not None:
                 self.wish(op, plan)
-                self.keep(op)
+                if isinstance(plan, Regrouped) and self.allowed(op, plan):
+                    self.regroup(op, plan)
+                else:
+                    self.keep(op)
                 return
         labels = labels_of(op)
         if labels is not None:
@@ -198,8 +198,8 @@ class ShardedProgram:
         return all(have is None or have == want for have, want in pairs)
 
     def wish(self, op: Op, plan: Regrouped | Refused) -> None:
-        """Note how the decisions behind an operand would have to cut for the op to stay local."""
-        if isinstance(plan, Refused) and plan.finer is not None:
+        """Note how the decisions behind an operand should cut for the op to stay local, or local in more units."""
+        if plan.finer is not None:
             for shard in filter(None, map(self.cuts.get, op.operands)):
                 self.wishes += [Wish(s, shard.block, *plan.finer) for s in sorted(shard.seeds)]
 

@@ -19,12 +19,16 @@ RESHAPES = frozenset(f"graph.{n}" for n in ("reshape", "expand_dims", "squeeze",
 
 @dataclass(frozen=True, slots=True)
 class Regrouped:
-    """An op on pieces: its name, the cuts of its operands and results, and the attributes for a member."""
+    """An op on pieces: its name, the cuts of its operands and results, and the attributes for a member.
+
+    finer: the (outer, unit) of the block that would leave more units to hand out than there are now, if any.
+    """
 
     name: str
     operands: tuple[Shard, ...]
     results: tuple[Shard, ...]
     attrs: Mapping[str, Attr]
+    finer: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +64,12 @@ def regrouped(op: Op, shards: Sequence[Shard | None], member: int) -> Regrouped 
 
 def _reshape(op: Op, shard: Shard, member: int) -> Regrouped | Refused:
     old, new = op.operands[0].tensor.shape, op.result.tensor.shape
-    after = reshaped(shard, old, new)
+    after, better = reshaped(shard, old, new), finer(shard, old, new) if shard.seeds else None
     if after is None:
-        return Refused(finer(shard, old, new))
-    return Regrouped("graph.reshape", (shard,), (after,), {"newshape": after.held(new, member)})
+        return Refused(better)
+    if better is not None and (better[0] == 1 or shard.block // (better[0] * better[1]) <= after.block):
+        better = None
+    return Regrouped("graph.reshape", (shard,), (after,), {"newshape": after.held(new, member)}, better)
 
 
 def _finer_blocks(shard: Shard, positions: Sequence[int]) -> Refused:
