@@ -10,9 +10,11 @@ from pathlib import Path
 from types import ModuleType
 
 from tilewright.runtime.arrays import Array, check_constants
+from tilewright.runtime.communication.communicator import AnyCommunicator
+from tilewright.runtime.communication.replay import refuse_communication
 from tilewright.runtime.cuda_context import Context, explain_status
 from tilewright.runtime.cuda_memory import CudaPool
-from tilewright.runtime.cuda_plan import CudaPlan, ReplayKind
+from tilewright.runtime.cuda_plan import CudaPlan, PlacedAddresses, ReplayKind
 from tilewright.runtime.device import Progress
 from tilewright.runtime.errors import DeviceError, DeviceMissingError, RuntimeInputError
 from tilewright.runtime.libraries.kernel import LibraryKernel
@@ -83,11 +85,35 @@ class CudaDevice(Closable):
             return text
 
     def load(
-        self, plan: ExecutionPlan, constants: Mapping[str, Array], *, progress: Progress | None = None
+        self,
+        plan: ExecutionPlan,
+        constants: Mapping[str, Array],
+        *,
+        progress: Progress | None = None,
+        communicator: AnyCommunicator | None = None,
     ) -> CudaPlan:
         """See `Device.load`; kernels come with their CUBINs, so nothing is compiled here."""
+        self._check(plan)
+        checked = check_constants(plan, constants)
+        loaded = CudaPlan(self.context, self.pool, plan, checked, replay=self.replay)
+        if progress is not None and plan.kernels:
+            progress(len(plan.kernels), len(plan.kernels), plan.kernels[-1].name)
+        return loaded
+
+    def load_placed(self, plan: ExecutionPlan, addresses: Mapping[str, int], arena: int) -> CudaPlan:
+        """Load a plan into memory of the caller's: addresses of inputs, outputs, constants, and the arena.
+
+        Raises as `load` does; the memory must outlive the loaded plan.
+        """
+        self._check(plan)
+        placed = PlacedAddresses(addresses, arena)
+        return CudaPlan(self.context, self.pool, plan, placed, replay=self.replay)
+
+    def _check(self, plan: ExecutionPlan) -> None:
+        """Raise unless the plan is well-formed and its kernels are built for this GPU."""
         self.check_open()
         plan.validate()
+        refuse_communication(plan, self.name)
         for kernel in plan.kernels:
             if kernel.language == "library":
                 continue
@@ -97,11 +123,6 @@ class CudaDevice(Closable):
                     f"got {kernel.language} {'without' if kernel.binary is None else 'with'} a binary"
                 )
             self._check_arch(kernel.name, kernel.arch)
-        checked = check_constants(plan, constants)
-        loaded = CudaPlan(self.context, self.pool, plan, checked, replay=self.replay)
-        if progress is not None and plan.kernels:
-            progress(len(plan.kernels), len(plan.kernels), plan.kernels[-1].name)
-        return loaded
 
     def library_kernels(self, provider: str, problem: Problem, workspace_bytes: int) -> list[LibraryKernel]:
         """The algorithms a library has here for a problem with so much workspace, most promising first.

@@ -33,6 +33,7 @@ class CudaLane(Closable):
         self._slots: list[CudaSlot] = []
         self._plans: list[CudaPlacedPlan] = []
         self._uploads: list[Array] = []
+        self._events: list[Any] = []
         self._free_events: list[Any] = []
         self.pinned = PinnedAllocator(device.context)
         flag = int(self.context.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -108,7 +109,11 @@ class CudaLane(Closable):
 
     def new_event(self) -> Any:
         """An event that takes times: a recycled one, or a new one."""
-        return self._free_events.pop() if self._free_events else self.call("cuEventCreate", 0)
+        if self._free_events:
+            return self._free_events.pop()
+        event = self.call("cuEventCreate", 0)
+        self._events.append(event)
+        return event
 
     def recycle(self, event: Any) -> None:
         """Take an event back that nobody looks at any more."""
@@ -126,8 +131,8 @@ class CudaLane(Closable):
                 self.pinned.free(self._slots.pop().buffer)
             while self._blocks:
                 self.context.call("cuMemFree", self._blocks.pop().handle)
-            while self._free_events:
-                self.context.call("cuEventDestroy", self._free_events.pop())
+            while self._events:
+                self.context.call("cuEventDestroy", self._events.pop())
             for stream in (self.copies, self.kernels):
                 self.context.call("cuStreamDestroy", stream)
         self._uploads.clear()
