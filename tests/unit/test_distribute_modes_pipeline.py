@@ -3,7 +3,7 @@
 from itertools import combinations_with_replacement
 
 import pytest
-from distributed_networks import Graph, check, cnn, mlp, names_of, ranks_of, transformer
+from distributed_networks import Graph, check, cnn, communications, mlp, names_of, ranks_of, transformer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,6 +41,33 @@ def test_stages_overlap():
     assert names.index("send") < len(names) - 1 - names[::-1].index("dense")
     assert names_of(second) == ["recv", "recv", "recv", "recv", "send"]
     assert names_of(second).count("send") == 1
+
+
+def meet_in_order(modules):
+    """Whether all messages pass where a send waits for its receive."""
+    queues = [[dict(attrs) | {"name": name} for name, attrs in communications(m)] for m in modules]
+    moved = True
+    while moved:
+        moved = False
+        for source, queue in enumerate(queues):
+            if not queue or queue[0]["name"] != "send":
+                continue
+            other = queues[queue[0]["to"]]
+            wanted = {"name": "recv", "source": source, "tag": queue[0]["tag"]}
+            if other and wanted.items() <= other[0].items():
+                queue.pop(0)
+                other.pop(0)
+                moved = True
+    return not any(queues)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("network", [mlp, cnn, transformer])
+def test_waiting_sends_do_not_lock(network, micro_batches):
+    modules = ranks_of(network(batch=3), split_pipeline, 3, micro_batches=micro_batches, link_gbs=1e6)
+    assert all(communications(m) for m in modules)
+    assert meet_in_order(modules)
+    assert not meet_in_order([modules[0], modules[2], modules[1]])
 
 
 def test_constants_are_held_by_their_stage_alone():

@@ -198,7 +198,7 @@ class ShardedProgram:
         return all(have is None or have == want for have, want in pairs)
 
     def wish(self, op: Op, plan: Regrouped | Refused) -> None:
-        """Note how the decisions behind an operand should cut for the op to stay local, or local in more units."""
+        """Note how the decisions behind an operand should cut for an op to stay local, or in more units."""
         if plan.finer is not None:
             for shard in filter(None, map(self.cuts.get, op.operands)):
                 self.wishes += [Wish(s, shard.block, *plan.finer) for s in sorted(shard.seeds)]
