@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilewright.ir.builder import Builder
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Level, Op, Value
+from tilewright.ir.opdef import op_def
 from tilewright.ir.types import TensorType
 from tilewright.passes.context import PassContext
 from tilewright.passes.definition import register_pass
@@ -89,6 +90,8 @@ class _Narrower:
         floats = [self.home[x] for x in op.operands]
         floats = [x for x in floats if x.tensor.dtype in ("f32", self.dtype)]
         moving = [x for x in floats if x not in self.constants]
+        if not moving and "communicate" in op_def(op.name).effects:
+            return self.dtype  # a rank without rows gives a constant of none to those that have narrow ones
         return self.dtype if moving and all(x.tensor.dtype == self.dtype for x in moving) else "f32"
 
     def typed(self, v: Value, dtype: str) -> Value:
