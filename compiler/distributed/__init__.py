@@ -3,6 +3,6 @@
 from tilewright.distributed.compilation import compile, compile_part, rank_module
 from tilewright.distributed.executable import DistributedExecutable
 from tilewright.distributed.modes import MODES
-from tilewright.distributed.world import world
+from tilewright.distributed.world import together, world
 
-__all__ = ["MODES", "DistributedExecutable", "compile", "compile_part", "rank_module", "world"]
+__all__ = ["MODES", "DistributedExecutable", "compile", "compile_part", "rank_module", "together", "world"]

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from tilewright.runtime.communication.communicator import TIMEOUT_S
+from tilewright.runtime.communication.errors import CommunicationError
 from tilewright.runtime.communication.mpi import MpiCommunicator
 
 #: environment variables by which launchers tell a process that it is one of several
@@ -87,8 +88,12 @@ def together(communicator: MpiCommunicator, exit_code: Callable[[BaseException],
 def _leave(communicator: MpiCommunicator) -> None:
     """End this process at once where MPI's own end would wait for ranks that are gone or do not answer."""
     if not communicator.broken:
-        communicator.close()
-        return
+        try:
+            communicator.close()
+        except CommunicationError as error:
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            return
     communicator.await_failures(GRACE_S)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -124,7 +124,7 @@ def test_faults_of_plans(plan: ExecutionPlan) -> None:
 
 
 def test_devices_that_cannot_say_so(plan: ExecutionPlan) -> None:
-    builder: Any = SimpleNamespace(missing="")
+    builder: Any = SimpleNamespace(missing="", version="none")
     with EmulatorDevice(builder) as emulator, pytest.raises(DeviceError, match=r"exchange from 1.*cannot do"):
         emulator.load(plan, {})
     exe = plan_of("opencl")
