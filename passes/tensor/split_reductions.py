@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
@@ -27,11 +28,12 @@ from tilewright.ir.tensor_ops import dims, domain, reads
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.lower.algorithm_cost import kernels_of
 from tilewright.passes.lower.memory_room import Room, room_of_products
+from tilewright.passes.lower.skeletons.matrix_plan import NARROW, multiplies
 from tilewright.passes.tensor.copies import copied
 
 #: parts to compare
 PARTS = (2, 3, 4, 6, 8)
-#: dtypes whose parts are stored without losing what the product would keep
+#: dtypes of sums, and so of parts: nothing is rounded to 16 bits before all parts are added
 EXACT = frozenset({"f32", "f64"})
 #: the shortest sum that is left to a part
 SHORTEST = 32
@@ -50,8 +52,10 @@ def split_reductions(module: Module, ctx: PassContext) -> Module:
               %y = tensor.map(%p, %p, %p, %p, par = (k, y), reads = [[0, k, y], [1, k, y], ...]) {add}
 
     Where the cost model says that it takes less time, on GPUs: there, a product of few results has few
-    blocks, and each waits for a long chain of loads. The parts' results must fit beside what other kernels
-    hold into the peak that the network has without them (see `memory_room`).
+    blocks, and each waits for a long chain of loads. Sums of 16-bit factors are float32, and so are their
+    parts: the rounding of the result, like the rest of an epilogue, is of the kernel that adds them. The
+    parts' results must fit beside what other kernels hold into the peak that the network has without them
+    (see `memory_room`).
     """
     hardware = ctx.hardware or load_hardware(ctx.target)
     main = module.main
@@ -142,12 +146,20 @@ def _options(op: Op) -> tuple[int, ...]:
     """Numbers of parts that a product could be cut into; none for other ops."""
     if op.name != "tensor.contract" or len(op.operands) != 2 or op.body is None:
         return ()
-    computed = [o.name for o in op.body.ops]
-    if op.result.tensor.dtype not in EXACT or computed != ["scalar.fma", "scalar.yield"]:
+    if op.result.tensor.dtype not in EXACT or not _sums_products(op):
         return ()
     channel = _channel(op)
     length = dims(op, "red").get(channel, 0)
     return tuple(p for p in PARTS if length % p == 0 and length // p >= SHORTEST)
+
+
+def _sums_products(op: Op) -> bool:
+    """Whether the body adds the product of both factors to the sum, 16-bit factors widened before."""
+    assert op.body is not None
+    dtypes = {v.tensor.dtype for v in op.operands}
+    if dtypes == {op.result.tensor.dtype}:
+        return [o.name for o in op.body.ops] == ["scalar.fma", "scalar.yield"]
+    return len(dtypes) == 1 and dtypes <= set(NARROW) and multiplies(op)
 
 
 def _best_parts(op: Op, options: Sequence[int], room: Room, hardware: Hardware) -> int:
@@ -179,16 +191,47 @@ def _seconds(
 ) -> float:
     """Seconds of a product and, if it is split, of adding its parts, by the model."""
     given = tuple(Value(t, "x") for t in types)
-    op = Op("tensor.contract", given, attrs, (Value(result),), _fma(result))
+    op = Op("tensor.contract", given, attrs, (Value(result),), _fma(given[0], result))
+    return min(_alone_s(form, parts, hardware) for form in _forms(op))
+
+
+def _alone_s(op: Op, parts: int, hardware: Hardware) -> float:
     b = Builder()
     if parts == 1:
         b.append(op)
     out = op.result if parts == 1 else split(op, b, parts)
     b.do("tensor.return", out)
-    return kernels_of(given, b.ops, 0, hardware).estimate_s()
+    return kernels_of(op.operands, b.ops, 0, hardware).estimate_s()
 
 
-def _fma(result: Type) -> Block:
-    body, (x, w, total) = scalar_body([result.dtype] * 3)
-    body.do("scalar.yield", body.value("scalar.fma", x, w, total))
+def _forms(op: Op) -> tuple[Op, ...]:
+    """The product as it is and, where tensor cores may take it, with channels innermost.
+
+    Layouts are chosen later, and tensor cores then get images with channels innermost: in any other order
+    their copies are no asynchronous ones, and a product seems slower and worth splitting.
+    """
+    x = op.operands[0].tensor
+    if x.dtype not in NARROW and op["factors"] != "tf32":
+        return (op,)
+    first, second = reads(op)[:2]
+    channel = Sym(_channel(op))
+    axes = sorted(range(x.rank), key=lambda axis: first[axis] == channel)
+    par, columns = dims(op, "par"), {d for e in second for d in symbols(e)}
+    order = sorted(range(len(par)), key=lambda axis: list(par)[axis] in columns)
+    if axes == sorted(axes):
+        return (op,)
+    image = Value(replace(x, shape=tuple(x.shape[axis] for axis in axes)), "x")
+    y = op.result.tensor
+    turned = op.with_attrs(
+        par=Pairs(tuple(list(par.items())[axis] for axis in order)),
+        reads=(tuple(first[axis] for axis in axes), second),
+    )
+    result = Value(replace(y, shape=tuple(y.shape[axis] for axis in order)))
+    return op, replace(turned, operands=(image, *op.operands[1:]), results=(result,))
+
+
+def _fma(factor: Value, result: Type) -> Block:
+    wide = result.dtype
+    body, (x, w, total) = scalar_body([factor.tensor.dtype, factor.tensor.dtype, wide])
+    body.do("scalar.yield", body.value("scalar.fma", body.cast(x, wide), body.cast(w, wide), total))
     return body.block((x, w, total))

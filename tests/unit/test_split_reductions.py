@@ -7,6 +7,7 @@ from unbuilt_plans import plan_of
 import tilewright as tw
 from tilewright.ir import parse
 from tilewright.ir.tensor_ops import dims
+from tilewright.ir.types import storage_dtype
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.targets import resolve_target
 
@@ -37,11 +38,19 @@ def pointwise(c=512, k=64, side=7, dtype="f32", scaled=True):
 """)
 
 
-def matmul(m, k, n):
+def random_inputs(module, seed):
+    rng = np.random.default_rng(seed)
+    types = [p.tensor for p in module.main.params]
+    return [rng.standard_normal(t.shape).astype(storage_dtype(t.dtype)) for t in types]
+
+
+def matmul(m, k, n, dtype="f32", rectified=False):
+    relu = f"%1 = graph.relu(%0) : {dtype}[{m}, {n}]" if rectified else ""
     return parse(f"""module @m {{
-  graph.func @main(%x: f32[{m}, {k}], %w: f32[{n}, {k}]) -> f32[{m}, {n}] {{
-    %0 = graph.dense(%x, %w) : f32[{m}, {n}]
-    graph.return(%0)
+  graph.func @main(%x: {dtype}[{m}, {k}], %w: {dtype}[{n}, {k}]) -> {dtype}[{m}, {n}] {{
+    %0 = graph.dense(%x, %w) : {dtype}[{m}, {n}]
+    {relu}
+    graph.return({"%1" if rectified else "%0"})
   }}
 }}
 """)
@@ -55,20 +64,23 @@ def matmul(m, k, n):
         (pointwise(c=32), False),  # a short sum
         (pointwise(c=509), False),  # no parts of equal length
         (pointwise(c=512, k=1024, side=112), False),  # blocks enough
-        (pointwise(dtype="f16"), False),  # parts would be rounded
+        (pointwise(c=2048, dtype="f16"), True),
+        (pointwise(c=2048, dtype="bf16"), True),
+        (pointwise(c=512, k=2048, dtype="f16"), False),  # short on tensor cores
         (matmul(128, 3072, 768), True),
     ],
-    ids=["pointwise", "wide", "short", "prime", "large", "f16", "matmul"],
+    ids=["pointwise", "wide", "short", "prime", "large", "f16", "bf16", "short f16", "matmul"],
 )
 def test_what_is_split(module, splits):
     (parts,), out = products(module)
     assert (parts > 1) == splits
     if splits:
-        rng = np.random.default_rng(0)
-        xs = [rng.standard_normal(t.shape).astype(np.float32) for t in module.input_types]
-        np.testing.assert_allclose(
-            tw.interpret(out, *xs)[0], tw.interpret(module, *xs)[0], rtol=1e-4, atol=1e-3
-        )
+        xs = random_inputs(module, 0)
+        got, wanted = (tw.interpret(m, *xs)[0].astype(np.float64) for m in (out, module))
+        digits = {"f32": 1e-6, "f16": 1e-3, "bf16": 1e-2}[module.main.params[0].tensor.dtype]
+        assert np.abs(got - wanted).max() <= digits * np.abs(wanted).max()
+        (product,) = (op for op in out.main.body.ops if op.name == "tensor.contract")
+        assert product.result.tensor.dtype == "f32"
 
 
 def test_cpus_are_left_alone():
@@ -88,13 +100,29 @@ def test_parts_keep_to_the_peak_of_the_network():
 def test_results_of_kernels():
     """Scale before, rectifier after: two kernels in all, and the right numbers from them."""
     module = pointwise(c=1152)
-    rng = np.random.default_rng(1)
-    xs = [rng.standard_normal(t.shape).astype(np.float32) for t in module.input_types]
+    xs = random_inputs(module, 1)
     wanted = tw.interpret(module, *xs, precision="fp64")[0]
     with tw.compile(module, target="emulator:sm_90a", progress=False) as exe:
         assert len(exe.plan.launches) == 2
         got = exe(*xs)[0]
     assert np.abs(got - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "error"), [("f32", "tf32", 2e-3), ("f16", "fp32", 2e-3), ("bf16", "fp32", 1.6e-2)]
+)
+def test_parts_on_tensor_cores(dtype, precision, error):
+    """The product stores float32 parts, and what adds them rectifies and rounds."""
+    module = matmul(20, 3072, 24, dtype, rectified=True)
+    x, w = random_inputs(module, 2)
+    wanted = np.maximum(x.astype(np.float64) @ w.T.astype(np.float64), 0)
+    with tw.compile(module, target="emulator:sm_90a", precision=precision, progress=False) as exe:
+        assert ["mma.sync" in k.source for k in exe.plan.kernels] == [True, False]
+        parts = exe.plan.launches[0].grid[2]
+        assert parts > 1
+        assert ("float32", (parts, *wanted.shape)) in {(b.dtype, b.shape) for b in exe.plan.buffers}
+        got = exe(x, w)[0].astype(np.float64)
+    assert np.abs(got - wanted).max() <= error * np.abs(wanted).max()
 
 
 def test_networks_are_split_where_blocks_are_few(data_dir):
