@@ -50,7 +50,7 @@ def load_driver() -> ModuleType:
 
 
 class CudaDevice(Closable):
-    """One NVIDIA GPU by number.
+    """One NVIDIA GPU by number; None is this process's own, which differs between ranks of one machine.
 
     replay: `graph` makes one CUDA graph of explicit nodes with the plan's dependency edges, `capture` one
     captured from the plan's streams; `eager` launches kernel by kernel on these streams; `checked` waits
@@ -60,7 +60,7 @@ class CudaDevice(Closable):
 
     language = "cuda"
 
-    def __init__(self, ordinal: int = 0, *, replay: ReplayKind = "graph") -> None:
+    def __init__(self, ordinal: int | None = None, *, replay: ReplayKind = "graph") -> None:
         self.context = Context(load_driver(), ordinal)
         self.name = self.context.name()
         self.capability = self.context.capability()
@@ -92,10 +92,17 @@ class CudaDevice(Closable):
         progress: Progress | None = None,
         communicator: AnyCommunicator | None = None,
     ) -> CudaPlan:
-        """See `Device.load`; kernels come with their CUBINs, so nothing is compiled here."""
+        """See `Device.load`; kernels come with their CUBINs, so nothing is compiled here.
+
+        communicator: where it is between host memory, loading is a collective of all its ranks, in which NCCL
+            connects their GPUs. Raises `DisagreementError`, on all ranks alike, where two of them have one
+            GPU or where their plans would wait for one another.
+        """
         self._check(plan)
         checked = check_constants(plan, constants)
-        loaded = CudaPlan(self.context, self.pool, plan, checked, replay=self.replay)
+        loaded = CudaPlan(
+            self.context, self.pool, plan, checked, replay=self.replay, communicator=communicator
+        )
         if progress is not None and plan.kernels:
             progress(len(plan.kernels), len(plan.kernels), plan.kernels[-1].name)
         return loaded
@@ -106,6 +113,7 @@ class CudaDevice(Closable):
         Raises as `load` does; the memory must outlive the loaded plan.
         """
         self._check(plan)
+        refuse_communication(plan, f"{self.name} in memory of the caller's")
         placed = PlacedAddresses(addresses, arena)
         return CudaPlan(self.context, self.pool, plan, placed, replay=self.replay)
 
@@ -113,9 +121,8 @@ class CudaDevice(Closable):
         """Raise unless the plan is well-formed and its kernels are built for this GPU."""
         self.check_open()
         plan.validate()
-        refuse_communication(plan, self.name)
         for kernel in plan.kernels:
-            if kernel.language == "library":
+            if kernel.language in ("library", "communication"):
                 continue
             if kernel.language != "cuda" or kernel.binary is None:
                 raise RuntimeInputError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -29,6 +30,20 @@ LOSING = frozenset(
 )
 
 
+#: by which launchers (Open MPI, Intel MPI and MPICH, Slurm) tell a process its place on its machine
+LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID")
+
+
+def own_ordinal(gpus: int, environment: Mapping[str, str] = os.environ) -> int:
+    """The number of this process's GPU among those it sees: its place among the ranks of its machine.
+
+    The first one where no launcher tells a place; where there are more ranks than GPUs, ranks share GPUs.
+    """
+    places = (environment.get(name, "") for name in LOCAL_RANK)
+    place = next((int(text) for text in places if text.isdecimal()), 0)
+    return place % max(1, gpus)
+
+
 def explain_status(driver: ModuleType, status: Any) -> str:
     """The driver's name and text for a status."""
     name, text = driver.cuGetErrorName(status)[1], driver.cuGetErrorString(status)[1]
@@ -40,9 +55,11 @@ def explain_status(driver: ModuleType, status: Any) -> str:
 class Context:
     """The primary context of one GPU, shared with whatever else uses it in this process."""
 
-    def __init__(self, api: ModuleType, ordinal: int) -> None:
+    def __init__(self, api: ModuleType, ordinal: int | None) -> None:
+        """ordinal: the GPU's number; None means this process's own (see `own_ordinal`)."""
         self.api: Any = api
         count = self.call("cuDeviceGetCount")
+        ordinal = own_ordinal(count) if ordinal is None else ordinal
         if not 0 <= ordinal < count:
             raise DeviceMissingError(f"expected a GPU number in 0..{count - 1}, got {ordinal}")
         self.ordinal = ordinal
@@ -68,6 +85,13 @@ class Context:
         if len(values) > 1:
             return tuple(values)
         return values[0] if values else None
+
+    def finished(self, query: str, handle: Any, *, doing: str = "") -> bool:
+        """What `cuStreamQuery` or `cuEventQuery` says of a handle; raises `DeviceError` as `call` does."""
+        (status,) = getattr(self.api, query)(handle)
+        if status not in (self.api.CUresult.CUDA_SUCCESS, self.api.CUresult.CUDA_ERROR_NOT_READY):
+            raise self._failure(f"{query} ({doing})" if doing else query, status)
+        return bool(status == self.api.CUresult.CUDA_SUCCESS)
 
     def _failure(self, doing: str, status: Any) -> DeviceError:
         text = f"{doing} failed: {explain_status(self.api, status)}"
@@ -113,6 +137,10 @@ class Context:
         """The GPU's product name."""
         raw: bytes = self.call("cuDeviceGetName", 256, self.device)
         return raw.split(b"\0", 1)[0].decode(errors="replace").strip()
+
+    def uuid(self) -> str:
+        """Text that no other GPU has, on whichever machine."""
+        return f"GPU-{bytes(self.call('cuDeviceGetUuid', self.device).bytes).hex()}"
 
     def capability(self) -> tuple[int, int]:
         """Compute capability, for instance (9, 0)."""

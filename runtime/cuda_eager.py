@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tilewright.runtime.cuda_context import Context
 from tilewright.runtime.cuda_launch import AnyLaunch
 
+#: waits for all work on a stream, which is described by the text
+Wait = Callable[[Any, str], None]
+
 
 class EagerReplay:
     """The launches on the plan's streams, ordered across streams by events, forked from and joined to one.
 
-    With `check_each_launch` everything runs on one stream, and each launch is waited for.
+    With `check_each_launch` everything runs on one stream, and each launch is waited for, by `wait` where
+    the driver's own wait could last for ever.
     """
 
     def __init__(
@@ -22,10 +26,12 @@ class EagerReplay:
         stream: Any,
         *,
         check_each_launch: bool = False,
+        wait: Wait | None = None,
     ) -> None:
         self._context = context
         self._launches = launches
         self._check = check_each_launch
+        self._wait = wait or synchronise(context)
         self._streams: dict[int, Any] = {}
         self._own: list[tuple[str, Any]] = []
         self._main = stream
@@ -89,7 +95,7 @@ class EagerReplay:
             if index in self._done:
                 call("cuEventRecord", self._done[index], streams[number], doing=prepared.doing)
             if self._check:
-                call("cuStreamSynchronize", streams[number], doing=prepared.doing)
+                self._wait(streams[number], prepared.doing)
         for index, event in self._done.items():
             if streams[self._stream_of(index)] is not main:
                 call("cuStreamWaitEvent", main, event, 0)
@@ -97,3 +103,8 @@ class EagerReplay:
     def handles(self) -> Iterator[tuple[str, Any]]:
         """What has to be destroyed, each with the driver function that does it."""
         yield from reversed(self._own)
+
+
+def synchronise(context: Context) -> Wait:
+    """The driver's own wait."""
+    return lambda stream, doing: context.call("cuStreamSynchronize", stream, doing=doing)

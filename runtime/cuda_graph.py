@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tilewright.runtime.cuda_communication import CommunicationLaunch
 from tilewright.runtime.cuda_context import Context
-from tilewright.runtime.cuda_eager import EagerReplay
+from tilewright.runtime.cuda_eager import EagerReplay, Wait, synchronise
 from tilewright.runtime.cuda_launch import AnyLaunch, LibraryLaunch, PreparedLaunch
 
 
@@ -24,13 +25,19 @@ class GraphEdge:
 
 
 Queue = Callable[[Context, Any], None]
+#: launches that are what somebody else queues on a stream
+_Queued = LibraryLaunch | CommunicationLaunch
 
 
 class GraphReplay:
     """An instantiated CUDA graph, uploaded to the device. Subclasses make the graph."""
 
-    def __init__(self, context: Context, launches: Sequence[AnyLaunch], stream: Any) -> None:
+    def __init__(
+        self, context: Context, launches: Sequence[AnyLaunch], stream: Any, wait: Wait | None = None
+    ) -> None:
+        """wait: in place of the driver's own, which could last for ever where launches communicate."""
         self._context = context
+        self._wait = wait or synchronise(context)
         self._launches = launches
         self._stream = stream
         self._graph: Any = None
@@ -48,13 +55,14 @@ class GraphReplay:
     def _warm_up(self) -> None:
         """Run what libraries launch once: they load their kernels at the first call, which captures forbid.
 
-        Nothing reads what this writes: results and the arena are overwritten by every replay.
+        So do GPUs that communicate: then they connect. All ranks do it, in the order of their plans. Nothing
+        reads what this writes: results and the arena are overwritten by every replay.
         """
-        queued = [prepared for prepared in self._launches if isinstance(prepared, LibraryLaunch)]
+        queued = [prepared for prepared in self._launches if isinstance(prepared, _Queued)]
         for prepared in queued:
             prepared.start(self._context, self._stream)
         if queued:
-            self._context.call("cuStreamSynchronize", self._stream, doing="the first calls of libraries")
+            self._wait(self._stream, "the first calls of libraries")
 
     def _make(self) -> Any:
         raise NotImplementedError(f"{type(self).__name__} makes no graph")
@@ -87,7 +95,8 @@ class GraphReplay:
 class ExplicitGraph(GraphReplay):
     """One node per launch, and exactly the plan's dependencies as edges.
 
-    A launch of a library is a child graph of what the library queues, captured from the plan's stream.
+    A launch of a library, or of a communication, is a child graph of what is queued for it, captured from the
+    plan's stream. Communications are in one order, which is part of the plan's dependencies.
     An edge between two kernels that both overlap is programmatic: the later one is launched while the earlier
     one still runs, and waits for its end itself (sm_90 and newer).
     """
@@ -106,11 +115,11 @@ class ExplicitGraph(GraphReplay):
         return graph
 
     def _node(self, graph: Any, prepared: AnyLaunch) -> Any:
-        if isinstance(prepared, LibraryLaunch):
+        if isinstance(prepared, _Queued):
             return self._child(graph, prepared)
         return self._kernel(graph, prepared)
 
-    def _child(self, graph: Any, prepared: LibraryLaunch) -> Any:
+    def _child(self, graph: Any, prepared: _Queued) -> Any:
         call = self._context.call
         child = captured(self._context, self._stream, prepared.start, prepared.doing)
         try:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilewright.runtime.cuda_communication import CommunicationLaunch, PlanCommunications
 from tilewright.runtime.cuda_context import Context
 from tilewright.runtime.errors import DeviceError
 from tilewright.runtime.libraries.plan_libraries import PlanLibraries
@@ -58,7 +59,7 @@ class LibraryLaunch:
         self.queued.start(int(stream))
 
 
-AnyLaunch = PreparedLaunch | LibraryLaunch
+AnyLaunch = PreparedLaunch | LibraryLaunch | CommunicationLaunch
 
 
 def prepare_launches(
@@ -67,13 +68,21 @@ def prepare_launches(
     functions: Mapping[str, Any],
     addresses: Mapping[str, int],
     libraries: PlanLibraries,
+    communications: PlanCommunications | None = None,
 ) -> list[AnyLaunch]:
-    """Fix every launch's parameters, check them against the kernel and opt in to large shared memory."""
+    """Fix every launch's parameters, check them against the kernel and opt in to large shared memory.
+
+    communications: those of a plan that has some.
+    """
     prepared: list[AnyLaunch] = []
     own: list[PreparedLaunch] = []
     for index, launch in enumerate(plan.launches):
         doing = describe_launch(index, launch)
-        if plan.kernel_by_name[launch.kernel].language == "library":
+        language = plan.kernel_by_name[launch.kernel].language
+        if language == "communication" and communications is not None:
+            prepared.append(communications.launch(index, launch, addresses, doing))
+            continue
+        if language == "library":
             queued = libraries.prepare(launch, addresses, doing)
             prepared.append(LibraryLaunch(launch, queued, doing))
             continue

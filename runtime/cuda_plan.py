@@ -11,6 +11,8 @@ from typing import Any, Literal
 import numpy as np
 
 from tilewright.runtime.arrays import Array, check_repeats
+from tilewright.runtime.communication.communicator import AnyCommunicator
+from tilewright.runtime.cuda_communication import PlanCommunications
 from tilewright.runtime.cuda_context import Context
 from tilewright.runtime.cuda_eager import EagerReplay
 from tilewright.runtime.cuda_graph import CapturedGraph, ExplicitGraph, GraphEdge, GraphReplay
@@ -53,7 +55,9 @@ class CudaPlan(Closable):
         constants: Mapping[str, Array] | PlacedAddresses,
         *,
         replay: ReplayKind = "graph",
+        communicator: AnyCommunicator | None = None,
     ) -> None:
+        """communicator: see `PlanCommunications`; for a plan that communicates."""
         self.plan = plan
         self._context = context.again()
         self._pool = pool
@@ -62,6 +66,7 @@ class CudaPlan(Closable):
         self._replay: GraphReplay | EagerReplay | None = None
         self._launches: list[AnyLaunch] = []
         self._libraries: PlanLibraries | None = None
+        self._communications: PlanCommunications | None = None
         self._staging: Staging | None = None
         self._started: list[CopyIn] | None = None
         self._broken = False
@@ -78,8 +83,11 @@ class CudaPlan(Closable):
                     self._memory.allocate(constants)
                 self._libraries = PlanLibraries(pool.libraries, plan)
                 functions = self._load_functions()
-                addresses = self._memory.addresses
-                self._launches = prepare_launches(self._context, plan, functions, addresses, self._libraries)
+                addresses, own = self._memory.addresses, self._context
+                self._communications = PlanCommunications.of(own, plan, communicator)
+                self._launches = prepare_launches(
+                    own, plan, functions, addresses, self._libraries, self._communications
+                )
                 self._replay = self._make_replay(replay)
         except BaseException:
             self.close()
@@ -103,7 +111,7 @@ class CudaPlan(Closable):
     def _load_functions(self) -> dict[str, Any]:
         functions: dict[str, Any] = {}
         for kernel in self.plan.kernels:
-            if kernel.language == "library":
+            if kernel.language in ("library", "communication"):
                 continue
             assert kernel.binary is not None
             doing = f"kernel {kernel.name!r}"
@@ -116,11 +124,13 @@ class CudaPlan(Closable):
         return functions
 
     def _make_replay(self, kind: ReplayKind) -> GraphReplay | EagerReplay:
-        if kind in ("graph", "capture"):
+        talking = self._communications
+        wait = talking.wait if talking is not None else None
+        if kind in ("graph", "capture") and (talking is None or talking.ranks.capturable):
             graph = ExplicitGraph if kind == "graph" else CapturedGraph
-            return graph(self._context, self._launches, self._stream)
+            return graph(self._context, self._launches, self._stream, wait)
         checked = kind == "checked"
-        return EagerReplay(self._context, self._launches, self._stream, check_each_launch=checked)
+        return EagerReplay(self._context, self._launches, self._stream, check_each_launch=checked, wait=wait)
 
     # Fixed buffers and replays
 
@@ -178,6 +188,9 @@ class CudaPlan(Closable):
         self._replay.launch()
 
     def _wait(self) -> None:
+        if self._communications is not None:
+            self._communications.wait(self._stream)
+            return
         doing = f"running {len(self._launches)} kernels"
         self._context.call("cuStreamSynchronize", self._stream, doing=doing)
 
@@ -274,6 +287,8 @@ class CudaPlan(Closable):
                 self._context.call("cuEventRecord", events[2 * index], self._stream)
                 self._launch()
                 self._context.call("cuEventRecord", events[2 * index + 1], self._stream)
+            if self._communications is not None:
+                self._communications.wait_events(events[1::2])
             self._wait()
             return self._elapsed(events)
 
@@ -326,11 +341,17 @@ class CudaPlan(Closable):
     def _release(self) -> None:
         with self._lock:
             self._destroy("cuCtxPushCurrent", self._context.handle)
+            if self._communications is not None and not self._communications.drained(self._stream):
+                # What still runs uses everything: the driver frees it with the process.
+                self._destroy("cuCtxPopCurrent")
+                return
             if self._stream is not None:
                 self._destroy("cuStreamSynchronize", self._stream)
             if self._replay is not None:
                 for function, handle in self._replay.handles():
                     self._destroy(function, handle)
+            if self._communications is not None:
+                self._communications.close()
             if self._libraries is not None:
                 self._libraries.close()
             while self._modules:

@@ -24,8 +24,8 @@ from tilewright.runtime.errors import RuntimeInputError
 
 #: seconds that waits spend looking again and again before they sleep in between
 SPIN_S = 2e-3
-#: seconds that giving a communicator up may take
-ABORT_S = 1.0
+#: seconds that giving a communicator up may take, and that peers have to close theirs as well
+ABORT_S, CLOSE_S = 1.0, 5.0
 
 Group = tuple[int, ...]
 
@@ -191,8 +191,16 @@ class NcclCommunicator:
                         f"{self._states(self._peers)}"
                     )
 
-    def _settle(self, handle: ctypes.c_void_p, function: str, doing: str, members: Sequence[int]) -> None:
+    def _settle(
+        self,
+        handle: ctypes.c_void_p,
+        function: str,
+        doing: str,
+        members: Sequence[int],
+        timeout_s: float | None = None,
+    ) -> None:
         """Wait for the end of a call that was accepted."""
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
         peers = [peer for peer in members if peer != self.rank]
 
         def done() -> bool:
@@ -201,7 +209,7 @@ class NcclCommunicator:
             return status != api.IN_PROGRESS
 
         for waited_s in self._polls(doing, peers, done):
-            if waited_s > self.timeout_s:
+            if waited_s > limit_s:
                 raise CommunicationError(
                     f"rank {self.rank}: {doing}: waited {waited_s:.1f} s in {function} for "
                     f"{self._states(peers)}"
@@ -250,7 +258,7 @@ class NcclCommunicator:
         for group, handle in sorted(self._handles.items()):
             try:
                 self._nccl.call("ncclCommFinalize", handle, doing=doing, handle=handle)
-                self._settle(handle, "ncclCommFinalize", doing, group)
+                self._settle(handle, "ncclCommFinalize", doing, group, min(CLOSE_S, self.timeout_s))
                 self._nccl.call("ncclCommDestroy", handle, doing=doing)
             except CommunicationError as error:
                 # Whoever closes has its results; peers that are gone are no failure any more.
