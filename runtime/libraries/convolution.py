@@ -32,6 +32,20 @@ class Array4:
         return self.start + 1 + sum((n - 1) * s for n, s in zip(self.dims, self.strides, strict=True))
 
 
+def check_array(role: str, array: Array4, itemsize: int) -> None:
+    """Raise `RuntimeInputError` where extents or steps make no sense, or the start is not aligned."""
+    if len(array.dims) != 4 or len(array.strides) != 4:
+        raise RuntimeInputError(f"expected four dimensions of {role}, got {array.dims}")
+    for n, s in zip(array.dims, array.strides, strict=True):
+        check_range(f"an extent of {role}", n, 1, 1 << 31)
+        check_range(f"a stride of {role}", s, 1)
+    check_range(f"the start of {role}", array.start, 0)
+    if array.start * itemsize % POINTER_BYTES:
+        raise RuntimeInputError(
+            f"expected {role} to start at a multiple of {POINTER_BYTES} bytes, got element {array.start}"
+        )
+
+
 @dataclass(frozen=True)
 class ConvolutionProblem:
     """D = epilogue(convolution of A with B [+ C] [+ bias]), sums accumulated in float32.
@@ -80,7 +94,7 @@ class ConvolutionProblem:
         for role in "abcd":
             array: Array4 | None = getattr(self, role)
             if array is not None:
-                self._check_array(role, array)
+                check_array(role, array, self.itemsize(role))
         for name, low in (("before", 0), ("after", 0), ("strides", 1), ("dilations", 1)):
             values = getattr(self, name)
             if len(values) != 2:
@@ -89,18 +103,6 @@ class ConvolutionProblem:
                 check_range(name, value, low, 1 << 20)
         if self._results() != self.d.dims or (self.c is not None and self.c.dims != self.d.dims):
             raise RuntimeInputError(f"expected results of {self._results()}, got {self.d.dims}")
-
-    def _check_array(self, role: str, array: Array4) -> None:
-        if len(array.dims) != 4 or len(array.strides) != 4:
-            raise RuntimeInputError(f"expected four dimensions of {role}, got {array.dims}")
-        for n, s in zip(array.dims, array.strides, strict=True):
-            check_range(f"an extent of {role}", n, 1, 1 << 31)
-            check_range(f"a stride of {role}", s, 1)
-        check_range(f"the start of {role}", array.start, 0)
-        if array.start * self.itemsize(role) % POINTER_BYTES:
-            raise RuntimeInputError(
-                f"expected {role} to start at a multiple of {POINTER_BYTES} bytes, got element {array.start}"
-            )
 
     def _results(self) -> tuple[int, ...]:
         """Extents of the results by the arithmetic of convolutions."""

@@ -1,18 +1,18 @@
-"""cuDNN through its frontend package: its plans for a convolution, and convolutions on given pointers."""
+"""cuDNN through its frontend package: its plans for a problem, and launches of them on given pointers."""
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tilewright.runtime.errors import DeviceError, DeviceMissingError
 from tilewright.runtime.libraries.convolution import Array4, ConvolutionProblem
+from tilewright.runtime.libraries.cudnn_graphs import UIDS, described, host_numbers
 from tilewright.runtime.libraries.kernel import LibraryKernel
+from tilewright.runtime.libraries.problem import Problem
 
-_DATA_TYPE = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BFLOAT16"}
-#: numbers that name the arrays of a graph
-_UIDS = {"a": 1, "b": 2, "bias": 3, "c": 4, "d": 5}
 #: numerical notes of plans that compute something else than what was asked for
 _NEVER = ("REDUCED_PRECISION_REDUCTION", "DOWN_CONVERT_INPUTS", "NONDETERMINISTIC")
 
@@ -65,8 +65,8 @@ class Cudnn:
         if handle is not None:
             self._package.destroy_handle(handle)
 
-    def kernels(self, problem: ConvolutionProblem, workspace_bytes: int) -> list[LibraryKernel]:
-        """The plans for a convolution that can be built and need at most so much workspace.
+    def kernels(self, problem: Problem, workspace_bytes: int) -> list[LibraryKernel]:
+        """The plans for a problem that can be built and need at most so much workspace.
 
         None where cuDNN does not support it.
         """
@@ -94,57 +94,22 @@ class Cudnn:
             except self._errors:
                 continue  # a plan that cannot even be named cannot be stored
 
-    def prepare(self, kernel: LibraryKernel, pointers: Mapping[str, int], doing: str) -> PreparedConvolution:
+    def prepare(self, kernel: LibraryKernel, pointers: Mapping[str, int], doing: str) -> PreparedGraph:
         """A launch of a kernel on these addresses by role; raises `DeviceError` where it cannot run here."""
-        return PreparedConvolution(self, kernel, pointers, doing)
+        return PreparedGraph(self, kernel, pointers, doing)
 
-    def graph(self, problem: ConvolutionProblem) -> Any:
+    def graph(self, problem: Problem) -> Any:
         """The operations with their plans listed, none of them built yet."""
-        package = self._package
-        types = package.data_type
-        compute = types.FLOAT
-        graph = package.pygraph(
-            io_data_type=getattr(types, _DATA_TYPE[problem.dtype]),
-            intermediate_data_type=compute, compute_data_type=compute, handle=self._handle,
-        )  # fmt: skip
-        arrays = {role: self._array(graph, problem, role) for role in ("a", "b", "bias", "c")}
-        value = graph.conv_fprop(
-            image=arrays["a"], weight=arrays["b"], pre_padding=list(problem.before),
-            post_padding=list(problem.after), stride=list(problem.strides), dilation=list(problem.dilations),
-            compute_data_type=compute,
-        )  # fmt: skip
-        for role in ("c", "bias"):
-            if arrays[role] is not None:
-                value = graph.add(a=value, b=arrays[role], compute_data_type=compute)
-        if problem.epilogue.startswith("relu"):
-            value = graph.relu(input=value, compute_data_type=compute)
-        value.set_output(True).set_uid(_UIDS["d"]).set_dim(list(problem.d.dims))
-        value.set_stride(list(problem.d.strides))
-        value.set_data_type(getattr(types, _DATA_TYPE[problem.result]))
+        graph = described(self._package, self._handle, problem)
         graph.validate()
         graph.build_operation_graph()
-        modes = package.heur_mode
+        modes = self._package.heur_mode
         graph.create_execution_plans([modes.A, modes.B, modes.FALLBACK])
-        notes = package.numerical_note
-        exact = problem.dtype == "float32" and not problem.tf32
+        notes = self._package.numerical_note
+        exact = isinstance(problem, ConvolutionProblem) and problem.dtype == "float32" and not problem.tf32
         names = (*_NEVER, "TENSOR_CORE") if exact else _NEVER
         graph.deselect_numeric_notes([getattr(notes, name) for name in names])
         return graph
-
-    def _array(self, graph: Any, problem: ConvolutionProblem, role: str) -> Any:
-        array: Array4 | None
-        if role == "bias":
-            k = problem.b.dims[0]
-            array = Array4((1, k, 1, 1), (k, 1, k, k)) if problem.has_bias else None
-        else:
-            array = getattr(problem, role)
-        if array is None:
-            return None
-        dtype = problem.dtype if role in ("a", "b") else problem.result
-        data_type = getattr(self._package.data_type, _DATA_TYPE[dtype])
-        return graph.tensor(
-            dim=list(array.dims), stride=list(array.strides), data_type=data_type, name=role, uid=_UIDS[role]
-        )
 
     def build(self, kernel: LibraryKernel, doing: str) -> tuple[Any, int]:
         """The graph with the stored plan built, and the plan's index."""
@@ -169,8 +134,8 @@ class Cudnn:
             graph.execute_plan_at_index(pack, workspace, index, handle=self._handle)
 
 
-class PreparedConvolution:
-    """One convolution on fixed addresses; `start` only queues it, also on a stream that is captured."""
+class PreparedGraph:
+    """One graph on fixed addresses; `start` only queues it, also on a stream that is captured."""
 
     def __init__(
         self, library: Cudnn, kernel: LibraryKernel, pointers: Mapping[str, int], doing: str
@@ -178,15 +143,16 @@ class PreparedConvolution:
         self._library, self._doing = library, doing
         self._graph, self._index = library.build(kernel, doing)
         problem = kernel.problem
+        self._numbers = host_numbers(problem)  # read from host memory at every start
         self._pack = {
-            _UIDS[role]: address + _start_bytes(problem, role)
+            UIDS[role]: address + _start_bytes(problem, role)
             for role, address in pointers.items()
             if role != "workspace"
-        }
+        } | {UIDS[role]: ctypes.addressof(number) for role, number in self._numbers.items()}
         self._workspace = pointers["workspace"]
 
     def start(self, stream: int) -> None:
-        """Queue the convolution on a stream."""
+        """Queue the graph on a stream."""
         try:
             self._library.execute(self._graph, self._index, self._pack, self._workspace, stream)
         except RuntimeError as error:
@@ -198,5 +164,6 @@ class PreparedConvolution:
         self._graph = None
 
 
-def _start_bytes(problem: ConvolutionProblem, role: str) -> int:
-    return 0 if role == "bias" else getattr(problem, role).start * problem.itemsize(role)
+def _start_bytes(problem: Any, role: str) -> int:
+    array = getattr(problem, role, None)
+    return array.start * problem.itemsize(role) if isinstance(array, Array4) else 0

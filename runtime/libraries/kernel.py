@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.libraries.attention import AttentionProblem
 from tilewright.runtime.libraries.convolution import Array4, ConvolutionProblem
 from tilewright.runtime.libraries.matmul import MatmulProblem, Matrix
+from tilewright.runtime.libraries.norm import NormProblem
 from tilewright.runtime.libraries.problem import Argument, Problem, check_among, check_range
 from tilewright.runtime.strict_json import Fields, load_strict_json
 
@@ -33,13 +35,13 @@ class LibraryKernel:
 
     provider: str
     version: str
-    problem: Any  # a MatmulProblem or a ConvolutionProblem
+    problem: Any  # one of those in `OPERATIONS`
     algorithm: str
     workspace_bytes: int
 
     @property
     def operation(self) -> str:
-        """What the library computes: `matmul` or `convolution`."""
+        """What the library computes: `matmul`, `convolution`, `attention` or `norm`."""
         return _OPERATION_OF[type(self.problem)]
 
     def arguments(self) -> tuple[Argument, ...]:
@@ -92,7 +94,7 @@ class LibraryKernel:
         if not _ALGORITHM[self.provider].fullmatch(self.algorithm):
             form = "an algorithm in hex" if self.provider == "cublaslt" else "the name of a plan"
             raise RuntimeInputError(f"expected {form}, got {self.algorithm!r:.100}")
-        if type(self.problem) is not OPERATIONS[self.provider]:
+        if type(self.problem) not in OPERATIONS[self.provider]:
             raise RuntimeInputError(f"{self.provider} computes no {self.operation}")
         check_range("workspace_bytes", self.workspace_bytes, 0, MAX_WORKSPACE_BYTES)
 
@@ -126,10 +128,43 @@ def _read_array(data: Any, where: str) -> Array4:
     return Array4(fields.integers("dims"), fields.integers("strides"), fields.integer("start"))
 
 
+def _read_attention(data: Any, where: str) -> AttentionProblem:
+    names = tuple(f.name for f in dataclasses.fields(AttentionProblem))
+    fields = Fields(data, where, tuple(n for n in names if n != "bias"), optional=("bias",))
+    arrays = (role for role in ("q", "k", "v", "d", "bias") if role in data)
+    read: dict[str, Any] = {role: _read_array(data[role], f"{where}.{role}") for role in arrays}
+    read |= {n: fields.text(n) for n in ("dtype", "bias_dtype")}
+    return AttentionProblem(**read, scale=_number(data["scale"], f"{where}.scale"), causal=fields.flag("causal"))
+
+
+def _read_norm(data: Any, where: str) -> NormProblem:
+    fields = Fields(data, where, tuple(f.name for f in dataclasses.fields(NormProblem)))
+    read: dict[str, Any] = {role: _read_array(data[role], f"{where}.{role}") for role in ("x", "d")}
+    read |= {n: fields.text(n) for n in ("kind", "dtype", "result", "vectors")}
+    epsilon = _number(data["epsilon"], f"{where}.epsilon")
+    return NormProblem(**read, epsilon=epsilon, has_bias=fields.flag("has_bias"))
+
+
+def _number(value: Any, where: str) -> float:
+    if type(value) is not float:
+        raise RuntimeInputError(f"{where}: expected a number with a fraction, got {value!r:.100}")
+    return value
+
+
 _READERS: dict[str, Callable[[Any, str], Problem]] = {
     "matmul": _read_matmul,
     "convolution": _read_convolution,
+    "attention": _read_attention,
+    "norm": _read_norm,
 }
-_OPERATION_OF: dict[type, str] = {MatmulProblem: "matmul", ConvolutionProblem: "convolution"}
+_OPERATION_OF: dict[type, str] = {
+    MatmulProblem: "matmul",
+    ConvolutionProblem: "convolution",
+    AttentionProblem: "attention",
+    NormProblem: "norm",
+}
 #: what each library computes
-OPERATIONS: dict[str, type] = {"cublaslt": MatmulProblem, "cudnn": ConvolutionProblem}
+OPERATIONS: dict[str, tuple[type, ...]] = {
+    "cublaslt": (MatmulProblem,),
+    "cudnn": (ConvolutionProblem, AttentionProblem, NormProblem),
+}
