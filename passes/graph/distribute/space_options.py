@@ -50,6 +50,8 @@ def decide(module: Module, devices: int, options: SpaceOptions) -> Spread:
         if method is not None:
             found = searched_plan(module.main, direction, speeds, method, options.threshold, rates)
         requests.append(Request(speeds, direction, asked, found, late, rates))
+        if method == "exact":  # its blocks leave out what fetching their inputs takes
+            requests.append(Request(speeds, direction, asked, {}, late, rates))
     if options.method == "directions":
         found = directed_plan(module.main, speeds, rates)
         requests += [Request(speeds, d, asked, found, late, rates) for d in DIRECTIONS]
