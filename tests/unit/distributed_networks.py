@@ -3,6 +3,7 @@
 import numpy as np
 
 import tilewright as tw
+from tilewright.ir import equal, parse, show
 from tilewright.ir.builder import Builder
 from tilewright.ir.lockstep import interpret_ranks
 from tilewright.ir.nodes import Func, Level, Module, Value
@@ -61,7 +62,7 @@ def mlp(batch=6, width=32):
 
 
 def cnn(batch=3):
-    """Shortcuts, one across several layers, a depthwise convolution, and a dense layer behind a flattening."""
+    """Shortcuts, one across several layers, a depthwise convolution, a dense layer behind a flattening."""
     g = Graph()
     x = g.input(batch, 3, 8, 8)
     a = g.conv(x, 8, 3)
@@ -149,6 +150,7 @@ def check(module, configured, devices, **options):
     later = [run_pipeline(m, Pipeline.parse(GRAPH), PassContext(reproducer_folder=None)) for m in modules]
     for tolerance, ranks in ((1e-11, modules), (1e-6, later)):
         for m, before in zip(ranks, modules, strict=True):
+            assert equal(parse(show(m), constants=m.constants), m)
             assert communications(m) == communications(before)
             assert [p.type for p in m.main.params] == [p.type for p in module.main.params]
         for got in interpret_ranks(ranks, *arrays, precision="fp64"):

@@ -147,7 +147,7 @@ def cuts_of(module):
     seen = set()
     for i, p in enumerate(module.main.params):
         for axis, extent in enumerate(p.tensor.shape):
-            for outer, speeds in ((1, (2, 0, 1)), (2, (1, 1))):
+            for outer, speeds in ((1, (2, 0, 1) if axis % 2 == 0 else (2, 1)), (2, (1, 1))):
                 if extent % outer:
                     continue
                 shard = Shard(axis, outer, apportioned(extent // outer, speeds))
