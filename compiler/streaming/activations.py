@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tilewright.ir import Value
+from tilewright.ir import ArrayType, Value
 from tilewright.ir.types import array_type
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.placed import Block, Lane, Place
@@ -117,7 +117,8 @@ class OnHost:
 class OnStorage:
     """One window; between steps the values of all micro-batches are in a scratch file.
 
-    A piece of the file holds what one step makes of one micro-batch; the network's inputs stay the caller's.
+    A piece of the file holds what one step makes of one micro-batch, until no later step reads it: then a
+    step that makes alike values takes the piece over. The network's inputs stay the caller's.
     """
 
     def __init__(
@@ -134,7 +135,10 @@ class OnStorage:
         self._inputs = inputs
         self._parameters = steps[0].line.parameters
         self._maker = {v: k for k, s in enumerate(steps) for v in s.outputs}
-        pieces = [_piece(batch, k, s) for batch in range(len(inputs)) for k, s in enumerate(steps)]
+        self._piece_of = pieces_of(steps)
+        self._pieces = 1 + max(self._piece_of)
+        makers = [steps[self._piece_of.index(piece)] for piece in range(self._pieces)]
+        pieces = [_piece(batch, k, s) for batch in range(len(inputs)) for k, s in enumerate(makers)]
         allocator = AlignedAllocator()
         self._scratch = ScratchStore(folder, pieces)
         try:
@@ -153,10 +157,10 @@ class OnStorage:
 
     def keep(self, step: int, batch: int) -> None:
         """Have what the step made written; the write goes on beside later work."""
-        opened = self._writer.open(batch * len(self._steps) + step)
-        arrays = opened.arrays()
-        for i, v in enumerate(self._steps[step].outputs):
-            self._lane.download(Place(self._block, self._window.offsets[v]), arrays[_name(batch, step, i)])
+        opened = self._writer.open(self._number(batch, step))
+        arrays = list(opened.arrays().values())
+        for v, array in zip(self._steps[step].outputs, arrays, strict=True):
+            self._lane.download(Place(self._block, self._window.offsets[v]), array)
         self._writer.submit(opened)
 
     def results(self, batch: int) -> list[Array]:
@@ -171,13 +175,17 @@ class OnStorage:
             if v in values:
                 found[v] = array
         for maker in dict.fromkeys(self._maker[v] for v in values if v not in found):
-            piece = batch * len(self._steps) + maker
+            piece = self._number(batch, maker)
             self._scratch.start(piece, self._buffer).wait()
-            arrays = self._scratch.layout.steps[piece].arrays(self._buffer.view)
-            for i, v in enumerate(self._steps[maker].outputs):
+            arrays = self._scratch.layout.steps[piece].arrays(self._buffer.view).values()
+            for v, array in zip(self._steps[maker].outputs, arrays, strict=True):
                 if v in values:
-                    found[v] = arrays[_name(batch, maker, i)].copy()
+                    found[v] = array.copy()
         return found
+
+    def _number(self, batch: int, step: int) -> int:
+        """The piece of the scratch file with what a step made of a micro-batch."""
+        return batch * self._pieces + self._piece_of[step]
 
     def close(self) -> None:
         """Give the space back."""
@@ -185,14 +193,33 @@ class OnStorage:
         self._scratch.close()
 
 
-def _name(batch: int, step: int, output: int) -> str:
-    return f"batch{batch}/step{step}/{output}"
+def pieces_of(steps: Sequence[Step]) -> list[int]:
+    """Per step the number of the piece that holds what it makes, from 0 on; pieces are used again.
+
+    A piece is free when the last step that reads of it is done; results of the network stay to the end.
+    """
+    last = {v: k for k, s in enumerate(steps) for v in s.inputs}
+    last |= dict.fromkeys(steps[0].line.returned, len(steps))
+    pieces: list[int] = []
+    kinds: list[tuple[ArrayType, ...]] = []  # of each piece
+    busy: list[int] = []  # the last step that reads of each piece
+    for number, step in enumerate(steps):
+        wanted = tuple(array_type(v.tensor) for v in step.outputs)
+        free = (p for p, kind in enumerate(kinds) if kind == wanted and busy[p] < number)
+        piece = next(free, len(kinds))
+        if piece == len(kinds):
+            kinds.append(wanted)
+            busy.append(0)
+        busy[piece] = max((last[v] for v in step.outputs), default=number)
+        pieces.append(piece)
+    return pieces
 
 
-def _piece(batch: int, number: int, step: Step) -> StepSpec:
-    kinds = [array_type(v.tensor) for v in step.outputs]
-    tensors = (TensorSpec(_name(batch, number, i), t.dtype, t.shape) for i, t in enumerate(kinds))
-    return StepSpec(f"batch {batch} after step {number}", tuple(tensors))
+def _piece(batch: int, number: int, maker: Step) -> StepSpec:
+    kinds = [array_type(v.tensor) for v in maker.outputs]
+    prefix = f"batch{batch}/piece{number}"
+    tensors = (TensorSpec(f"{prefix}/{i}", t.dtype, t.shape) for i, t in enumerate(kinds))
+    return StepSpec(f"values of batch {batch}, piece {number}", tuple(tensors))
 
 
 def download(lane: Lane, values: Sequence[Value], window: Window, block: Block) -> list[Array]:

@@ -9,6 +9,7 @@ import pytest
 import tilewright as tw
 from tilewright.frontends.zoo.gpt import gpt
 from tilewright.ir import InputError, Module, UnsupportedError
+from tilewright.streaming.activations import pieces_of
 from tilewright.streaming.cuts import choose_cuts
 from tilewright.streaming.line import Line
 from tilewright.streaming.memory_size import memory_bytes, shown_bytes
@@ -179,3 +180,18 @@ def test_networks_that_cannot_be_cut_are_refused():
     with pytest.raises(InputError, match="at least one op"):
         Line.of(tw.parse("module @n { graph.func @main(%x: f32[1]) -> f32[1] { graph.return(%x) } }"))
     assert isinstance(Line.of(gpt(**TINY)).module, Module)
+
+
+def test_pieces_of_scratch_files_are_used_again_when_nobody_reads_them():
+    line = Line.of(gpt(**{**TINY, "layers": 6}))
+    steps = steps_of(line, choose_cuts(line, 5_000))
+    pieces = pieces_of(steps)
+    assert len(set(pieces)) < len(steps) / 2
+    holds = {}
+    maker = {v: k for k, step in enumerate(steps) for v in step.outputs}
+    for number, step in enumerate(steps):
+        assert all(holds[pieces[maker[v]]] == maker[v] for v in step.inputs if v in maker)
+        kinds = [v.tensor for v in step.outputs]
+        assert kinds == [v.tensor for v in steps[pieces.index(pieces[number])].outputs]
+        holds[pieces[number]] = number
+    assert all(holds[pieces[maker[v]]] == maker[v] for v in line.returned)
