@@ -11,7 +11,7 @@ import numpy as np
 from tilewright.ir.types import array_type
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.placed import Block, Place
-from tilewright.runtime.storage.measure import read_for
+from tilewright.runtime.storage.measure import StorageBandwidth, read_for
 from tilewright.runtime.storage.reader import StepReader
 from tilewright.streaming.prediction import StepCosts
 from tilewright.streaming.run import Machine, SlotBuffers
@@ -38,15 +38,25 @@ class Calibration:
     compute_s: tuple[float, ...]
     move_s: tuple[float, ...]
 
-    def costs(self, planned: PlannedSteps, *, moving: bool) -> StepCosts:
-        """Seconds per step; moving: whether values of micro-batches leave the device between steps."""
+    def costs(self, planned: PlannedSteps, where: str, scratch: StorageBandwidth | None) -> StepCosts:
+        """Seconds per step; where values of micro-batches wait: `device`, `host` or `storage` (`scratch`).
+
+        What a step reads of storage it waits for; what it made is written beside later work.
+        """
         nbytes = [p.stored.nbytes for p in (planned.plan(k) for k in range(len(planned.steps)))]
         read, copy = self.read_bytes_per_s, self.copy_bytes_per_s
+        compute = [self.compute_s[number] for number in planned.plan_of]
+        move = [0.0] * len(nbytes) if where == "device" else list(self.move_s)
+        if scratch is not None:
+            for k, step in enumerate(planned.steps):
+                move[k] += sum(v.tensor.nbytes for v in step.inputs) / scratch.read_bytes_per_s
+                written_s = sum(v.tensor.nbytes for v in step.outputs) / scratch.write_bytes_per_s
+                compute[k] = max(compute[k], written_s)
         return StepCosts(
             storage_s=tuple(n / read if read else 0.0 for n in nbytes),
             copy_s=tuple(n / copy if copy else 0.0 for n in nbytes),
-            compute_s=tuple(self.compute_s[number] for number in planned.plan_of),
-            move_s=self.move_s if moving else (0.0,) * len(nbytes),
+            compute_s=tuple(compute),
+            move_s=tuple(move),
         )
 
 

@@ -17,6 +17,7 @@ from tilewright.ir.types import array_type
 from tilewright.runtime.arrays import host_array
 from tilewright.runtime.placed import Block, Lane
 from tilewright.runtime.plan import Buffer
+from tilewright.runtime.storage.measure import StorageBandwidth, measure_storage
 from tilewright.runtime.storage.reader import StepReader
 from tilewright.runtime.storage.source import IoOptions
 from tilewright.streaming.activations import Activations, OnDevice, OnHost, OnStorage
@@ -73,6 +74,7 @@ class StreamedExecutable:
         self._folder = folder
         self._opened: _Opened | None = None
         self._calibration: Calibration | None = None
+        self._scratch: StorageBandwidth | None = None
         self._device_name = ""
         self._lock = threading.RLock()
         self._closed = False
@@ -147,8 +149,11 @@ class StreamedExecutable:
                 opened.machine, opened.reader, self.planned, self.window, opened.windows[0]
             )
         order = list(visits(schedule, len(self.planned.steps), batches))
-        moving = self.where_values_wait(schedule, batches) != "device"
-        costs = self._calibration.costs(self.planned, moving=moving)
+        where = self.where_values_wait(schedule, batches)
+        if where == "storage" and self._scratch is None:
+            self._scratch = measure_storage(self._folder.path, self.options.io)
+        scratch = self._scratch if where == "storage" else None
+        costs = self._calibration.costs(self.planned, where, scratch)
         staged = opened.lane.behind == 0
         return predict(schedule, order, batches, costs, staged=staged)
 

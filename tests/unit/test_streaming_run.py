@@ -1,6 +1,7 @@
 """Streamed networks give the same bits as unstreamed ones, under both schedules, wherever values wait."""
 
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from tilewright import streaming
 from tilewright.frontends.zoo.gpt import gpt
 from tilewright.frontends.zoo.layers import Layers, image
 from tilewright.ir import InputError, WorkError
-from tilewright.streaming import calibration, step_planning
+from tilewright.runtime.storage.measure import measure_storage
+from tilewright.streaming import calibration, executable, step_planning
 from tilewright.streaming.executable import StreamOptions
 from tilewright.streaming.streaming_report import compared
 
@@ -22,6 +24,9 @@ CAP = 60_000
 @pytest.fixture(autouse=True)
 def short_measurements(monkeypatch):
     monkeypatch.setattr(calibration, "READING_S", 0.05)
+    monkeypatch.setattr(
+        executable, "measure_storage", partial(measure_storage, seconds=0.05, max_bytes=1 << 22)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +86,9 @@ def test_values_that_do_not_fit_wait_elsewhere(streamed, batches, wanted, monkey
     monkeypatch.setattr(streamed, "options", StreamOptions(streamed.memory.device_bytes, host_bytes))
     assert streamed.where_values_wait("parameter-resident", 3) == where
     assert_same(streamed.run(batches, "pr"), wanted)
+    moved, staying = streamed.predict(3, "pr"), streamed.predict(3, "ar")
+    assert moved.compute_s > staying.compute_s
+    assert moved.storage_s < staying.storage_s
 
 
 def test_without_need_all_weights_stay_on_the_device():
