@@ -95,6 +95,11 @@ def prepare_launches(
         prepared.append(own[-1])
         _check_function(context, own[-1])
     _opt_in_to_shared_memory(context, own)
+    if communications is not None:
+        # The driver may load code at the first launch, when all that runs has ended: not before a message
+        # that waits for another GPU has come, which may do the same.
+        for one in own:
+            context.call("cuFuncLoad", one.function, doing=one.doing)
     return prepared
 
 

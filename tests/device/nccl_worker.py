@@ -1,0 +1,194 @@
+"""What one rank does in the tests of communication between GPUs: `nccl_worker.py CASE`, under mpirun."""
+
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright import distributed
+from tilewright.runtime.communication.communicator import TIMEOUT_S
+from tilewright.runtime.communication.errors import CommunicationError
+from tilewright.runtime.communication.kernel import CommunicationKernel, Message
+from tilewright.runtime.cuda import CudaDevice
+from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
+
+KINDS = ("graph", "capture", "eager", "checked")
+SUMS = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8")
+
+
+def collective(kind, dtype, members, rank, counts, reduction="sum"):
+    position = members.index(rank)
+    part, whole = (counts[position % len(counts)],), (sum(counts),)
+    operands, results = {
+        "all_gather": (part, whole), "reduce_scatter": (whole, part), "all_reduce": (whole, whole)
+    }[kind]  # fmt: skip
+    kept = () if kind == "all_reduce" else counts
+    return CommunicationKernel(
+        kind, dtype, operands, results, members=members, position=position, counts=kept, reduction=reduction
+    )
+
+
+def ring(dtype, rank, size, count):
+    """Two messages to the next rank, with tags against their order, and one to the rank before."""
+    after, before = (rank + 1) % size, (rank - 1) % size
+    sends = (Message(after, 9, 0), Message(after, 4, 1), Message(before, 2, 2))
+    receives = (Message(before, 4, 1), Message(before, 9, 0), Message(after, 2, 2))
+    sizes = (count, count + 3, 5)
+    return CommunicationKernel("exchange", dtype, sizes, sizes, sends, receives)
+
+
+def program(rank, size, dtype):
+    """All kinds of communication that a rank takes part in."""
+    everyone, uneven = tuple(range(size)), tuple(17 * r for r in range(size))
+    backwards = everyone[::-1]
+    found = [
+        ring(dtype, rank, size, 1000),
+        collective("all_gather", dtype, everyone, rank, (40,) * size),
+        collective("all_gather", dtype, backwards, rank, uneven),
+        collective("all_gather", dtype, (rank,), rank, (9,)),
+    ]
+    if dtype in SUMS:
+        found += [
+            collective("all_reduce", dtype, everyone, rank, (100_003,)),
+            collective("all_reduce", dtype, backwards, rank, (77,), "max"),
+            collective("reduce_scatter", dtype, everyone, rank, (64,) * size),
+            collective("reduce_scatter", dtype, backwards, rank, uneven),
+        ]
+    if size > 2:
+        low = tuple(range(size // 2))
+        group = low if rank in low else tuple(r for r in everyone if r not in low)
+        found.append(collective("all_gather", dtype, group, rank, (12,) * len(group)))
+    return found
+
+
+def arrays_of(kernels, dtype, rank):
+    """The operands of each communication on a rank; small whole numbers, so that sums are exact."""
+    rng = np.random.default_rng(rank)
+    return [[rng.integers(0, 5, n).astype(DTYPES[dtype]) for n in k.operands] for k in kernels]
+
+
+def wanted_of(programs, arrays, rank):
+    """What each communication gives on a rank, by NumPy, from the operands of all ranks."""
+    wanted = []
+    for number, kernel in enumerate(programs[rank]):
+        if kernel.kind == "exchange":
+            found = []
+            for m in sorted(kernel.receives, key=lambda m: m.buffer):
+                sent = next(s for s in programs[m.peer][number].sends if (s.peer, s.tag) == (rank, m.tag))
+                found.append(arrays[m.peer][number][sent.buffer])
+            wanted.append(found)
+            continue
+        parts = [arrays[m][number][0] for m in kernel.members]
+        if kernel.kind == "all_gather":
+            wanted.append([np.concatenate(parts)])
+            continue
+        total = np.maximum.reduce(parts) if kernel.reduction == "max" else np.add.reduce(parts)
+        if kernel.kind == "reduce_scatter":
+            total = np.split(total, np.cumsum(kernel.counts)[:-1])[kernel.position]
+        wanted.append([total])
+    return wanted
+
+
+def plan_of(kernels):
+    """A plan of communications alone; those on odd places of a stream of their own."""
+    buffers, launches, inputs, outputs = [], [], [], []
+    for number, kernel in enumerate(kernels):
+        names = []
+        for kind, listed, sizes in (("input", inputs, kernel.operands), ("output", outputs, kernel.results)):
+            for i, n in enumerate(sizes):
+                nbytes = max(1, n * DTYPES[kernel.dtype].itemsize)
+                buffers.append(Buffer(f"{kind}{number}.{i}", kernel.dtype, (n,), kind, nbytes))
+                names.append(buffers[-1].name)
+                listed.append(names[-1])
+        deps = (number - 1,) if number else ()
+        launches.append(
+            Launch(
+                f"k{number}", tuple(names), (1, 1, 1), 1, deps=deps, stream=number % 2, writes=kernel.writes
+            )
+        )
+    codes = tuple(KernelCode(f"k{n}", f"k{n}", "communication", k.to_json()) for n, k in enumerate(kernels))
+    plan = ExecutionPlan("cuda", tuple(buffers), codes, tuple(launches), tuple(inputs), tuple(outputs), 0)
+    return plan.validate()
+
+
+def collectives(world):
+    for dtype in ("float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8", "int16", "bool"):
+        programs = [program(rank, world.size, dtype) for rank in range(world.size)]
+        arrays = [arrays_of(p, dtype, rank) for rank, p in enumerate(programs)]
+        wanted = [a for found in wanted_of(programs, arrays, world.rank) for a in found]
+        inputs = [a for given in arrays[world.rank] for a in given]
+        kinds = KINDS if dtype in ("float32", "bfloat16") else ("graph",)
+        for kind in kinds:
+            with (
+                CudaDevice(replay=kind) as device,
+                device.load(plan_of(programs[world.rank]), {}, communicator=world) as loaded,
+            ):
+                for _ in range(3):
+                    for got, array in zip(loaded.run(inputs), wanted, strict=True):
+                        np.testing.assert_array_equal(
+                            got.astype(np.float64), array.astype(np.float64), err_msg=f"{dtype} {kind}"
+                        )
+                assert len(loaded.time(inputs, 5)) == 5
+
+
+def networks(world, data):
+    for name in ("squeezenet", "resnet18", "mlp", "pt_bilstm"):
+        module = tw.frontends.relay.load(f"{data}/{name}.relay", params="random", seed=0)
+        with tw.compile(module, target="cuda") as whole:
+            inputs = [inputs_of(t) for t in whole.input_types]
+            wanted = whole(*inputs)
+        for mode in ("space", "weights", "batch", "pipeline"):
+            with distributed.compile(module, mode=mode, target="cuda", communicator=world) as exe:
+                for outputs in (exe(*inputs), *exe.map([inputs] * 4)):
+                    for got, array in zip(outputs, wanted, strict=True):
+                        scale = max(1e-6, float(np.abs(array.astype(np.float64)).max()))
+                        error = float(np.abs(got.astype(np.float64) - array).max()) / scale
+                        assert error < 1e-4, (name, mode, error)
+
+
+def inputs_of(t):
+    rng = np.random.default_rng(3)
+    if "float" in t.dtype:
+        return rng.standard_normal(t.shape).astype(t.dtype)
+    return rng.integers(0, 10, t.shape).astype(t.dtype)
+
+
+def hung(world):
+    """Rank 1 stays away from the second run; rank 0 tells so after the timeout."""
+    kernels = program(world.rank, world.size, "float32")
+    inputs = [a for given in arrays_of(kernels, "float32", world.rank) for a in given]
+    with CudaDevice() as device, device.load(plan_of(kernels), {}, communicator=world) as loaded:
+        loaded.run(inputs)
+        if world.rank == 1:
+            time.sleep(12)
+            return
+        begin = time.monotonic()
+        with pytest.raises(CommunicationError) as caught:
+            loaded.run(inputs)
+        assert time.monotonic() - begin < 10
+        print(f"told: {caught.value}", flush=True)
+
+
+def shared(world):
+    """All ranks on GPU 0."""
+    plan = plan_of(program(world.rank, world.size, "float32"))
+    with CudaDevice(0) as device, pytest.raises(CommunicationError) as caught:
+        device.load(plan, {}, communicator=world)
+    print(f"told: {caught.value}", flush=True)
+
+
+def main():
+    case, *given = sys.argv[1:]
+    world = distributed.world(3.0 if case == "hung" else TIMEOUT_S)
+    with distributed.together(world):
+        {"collectives": collectives, "networks": networks, "hung": hung, "shared": shared}[case](
+            world, *given
+        )
+        print(f"rank {world.rank} is done with {case}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
