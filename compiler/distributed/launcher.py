@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import shutil
@@ -13,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tilewright.ir import InputError, WorkError
+from tilewright.runtime.communication.processes import end_with_parent
 
 #: ranks of one machine at most
 MAX_RANKS = 1_024
@@ -25,7 +25,6 @@ _OPEN_MPI = {
 }
 #: seconds the ranks have to end after an interrupt
 _END_S = 5.0
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def find_mpirun() -> str:
@@ -52,9 +51,7 @@ def launch(devices: int, command: Sequence[str], environment: Mapping[str, str] 
         [mpirun, "-n", str(devices), sys.executable, *command],
         stdin=subprocess.DEVNULL,
         env={**_OPEN_MPI, **os.environ, **(environment or {})},
-        preexec_fn=_end_with_parent
-        if sys.platform == "linux"
-        else None,  # async-signal-safe: one system call
+        preexec_fn=end_with_parent,
     )
     try:
         return ranks.wait()
@@ -66,12 +63,3 @@ def launch(devices: int, command: Sequence[str], environment: Mapping[str, str] 
             ranks.kill()
             ranks.wait()
         raise
-
-
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-def _end_with_parent() -> None:
-    """Let the system send SIGTERM to this process when the one that started it ends."""
-    assert _libc is not None
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -14,6 +14,7 @@ from types import FrameType
 from tilewright.runtime.communication.communicator import TIMEOUT_S
 from tilewright.runtime.communication.errors import CommunicationError
 from tilewright.runtime.communication.mpi import MpiCommunicator
+from tilewright.runtime.communication.processes import end_with_parent
 
 #: environment variables by which launchers tell a process that it is one of several
 _RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
@@ -41,6 +42,8 @@ def open_world(timeout_s: float | None = None) -> MpiCommunicator:
     """
     with _opening:
         if not _opened:
+            if started_by_mpi():
+                end_with_parent()  # an mpirun that is killed can end nobody
             communicator = MpiCommunicator(timeout_s=timeout_s or TIMEOUT_S)
             _limit_threads(communicator)
             atexit.register(_leave, communicator)

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import socket
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def end_with_parent() -> None:
+    """Let the system send SIGTERM to this process when the one that started it ends, where it can (Linux).
+
+    One system call: it may run between fork and exec.
+    """
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
 
 State = Literal["elsewhere", "running", "stopped", "gone"]
 _STAT = {"T": "stopped", "t": "stopped", "Z": "gone", "X": "gone"}
