@@ -93,10 +93,10 @@ def test_values_that_do_not_fit_wait_elsewhere(streamed, batches, wanted, monkey
 
 def test_without_need_all_weights_stay_on_the_device():
     inputs = [[numbers(seed)] for seed in range(3)]
-    with tw.compile(table_network(), target="opencl") as exe:
-        wanted = [exe(*given) for given in inputs]
+    wanted = [tw.interpret(table_network(), *given)[0] for given in inputs]
     with streaming.compile(table_network(), "opencl", memory_cap="1GiB") as exe:
-        assert_same(exe.run(inputs, "pr"), wanted)
+        for (got,), want in zip(exe.run(inputs, "pr"), wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
         report = exe.report()
         assert (report["steps"], report["slots"], report["last_run"]["read_bytes"]) == (1, 1, 0)
         assert exe.predict(3).storage_s == 0
@@ -116,14 +116,14 @@ def test_an_image_network():
     data, net = image(1, 3, 8), Layers(0)
     with net.scope("net"):
         x = net.relu(net.norm(net.conv(data, 16, 3, name="first"), "bn0"))
-        for name in ("second", "third", "fourth"):
-            x = net.relu(net.norm(net.conv(x, 16, 3, name=name), f"bn.{name}"))
-        result = net.add(x, x)
+        y = net.relu(net.norm(net.conv(x, 16, 3, name="second"), "bn1"))
+        y = net.relu(net.norm(net.conv(y, 16, 3, name="third"), "bn2"))
+        result = net.add(x, net.relu(net.norm(net.conv(y, 16, 3, name="fourth"), "bn3")))
     module = net.module("small_cnn", (data,), result)
     images = [[np.random.default_rng(i).standard_normal((1, 3, 8, 8)).astype(np.float32)] for i in range(2)]
     with tw.compile(module, target="opencl") as exe:
         wanted = [exe(*inputs) for inputs in images]
-    with streaming.compile(module, "opencl", memory_cap=36_000) as exe:
+    with streaming.compile(module, "opencl", memory_cap=38_000) as exe:
         assert exe.report()["steps"] > 1
         for schedule in ("pr", "ar"):
             assert_same(exe.run(images, schedule), wanted)
