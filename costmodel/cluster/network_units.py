@@ -65,6 +65,11 @@ def network_units(
     return tuple(units)
 
 
+def unit_ops(func: Func, inputs: Sequence[str] | None = None) -> tuple[tuple[Op, ...], ...]:
+    """The ops of every unit of `network_units`, the return last; errors as there."""
+    return tuple(map(tuple, _groups(_flow(func, _sample_inputs(func, inputs)))))
+
+
 def _sample_inputs(func: Func, names: Sequence[str] | None) -> tuple[Value, ...]:
     if func.level is not Level.GRAPH:
         raise InputError(f"expected a graph-level function, got one of level {func.level.value}")
