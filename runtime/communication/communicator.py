@@ -29,7 +29,7 @@ class Pending(Protocol):
         ...
 
     def finish(self) -> None:
-        """Wait until the results are there and the operands may change.
+        """Wait until the results are there.
 
         Raises `CommunicationError` naming the launch and the peer where that takes longer than the
         communicator's timeout, where a peer has failed or is gone, or where a message has another size.
@@ -49,8 +49,9 @@ class Communicator(Protocol[Place_contra]):
     by whoever waits for the stream: it asks `check_peers` after `timeout_s`, aborts the communicator with
     `close` and raises what `check_peers` tells.
 
-    Memory: the operands must keep their data and the results must not be touched from `start` to the end of
-    `finish` (on `cuda`: to the end of the work on the stream).
+    Memory: results must not be touched from `start` to the end of `finish`. Operands on `host` belong to the
+    communicator from `start` on, for good: what is sent may be received long after `finish`, so that a rank
+    can run ahead of the others. On `cuda`, both must keep until the work on the stream has ended.
     """
 
     @property

@@ -132,6 +132,7 @@ class HostWorld:
 
     def _make_room(self, doing: str) -> None:
         """Wait until what is sent and not yet received takes no more than `LEAVING_BYTES`."""
+        self._leaving = [r for r in self._leaving if not r.done()]
         if sum(r.nbytes for r in self._leaving) > LEAVING_BYTES:
             self.drain(doing=doing, room=LEAVING_BYTES)
 
@@ -191,7 +192,7 @@ class HostWorld:
         return f"{pending.doing}, {pending.kernel.describe()}"
 
     def _too_late(self, late: HostPending, waited_s: float) -> str:
-        request = late.waiting[0]
+        request = next((r for r in late.waiting if r.verb == "receive from"), late.waiting[0])
         left = sorted({r.peer for r in late.waiting})
         others = f" (and ranks {', '.join(map(str, left))} in all)" if len(left) > 1 else ""
         return (

@@ -127,7 +127,7 @@ def test_reduce_scatter_along_an_inner_axis() -> None:
         assert [k.kind for k in communications(exe.plan).values()] == ["reduce_scatter"]
 
 
-@pytest.mark.parametrize(("mode", "options"), [("space", "gather=late"), ("pipeline", "")])
+@pytest.mark.parametrize(("mode", "options"), [("space", "gather=late"), ("pipeline", "micro_batches=2")])
 def test_modes_give_what_one_device_gives(mode: str, options: str) -> None:
     module = tw.parse(NET)
     inputs = random_inputs(module)
