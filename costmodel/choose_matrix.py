@@ -40,7 +40,7 @@ def likely_matrix(problem: MatrixProblem, hardware: GpuHardware, top: int) -> li
     seen: set[tuple[int, ...]] = set()
     for i in np.lexsort((bounds.seconds, estimates)):
         p = space.at(int(i))
-        kind = (p.m, p.n, p.warps_m, p.warps_n)
+        kind = (p.m, p.n, p.warps_m, p.warps_n, p.warps_k)
         if kind not in seen:
             seen.add(kind)
             chosen.append(Choice(p, bounds.at(int(i)), float(estimates[i]), len(space)))

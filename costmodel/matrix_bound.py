@@ -120,7 +120,7 @@ def _lat(
 ) -> FloatArray:
     """The chain of one block: a copy starts when an earlier one was used; sums are added in turn."""
     copies = hardware.lat_l2_clk * ceil_div(chunks, ahead_of(problem, space) + 1)
-    steps = chunks * (space.k // (DEPTH_BYTES // problem.element_bytes))
+    steps = chunks * (space.k // (DEPTH_BYTES // problem.element_bytes * space.warps_k))
     sums = hardware.lat_l2_clk + steps * hardware.lat_mma_clk
     registers = (registers_of(problem, space) - _SPARE_REGISTERS).clip(24)
     fits = resident_blocks(hardware, space.warps, shared_bytes(problem, space), registers).clip(1)

@@ -31,6 +31,8 @@ _CHUNK_CLK = 60.0
 _MMA_CLK = 60.0
 #: cycles of one vector of results through the epilogue, for all threads of a warp
 _PER_RESULT_CLK = 15.0
+#: cycles of the shared-memory port for one vector of sums of each further set of warps: stored and loaded
+_PER_PART_CLK = 8.0
 #: of the steady rate of multiplications alone, what a loop with loads and copies beside them keeps
 _LOOP_SHARE = 0.8
 _EXPOSED_SHARE = 0.15
@@ -63,7 +65,7 @@ def _round_clk(
         resident * _shared_clk(problem, space, hardware, resident), _alone_clk(problem, space, hardware)
     )
     vectors = space.m * space.n / (4.0 * WARP)
-    epilogue = resident * vectors * _PER_RESULT_CLK
+    epilogue = resident * vectors * (_PER_RESULT_CLK + _PER_PART_CLK * (space.warps_k - 1))
     return np.asarray(start + chunks * chunk + epilogue)
 
 
@@ -111,7 +113,7 @@ def _alone_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     tiles = (space.m // space.warps_m // TILE_M) * (space.n // space.warps_n // TILE_N)
     rate = tensor_fma(problem, hardware) * hardware.mma_sync_share / hardware.schedulers_per_sm
     one = TILE_M * TILE_N * depth / rate
-    chain = (space.k // depth) * np.maximum(tiles * one, _MMA_CLK)
+    chain = (space.k // (depth * space.warps_k)) * np.maximum(tiles * one, _MMA_CLK)
     flight = hardware.estimate_matrix_fetch_clk / ahead_of(problem, space)
     instructions = _copied_by_threads(problem, space)
     through = np.where(instructions > 0, hardware.estimate_matrix_fetch_clk, 0.0)

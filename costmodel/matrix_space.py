@@ -28,8 +28,13 @@ MOST_RASTER = 8
 
 _M = (16, 32, 64, 128, 256)
 _N = (16, 32, 64, 128, 256)
+#: bytes of a chunk's row that one warp multiplies
 _K_BYTES = (32, 64, 128)
-_WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
+#: warps along m, n and k
+_WARPS = (
+    *((1, 1, 1), (1, 2, 1), (2, 1, 1), (2, 2, 1), (1, 4, 1), (4, 1, 1), (2, 4, 1), (4, 2, 1)),
+    *((1, 1, 2), (1, 2, 2), (2, 1, 2), (2, 2, 2), (1, 1, 4), (1, 2, 4), (2, 1, 4), (2, 2, 4), (1, 1, 8)),
+)
 _STAGES = (2, 3, 4, 5)
 
 
@@ -87,6 +92,7 @@ class MatrixSpace:
     warps_m: IntArray
     warps_n: IntArray
     stages: IntArray
+    warps_k: IntArray
 
     def __len__(self) -> int:
         return len(self.m)
@@ -94,7 +100,7 @@ class MatrixSpace:
     @property
     def warps(self) -> IntArray:
         """Warps per block."""
-        return self.warps_m * self.warps_n
+        return self.warps_m * self.warps_n * self.warps_k
 
     def at(self, index: int) -> MatrixParameters:
         """The parameters at `index`."""
@@ -121,7 +127,7 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
     index = np.unravel_index(np.arange(prod(map(len, tables))), tuple(map(len, tables)))
     m, n, k, w, stages = (np.array(t, dtype=np.int64)[i] for t, i in zip(tables, index, strict=True))
     warps = np.array(_WARPS, dtype=np.int64)[w]
-    space = MatrixSpace(m, n, k, warps[:, 0], warps[:, 1], stages)
+    space = MatrixSpace(m, n, k * warps[:, 2], warps[:, 0], warps[:, 1], stages, warps[:, 2])
     return _sensible(problem, space.take(legal(problem, space, hardware)))
 
 
@@ -139,9 +145,11 @@ def _sensible(problem: MatrixProblem, space: MatrixSpace) -> MatrixSpace:
 def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> npt.NDArray[np.bool_]:
     """Whether a block can be built and be resident."""
     found = (space.m % (TILE_M * space.warps_m) == 0) & (space.n % (2 * TILE_N * space.warps_n) == 0)
-    found &= space.k % (DEPTH_BYTES // problem.element_bytes) == 0
+    found &= space.k % (DEPTH_BYTES // problem.element_bytes * space.warps_k) == 0
     threads, registers = WARP * space.warps, registers_of(problem, space)
-    found &= (space.m * space.n <= MAX_SUMS * threads) & (threads <= hardware.max_threads_per_block)
+    found &= (space.m * space.n * space.warps_k <= MAX_SUMS * threads) & (
+        threads <= hardware.max_threads_per_block
+    )
     found &= (registers <= hardware.max_registers_per_thread) & (
         registers * threads <= hardware.registers_per_sm
     )
@@ -150,16 +158,16 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
 
 def registers_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     """Registers per thread: sums, two sets of fragments, addresses."""
-    sums = space.m * space.n // (WARP * space.warps)
+    sums = space.m * space.n // (WARP * space.warps_m * space.warps_n)
     a = space.m // space.warps_m // TILE_M * A_REGISTERS
     b = space.n // space.warps_n // TILE_N * B_REGISTERS
     return np.asarray(sums + 2 * (a + b) + OTHER_REGISTERS, dtype=np.int64)
 
 
 def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
-    """Bytes of the ring of tiles, or of the tile of sums that takes its place, whichever is more."""
+    """Bytes of the ring of tiles, or of the tiles of sums that take its place, whichever is more."""
     ring = space.stages * ((space.m + space.n) * (space.k * problem.element_bytes))
-    sums = 4 * space.m * (space.n + SUM_PAD_WORDS)
+    sums = 4 * space.warps_k * space.m * (space.n + SUM_PAD_WORDS)
     return np.asarray(np.maximum(ring, sums), dtype=np.int64)
 
 

@@ -151,7 +151,8 @@ class MatrixParameters:
     """How one tensor-core kernel is cut.
 
     A block computes an m x n tile of the product with warps_m x warps_n warps, k of the reduced channel at a
-    time, through a ring of `stages` buffers.
+    time, through a ring of `stages` buffers. There are warps_k such sets of warps: each multiplies its part
+    of every chunk, and the parts' sums are added at the end.
     """
 
     m: int
@@ -160,11 +161,12 @@ class MatrixParameters:
     warps_m: int
     warps_n: int
     stages: int
+    warps_k: int = 1
 
     @property
     def threads(self) -> int:
         """Threads per block."""
-        return 32 * self.warps_m * self.warps_n
+        return 32 * self.warps_m * self.warps_n * self.warps_k
 
 
 Parameters = (

@@ -78,4 +78,4 @@ def _fetched(view: MatrixView) -> float:
 def matrix_plan(view: MatrixView, p: MatrixParameters) -> MatrixPlan:
     """The plan of a kernel with the model's parameters."""
     raster = raster_of(-(-view.size(view.rows) // p.m))
-    return MatrixPlan(p.m, p.n, p.k, p.warps_m, p.warps_n, p.stages, view.channel, raster)
+    return MatrixPlan(p.m, p.n, p.k, p.warps_m, p.warps_n, p.stages, view.channel, raster, warps_k=p.warps_k)

@@ -154,8 +154,10 @@ def _options(op: Op) -> tuple[int, ...]:
 
 
 def _sums_products(op: Op) -> bool:
-    """Whether the body adds the product of both factors to the sum, 16-bit factors widened before."""
+    """Whether the body adds the product of both factors to a sum from 0, 16-bit factors widened before."""
     assert op.body is not None
+    if op["init"] != (0.0,):  # every part would start from it
+        return False
     dtypes = {v.tensor.dtype for v in op.operands}
     if dtypes == {op.result.tensor.dtype}:
         return [o.name for o in op.body.ops] == ["scalar.fma", "scalar.yield"]

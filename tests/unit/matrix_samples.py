@@ -71,9 +71,9 @@ def view_of(kernel: Func) -> MatrixView:
     return view
 
 
-def lowered(kernel: Func, *tiles: int, raster: int = 1) -> Func:
+def lowered(kernel: Func, *tiles: int, raster: int = 1, warps_k: int = 1) -> Func:
     """The thread-level kernel with a plan of tiles m, n, k, warps m, n and stages, after the usual passes."""
-    plan = MatrixPlan(*tiles, channel=view_of(kernel).channel, raster=raster)
+    plan = MatrixPlan(*tiles, channel=view_of(kernel).channel, raster=raster, warps_k=warps_k)
     thread = lower_matrix(kernel.with_attrs(skeleton="matrix", params=plan.params()))
     return run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
 
@@ -86,9 +86,11 @@ def inputs_of(kernel: Func) -> list[np.ndarray]:
     ]
 
 
-def emulated(kernel: Func, inputs: Sequence[np.ndarray], *tiles: int, raster: int = 1) -> np.ndarray:
+def emulated(
+    kernel: Func, inputs: Sequence[np.ndarray], *tiles: int, raster: int = 1, warps_k: int = 1
+) -> np.ndarray:
     """The kernel's result on the emulator, in float64."""
-    (got,) = run(lowered(kernel, *tiles, raster=raster), "emulator", inputs).values()
+    (got,) = run(lowered(kernel, *tiles, raster=raster, warps_k=warps_k), "emulator", inputs).values()
     return got.astype(np.float64)
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from matrix_samples import assert_close, emulated, inputs_of, lowered, product, source, view_of
+from matrix_samples import assert_close, contraction, emulated, inputs_of, lowered, product, source, view_of
 
 from tilewright.codegen.nvrtc import compile_cuda
 from tilewright.ir import InputError, walk
@@ -41,6 +41,31 @@ def test_products(dtype, orders, size, tiles):
     first, second = a.astype(np.float64), b.astype(np.float64)
     want = (first.T if orders[0] == "cm" else first) @ (second if orders[1] == "cn" else second.T)
     assert_close(emulated(kernel, [a, b], *tiles), want, dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "orders", "tiles", "sets"),
+    [
+        ("f16", ("mc", "nc"), (32, 32, 64, 1, 2, 3), 2),
+        ("bf16", ("mc", "cn"), (32, 16, 64, 2, 1, 2), 4),
+        ("f16", ("cm", "cn"), (16, 32, 128, 1, 1, 2), 8),
+        ("f32", ("mc", "nc"), (32, 32, 64, 1, 1, 3), 4),
+    ],
+)
+def test_sets_of_warps_share_the_sum(dtype, orders, tiles, sets):
+    """Each set multiplies a part of every chunk; no barrier more, and the sum's start counts once."""
+    kernel = gemm(dtype, 40, 56, 200, *orders)
+    op = contraction(kernel)
+    started = [o.with_attrs(init=(3.0,)) if o is op else o for o in kernel.body.ops]
+    kernel = kernel.with_body(kernel.body.with_ops(tuple(started)))
+    a, b = inputs_of(kernel)
+    first, second = a.astype(np.float64), b.astype(np.float64)
+    want = 3 + (first.T if orders[0] == "cm" else first) @ (second if orders[1] == "cn" else second.T)
+    assert_close(emulated(kernel, [a, b], *tiles, warps_k=sets), want, dtype)
+    one, many = (lowered(kernel, *tiles, warps_k=n) for n in (1, sets))
+    assert many["block"] == sets * one["block"]
+    barriers = [sum(op.name == "thread.barrier" for op in walk(f.body)) for f in (one, many)]
+    assert barriers[1] <= barriers[0]
 
 
 def test_batches_and_raster():
@@ -109,13 +134,16 @@ def convolved(x, w, bias, res, f, stride, layout):
         ("f32", (1, (6, 6), 20, 12, 3, 1, "NHWC"), (32, 16, 8, 2, 1, 3)),
         ("f16", (3, (4, 4), 16, 24, 1, 1, "NCHW"), (32, 32, 16, 2, 1, 2)),
         ("f32", (1, (6, 8), 12, 16, 3, 1, "NCHW"), (32, 16, 16, 1, 1, 2)),
+        ("f16", (1, (7, 7), 48, 24, 3, 1, "NHWC"), (16, 16, 64, 1, 1, 3, 4)),
+        ("bf16", (1, (6, 8), 48, 16, 1, 1, "NCHW"), (32, 16, 32, 2, 1, 2, 2)),
         ("f16", (1, (5, 6), 5, 16, 3, 1, "NCHW"), (16, 16, 16, 1, 1, 2)),
     ],
 )
 def test_convolutions_with_epilogues(dtype, shape, tiles):
     kernel = convolution(dtype, *shape)
     inputs = inputs_of(kernel)
-    assert_close(emulated(kernel, inputs, *tiles), convolved(*inputs, *shape[4:]), dtype)
+    sets = tiles[6] if len(tiles) > 6 else 1
+    assert_close(emulated(kernel, inputs, *tiles[:6], warps_k=sets), convolved(*inputs, *shape[4:]), dtype)
 
 
 def test_groups_are_a_batch():
@@ -155,11 +183,17 @@ def test_what_comes_before(before, given, copies):
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize(
-    ("dtype", "tiles"),
-    [("bf16", (128, 256, 64, 2, 4, 3)), ("f16", (128, 128, 32, 2, 2, 4)), ("f32", (128, 128, 16, 2, 2, 4))],
+    ("dtype", "tiles", "sets"),
+    [
+        ("bf16", (128, 256, 64, 2, 4, 3), 1),
+        ("f16", (128, 128, 32, 2, 2, 4), 1),
+        ("f16", (64, 128, 128, 1, 2, 3), 4),
+        ("f32", (128, 128, 16, 2, 2, 4), 1),
+        ("f32", (32, 64, 64, 1, 2, 4), 4),
+    ],
 )
-def test_large_tiles_stay_in_registers(dtype, tiles, arch):
-    text = source(lowered(gemm(dtype, 4096, 4096, 4096), *tiles, raster=8))
+def test_large_tiles_stay_in_registers(dtype, tiles, sets, arch):
+    text = source(lowered(gemm(dtype, 4096, 4096, 4096), *tiles, raster=8, warps_k=sets))
     assert compile_cuda(text, arch=arch).kernels["k"].spill_bytes == 0
     assert all(name in text for name in ("cp.async", "ldmatrix", "mma.sync"))
 
@@ -178,6 +212,7 @@ def test_impossible_parameters_are_refused():
     kernel = gemm("f16", 64, 64, 64)
     for plan, message in (
         (MatrixPlan(48, 64, 32, 2, 2, 3, "c"), "multiples of 16 x 8 x 16"),
+        (MatrixPlan(64, 64, 32, 2, 2, 3, "c", warps_k=4), "for 2 x 2 x 4 warps"),
         (MatrixPlan(64, 64, 32, 2, 2, 9, "c"), "at most 6 stages"),
         (MatrixPlan(64, 64, 32, 2, 2, 3, "m"), "expected channel c, got m"),
         (MatrixPlan(64, 64, 32, 2, 2, 3, "c", engine="wgmma"), "engine among mma"),

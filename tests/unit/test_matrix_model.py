@@ -90,12 +90,21 @@ def test_mma_sync_is_what_limits_a_large_product():
 
 def test_likely_points_differ_and_come_in_order():
     found = likely_matrix(PROBLEMS["skinny"], H100, 10)
-    assert (
-        len({(c.parameters.m, c.parameters.n, c.parameters.warps_m, c.parameters.warps_n) for c in found})
-        == 10
-    )
+    points = [c.parameters for c in found]
+    assert len({(p.m, p.n, p.warps_m, p.warps_n, p.warps_k) for p in points}) == 10
     assert [c.estimate_s for c in found] == sorted(c.estimate_s for c in found)
     assert found[0] == choose_matrix(PROBLEMS["skinny"], H100)
+
+
+def test_few_blocks_with_long_sums_get_sets_of_warps():
+    """3 x 3 windows on 7 x 7 pixels: 16-bit products of 64 blocks at most wait for their copies otherwise."""
+    deep = MatrixProblem(1, 49, 512, 512, 9, 2, 50176, 4718592, 50176, fetched=0.8)
+    space = matrix_space(deep, H100)
+    estimates = estimate_matrix(deep, space, H100)
+    assert choose_matrix(deep, H100).parameters.warps_k > 1
+    assert estimates.min() < 0.5 * estimates[space.warps_k == 1].min()
+    assert choose_matrix(PROBLEMS["square"], H100).parameters.warps_k == 1
+    assert np.all(space.k % (16 * space.warps_k) == 0)
 
 
 def test_groups_of_blocks_are_whole():

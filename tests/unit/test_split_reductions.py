@@ -64,12 +64,12 @@ def matmul(m, k, n, dtype="f32", rectified=False):
         (pointwise(c=32), False),  # a short sum
         (pointwise(c=509), False),  # no parts of equal length
         (pointwise(c=512, k=1024, side=112), False),  # blocks enough
-        (pointwise(c=2048, dtype="f16"), True),
-        (pointwise(c=2048, dtype="bf16"), True),
-        (pointwise(c=512, k=2048, dtype="f16"), False),  # short on tensor cores
+        (pointwise(c=4096, dtype="f16"), True),
+        (pointwise(c=4096, dtype="bf16"), True),
+        (pointwise(c=1152, dtype="f16"), False),  # sets of warps within a block do
         (matmul(128, 3072, 768), True),
     ],
-    ids=["pointwise", "wide", "short", "prime", "large", "f16", "bf16", "short f16", "matmul"],
+    ids=["pointwise", "wide", "short", "prime", "large", "f16", "bf16", "f16 warps", "matmul"],
 )
 def test_what_is_split(module, splits):
     (parts,), out = products(module)
@@ -109,11 +109,12 @@ def test_results_of_kernels():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "precision", "error"), [("f32", "tf32", 2e-3), ("f16", "fp32", 2e-3), ("bf16", "fp32", 1.6e-2)]
+    ("dtype", "precision", "k", "error"),
+    [("f32", "tf32", 3072, 2e-3), ("f16", "fp32", 8192, 2e-3), ("bf16", "fp32", 8192, 1.6e-2)],
 )
-def test_parts_on_tensor_cores(dtype, precision, error):
+def test_parts_on_tensor_cores(dtype, precision, k, error):
     """The product stores float32 parts, and what adds them rectifies and rounds."""
-    module = matmul(20, 3072, 24, dtype, rectified=True)
+    module = matmul(20, k, 24, dtype, rectified=True)
     x, w = random_inputs(module, 2)
     wanted = np.maximum(x.astype(np.float64) @ w.T.astype(np.float64), 0)
     with tw.compile(module, target="emulator:sm_90a", precision=precision, progress=False) as exe:

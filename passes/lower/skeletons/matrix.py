@@ -3,7 +3,8 @@
 A block computes a tile of rows (all row dimensions as one) by columns. Chunks of both factors travel to a
 ring of buffers in shared memory; the warps load fragments of the oldest chunk with ldmatrix and multiply them
 with mma.sync while later chunks are on their way. At the end the sums pass through shared memory once more,
-so that the epilogue reads and writes whole vectors.
+so that the epilogue reads and writes whole vectors; it adds those of several sets of warps, where each set
+multiplies a part of every chunk.
 """
 
 from __future__ import annotations
@@ -72,8 +73,12 @@ class _Matrix:
             self.origin_n = w.simple(binary("*", block_n, plan.n))
             self.batch = batch
             warp = binary("//", Sym("tid"), WARP)
-            self.warp_m = w.simple(binary("*", binary("%", warp, plan.warps_m), plan.warp_m))
-            self.warp_n = w.simple(binary("*", binary("//", warp, plan.warps_m), plan.warp_n))
+            # set and place along m are one number, and one row of the tiles of sums: see _spill
+            rows = binary("%", warp, plan.warps_k * plan.warps_m)
+            self.sum_row = w.simple(binary("*", rows, plan.warp_m))
+            self.warp_m = w.simple(binary("*", binary("%", rows, plan.warps_m), plan.warp_m))
+            self.warp_n = w.simple(binary("*", binary("//", warp, plan.warps_k * plan.warps_m), plan.warp_n))
+            self.warp_k = w.simple(binary("*", binary("//", rows, plan.warps_m), plan.k // plan.warps_k))
             factors = [
                 Staged(w, self.view, plan, i, origin, batch, self.slots)
                 for i, origin in enumerate((self.origin_m, self.origin_n))
@@ -81,11 +86,15 @@ class _Matrix:
             acc = w.alloc(
                 (plan.warp_m // TILE_M, plan.warp_n // TILE_N, TILE_M, TILE_N), "f32", "frag", "sums"
             )
-            w.b.do("thread.fill_fragment", acc, value=float(self.op["init"][0]))  # type: ignore[index, arg-type]
+            # the start of a sum is in those of one set only
+            w.b.do("thread.fill_fragment", acc, value=self._start() if plan.warps_k == 1 else 0.0)
             self._reduce(factors, acc)
             tile, transposed = self._spill(acc)
         self._epilogue(tile, transposed)
         return w.finish()
+
+    def _start(self) -> float:
+        return float(self.op["init"][0])  # type: ignore[index, arg-type]
 
     def _block(self) -> tuple[Expr, Expr, Mapping[str, Expr]]:
         """Tile of the block along m and n, and its index in each batch dimension."""
@@ -113,7 +122,7 @@ class _Matrix:
             a.fetch(i, i)
             w.b.do("thread.async_commit")
         kind = self.view.dtype
-        steps = self.plan.k // self.depth
+        steps = self.plan.k // self.depth // self.plan.warps_k
         held = [
             w.alloc((min(2, steps), acc.tensor.shape[0], TILE_M, self.depth), kind, "frag", "a"),
             w.alloc((min(2, steps), acc.tensor.shape[1], self.depth, TILE_N), kind, "frag", "b"),
@@ -177,7 +186,7 @@ class _Matrix:
             rounds = self.view.dtype == "f32" and not (f.operand and self.plan.rounded)
             width = TILE_N if f.operand else TILE_M
             count = 2 if f.operand and tiles % 2 == 0 else 1
-            k = binary("*", step, self.depth)
+            k = binary("+", self.warp_k, binary("*", step, self.depth))
             with w.loop("i", tiles // count, unroll=1) as i:
                 outer = binary("+", origin, binary("*", i, width * count))
                 w.b.do(
@@ -213,15 +222,20 @@ class _Matrix:
         return next((d for d in reversed(par) if par[d] > 1), "")
 
     def _spill(self, acc: Value) -> tuple[Value, bool]:
-        """The block's sums as a tile in shared memory, [m, n] or [n, m]: neighbours in memory are last."""
+        """The block's sums as a tile in shared memory, [m, n] or [n, m]: neighbours in memory are last.
+
+        Along m stand the sums of one set of warps after those of another, so that a warp's place in the tile
+        is quotient and remainder of its number, by which it is known to be the warp's own.
+        """
         w, plan = self.w, self.plan
         transposed = self._last() in self.view.rows
-        shape = (plan.n, plan.m + SUM_PADS[True]) if transposed else (plan.m, plan.n + SUM_PADS[False])
+        m = plan.warps_k * plan.m
+        shape = (plan.n, m + SUM_PADS[True]) if transposed else (m, plan.n + SUM_PADS[False])
         w.b.do("thread.async_wait", pending=0)
         w.b.do("thread.barrier")
         tile = w.alloc(shape, "f32", "shared", "sum_tile")
         with w.loops("i", acc.tensor.shape[:2], unroll=1) as (i, j):
-            row = binary("+", self.warp_m, binary("*", i, TILE_M))
+            row = binary("+", self.sum_row, binary("*", i, TILE_M))
             column = binary("+", self.warp_n, binary("*", j, TILE_N))
             at = (column, row) if transposed else (row, column)
             w.b.do(
@@ -261,5 +275,15 @@ class _Matrix:
             where = w.unravel(w.simple(binary("+", origin, at)), [view.sizes[d] for d in names])
             index.update(zip(names, where, strict=True))
         place = tuple(index[d] for d in dims(self.op, "par"))
-        points = Points(w, {self.op.result: w.load(tile, (outer, inner))})
-        store_results(w, points, place)
+        store_results(w, Points(w, {self.op.result: self._sum(tile, transposed, outer, inner)}), place)
+
+    def _sum(self, tile: Value, transposed: bool, outer: Expr, inner: Expr) -> Value:
+        """The element of the tile of sums, over all sets of warps."""
+        w, plan = self.w, self.plan
+        total = w.load(tile, (outer, inner))
+        if plan.warps_k > 1 and self._start() != 0.0:
+            total = w.b.value("scalar.add", total, w.b.const(self._start(), "f32"))
+        for rows in range(plan.m, plan.warps_k * plan.m, plan.m):
+            at = (outer, binary("+", inner, rows)) if transposed else (binary("+", outer, rows), inner)
+            total = w.b.value("scalar.add", total, w.load(tile, tuple(map(w.simple, at))))
+        return total

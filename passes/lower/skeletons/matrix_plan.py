@@ -211,7 +211,7 @@ class MatrixPlan:
 
     m, n, k: the block's tile, k along the channel; warps_m x warps_n warps share it; stages: buffers of the
     ring of copies in flight; raster: blocks along m that are taken before the next ones along n. rounded: the
-    second factor holds TF32 numbers already.
+    second factor holds TF32 numbers already. warps_k: sets of warps, each with a part of every chunk.
     """
 
     m: int
@@ -224,10 +224,11 @@ class MatrixPlan:
     raster: int = 1
     engine: str = "mma"
     rounded: bool = False
+    warps_k: int = 1
 
     @property
     def threads(self) -> int:
-        return WARP * self.warps_m * self.warps_n
+        return WARP * self.warps_m * self.warps_n * self.warps_k
 
     @property
     def warp_m(self) -> int:
@@ -246,17 +247,19 @@ class MatrixPlan:
             block, warps = _pairs(p, "block"), _pairs(p, "warps")
             m, n, k = (whole(block[d], f"block.{d}", 1) for d in "mnk")
             warps_m, warps_n = (whole(warps[d], f"warps.{d}", 1) for d in "mn")
+            warps_k = whole(warps.get("k", 1), "warps.k", 1)
             stages, raster = whole(p["stages"], "stages", 1), whole(p["raster"], "raster", 1)
             channel, engine, rounded = str(p["channel"]), str(p["engine"]), bool(p.as_dict().get("rounded"))
-            plan = cls(m, n, k, warps_m, warps_n, stages, channel, raster, engine, rounded)
+            plan = cls(m, n, k, warps_m, warps_n, stages, channel, raster, engine, rounded, warps_k)
             plan.check(view)
         return plan
 
     def params(self) -> Pairs:
         """The plan as the `params` of a kernel."""
+        sets = {"k": self.warps_k} if self.warps_k > 1 else {}
         values: dict[str, Attr] = {
             "block": Pairs.of({"m": self.m, "n": self.n, "k": self.k}),
-            "warps": Pairs.of({"m": self.warps_m, "n": self.warps_n}),
+            "warps": Pairs.of({"m": self.warps_m, "n": self.warps_n, **sets}),
             "stages": self.stages,
             "channel": self.channel,
             "raster": self.raster,
@@ -267,10 +270,12 @@ class MatrixPlan:
     def check(self, view: MatrixView) -> None:
         """Raise InputError where tiles, warps, stages or engine are impossible."""
         depth = DEPTH_BYTES // itemsize(view.dtype)
-        if self.m % (TILE_M * self.warps_m) or self.n % (TILE_N * self.warps_n) or self.k % depth:
+        warps = (self.warps_m, self.warps_n, self.warps_k)
+        tiles = zip((self.m, self.n, self.k), (TILE_M, TILE_N, depth), warps, strict=True)
+        if any(size % (least * count) for size, least, count in tiles):
             raise InputError(
-                f"expected tiles of warps in multiples of {TILE_M} x {TILE_N} x {depth}, "
-                f"got {self.m} x {self.n} x {self.k} for {self.warps_m} x {self.warps_n} warps"
+                f"expected tiles of warps in multiples of {TILE_M} x {TILE_N} x {depth}, got {self.m} x "
+                f"{self.n} x {self.k} for {' x '.join(map(str, warps))} warps"
             )
         if self.threads > MAX_THREADS:
             raise InputError(f"expected at most {MAX_THREADS} threads per block, got {self.threads}")
