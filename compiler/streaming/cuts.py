@@ -10,13 +10,16 @@ from tilewright.streaming.line import Line
 def choose_cuts(line: Line, weight_limit: float) -> list[tuple[int, int]] | None:
     """Steps as ranges of ops whose constants take at most `weight_limit` bytes each; None where no cuts do.
 
-    Exact dynamic programming: the fewest steps; of those the cuts that the fewest bytes of values cross; of
-    those the most even steps (least sum of squared weights), which tend to be alike and to share a plan.
+    Exact dynamic programming over all cuts. What counts first are the steps and the bytes of values that
+    cross cuts, a step as much as the median of all cuts: a few more steps are better than cuts inside blocks.
+    Of equal ones the most even steps (least sum of squared weights) are taken, which tend to be alike and to
+    share a plan.
     """
     count = len(line.ops)
     crossing = line.cut_bytes
-    # best[i]: (steps, bytes across cuts, squared weights) of the best way to cut the first i ops
-    best = np.full((count + 1, 3), np.inf)
+    step_cost = int(np.median(crossing[1:count])) if count > 1 else 1
+    # best[i]: (cost of steps and cuts, squared weights) of the best way to cut the first i ops
+    best = np.full((count + 1, 2), np.inf)
     best[0] = 0
     before = np.zeros(count + 1, np.int64)
     for end in range(1, count + 1):
@@ -25,7 +28,7 @@ def choose_cuts(line: Line, weight_limit: float) -> list[tuple[int, int]] | None
             continue
         begins = end - 1 - np.arange(weights.size)
         ways = best[begins] + np.stack(
-            [np.ones(weights.size), np.where(begins > 0, crossing[begins], 0), weights**2], axis=1
+            [step_cost + np.where(begins > 0, crossing[begins], 0), weights**2], axis=1
         )
         winner = np.lexsort(ways.T[::-1])[0]
         best[end], before[end] = ways[winner], begins[winner]
