@@ -190,3 +190,30 @@ def test_texts_of_all_ranks() -> None:
     with pytest.raises(CommunicationError, match=r"rank 0: test: waited 0\.1 s for rank 1, 2"):
         ThreadWorld(3, timeout_s=0.1).communicators[0].gather_texts("x", doing="test")
     assert threading.active_count() < 50
+
+
+def test_second_rounds_keep_the_order_although_the_first_ones_end_in_another() -> None:
+    """The second sum could go on before the first one, which waits for rank 2, on rank 0 alone."""
+    world = ThreadWorld(3, timeout_s=5)
+    results = [[np.zeros(6, np.float32), np.zeros(4, np.float32)] for _ in range(3)]
+    pending = []
+
+    def start(rank: int, groups: Sequence[int]) -> None:
+        for group in groups:
+            n, members = (6, (0, 1, 2)) if group == 0 else (4, (0, 1))
+            kernel = CommunicationKernel("all_reduce", "float32", (n,), (n,), members=members, position=rank)
+            operand = np.full(n, 10**rank, np.float32)
+            c = world.communicators[rank]
+            pending.append(c.start(kernel, [operand], [results[rank][group]], doing="test"))
+
+    start(0, (0, 1))
+    start(1, (0, 1))
+    world.communicators[0].advance()
+    start(2, (0,))
+    world.communicators[1].advance()
+    for _ in range(3):
+        for c in world.communicators:
+            c.advance()
+    assert all(p.complete for p in pending)
+    for rank in (0, 1):
+        assert [float(r[-1]) for r in results[rank]] == [111.0, 11.0]
