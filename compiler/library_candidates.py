@@ -7,9 +7,11 @@ from typing import Protocol, runtime_checkable
 
 from tilewright.costmodel import Hardware
 from tilewright.ir import Func, Module, Op, Value
+from tilewright.library_attention import attentions_in
 from tilewright.library_convolution import convolution_of
 from tilewright.library_epilogue import Absorbed, absorbed
 from tilewright.library_matmul import products_of
+from tilewright.library_norm import norms_in
 from tilewright.library_program import Call, program_around, with_kernel
 from tilewright.library_weights import with_packed_weights
 from tilewright.passes import PassContext, Pipeline, run_pipeline
@@ -124,8 +126,13 @@ def convolutions_in(kernel: Func) -> list[Call]:
     return calls[::-1]
 
 
+def graphs_in(kernel: Func) -> list[Call]:
+    """The ways to leave a convolution, attention or a normalisation to cuDNN."""
+    return convolutions_in(kernel) or attentions_in(kernel) or norms_in(kernel)
+
+
 #: what finds the work of each library in a kernel
-FINDERS: dict[str, Callable[[Func], list[Call]]] = {"cublaslt": products_in, "cudnn": convolutions_in}
+FINDERS: dict[str, Callable[[Func], list[Call]]] = {"cublaslt": products_in, "cudnn": graphs_in}
 
 
 def _only_contract(kernel: Func) -> Op | None:

@@ -17,10 +17,11 @@ from tilewright.kernel_program import alone, constants_of, occurrences_of, subje
 from tilewright.library_arbitration import arbitrated_libraries
 from tilewright.library_candidates import FINDERS, LibraryDevice, library_candidates
 from tilewright.library_facts import estimate_of, won_by
-from tilewright.library_parts import Parts, parts_of, with_whole_kernels
+from tilewright.library_known import Known
 from tilewright.library_program import inlined, library_kernels
 from tilewright.library_records import LibraryBook, Record
 from tilewright.library_weights import with_constant_weights
+from tilewright.library_wholes import Whole, wholes_of, with_whole_kernels
 from tilewright.measuring import Measurer, RandomConstants
 from tilewright.passes.values import replace_in_op
 from tilewright.runtime.dtypes import DTYPES
@@ -107,20 +108,28 @@ class LibraryChoice:
         missing: dict[str, str] = {}
         self._book = LibraryBook(self.measurer, _versions(device, missing))
         rows: list[Compared] = []
-        pairs = self._pairs(module, device, missing, rows)
-        module = with_whole_kernels(module, list(pairs))
-        found = self._kernels(module, device, missing, rows, {p.whole.name for p in pairs})
+        wholes = self._wholes(module, device, missing, rows)
+        module = with_whole_kernels(module, list(wholes))
+        generated = {w.whole.name: w.program() for w in wholes}
+        found = self._kernels(module, device, missing, rows, generated)
+        found |= {w.whole.name: c for w, c in wholes.items()}
         programs = {n: c.program for n, c in found.items() if c.program is not None}
-        programs |= {p.whole.name: c.program for p, c in pairs.items() if c.program is not None}
-        told = self._in_network(module, programs, found)
-        chosen = with_constant_weights(inlined(module, programs))
+        told = self._in_network(module, programs, found, generated)
+        chosen = with_constant_weights(inlined(module, {**generated, **programs}))
         self.facts = {"unavailable": missing, "compared": [c.row() for c in rows], **told, **won_by(chosen)}
         return chosen
 
     def _in_network(
-        self, module: Module, programs: dict[str, Module], found: Mapping[str, Compared]
+        self,
+        module: Module,
+        programs: dict[str, Module],
+        found: Mapping[str, Compared],
+        generated: Mapping[str, Module],
     ) -> dict[str, Any]:
-        """Take out of `programs` what the whole network is faster without; what was compared, for reports."""
+        """Take out of `programs` what the whole network is faster without; what was compared, for reports.
+
+        generated: the programs of kernels that stand for several, where no library computes them.
+        """
         alike: dict[int, list[str]] = {}
         for name in (n for n, c in found.items() if n in programs):
             alike.setdefault(id(found[name]), []).append(name)
@@ -131,9 +140,7 @@ class LibraryChoice:
             module,
             {n: programs[n] for g in groups for n in g},
             groups,
-            lambda some: with_constant_weights(
-                inlined(module, {n: p for n, p in programs.items() if n in some or n not in found})
-            ),
+            lambda some: with_constant_weights(inlined(module, {**generated, **some})),
             self.measurer,
             self.budget,
             self.streams,
@@ -154,28 +161,32 @@ class LibraryChoice:
         hidden = not (sys.stderr.isatty() if self.progress is None else self.progress)
         return tqdm(kernels, desc="libraries", unit=unit, file=sys.stderr, disable=hidden)
 
-    def _pairs(
+    def _wholes(
         self, module: Module, device: LibraryDevice, missing: dict[str, str], rows: list[Compared]
-    ) -> dict[Parts, Compared]:
-        """Sums that are computed in parts by two kernels, where one of a library is faster than both."""
+    ) -> dict[Whole, Compared]:
+        """What several kernels compute together, where one call of a library is faster than all of them."""
         constants = constants_of(module)
         by_subject: dict[str, Compared] = {}
-        won: dict[Parts, Compared] = {}
-        for p in self._bar(parts_of(module), "pair"):
-            at = p.constants(constants)
-            params = str((p.first.get("params"), p.second.get("params")))
-            subject = cache_key(subject_text(p.whole, at), params)
+        won: dict[Whole, Compared] = {}
+        replaced: set[int] = set()
+        for w in self._bar(list(wholes_of(module)), "group"):
+            calls = {id(op) for site in w.sites for op in site}
+            if calls & replaced:
+                continue
+            at = w.constants(constants)
+            subject = cache_key(subject_text(w.whole, at), w.chosen)
             if subject in by_subject:
-                by_subject[subject].occurrences += len(p.sites)
+                by_subject[subject].occurrences += len(w.sites)
             else:
-                generated = standing_alone(p.program(), at)
-                found = self._against(subject, p.whole, generated, at, len(p.sites), device, missing)
+                generated = standing_alone(w.program(), at)
+                found = self._against(subject, w.whole, generated, at, len(w.sites), device, missing)
                 if found is None:
                     continue
                 by_subject[subject] = found
                 rows.append(found)
             if by_subject[subject].program is not None:
-                won[p] = by_subject[subject]
+                won[w] = by_subject[subject]
+                replaced |= calls
         return won
 
     def _kernels(
@@ -187,16 +198,16 @@ class LibraryChoice:
         done: Collection[str],
     ) -> dict[str, Compared]:
         """By kernel name what was measured; kernels that are equal but for names are measured once."""
-        constants, calls = constants_of(module), occurrences_of(module)
+        constants, calls, known = constants_of(module), occurrences_of(module), Known(module)
         found: dict[str, Compared] = {}
         by_subject: dict[str, Compared] = {}
         for f in self._bar([f for f in module.funcs if f.name in calls and f.name not in done], "kernel"):
-            at = constants[f.name]
-            subject = cache_key(subject_text(f, at), str(f.get("params")))
+            at, told = constants[f.name], known.told(f)
+            subject = cache_key(subject_text(told, at), str(f.get("params")))
             if subject in by_subject:
                 by_subject[subject].occurrences += calls[f.name]
             else:
-                compared = self._against(subject, f, alone(f, at), at, calls[f.name], device, missing)
+                compared = self._against(subject, told, alone(f, at), at, calls[f.name], device, missing)
                 if compared is None:
                     continue
                 by_subject[subject] = compared

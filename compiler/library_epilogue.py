@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tilewright.ir import Func, Op, Value
 from tilewright.ir.tensor_ops import dims
 from tilewright.library_convolution import Convolution
+from tilewright.library_gelu import gelu_behind
 from tilewright.library_matmul import BUFFER_DTYPE, Product
 from tilewright.library_strides import steps_of_read
 from tilewright.passes.tensor.index_sets import identity_read
@@ -36,12 +37,17 @@ class Absorbed:
 def absorbed(kernel: Func, contract: Op, product: Product | Convolution) -> Iterator[Absorbed]:
     """The product alone, then with one more map each time, as long as the library can take it.
 
-    A sum may take a vector with one element per row of D and one matrix, in any order; ReLU ends it. Where
+    A sum may take a vector with one element per row of D and one matrix, in any order; ReLU ends it, and so
+    does the GELU with tanh, given by itself before what goes on without it. Where
     results are stored in 16 bits, the library rounds once where the maps round after every step.
     """
     current = Absorbed(product.problem, (contract,))
     yield current
     while True:
+        if isinstance(current.problem, MatmulProblem):
+            gelu = gelu_behind(kernel, current.result, current.problem)
+            if gelu is not None:
+                yield replace(current, problem=gelu[0], ops=(*current.ops, *gelu[1]))
         op = _only_reader(kernel, current.result)
         if op is None or (steps := steps_of_body(op, op.operands.index(current.result))) is None:
             return

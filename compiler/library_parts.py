@@ -24,6 +24,11 @@ class Parts:
     whole: Func
     sites: tuple[tuple[Op, Op], ...]
 
+    @property
+    def chosen(self) -> str:
+        """The parameters of both kernels as text."""
+        return str((self.first.get("params"), self.second.get("params")))
+
     def constants(self, known: Mapping[str, Collection[int]]) -> tuple[int, ...]:
         """Positions of the whole kernel's parameters that are constants at every site."""
         count = len(self.first.params)
@@ -47,6 +52,13 @@ class Parts:
         types = self.second.result_types
         main = Func(Level.TENSOR, "main", Block(tuple(params), tuple(b.ops)), types)
         return Module(self.whole.name, (self.first, self.second, main))
+
+    def call(self, site: tuple[Op, ...]) -> Op:
+        """The call of the whole kernel in the place of both calls of a site."""
+        first, second = site
+        others = tuple(v for i, v in enumerate(second.operands) if i != self.position)
+        fresh = second.with_attrs(callee=Ref(self.whole.name))
+        return replace(fresh, operands=(*first.operands, *others))
 
 
 def parts_of(module: Module) -> list[Parts]:
@@ -135,22 +147,3 @@ def _adds_all(op: Op) -> bool:
         else:
             terms.append(value)
     return len(terms) == len(op.body.params) and set(terms) == set(op.body.params)
-
-
-def with_whole_kernels(module: Module, chosen: Collection[Parts]) -> Module:
-    """The module that calls the whole kernels at the sites of these pairs."""
-    second = {id(b): (a, p) for p in chosen for a, b in p.sites}
-    dropped = {id(a) for a, _ in second.values()}
-    ops: list[Op] = []
-    for op in module.main.body.ops:
-        if id(op) in dropped:
-            continue
-        if id(op) in second:
-            a, p = second[id(op)]
-            others = tuple(v for i, v in enumerate(op.operands) if i != p.position)
-            op = replace(op.with_attrs(callee=Ref(p.whole.name)), operands=(*a.operands, *others))
-        ops.append(op)
-    entry = module.main.with_body(module.main.body.with_ops(tuple(ops)))
-    called = {op.get("callee") for op in ops}
-    kept = [f for f in module.funcs if f.name != "main" and Ref(f.name) in called]
-    return module.with_funcs((*kept, *(p.whole for p in chosen), entry))

@@ -74,9 +74,9 @@ def program_around(kernel: Func, call: Call) -> Module:
 
 
 def outlined(name: str, ops: Sequence[Op], operands: Sequence[Value], results: Sequence[Value]) -> Func:
-    """A kernel of these ops with the operands as its parameters."""
-    new = {v: Value(v.type, v.hint) for v in operands}
-    copies: dict[Value, Value] = dict(new)
+    """A kernel of these ops with the operands as its parameters; one may occur twice."""
+    params = tuple(Value(v.type, v.hint) for v in operands)
+    copies: dict[Value, Value] = dict(zip(operands, params, strict=True))
     body: list[Op] = []
     for op in ops:
         fresh = tuple(Value(r.type, r.hint) for r in op.results)
@@ -85,7 +85,7 @@ def outlined(name: str, ops: Sequence[Op], operands: Sequence[Value], results: S
     b = Builder()
     b.emit("tensor.return", [resolve(v, copies) for v in results])
     types = tuple(v.type for v in results)
-    return Func(Level.TENSOR, name, Block(tuple(new.values()), (*body, *b.ops)), types)
+    return Func(Level.TENSOR, name, Block(params, (*body, *b.ops)), types)
 
 
 def _closure(ops: Sequence[Op], values: Sequence[Value]) -> set[Op]:

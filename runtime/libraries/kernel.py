@@ -134,7 +134,9 @@ def _read_attention(data: Any, where: str) -> AttentionProblem:
     arrays = (role for role in ("q", "k", "v", "d", "bias") if role in data)
     read: dict[str, Any] = {role: _read_array(data[role], f"{where}.{role}") for role in arrays}
     read |= {n: fields.text(n) for n in ("dtype", "bias_dtype")}
-    return AttentionProblem(**read, scale=_number(data["scale"], f"{where}.scale"), causal=fields.flag("causal"))
+    return AttentionProblem(
+        **read, scale=_number(data["scale"], f"{where}.scale"), causal=fields.flag("causal")
+    )
 
 
 def _read_norm(data: Any, where: str) -> NormProblem:

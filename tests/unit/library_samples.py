@@ -15,17 +15,17 @@ from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.problem import Problem
 
 DTYPE = {0: np.dtype(np.float32), 2: np.dtype(np.float16), 14: np.dtype(ml_dtypes.bfloat16)}
-SUPPORTED = {api.EPILOGUE[name] for name in ("none", "relu", "bias", "relu_bias")}
+SUPPORTED = {api.EPILOGUE[name] for name in ("none", "relu", "bias", "relu_bias", "gelu", "gelu_bias")}
 
 
 class FakeCublasLt:
     """Answers the C functions that `CublasLt` calls, with descriptors as dicts and pointers to host memory.
 
-    `algorithms`: how many it proposes; `log`: the functions called, in order.
+    `algorithms`: how many it proposes; `gelu`: whether it takes one; `log`: the functions called, in order.
     """
 
-    def __init__(self, *, version: int = 130100, algorithms: int = 3) -> None:
-        self.version, self.algorithms = version, algorithms
+    def __init__(self, *, version: int = 130100, algorithms: int = 3, gelu: bool = True) -> None:
+        self.version, self.algorithms, self.gelu = version, algorithms, gelu
         self.objects: dict[int, dict[Any, Any]] = {}
         self.log: list[str] = []
         self.runs = 0
@@ -62,7 +62,8 @@ class FakeCublasLt:
 
     def _MatmulAlgoGetHeuristic(self, handle: Any, operation: Any, *rest: Any) -> int:  # noqa: N802
         *_, preference, requested, results, count = rest
-        if self.objects[operation.value][api.DESC_EPILOGUE] not in SUPPORTED:
+        epilogue = self.objects[operation.value][api.DESC_EPILOGUE]
+        if epilogue not in SUPPORTED or (epilogue & api.EPILOGUE["gelu"] and not self.gelu):
             return api.STATUS_NOT_SUPPORTED
         assert self.objects[preference.value][api.PREFERENCE_MAX_WORKSPACE_BYTES] >= 0
         for i in range(min(self.algorithms, requested.value)):
@@ -99,6 +100,8 @@ class FakeCublasLt:
             total = total + bias.astype(np.float64)[None, :, None]
         if epilogue & api.EPILOGUE["relu"]:
             total = np.maximum(total, 0.0)
+        if epilogue & api.EPILOGUE["gelu"]:
+            total = 0.5 * total * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (total + 0.044715 * total**3)))
         out[...] = total.astype(out.dtype)
         self.runs += 1
         return 0

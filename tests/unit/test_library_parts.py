@@ -12,8 +12,9 @@ from test_library_choice import FakeMeasurer, same_results
 from tilewright.ir import Module, parse
 from tilewright.library_candidates import products_in
 from tilewright.library_choice import LibraryChoice
-from tilewright.library_parts import parts_of, with_whole_kernels
+from tilewright.library_parts import parts_of
 from tilewright.library_program import library_kernels
+from tilewright.library_wholes import with_whole_kernels
 
 __all__ = ["same_results"]
 
