@@ -31,7 +31,7 @@ def add_network_arguments(p: argparse.ArgumentParser, *, params: str | None) -> 
         "network",
         metavar="NET",
         help="a Relay (.relay text, .json), ONNX (.onnx), torch.export (.pt2) or Tilewright IR (.ir) file, "
-        "or zoo:nasnet_mobile",
+        "or zoo:nasnet_mobile, zoo:gpt2_small{sequence=64}, ...",
     )
     p.add_argument(
         "--params",
