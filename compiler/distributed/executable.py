@@ -49,7 +49,9 @@ class DistributedExecutable(Executable):
             # The others must know, or they would wait for this rank to compare programs.
             told = f"rank {facts['rank']} of {facts['size']}"
             own.fail(f"it has the executable of {told}")
-            raise InputError(f"expected the executable of rank {own.rank} of {own.size}, got that of {told}")
+            hint = f"; start it with mpirun -n {facts['size']}" if facts["size"] != own.size else ""
+            wanted = f"rank {own.rank} of {own.size}"
+            raise InputError(f"expected the executable of {wanted}, got that of {told}{hint}")
         agree(own, {k: str(v) for k, v in facts["agreed"].items()}, self.plan)
         constants = self.artifact.constants
         if not communications(self.plan):

@@ -90,6 +90,8 @@ def together(communicator: MpiCommunicator, exit_code: Callable[[BaseException],
 
 def _leave(communicator: MpiCommunicator) -> None:
     """End this process at once where MPI's own end would wait for ranks that are gone or do not answer."""
+    if communicator.size == 1:
+        return
     if not communicator.broken:
         try:
             communicator.close()
