@@ -22,6 +22,7 @@ from tilewright.opened_device import OpenedDevice
 from tilewright.profile import Profile
 from tilewright.profiling import Subject, profile_loaded
 from tilewright.runtime.bucket_container import SavedBuckets, read_saved
+from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.container import SavedExecutable, write_container
 from tilewright.runtime.device import Device, LoadedPlan, Progress
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
@@ -103,6 +104,11 @@ class Executable:
         return tuple(ArrayType(b.shape, b.dtype) for b in found)
 
     @property
+    def communicator(self) -> AnyCommunicator | None:
+        """The other ranks; None for a network on one device."""
+        return None
+
+    @property
     def device(self) -> str:
         """Name of the device that runs it."""
         return self._open()[0].name
@@ -175,15 +181,17 @@ class Executable:
     def profile(self, *inputs: object, repeats: int = 10, compare_serial: bool = False) -> Profile:
         """When every launch of a replay ran, on which stream and multiprocessors (see `Profile`).
 
-        compare_serial: time the same kernels one after the other as well. Raises UnsupportedError where the
-        target runs nothing, or where the kernels were made by another version.
+        compare_serial: time the same kernels one after the other as well. All ranks of a network that
+        communicates call it together. Raises UnsupportedError where the target runs nothing, or where the
+        kernels were made by another version.
         """
         loaded = self.load()
         with clear_errors():
             thread = self.artifact.texts["thread"]
             subject = Subject(
-                resolve_target(self.target), self._open()[0], loaded, self.artifact.constants, thread
-            )
+                resolve_target(self.target), self._open()[0], loaded, self.artifact.constants, thread,
+                self.communicator,
+            )  # fmt: skip
             return profile_loaded(subject, inputs, repeats=repeats, compare_serial=compare_serial)
 
     def report(self) -> dict[str, Any]:

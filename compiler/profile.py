@@ -32,7 +32,8 @@ class LaunchSpan:
 
     arrived_s: when its first block was on a multiprocessor, which is before `start_s` where kernels wait
     themselves for those they depend on. deps: launches it waits for. processors: empty where the device does
-    not tell.
+    not tell. bounded: it cannot stamp, and runs at some time between `start_s` and `end_s`, which are the
+    last end before it and the first start behind it.
     """
 
     index: int
@@ -46,6 +47,7 @@ class LaunchSpan:
     start_s: float
     end_s: float
     processors: tuple[ProcessorSpan, ...] = field(default=(), repr=False)
+    bounded: bool = False
 
     @property
     def seconds(self) -> float:
@@ -75,8 +77,8 @@ class Profile:
     total_s: median of replays of the plan as it is, by the device's clock. recorded_s: the same of the plan
     whose kernels stamp, None where no kernel had to be changed. resolution_s: the smallest step the clock
     was seen to make, 0 where it made none. processor_busy_s: by multiprocessor, seconds in which it ran at
-    least one block. serial_s: median replay of the same kernels one after the other on one stream, None
-    where it was not asked for.
+    least one block; empty where not all launches tell. serial_s: median replay of the same kernels one after
+    the other on one stream, None where it was not asked for.
     """
 
     target: str
@@ -95,7 +97,9 @@ class Profile:
     def timeline(self) -> Timeline:
         """Starts, ends and dependencies alone."""
         return Timeline(
-            tuple((x.start_s, x.end_s) for x in self.launches), tuple(x.deps for x in self.launches)
+            tuple((x.start_s, x.end_s) for x in self.launches),
+            tuple(x.deps for x in self.launches),
+            frozenset(x.index for x in self.launches if x.bounded),
         )
 
     @property
@@ -150,8 +154,13 @@ class Profile:
 
     @property
     def boundaries(self) -> int:
-        """Kernel boundaries on the critical path."""
-        return max(0, len(self.critical_path) - 1)
+        """Kernel boundaries on the critical path that are measured: none next to a bounded launch."""
+        return len(self.timeline.boundary_gaps)
+
+    @property
+    def bounded_launches(self) -> int:
+        """Launches that cannot stamp, whose times are those between their neighbours."""
+        return len(self.timeline.bounded)
 
     @property
     def streams(self) -> int:
@@ -177,6 +186,7 @@ class Profile:
             "resolution_s": self.resolution_s,
             "repeats": self.repeats,
             "launches": len(self.launches),
+            "bounded_launches": self.bounded_launches,
             "streams": self.streams,
             "total_s": self.total_s,
             "span_s": self.span_s,

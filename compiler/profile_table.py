@@ -41,6 +41,11 @@ def _numbers(p: Profile) -> Iterator[str]:
         f"critical path: {_count(len(p.critical_path), 'launch')}, {_us(p.critical_s)} of kernels and "
         f"{_us(sum(p.timeline.boundary_gaps))} in {p.boundaries} boundaries"
     )
+    if p.bounded_launches:
+        yield (
+            f"<= {_count(p.bounded_launches, 'launch')} of libraries or communications: bounded by "
+            "neighbours, with one boundary on either side"
+        )
     for copy in p.copies:
         where = "to the device" if copy.direction == "in" else "to the host"
         yield f"copies {where}: {copy.nbytes} bytes in {_us(copy.seconds)} by the host's clock"
@@ -54,8 +59,9 @@ def _launches(p: Profile) -> Iterator[str]:
     for x in sorted(p.launches, key=lambda x: (x.start_s, x.index))[:SHOWN]:
         mark = "*" if x.index in critical else ""
         processors = len(x.processors) or ""
+        seconds = f"<={_us(x.seconds)}" if x.bounded else _us(x.seconds)
         yield (
-            f"{mark:2}{x.index:>6} {x.stream:>6} {_us(x.start_s):>11} {_us(x.seconds):>11} {x.blocks:>8} "
+            f"{mark:2}{x.index:>6} {x.stream:>6} {_us(x.start_s):>11} {seconds:>11} {x.blocks:>8} "
             f"{processors:>4}  {x.kernel}"
         )
     if len(p.launches) > SHOWN:

@@ -12,6 +12,7 @@ import numpy as np
 from tilewright.ir import UnsupportedError, parse
 from tilewright.profile import Clock, CopySpan, LaunchSpan, Profile
 from tilewright.runtime.arrays import check_repeats
+from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.device import Array, Device, LoadedPlan
 from tilewright.runtime.plan import ExecutionPlan
 from tilewright.runtime.stream_assignment import launch_dag, with_streams
@@ -25,18 +26,26 @@ NANOSECOND = 1e-9
 
 @dataclass(frozen=True)
 class Subject:
-    """What is profiled: a plan loaded on a device, its constants, and the thread-level text it comes from."""
+    """What is profiled: a plan loaded on a device, its constants, and the thread-level text it comes from.
+
+    communicator: the other ranks of a plan that communicates; they profile theirs at the same time.
+    """
 
     target: Target
     device: Device
     loaded: LoadedPlan
     constants: Mapping[str, Array]
     thread: str
+    communicator: AnyCommunicator | None = None
 
     @property
     def plan(self) -> ExecutionPlan:
         """The plan as it is loaded."""
         return self.loaded.plan
+
+    def load(self, plan: ExecutionPlan) -> LoadedPlan:
+        """Another plan of the same constants and ranks."""
+        return self.device.load(plan, self.constants, communicator=self.communicator)
 
 
 @runtime_checkable
@@ -77,18 +86,19 @@ def _profile(subject: Subject, clock: Clock, repeats: int, launches: tuple[Launc
 
 def _by_stamps(subject: Subject, inputs: Sequence[object], repeats: int) -> Profile:
     stamped = stamped_plan(subject.plan, parse(subject.thread), subject.target)
-    with subject.device.load(stamped.plan, subject.constants) as recording:
+    with subject.load(stamped.plan) as recording:
         recording.run(inputs)
         found = [recording.run(inputs)[-1] for _ in range(repeats)]
         recorded_s = float(np.median(recording.time(inputs, repeats)))
     stamps = sorted(found, key=span_ns)[(repeats - 1) // 2]
-    empty = _profile(subject, "stamps", repeats, launch_spans(subject.plan, stamps, stamped.first_rows))
+    spans = launch_spans(subject.plan, stamps, stamped.first_rows, stamped.marked)
+    empty = _profile(subject, "stamps", repeats, spans)
     return replace(
         empty,
         total_s=float(np.median(subject.loaded.time(inputs, repeats))),
         recorded_s=recorded_s,
         resolution_s=resolution_ns(stamps) * NANOSECOND,
-        processor_busy_s=processor_busy_s(stamps),
+        processor_busy_s={} if stamped.marked.bounded else processor_busy_s(stamps),
     )
 
 
@@ -161,7 +171,7 @@ def _against_serial(subject: Subject, inputs: Sequence[object], repeats: int) ->
     """Median seconds of a replay of the plan and of its serial twin."""
     own: list[float] = []
     serial: list[float] = []
-    with subject.device.load(serial_plan(subject.plan), subject.constants) as chained:
+    with subject.load(serial_plan(subject.plan)) as chained:
         for _ in range(ROUNDS):
             own += subject.loaded.time(inputs, repeats)
             serial += chained.time(inputs, repeats)

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from tilewright.codegen.stamps import ARRIVAL, END, PROCESSOR, START
+from tilewright.launch_marks import MarkedPlan
 from tilewright.profile import LaunchSpan, ProcessorSpan
 from tilewright.runtime.plan import ExecutionPlan
 
 NANOSECOND = 1e-9
 
 Stamps = np.ndarray[Any, np.dtype[np.uint64]]
+Relative = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def span_ns(stamps: Stamps) -> int:
@@ -27,23 +29,59 @@ def resolution_ns(stamps: Stamps) -> int:
     return int(steps.min()) if len(steps) else 0
 
 
-def launch_spans(plan: ExecutionPlan, stamps: Stamps, first_rows: Sequence[int]) -> tuple[LaunchSpan, ...]:
-    """One span per launch of `plan`; rows `first_rows[i]` and on of `stamps` are the blocks of launch i."""
+def launch_spans(
+    plan: ExecutionPlan, stamps: Stamps, first_rows: Sequence[int], marked: MarkedPlan | None = None
+) -> tuple[LaunchSpan, ...]:
+    """One span per launch of `plan`.
+
+    Rows `first_rows[i]` and on of `stamps` are the blocks of launch i of the plan that stamps: `plan` itself,
+    or where some of its launches cannot stamp, `marked`. Those span from the last end before to the first
+    start behind them.
+    """
     zero = _zero(stamps)
     ends = [*first_rows[1:], len(stamps)]
+    own = [_relative(stamps[low:high], zero) for low, high in zip(first_rows, ends, strict=True)]
+    places = marked.places if marked is not None else range(len(own))
+    between = _bounds(plan, own, marked) if marked is not None else {}
     spans = []
-    for index, (launch, low, high) in enumerate(zip(plan.launches, first_rows, ends, strict=True)):
-        own = _relative(stamps[low:high], zero)
+    for index, (launch, place) in enumerate(zip(plan.launches, places, strict=True)):
+        rows = own[place]
+        if index in between:
+            arrived, start, end = between[index][0], *between[index]
+        else:
+            arrived, start, end = rows[:, ARRIVAL].min(), rows[:, START].min(), rows[:, END].max()
         spans.append(
             LaunchSpan(
                 index, launch.kernel, launch.origin, launch.stream, launch.deps, launch.grid, launch.block,
-                arrived_s=float(own[:, ARRIVAL].min()) * NANOSECOND,
-                start_s=float(own[:, START].min()) * NANOSECOND,
-                end_s=float(own[:, END].max()) * NANOSECOND,
-                processors=tuple(_processor_spans(own)),
+                arrived_s=float(arrived) * NANOSECOND,
+                start_s=float(start) * NANOSECOND,
+                end_s=float(end) * NANOSECOND,
+                processors=tuple(_processor_spans(rows)),
+                bounded=index in between,
             )
         )  # fmt: skip
     return tuple(spans)
+
+
+def _bounds(plan: ExecutionPlan, own: Sequence[Relative], marked: MarkedPlan) -> dict[int, tuple[int, int]]:
+    """By launch that cannot stamp, nanoseconds of the last end before it and of the first start behind it.
+
+    own: the stamps of every launch of `marked`.
+    """
+    started = {i: int(own[p][:, START].min()) for i, p in enumerate(marked.places) if len(own[p])}
+    behind: dict[int, list[int]] = {i: [] for i in marked.bounded}
+    for index, launch in enumerate(plan.launches):
+        for dep in launch.deps:
+            if dep in behind and index in started:
+                behind[dep].append(started[index])
+    found = {}
+    for index in sorted(marked.bounded):
+        last = max(int(own[p][:, END].max()) for p in marked.launches[marked.places[index]].deps)
+        if index in marked.after:
+            behind[index].append(int(own[marked.after[index]][0, START]))
+        # timers of two multiprocessors may be a step apart
+        found[index] = (last, max(last, min(behind[index])))
+    return found
 
 
 def processor_busy_s(stamps: Stamps) -> dict[int, float]:
@@ -55,13 +93,13 @@ def _zero(stamps: Stamps) -> np.uint64:
     return stamps[:, ARRIVAL].min() if len(stamps) else np.uint64(0)
 
 
-def _relative(stamps: Stamps, zero: np.uint64) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _relative(stamps: Stamps, zero: np.uint64) -> Relative:
     own = stamps.astype(np.int64)
     own[:, [ARRIVAL, START, END]] -= np.int64(zero)
     return own
 
 
-def _processor_spans(own: np.ndarray[Any, np.dtype[np.int64]]) -> list[ProcessorSpan]:
+def _processor_spans(own: Relative) -> list[ProcessorSpan]:
     own = own[np.lexsort((own[:, START], own[:, PROCESSOR]))]
     cuts = np.flatnonzero(np.diff(own[:, PROCESSOR])) + 1
     out = []

@@ -1,11 +1,14 @@
 """A plan -> the same plan whose kernels stamp the times of their blocks into one more output.
 
-Launches, streams, dependencies and the arena stay; only the kernels' text and one argument per launch differ.
+Launches, streams, dependencies and the arena stay; the kernels' text and one argument per launch differ.
+Launches that cannot stamp (of libraries, communications) stay as they are, with marks where they need some.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -13,6 +16,7 @@ from tilewright.codegen import KernelSource, emit_cuda
 from tilewright.codegen.stamps import STAMPS_PER_BLOCK
 from tilewright.ir import Func, Level, Module, UnsupportedError
 from tilewright.kernel_builds import build_codes
+from tilewright.launch_marks import MarkedPlan, mark_source, marked, unstamped
 from tilewright.runtime.plan import Buffer, ExecutionPlan, Launch
 from tilewright.targets import Target
 
@@ -24,10 +28,14 @@ _FIXED = re.compile(r"tw_\w+|(?:const|unsigned|signed|float|double|long|int|shor
 
 @dataclass(frozen=True)
 class StampedPlan:
-    """A plan whose last output holds the stamps: rows `first_rows[i]` and on are those of launch i."""
+    """A plan whose last output holds the stamps: rows `first_rows[i]` and on are those of its launch i.
+
+    marked: how the launches of the original stand among those of `plan`.
+    """
 
     plan: ExecutionPlan
     first_rows: tuple[int, ...]
+    marked: MarkedPlan
 
 
 def stamped_plan(plan: ExecutionPlan, thread: Module, target: Target) -> StampedPlan:
@@ -36,34 +44,41 @@ def stamped_plan(plan: ExecutionPlan, thread: Module, target: Target) -> Stamped
     thread: the module `plan` was made of. Raises UnsupportedError where the plan's kernels are not those that
     this version emits for it, since other kernels would be timed then.
     """
-    for kernel in plan.kernels:
-        if kernel.language == "library":
-            raise UnsupportedError(
-                f"kernel '{kernel.name}' is one of a library and cannot stamp when it runs: compile the "
-                "network with libraries=False to profile it"
-            )
     funcs = {f.name: f for f in thread.funcs if f.level is Level.THREAD}
-    sources = {k.name: _stamped(funcs.get(k.name), k.name, k.source) for k in plan.kernels}
+    foreign = {plan.launches[i].kernel for i in unstamped(plan)}
+    own = [k for k in plan.kernels if k.name not in foreign]
+    sources = {k.name: _stamped(funcs.get(k.name), k.name, k.source) for k in own}
+    mark = _unused("mark", [k.name for k in plan.kernels])
+    found = marked(plan, mark)
+    if found.marks:
+        sources[mark] = mark_source(mark)
     codes = build_codes(sources, target)
-    blocks = [launch.grid[0] * launch.grid[1] * launch.grid[2] for launch in plan.launches]
+    blocks = [_stamping_blocks(launch, sources) for launch in found.launches]
     first_rows = tuple(accumulate(blocks, initial=0))[:-1]
-    name = _unused("stamps", plan)
+    name = _unused("stamps", [b.name for b in plan.buffers])
     total = Buffer(name, "uint64", (sum(blocks), STAMPS_PER_BLOCK), "output", STAMP_BYTES * sum(blocks))
-    views = tuple(
-        Buffer(
+    views = {
+        i: Buffer(
             f"{name}.{i}", "uint64", (n, STAMPS_PER_BLOCK), "alias", STAMP_BYTES * n, STAMP_BYTES * row, name
         )
         for i, (n, row) in enumerate(zip(blocks, first_rows, strict=True))
-    )
+        if n
+    }
     stamped = plan.replace(
-        buffers=(*plan.buffers, total, *views),
-        kernels=tuple(codes[k.name] for k in plan.kernels),
+        buffers=(*plan.buffers, total, *views.values()),
+        kernels=(*(k for k in plan.kernels if k.name in foreign), *codes.values()),
         launches=tuple(
-            _with_argument(launch, view) for launch, view in zip(plan.launches, views, strict=True)
+            _with_argument(launch, views[i]) if i in views else launch
+            for i, launch in enumerate(found.launches)
         ),
         outputs=(*plan.outputs, name),
     )
-    return StampedPlan(stamped.validate(), first_rows)
+    return StampedPlan(stamped.validate(), first_rows, found)
+
+
+def _stamping_blocks(launch: Launch, sources: Mapping[str, KernelSource]) -> int:
+    """Rows of stamps that a launch writes: one per block, none where its kernel is not ours."""
+    return math.prod(launch.grid) if launch.kernel in sources else 0
 
 
 def _stamped(func: Func | None, name: str, planned: str) -> KernelSource:
@@ -87,8 +102,8 @@ def _with_argument(launch: Launch, view: Buffer) -> Launch:
     return replace(launch, args=(*launch.args, view.name), writes=(*launch.writes, len(launch.args)))
 
 
-def _unused(name: str, plan: ExecutionPlan) -> str:
-    """`name`, with underscores before it as long as the plan has buffers that begin like it."""
-    while any(b.name.startswith(name) for b in plan.buffers):
+def _unused(name: str, taken: Sequence[str]) -> str:
+    """`name`, with underscores before it as long as a taken one begins like it."""
+    while any(t.startswith(name) for t in taken):
         name = f"_{name}"
     return name

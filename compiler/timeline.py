@@ -60,10 +60,14 @@ def longest_path(durations: Sequence[float], deps: Sequence[Sequence[int]]) -> t
 
 @dataclass(frozen=True)
 class Timeline:
-    """Start and end of every launch in seconds, and the earlier launches each one waits for."""
+    """Start and end of every launch in seconds, and the earlier launches each one waits for.
+
+    bounded: launches whose spans are known to hold them and the boundaries around them, and no better.
+    """
 
     spans: tuple[Interval, ...]
     deps: tuple[tuple[int, ...], ...]
+    bounded: frozenset[int] = frozenset()
 
     @property
     def span_s(self) -> float:
@@ -102,8 +106,10 @@ class Timeline:
 
     @property
     def boundary_gaps(self) -> tuple[float, ...]:
-        """From the end of each launch of the critical path to the start of the next, at least 0."""
+        """From the end of each launch of the critical path to the start of the next, at least 0; none next
+        to a bounded launch, whose span holds it."""
         return tuple(
             max(0.0, self.spans[after][0] - self.spans[before][1])
             for before, after in pairwise(self.critical_path)
+            if self.bounded.isdisjoint((before, after))
         )

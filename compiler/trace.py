@@ -142,6 +142,8 @@ def _launch_event(profile: Profile, x: LaunchSpan, tracks: Tracks, before_s: flo
     }  # fmt: skip
     if x.processors:
         args |= {"multiprocessors": len(x.processors), "waited_us": _us(x.start_s - x.arrived_s)}
+    if x.bounded:
+        args["bounded_by_neighbours"] = True
     at = (STREAMS, tracks.streams[x.stream, x.index])
     return _complete(x.kernel, "kernel", at, before_s + x.start_s, before_s + x.end_s, args)
 
