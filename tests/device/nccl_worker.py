@@ -12,6 +12,7 @@ from tilewright.runtime.communication.communicator import TIMEOUT_S
 from tilewright.runtime.communication.errors import CommunicationError
 from tilewright.runtime.communication.kernel import CommunicationKernel, Message
 from tilewright.runtime.cuda import CudaDevice
+from tilewright.runtime.cuda_staged import StagedCommunicator
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
 
@@ -172,6 +173,20 @@ def hung(world):
         print(f"told: {caught.value}", flush=True)
 
 
+def staged(world):
+    """All ranks on GPU 0, through host memory."""
+    for dtype in ("float32", "bfloat16", "bool"):
+        programs = [program(rank, world.size, dtype) for rank in range(world.size)]
+        arrays = [arrays_of(p, dtype, rank) for rank, p in enumerate(programs)]
+        wanted = [a for found in wanted_of(programs, arrays, world.rank) for a in found]
+        inputs = [a for given in arrays[world.rank] for a in given]
+        with CudaDevice(0) as device:
+            through = StagedCommunicator(world, device.context)
+            with device.load(plan_of(programs[world.rank]), {}, communicator=through) as loaded:
+                for got, array in zip(loaded.run(inputs), wanted, strict=True):
+                    np.testing.assert_array_equal(got.astype(np.float64), array.astype(np.float64))
+
+
 def shared(world):
     """All ranks on GPU 0."""
     plan = plan_of(program(world.rank, world.size, "float32"))
@@ -180,13 +195,16 @@ def shared(world):
     print(f"told: {caught.value}", flush=True)
 
 
+CASES = {
+    "collectives": collectives, "networks": networks, "hung": hung, "shared": shared, "staged": staged
+}  # fmt: skip
+
+
 def main():
     case, *given = sys.argv[1:]
     world = distributed.world(3.0 if case == "hung" else TIMEOUT_S)
     with distributed.together(world):
-        {"collectives": collectives, "networks": networks, "hung": hung, "shared": shared}[case](
-            world, *given
-        )
+        CASES[case](world, *given)
         print(f"rank {world.rank} is done with {case}", flush=True)
 
 

@@ -33,10 +33,9 @@ def has_nccl():
     return True
 
 
-pytestmark = [
-    pytest.mark.skipif(gpus() < 2, reason="fewer than two NVIDIA GPUs"),
-    pytest.mark.skipif(not has_nccl(), reason="no NCCL"),
-]
+nccl_needed = pytest.mark.skipif(
+    gpus() < 2 or not has_nccl(), reason="fewer than two NVIDIA GPUs, or no NCCL"
+)
 
 
 def on_ranks(size, *command):
@@ -50,6 +49,7 @@ def on_ranks(size, *command):
     )
 
 
+@nccl_needed
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_communication_equals_numpy_in_graphs_and_step_by_step(size):
     if gpus() < size:
@@ -59,6 +59,7 @@ def test_every_communication_equals_numpy_in_graphs_and_step_by_step(size):
     assert done.stdout.count("is done") == size
 
 
+@nccl_needed
 @pytest.mark.parametrize("size", [2, 4])
 def test_divided_networks_compute_what_whole_ones_do(size, data_dir):
     if gpus() < size:
@@ -68,13 +69,21 @@ def test_divided_networks_compute_what_whole_ones_do(size, data_dir):
     assert done.stdout.count("is done") == size
 
 
+@nccl_needed
 def test_a_hung_peer_is_told_after_the_timeout():
     done = on_ranks(2, "hung")
     assert "told: rank 0: running" in done.stdout, done.stderr[-3000:]
     assert "with rank 1, whose process" in done.stdout
 
 
+@nccl_needed
 def test_two_ranks_on_one_gpu_are_refused():
     done = on_ranks(2, "shared")
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("NCCL takes one rank per GPU: 2 ranks have 1 GPUs") == 2
+
+
+def test_ranks_that_share_a_gpu_communicate_through_host_memory():
+    done = on_ranks(3, "staged")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("is done") == 3

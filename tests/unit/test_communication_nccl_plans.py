@@ -18,6 +18,7 @@ from tilewright.runtime.communication.threads import ThreadCommunicator, ThreadW
 from tilewright.runtime.cuda_context import Context, own_ordinal
 from tilewright.runtime.cuda_memory import CudaPool
 from tilewright.runtime.cuda_plan import CudaPlan, ReplayKind
+from tilewright.runtime.cuda_staged import StagedCommunicator
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
 
@@ -179,6 +180,23 @@ def test_what_does_not_end_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
         assert rank.names("cuGraphExecDestroy", "cuStreamSynchronize") == []
 
     on_two("graph", work, timeout_s=0.3)
+
+
+@pytest.mark.parametrize("kind", ["graph", "checked"])
+def test_through_host_memory_where_asked(kind: ReplayKind) -> None:
+    """No library, no graph: two ranks may even share a GPU."""
+
+    def one(host: ThreadCommunicator) -> list[float]:
+        gpu = Gpu(0, [])
+        context: Any = Context(gpu, 0)  # type: ignore[arg-type]
+        staged = StagedCommunicator(host, context)
+        with CudaPlan(context, CudaPool(), plan_of(host.rank), {}, replay=kind, communicator=staged) as plan:
+            (out,) = plan.run([np.full(3, 1 + host.rank, np.float32)])
+        assert gpu.names(["cuGraphInstantiate"]) == []
+        assert not gpu.memory
+        return [float(v) for v in out]
+
+    assert ThreadWorld(2, timeout_s=20).run(one) == [[3.0] * 3] * 2
 
 
 def test_a_plan_that_communicates_needs_the_others() -> None:
