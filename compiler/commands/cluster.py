@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tilewright.cluster_execution_command import add_execution_arguments, on_this_machine, plan_here
 from tilewright.cluster_inputs import load_inputs
 from tilewright.cluster_text import plan_text, table_text, validation_text
 from tilewright.costmodel.cluster.evaluate import MODES
@@ -30,7 +31,7 @@ def add_cluster(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     p = sub.add_parser("cluster", help="model training on many devices: plan, table, validate")
     actions = p.add_subparsers(dest="cluster_action", required=True, metavar="ACTION")
     plan = actions.add_parser("plan", help="the fastest ways to divide a model over a cluster")
-    plan.add_argument("--cluster", required=True, metavar="FILE|NAME", help="TOML file or shipped record")
+    plan.add_argument("--cluster", metavar="FILE|NAME", help="TOML file or shipped record")
     plan.add_argument(
         "--model", required=True, metavar="FILE|NAME|NET", help="TOML file, shipped record, or a network"
     )
@@ -39,7 +40,7 @@ def add_cluster(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         metavar="NAME,...",
         help="of a network: the parameters that carry samples (Relay: the first and integer ones)",
     )
-    plan.add_argument("--training", required=True, metavar="FILE|NAME", help="TOML file or shipped record")
+    plan.add_argument("--training", metavar="FILE|NAME", help="TOML file or shipped record")
     plan.add_argument("--mode", default="corrected", help=f"{', '.join(MODES)} (default corrected)")
     plan.add_argument(
         "--stack",
@@ -52,6 +53,7 @@ def add_cluster(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     plan.add_argument(
         "--plot", metavar="FILE", help=f"{_PLOT}: seconds by component, memory against capacity"
     )
+    add_execution_arguments(plan)
     plan.set_defaults(action=run_plan)
     table = actions.add_parser("table", help="the normalised times of the BigCuts thesis, table 5.6")
     table.add_argument(
@@ -69,6 +71,12 @@ def add_cluster(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def run_plan(a: argparse.Namespace) -> None:
     """Search all configurations and print the fastest that fit."""
+    if on_this_machine(a):
+        plan_here(a)
+        return
+    for option in ("cluster", "training"):
+        if getattr(a, option) is None:
+            raise InputError("expected this option, or --devices for one inference", where=f"--{option}")
     if a.top < 1:
         raise InputError(f"expected at least 1, got {a.top}", where="--top")
     if a.plot:

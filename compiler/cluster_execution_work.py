@@ -1,0 +1,86 @@
+"""Seconds of graph ops, of whole networks and of their parts: measured by launch, or by a record's rates."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilewright.costmodel.cluster.machine import Cluster
+from tilewright.costmodel.cluster.network_model import NetworkModel
+from tilewright.costmodel.cluster.network_units import network_units, unit_ops
+from tilewright.costmodel.cluster.op_work import op_flops
+from tilewright.ir import Func, Op
+from tilewright.passes.graph.distribute.pipeline_costs import seconds_of
+from tilewright.passes.graph.distribute.space_cost import Rates
+
+#: of launches: locations of the ops they come from, and seconds
+Launches = Sequence[tuple[tuple[str, ...], float]]
+
+#: ops that no kernel is made of
+_NO_WORK = frozenset({"graph.constant", "graph.return"})
+
+
+def op_flops_of(func: Func) -> float:
+    """FLOP of one run of a graph-level function; raises UnsupportedError for ops without a count."""
+    return float(sum(op_flops(op) for op in func.body.ops))
+
+
+@dataclass(frozen=True)
+class OpSeconds:
+    """Seconds of ops.
+
+    rates: of the device; an op takes the larger of FLOP and bytes by them. factors: by location, what
+    measured seconds are to those; empty where nothing was measured.
+    """
+
+    rates: Rates
+    factors: Mapping[str, float]
+
+    def of(self, op: Op) -> float:
+        """Seconds of an op, or of the part of one, on one device."""
+        return _modelled(op, self.rates) * self.factors.get(op.loc, 1.0)
+
+
+def _modelled(op: Op, rates: Rates) -> float:
+    return 0.0 if op.name in _NO_WORK else seconds_of(op, rates)
+
+
+def op_seconds(func: Func, cluster: Cluster, precision: str, launches: Launches = ()) -> OpSeconds:
+    """Seconds of the ops of a network and, in proportion to their work, of parts of them.
+
+    launches: measured ones of the whole network. A launch names the op that made it, not all that were fused
+    into it, so ops with one location share what its launches take, and ops without any take no time.
+    """
+    rate, memory = cluster.device.flops_per_s(precision), cluster.device.memory_bytes_per_s
+    rates = Rates(rate, memory, cluster.intra.bytes_per_s, cluster.intra.latency_s)
+    if not launches:
+        return OpSeconds(rates, {})
+    modelled: dict[str, float] = defaultdict(float)
+    for op in func.body.ops:
+        modelled[op.loc] += _modelled(op, rates)
+    measured: dict[str, float] = defaultdict(float)
+    for origin, seconds in launches:
+        known = [loc for loc in origin if modelled.get(loc)] or [max(modelled, key=lambda k: modelled[k])]
+        work = sum(modelled[loc] for loc in known)
+        for loc in known:
+            measured[loc] += seconds * modelled[loc] / work
+    return OpSeconds(rates, {loc: measured[loc] / work for loc, work in modelled.items() if work})
+
+
+def timed_model(func: Func, name: str, seconds: OpSeconds, cluster: Cluster, precision: str) -> NetworkModel:
+    """The network for the cluster search: each unit's FLOP make it take its seconds at the record's rate."""
+    units, ops = network_units(func), unit_ops(func)
+    samples = func.params[0].tensor.shape[0]
+    rate = cluster.device.flops_per_s(precision)
+    timed = (
+        replace(unit, flops=sum(map(seconds.of, own)) * rate / samples)
+        for unit, own in zip(units, ops, strict=True)
+    )
+    return NetworkModel(name, tuple(timed))
+
+
+def unit_starts(func: Func) -> tuple[int, ...]:
+    """By unit of a network: the position of its first op in the body of the function."""
+    position = {op: i for i, op in enumerate(func.body.ops)}
+    return tuple(position[ops[0]] for ops in unit_ops(func))

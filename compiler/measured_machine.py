@@ -1,0 +1,214 @@
+"""A cluster record of the machine at hand, measured: link, storage, rate of a network, and its ops' seconds.
+
+Every rank measures at the same time as the others, so that what they share (cores, memory) is shared.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+from tilewright.api import compile as compile_whole
+from tilewright.cluster_execution_work import op_flops_of
+from tilewright.costmodel import CpuHardware
+from tilewright.costmodel.cluster.machine import Cluster, Device, Link, Storage
+from tilewright.distributed import compile_part
+from tilewright.executable import clear_errors
+from tilewright.ir import Module, parse
+from tilewright.runtime.communication.communicator import AnyCommunicator
+from tilewright.runtime.storage.measure import measure_storage
+from tilewright.targets import resolve_target
+
+#: float32 elements of the messages that the link is measured with: 4 KiB to 4 MiB
+MESSAGE_ELEMENTS = (1 << 10, 1 << 14, 1 << 17, 1 << 20)
+#: messages, or sums, that follow one another in one timed run
+ROUNDS = 4
+#: how long storage is measured, and how much of it is taken
+STORAGE_S, STORAGE_BYTES = 0.3, 1 << 27
+
+
+@dataclass(frozen=True)
+class NetworkTimes:
+    """Seconds of one network on one device while all others run it as well.
+
+    total_s: of a run. launches: origin (locations of ops) and seconds of each kernel, adding up to total_s.
+    """
+
+    total_s: float
+    launches: tuple[tuple[tuple[str, ...], float], ...]
+    device: str
+    target: str
+
+
+@dataclass(frozen=True)
+class LinkSample:
+    """One size of message on the link: `kind` is `message` or `all_reduce`, of how many devices."""
+
+    kind: str
+    nbytes: int
+    seconds: float
+    devices: int
+
+    def terms(self) -> tuple[float, float, float]:
+        """What the call, the latency and seconds per byte count: a ring's formulas (`costmodel.cluster`)."""
+        n = self.devices
+        if self.kind == "message":
+            return 1.0, 1.0, float(self.nbytes)
+        return 1.0, 2.0 * (n - 1), 2.0 * (n - 1) / n * self.nbytes
+
+
+def measure_network(
+    module: Module,
+    communicator: AnyCommunicator,
+    inputs: Sequence[np.ndarray],
+    *,
+    target: str,
+    precision: str,
+    repeats: int,
+) -> tuple[NetworkTimes, list[np.ndarray]]:
+    """Time the undivided network on every rank at once; its times here and its outputs. Errors as `compile`.
+
+    Of all ranks' medians the slowest counts, for the whole and for every kernel.
+    """
+    exe = compile_whole(module, target, precision=precision)  # type: ignore[arg-type]  # compile checks it
+    with exe:
+        outputs = exe(*inputs)
+        with clear_errors():
+            communicator.gather_texts("", doing="timing the network together")
+        total_s = float(np.median(exe.time(*inputs, repeats=repeats)))
+        alone = [s for _, s in exe.time_kernels(*inputs, repeats=repeats)]
+        device, origins = exe.device, [launch.origin for launch in exe.plan.launches]
+    with clear_errors():
+        texts = communicator.gather_texts(json.dumps([total_s, alone]), doing="comparing times")
+    found = [json.loads(t) for t in texts]
+    total_s = max(t for t, _ in found)
+    slowest = np.max([a for _, a in found], axis=0)
+    scale = total_s / slowest.sum() if slowest.sum() > 0 else 0.0
+    launches = tuple((o, float(s * scale)) for o, s in zip(origins, slowest, strict=True))
+    return NetworkTimes(total_s, launches, device, exe.target), outputs
+
+
+def measure_link(communicator: AnyCommunicator, *, target: str, repeats: int) -> list[LinkSample]:
+    """Time messages that go around all ranks and sums over all of them, through the device's own way.
+
+    Medians of `repeats` runs, the slowest rank's. No samples where there is one rank.
+    """
+    n, samples = communicator.size, []
+    for elements in MESSAGE_ELEMENTS if n > 1 else ():
+        for kind, count in (("message", n * ROUNDS), ("all_reduce", ROUNDS)):
+            part = _talk(kind, elements, communicator.rank, n)
+            x = np.zeros(elements, np.float32)
+            with compile_part(part, communicator, target=target, mode="link") as exe:
+                exe(x)
+                own = float(np.median(exe.time(x, repeats=repeats)))
+            with clear_errors():
+                texts = communicator.gather_texts(repr(own), doing="comparing times of messages")
+            samples.append(LinkSample(kind, 4 * elements, max(map(float, texts)) / count, n))
+    return samples
+
+
+def _talk(kind: str, elements: int, rank: int, n: int) -> Module:
+    """A token around the ring of ranks, or sums over all of them, `ROUNDS` times one after another."""
+    type_ = f"f32[{elements}]"
+    lines, held = [], "%x"
+    for turn in range(ROUNDS):
+        if kind == "all_reduce":
+            group = f'rank = {rank}, ranks = {list(range(n))}, reduction = "max"'
+            lines.append(f"%{turn} = graph.all_reduce({held}, {group}) : {type_}")
+        else:
+            send = f"graph.send({held if rank == 0 else f'%{turn}'}, to = {(rank + 1) % n}, tag = 0)"
+            source = (rank - 1) % n
+            receive = (
+                f'%{turn} = graph.recv(source = {source}, tag = 0, dtype = "f32", shape = [{elements}])'
+                f" : {type_}"
+            )
+            lines += [send, receive] if rank == 0 else [receive, send]
+        held = f"%{turn}"
+    body = "\n".join(lines)
+    return parse(
+        f"module @link {{ graph.func @main(%x: {type_}) -> {type_} {{\n{body}\ngraph.return({held}) }} }}"
+    )
+
+
+def fitted_link(samples: Sequence[LinkSample]) -> Link:
+    """Call, latency and bandwidth of least relative squared error; none is negative.
+
+    A message takes call + latency + S / bandwidth, an all-reduce of n as much as a ring does. Without samples
+    (one device) the link is never used.
+    """
+    if not samples:
+        return Link(1e12, 0.0, 0.0, "device")
+    seconds = np.array([s.seconds for s in samples])
+    rows = np.array([s.terms() for s in samples]) / seconds[:, None]
+    scale = np.abs(rows).max(axis=0)
+    (call, latency, per_byte), _ = nnls(rows / scale, np.ones(len(samples)))
+    least = 1e-15  # seconds per byte: a link must have a bandwidth
+    return Link(
+        float(1 / max(per_byte / scale[2], least)),
+        float(latency / scale[1]),
+        float(call / scale[0]),
+        "device",
+    )
+
+
+def link_error(samples: Sequence[LinkSample], link: Link) -> float:
+    """The largest relative error of the fit over the samples; 0 without any."""
+    knobs = np.array([link.call_s, link.latency_s, 1 / link.bytes_per_s])
+    return max((abs(float(np.dot(s.terms(), knobs)) / s.seconds - 1) for s in samples), default=0.0)
+
+
+def measured_cluster(
+    module: Module,
+    times: NetworkTimes,
+    link: Link,
+    *,
+    devices: int,
+    precision: str,
+    memory: int | None,
+    folder: str | None,
+) -> Cluster:
+    """The record: one node of equal devices.
+
+    The rate is that of the network: its FLOP over its measured seconds. Peak and memory bandwidth are the
+    hardware record's, of a CPU each rank's share. memory: bytes of each device, None for what there is.
+    folder: whose storage is measured; None for that of temporary files. Raises WorkError where storage fails.
+    """
+    hardware = resolve_target(times.target).hardware
+    shared = devices if isinstance(hardware, CpuHardware) else 1
+    sustained = op_flops_of(module.main) / times.total_s
+    peak = max(hardware.peak_flops_per_s / shared, sustained)
+    device = Device(
+        name=times.device,
+        memory_bytes=memory or device_memory_bytes(times.target) / shared,
+        memory_bytes_per_s=hardware.dram_bytes_per_s / shared,
+        peak_flops_per_s={precision: peak},
+        efficiency=sustained / peak,
+    )
+    storage = _storage(folder or tempfile.gettempdir(), devices)
+    return Cluster(f"{devices} x {times.device}", 1, devices, device, link, link, storage, "intra")
+
+
+def device_memory_bytes(target: str) -> int:
+    """Bytes of the device's whole memory."""
+    if target.startswith("cuda"):
+        from tilewright.runtime.cuda import CudaDevice
+
+        with clear_errors(), CudaDevice() as gpu, gpu.context.current():
+            return int(gpu.context.call("cuMemGetInfo")[1])
+    from tilewright.runtime.opencl import OpenClDevice
+
+    with clear_errors(), OpenClDevice() as device:
+        return int(device.device.global_mem_size)
+
+
+def _storage(folder: str, devices: int) -> Storage:
+    with clear_errors():
+        found = measure_storage(folder, seconds=STORAGE_S, max_bytes=STORAGE_BYTES)
+    free = shutil.disk_usage(folder).free
+    return Storage(found.read_bytes_per_s, found.write_bytes_per_s, float(max(free, 1)), "half", devices)
