@@ -57,6 +57,16 @@ class CommunicationLaunch:
         self.ranks.start(self.kernel, self.operands, self.results, doing=self.doing, stream=int(stream))
 
 
+def urgent_stream(context: Context) -> Any:
+    """A stream whose kernels come before those of others that wait for a multiprocessor.
+
+    Other GPUs wait for what is sent, and a communication takes few multiprocessors.
+    """
+    flag = int(context.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
+    _, greatest = context.call("cuCtxGetStreamPriorityRange")
+    return context.call("cuStreamCreateWithPriority", flag, greatest)
+
+
 class PlanCommunications:
     """The communications of one loaded plan, and the communicator they go through.
 

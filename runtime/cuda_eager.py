@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tilewright.runtime.cuda_communication import CommunicationLaunch, urgent_stream
 from tilewright.runtime.cuda_context import Context
 from tilewright.runtime.cuda_launch import AnyLaunch
 
@@ -44,12 +45,16 @@ class EagerReplay:
 
     def _create(self) -> None:
         numbers = sorted({prepared.launch.stream for prepared in self._launches})
+        others = {x.launch.stream for x in self._launches if not isinstance(x, CommunicationLaunch)}
         flag = int(self._context.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
         for number in numbers:
             if number == numbers[0] or self._check:
                 self._streams[number] = self._main
             else:
-                self._streams[number] = self._context.call("cuStreamCreate", flag)
+                urgent = number not in others
+                self._streams[number] = (
+                    urgent_stream(self._context) if urgent else self._context.call("cuStreamCreate", flag)
+                )
                 self._own.append(("cuStreamDestroy", self._streams[number]))
         self._begin = self._new_event()
         self._done = {index: self._new_event() for index in self._awaited()}

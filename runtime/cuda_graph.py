@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.runtime.cuda_communication import CommunicationLaunch
+from tilewright.runtime.cuda_communication import CommunicationLaunch, urgent_stream
 from tilewright.runtime.cuda_context import Context
 from tilewright.runtime.cuda_eager import EagerReplay, Wait, synchronise
 from tilewright.runtime.cuda_launch import AnyLaunch, LibraryLaunch, PreparedLaunch
@@ -45,7 +45,7 @@ class GraphReplay:
         try:
             self._warm_up()
             self._graph = self._make()
-            self._executable = context.call("cuGraphInstantiate", self._graph, 0)
+            self._executable = context.call("cuGraphInstantiate", self._graph, self._flags())
             context.call("cuGraphUpload", self._executable, stream)
         except BaseException:
             for function, handle in self.handles():
@@ -63,6 +63,13 @@ class GraphReplay:
             prepared.start(self._context, self._stream)
         if queued:
             self._wait(self._stream, "the first calls of libraries")
+
+    def _flags(self) -> int:
+        """Communications keep the priority of the stream that they were captured from."""
+        if not any(isinstance(prepared, CommunicationLaunch) for prepared in self._launches):
+            return 0
+        flags = self._context.api.CUgraphInstantiate_flags
+        return int(flags.CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY)
 
     def _make(self) -> Any:
         raise NotImplementedError(f"{type(self).__name__} makes no graph")
@@ -95,8 +102,8 @@ class GraphReplay:
 class ExplicitGraph(GraphReplay):
     """One node per launch, and exactly the plan's dependencies as edges.
 
-    A launch of a library, or of a communication, is a child graph of what is queued for it, captured from the
-    plan's stream. Communications are in one order, which is part of the plan's dependencies.
+    A launch of a library is a child graph of what the library queues, captured from the plan's stream. So is
+    a communication, from an urgent stream; the order among communications is part of the dependencies.
     An edge between two kernels that both overlap is programmatic: the later one is launched while the earlier
     one still runs, and waits for its end itself (sm_90 and newer).
     """
@@ -121,12 +128,19 @@ class ExplicitGraph(GraphReplay):
 
     def _child(self, graph: Any, prepared: _Queued) -> Any:
         call = self._context.call
-        child = captured(self._context, self._stream, prepared.start, prepared.doing)
+        urgent = urgent_stream(self._context) if isinstance(prepared, CommunicationLaunch) else None
         try:
-            # The driver clones the child while it adds the node.
-            return call("cuGraphAddChildGraphNode", graph, [], 0, child, doing=prepared.doing)
+            child = captured(
+                self._context, self._stream if urgent is None else urgent, prepared.start, prepared.doing
+            )
+            try:
+                # The driver clones the child while it adds the node.
+                return call("cuGraphAddChildGraphNode", graph, [], 0, child, doing=prepared.doing)
+            finally:
+                call("cuGraphDestroy", child)
         finally:
-            call("cuGraphDestroy", child)
+            if urgent is not None:
+                call("cuStreamDestroy", urgent)
 
     def _kernel(self, graph: Any, prepared: PreparedLaunch) -> Any:
         launch = prepared.launch

@@ -86,7 +86,11 @@ def wanted_of(programs, arrays, rank):
         if kernel.kind == "all_gather":
             wanted.append([np.concatenate(parts)])
             continue
-        total = np.maximum.reduce(parts) if kernel.reduction == "max" else np.add.reduce(parts)
+        total = (
+            np.maximum.reduce(parts)
+            if kernel.reduction == "max"
+            else np.add.reduce(parts).astype(parts[0].dtype)
+        )
         if kernel.kind == "reduce_scatter":
             total = np.split(total, np.cumsum(kernel.counts)[:-1])[kernel.position]
         wanted.append([total])
@@ -115,39 +119,58 @@ def plan_of(kernels):
     return plan.validate()
 
 
-def collectives(world):
-    for dtype in ("float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8", "int16", "bool"):
+def task(world, dtypes):
+    """One plan with all communications in all these types: the plan, its inputs, what it gives by NumPy."""
+    kernels, inputs, wanted = [], [], []
+    for dtype in dtypes:
         programs = [program(rank, world.size, dtype) for rank in range(world.size)]
         arrays = [arrays_of(p, dtype, rank) for rank, p in enumerate(programs)]
-        wanted = [a for found in wanted_of(programs, arrays, world.rank) for a in found]
-        inputs = [a for given in arrays[world.rank] for a in given]
-        kinds = KINDS if dtype in ("float32", "bfloat16") else ("graph",)
-        for kind in kinds:
-            with (
-                CudaDevice(replay=kind) as device,
-                device.load(plan_of(programs[world.rank]), {}, communicator=world) as loaded,
-            ):
-                for _ in range(3):
-                    for got, array in zip(loaded.run(inputs), wanted, strict=True):
-                        np.testing.assert_array_equal(
-                            got.astype(np.float64), array.astype(np.float64), err_msg=f"{dtype} {kind}"
-                        )
-                assert len(loaded.time(inputs, 5)) == 5
+        kernels += programs[world.rank]
+        inputs += [a for given in arrays[world.rank] for a in given]
+        wanted += [a for found in wanted_of(programs, arrays, world.rank) for a in found]
+    return plan_of(kernels), inputs, wanted
+
+
+def check(loaded, inputs, wanted):
+    for number, (got, array) in enumerate(zip(loaded.run(inputs), wanted, strict=True)):
+        assert got.dtype == array.dtype
+        told = f"output {number}"
+        np.testing.assert_array_equal(got.astype(np.float64), array.astype(np.float64), err_msg=told)
+
+
+def collectives(world):
+    plan, inputs, wanted = task(world, (*SUMS, "int16", "bool"))
+    for kind in KINDS:
+        with (
+            CudaDevice(replay=kind) as device,
+            device.load(plan, {}, communicator=world) as loaded,
+        ):
+            for _ in range(3):
+                check(loaded, inputs, wanted)
+            assert len(loaded.time(inputs, 5)) == 5
+            check(loaded, inputs, wanted)
+        print(f"rank {world.rank}: {kind} is right", flush=True)
 
 
 def networks(world, data):
-    for name in ("squeezenet", "resnet18", "mlp", "pt_bilstm"):
+    for name, mode, options in (
+        ("squeezenet", "space", "gather=late"),
+        ("squeezenet", "pipeline", ""),
+        ("mlp", "weights", "min_bytes=1024"),
+        ("mlp", "batch", ""),
+    ):
         module = tw.frontends.relay.load(f"{data}/{name}.relay", params="random", seed=0)
         with tw.compile(module, target="cuda") as whole:
             inputs = [inputs_of(t) for t in whole.input_types]
             wanted = whole(*inputs)
-        for mode in ("space", "weights", "batch", "pipeline"):
-            with distributed.compile(module, mode=mode, target="cuda", communicator=world) as exe:
-                for outputs in (exe(*inputs), *exe.map([inputs] * 4)):
-                    for got, array in zip(outputs, wanted, strict=True):
-                        scale = max(1e-6, float(np.abs(array.astype(np.float64)).max()))
-                        error = float(np.abs(got.astype(np.float64) - array).max()) / scale
-                        assert error < 1e-4, (name, mode, error)
+        asked = {"mode": mode, "options": options, "target": "cuda", "communicator": world}
+        with distributed.compile(module, **asked) as exe:
+            for outputs in (exe(*inputs), *exe.map([inputs] * 4)):
+                for got, array in zip(outputs, wanted, strict=True):
+                    scale = max(1e-6, float(np.abs(array.astype(np.float64)).max()))
+                    error = float(np.abs(got.astype(np.float64) - array).max()) / scale
+                    assert error < 1e-4, (name, mode, error)
+            print(f"rank {world.rank}: {name}, {mode}: {exe.report()['distributed']}", flush=True)
 
 
 def inputs_of(t):
@@ -159,10 +182,9 @@ def inputs_of(t):
 
 def hung(world):
     """Rank 1 stays away from the second run; rank 0 tells so after the timeout."""
-    kernels = program(world.rank, world.size, "float32")
-    inputs = [a for given in arrays_of(kernels, "float32", world.rank) for a in given]
-    with CudaDevice() as device, device.load(plan_of(kernels), {}, communicator=world) as loaded:
-        loaded.run(inputs)
+    plan, inputs, wanted = task(world, ("float32",))
+    with CudaDevice() as device, device.load(plan, {}, communicator=world) as loaded:
+        check(loaded, inputs, wanted)
         if world.rank == 1:
             time.sleep(12)
             return
@@ -175,21 +197,16 @@ def hung(world):
 
 def staged(world):
     """All ranks on GPU 0, through host memory."""
-    for dtype in ("float32", "bfloat16", "bool"):
-        programs = [program(rank, world.size, dtype) for rank in range(world.size)]
-        arrays = [arrays_of(p, dtype, rank) for rank, p in enumerate(programs)]
-        wanted = [a for found in wanted_of(programs, arrays, world.rank) for a in found]
-        inputs = [a for given in arrays[world.rank] for a in given]
-        with CudaDevice(0) as device:
-            through = StagedCommunicator(world, device.context)
-            with device.load(plan_of(programs[world.rank]), {}, communicator=through) as loaded:
-                for got, array in zip(loaded.run(inputs), wanted, strict=True):
-                    np.testing.assert_array_equal(got.astype(np.float64), array.astype(np.float64))
+    plan, inputs, wanted = task(world, ("float32", "bfloat16", "bool"))
+    with CudaDevice(0) as device:
+        through = StagedCommunicator(world, device.context)
+        with device.load(plan, {}, communicator=through) as loaded:
+            check(loaded, inputs, wanted)
 
 
 def shared(world):
     """All ranks on GPU 0."""
-    plan = plan_of(program(world.rank, world.size, "float32"))
+    plan, _, _ = task(world, ("float32",))
     with CudaDevice(0) as device, pytest.raises(CommunicationError) as caught:
         device.load(plan, {}, communicator=world)
     print(f"told: {caught.value}", flush=True)

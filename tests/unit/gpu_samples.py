@@ -52,6 +52,11 @@ class Gpu:
 
         return call
 
+    CUgraphInstantiate_flags = SimpleNamespace(CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY=8)
+
+    def cuCtxGetStreamPriorityRange(self) -> tuple[Any, int, int]:
+        return SUCCESS, 0, -5
+
     def cuDeviceGetCount(self) -> tuple[Any, int]:
         return SUCCESS, 8
 

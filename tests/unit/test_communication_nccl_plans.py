@@ -107,6 +107,9 @@ def test_each_is_a_child_graph_and_one_follows_the_other() -> None:
         assert names == [
             *connected_before, *begin, *swap, *end, *begin, *total, *end, "cuGraphInstantiate"
         ]  # fmt: skip
+        assert [e[1:] for e in rank.gpu.log if e[0] == "cuStreamCreateWithPriority"] == [(1, -5)] * 2
+        (flags,) = (e[2] for e in rank.gpu.log if e[0] == "cuGraphInstantiate")
+        assert flags == 8
         (edges,) = (e for e in rank.gpu.log if e[0] == "cuGraphAddDependencies")
         assert len(edges[2]) == 1
         assert edges[4][0].type == 0
