@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +15,7 @@ from tilewright.executable import clear_errors
 from tilewright.ir import ArrayType, InputError
 from tilewright.ir.types import array_type
 from tilewright.runtime.arrays import host_array
+from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.placed import Block, Lane
 from tilewright.runtime.plan import Buffer
 from tilewright.runtime.storage.measure import StorageBandwidth, measure_storage
@@ -97,7 +98,7 @@ class StreamedExecutable:
     @property
     def device(self) -> str:
         """Name of the device that runs it."""
-        with self._lock, clear_errors():
+        with self._working():
             return self._open().lane.name
 
     def __call__(self, *inputs: object) -> list[Array]:
@@ -112,16 +113,22 @@ class StreamedExecutable:
         that the model finds faster with what it measures at its first use. Raises InputError for bad
         arguments and WorkError where device or storage fail.
         """
-        with self._lock, clear_errors():
+        with self._working():
             arrays = [self._checked(batch) for batch in batches]
             if not arrays:
                 return []
             chosen = self._schedule(schedule, len(arrays))
-            opened = self._open()
+            return self._run(self._open(), arrays, chosen)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """One caller at a time, errors told as public ones; after a failure the device is opened anew."""
+        with self._lock, clear_errors():
             try:
-                return self._run(opened, arrays, chosen)
+                yield
+            except (RuntimeInputError, InputError):
+                raise
             except BaseException:
-                # The device may be beyond use: the next run opens it anew.
                 self.close_device()
                 raise
 
@@ -139,7 +146,7 @@ class StreamedExecutable:
         """How long a run takes by the model; storage, copies and steps are measured at the first use."""
         if type(batches) is not int or batches < 1:
             raise InputError(f"expected a positive number of micro-batches, got {batches!r}")
-        with self._lock, clear_errors():
+        with self._working():
             return self._predicted(self._schedule(schedule, batches), batches)
 
     def _predicted(self, schedule: Schedule, batches: int) -> Prediction:

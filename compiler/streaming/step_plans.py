@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.api import compile as compile_module
-from tilewright.executable import Artifact
+from tilewright.executable import Artifact, Executable
 from tilewright.ir import Module
 from tilewright.ir.compare import equal
 from tilewright.passes import PassContext, Pipeline, run_pipeline
@@ -67,22 +67,24 @@ class StepCompiler:
         """
         shared = share_templates(steps)
         firsts = list(dict.fromkeys(shared))
-        plans = [self._known(steps[first]) for first in firsts]
+        new = [steps[first] for first in firsts if self._known(steps[first]) is None]
+        if self._options.get("tune") == "measure":
+            # All are measured before any is compiled: what is measured for one may change another.
+            for step in new:
+                compile_module(step.with_data(), str(self._target), **self._options)
+        self._compiled += [(step.module, self.compile(step)) for step in new]
+        plans = [plan for first in firsts if (plan := self._known(steps[first])) is not None]
         return plans, [firsts.index(first) for first in shared]
 
-    def _known(self, step: Step) -> StepPlan:
-        """The plan of an equal step that was compiled before, for other cuts; else compiled now."""
-        for module, plan in self._compiled:
-            if equal(module, step.module, constants=False):
-                return plan
-        plan = self.compile(step)
-        self._compiled.append((step.module, plan))
-        return plan
+    def _known(self, step: Step) -> StepPlan | None:
+        """The plan of an equal step that was compiled before, for these or other cuts."""
+        found = (plan for module, plan in self._compiled if equal(module, step.module, constants=False))
+        return next(found, None)
 
     def compile(self, step: Step) -> StepPlan:
-        """One step, compiled like any network."""
+        """One step, compiled like any network; with `tune="measure"` from what was measured before."""
         module = step.with_data()
-        exe = compile_module(module, str(self._target), **self._options)
+        exe = self._compiled_again(module)
         artifact = replace(exe.artifact, constants={})
         return StepPlan(with_output_buffers(exe.plan), artifact, self._at_tensor_level(module))
 
@@ -91,12 +93,19 @@ class StepCompiler:
         module = step.with_data()
         if self._options.get("tune") == "measure":
             # What was measured chooses how weights are packed: only the whole way gives the same.
-            exe = compile_module(module, str(self._target), **self._options)
+            exe = self._compiled_again(module)
             return exe.artifact.constants if with_output_buffers(exe.plan) == plan.plan else None
         lowered = self._lowered(module)
         if not equal(_without_data(lowered), plan.tensor, constants=False):
             return None
         return {buffer.name: lowered.constants[buffer.name] for buffer in plan.constants}
+
+    def _compiled_again(self, module: Module) -> Executable:
+        """Compile with nothing that differs between two times: known measurements, modelled streams."""
+        options = dict(self._options)
+        if options.get("tune") == "measure":
+            options |= {"budget": 0, "streams": options.get("streams") or "model"}
+        return compile_module(module, str(self._target), **options)
 
     def _at_tensor_level(self, module: Module) -> Module:
         return _without_data(self._lowered(module))

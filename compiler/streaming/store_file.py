@@ -64,9 +64,17 @@ def write_store(path: Path, planned: PlannedSteps, compiler: StepCompiler) -> No
     A step whose data leads to another plan than that of its like gets its own, and writing begins anew.
     Raises WorkError where the file cannot be written; then there is none.
     """
+    own: set[int] = set()
     while (odd := _write(path, planned, compiler)) is not None:
+        if odd in own:
+            name = planned.steps[odd].line.module.name
+            raise WorkError(f"step {odd} of @{name} compiles to another plan every time: tune it beforehand")
+        own.add(odd)
         planned.plan_of[odd] = len(planned.plans)
         planned.plans.append(compiler.compile(planned.steps[odd]))
+    used = list(dict.fromkeys(planned.plan_of))
+    planned.plans = [planned.plans[number] for number in used]
+    planned.plan_of = [used.index(number) for number in planned.plan_of]
 
 
 class _OtherPlan(Exception):
