@@ -83,6 +83,7 @@ class CudaLane(Closable):
             source = place.block.handle + place.offset
             self.call("cuMemcpyDtoHAsync", array.ctypes.data, source, array.nbytes, self.kernels)
             self.call("cuStreamSynchronize", self.kernels)
+            self._uploads.clear()
 
     def copy(self, source: Place, target: Place, nbytes: int) -> None:
         """See `Lane.copy`."""

@@ -58,9 +58,13 @@ class OpenClLane(Closable):
         buffer = self._host.allocate(nbytes)
         self.memory.take(buffer.nbytes, what)
         flags = self._cl.mem_flags.READ_WRITE | self._cl.mem_flags.USE_HOST_PTR
-        with driver_errors(self._cl, f"allocating {buffer.nbytes} bytes for {what}"):
-            array = np.frombuffer(buffer.view, np.uint8)
-            handle = self._cl.Buffer(self._device.context, flags, hostbuf=array)
+        array = np.frombuffer(buffer.view, np.uint8)
+        try:
+            with driver_errors(self._cl, f"allocating {buffer.nbytes} bytes for {what}"):
+                handle = self._cl.Buffer(self._device.context, flags, hostbuf=array)
+        except BaseException:
+            self.memory.give_back(buffer.nbytes)
+            raise
         return OpenClSlot(self, buffer, Block(buffer.nbytes, what, handle))
 
     def place(self, plan: ExecutionPlan, places: Mapping[str, Place]) -> OpenClPlacedPlan:

@@ -113,10 +113,7 @@ class Line:
         own = self.cut_bytes.copy()
         for place, op in enumerate(self.ops):
             if op.name not in VIEWS:
-                dying = (v for v in op.results if self.lives[v][1] == place)
-                made = sum(v.tensor.nbytes for v in dying)
-                kept = sum(v.tensor.nbytes for v in op.results) - made
-                own[place] += made + kept
+                own[place] += sum(v.tensor.nbytes for v in op.results)
         return int(own[: len(self.ops)].max())
 
     def constant(self, name: str) -> np.ndarray:

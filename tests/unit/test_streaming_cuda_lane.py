@@ -13,7 +13,7 @@ import pytest
 
 from tilewright.runtime.cuda_lane import CudaLane
 from tilewright.runtime.errors import DeviceError, OutOfMemoryError
-from tilewright.runtime.placed import ARENA, Place
+from tilewright.runtime.placed import ARENA, Block, Place
 from tilewright.runtime.plan import Buffer, ExecutionPlan
 from tilewright.runtime.storage.layout import StepSpec, TensorSpec
 from tilewright.runtime.storage.reader import StepReader
@@ -171,6 +171,26 @@ class Bound:
         return SimpleNamespace(queue=lambda lane: plan.queue())
 
 
+class SharedSlot:
+    """Memory that kernels read where storage puts it, as on a CPU."""
+
+    def __init__(self, lane, nbytes):
+        self.lane, self.buffer, self.used = lane, lane.pinned.allocate(nbytes), None
+        self.block = Block(nbytes, "slot", self.buffer.address)
+
+    def arrive(self, nbytes):
+        pass
+
+    def leave(self):
+        self.used = self.lane.mark()
+
+    def wait_reusable(self):
+        self.used.wait()
+
+    def copy_seconds(self):
+        return 0.0
+
+
 NOTHING = SimpleNamespace(fetch=lambda *_: None, keep=lambda *_: None, results=lambda batch: [batch])
 
 
@@ -189,6 +209,19 @@ def test_every_kernel_sees_its_own_weights(store, seed):
     assert gpu.seen == [(v.step, v.step) for v in order for _ in v.batches]
     driver = gpu.context
     assert (driver.memory, driver.events, driver.streams, gpu.closed) == ({}, {}, {}, 1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_memory_that_kernels_read_is_not_overwritten_before_they_ran(store, seed):
+    gpu = Gpu(seed)
+    order = [Visit(k % STEPS, (0,)) for k in range(12)]
+    with StepReader(store) as reader, CudaLane(gpu, None) as lane:
+        lane.behind = 1
+        slots = [SharedSlot(lane, reader.layout.largest_step_bytes) for _ in range(2)]
+        run_visits(Machine(lane, slots, Bound(lane), reader), order, NOTHING, STEPS - 1)
+        for slot in slots:
+            lane.pinned.free(slot.buffer)
+    assert gpu.seen == [(v.step, v.step) for v in order]
 
 
 def test_copies_and_marks():
