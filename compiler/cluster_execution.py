@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 from tilewright.cluster_execution_division import LEAST_WEIGHT_BYTES
 from tilewright.cluster_execution_report import execution_facts, plan_facts
 from tilewright.cluster_execution_run import execute
-from tilewright.cluster_execution_search import Problem, Wanted, best_division
-from tilewright.cluster_execution_work import Launches, op_seconds
+from tilewright.cluster_execution_search import Candidate, Problem, Wanted, best_division
+from tilewright.cluster_execution_work import op_seconds
 from tilewright.commands.network import random_inputs
 from tilewright.costmodel.cluster.loaders import load_cluster
 from tilewright.costmodel.cluster.machine import Cluster
@@ -20,10 +21,10 @@ from tilewright.ir import InputError, Module
 from tilewright.measured_machine import (
     LinkSample,
     NetworkTimes,
+    WholeNetwork,
     fitted_link,
     link_error,
     measure_link,
-    measure_network,
     measured_cluster,
 )
 from tilewright.measured_record import record_text, write_record
@@ -65,59 +66,65 @@ def plan_network(
     UnsupportedError and WorkError, among them WorkError where no division is feasible.
     """
     graph = run_pipeline(module, Pipeline.parse(" ".join(GRAPH.split())), PassContext())
+    if communicator is None:
+        return _planned(graph, name, options, _given_cluster(options), None, [], None)[1]
     inputs = random_inputs(module.input_names, module.input_types, options.seed)
-    times, samples, wanted = None, list[LinkSample](), None
-    if communicator is not None:
-        timing = {"target": options.target, "repeats": options.repeats}
-        times, wanted = measure_network(
-            module,
-            communicator,
-            inputs,
-            precision=options.precision,
-            **timing,  # type: ignore[arg-type]
-        )
+    choices = {"target": options.target, "precision": options.precision, "repeats": options.repeats}
+    with WholeNetwork(module, communicator, inputs, **choices) as whole:  # type: ignore[arg-type]
+        wanted, times, samples = whole.outputs(), whole.times(), list[LinkSample]()
         if options.record is None:
-            samples = measure_link(communicator, **timing)  # type: ignore[arg-type]
-    cluster = _cluster(graph, name, options, times, samples, communicator)
-    launches: Launches = times.launches if times is not None and options.record is None else ()
-    seconds = op_seconds(graph.main, cluster, options.precision, launches)
-    problem = Problem(graph, name, cluster, seconds, options.precision, options.least_weight_bytes)
-    best, found = best_division(problem, options.wanted, communicator)
-    facts = plan_facts(problem, best, found, measured=bool(launches), samples=samples)
-    if not options.run or communicator is None or wanted is None or times is None:
-        return facts
-    execution = execute(
-        graph,
-        best.division,
-        communicator,
-        inputs,
-        wanted,
-        target=options.target,
-        precision=options.precision,
-        repeats=options.repeats,
-    )
-    return {**facts, "execution": execution_facts(best, execution, times, options.repeats)}
+            samples = measure_link(communicator, target=options.target, repeats=options.repeats)
+            cluster = _measured_cluster(graph, name, options, times, samples, communicator)
+        else:
+            cluster = _given_cluster(options)
+        best, facts = _planned(graph, name, options, cluster, times, samples, communicator)
+        if not options.run:
+            return facts
+        execution = execute(graph, best.division, communicator, inputs, wanted, **choices)  # type: ignore[arg-type]
+        after_s = whole.total_s()
+    return {**facts, "execution": execution_facts(best, execution, times, after_s, options.repeats)}
 
 
-def _cluster(
+def _planned(
     graph: Module,
     name: str,
     options: Options,
+    cluster: Cluster,
     times: NetworkTimes | None,
-    samples: list[LinkSample],
+    samples: Sequence[LinkSample],
     communicator: AnyCommunicator | None,
+) -> tuple[Candidate, dict[str, Any]]:
+    """The best division and the facts of the plan; times count where no record is given."""
+    used = times if options.record is None else None
+    measured = (used.launches, used.overhead_share) if used is not None else ()
+    seconds = op_seconds(graph.main, cluster, options.precision, *measured)
+    problem = Problem(graph, name, cluster, seconds, options.precision, options.least_weight_bytes)
+    best, found = best_division(problem, options.wanted, communicator)
+    return best, plan_facts(problem, best, found, measured=used is not None, samples=samples)
+
+
+def _given_cluster(options: Options) -> Cluster:
+    """The record that was named; raises InputError for one of another number of devices."""
+    if options.record is None:
+        raise InputError("expected a cluster record, or ranks that measure")
+    cluster = load_cluster(options.record)
+    if cluster.devices != options.devices:
+        raise InputError(
+            f"expected {cluster.devices}, the devices of {cluster.name}, got {options.devices}",
+            where="--devices",
+        )
+    return cluster
+
+
+def _measured_cluster(
+    graph: Module,
+    name: str,
+    options: Options,
+    times: NetworkTimes,
+    samples: Sequence[LinkSample],
+    communicator: AnyCommunicator,
 ) -> Cluster:
-    """The record that was given, or the one that rank 0 measures, the same on all ranks."""
-    if options.record is not None:
-        cluster = load_cluster(options.record)
-        if cluster.devices != options.devices:
-            raise InputError(
-                f"expected {cluster.devices}, the devices of {cluster.name}, got {options.devices}",
-                where="--devices",
-            )
-        return cluster
-    if communicator is None or times is None:
-        raise InputError("expected ranks to measure, or a cluster record")
+    """The record that rank 0 measures, as all ranks read it from its text."""
     text = ""
     if communicator.rank == 0:
         link = fitted_link(samples)

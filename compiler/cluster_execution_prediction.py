@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tilewright.cluster_execution_division import Division
@@ -12,8 +12,10 @@ from tilewright.costmodel.cluster.machine import Link
 from tilewright.ir import Module, Op, Value, WorkError
 
 #: what a rank's time consists of; `wait` is for other ranks (a pipeline's bubble, uneven parts), `overhead`
-#: what is between kernels and no communication, of which the prediction knows none
+#: what is between kernels and no communication
 COMPONENTS = ("compute", "wp", "dp", "pp", "wait", "overhead")
+#: times that differ by less are equal
+_EQUAL = 1e-9
 
 
 @dataclass
@@ -60,7 +62,7 @@ class _Rank:
         if gap <= 0:
             return
         late = max((self.arrivals[v] for v in values if v in self.arrivals), key=lambda a: a.at_s)
-        moving = min(gap, late.moving_s)
+        moving = gap if gap <= late.moving_s * (1 + _EQUAL) else late.moving_s
         self.times.components_s[late.component] += moving
         self.times.components_s["wait"] += gap - moving
         self.free_s += gap
@@ -70,12 +72,12 @@ class _Rank:
         self.made[value], self.arrivals[value] = arrival.at_s, arrival
 
 
-def component_of(members: Sequence[int], division: Division, rank: int) -> str:
-    """wp or dp for a collective of so many ranks (none: a message), as `rank` sees it; pp for messages."""
-    if not members:
+def component_of(others: Iterable[int], division: Division, rank: int) -> str:
+    """What a communication of `rank` with `others` belongs to: pp between stages, dp between replicas, wp."""
+    own, places = division.place(rank), [division.place(r) for r in others]
+    if any(p.stage != own.stage for p in places):
         return "pp"
-    place = division.place(rank)
-    return "wp" if division.wp > 1 and tuple(members) == division.weight_group(place) else "dp"
+    return "dp" if any(p.replica != own.replica for p in places) else "wp"
 
 
 def predict(parts: Sequence[Module], division: Division, seconds: OpSeconds, link: Link) -> list[RankTimes]:
@@ -124,7 +126,9 @@ class _Simulation:
         else:
             rank.wait_for(op.operands)
             own = self.seconds.of(op)
-            rank.times.components_s["compute"] += own
+            overhead = own * self.seconds.overhead_share
+            rank.times.components_s["compute"] += own - overhead
+            rank.times.components_s["overhead"] += overhead
             rank.free_s += own
             rank.made.update(dict.fromkeys(op.results, rank.free_s))
         return True

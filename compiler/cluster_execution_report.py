@@ -75,7 +75,7 @@ def _mean(ranks: Sequence[RankTimes]) -> dict[str, float]:
 
 
 def execution_facts(
-    best: Candidate, execution: Execution, times: NetworkTimes, repeats: int
+    best: Candidate, execution: Execution, times: NetworkTimes, after_s: float, repeats: int
 ) -> dict[str, Any]:
     """Predicted against measured seconds: of the whole, by component (means over ranks), and by rank."""
     predicted, measured = _mean(best.ranks), _mean(execution.ranks)
@@ -87,6 +87,7 @@ def execution_facts(
         "clock": execution.clock,
         "relative_error": execution.relative_error,
         "whole_network_s": times.total_s,
+        "whole_network_after_s": after_s,
         "total": _compared(best.predicted_s, execution.total_s),
         "components": [
             {
@@ -153,7 +154,9 @@ def _shape_text(row: Mapping[str, Any]) -> str:
 def _execution_lines(run: Mapping[str, Any]) -> list[str]:
     lines = [
         f"executed on {run['device']}, {run['repeats']} runs; relative error against the whole network "
-        f"{run['relative_error']:.1e}, which takes {seconds_text(run['whole_network_s'])} on one rank",
+        f"{run['relative_error']:.1e}",
+        f"the whole network on every rank at once: {seconds_text(run['whole_network_s'])} before, "
+        f"{seconds_text(run['whole_network_after_s'])} after",
         f"{'':20}{'predicted':>12}{'measured':>12}{'ratio':>8}{'share predicted':>17}{'measured':>10}",
     ]
     for c in run["components"]:

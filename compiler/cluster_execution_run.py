@@ -29,9 +29,9 @@ from tilewright.targets import resolve_target
 class Execution:
     """What all ranks measured.
 
-    total_s: seconds of the slowest rank, medians. clock: `launches` where every launch of a replay was timed
-    (ranks are of the median replay), `alone` where launches were timed one by one. memory_bytes: of weights, arena, inputs and
-    outputs, per rank. relative_error: of the worst rank's outputs against the whole network's.
+    total_s: seconds of the slowest rank. clock: `launches` where every launch of a replay was timed (the
+    median replay is told), `alone` where launches were timed one by one. memory_bytes: of weights, arena,
+    inputs and outputs, per rank. relative_error: of the worst rank's outputs against the whole network's.
     """
 
     ranks: tuple[RankTimes, ...]

@@ -155,7 +155,7 @@ def _components(
             continue  # what is only sent holds nobody up here
         exposed = max(0.0, end - begin - _overlap(covered, begin, end))
         moving = min(exposed, max(0.0, end - begin - wait))
-        out.components_s[component_of(kernel.members, division, rank)] += moving
+        out.components_s[component_of(kernel.peers, division, rank)] += moving
         out.components_s["wait"] += exposed - moving
         covered = _union([*covered, (begin, end)])
     total = max((end for _, end in spans), default=0.0)
@@ -195,7 +195,7 @@ def times_alone(
         if kernel is None:
             out.components_s["compute"] += median(own)
         elif kernel.results:
-            out.components_s[component_of(kernel.members, division, rank)] += min(own)
+            out.components_s[component_of(kernel.peers, division, rank)] += min(own)
     out.components_s["wait"] = max(0.0, total_s - out.total_s)
     assert set(out.components_s) == set(COMPONENTS)
     return out

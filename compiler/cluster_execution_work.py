@@ -31,11 +31,13 @@ class OpSeconds:
     """Seconds of ops.
 
     rates: of the device; an op takes the larger of FLOP and bytes by them. factors: by location, what
-    measured seconds are to those; empty where nothing was measured.
+    measured seconds are to those; empty where nothing was measured. overhead_share: of these seconds, what
+    lies between kernels.
     """
 
     rates: Rates
     factors: Mapping[str, float]
+    overhead_share: float = 0.0
 
     def of(self, op: Op) -> float:
         """Seconds of an op, or of the part of one, on one device."""
@@ -46,11 +48,14 @@ def _modelled(op: Op, rates: Rates) -> float:
     return 0.0 if op.name in _NO_WORK else seconds_of(op, rates)
 
 
-def op_seconds(func: Func, cluster: Cluster, precision: str, launches: Launches = ()) -> OpSeconds:
+def op_seconds(
+    func: Func, cluster: Cluster, precision: str, launches: Launches = (), overhead_share: float = 0.0
+) -> OpSeconds:
     """Seconds of the ops of a network and, in proportion to their work, of parts of them.
 
-    launches: measured ones of the whole network. A launch names the op that made it, not all that were fused
-    into it, so ops with one location share what its launches take, and ops without any take no time.
+    launches: measured ones of the whole network, with what is between them, `overhead_share` of it all. A
+    launch names the op that made it, not all that were fused into it, so ops with one location share what
+    its launches take, and ops without any take no time.
     """
     rate, memory = cluster.device.flops_per_s(precision), cluster.device.memory_bytes_per_s
     rates = Rates(rate, memory, cluster.intra.bytes_per_s, cluster.intra.latency_s)
@@ -65,7 +70,9 @@ def op_seconds(func: Func, cluster: Cluster, precision: str, launches: Launches 
         work = sum(modelled[loc] for loc in known)
         for loc in known:
             measured[loc] += seconds * modelled[loc] / work
-    return OpSeconds(rates, {loc: measured[loc] / work for loc, work in modelled.items() if work})
+    return OpSeconds(
+        rates, {loc: measured[loc] / work for loc, work in modelled.items() if work}, overhead_share
+    )
 
 
 def timed_model(func: Func, name: str, seconds: OpSeconds, cluster: Cluster, precision: str) -> NetworkModel:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 from scipy.optimize import nnls
@@ -21,6 +23,7 @@ from tilewright.costmodel.cluster.machine import Cluster, Device, Link, Storage
 from tilewright.distributed import compile_part
 from tilewright.executable import clear_errors
 from tilewright.ir import Module, parse
+from tilewright.profiling import TellsLaunchSpans
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.storage.measure import measure_storage
 from tilewright.targets import resolve_target
@@ -37,11 +40,13 @@ STORAGE_S, STORAGE_BYTES = 0.3, 1 << 27
 class NetworkTimes:
     """Seconds of one network on one device while all others run it as well.
 
-    total_s: of a run. launches: origin (locations of ops) and seconds of each kernel, adding up to total_s.
+    total_s: of a run. launches: origin (locations of ops) and seconds of each kernel, with its share of what
+    lies between kernels, `overhead_share` of it all: they add up to total_s.
     """
 
     total_s: float
     launches: tuple[tuple[tuple[str, ...], float], ...]
+    overhead_share: float
     device: str
     target: str
 
@@ -63,35 +68,72 @@ class LinkSample:
         return 1.0, 2.0 * (n - 1), 2.0 * (n - 1) / n * self.nbytes
 
 
-def measure_network(
-    module: Module,
-    communicator: AnyCommunicator,
-    inputs: Sequence[np.ndarray],
-    *,
-    target: str,
-    precision: str,
-    repeats: int,
-) -> tuple[NetworkTimes, list[np.ndarray]]:
-    """Time the undivided network on every rank at once; its times here and its outputs. Errors as `compile`.
+class WholeNetwork:
+    """The undivided network on every rank: its outputs, and its times while all ranks run it together."""
 
-    Of all ranks' medians the slowest counts, for the whole and for every kernel.
-    """
-    exe = compile_whole(module, target, precision=precision)  # type: ignore[arg-type]  # compile checks it
-    with exe:
-        outputs = exe(*inputs)
+    def __init__(
+        self,
+        module: Module,
+        communicator: AnyCommunicator,
+        inputs: Sequence[np.ndarray],
+        *,
+        target: str,
+        precision: str,
+        repeats: int,
+    ) -> None:
+        """Compile it; errors as of `tilewright.compile`."""
+        self._communicator, self._inputs, self._repeats = communicator, inputs, repeats
+        self.exe = compile_whole(module, target, precision=precision)  # type: ignore[arg-type]  # checked there
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.exe.close()
+
+    def outputs(self) -> list[np.ndarray]:
+        """Of one run."""
+        return self.exe(*self._inputs)
+
+    def total_s(self) -> float:
+        """Seconds of a run: the mean over the ranks of their medians."""
+        (total_s,) = self._together(
+            lambda: [float(np.median(self.exe.time(*self._inputs, repeats=self._repeats)))]
+        )
+        return total_s
+
+    def times(self) -> NetworkTimes:
+        """Seconds of a run and of its launches: means over the ranks of their medians."""
+        total_s, *each = self._together(self._own_times)
+        between = max(0.0, 1 - sum(each) / total_s)
+        scale = total_s / sum(each) if sum(each) else 0.0
+        origins = [launch.origin for launch in self.exe.plan.launches]
+        launches = tuple((o, s * scale) for o, s in zip(origins, each, strict=True))
+        return NetworkTimes(total_s, launches, between, self.exe.device, self.exe.target)
+
+    def _own_times(self) -> list[float]:
+        """Of this rank: a run, then each launch, in whole replays where the device tells."""
+        loaded = self.exe.load()
         with clear_errors():
-            communicator.gather_texts("", doing="timing the network together")
-        total_s = float(np.median(exe.time(*inputs, repeats=repeats)))
-        alone = [s for _, s in exe.time_kernels(*inputs, repeats=repeats)]
-        device, origins = exe.device, [launch.origin for launch in exe.plan.launches]
-    with clear_errors():
-        texts = communicator.gather_texts(json.dumps([total_s, alone]), doing="comparing times")
-    found = [json.loads(t) for t in texts]
-    total_s = max(t for t, _ in found)
-    slowest = np.max([a for _, a in found], axis=0)
-    scale = total_s / slowest.sum() if slowest.sum() > 0 else 0.0
-    launches = tuple((o, float(s * scale)) for o, s in zip(origins, slowest, strict=True))
-    return NetworkTimes(total_s, launches, device, exe.target), outputs
+            total_s = float(np.median(loaded.time(self._inputs, self._repeats)))
+            if not isinstance(loaded, TellsLaunchSpans):
+                return [
+                    total_s,
+                    *np.median(loaded.time_kernels(self._inputs, self._repeats), axis=1).tolist(),
+                ]
+            spans = np.array(loaded.launch_spans(self._inputs, self._repeats))
+            return [total_s, *np.median(spans[:, :, 1] - spans[:, :, 0], axis=0).tolist()]
+
+    def _together(self, measure: Callable[[], list[float]]) -> list[float]:
+        """Means over all ranks of what each measures at the same time."""
+        with clear_errors():
+            self._communicator.gather_texts("", doing="timing the network together")
+        own = json.dumps(measure())
+        with clear_errors():
+            texts = self._communicator.gather_texts(own, doing="comparing times")
+        return [float(x) for x in np.mean(list(map(json.loads, texts)), axis=0)]
 
 
 def measure_link(communicator: AnyCommunicator, *, target: str, repeats: int) -> list[LinkSample]:
