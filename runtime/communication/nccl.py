@@ -15,15 +15,16 @@ from tilewright.runtime.communication import nccl_api as api
 from tilewright.runtime.communication.agreement import Program
 from tilewright.runtime.communication.communicator import Communicator
 from tilewright.runtime.communication.errors import CommunicationError, DisagreementError
-from tilewright.runtime.communication.host import CHECK_S, FIRST_SLEEP_S, LONGEST_SLEEP_S
+from tilewright.runtime.communication.host import CHECK_S, LONGEST_SLEEP_S
 from tilewright.runtime.communication.kernel import CommunicationKernel
 from tilewright.runtime.communication.nccl_calls import Call, calls_of, reason_against
 from tilewright.runtime.communication.nccl_library import Nccl
 from tilewright.runtime.communication.nccl_order import find_stuck
 from tilewright.runtime.errors import RuntimeInputError
 
-#: seconds that waits spend looking again and again before they sleep in between
-SPIN_S = 2e-3
+#: seconds that waits spend looking again and again before they sleep in between, and then for which share of
+#: the time waited so far: a wait is at most so much longer than what it waits for
+SPIN_S, SLEEP_SHARE = 2e-3, 0.02
 #: seconds that giving a communicator up may take, and that peers have to close theirs as well
 ABORT_S, CLOSE_S = 1.0, 5.0
 
@@ -218,7 +219,6 @@ class NcclCommunicator:
     def _polls(self, doing: str, peers: Sequence[int], done: Callable[[], bool]) -> Iterator[float]:
         """Seconds waited so far, again and again until `done`; looks after peers and NCCL now and then."""
         begin = checked = time.monotonic()
-        sleep_s = FIRST_SLEEP_S
         while not done():
             now = time.monotonic()
             if now - checked > CHECK_S:
@@ -226,10 +226,10 @@ class NcclCommunicator:
                 self.check_peers(peers, doing=doing)
                 for handle in self._handles.values():
                     self._nccl.check("communication", self._nccl.status(handle, doing), doing, handle)
-            yield now - begin
-            if now - begin > SPIN_S:
-                time.sleep(sleep_s)
-                sleep_s = min(2 * sleep_s, LONGEST_SLEEP_S)
+            waited_s = now - begin
+            yield waited_s
+            if waited_s > SPIN_S:
+                time.sleep(min(SLEEP_SHARE * waited_s, LONGEST_SLEEP_S))
 
     def _states(self, peers: Sequence[int]) -> str:
         return "; ".join(f"rank {peer}, {self._host.state_of(peer)}" for peer in peers) or "no other rank"

@@ -107,7 +107,10 @@ def _find() -> ctypes.CDLL:
         return open_library((_FILE,), ("nccl/lib", "cu13/lib"), "NCCL")
     except DeviceMissingError:
         for path in filter(os.path.exists, beside):
-            return ctypes.CDLL(path)
+            try:
+                return ctypes.CDLL(path)
+            except OSError as error:
+                raise DeviceMissingError(f"the NCCL beside torch does not load: {error}") from None
     raise DeviceMissingError(
         f"NCCL, by which GPUs communicate, is not on this machine: found no {_FILE} in the nvidia packages, "
         "beside torch or on the loader's path; pip install 'tilewright[nccl]'"

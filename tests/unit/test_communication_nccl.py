@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -304,6 +306,20 @@ def test_an_old_library_and_a_program_of_another_rank_are_refused() -> None:
         NcclCommunicator(host, [], "GPU", library=FakeNccl(Fabric(), version=21705))
     with pytest.raises(RuntimeInputError, match=r"rank 0 of 1: .*: it is for another rank"):
         NcclCommunicator(host, [swap(0)], "GPU", library=FakeNccl(Fabric()))
+
+
+def test_the_library_beside_torch_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def nothing(*_: Any) -> Any:
+        raise DeviceMissingError("not here")
+
+    (tmp_path / "lib").mkdir()
+    path = tmp_path / "lib" / "libnccl.so.2"
+    path.write_bytes(b"no library")
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(nccl_api, "open_library", nothing)
+    monkeypatch.setattr(nccl_api.importlib.util, "find_spec", lambda name: spec)
+    with pytest.raises(DeviceMissingError, match=f"beside torch does not load: {path}"):
+        nccl_api.open_nccl()
 
 
 def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
