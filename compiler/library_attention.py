@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from tilewright.ir import Expr, Func, Op, Pairs, Sym, Value
+from tilewright.ir import Expr, Func, Op, Sym, Value
 from tilewright.ir.tensor_ops import dims
 from tilewright.library_convolution import packed
+from tilewright.library_known import MASKED, causal_values
 from tilewright.library_matmul import BUFFER_DTYPE
 from tilewright.library_program import Call
 from tilewright.library_region import copies_behind, region_of
@@ -30,8 +31,6 @@ from tilewright.runtime.libraries.attention import ATTENTION_DTYPES, AttentionPr
 from tilewright.runtime.libraries.convolution import Array4
 from tilewright.runtime.libraries.problem import POINTER_BYTES
 
-#: what masked scores are set to, or get added, at most: their exponentials vanish
-MASKED = -1e4
 #: times that a dimension of the result is split where indices divide it
 _SPLITS = 4
 
@@ -77,7 +76,7 @@ def _calls(kernel: Func, root: Op) -> Iterator[Call]:
         return
     terms, steps = _result_terms(kernel, root)
     sum_ = peeled(terms.element(root.result, _index(root, terms)))
-    found = _matched(terms, sum_, causal_parameters(kernel))
+    found = _matched(terms, sum_, causal_values(kernel))
     if found is None:
         return
     scores, value, key = found
@@ -90,13 +89,6 @@ def _calls(kernel: Func, root: Op) -> Iterator[Call]:
         if ops:
             yield Call(problem, values, ops, "cudnn")
             return
-
-
-def causal_parameters(kernel: Func) -> set[Value]:
-    """The parameters that the attribute `known` of a kernel calls causal masks."""
-    known = kernel.get("known")
-    items = known.items if isinstance(known, Pairs) else ()
-    return {kernel.params[int(k[1:])] for k, v in items if v == "causal"}
 
 
 def _index(root: Op, terms: Terms) -> list[Expr]:

@@ -16,8 +16,8 @@ from tilewright.ir import Block, Builder, Func, Module, Op, Value
 from tilewright.kernel_program import alone, constants_of, occurrences_of, subject_text
 from tilewright.library_arbitration import arbitrated_libraries
 from tilewright.library_candidates import FINDERS, LibraryDevice, library_candidates
-from tilewright.library_facts import estimate_of, won_by
-from tilewright.library_known import Known
+from tilewright.library_facts import estimate_of, replacing, won_by
+from tilewright.library_known import Known, with_true_constants
 from tilewright.library_program import inlined, library_kernels
 from tilewright.library_records import LibraryBook, Record
 from tilewright.library_weights import with_constant_weights
@@ -113,7 +113,10 @@ class LibraryChoice:
         generated = {w.whole.name: w.program() for w in wholes}
         found = self._kernels(module, device, missing, rows, generated)
         found |= {w.whole.name: c for w, c in wholes.items()}
-        programs = {n: c.program for n, c in found.items() if c.program is not None}
+        sizes = {w.whole.name: len(w.sites[0]) for w in wholes}
+        programs = {
+            n: replacing(c.program, sizes.get(n, 1)) for n, c in found.items() if c.program is not None
+        }
         told = self._in_network(module, programs, found, generated)
         chosen = with_constant_weights(inlined(module, {**generated, **programs}))
         self.facts = {"unavailable": missing, "compared": [c.row() for c in rows], **told, **won_by(chosen)}
@@ -268,7 +271,8 @@ class LibraryChoice:
                 result.library_s, result.library = seconds, _providers(candidates[i])
             if seconds * GAIN >= generated_s:
                 break
-            fault = self._difference(generated, standing_alone(candidates[i], constants))
+            standing = (generated, standing_alone(candidates[i], constants))
+            fault = self._difference(*(with_true_constants(m, constants, kernel) for m in standing))
             if fault is None:
                 result.library_s, result.library = seconds, _providers(candidates[i])
                 result.program = _on_record(candidates[i], seconds)

@@ -8,6 +8,9 @@ from typing import Any, cast
 from tilewright.ir import Func, Module, Pairs, Ref
 from tilewright.library_program import library_kernels
 
+#: attribute of a library function: how many generated kernels it takes the place of
+REPLACED = "replaced"
+
 
 def estimate_of(f: Func) -> float:
     """Seconds of a kernel by the model, 0 where it says nothing."""
@@ -16,12 +19,14 @@ def estimate_of(f: Func) -> float:
 
 
 def won_by(module: Module) -> dict[str, Any]:
-    """Launches and seconds of one run by who computes them (`generated` or a library), and generated shares.
+    """Launches, operators and seconds of one run by who computes them (`generated` or a library), and shares.
 
-    Seconds are measured where the kernel was, else the model's estimate.
+    A library launch that takes the place of several generated ones counts as so many operators. Seconds are
+    measured where the kernel was, else the model's estimate.
     """
     libraries = library_kernels(module)
     launches: dict[str, int] = {"generated": 0}
+    operators: dict[str, int] = {"generated": 0}
     seconds: dict[str, float] = {"generated": 0.0}
     for op in module.main.body.ops:
         ref = op.get("callee")
@@ -31,14 +36,27 @@ def won_by(module: Module) -> dict[str, Any]:
         who = libraries[f.name].provider if f.name in libraries else "generated"
         measured = f.get("measured_s")
         launches[who] = launches.get(who, 0) + 1
+        replaced = f.get(REPLACED)
+        operators[who] = operators.get(who, 0) + (replaced if isinstance(replaced, int) else 1)
         seconds[who] = seconds.get(who, 0.0) + (measured if isinstance(measured, float) else estimate_of(f))
-    total, total_s = sum(launches.values()), sum(seconds.values())
+    total, total_s = sum(operators.values()), sum(seconds.values())
     return {
         "launches": launches,
+        "operators": operators,
         "seconds": seconds,
-        "generated_share_of_operators": launches["generated"] / total if total else 1.0,
+        "generated_share_of_operators": operators["generated"] / total if total else 1.0,
         "generated_share_of_time": seconds["generated"] / total_s if total_s else 1.0,
     }
+
+
+def replacing(program: Module, kernels: int) -> Module:
+    """The program whose library function says how many generated kernels it takes the place of."""
+    return program.with_funcs(
+        tuple(
+            f.with_attrs(**{REPLACED: kernels}) if f.get("skeleton") == "library" else f
+            for f in program.funcs
+        )
+    )
 
 
 def library_lines(facts: Mapping[str, Any]) -> list[str]:

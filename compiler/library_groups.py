@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, Ref, Value
 from tilewright.library_attention import attentions_in
 from tilewright.library_facts import estimate_of
-from tilewright.library_known import Known
+from tilewright.library_known import Known, facts_in
 from tilewright.passes.tensor.chain_merge import merged, reshapes_filled
 from tilewright.passes.tensor.share_kernels import kernel_text
 from tilewright.passes.values import use_counts
@@ -45,7 +45,7 @@ class Group:
             for p, at in enumerate(places)
             if at >= 0
         }
-        return tuple(sorted(at for at, constant in found.items() if constant))
+        return tuple(sorted({at for at, constant in found.items() if constant} | set(facts_in(self.whole))))
 
     def program(self) -> Module:
         """A module whose @main calls the kernels."""

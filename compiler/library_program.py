@@ -146,10 +146,12 @@ def inlined(module: Module, programs: Mapping[str, Module]) -> Module:
             continue
         main = programs[ref.name].main
         copies = dict(zip(main.params, op.operands, strict=True))
+        # The caller may see results in another shape than the kernel: it goes on with its own.
+        types = {v: r.type for v, r in zip(main.body.ops[-1].operands, op.results, strict=True)}
         for inner in main.body.ops[:-1]:
             callee = inner["callee"]
             assert isinstance(callee, Ref)
-            results = tuple(Value(r.type, r.hint) for r in inner.results)
+            results = tuple(Value(types.get(r, r.type), r.hint) for r in inner.results)
             call = replace_in_op(inner, copies).with_attrs(callee=Ref(renamed[ref.name][callee.name]))
             ops.append(replace(call, results=results, loc=op.loc))
             copies.update(zip(inner.results, results, strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.ir import BinOp, Expr, Func, Op, Pairs, Sym, Value
+from tilewright.ir import BinOp, Expr, Func, Op, Sym, Value
 from tilewright.ir.expr import substitute, symbols
 from tilewright.ir.simplify import coefficients, interval, simplify
 from tilewright.ir.tensor_ops import STRUCTURED, dims, fills, reads
@@ -53,8 +53,8 @@ Term = Number | Read | Apply | Fold
 class Terms:
     """Terms of the elements of one kernel's values.
 
-    known: parameters of one element each that are constant, and their numbers. stop: values that are not
-    followed. `ranges` holds every dimension that occurs; those of sums get names of their own.
+    stop: values that are not followed; those computed from indices are not either. `ranges` holds every
+    dimension that occurs; those of sums get names of their own.
     """
 
     def __init__(
@@ -62,15 +62,12 @@ class Terms:
     ) -> None:
         self.ranges = dict(ranges)
         self._made = {r: op for op in kernel.body.ops for r in op.results}
-        self._numbers = known_numbers(kernel)
         self._stop = set(stop)
         self._found: dict[tuple[Value, tuple[Expr, ...]], Term] = {}
         self._count = 0
 
     def element(self, value: Value, at: Sequence[Expr]) -> Term:
         """The element of a value at these indices."""
-        if value in self._numbers:
-            return Number(self._numbers[value])
         key = (value, tuple(simplify(e, self.ranges) for e in at))
         if key not in self._found:
             op = None if value in self._stop else self._made.get(value)
@@ -78,7 +75,7 @@ class Terms:
         return self._found[key]
 
     def _computed(self, op: Op, at: tuple[Expr, ...]) -> Term | None:
-        if op.name not in STRUCTURED or len(op.results) != 1:
+        if op.name not in STRUCTURED or len(op.results) != 1 or _names_indices(op):
             return None
         env: dict[str, Expr] = dict(zip(dims(op, "par"), at, strict=True))
         over: list[tuple[str, int]] = []
@@ -130,13 +127,6 @@ class Terms:
         if found is None or not isinstance(found[1], int):
             return None
         return Steps(found[0], found[1] + t.start)
-
-
-def known_numbers(kernel: Func) -> dict[Value, float]:
-    """The parameters whose number the attribute `known` of a kernel tells: (p3: 0.125)."""
-    known = kernel.get("known")
-    items = known.items if isinstance(known, Pairs) else ()
-    return {kernel.params[int(k[1:])]: float(v) for k, v in items if type(v) in (int, float)}  # type: ignore[arg-type]
 
 
 def peeled(term: Term) -> Term:
@@ -200,6 +190,10 @@ def _body(op: Op, operands: Sequence[Term]) -> Term:
             name = inner.name.removeprefix("scalar.")
             known[inner.result] = Apply(name, args)
     return known[op.body.ops[-1].operands[0]]
+
+
+def _names_indices(op: Op) -> bool:
+    return op.body is not None and any(inner.name == "scalar.index" for inner in op.body.ops)
 
 
 def _floating(cast: Op) -> bool:

@@ -1,4 +1,4 @@
-"""A stand-in for the frontend package of cuDNN: graphs of a convolution that compute on host memory."""
+"""A stand-in for the frontend package of cuDNN: graphs that compute on host memory."""
 
 from __future__ import annotations
 
@@ -67,6 +67,22 @@ class FakeGraph:
             raise NotSupportedError("no engine takes a relu")
         return self._made("relu", **given)
 
+    def sdpa(self, **given: Any) -> tuple[FakeTensor, None]:
+        assert given.pop("generate_stats") is False
+        assert isinstance(given["attn_scale"], float)
+        return self._made("sdpa", **given), None
+
+    def layernorm(self, **given: Any) -> list[Any]:
+        return self._norm("layernorm", **given)
+
+    def rmsnorm(self, **given: Any) -> list[Any]:
+        return self._norm("rmsnorm", **given)
+
+    def _norm(self, kind: str, **given: Any) -> list[Any]:
+        assert given["norm_forward_phase"] == "INFERENCE"
+        assert given["epsilon"].known["is_pass_by_value"]
+        return [self._made(kind, **given), None, None]
+
     def validate(self) -> None:
         assert self.result is not None
 
@@ -109,6 +125,14 @@ class FakeGraph:
             return self._value(given["a"], pack) + self._value(given["b"], pack)
         if kind == "relu":
             return np.maximum(self._value(given["input"], pack), 0.0)
+        if kind == "sdpa":
+            arrays = [self._value(given[role], pack) for role in "qkv"]
+            bias = self._value(given["bias"], pack) if "bias" in given else 0.0
+            return attended(*arrays, bias, given)
+        if kind.endswith("norm"):
+            arrays = [self._value(given[role], pack) for role in ("input", "scale", "epsilon")]
+            bias = self._value(given["bias"], pack) if "bias" in given else 0.0
+            return normalised(*arrays, bias, centred=kind == "layernorm")
         image, weight = self._value(given["image"], pack), self._value(given["weight"], pack)
         return convolved(image, weight, given)
 
@@ -131,6 +155,26 @@ def convolved(image: np.ndarray, weight: np.ndarray, given: Mapping[str, Any]) -
     return out
 
 
+def attended(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, bias: np.ndarray | float, given: Mapping[str, Any]
+) -> np.ndarray:
+    """The definition: softmax over keys; a right bound of 0 from the top left hides later keys."""
+    scores = given["attn_scale"] * (q @ k.swapaxes(2, 3)) + bias
+    if "diagonal_band_right_bound" in given:
+        assert (given["diagonal_alignment"], given["diagonal_band_right_bound"]) == ("TOP_LEFT", 0)
+        scores = np.where(np.tri(*scores.shape[2:], dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.asarray(weights / weights.sum(-1, keepdims=True) @ v)
+
+
+def normalised(
+    x: np.ndarray, scale: np.ndarray, epsilon: np.ndarray, bias: np.ndarray | float, *, centred: bool
+) -> np.ndarray:
+    """The definition, over the second dimension."""
+    x = x - x.mean(1, keepdims=True) if centred else x
+    return np.asarray(x / np.sqrt((x * x).mean(1, keepdims=True) + epsilon) * scale + bias)
+
+
 def view(address: int, known: Mapping[str, Any]) -> np.ndarray:
     """Host memory as an array of these extents and strides."""
     dtype, dims, strides = TYPES[known["data_type"]], known["dim"], known["stride"]
@@ -146,6 +190,8 @@ class FakeCudnn:
     cudnnGraphNotSupportedError = NotSupportedError  # noqa: N815
     data_type = SimpleNamespace(**{name: name for name in TYPES})
     heur_mode = SimpleNamespace(A="A", B="B", FALLBACK="FALLBACK")
+    diagonal_alignment = SimpleNamespace(TOP_LEFT="TOP_LEFT")
+    norm_forward_phase = SimpleNamespace(INFERENCE="INFERENCE")
     numerical_note = SimpleNamespace(**{name: name for name in NOTES})
 
     def __init__(self, *, version: int = 91900, fusions: bool = True) -> None:
