@@ -132,7 +132,7 @@ def _engines(kernel: Func, op: Op, hardware: Hardware, streamed: float) -> list[
     found: list[_Engine] = []
     try:
         lanes = contract_points(contract_problem(kernel, op), hardware, streamed_bytes=streamed)
-        found.append((lanes, partial(_on_lanes, kernel, op, lanes)))
+        found.append((lanes, partial(_on_lanes, kernel, op, hardware, lanes)))
     except InputError:  # of parameters that somebody gave: the device fits no others
         return []
     view = matrix_view(kernel, op)
@@ -154,8 +154,8 @@ def _streamed(kernel: Func, op: Op, hardware: Hardware, cold: Collection[int]) -
     return streamed_bytes(weights.tensor.nbytes, total, hardware)
 
 
-def _on_lanes(kernel: Func, op: Op, points: Points[ContractParameters], i: int) -> Func:
-    return contract_variant(kernel, op, points.choice(i))
+def _on_lanes(kernel: Func, op: Op, hardware: Hardware, points: Points[ContractParameters], i: int) -> Func:
+    return contract_variant(kernel, op, points.choice(i), hardware)
 
 
 def _on_cores(kernel: Func, view: MatrixView, points: Points[MatrixParameters], i: int) -> Func:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.costmodel.geometry import Geometry
+from tilewright.costmodel.geometry import Geometry, vector_width
 from tilewright.costmodel.hardware import CpuHardware
 from tilewright.costmodel.parameters import ContractSpace
 from tilewright.costmodel.problem import ContractProblem
@@ -13,7 +13,8 @@ from tilewright.costmodel.windows import FloatArray
 
 def cpu_lane(space: ContractSpace, hardware: CpuHardware, g: Geometry) -> FloatArray:
     """LANE: SIMD lanes one work-group can fill, even when the compiler vectorises across its work-items."""
-    return np.minimum(1.0, space.vec * g.threads / hardware.simd_lanes)
+    lanes = vector_width(space.k_t, hardware.simd_lanes)
+    return np.minimum(1.0, lanes * g.threads / hardware.simd_lanes)
 
 
 def cpu_iss(hardware: CpuHardware, g: Geometry) -> FloatArray:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.costmodel.geometry import Geometry, ceil_div
+from tilewright.costmodel.geometry import Geometry, ceil_div, vector_width
 from tilewright.costmodel.hardware import CpuHardware
 from tilewright.costmodel.parameters import ContractSpace
 from tilewright.costmodel.problem import ContractProblem
@@ -28,7 +28,7 @@ def estimate_contract_cpu(
     broadcast per pixel) and the latency of its accumulator chains; accumulators beyond the vector registers
     spill.
     """
-    k_vectors = space.k_t // space.vec
+    k_vectors = space.k_t // vector_width(space.k_t, hardware.simd_lanes)
     pixels = space.n_t * space.h_t * space.w_t
     accumulators = k_vectors * pixels
     fma_clk = accumulators / hardware.fma_per_core_per_clk

@@ -86,27 +86,20 @@ def enumerate_contract(
     tails = [steps, np.array(stages, dtype=np.int64), np.array(smem_pads, dtype=np.int64)]
     shape = tuple(len(table) for table in (*tables, *tails))
     staging: Staging = "direct" if isinstance(hardware, CpuHardware) else "shared"
-    widest = hardware.simd_lanes if isinstance(hardware, CpuHardware) else 16 // problem.element_bytes
     total = prod(shape)
     for start in range(0, total, chunk):
         index = np.unravel_index(np.arange(start, min(start + chunk, total)), shape)
-        yield space_from_tables(tables, tails, index, staging=staging, widest=widest)
+        yield space_from_tables(tables, tails, index, staging=staging)
 
 
 def space_from_tables(
-    tables: Sequence[IntArray], tails: Sequence[IntArray], index: Sequence[IntArray], *, staging: Staging,
-    widest: int,
-) -> ContractSpace:  # fmt: skip
+    tables: Sequence[IntArray], tails: Sequence[IntArray], index: Sequence[IntArray], *, staging: Staging
+) -> ContractSpace:
     """The space of what `index` picks from pair tables (n, k, h, w) and tails (c_step, stages, smem_pad)."""
     tiles = [(table[:, 0][i], table[:, 1][i]) for table, i in zip(tables, index[:4], strict=True)]
     (n_t, n_b), (k_t, k_b), (h_t, h_b), (w_t, w_b) = tiles
     c_step, stages, smem_pad = (tail[i] for tail, i in zip(tails, index[4:], strict=True))
     return ContractSpace(
         n_b=n_b, k_b=k_b, h_b=h_b, w_b=w_b, n_t=n_t, k_t=k_t, h_t=h_t, w_t=w_t, c_step=c_step, stages=stages,
-        smem_pad=smem_pad, vec=vector_width(k_t, widest), staging=staging,
+        smem_pad=smem_pad, staging=staging,
     )  # fmt: skip
-
-
-def vector_width(k_t: IntArray, widest: int) -> IntArray:
-    """The widest power of two up to `widest` that divides the thread tile along k."""
-    return np.asarray(np.minimum(k_t & -k_t, widest), dtype=np.int64)

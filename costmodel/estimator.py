@@ -14,6 +14,7 @@ import numpy as np
 from tilewright.costmodel.cpu_estimator import estimate_contract_cpu
 from tilewright.costmodel.geometry import (
     WARP,
+    WIDEST_COPY_BYTES,
     Fetch,
     Geometry,
     ceil_div,
@@ -21,6 +22,7 @@ from tilewright.costmodel.geometry import (
     contract_geometry,
     likely_registers,
     resident_blocks,
+    vector_width,
 )
 from tilewright.costmodel.hardware import CpuHardware, GpuHardware, Hardware
 from tilewright.costmodel.parameters import ContractSpace
@@ -88,15 +90,16 @@ def _iteration(
     runs = read_runs(problem, space)
     points = space.c_step * problem.taps
     fma = g.accumulators * points
+    weight_loads = points * space.k_t / vector_width(space.k_t, WIDEST_COPY_BYTES // problem.element_bytes)
     input_loads = points * (space.n_t * space.h_t * space.w_t) / runs
-    compute = fma + input_loads + points * space.k_t / space.vec
+    compute = fma + input_loads + weight_loads
     stores = fetch.input_steps * (1 if problem.rows_inner else fetch.input_width)
     copies = _copy_instructions(problem, hardware, fetch)
     turned = 0 if problem.rows_inner else stores
     issue_clk = g.warps * (compute + copies + turned) / hardware.schedulers_per_sm
     issue_clk = issue_clk / hardware.contract_issue_efficiency
     fma_clk = g.warps * fma * (WARP / hardware.fma_per_sm_per_clk)
-    waves = input_loads * row_wavefronts(problem, space) + points * space.k_t / space.vec
+    waves = input_loads * row_wavefronts(problem, space) + weight_loads
     smem_clk = g.warps * (waves + hardware.contract_store_wavefronts * stores) + fetch.weight_words / WARP
     moved = problem.element_bytes * (fetch.input_words * _overfetch(problem, space) + fetch.weight_words)
     l2_clk = moved / hardware.contract_l2_bytes_per_sm_per_clk

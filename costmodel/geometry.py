@@ -39,6 +39,14 @@ class Geometry:
     fill_words_least: FloatArray
 
 
+def vector_width(k_t: IntArray, widest: int) -> IntArray:
+    """Elements of one vector along k: the greatest power of two up to `widest` that divides the thread tile.
+
+    widest: the SIMD lanes of a CPU; on a GPU the elements of one 16-byte load of weights.
+    """
+    return np.asarray(np.minimum(k_t & -k_t, widest), dtype=np.int64)
+
+
 def ceil_div(a: IntArray | int, b: IntArray | int) -> IntArray:
     """ceil(a / b) of positive integers."""
     return -(-np.asarray(a, dtype=np.int64) // b)

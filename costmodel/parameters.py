@@ -21,9 +21,8 @@ class ContractParameters:
     `x_b` and `x_t` are the block and the thread tile of output dimension x; `c_step` input channels are
     consumed per iteration; `stages` = 2 fetches the next iteration into registers while computing. With
     `staging` "shared" the block copies its input and weight tiles to shared memory, each input row padded by
-    `smem_pad` elements; with "direct" every work-item reads global memory itself and computes `vec`
-    neighbouring k with one SIMD instruction. With "shared" staging `vec` is the width in elements of one
-    shared-memory load of weights.
+    `smem_pad` elements; with "direct" every work-item reads global memory itself. The width of vectors along
+    k follows from `k_t` and the device (`tilewright.costmodel.geometry.vector_width`).
     """
 
     n_b: int
@@ -38,7 +37,6 @@ class ContractParameters:
     stages: int = 1
     staging: Staging = "shared"
     smem_pad: int = 0
-    vec: int = 1
 
     @property
     def threads(self) -> int:
@@ -71,7 +69,6 @@ class ContractSpace:
     c_step: IntArray
     stages: IntArray
     smem_pad: IntArray
-    vec: IntArray
     staging: Staging = "shared"
 
     def __len__(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.costmodel.enumeration import Rule, vector_width
+from tilewright.costmodel.enumeration import Rule
 from tilewright.costmodel.geometry import WARP, contract_fetch, estimated_registers
 from tilewright.costmodel.hardware import CpuHardware, GpuHardware, Hardware
 from tilewright.costmodel.parameters import ContractSpace, Staging
@@ -77,9 +77,7 @@ def _gpu_space(
     for table, chosen in zip(tables, index, strict=True):
         threads *= (table[:, 1] // table[:, 0])[chosen]
     keep = (threads >= least) & (threads % multiple == 0)
-    space = _with_tails(
-        problem, tables, [i[keep] for i in index], limits, "shared", 16 // problem.element_bytes
-    )
+    space = _with_tails(problem, tables, [i[keep] for i in index], limits, "shared")
     fetch = contract_fetch(problem, space)
     limit = min(limits.smem_limit_bytes, hardware.smem_per_block_max_bytes)
     fits = problem.element_bytes * fetch.words <= limit
@@ -102,13 +100,12 @@ def _cpu_space(problem: ContractProblem, hardware: CpuHardware, rule: Rule, limi
         _pairs(problem.w, pixels, rule, max(_CPU_WORK_ITEMS)),
     ]
     index = _cross(tables, max(_CPU_WORK_ITEMS), limits.max_accumulators * lanes)
-    return _with_tails(problem, tables, index, Limits(stages=(1,)), "direct", lanes)
+    return _with_tails(problem, tables, index, Limits(stages=(1,)), "direct")
 
 
 def _with_tails(
-    problem: ContractProblem, tables: list[IntArray], index: list[IntArray], limits: Limits, staging: Staging,
-    widest: int,
-) -> ContractSpace:  # fmt: skip
+    problem: ContractProblem, tables: list[IntArray], index: list[IntArray], limits: Limits, staging: Staging
+) -> ContractSpace:
     """Attach every channel step, stage count and row padding to the tile combinations at `index`."""
     steps = [problem.c] if staging == "direct" else _channel_steps(problem)
     tails = np.array(
@@ -127,8 +124,7 @@ def _with_tails(
     return ContractSpace(
         n_t=n[:, 0], n_b=n[:, 1], k_t=k[:, 0], k_b=k[:, 1],
         h_t=h[:, 0], h_b=h[:, 1], w_t=w[:, 0], w_b=w[:, 1],
-        c_step=tail[:, 0], stages=tail[:, 1], smem_pad=tail[:, 2], vec=vector_width(k[:, 0], widest),
-        staging=staging,
+        c_step=tail[:, 0], stages=tail[:, 1], smem_pad=tail[:, 2], staging=staging,
     )  # fmt: skip
 
 

@@ -152,7 +152,6 @@ def _contract(
         "stages": stages,
         "staging": staging,
         "pad": pad,
-        "vec": 4,
     }
 
 

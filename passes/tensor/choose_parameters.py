@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
+import numpy as np
+
 from tilewright.costmodel import (
     ContractParameters,
     CpuHardware,
@@ -20,6 +22,7 @@ from tilewright.costmodel.bound import global_bound
 from tilewright.costmodel.bound_terms import MEASURED_LOOP
 from tilewright.costmodel.choose import Choice
 from tilewright.costmodel.choose_matrix import choose_matrix, has_tensor_cores, likely_matrix
+from tilewright.costmodel.geometry import WIDEST_COPY_BYTES, vector_width
 from tilewright.costmodel.hardware import GpuHardware
 from tilewright.costmodel.matrix_bound import least_matrix_s
 from tilewright.costmodel.matrix_space import MatrixProblem
@@ -143,7 +146,7 @@ def _choose_contract(kernel: Func, op: Op, hardware: Hardware) -> _Chosen:
         matrix = choose_matrix(problem, gpu_hardware)
         if matrix.estimate_s < best.estimate_s:
             return "matrix", dict(matrix_plan(view, matrix.parameters).params().items), matrix
-    return "contract", _contract_params(op, best.parameters), best
+    return "contract", _contract_params(op, best.parameters, hardware), best
 
 
 def _on_tensor_cores(
@@ -172,7 +175,7 @@ def contract_candidates(kernel: Func, hardware: Hardware, top: int) -> list[Func
     on = _on_tensor_cores(kernel, op, hardware)
     cores = [] if on is None else likely_matrix(on[1], on[2], -(-top // 2))
     lanes = likely_contract(contract_problem(kernel, op), hardware, top - len(cores))
-    found = [(c.estimate_s, contract_variant(kernel, op, c)) for c in lanes]
+    found = [(c.estimate_s, contract_variant(kernel, op, c, hardware)) for c in lanes]
     found += [(c.estimate_s, matrix_variant(kernel, on[0], c)) for c in cores if on is not None]
     variants = [kernel]
     for _, variant in sorted(found, key=lambda f: f[0]):
@@ -181,18 +184,19 @@ def contract_candidates(kernel: Func, hardware: Hardware, top: int) -> list[Func
     return variants
 
 
-def contract_variant(kernel: Func, op: Op, choice: Choice[ContractParameters]) -> Func:
+def contract_variant(kernel: Func, op: Op, choice: Choice[ContractParameters], hardware: Hardware) -> Func:
     """A contraction kernel with the parameters of one point of its space; `op` is its tensor.contract."""
-    params = Pairs.of(_contract_params(op, choice.parameters))
+    params = Pairs.of(_contract_params(op, choice.parameters, hardware))
     return kernel.with_attrs(skeleton="contract", params=params, cost=_cost(choice))
 
 
-def _contract_params(op: Op, p: ContractParameters) -> dict[str, Attr]:
+def _contract_params(op: Op, p: ContractParameters, hardware: Hardware) -> dict[str, Attr]:
     roles = contract_roles(op)
     n, h, w = roles.spatial
     columns = roles.columns[-1] if roles.columns else ""
     k_b, extent = p.k_b, dims(op, "par").get(columns, 1)
-    while k_b % 2 == 0 and k_b // 2 >= max(extent, p.vec):  # the model counts all columns as one dimension
+    least = max(extent, _vector(op, p, hardware))
+    while k_b % 2 == 0 and k_b // 2 >= least:  # the model counts all columns as one dimension
         k_b //= 2
     k_t = gcd(p.k_t, k_b)
     block = dict.fromkeys(dims(op, "par"), 1) | {n: p.n_b, h: p.h_b, w: p.w_b, columns: k_b}
@@ -206,10 +210,16 @@ def _contract_params(op: Op, p: ContractParameters) -> dict[str, Attr]:
         "stages": p.stages,
         "staging": p.staging,
         "pad": p.smem_pad,
-        "vec": p.vec,
     }
     run, lanes = warp_shape(op, roles, block, thread) if p.staging == "shared" else ({}, {})
     return params | {k: Pairs.of(v) for k, v in (("run", run), ("lanes", lanes)) if v}
+
+
+def _vector(op: Op, p: ContractParameters, hardware: Hardware) -> int:
+    """Elements of one vector along the columns."""
+    loaded = WIDEST_COPY_BYTES // itemsize(op.operands[0].tensor.dtype)
+    widest = hardware.simd_lanes if isinstance(hardware, CpuHardware) else loaded
+    return int(vector_width(np.array(p.k_t), widest))
 
 
 def _steps(

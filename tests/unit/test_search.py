@@ -201,6 +201,8 @@ def test_every_point_has_a_name_that_finds_it(kernel):
         assert space.found(space.named(i)) == i
     assert space.found({}) is None
     assert space.found({**space.named(0), "k_b": "64"}) is None
+    # as an earlier version wrote it
+    assert space.found({**space.named(0), "vec": 4}) is None
     assert np.all(space.least_s <= 1.02 * space.estimates_s.max())
 
 
