@@ -18,6 +18,8 @@ from tilewright.streaming.window import Window, window_of
 ATTEMPTS = 6
 #: how much less weights per step where a smaller limit is to give other cuts
 FINER = 0.85
+#: steps from which filling the pipeline (reading one step) hardly counts; bytes that are worth a step
+STEPS, WORTHWHILE_BYTES = 12, 32 << 20
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,18 @@ def _cut(line: Line, room: float) -> tuple[Line, tuple[tuple[int, int], ...], bo
     cut_line = split_large(line, int(room // 2)) if room >= 2 else line
     least = max(sum(needed.values()) for needed in cut_line.constant_bytes)
     total = sum({k: n for needed in cut_line.constant_bytes for k, n in needed.items()}.values())
-    limit = total if total <= room else max(room / 2, least)
+    limit = weight_limit(total, least, room)
     cuts = choose_cuts(cut_line, limit)
     assert cuts is not None  # every op alone is within the limit
     return cut_line, tuple(cuts), limit == least
+
+
+def weight_limit(total: int, least: int, room: float) -> float:
+    """Bytes of weights for one step, of `total` in all where no step can have fewer than `least`.
+
+    All of them where they fit into the room. Else half of it, or less where steps would be few: before the
+    first step computes, its weights are read with nothing to hide that behind.
+    """
+    if total <= room:
+        return total
+    return max(min(room / 2, max(total / STEPS, WORTHWHILE_BYTES)), least)

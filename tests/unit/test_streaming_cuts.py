@@ -15,6 +15,7 @@ from tilewright.streaming.line import Line
 from tilewright.streaming.memory_size import memory_bytes, shown_bytes
 from tilewright.streaming.split_ops import split_large
 from tilewright.streaming.step_modules import share_templates, steps_of
+from tilewright.streaming.step_planning import weight_limit
 from tilewright.streaming.window import window_of
 
 TINY = {"layers": 3, "width": 16, "heads": 2, "vocabulary": 30, "context": 6, "sequence": 5}
@@ -196,3 +197,12 @@ def test_pieces_of_scratch_files_are_used_again_when_nobody_reads_them():
         assert kinds == [v.tensor for v in steps[pieces.index(pieces[number])].outputs]
         holds[pieces[number]] = number
     assert all(holds[pieces[maker[v]]] == maker[v] for v in line.returned)
+
+
+def test_steps_are_not_few_where_weights_are_many():
+    mib = 1 << 20
+    assert weight_limit(100 * mib, 5 * mib, 100 * mib) == 100 * mib  # all fit
+    assert weight_limit(1200 * mib, 5 * mib, 1000 * mib) == 100 * mib  # a twelfth
+    assert weight_limit(1200 * mib, 5 * mib, 150 * mib) == 75 * mib  # half of the room
+    assert weight_limit(120 * mib, 5 * mib, 100 * mib) == 32 * mib  # no smaller steps than needed
+    assert weight_limit(1200 * mib, 300 * mib, 1000 * mib) == 300 * mib  # what one op needs
