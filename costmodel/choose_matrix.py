@@ -16,6 +16,9 @@ from tilewright.costmodel.matrix_space import MatrixProblem, MatrixSpace, matrix
 from tilewright.costmodel.parameters import MatrixParameters
 from tilewright.costmodel.windows import FloatArray
 
+#: several sets of warps must be estimated to take at most this share of what one set takes
+SETS_GAIN = 0.85
+
 
 def has_tensor_cores(hardware: Hardware, problem: MatrixProblem) -> TypeGuard[GpuHardware]:
     """Whether the device multiplies such factors on tensor cores that the generated kernels can use."""
@@ -26,10 +29,15 @@ def has_tensor_cores(hardware: Hardware, problem: MatrixProblem) -> TypeGuard[Gp
 def choose_matrix(problem: MatrixProblem, hardware: GpuHardware) -> Choice[MatrixParameters]:
     """The legal point with the smallest estimate; the bound, then enumeration order, break ties. Memoised.
 
-    Raises InputError where no point fits the device.
+    Several sets of warps are taken only where the gain is clear. Raises InputError where no point fits the
+    device.
     """
     space, bounds, estimates = _evaluate(problem, hardware)
-    best = int(np.lexsort((bounds.seconds, estimates))[0])
+    order = np.lexsort((bounds.seconds, estimates))
+    best = int(order[0])
+    plain = order[space.warps_k[order] == 1]
+    if len(plain) and estimates[best] > SETS_GAIN * estimates[plain[0]]:
+        best = int(plain[0])
     return Choice(space.at(best), bounds.at(best), float(estimates[best]), len(space))
 
 

@@ -8,7 +8,12 @@ from matrix_samples import contraction, product, view_of
 
 from tilewright.costmodel import load_hardware
 from tilewright.costmodel.bound_terms import MEASURED_LOOP
-from tilewright.costmodel.choose_matrix import choose_matrix, has_tensor_cores, likely_matrix
+from tilewright.costmodel.choose_matrix import (
+    SETS_GAIN,
+    choose_matrix,
+    has_tensor_cores,
+    likely_matrix,
+)
 from tilewright.costmodel.matrix_bound import least_matrix_s, matrix_bound, tensor_flops_per_s
 from tilewright.costmodel.matrix_estimator import estimate_matrix
 from tilewright.costmodel.matrix_space import (
@@ -105,6 +110,17 @@ def test_few_blocks_with_long_sums_get_sets_of_warps():
     assert estimates.min() < 0.5 * estimates[space.warps_k == 1].min()
     assert choose_matrix(PROBLEMS["square"], H100).parameters.warps_k == 1
     assert np.all(space.k % (16 * space.warps_k) == 0)
+
+
+def test_sets_of_warps_must_clearly_pay():
+    """They are a little faster by the estimate here, within its errors."""
+    wide = MatrixProblem(1, 3136, 64, 256, 1, 2, 1605632, 32768, 401408)
+    space = matrix_space(wide, H100)
+    estimates = estimate_matrix(wide, space, H100)
+    single = estimates[space.warps_k == 1].min()
+    assert SETS_GAIN * single < estimates.min() < single
+    found = choose_matrix(wide, H100)
+    assert (found.parameters.warps_k, found.estimate_s) == (1, single)
 
 
 def test_groups_of_blocks_are_whole():
