@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 
 from tilewright.ir import Block, Builder, Func, Level, Module, Ref, Value
 from tilewright.measuring import RandomConstants
+from tilewright.passes.constant_params import constant_positions
 from tilewright.passes.tensor.share_kernels import kernel_text
-from tilewright.passes.thread.overlap_launches import constant_positions
 
 #: attributes that a search changes, or that say where a choice comes from
 _CHOSEN = ("skeleton", "params", "cost", "measured_s", "candidates")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from tilewright.ir.nodes import Func, Level, Module, Op, Ref, Value, walk
+from tilewright.ir.nodes import Func, Level, Module, Op, Value, walk
 from tilewright.ir.thread_launch_ops import (
     CONSTANT_PARAMS,
     PREFETCH,
@@ -16,6 +16,7 @@ from tilewright.ir.thread_launch_ops import (
     waits_for_launches,
 )
 from tilewright.ir.types import TensorType
+from tilewright.passes.constant_params import constant_positions
 from tilewright.passes.context import PassContext
 from tilewright.passes.definition import register_pass
 
@@ -59,21 +60,6 @@ def starts_early(target: str) -> bool:
     """Whether kernels of a target such as `cuda:sm_90a` may start before those they depend on have ended."""
     arch = re.search(r":sm_(\d+)", target)
     return arch is not None and int(arch[1]) >= FIRST_ARCH
-
-
-def constant_positions(module: Module) -> dict[str, tuple[int, ...]]:
-    """Per kernel that @main calls, the parameters that are constants at every call."""
-    constants: set[Value] = set()
-    found: dict[str, set[int]] = {}
-    for main in (f for f in module.funcs if f.name == "main"):
-        for op in main.body.ops:
-            if op.name == "tensor.constant":
-                constants.add(op.result)
-            ref = op.get("callee")
-            if isinstance(ref, Ref):
-                here = {i for i, v in enumerate(op.operands) if v in constants}
-                found[ref.name] = found.get(ref.name, here) & here
-    return {name: tuple(sorted(positions)) for name, positions in found.items()}
 
 
 def _overlapping(func: Func, constants: tuple[int, ...], release: Release) -> Func:
