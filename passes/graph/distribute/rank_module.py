@@ -15,7 +15,16 @@ from tilewright.ir.types import TensorType, storage_dtype
 from tilewright.passes.constant_pool import ConstantPool
 from tilewright.passes.dead_ops import live_ops
 from tilewright.passes.graph.distribute.directions import is_layer
-from tilewright.passes.graph.distribute.distribution import Need, Partial, Sliced, Split, replaced, sliced
+from tilewright.passes.graph.distribute.distribution import (
+    Interval,
+    Need,
+    Partial,
+    Sliced,
+    Split,
+    replaced,
+    sliced,
+)
+from tilewright.passes.graph.distribute.overlap import Parts
 from tilewright.passes.graph.distribute.placement import Placement
 from tilewright.passes.graph.distribute.spreading import Spread
 
@@ -73,7 +82,10 @@ class _RankBuilder:
             for v, needs in zip(op.operands, placement.needs, strict=True)
         ]
         piece = placement.pieces[self.rank]
-        if placement.partial:
+        parts = self.spread.parts[op][self.rank] if op in self.spread.parts else None
+        if parts is not None:
+            self.local[op.result] = self.in_parts(op, placement, parts, operands)
+        elif placement.partial:
             self.local[op.result] = self.joined(op, placement, piece, operands)
         elif piece is None:
             for r in op.results:
@@ -83,6 +95,25 @@ class _RankBuilder:
             made = self.emit(op, operands, piece)
             for r, value in zip(op.results, made, strict=True):
                 self.local[r] = self.kept(value, placement, piece)
+
+    def in_parts(self, op: Op, placement: Placement, parts: Parts, operands: Sequence[Value]) -> Value:
+        """Rows made of own rows first, then the rows beside them, of the halo that `operands` begins with."""
+        v, halo = op.operands[0], operands[0]
+        held, needs, split = self.spread.held[v], placement.needs[0], placement.split
+        if held is None or needs is None or split is None:
+            raise AssertionError(f"{op.name} is made in parts, but not split along with what it reads")
+        starts = held.intervals[self.rank][0], needs[self.rank].start
+        made: dict[Interval, Value] = {}
+        for rows in (parts.rows[parts.interior], *parts.borders):
+            piece = sliced(op, split.axis, *rows)
+            need = None if piece is None else piece.needs[0]
+            if piece is None or need is None:
+                raise AssertionError(f"{op.name} cannot be made in rows {list(rows)}")
+            source, first = (halo, starts[1]) if made else (self.local[v], starts[0])
+            x = self.crop(source, Need(need.axis, need.start - first, need.end - first))
+            (made[rows],) = self.emit(op, (x, *operands[1:]), piece)
+        joined = [made[rows] for rows in parts.rows]
+        return self.b.value("graph.concatenate", *joined, axis=split.axis)
 
     def emit(self, op: Op, operands: Sequence[Value], piece: Sliced | Partial) -> tuple[Value, ...]:
         attrs: dict[str, Attr] = {**dict(op.attrs), **piece.attrs}

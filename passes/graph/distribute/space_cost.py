@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Final
 
 from tilewright.ir.nodes import Op, Value
 from tilewright.passes.graph.distribute.distribution import Distribution, Need, Split
+
+#: elements that 132 multiprocessors make at once, in tiles of 128 x 128
+WAVE: Final = 132 * 128.0 * 128.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,18 +19,28 @@ class Rates:
     """What decides between splitting and gathering, of a device of speed 1 and of one link.
 
     The defaults are round figures of a data-centre GPU that reaches a part of its peak, and of a fast link;
-    only their ratios matter.
+    only their ratios matter. kernel_s: between two kernels. wave: elements that a device makes at once; no
+    kernel is done sooner than one that makes as many.
     """
 
     flops_per_s: float = 2e13
     bytes_per_s: float = 2e12
     link_bytes_per_s: float = 1e11
     link_latency_s: float = 2e-6
+    kernel_s: float = 2e-6
+    wave: float = WAVE
 
     def compute_s(self, op: Op) -> float:
         """Seconds of a whole op: the larger of its operations and its memory traffic."""
         moved = sum(v.tensor.nbytes for v in (*op.operands, *op.results))
         return max(operations(op) / self.flops_per_s, moved / self.bytes_per_s)
+
+    def rows_s(self, op: Op, axis: int, rows: int) -> float:
+        """Seconds of some rows of the result of an op, along an axis, as a kernel of its own."""
+        t = op.results[0].tensor
+        if not t.size:
+            return 0.0
+        return self.compute_s(op) * max(rows / t.shape[axis], min(1.0, self.wave / t.size))
 
     def move_s(self, nbytes: float) -> float:
         """Seconds until the rank that receives most has its bytes; nothing for nothing."""

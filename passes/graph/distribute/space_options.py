@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.costmodel.partition.naive import check_speeds
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Module, Op
 from tilewright.passes.graph.distribute.directions import DIRECTIONS, checked_direction
-from tilewright.passes.graph.distribute.space_cost import Rates
+from tilewright.passes.graph.distribute.overlap import OVERLAPS, Overlap
+from tilewright.passes.graph.distribute.space_cost import WAVE, Rates
 from tilewright.passes.graph.distribute.space_directions import directed_plan
 from tilewright.passes.graph.distribute.space_plan import read_plan
 from tilewright.passes.graph.distribute.space_search import Method, searched_plan
@@ -32,13 +33,17 @@ class SpaceOptions:
     tflops: float = 20.0
     link_gbs: float = 100.0
     latency_us: float = 2.0
+    overlap: str = "auto"
+    kernel_us: float = 2.0
+    wave: float = WAVE
 
 
 def decide(module: Module, devices: int, options: SpaceOptions) -> Spread:
     """How every op of @main runs on `devices` ranks; raises InputError for options that do not fit."""
     speeds = _speeds(options.speeds, devices)
-    rates = _rates(options.tflops, options.link_gbs, options.latency_us)
     asked, late = read_plan(module.main, options.plan), options.gather == "late"
+    rates = _rates(options)
+    shared = Request(speeds, "h", asked, late=late, rates=rates, overlap=_overlap(options.overlap))
     method = _METHODS.get(options.method)
     if method is None and options.method not in _OTHERS:
         known = ", ".join((*_OTHERS, *_METHODS))
@@ -49,12 +54,12 @@ def decide(module: Module, devices: int, options: SpaceOptions) -> Spread:
         found: Mapping[Op, PlannedLayer] = {}
         if method is not None:
             found = searched_plan(module.main, direction, speeds, method, options.threshold, rates)
-        requests.append(Request(speeds, direction, asked, found, late, rates))
+        requests.append(replace(shared, direction=direction, searched=found))
         if method == "exact":  # its blocks leave out what fetching their inputs takes
-            requests.append(Request(speeds, direction, asked, {}, late, rates))
+            requests.append(replace(shared, direction=direction))
     if options.method == "directions":
         found = directed_plan(module.main, speeds, rates)
-        requests += [Request(speeds, d, asked, found, late, rates) for d in DIRECTIONS]
+        requests += [replace(shared, direction=d, searched=found) for d in DIRECTIONS]
     return min((spread(module.main, r) for r in requests), key=lambda s: s.total_s)
 
 
@@ -72,7 +77,18 @@ def _speeds(text: str, devices: int) -> tuple[float, ...]:
     return tuple(v / max(values) for v in values)
 
 
-def _rates(tflops: float, link_gbs: float, latency_us: float) -> Rates:
-    if not (tflops > 0 and link_gbs > 0 and latency_us >= 0):
-        raise InputError(f"expected positive rates, got {tflops} Tflop/s, {link_gbs} GB/s, {latency_us} us")
-    return Rates(tflops * 1e12, tflops * 1e11, link_gbs * 1e9, latency_us * 1e-6)
+def _overlap(text: str) -> Overlap:
+    for policy in OVERLAPS:
+        if text == policy:
+            return policy
+    raise InputError(f"option 'overlap' expects one of {', '.join(OVERLAPS)}, got '{text}'")
+
+
+def _rates(o: SpaceOptions) -> Rates:
+    if not (min(o.tflops, o.link_gbs) > 0 and min(o.latency_us, o.kernel_us, o.wave) >= 0):
+        raise InputError(
+            f"expected positive rates, got {o.tflops} Tflop/s, {o.link_gbs} GB/s, "
+            f"{o.latency_us} us per message, {o.kernel_us} us per kernel, {o.wave} elements at once"
+        )
+    link = o.link_gbs * 1e9, o.latency_us * 1e-6
+    return Rates(o.tflops * 1e12, o.tflops * 1e11, *link, o.kernel_us * 1e-6, o.wave)

@@ -9,6 +9,7 @@ from tilewright.ir.nodes import Level, Module
 from tilewright.passes.context import PassContext
 from tilewright.passes.definition import register_pass
 from tilewright.passes.graph.distribute.rank_module import rank_module
+from tilewright.passes.graph.distribute.space_cost import WAVE
 from tilewright.passes.graph.distribute.space_options import SpaceOptions, decide
 
 
@@ -28,6 +29,9 @@ def split_space(
     tflops: float = 20.0,
     link_gbs: float = 100.0,
     latency_us: float = 2.0,
+    overlap: Literal["auto", "always", "never"] = "auto",
+    kernel_us: float = 2.0,
+    wave: float = WAVE,
 ) -> Module:
     """What rank `rank` of `devices` runs where each makes a part of every layer; inputs, results are whole.
 
@@ -42,13 +46,18 @@ def split_space(
       splits as long as it can.
     tflops, link_gbs, latency_us: what auto weighs: 1e12 operations per second of the fastest device (which
       reads a byte in the time of ten), 1e9 bytes per second and microseconds per message of a link.
+    overlap: rows of convolutions and poolings that need no other rank's rows are computed while those come.
+      auto: where that hides more time than the additional kernels take: `kernel_us` between two, and each
+      as long as for `wave` elements, which a device makes at once.
 
     rewrite: %y = graph.conv2d(%x, %w, padding = [1, 1, 1, 1])
         -->  %h = graph.halo_exchange(%x, axis = 2, ...); %y = graph.conv2d(%h, %w, padding = [0, 1, 1, 1])
     """
     if devices < 1 or not 0 <= rank < devices:
         raise InputError(f"expected a rank among 0..{devices - 1} of {devices} devices, got {rank}")
-    options = SpaceOptions(axis, speeds, plan, method, threshold, gather, tflops, link_gbs, latency_us)
+    options = SpaceOptions(
+        axis, speeds, plan, method, threshold, gather, tflops, link_gbs, latency_us, overlap, kernel_us, wave
+    )
     return rank_module(module, decide(module, devices, options), rank, devices)
 
 

@@ -18,6 +18,7 @@ from tilewright.passes.graph.distribute.directions import (
     is_product,
 )
 from tilewright.passes.graph.distribute.distribution import Distribution, Interval, Split, sliced
+from tilewright.passes.graph.distribute.overlap import Overlap, Parts, overlapped
 from tilewright.passes.graph.distribute.placement import (
     WHOLE,
     Placement,
@@ -48,6 +49,7 @@ class Request:
     plan: what a person asked of single layers; it binds. searched: what a search found; it is followed where
       it can be, and where running whole is not cheaper.
     late: gather as late as possible, whatever it costs.
+    overlap: whether windowed ops are made in parts, so that halos arrive meanwhile.
     """
 
     speeds: tuple[float, ...]
@@ -56,6 +58,7 @@ class Request:
     searched: Mapping[Op, PlannedLayer] = field(default_factory=dict)
     late: bool = False
     rates: Rates = field(default_factory=Rates)
+    overlap: Overlap = "never"
 
     @property
     def devices(self) -> int:
@@ -64,9 +67,13 @@ class Request:
 
 @dataclass
 class Spread:
-    """The decisions: how every op runs, how every value is held, and seconds per op with its exchanges."""
+    """The decisions: how every op runs, how every value is held, and seconds per op with its exchanges.
+
+    parts: of windowed ops that are made in parts, those of every rank.
+    """
 
     placements: dict[Op, Placement] = field(default_factory=dict)
+    parts: dict[Op, tuple[Parts | None, ...]] = field(default_factory=dict)
     held: dict[Value, Distribution] = field(default_factory=dict)
     seconds: dict[Op, float] = field(default_factory=dict)
     total_s: float = 0.0
@@ -136,6 +143,9 @@ class _Walk:
                 if held is not None and (needs is None or needs[0].axis != held.axis):
                     self.gathered.add(v)
             self.out.placements[op] = placement
+            parts = self.overlapped(op, placement)[0]
+            if any(parts):
+                self.out.parts[op] = parts
             self.out.held.update((r, placement.split) for r in op.results)
             self.out.seconds[op] = seconds
             self.out.total_s += seconds
@@ -299,7 +309,12 @@ class _Walk:
             return moved + compute * self.summed_share(op, p)
         if p.split is None:
             return moved + compute / min(self.speeds)
-        return moved + compute * share(p.split, op.results[0].tensor.shape[p.split.axis], self.speeds)
+        hidden = self.overlapped(op, p)[1]
+        part = share(p.split, op.results[0].tensor.shape[p.split.axis], self.speeds)
+        return moved + compute * part - hidden
+
+    def overlapped(self, op: Op, p: Placement) -> tuple[tuple[Parts | None, ...], float]:
+        return overlapped(op, p, self.out.held, self.request.overlap, self.rates, self.speeds)
 
     def summed_share(self, op: Op, p: Placement) -> float:
         for v, rows in zip(op.operands, p.needs, strict=True):

@@ -23,6 +23,8 @@ from tilewright.passes.graph.distribute.distribution import (
 _CONVOLUTIONS = tuple(f"conv{n}d" for n in SPATIAL)
 _TRANSPOSED = tuple(f"conv{n}d_transpose" for n in SPATIAL)
 _POOLS = tuple(f"{kind}_pool{n}d" for kind in ("max", "avg") for n in SPATIAL)
+#: ops whose rows are windows that slide over the rows of their first operand
+SLIDING = frozenset(f"graph.{n}" for n in (*_CONVOLUTIONS, *_TRANSPOSED, *_POOLS))
 _WHOLE_IMAGE = tuple(
     f"{how}_{kind}_pool{n}d" for how in ("global", "adaptive") for kind in ("avg", "max") for n in SPATIAL
 )
