@@ -94,7 +94,7 @@ def plan_here(a: argparse.Namespace) -> None:
     """
     options = _options(a)
     if not a.execute and not a.measure_here:
-        _print(a, plan_network(_network(a), _name(a), options))
+        tell(a, plan_network(_network(a), _name(a), options))
     elif a.as_rank or started_by_mpi():
         _run_rank(a, options)
     else:
@@ -183,11 +183,11 @@ def _run_rank(a: argparse.Namespace, options: Options) -> None:
             )
         facts = plan_network(_network(a), _name(a), options, communicator)
     if communicator.rank == 0:
-        _print(a, facts)
+        tell(a, facts)
 
 
-def _print(a: argparse.Namespace, facts: dict[str, Any]) -> None:
-    """Print and draw; raises WorkError for a wrong result."""
+def tell(a: argparse.Namespace, facts: dict[str, Any]) -> None:
+    """Print and draw what was found; raises WorkError where the plan gave a wrong result."""
     if a.plot:
         write_execution_plot(facts, a.plot)
     print(json.dumps(facts, indent=1) if a.json else report_text(facts))
