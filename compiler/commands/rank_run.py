@@ -13,6 +13,7 @@ import numpy as np
 from tilewright.commands.network import choices_of, load_network, random_inputs, read_inputs, relative_error
 from tilewright.distributed import MODES, DistributedExecutable
 from tilewright.distributed import compile as compile_rank
+from tilewright.distributed.executable import TRANSPORTS
 from tilewright.distributed.launcher import MAX_RANKS, launch
 from tilewright.distributed.world import together, world
 from tilewright.executable import clear_errors, load
@@ -50,6 +51,12 @@ def add_rank_arguments(p: argparse.ArgumentParser) -> None:
         type=float,
         metavar="SECONDS",
         help=f"how long each wait for another process may take (default {TIMEOUT_S:g})",
+    )
+    group.add_argument(
+        "--transport",
+        default="device",
+        choices=TRANSPORTS,
+        help="how messages travel between GPUs: directly, with NCCL (default device), or through host memory",
     )
     group.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
 
@@ -156,7 +163,7 @@ def _executable(
     """The network, unless it is saved, and this rank's executable."""
     if Path(a.network).suffix != ".tw":
         module = load_network(a)
-        options = {"mode": a.mode or "space", "options": a.mode_options or ""}
+        options = {"mode": a.mode or "space", "options": a.mode_options or "", "transport": a.transport}
         return module, compile_rank(
             module, target=a.target, communicator=communicator, **options, **choices_of(a)
         )
@@ -166,7 +173,9 @@ def _executable(
         )
     path = a.network.replace("{rank}", str(communicator.rank))
     exe = load(path)
-    if not isinstance(exe, DistributedExecutable):
+    if isinstance(exe, DistributedExecutable):
+        exe.transport = a.transport
+    else:
         raise InputError(
             "expected the saved executable of a rank: name the files as NAME{rank}.tw", where=path
         )

@@ -9,25 +9,29 @@ from typing import Any
 import numpy as np
 
 from tilewright.api import compile as compile_whole
-from tilewright.distributed.executable import DistributedExecutable
+from tilewright.distributed.executable import DistributedExecutable, Transport
 from tilewright.distributed.modes import mode_pipeline
 from tilewright.distributed.world import world
 from tilewright.executable import Artifact, Executable
 from tilewright.ir import InputError, Level, Module, UnsupportedError, show
 from tilewright.passes import PassContext, run_pipeline
+from tilewright.pipelines import PRECISIONS
 from tilewright.runtime.communication.communicator import AnyCommunicator
 
 
-def rank_module(module: Module, mode: str, devices: int, rank: int, options: str = "") -> Module:
+def rank_module(
+    module: Module, mode: str, devices: int, rank: int, options: str = "", precision: str = "fp32"
+) -> Module:
     """What rank `rank` of `devices` runs of a graph-level module; see `tilewright.distributed.modes`.
 
+    precision: one of 16 bits is carried out first, so that what ranks tell each other is narrow too.
     Inputs and outputs are those of `module` on every rank. Raises InputError and PassError.
     """
     if module.main.level is not Level.GRAPH:
         raise InputError(
             f"expected a module of graph ops to divide, got one at level {module.main.level.value}"
         )
-    return run_pipeline(module, mode_pipeline(mode, devices, rank, options), PassContext())
+    return run_pipeline(module, mode_pipeline(mode, devices, rank, options, precision), PassContext())
 
 
 def compile(
@@ -37,6 +41,7 @@ def compile(
     target: str = "auto",
     communicator: AnyCommunicator | None = None,
     options: str = "",
+    transport: Transport = "device",
     **choices: Any,
 ) -> DistributedExecutable:
     """Compile this rank's part of a network; every rank calls it with the same arguments.
@@ -45,6 +50,7 @@ def compile(
         channels split), `pipeline` (stages, micro-batches).
     communicator: this rank's end of the world; None means the processes that mpirun started.
     options: of the mode's pass, such as `axis=w` (see `irdump --list-passes`).
+    transport: how messages travel between GPUs, see `DistributedExecutable`.
     choices: keyword arguments of `tilewright.compile`. Pipelines get as many instances as there are ranks
         unless told otherwise, so that `map` can keep every stage at work.
 
@@ -56,12 +62,15 @@ def compile(
     if choices.get("shapes") is not None:
         raise UnsupportedError("expected one set of input shapes: a divided network has one plan per rank")
     own = communicator or world()
-    part = rank_module(module, mode, own.size, own.rank, options)
+    precision = str(choices.get("precision", "fp32"))
+    part = rank_module(module, mode, own.size, own.rank, options, precision)
+    if "graph" in PRECISIONS[precision]:
+        choices["precision"] = "fp32"  # what is left to decide: the graph is narrow already
     if mode == "pipeline":
         choices.setdefault("instances", own.size)
-    passes = str(mode_pipeline(mode, own.size, 0, options)).replace("rank=0", "rank=r")
-    agreed = {"network": network_digest(module), "passes": passes}
-    return compile_part(part, own, target=target, mode=mode, agreed=agreed, **choices)
+    passes = str(mode_pipeline(mode, own.size, 0, options, precision)).replace("rank=0", "rank=r")
+    agreed = {"network": network_digest(module), "passes": passes, "precision": precision}
+    return compile_part(part, own, target=target, mode=mode, agreed=agreed, transport=transport, **choices)
 
 
 def compile_part(
@@ -71,11 +80,13 @@ def compile_part(
     target: str = "auto",
     mode: str = "own",
     agreed: Mapping[str, str] | None = None,
+    transport: Transport = "device",
     **choices: Any,
 ) -> DistributedExecutable:
     """Compile what one rank runs, divided already: its graph holds the communication ops.
 
-    mode: for reports. agreed: what must be the same on all ranks, by name, beside precision and options.
+    mode: for reports. agreed: what must be the same on all ranks, by name, beside precision and options; a
+        precision named there is that of the part as it is given, for reports.
     choices: keyword arguments of `tilewright.compile`. Raises as `compile` does.
     """
     exe = compile_whole(part, target, **choices)
@@ -84,19 +95,23 @@ def compile_part(
     asked = {
         k: v for k, v in choices.items() if k not in ("precision", "progress", "instruments", "instances")
     }
-    facts = {
+    facts: dict[str, Any] = {
         "rank": communicator.rank,
         "size": communicator.size,
         "mode": mode,
         "agreed": {
-            **(agreed or {}),
             "precision": str(choices.get("precision", "fp32")),
+            **(agreed or {}),
+            "transport": transport,
             "options": ", ".join(f"{k}={v!r}" for k, v in sorted(asked.items())),
         },
     }
     a = exe.artifact
-    artifact = Artifact(a.plan, a.constants, a.texts, {**a.facts, "distributed": facts})
-    return DistributedExecutable(artifact, exe.target, instances=exe.instances, communicator=communicator)
+    told = {"precision": facts["agreed"]["precision"], "distributed": facts}
+    artifact = Artifact(a.plan, a.constants, a.texts, {**a.facts, **told})
+    return DistributedExecutable(
+        artifact, exe.target, instances=exe.instances, communicator=communicator, transport=transport
+    )
 
 
 def network_digest(module: Module) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 from tilewright.distributed.world import world
 from tilewright.executable import Artifact, Executable
@@ -12,6 +12,9 @@ from tilewright.opened_device import OpenedDevice
 from tilewright.runtime.communication.agreement import agree, communications
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.device import Device, LoadedPlan
+
+Transport = Literal["device", "host"]
+TRANSPORTS: tuple[str, ...] = get_args(Transport)
 
 
 class DistributedExecutable(Executable):
@@ -30,10 +33,17 @@ class DistributedExecutable(Executable):
         instances: int = 1,
         device: OpenedDevice | None = None,
         communicator: AnyCommunicator | None = None,
+        transport: Transport = "device",
     ) -> None:
-        """communicator: None means the processes that mpirun started, when the first call comes."""
+        """communicator: None means the processes that mpirun started, when the first call comes.
+
+        transport: `device`, from device to device where they can (NCCL between GPUs); `host`, through host
+        memory and the processes, step by step, also where ranks share a GPU.
+        """
         super().__init__(artifact, target, instances=instances, device=device)
-        self._communicator = communicator
+        if transport not in TRANSPORTS:
+            raise InputError(f"expected transport among {', '.join(TRANSPORTS)}, got {transport!r}")
+        self._communicator, self.transport = communicator, transport
         self.distribution = _read_facts(artifact.facts)
 
     @property
@@ -54,8 +64,14 @@ class DistributedExecutable(Executable):
             raise InputError(f"expected the executable of {wanted}, got that of {told}{hint}")
         agree(own, {k: str(v) for k, v in facts["agreed"].items()}, self.plan)
         constants = self.artifact.constants
-        if not communications(self.plan):
+        if own.size == 1 or not (communications(self.plan) or device.language == "cuda"):
             return super()._load_on(device)
+        if device.language == "cuda" and self.transport == "host":
+            from tilewright.runtime.cuda_staged import StagedCommunicator
+
+            staged: Any = StagedCommunicator(cast("Any", own), cast("Any", device).context)
+            return device.load(self.plan, constants, communicator=staged)
+        # GPUs connect in a collective, so a rank without communications of its own takes part.
         return device.load(self.plan, constants, communicator=own)
 
     def report(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Communication through the whole compile chain, run on PoCL by ranks that are threads."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from tilewright.ir.lockstep import interpret_ranks
 from tilewright.runtime.arena_check import check_arena
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.threads import ThreadCommunicator, ThreadWorld
+from tilewright.runtime.cuda_staged import StagedCommunicator
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -215,3 +216,36 @@ def test_what_one_device_alone_can_do_is_refused() -> None:
         distributed.compile(module, mode="time", communicator=c)
     with pytest.raises(tw.UnsupportedError, match="reference target"):
         distributed.compile(module, target="reference", communicator=c)
+
+
+@pytest.mark.parametrize(
+    ("transport", "kind"), [("host", StagedCommunicator), ("device", ThreadCommunicator)]
+)
+def test_gpus_are_given_the_transport_that_is_asked_for(transport: Any, kind: type) -> None:
+    """A rank without communications of its own as well: connecting GPUs takes all of them."""
+    given: list[object] = []
+
+    class Gpu:
+        language, context = "cuda", None
+
+        def load(self, plan: object, constants: object, *, communicator: object) -> None:
+            given.append(communicator)
+
+    module = tw.parse(NET)
+
+    def work(c: ThreadCommunicator) -> None:
+        for options in ("gather=late", "gather=auto"):
+            exe = distributed.compile(
+                module, options=options, target="opencl", communicator=c, transport=transport
+            )
+            exe._load_on(cast("Any", Gpu()))
+
+    ThreadWorld(2, timeout_s=60).run(work)
+    assert [type(c) for c in given] == [kind] * 4
+
+
+def test_an_unknown_transport_is_refused() -> None:
+    module = tw.parse(NET)
+    (c,) = ThreadWorld(1).communicators
+    with pytest.raises(tw.InputError, match="expected transport among device, host, got 'air'"):
+        distributed.compile(module, target="null", communicator=c, transport=cast("Any", "air"))
