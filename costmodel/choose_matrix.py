@@ -27,18 +27,22 @@ def has_tensor_cores(hardware: Hardware, problem: MatrixProblem) -> TypeGuard[Gp
 
 @lru_cache(maxsize=4096)
 def choose_matrix(problem: MatrixProblem, hardware: GpuHardware) -> Choice[MatrixParameters]:
-    """The legal point with the smallest estimate; the bound, then enumeration order, break ties. Memoised.
-
-    Several sets of warps are taken only where the gain is clear. Raises InputError where no point fits the
-    device.
-    """
+    """The legal point that `best_point` names. Memoised. Raises InputError where no point fits the device."""
     space, bounds, estimates = _evaluate(problem, hardware)
-    order = np.lexsort((bounds.seconds, estimates))
-    best = int(order[0])
-    plain = order[space.warps_k[order] == 1]
-    if len(plain) and estimates[best] > SETS_GAIN * estimates[plain[0]]:
-        best = int(plain[0])
+    best = best_point(space, bounds, estimates)
     return Choice(space.at(best), bounds.at(best), float(estimates[best]), len(space))
+
+
+def best_point(space: MatrixSpace, bounds: BoundArrays, estimates: FloatArray) -> int:
+    """The point with the smallest estimate; the bound, then enumeration order, break ties.
+
+    Several sets of warps are taken only where the gain is clear.
+    """
+    order = np.lexsort((bounds.seconds, estimates))
+    best, single = int(order[0]), order[space.warps_k[order] == 1]
+    if len(single) and estimates[best] > SETS_GAIN * estimates[single[0]]:
+        return int(single[0])
+    return best
 
 
 def likely_matrix(problem: MatrixProblem, hardware: GpuHardware, top: int) -> list[Choice[MatrixParameters]]:

@@ -11,6 +11,7 @@ import numpy as np
 from tilewright.costmodel.bound import BoundArrays, contract_bound
 from tilewright.costmodel.bound_terms import MEASURED_LOOP, SKELETON
 from tilewright.costmodel.choose import DEFAULT_LIMITS, Choice
+from tilewright.costmodel.choose_matrix import best_point
 from tilewright.costmodel.enumeration import Rule
 from tilewright.costmodel.estimator import estimate_contract
 from tilewright.costmodel.hardware import GpuHardware, Hardware
@@ -60,6 +61,8 @@ class Points(Generic[P]):
     @property
     def likeliest(self) -> int:
         """The point that the cost model chooses among these."""
+        if isinstance(self.space, MatrixSpace):
+            return best_point(self.space, self.cold, self.estimates_s)
         return int(np.lexsort((self.cold.seconds, self.estimates_s))[0])
 
     def named(self, index: int) -> dict[str, Any]:
