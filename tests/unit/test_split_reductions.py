@@ -5,6 +5,8 @@ import pytest
 from unbuilt_plans import plan_of
 
 import tilewright as tw
+from tilewright.frontends.relay.importer import import_module
+from tilewright.frontends.relay.load import read_source
 from tilewright.ir import parse
 from tilewright.ir.tensor_ops import dims
 from tilewright.ir.types import storage_dtype
@@ -126,10 +128,20 @@ def test_parts_on_tensor_cores(dtype, precision, k, error):
     assert np.abs(got - wanted).max() <= error * np.abs(wanted).max()
 
 
+def test_launches_of_parts_name_their_ops():
+    """Relay's ops have origins, those of the adding kernel as well."""
+    text = """#[version = "0.0.5"]
+def @main(%data: Tensor[(1, 512, 7, 7), float32], %w: Tensor[(64, 512, 1, 1), float32]) {
+  nn.conv2d(%data, %w, padding=[0, 0, 0, 0], channels=64, kernel_size=[1, 1])
+}
+"""
+    plan = plan_of(import_module(read_source(text, "net.relay")))
+    assert len(plan.launches) == 2
+    assert all(launch.origin for launch in plan.launches)
+
+
 def test_networks_are_split_where_blocks_are_few(data_dir):
     path = data_dir / "relay" / "pt_efficientnet_b0.relay"
     module = tw.frontends.relay.load(str(path), params="random", seed=0)
     with_parts = [n for n in products(module)[0] if n > 1]
     assert len(with_parts) >= 5
-    plan = plan_of(module)
-    assert all(launch.origin for launch in plan.launches)
