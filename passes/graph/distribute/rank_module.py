@@ -133,12 +133,16 @@ class _RankBuilder:
     def joined(
         self, op: Op, placement: Placement, piece: Sliced | Partial | None, operands: Sequence[Value]
     ) -> Value:
-        """A partial result, joined with those of the other ranks."""
+        """A partial result, joined with those of the other ranks; means as sums, in float32 at least."""
         parts = [p for p in placement.pieces if isinstance(p, Partial)]
         ((kind, divisor),) = {(p.reduction, p.divisor) for p in parts}
-        t = op.result.tensor
+        narrow = op.result.tensor
+        wide = divisor != 1 and narrow.dtype in ("f16", "bf16")
+        t = TensorType("f32", narrow.shape) if wide else narrow
         if isinstance(piece, Partial):
             (value,) = self.emit(op, operands, piece)
+            if wide:
+                value = self.b.value("graph.cast", value, dtype=t.dtype)
             if piece.weight != 1:
                 weight = self.filled(TensorType(t.dtype, ()), piece.weight)
                 value = self.b.value("graph.multiply", value, weight)
@@ -153,7 +157,8 @@ class _RankBuilder:
         value = self.b.value("graph.all_reduce", value, rank=rank, ranks=ranks, reduction=kind)
         if divisor == 1:
             return value
-        return self.b.value("graph.divide", value, self.filled(TensorType(t.dtype, ()), divisor))
+        value = self.b.value("graph.divide", value, self.filled(TensorType(t.dtype, ()), divisor))
+        return self.b.value("graph.cast", value, dtype=narrow.dtype) if wide else value
 
     def filled(self, t: TensorType, number: float) -> Value:
         """A constant of one number, or of none."""
