@@ -16,7 +16,7 @@ from tilewright.ir import Block, Builder, Func, Module, Op, Value
 from tilewright.kernel_program import alone, constants_of, occurrences_of, subject_text
 from tilewright.library_arbitration import arbitrated_libraries
 from tilewright.library_candidates import FINDERS, LibraryDevice, library_candidates
-from tilewright.library_facts import estimate_of, replacing, won_by
+from tilewright.library_facts import estimate_of, replacing, without_counts, won_by
 from tilewright.library_known import Known, with_true_constants
 from tilewright.library_program import inlined, library_kernels
 from tilewright.library_records import LibraryBook, Record
@@ -120,7 +120,7 @@ class LibraryChoice:
         told = self._in_network(module, programs, found, generated)
         chosen = with_constant_weights(inlined(module, {**generated, **programs}))
         self.facts = {"unavailable": missing, "compared": [c.row() for c in rows], **told, **won_by(chosen)}
-        return chosen
+        return without_counts(chosen)
 
     def _in_network(
         self,

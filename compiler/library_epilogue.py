@@ -121,6 +121,8 @@ def _extended(
     result = BUFFER_DTYPE.get(op.result.tensor.dtype)
     if result is None or result not in ("float32", problem.dtype):
         return None
+    if (problem.has_bias or problem.c is not None) and result != problem.result:
+        return None  # what was added already is of the results' type
     if kind == "cast":
         return replace(current, problem=replace(problem, result=result))
     if problem.epilogue.startswith("relu"):

@@ -8,8 +8,8 @@ from typing import Any, cast
 from tilewright.ir import Func, Module, Pairs, Ref
 from tilewright.library_program import library_kernels
 
-#: attribute of a library function: how many generated kernels it takes the place of
-REPLACED = "replaced"
+#: attribute of a function while shares are counted: how many kernels of generated code alone it stands for
+OPERATORS = "operators"
 
 
 def estimate_of(f: Func) -> float:
@@ -21,8 +21,9 @@ def estimate_of(f: Func) -> float:
 def won_by(module: Module) -> dict[str, Any]:
     """Launches, operators and seconds of one run by who computes them (`generated` or a library), and shares.
 
-    A library launch that takes the place of several generated ones counts as so many operators. Seconds are
-    measured where the kernel was, else the model's estimate.
+    Operators are the kernels that there would be without libraries: a library launch counts as all that it
+    takes the place of, and what is generated around it as none. Seconds are measured where the kernel was,
+    else the model's estimate.
     """
     libraries = library_kernels(module)
     launches: dict[str, int] = {"generated": 0}
@@ -36,8 +37,8 @@ def won_by(module: Module) -> dict[str, Any]:
         who = libraries[f.name].provider if f.name in libraries else "generated"
         measured = f.get("measured_s")
         launches[who] = launches.get(who, 0) + 1
-        replaced = f.get(REPLACED)
-        operators[who] = operators.get(who, 0) + (replaced if isinstance(replaced, int) else 1)
+        count = f.get(OPERATORS)
+        operators[who] = operators.get(who, 0) + (count if isinstance(count, int) else 1)
         seconds[who] = seconds.get(who, 0.0) + (measured if isinstance(measured, float) else estimate_of(f))
     total, total_s = sum(operators.values()), sum(seconds.values())
     return {
@@ -50,12 +51,17 @@ def won_by(module: Module) -> dict[str, Any]:
 
 
 def replacing(program: Module, kernels: int) -> Module:
-    """The program whose library function says how many generated kernels it takes the place of."""
+    """The program whose functions say how many operators they are: those around the library's are none."""
+    counts = {f.name: kernels if f.get("skeleton") == "library" else 0 for f in program.funcs}
     return program.with_funcs(
-        tuple(
-            f.with_attrs(**{REPLACED: kernels}) if f.get("skeleton") == "library" else f
-            for f in program.funcs
-        )
+        tuple(f if f.name == "main" else f.with_attrs(**{OPERATORS: counts[f.name]}) for f in program.funcs)
+    )
+
+
+def without_counts(module: Module) -> Module:
+    """The module without what `replacing` said."""
+    return module.with_funcs(
+        tuple(f if f.get(OPERATORS) is None else f.with_attrs(**{OPERATORS: None}) for f in module.funcs)
     )
 
 

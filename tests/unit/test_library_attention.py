@@ -199,9 +199,11 @@ def test_a_call_takes_the_place_of_three_kernels(bert: Module, same_results: dic
     assert {"attention", "norm"} <= kinds
     facts = choice.facts
     assert facts["compared"][0]["chosen"] == "cudnn"
-    # One launch of attention stands for three generated ones.
+    # One launch of attention stands for three generated ones, what is generated around calls for none.
     assert facts["operators"]["cudnn"] == facts["launches"]["cudnn"] + 2
-    total = sum(facts["operators"].values())
+    total = sum(op.name == "tensor.call" for op in bert.main.body.ops)
+    assert sum(facts["operators"].values()) == total < sum(facts["launches"].values()) + 2
+    assert all(f.get("operators") is None for f in chosen.funcs)
     assert facts["generated_share_of_operators"] == facts["operators"]["generated"] / total
     arrays = random_arrays(bert.main)
     np.testing.assert_allclose(

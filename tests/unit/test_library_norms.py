@@ -17,8 +17,9 @@ from tilewright.costmodel import load_hardware
 from tilewright.frontends.zoo.gpt import gpt
 from tilewright.ir import Func, Module, parse, show
 from tilewright.kernel_program import alone
-from tilewright.library_candidates import library_candidates, products_in
+from tilewright.library_candidates import graphs_in, library_candidates, products_in
 from tilewright.library_known import Known
+from tilewright.library_matmul import BUFFER_DTYPE
 from tilewright.library_norm import norms_in
 from tilewright.library_program import library_kernels, program_around
 from tilewright.runtime.errors import RuntimeInputError
@@ -166,3 +167,18 @@ def test_json_of_norms_round_trips() -> None:
 def test_problems_that_make_no_sense_are_refused(change: dict[str, Any], text: str) -> None:
     with pytest.raises(RuntimeInputError, match=text):
         replace(PROBLEM, **change).check()
+
+
+def test_operands_are_of_the_types_that_calls_say() -> None:
+    # A bias of 16 bits may be followed by a residual of 32 bits, which a library then leaves.
+    module = lowered(bert_block(tanh=True))
+    known = Known(module)
+    calls = [
+        c for f in module.funcs if f.name != "main" for c in (*products_in(known.told(f)), *graphs_in(f))
+    ]
+    assert len(calls) > 20
+    for call in calls:
+        call.problem.check()
+        values = (*call.operands, call.result)
+        dtypes = [BUFFER_DTYPE[v.tensor.dtype] for v in values]
+        assert dtypes == [a.dtype for a in call.problem.arguments()]
