@@ -131,8 +131,8 @@ def test_parts_on_tensor_cores(dtype, precision, k, error):
 def test_launches_of_parts_name_their_ops():
     """Relay's ops have origins, those of the adding kernel as well."""
     text = """#[version = "0.0.5"]
-def @main(%data: Tensor[(1, 512, 7, 7), float32], %w: Tensor[(64, 512, 3, 3), float32]) {
-  nn.conv2d(%data, %w, padding=[1, 1, 1, 1], channels=64, kernel_size=[3, 3])
+def @main(%data: Tensor[(8, 2048), float32], %w: Tensor[(64, 2048), float32]) {
+  nn.dense(%data, %w, units=64)
 }
 """
     plan = plan_of(import_module(read_source(text, "net.relay")))
