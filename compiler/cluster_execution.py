@@ -12,6 +12,7 @@ from tilewright.cluster_execution_division import LEAST_WEIGHT_BYTES
 from tilewright.cluster_execution_report import execution_facts, plan_facts
 from tilewright.cluster_execution_run import execute
 from tilewright.cluster_execution_search import Candidate, Problem, Wanted, best_division
+from tilewright.cluster_execution_trace import Pick
 from tilewright.cluster_execution_work import op_seconds
 from tilewright.commands.network import random_inputs
 from tilewright.costmodel.cluster.loaders import load_cluster
@@ -39,7 +40,7 @@ class Options:
 
     record: a cluster file or shipped record to plan with; None measures this machine. save: where the
     measured record is written. memory: bytes per device, None for what the device has. storage: folder whose
-    storage is measured. repeats: timed runs.
+    storage is measured. repeats: timed runs, of which the `pick` one counts.
     """
 
     devices: int
@@ -52,6 +53,7 @@ class Options:
     storage: str | None = None
     least_weight_bytes: int = LEAST_WEIGHT_BYTES
     repeats: int = 10
+    pick: Pick = "median"
     seed: int = 0
     run: bool = False
 
@@ -69,20 +71,26 @@ def plan_network(
     if communicator is None:
         return _planned(graph, name, options, _given_cluster(options), None, [], None)[1]
     inputs = random_inputs(module.input_names, module.input_types, options.seed)
-    choices = {"target": options.target, "precision": options.precision, "repeats": options.repeats}
-    with WholeNetwork(module, communicator, inputs, **choices) as whole:  # type: ignore[arg-type]
+    timing = {"target": options.target, "repeats": options.repeats, "pick": options.pick}
+    choices: Any = {**timing, "precision": options.precision}
+    with WholeNetwork(module, communicator, inputs, **choices) as whole:
         wanted, times, samples = whole.outputs(), whole.times(), list[LinkSample]()
         if options.record is None:
-            samples = measure_link(communicator, target=options.target, repeats=options.repeats)
+            samples = measure_link(communicator, **timing)  # type: ignore[arg-type]  # as named
             cluster = _measured_cluster(graph, name, options, times, samples, communicator)
         else:
             cluster = _given_cluster(options)
         best, facts = _planned(graph, name, options, cluster, times, samples, communicator)
         if not options.run:
             return facts
-        execution = execute(graph, best.division, communicator, inputs, wanted, **choices)  # type: ignore[arg-type]
-        after_s = whole.total_s()
-    return {**facts, "execution": execution_facts(best, execution, times, after_s, options.repeats)}
+        execution = execute(graph, best.division, communicator, inputs, wanted, **choices)
+        after_s = whole.times().total_s
+    return {
+        **facts,
+        "execution": execution_facts(
+            best, execution, times, after_s, f"{options.pick} of {options.repeats} runs"
+        ),
+    }
 
 
 def _planned(

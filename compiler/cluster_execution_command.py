@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from tilewright.cluster_execution import Options, plan_network
 from tilewright.cluster_execution_division import LEAST_WEIGHT_BYTES
 from tilewright.cluster_execution_plot import write_execution_plot
 from tilewright.cluster_execution_report import report_text
 from tilewright.cluster_execution_search import Wanted
+from tilewright.cluster_execution_trace import Pick
 from tilewright.commands.network import BUNDLED, ZOO, load_network
 from tilewright.commands.run import TOLERANCE
 from tilewright.distributed.launcher import MAX_RANKS, launch
@@ -63,6 +64,12 @@ def add_execution_arguments(p: argparse.ArgumentParser) -> None:
         help=f"smaller weights are not divided (default {LEAST_WEIGHT_BYTES >> 10}KiB)",
     )
     g.add_argument("--repeats", type=int, default=10, help="timed runs (default 10)")
+    g.add_argument(
+        "--pick",
+        default="median",
+        choices=get_args(Pick),
+        help="which of the timed runs counts; the fastest where other work disturbs (default median)",
+    )
     g.add_argument("--seed", type=int, default=0, help="seed of random weights and inputs")
     g.add_argument(
         "--timeout",
@@ -151,6 +158,7 @@ def _options(a: argparse.Namespace) -> Options:
         storage=a.storage,
         least_weight_bytes=memory_bytes(a.min_weight, where="--min-weight"),
         repeats=a.repeats,
+        pick=a.pick,
         seed=a.seed,
         run=a.execute,
     )

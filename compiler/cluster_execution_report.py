@@ -75,7 +75,7 @@ def _mean(ranks: Sequence[RankTimes]) -> dict[str, float]:
 
 
 def execution_facts(
-    best: Candidate, execution: Execution, times: NetworkTimes, after_s: float, repeats: int
+    best: Candidate, execution: Execution, times: NetworkTimes, after_s: float, runs: str
 ) -> dict[str, Any]:
     """Predicted against measured seconds: of the whole, by component (means over ranks), and by rank."""
     predicted, measured = _mean(best.ranks), _mean(execution.ranks)
@@ -83,7 +83,7 @@ def execution_facts(
     return {
         "target": times.target,
         "device": times.device,
-        "repeats": repeats,
+        "runs": runs,
         "clock": execution.clock,
         "relative_error": execution.relative_error,
         "whole_network_s": times.total_s,
@@ -153,7 +153,7 @@ def _shape_text(row: Mapping[str, Any]) -> str:
 
 def _execution_lines(run: Mapping[str, Any]) -> list[str]:
     lines = [
-        f"executed on {run['device']}, {run['repeats']} runs; relative error against the whole network "
+        f"executed on {run['device']}, {run['runs']}; relative error against the whole network "
         f"{run['relative_error']:.1e}",
         f"the whole network on every rank at once: {seconds_text(run['whole_network_s'])} before, "
         f"{seconds_text(run['whole_network_after_s'])} after",

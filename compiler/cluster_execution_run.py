@@ -12,7 +12,14 @@ import numpy as np
 from tilewright.cluster_execution_division import Division
 from tilewright.cluster_execution_parts import part_of
 from tilewright.cluster_execution_prediction import RankTimes
-from tilewright.cluster_execution_trace import RankTrace, TimedCommunicator, measured_times, times_alone
+from tilewright.cluster_execution_trace import (
+    Pick,
+    RankTrace,
+    TimedCommunicator,
+    measured_times,
+    picked,
+    times_alone,
+)
 from tilewright.commands.network import relative_error
 from tilewright.distributed import compile_part
 from tilewright.distributed.compilation import network_digest
@@ -29,8 +36,8 @@ from tilewright.targets import resolve_target
 class Execution:
     """What all ranks measured.
 
-    total_s: seconds of the slowest rank. clock: `launches` where every launch of a replay was timed (the
-    median replay is told), `alone` where launches were timed one by one. memory_bytes: of weights, arena,
+    total_s: seconds of the slowest rank. clock: `launches` where every launch of a replay was timed (of
+    one replay), `alone` where launches were timed one by one. memory_bytes: of weights, arena,
     inputs and outputs, per rank. relative_error: of the worst rank's outputs against the whole network's.
     """
 
@@ -51,6 +58,7 @@ def execute(
     target: str,
     precision: str,
     repeats: int,
+    pick: Pick,
 ) -> Execution:
     """Every rank calls it with the same arguments and gets the same; `wanted`: outputs of the whole network.
 
@@ -67,14 +75,15 @@ def execute(
     with exe:
         outputs = exe(*inputs)
         error = max(relative_error(o, w) for o, w in zip(outputs, wanted, strict=True))
-        total_s = float(np.median(exe.time(*inputs, repeats=repeats)))
+        seconds = exe.time(*inputs, repeats=repeats)
+        total_s = seconds[picked(seconds, pick)]
         own = {"total_s": total_s, "error": error, "memory_bytes": _memory_bytes(exe)}
         own |= _traced(exe, timed, inputs, repeats, total_s, division, rank)
     with clear_errors():
         texts = communicator.gather_texts(json.dumps(own), doing="reporting")
     found = list(map(json.loads, texts))
     if timed is not None:
-        ranks = measured_times([RankTrace.from_plain(f["trace"]) for f in found], division)
+        ranks = measured_times([RankTrace.from_plain(f["trace"]) for f in found], division, pick)
         total_s = max(r.total_s for r in ranks)
     else:
         ranks = [RankTimes(f["components_s"]) for f in found]

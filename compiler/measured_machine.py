@@ -17,6 +17,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from tilewright.api import compile as compile_whole
+from tilewright.cluster_execution_trace import Pick, busy_s, end_s, picked
 from tilewright.cluster_execution_work import op_flops_of
 from tilewright.costmodel import CpuHardware
 from tilewright.costmodel.cluster.machine import Cluster, Device, Link, Storage
@@ -80,9 +81,11 @@ class WholeNetwork:
         target: str,
         precision: str,
         repeats: int,
+        pick: Pick,
     ) -> None:
         """Compile it; errors as of `tilewright.compile`."""
         self._communicator, self._inputs, self._repeats = communicator, inputs, repeats
+        self._pick: Pick = pick
         self.exe = compile_whole(module, target, precision=precision)  # type: ignore[arg-type]  # checked there
 
     def __enter__(self) -> Self:
@@ -97,34 +100,29 @@ class WholeNetwork:
         """Of one run."""
         return self.exe(*self._inputs)
 
-    def total_s(self) -> float:
-        """Seconds of a run: the mean over the ranks of their medians."""
-        (total_s,) = self._together(
-            lambda: [float(np.median(self.exe.time(*self._inputs, repeats=self._repeats)))]
-        )
-        return total_s
-
     def times(self) -> NetworkTimes:
-        """Seconds of a run and of its launches: means over the ranks of their medians."""
-        total_s, *each = self._together(self._own_times)
-        between = max(0.0, 1 - sum(each) / total_s)
+        """Seconds of a run and of its launches: means over the ranks, each of its median (or fastest) run."""
+        total_s, busy_s, *each = self._together(self._own_times)
         scale = total_s / sum(each) if sum(each) else 0.0
         origins = [launch.origin for launch in self.exe.plan.launches]
         launches = tuple((o, s * scale) for o, s in zip(origins, each, strict=True))
+        between = max(0.0, 1 - busy_s / total_s) if total_s else 0.0
         return NetworkTimes(total_s, launches, between, self.exe.device, self.exe.target)
 
     def _own_times(self) -> list[float]:
-        """Of this rank: a run, then each launch, in whole replays where the device tells."""
-        loaded = self.exe.load()
+        """Of this rank: a run, how long kernels ran in it, and each launch.
+
+        All of one run where the device tells when launches ran; else launches run alone.
+        """
+        loaded, repeats = self.exe.load(), self._repeats
         with clear_errors():
-            total_s = float(np.median(loaded.time(self._inputs, self._repeats)))
-            if not isinstance(loaded, TellsLaunchSpans):
-                return [
-                    total_s,
-                    *np.median(loaded.time_kernels(self._inputs, self._repeats), axis=1).tolist(),
-                ]
-            spans = np.array(loaded.launch_spans(self._inputs, self._repeats))
-            return [total_s, *np.median(spans[:, :, 1] - spans[:, :, 0], axis=0).tolist()]
+            if isinstance(loaded, TellsLaunchSpans):
+                runs = loaded.launch_spans(self._inputs, repeats)
+                spans = runs[picked(list(map(end_s, runs)), self._pick)]
+                return [end_s(spans), busy_s(spans), *(end - begin for begin, end in spans)]
+            runs_s = loaded.time(self._inputs, repeats)
+            alone = [row[picked(row, self._pick)] for row in loaded.time_kernels(self._inputs, repeats)]
+            return [runs_s[picked(runs_s, self._pick)], sum(alone), *alone]
 
     def _together(self, measure: Callable[[], list[float]]) -> list[float]:
         """Means over all ranks of what each measures at the same time."""
@@ -136,10 +134,10 @@ class WholeNetwork:
         return [float(x) for x in np.mean(list(map(json.loads, texts)), axis=0)]
 
 
-def measure_link(communicator: AnyCommunicator, *, target: str, repeats: int) -> list[LinkSample]:
+def measure_link(communicator: AnyCommunicator, *, target: str, repeats: int, pick: Pick) -> list[LinkSample]:
     """Time messages that go around all ranks and sums over all of them, through the device's own way.
 
-    Medians of `repeats` runs, the slowest rank's. No samples where there is one rank.
+    The median (or fastest) of `repeats` runs on the slowest rank. No samples where there is one rank.
     """
     n, samples = communicator.size, []
     for elements in MESSAGE_ELEMENTS if n > 1 else ():
@@ -148,7 +146,8 @@ def measure_link(communicator: AnyCommunicator, *, target: str, repeats: int) ->
             x = np.zeros(elements, np.float32)
             with compile_part(part, communicator, target=target, mode="link") as exe:
                 exe(x)
-                own = float(np.median(exe.time(x, repeats=repeats)))
+                seconds = exe.time(x, repeats=repeats)
+                own = seconds[picked(seconds, pick)]
             with clear_errors():
                 texts = communicator.gather_texts(repr(own), doing="comparing times of messages")
             samples.append(LinkSample(kind, 4 * elements, max(map(float, texts)) / count, n))

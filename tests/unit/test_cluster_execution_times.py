@@ -164,6 +164,8 @@ def test_of_several_replays_the_median_counts():
 
     ranks = measured_times([trace(1, 2, 9), trace(5, 1, 1)], Division(dp=2))
     assert [r.total_s for r in ranks] == [1, 5]  # slowest of each replay: 5, 2, 9
+    ranks = measured_times([trace(1, 2, 9), trace(5, 1, 1)], Division(dp=2), "fastest")
+    assert [r.total_s for r in ranks] == [2, 1]
 
 
 def test_collectives_wait_for_the_last_member():
