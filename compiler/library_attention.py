@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -13,6 +13,7 @@ from tilewright.library_known import MASKED, causal_values
 from tilewright.library_matmul import BUFFER_DTYPE
 from tilewright.library_program import Call
 from tilewright.library_region import copies_behind, region_of
+from tilewright.library_spread import with_spread_mask
 from tilewright.library_strides import Merged, Steps, merged
 from tilewright.library_terms import (
     Apply,
@@ -67,14 +68,29 @@ def attentions_in(kernel: Func) -> list[Call]:
     found: list[Call] = []
     for mix in reversed(contracts):
         for root in reversed(copies_behind(kernel, mix)):
-            found += _calls(kernel, root)
+            for call in _calls(kernel, root):
+                found += [call, *_with_spread_mask(kernel, call)]
     return found
 
 
-def _calls(kernel: Func, root: Op) -> Iterator[Call]:
+def _with_spread_mask(kernel: Func, call: Call) -> list[Call]:
+    """The same with a mask that is written out, where it is one for all queries."""
+    problem = call.problem
+    assert isinstance(problem, AttentionProblem)
+    if problem.bias is None or problem.bias.dims[2] == problem.q.dims[2]:
+        return []
+    found = with_spread_mask(kernel, call.operands[3])
+    if found is None:
+        return []
+    other, spread = found
+    roots = (op for op in other.body.ops if op.results == (call.result,))
+    return [replace(c, kernel=other) for root in roots for c in _calls(other, root, {spread})]
+
+
+def _calls(kernel: Func, root: Op, stop: Collection[Value] = ()) -> Iterator[Call]:
     if BUFFER_DTYPE.get(root.result.tensor.dtype) not in ATTENTION_DTYPES:
         return
-    terms, steps = _result_terms(kernel, root)
+    terms, steps = _result_terms(kernel, root, stop)
     sum_ = peeled(terms.element(root.result, _index(root, terms)))
     found = _matched(terms, sum_, causal_values(kernel))
     if found is None:
@@ -103,13 +119,13 @@ def _index(root: Op, terms: Terms) -> list[Expr]:
     return out
 
 
-def _result_terms(kernel: Func, root: Op) -> tuple[Terms, Steps]:
+def _result_terms(kernel: Func, root: Op, stop: Collection[Value]) -> tuple[Terms, Steps]:
     """Terms over the dimensions of the result, those that indices divide being split; steps of the result."""
     wide = {d: n for d, n in dims(root, "par").items() if n > 1}
     by_dim = dict(zip(dims(root, "par"), root.result.tensor.strides, strict=True))
     ranges = {d: (0, n - 1) for d, n in wide.items()}
     for _ in range(_SPLITS):
-        terms = Terms(kernel, ranges)
+        terms = Terms(kernel, ranges, stop)
         own = list(leaves(terms.element(root.result, _index(root, terms))))
         split = quotient(own, ranges)
         if split is None:
@@ -118,7 +134,7 @@ def _result_terms(kernel: Func, root: Op) -> tuple[Terms, Steps]:
         extent = ranges.pop(d)[1] + 1
         ranges |= {f"{d}.hi": (0, extent // size - 1), f"{d}.lo": (0, size - 1)}
         by_dim |= {f"{d}.hi": by_dim[d] * size, f"{d}.lo": by_dim[d]}
-    terms = Terms(kernel, ranges)
+    terms = Terms(kernel, ranges, stop)
     return terms, Steps({d: by_dim[d] for d in ranges}, root.result.tensor.start)
 
 

@@ -97,6 +97,7 @@ CAUSAL = (
 KINDS = {
     "plain": (PLAIN, "", "96"),
     "bias": (BIAS, ", %w: {t}[2, 64, 96]", "96"),
+    "bias of keys": (BIAS.replace("[n, m, k]]", "[n, k]]"), ", %w: {t}[2, 96]", "96"),
     "causal": (CAUSAL, "", "64"),
 }
 NORM = """module @m {{

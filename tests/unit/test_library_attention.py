@@ -114,11 +114,21 @@ def test_the_problem_says_what_the_kernel_computes(name: str) -> None:
         arrays[i] = np.tri(*shape, dtype=bool) if fact == "causal" else np.full(shape, fact, np.float32)
     (wanted,) = run_main(alone(attention(**CASES[name][0]), ()), arrays)
     for call in attentions_in(kernel):
-        (whole,) = run_main(program_around(kernel, call), arrays)
+        (whole,) = run_main(program_around(call.kernel or kernel, call), arrays)
         np.testing.assert_array_equal(whole, wanted)
         by_value = dict(zip(kernel.params, arrays, strict=True))
+        if call.kernel is not None:  # its mask is written out before
+            before, mask = program_around(call.kernel, call)["k_before"], call.operands[3]
+            given = [by_value[v] for v in kernel.params if v.tensor == before.params[0].tensor]
+            (by_value[mask],) = run_main(alone(before, ()), given)
         got = by_cudnn(call, [by_value[v] for v in call.operands])
         np.testing.assert_allclose(got.astype(np.float32), wanted.astype(np.float32), rtol=4e-3, atol=4e-3)
+
+
+def test_masks_of_keys_may_be_written_out_for_all_queries() -> None:
+    first, second = attentions_in(named_kernel("batch and heads"))
+    assert [c.problem.bias.dims for c in (first, second)] == [(3, 1, 1, 10), (3, 1, 6, 10)]  # type: ignore[attr-defined]
+    assert len(attentions_in(named_kernel("mask of queries and keys"))) == 1
 
 
 def test_what_others_read_is_not_hidden_in_a_call() -> None:
