@@ -8,50 +8,34 @@ from __future__ import annotations
 import argparse
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
-from tilewright.commands.bench import add_bench
-from tilewright.commands.calibrate import add_calibrate
-from tilewright.commands.cluster import add_cluster
-from tilewright.commands.compile import add_compile
-from tilewright.commands.db import add_db
-from tilewright.commands.explain import add_explain
-from tilewright.commands.partition import add_partition
-from tilewright.commands.report import add_report
-from tilewright.commands.run import add_run
-from tilewright.commands.streams import add_streams
-from tilewright.commands.tune import add_tune
 from tilewright.ir import InputError, TilewrightError
 
-COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
-    add_compile,
-    add_run,
-    add_tune,
-    add_db,
-    add_explain,
-    add_report,
-    add_streams,
-    add_bench,
-    add_calibrate,
-    add_partition,
-    add_cluster,
-)
+#: each has a module of its name with a function add_NAME
+COMMANDS = (
+    "compile", "run", "tune", "db", "explain", "report", "streams", "bench", "calibrate", "partition",
+    "cluster",
+)  # fmt: skip
 
 
-def parser() -> argparse.ArgumentParser:
-    """The argument parser with all commands."""
+def parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """The argument parser with these commands; what others import is not loaded."""
     top = argparse.ArgumentParser(prog="tilewright", description="A deep-learning compiler.")
     sub = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in COMMANDS:
-        add(sub)
+    for name in commands:
+        getattr(import_module(f"tilewright.commands.{name}"), f"add_{name}")(sub)
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; never raises for bad input or failed work."""
-    arguments = parser().parse_args(argv)
-    arguments.argv = list(sys.argv[1:] if argv is None else argv)  # for commands that start themselves again
+    given = list(sys.argv[1:] if argv is None else argv)
+    known = given[:1] if given and given[0] in COMMANDS else COMMANDS
+    arguments = parser(known).parse_args(given)
+    arguments.argv = given  # for commands that start themselves again
     try:
         arguments.action(arguments)
     except TilewrightError as e:

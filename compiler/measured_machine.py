@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
-from scipy.optimize import nnls
 
 from tilewright.api import compile as compile_whole
 from tilewright.cluster_execution_trace import Pick, busy_s, end_s, picked
@@ -188,6 +187,8 @@ def fitted_link(samples: Sequence[LinkSample]) -> Link:
     seconds = np.array([s.seconds for s in samples])
     rows = np.array([s.terms() for s in samples]) / seconds[:, None]
     scale = np.abs(rows).max(axis=0)
+    from scipy.optimize import nnls  # slow to load, and only measuring needs it
+
     (call, latency, per_byte), _ = nnls(rows / scale, np.ones(len(samples)))
     least = 1e-15  # seconds per byte: a link must have a bandwidth
     return Link(

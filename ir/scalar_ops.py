@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.special import erf as _erf
 
 from tilewright.ir.errors import InputError
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -31,6 +30,12 @@ def _same(types: Sequence[Type], name: str) -> ScalarType:
     if any(t.dtype != scalars[0].dtype or t.lanes not in (1, lanes) for t in scalars):
         raise InputError(f"{name}: expected operands of one dtype, got {', '.join(map(str, types))}")
     return ScalarType(scalars[0].dtype, lanes)
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    from scipy.special import erf  # takes a third of a second to load, and few runs evaluate it
+
+    return erf(x)
 
 
 def _require(condition: bool, name: str, wanted: str, got: ScalarType) -> None:
