@@ -12,9 +12,10 @@ from tilewright.passes.graph.distribute.directions import DIRECTIONS, checked_di
 from tilewright.passes.graph.distribute.overlap import OVERLAPS, Overlap
 from tilewright.passes.graph.distribute.space_cost import WAVE, Rates
 from tilewright.passes.graph.distribute.space_directions import directed_plan
+from tilewright.passes.graph.distribute.space_limits import fastest, memory_limits
 from tilewright.passes.graph.distribute.space_plan import read_plan
 from tilewright.passes.graph.distribute.space_search import Method, searched_plan
-from tilewright.passes.graph.distribute.spreading import PlannedLayer, Request, Spread, spread
+from tilewright.passes.graph.distribute.spreading import PlannedLayer, Request, Spread
 
 _METHODS: dict[str, Method] = {"exact": "exact", "layers": "layers", "pruned": "pruned"}
 _OTHERS = ("naive", "directions")
@@ -36,6 +37,7 @@ class SpaceOptions:
     overlap: str = "auto"
     kernel_us: float = 2.0
     wave: float = WAVE
+    memory: str = ""
 
 
 def decide(module: Module, devices: int, options: SpaceOptions) -> Spread:
@@ -60,7 +62,7 @@ def decide(module: Module, devices: int, options: SpaceOptions) -> Spread:
     if options.method == "directions":
         found = directed_plan(module.main, speeds, rates)
         requests += [replace(shared, direction=d, searched=found) for d in DIRECTIONS]
-    return min((spread(module.main, r) for r in requests), key=lambda s: s.total_s)
+    return fastest(module.main, requests, memory_limits(options.memory, devices))
 
 
 def _speeds(text: str, devices: int) -> tuple[float, ...]:

@@ -32,6 +32,7 @@ def split_space(
     overlap: Literal["auto", "always", "never"] = "auto",
     kernel_us: float = 2.0,
     wave: float = WAVE,
+    memory: str = "",
 ) -> Module:
     """What rank `rank` of `devices` runs where each makes a part of every layer; inputs, results are whole.
 
@@ -49,6 +50,8 @@ def split_space(
     overlap: rows of convolutions and poolings that need no other rank's rows are computed while those come.
       auto: where that hides more time than the additional kernels take: `kernel_us` between two, and each
       as long as for `wave` elements, which a device makes at once.
+    memory: bytes of the devices, one number for all or one for each, which weights and values have to fit
+      into; rows are moved to devices that have more where that is needed.
 
     rewrite: %y = graph.conv2d(%x, %w, padding = [1, 1, 1, 1])
         -->  %h = graph.halo_exchange(%x, axis = 2, ...); %y = graph.conv2d(%h, %w, padding = [0, 1, 1, 1])
@@ -56,7 +59,19 @@ def split_space(
     if devices < 1 or not 0 <= rank < devices:
         raise InputError(f"expected a rank among 0..{devices - 1} of {devices} devices, got {rank}")
     options = SpaceOptions(
-        axis, speeds, plan, method, threshold, gather, tflops, link_gbs, latency_us, overlap, kernel_us, wave
+        axis,
+        speeds,
+        plan,
+        method,
+        threshold,
+        gather,
+        tflops,
+        link_gbs,
+        latency_us,
+        overlap,
+        kernel_us,
+        wave,
+        memory,
     )
     return rank_module(module, decide(module, devices, options), rank, devices)
 

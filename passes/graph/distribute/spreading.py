@@ -50,6 +50,7 @@ class Request:
       it can be, and where running whole is not cheaper.
     late: gather as late as possible, whatever it costs.
     overlap: whether windowed ops are made in parts, so that halos arrive meanwhile.
+    shares: what rows are in proportion to, instead of the speeds.
     """
 
     speeds: tuple[float, ...]
@@ -59,6 +60,7 @@ class Request:
     late: bool = False
     rates: Rates = field(default_factory=Rates)
     overlap: Overlap = "never"
+    shares: tuple[float, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -129,6 +131,7 @@ class _Walk:
     def __init__(self, func: Func, request: Request, end: int) -> None:
         self.func, self.request, self.end = func, request, end
         self.rates, self.speeds = request.rates, request.speeds
+        self.shares = request.shares or request.speeds
         self.out = Spread(held=dict.fromkeys(func.params))
         first = func.params[0].tensor.shape if func.params else ()
         self.samples = first[0] if first else 1
@@ -205,12 +208,12 @@ class _Walk:
         if axis is None:
             return None
         extent = op.operands[0].tensor.shape[axis]
-        parts = planned.intervals or tuple(split_extent(extent, self.speeds))
+        parts = planned.intervals or tuple(split_extent(extent, self.shares))
         self.check_cover(op, extent, parts)
         kept_axis = None if planned.kept is None else direction_axis(op, planned.kept)
         rows = None
         if kept_axis is not None:
-            rows = Split(kept_axis, tuple(split_extent(op.result.tensor.shape[kept_axis], self.speeds)))
+            rows = Split(kept_axis, tuple(split_extent(op.result.tensor.shape[kept_axis], self.shares)))
         return partial_placement(op, 0, Split(axis, parts), rows)
 
     def check_cover(self, op: Op, extent: int, intervals: Sequence[Interval]) -> None:
@@ -258,7 +261,7 @@ class _Walk:
             if axis is not None and self.request.direction == "channels":
                 extent = op.result.tensor.shape[axis]
                 if extent >= self.request.devices:
-                    scatters.append(Split(axis, tuple(split_extent(extent, self.speeds))))
+                    scatters.append(Split(axis, tuple(split_extent(extent, self.shares))))
             for scatter in scatters:
                 made = partial_placement(op, i, held, scatter)
                 if made is not None:
@@ -291,7 +294,7 @@ class _Walk:
             unit = max(unit, extent // self.samples)
         if extent % unit:
             return None
-        return tuple((s * unit, e * unit) for s, e in split_extent(extent // unit, self.speeds))
+        return tuple((s * unit, e * unit) for s, e in split_extent(extent // unit, self.shares))
 
     def seconds(self, op: Op, p: Placement) -> float:
         """Seconds of the op on the rank that is done last, after the exchanges it needs."""
