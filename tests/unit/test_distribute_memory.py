@@ -98,7 +98,7 @@ def test_the_least_that_would_do():
     assert least[0] == pytest.approx(2 * least[1], abs=2)
     decide(module, 2, SpaceOptions(memory=",".join(map(str, least))))
     with pytest.raises(InputError, match="at least"):
-        decide(module, 2, SpaceOptions(memory=",".join(str(0.99 * n) for n in least)))
+        decide(module, 2, SpaceOptions(memory=",".join(str(0.95 * n) for n in least)))
 
 
 @pytest.mark.parametrize("memory", ["1,2,3", "0", "much", "-1"])

@@ -15,7 +15,7 @@ from tilewright.passes.graph.distribute.spreading import Request, Spread, spread
 #: how often rows are moved from devices that are too full to the others
 _ROUNDS = 12
 #: relative precision of the least memory that is named where none fits
-_PRECISION = 3e-3
+_PRECISION = 1e-3
 
 
 def memory_limits(text: str, devices: int) -> tuple[float, ...]:
