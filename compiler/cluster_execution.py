@@ -19,13 +19,10 @@ from tilewright.costmodel.cluster.loaders import load_cluster
 from tilewright.costmodel.cluster.machine import Cluster
 from tilewright.executable import clear_errors
 from tilewright.ir import InputError, Module
+from tilewright.measured_link import LinkSample, fitted_link, link_error, measure_link
 from tilewright.measured_machine import (
-    LinkSample,
     NetworkTimes,
     WholeNetwork,
-    fitted_link,
-    link_error,
-    measure_link,
     measured_cluster,
 )
 from tilewright.measured_record import record_text, write_record

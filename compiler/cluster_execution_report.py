@@ -10,7 +10,8 @@ from tilewright.cluster_execution_prediction import COMPONENTS, RankTimes
 from tilewright.cluster_execution_run import Execution
 from tilewright.cluster_execution_search import Candidate, Problem
 from tilewright.cluster_text import seconds_text
-from tilewright.measured_machine import LinkSample, NetworkTimes
+from tilewright.measured_link import LinkSample
+from tilewright.measured_machine import NetworkTimes
 
 #: components in words
 WORDS = {
@@ -173,7 +174,7 @@ def _execution_lines(run: Mapping[str, Any]) -> list[str]:
             f"rank {r['rank']} (stage {r['stage']}, replica {r['replica']}, part {r['part']}): {seen}"
         )
     if run["clock"] == "alone":
-        lines.append("launches were timed one by one: waiting is what they do not add up to")
+        lines.append("components are of launches one by one; in the total they may run side by side")
     return lines
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate, pairwise
 
 import numpy as np
 
+from tilewright.cluster_execution_components import measured_times
 from tilewright.cluster_execution_division import Division
 from tilewright.cluster_execution_parts import part_of
 from tilewright.cluster_execution_prediction import RankTimes
@@ -16,9 +17,7 @@ from tilewright.cluster_execution_trace import (
     Pick,
     RankTrace,
     TimedCommunicator,
-    measured_times,
     picked,
-    times_alone,
 )
 from tilewright.commands.network import relative_error
 from tilewright.distributed import compile_part
@@ -77,20 +76,21 @@ def execute(
         error = max(relative_error(o, w) for o, w in zip(outputs, wanted, strict=True))
         seconds = exe.time(*inputs, repeats=repeats)
         total_s = seconds[picked(seconds, pick)]
-        own = {"total_s": total_s, "error": error, "memory_bytes": _memory_bytes(exe)}
-        own |= _traced(exe, timed, inputs, repeats, total_s, division, rank)
+        trace = _traced(exe, timed, inputs, repeats)
+        own = {
+            "total_s": total_s,
+            "error": error,
+            "memory_bytes": _memory_bytes(exe),
+            "trace": trace.to_plain(),
+        }
     with clear_errors():
         texts = communicator.gather_texts(json.dumps(own), doing="reporting")
     found = list(map(json.loads, texts))
-    if timed is not None:
-        ranks = measured_times([RankTrace.from_plain(f["trace"]) for f in found], division, pick)
-        total_s = max(r.total_s for r in ranks)
-    else:
-        ranks = [RankTimes(f["components_s"]) for f in found]
-        total_s = max(f["total_s"] for f in found)
+    ranks = measured_times([RankTrace.from_plain(f["trace"]) for f in found], division, pick)
+    totals = [r.total_s for r in ranks] if timed is not None else [f["total_s"] for f in found]
     return Execution(
         tuple(ranks),
-        total_s,
+        max(totals),
         "launches" if timed is not None else "alone",
         tuple(f["memory_bytes"] for f in found),
         max(f["error"] for f in found),
@@ -102,22 +102,21 @@ def _traced(
     timed: TimedCommunicator | None,
     inputs: Sequence[np.ndarray],
     repeats: int,
-    total_s: float,
-    division: Division,
-    rank: int,
-) -> dict[str, Any]:
-    """A trace of replays where the host runs communications, else components of single launches."""
+) -> RankTrace:
+    """Replays launch by launch: as they are where the host runs communications, else one launch at a time."""
     loaded, by_launch = exe.load(), communications(exe.plan)
     kernels = [by_launch.get(i) for i in range(len(exe.plan.launches))]
     with clear_errors():
         if timed is None:
-            alone = loaded.time_kernels(inputs, repeats)
-            return {"components_s": times_alone(kernels, alone, total_s, division, rank).components_s}
+            replays = zip(*loaded.time_kernels(inputs, repeats), strict=True)
+            ends = [list(accumulate(replay, initial=0.0)) for replay in replays]
+            return RankTrace(kernels, [list(pairwise(e)) for e in ends], [])
         assert isinstance(loaded, TellsLaunchSpans)
         timed.taken()
         spans = loaded.launch_spans(inputs, repeats)
-        posted = np.reshape(timed.taken(), (-1, len(by_launch)))[-repeats:]  # warm-up first
-    return {"trace": RankTrace(kernels, spans, posted.tolist()).to_plain()}
+        posted, count = timed.taken(), len(by_launch)
+    del posted[: len(posted) - repeats * count]  # a warm-up comes first
+    return RankTrace(kernels, spans, [posted[i * count : (i + 1) * count] for i in range(repeats)])
 
 
 def _memory_bytes(exe: DistributedExecutable) -> int:

@@ -1,20 +1,12 @@
-"""When the launches and communications of a rank ran, and the seconds of its components that follow from it.
-
-Kernels and communications are timed by the device's clock, launch by launch. How long a communication waited
-for other ranks is told by the host's clock, which all processes of a machine share.
-"""
+"""When the launches of a rank ran (device's clock), and when it posted its communications (host's clock)."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, Literal
 
-from tilewright.cluster_execution_division import Division
-from tilewright.cluster_execution_prediction import COMPONENTS, RankTimes, component_of
 from tilewright.runtime.arrays import Array
 from tilewright.runtime.communication.communicator import HostCommunicator, Pending
 from tilewright.runtime.communication.kernel import CommunicationKernel
@@ -81,7 +73,7 @@ class RankTrace:
 
     kernels: by launch, its communication, None for one that computes. spans: per replay, start and end of
     every launch since the first start. posted: per replay, when every communication was posted, by a clock
-    that all ranks share.
+    that all ranks share; empty where the host does not see it, as on GPUs.
     """
 
     kernels: Sequence[CommunicationKernel | None]
@@ -104,72 +96,6 @@ class RankTrace:
         return end_s(self.spans[replay])
 
 
-def measured_times(traces: Sequence[RankTrace], division: Division, pick: Pick = "median") -> list[RankTimes]:
-    """Seconds of every rank by component, in the replay whose slowest rank is the median (or fastest) one."""
-    slowest = [max(t.step_s(i) for t in traces) for i in range(len(traces[0].spans))]
-    replay = picked(slowest, pick)
-    waits = _waits(traces, replay)
-    return [
-        _components(trace, trace.spans[replay], waits[rank], division, rank)
-        for rank, trace in enumerate(traces)
-    ]
-
-
-def _waits(traces: Sequence[RankTrace], replay: int) -> list[list[float]]:
-    """By rank and communication: seconds from its post to that of the last rank it needs something from."""
-    posts: dict[tuple[Any, ...], list[float]] = {}
-    keys: list[list[list[tuple[Any, ...]]]] = []
-    for rank, trace in enumerate(traces):
-        seen: dict[tuple[Any, ...], int] = defaultdict(int)
-        keys.append([])
-        for kernel, begin in zip(filter(None, trace.kernels), trace.posted[replay], strict=True):
-            needed = []
-            for key, given in _meetings(kernel, rank):
-                numbered = (*key, seen[key, given])
-                seen[key, given] += 1
-                if given != "taken":
-                    posts.setdefault(numbered, []).append(begin)
-                if given != "sent":
-                    needed.append(numbered)
-            keys[-1].append(needed)
-    return [
-        [
-            max([0.0, *(t - begin for key in needed for t in posts.get(key, ()))])
-            for needed, begin in zip(keys[rank], trace.posted[replay], strict=True)
-        ]
-        for rank, trace in enumerate(traces)
-    ]
-
-
-def _meetings(kernel: CommunicationKernel, rank: int) -> list[tuple[tuple[Any, ...], str]]:
-    """What this communication gives (`sent`) and takes of others (`taken`), or does with them (`both`)."""
-    if kernel.members:
-        return [((kernel.kind, kernel.members), "both")]
-    sends = [(("message", rank, m.peer, m.tag), "sent") for m in kernel.sends]
-    return [*sends, *((("message", m.peer, rank, m.tag), "taken") for m in kernel.receives)]
-
-
-def _components(
-    trace: RankTrace, spans: Sequence[Span], waits: Sequence[float], division: Division, rank: int
-) -> RankTimes:
-    """Kernels count in full, then of each communication what no kernel and no earlier one covers."""
-    out = RankTimes()
-    busy = [span for kernel, span in zip(trace.kernels, spans, strict=True) if kernel is None]
-    covered = _union(busy)
-    out.components_s["compute"] = busy_s(busy)
-    talks = [(k, span) for k, span in zip(trace.kernels, spans, strict=True) if k is not None]
-    for (kernel, (begin, end)), wait in zip(talks, waits, strict=True):
-        if not kernel.results:
-            continue  # what is only sent holds nobody up here
-        exposed = max(0.0, end - begin - _overlap(covered, begin, end))
-        moving = min(exposed, max(0.0, end - begin - wait))
-        out.components_s[component_of(kernel.peers, division, rank)] += moving
-        out.components_s["wait"] += exposed - moving
-        covered = _union([*covered, (begin, end)])
-    out.components_s["overhead"] = max(0.0, end_s(spans) - out.total_s)
-    return out
-
-
 def end_s(spans: Sequence[Span]) -> float:
     """When the last one ends."""
     return max((end for _, end in spans), default=0.0)
@@ -177,10 +103,10 @@ def end_s(spans: Sequence[Span]) -> float:
 
 def busy_s(spans: Sequence[Span]) -> float:
     """Seconds in which there is at least one."""
-    return sum(end - begin for begin, end in _union(spans))
+    return sum(end - begin for begin, end in union(spans))
 
 
-def _union(spans: Sequence[Span]) -> list[Span]:
+def union(spans: Sequence[Span]) -> list[Span]:
     """The same time as intervals that do not touch, in order."""
     out: list[Span] = []
     for begin, end in sorted(spans):
@@ -188,31 +114,4 @@ def _union(spans: Sequence[Span]) -> list[Span]:
             out[-1] = out[-1][0], max(out[-1][1], end)
         else:
             out.append((begin, end))
-    return out
-
-
-def _overlap(covered: Sequence[Span], begin: float, end: float) -> float:
-    return sum(max(0.0, min(end, e) - max(begin, b)) for b, e in covered)
-
-
-def times_alone(
-    kernels: Sequence[CommunicationKernel | None],
-    seconds: Sequence[Sequence[float]],
-    total_s: float,
-    division: Division,
-    rank: int,
-) -> RankTimes:
-    """Components where launches can only be timed one by one (`seconds` by launch and repeat).
-
-    Communications count with their shortest time, in which peers were there; what kernels and communications
-    do not add up to is waiting and what is between launches, told as `wait`.
-    """
-    out = RankTimes()
-    for kernel, own in zip(kernels, seconds, strict=True):
-        if kernel is None:
-            out.components_s["compute"] += median(own)
-        elif kernel.results:
-            out.components_s[component_of(kernel.peers, division, rank)] += min(own)
-    out.components_s["wait"] = max(0.0, total_s - out.total_s)
-    assert set(out.components_s) == set(COMPONENTS)
     return out

@@ -9,12 +9,12 @@ import pytest
 
 import tilewright as tw
 from tilewright import cluster_execution_command as command
-from tilewright import measured_machine
+from tilewright import measured_link, measured_machine
 from tilewright.cli import main
 from tilewright.cluster_execution_prediction import COMPONENTS
 from tilewright.costmodel.cluster.loaders import load_cluster
 from tilewright.costmodel.cluster.machine import Link
-from tilewright.measured_machine import LinkSample, fitted_link, link_error
+from tilewright.measured_link import LinkSample, fitted_link, link_error
 from tilewright.runtime.communication.threads import ThreadWorld
 
 RECORD = """
@@ -81,7 +81,7 @@ def test_a_measured_plan_is_executed_as_planned(capsys, monkeypatch, tmp_path, n
     ]  # fmt: skip
     monkeypatch.setattr(command, "together", lambda communicator: nullcontext())
     monkeypatch.setattr(command, "world", lambda timeout_s: here[threading.get_ident()])
-    monkeypatch.setattr(measured_machine, "MESSAGE_ELEMENTS", (1 << 10, 1 << 16))
+    monkeypatch.setattr(measured_link, "MESSAGE_ELEMENTS", (1 << 10, 1 << 16))
     monkeypatch.setattr(measured_machine, "STORAGE_S", 0.03)
     monkeypatch.setattr(measured_machine, "STORAGE_BYTES", 1 << 22)
 

@@ -1,12 +1,15 @@
 """Seconds of ranks, predicted from their modules and taken from traces: by hand, to the last digit."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright.cluster_execution_components import measured_times
 from tilewright.cluster_execution_division import Division
-from tilewright.cluster_execution_prediction import COMPONENTS, component_of, predict
-from tilewright.cluster_execution_trace import RankTrace, TimedCommunicator, measured_times, times_alone
+from tilewright.cluster_execution_prediction import component_of, predict
+from tilewright.cluster_execution_trace import RankTrace, TimedCommunicator
 from tilewright.cluster_execution_work import OpSeconds, op_seconds, timed_model, unit_starts
 from tilewright.costmodel.cluster.machine import Cluster, Device, Link, Storage
 from tilewright.passes.graph.distribute.space_cost import Rates
@@ -178,12 +181,23 @@ def test_collectives_wait_for_the_last_member():
     assert told(ranks) == [{"wp": 1000, "wait": 4000}, {"wp": 6000}]
 
 
-def test_launches_alone():
-    kernels = [None, exchange(sends=[1]), exchange(receives=[1]), None]
-    found = times_alone(
-        kernels, [[1, 3, 2], [5, 5, 5], [4, 6, 9], [1, 1, 1]], 10.0, Division(p=2, cuts=(1,)), 0
-    )
-    assert found.components_s == dict.fromkeys(COMPONENTS, 0.0) | {"compute": 3, "pp": 4, "wait": 3}
+def test_without_posts_the_last_to_come_tells_how_long_it_takes():
+    """As on GPUs, whose sends hold the stream until they are received."""
+
+    def sums(rank, *lengths):
+        kernel = CommunicationKernel("all_reduce", "float32", (4,), (4,), members=(0, 1), position=rank)
+        ends = [0.0, *(sum(lengths[: i + 1]) for i in range(len(lengths)))]
+        return RankTrace([None, kernel, kernel], [list(pairwise(ends))], [])
+
+    ranks = measured_times([sums(0, 1.0, 5.0, 2.0), sums(1, 4.0, 2.0, 3.0)], Division(dp=2))
+    assert told(ranks) == [
+        {"compute": 1000, "dp": 4000, "wait": 3000},
+        {"compute": 4000, "dp": 4000, "wait": 1000},
+    ]
+    first = RankTrace([None, exchange(sends=[1])], [[(0.0, 3.0), (3.0, 5.0)]], [])
+    second = RankTrace([exchange(receives=[0]), None], [[(0.0, 5.0), (5.0, 6.0)]], [])
+    ranks = measured_times([first, second], Division(p=2, cuts=(1,)))
+    assert told(ranks) == [{"compute": 3000, "pp": 2000}, {"compute": 1000, "pp": 2000, "wait": 3000}]
 
 
 def test_posts_are_noted_in_their_order():
