@@ -66,10 +66,13 @@ def _gpu_space(
 ) -> ContractSpace:
     most = min(limits.max_threads, hardware.max_threads_per_block)
     crowded = problem.h * problem.w > _PIXELS_WORTH_BATCHING
+    outer = _powers(min(4, limits.max_thread_tile))  # of rows of images; of samples where those are one row
     tables = [
-        _pairs(problem.n, [1] if crowded else [1, 2], rule, 1 if crowded else 8),
+        _pairs(problem.n, outer, rule, 16)
+        if problem.h == 1
+        else _pairs(problem.n, [1] if crowded else [1, 2], rule, 1 if crowded else 8),
         _pairs(problem.k, _powers(limits.max_thread_tile), rule, _MAX_THREADS_PER_AXIS),
-        _pairs(problem.h, _powers(min(4, limits.max_thread_tile)), rule, 16),
+        _pairs(problem.h, outer, rule, 16),
         _pairs(problem.w, _powers(limits.max_thread_tile), rule, _MAX_THREADS_PER_AXIS),
     ]
     index = _cross(tables, most, limits.max_accumulators)
@@ -94,7 +97,7 @@ def _cpu_space(problem: ContractProblem, hardware: CpuHardware, rule: Rule, limi
     k_tiles = sorted({v * m for v in (vectors[-1], *_dividing(vectors, problem.k)) for m in (1, 2, 4)})
     pixels = [1, 2, 3, 4, 5, 6, 7, 8, 14]
     tables = [
-        _pairs(problem.n, [1], rule, 1),
+        _pairs(problem.n, pixels[:4] if problem.h == 1 else [1], rule, 1),
         _pairs(problem.k, [t for t in k_tiles if t <= max(problem.k, vectors[-1])], rule, 1),
         _pairs(problem.h, pixels[:4], rule, 1),
         _pairs(problem.w, pixels, rule, max(_CPU_WORK_ITEMS)),

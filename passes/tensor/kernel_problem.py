@@ -25,7 +25,8 @@ class ContractRoles:
 
     `rows` vary with the first operand only, `columns` with the second only, `batch` with both; `channels` are
     reduced plainly, `windows` pairs one of the last two row dimensions with the reduced one beside it (taps
-    along a third one count as channels). The last of `columns` is the one to cut into tiles.
+    along a third one count as channels). The last of `columns` is the one to cut into tiles. `spatial` are
+    the row dimensions that play n, h and w ('' where there is none).
     """
 
     rows: tuple[str, ...]
@@ -33,13 +34,7 @@ class ContractRoles:
     batch: tuple[str, ...]
     channels: tuple[str, ...]
     windows: tuple[tuple[str, str], ...]
-
-    @property
-    def spatial(self) -> tuple[str, str, str]:
-        """Row dimensions that play n, h and w ('' where there is none)."""
-        last = self.rows[-3:]
-        named = ("", "", "", *last)[-3:]
-        return named[0], named[1], named[2]
+    spatial: tuple[str, str, str]
 
 
 def contract_roles(op: Op) -> ContractRoles:
@@ -55,7 +50,23 @@ def contract_roles(op: Op) -> ContractRoles:
         batch=tuple(d for d in par if (d in a) == (d in b)),
         channels=tuple(d for d in red if d not in windowed),
         windows=windows,
+        spatial=_spatial(op, rows, windows),
     )
+
+
+def _spatial(op: Op, rows: Sequence[str], windows: Sequence[tuple[str, str]]) -> tuple[str, str, str]:
+    """The last row dimension is w. The one before it is h if a window moves along it or the first operand has
+    it right before w, as images do; rows of the same picture in each sample of a batch are n."""
+    n, h, w = ("", "", "", *rows)[-3:]
+    if not h or h in dict(windows) or _side_by_side(op, h, w):
+        return n, h, w
+    return h, "", w
+
+
+def _side_by_side(op: Op, outer: str, inner: str) -> bool:
+    """Whether two dimensions walk over neighbouring axes of the first operand, or over the same one."""
+    axes = [set(symbols(e)) for e in reads(op)[0]]
+    return any(outer in a and inner in a | b for a, b in zip(axes, (*axes[1:], set()), strict=True))
 
 
 def _narrow_first(columns: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[str, ...]:
