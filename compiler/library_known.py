@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from math import inf
+from math import inf, prod
 
 import numpy as np
 
@@ -24,8 +24,9 @@ class Known:
     """The constants of a module as kernels know them, each looked at once."""
 
     def __init__(self, module: Module) -> None:
-        self._arrays = {
-            op.result: np.asarray(module.constants[str(op["name"])])
+        self._constants = module.constants
+        self._names = {
+            op.result: str(op["name"])
             for op in module.main.body.ops
             if op.name == "tensor.constant" and str(op["name"]) in module.constants
         }
@@ -49,17 +50,16 @@ class Known:
             if p.tensor.dtype in (*_FLOATS, "bool"):
                 facts = {self._fact(site[i], masks) for site in sites}
                 fact = facts.pop()
-                if not facts and fact is not None:
+                if not facts and fact is not None and (fact != "causal" or _square(p.tensor.shape)):
                     found[i] = fact
         return with_facts(kernel, found)
 
     def _fact(self, value: Value, masks: bool) -> float | str | None:
-        if value not in self._arrays:
-            return None
+        if value not in self._names or value.tensor.size > (_MOST if masks else 1):
+            return None  # the numbers of others are not even read: some are drawn when they are
         key = (value, masks)
         if key not in self._facts:
-            array = self._arrays[value]
-            self._facts[key] = fact_of(array) if array.size <= (_MOST if masks else 1) else None
+            self._facts[key] = fact_of(np.asarray(self._constants[self._names[value]]))
         return self._facts[key]
 
 
@@ -74,7 +74,7 @@ def fact_of(array: np.ndarray) -> float | str | None:
         return None
     if (flat == flat[0]).all():
         return None if array.dtype == np.bool_ else float(flat[0])
-    if array.ndim < 2 or array.shape[-1] != array.shape[-2] or array.size != array.shape[-1] ** 2:
+    if not _square(array.shape):
         return None
     square = array.reshape(array.shape[-2:])
     seen = np.tri(len(square), dtype=bool)
@@ -82,6 +82,11 @@ def fact_of(array: np.ndarray) -> float | str | None:
         return "causal" if (square == seen).all() else None
     hides = bool((square[seen] == 0).all() and (square[~seen].astype(np.float64) <= MASKED).all())
     return "causal" if hides else None
+
+
+def _square(shape: Sequence[int]) -> bool:
+    """Whether these are the extents of one square matrix."""
+    return len(shape) > 1 and shape[-1] == shape[-2] and prod(shape) == shape[-1] ** 2
 
 
 def with_facts(kernel: Func, facts: Mapping[int, float | str]) -> Func:
@@ -170,7 +175,7 @@ def causal_values(kernel: Func) -> set[Value]:
             continue
         closed[op.result] = op
         t = op.result.tensor
-        if t.rank > 1 and t.shape[-1] == t.shape[-2] and t.size <= _MOST:
+        if _square(t.shape) and t.size <= _MOST:
             b = Builder()
             b.emit("tensor.return", [op.result])
             body = replace(kernel.body, params=(), ops=(*closed.values(), *b.ops))

@@ -103,12 +103,12 @@ class Cudnn:
         graph = described(self._package, self._handle, problem)
         graph.validate()
         graph.build_operation_graph()
-        modes = self._package.heur_mode
-        graph.create_execution_plans([modes.A, modes.B, modes.FALLBACK])
+        names = ("A", "B", "FALLBACK") if isinstance(problem, ConvolutionProblem) else ("A", "FALLBACK")
+        graph.create_execution_plans([getattr(self._package.heur_mode, name) for name in names])
         notes = self._package.numerical_note
         exact = isinstance(problem, ConvolutionProblem) and problem.dtype == "float32" and not problem.tf32
-        names = (*_NEVER, "TENSOR_CORE") if exact else _NEVER
-        graph.deselect_numeric_notes([getattr(notes, name) for name in names])
+        never = (*_NEVER, "TENSOR_CORE") if exact else _NEVER
+        graph.deselect_numeric_notes([getattr(notes, name) for name in never])
         return graph
 
     def build(self, kernel: LibraryKernel, doing: str) -> tuple[Any, int]:

@@ -23,7 +23,7 @@ from tilewright.library_attention import attentions_in
 from tilewright.library_candidates import library_candidates
 from tilewright.library_choice import LibraryChoice, standing_alone
 from tilewright.library_groups import attention_groups
-from tilewright.library_known import fact_of, with_facts, with_true_constants
+from tilewright.library_known import Known, fact_of, facts_in, with_facts, with_true_constants
 from tilewright.library_program import inlined, library_kernels, program_around
 from tilewright.library_wholes import with_whole_kernels
 from tilewright.passes import PassContext, Pipeline, run_pipeline
@@ -268,6 +268,16 @@ def test_gpt_is_causal_by_its_constants_and_a_plan_may_name_a_buffer_thrice() ->
     (launch,) = (x for x in plan.launches if plan.kernel_by_name[x.kernel].language == "library")
     assert launch.args[0] == launch.args[1] == launch.args[2]
     assert len(whole.funcs) == len(module.funcs) - len(group.kernels) + 1
+
+
+def test_a_mask_seen_in_another_shape_is_not_told() -> None:
+    kernel = attention(params=f"{PLAIN}, %mask: f32[36]", scores=masked("f32", "k"), last="%s1", keys=10)
+    entry = alone(kernel, {3})
+    square = np.where(np.tri(6, dtype=bool), 0, -np.inf).astype(np.float32)
+    module = entry.with_constants(entry.constants.updated({"constant0": square}))
+    assert facts_in(Known(module).told(kernel)) == {}
+    zeros = entry.with_constants(entry.constants.updated({"constant0": np.zeros(36, np.float32)}))
+    assert facts_in(Known(zeros).told(kernel)) == {3: 0.0}
 
 
 def test_constants_are_told_for_what_they_are() -> None:
