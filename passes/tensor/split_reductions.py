@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
-from tilewright.ir import (
-    Block,
-    Builder,
-    Expr,
-    Level,
-    Module,
-    Op,
-    Pairs,
-    Sym,
-    TensorType,
-    Type,
-    Value,
-    scalar_body,
-    structured,
-)
-from tilewright.ir.expr import binary, substitute, symbols
+from tilewright.ir import Block, Builder, Level, Module, Op, Type, Value, scalar_body
 from tilewright.ir.nodes import Attr
-from tilewright.ir.tensor_ops import dims, domain, reads
+from tilewright.ir.tensor_ops import dims
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.lower.algorithm_cost import kernels_of
 from tilewright.passes.lower.memory_room import Room, room_of_products
-from tilewright.passes.lower.skeletons.matrix_plan import NARROW, multiplies
-from tilewright.passes.tensor.copies import copied
+from tilewright.passes.tensor.reduction_parts import channel_of, split, sums_products
+from tilewright.passes.tensor.split_estimates import innermost_channels, matrix_estimates
 
 #: parts to compare
 PARTS = (2, 3, 4, 6, 8)
@@ -81,93 +65,21 @@ def split_reductions(module: Module, ctx: PassContext) -> Module:
     return module.with_funcs(tuple(new if f is main else f for f in module.funcs))
 
 
-def split(op: Op, b: Builder, parts: int) -> Value:
-    """The same product by parts of its longest plain sum."""
-    channel = _channel(op)
-    length = dims(op, "red")[channel] // parts
-    part = _fresh("part", domain(op))
-    whole = binary("+", binary("*", Sym(part), length), Sym(channel))
-    first, second = reads(op)[:2]
-    at = second.index(Sym(channel))
-    w = op.operands[1]
-    names = [f"i{i}" for i in range(w.tensor.rank)]
-    shape: dict[str, int] = {}
-    for name, extent in zip(names, w.tensor.shape, strict=True):
-        shape |= {part: parts, name: length} if name == names[at] else {name: extent}
-    where: list[Expr] = [Sym(d) for d in names]
-    where[at] = binary("+", binary("*", Sym(part), length), Sym(names[at]))
-    view = copied(b, w, shape, where)
-    par = {part: parts, **dims(op, "par")}
-    attrs: dict[str, Attr] = {
-        **dict(op.attrs),
-        "par": Pairs.of(dict(par)),
-        "red": Pairs.of({**dims(op, "red"), channel: length}),
-        "reads": (
-            tuple(substitute(e, {channel: whole}) for e in first),
-            (*second[:at], Sym(part), *second[at:]),
-        ),
-    }
-    t = op.result.tensor
-    partial = TensorType(t.dtype, (parts, *t.shape))
-    (sums,) = b.emit("tensor.contract", [op.operands[0], view], attrs, types=[partial], body=op.body)
-    body, values = scalar_body([t.dtype] * parts)
-    total = values[0]
-    for v in values[1:]:
-        total = body.value("scalar.add", total, v)
-    body.do("scalar.yield", total)
-    rest = tuple(map(Sym, dims(op, "par")))
-    (out,) = structured(
-        b, "tensor.map", [sums] * parts, par=dims(op, "par"), reads=[(i, *rest) for i in range(parts)],
-        body=body.block(values), types=[t],
-    )  # fmt: skip
-    return out
-
-
-def _fresh(name: str, taken: dict[str, int]) -> str:
-    while name in taken:
-        name += "_"
-    return name
-
-
-def _channel(op: Op) -> str:
-    """The longest reduced dimension that both operands read by itself; '' where there is none."""
-    found = ""
-    red = dims(op, "red")
-    for d in red:
-        plain = all(
-            at.count(Sym(d)) == 1 and all(d not in symbols(e) or e == Sym(d) for e in at) for at in reads(op)
-        )
-        if plain and red[d] > red.get(found, 0):
-            found = d
-    return found
-
-
 def _options(op: Op) -> tuple[int, ...]:
     """Numbers of parts that a product could be cut into; none for other ops."""
     if op.name != "tensor.contract" or len(op.operands) != 2 or op.body is None:
         return ()
-    if op.result.tensor.dtype not in EXACT or not _sums_products(op):
+    if op.result.tensor.dtype not in EXACT or not sums_products(op):
         return ()
-    channel = _channel(op)
+    channel = channel_of(op)
     length = dims(op, "red").get(channel, 0)
     return tuple(p for p in PARTS if length % p == 0 and length // p >= SHORTEST)
-
-
-def _sums_products(op: Op) -> bool:
-    """Whether the body adds the product of both factors to a sum from 0, 16-bit factors widened before."""
-    assert op.body is not None
-    if op["init"] != (0.0,):  # every part would start from it
-        return False
-    dtypes = {v.tensor.dtype for v in op.operands}
-    if dtypes == {op.result.tensor.dtype}:
-        return [o.name for o in op.body.ops] == ["scalar.fma", "scalar.yield"]
-    return len(dtypes) == 1 and dtypes <= set(NARROW) and multiplies(op)
 
 
 def _best_parts(op: Op, options: Sequence[int], room: Room, hardware: Hardware) -> int:
     x, y = op.operands[0].tensor, op.result.tensor
     best, least = 1, 0.0
-    for parts in options:
+    for parts in _likely(op, options, hardware):
         if not room.fits(op, x.nbytes + parts * y.nbytes):
             break
         if best == 1 and least == 0.0:
@@ -178,9 +90,34 @@ def _best_parts(op: Op, options: Sequence[int], room: Room, hardware: Hardware) 
     return best
 
 
+def _likely(op: Op, options: Sequence[int], hardware: Hardware) -> tuple[int, ...]:
+    """The options that the model of the tensor cores alone leaves; all where they cannot compute it."""
+    estimates = _on_tensor_cores(*_signature(op), tuple(options), hardware)
+    return tuple(p for p in options if not estimates or estimates[p] < GAIN * estimates[1])
+
+
 def _seconds_of(op: Op, parts: int, hardware: Hardware) -> float:
-    types = tuple(v.type for v in op.operands)
-    return _seconds(types, op.attrs, op.result.type, parts, hardware)
+    return _seconds(*_signature(op), parts, hardware)
+
+
+#: types of the operands, attributes, type of the result
+_Signature = tuple[tuple[Type, ...], tuple[tuple[str, Attr], ...], Type]
+
+
+def _signature(op: Op) -> _Signature:
+    """Equal for products that take the same time."""
+    return tuple(v.type for v in op.operands), op.attrs, op.result.type
+
+
+@lru_cache(maxsize=2048)
+def _on_tensor_cores(
+    types: tuple[Type, ...],
+    attrs: tuple[tuple[str, Attr], ...],
+    result: Type,
+    options: tuple[int, ...],
+    hardware: Hardware,
+) -> Mapping[int, float]:
+    return matrix_estimates(_product(types, attrs, result), (1, *options), hardware)
 
 
 @lru_cache(maxsize=8192)
@@ -192,12 +129,7 @@ def _seconds(
     hardware: Hardware,
 ) -> float:
     """Seconds of a product and, if it is split, of adding its parts, by the model."""
-    given = tuple(Value(t, "x") for t in types)
-    op = Op("tensor.contract", given, attrs, (Value(result),), _fma(given[0], result))
-    return min(_alone_s(form, parts, hardware) for form in _forms(op))
-
-
-def _alone_s(op: Op, parts: int, hardware: Hardware) -> float:
+    op = _product(types, attrs, result)
     b = Builder()
     if parts == 1:
         b.append(op)
@@ -206,34 +138,15 @@ def _alone_s(op: Op, parts: int, hardware: Hardware) -> float:
     return kernels_of(op.operands, b.ops, 0, hardware).estimate_s()
 
 
-def _forms(op: Op) -> tuple[Op, ...]:
-    """The product as it is and, where tensor cores may take it, with channels innermost.
-
-    Layouts are chosen later, and tensor cores then get images with channels innermost: in any other order
-    their copies are no asynchronous ones, and a product seems slower and worth splitting.
-    """
-    x = op.operands[0].tensor
-    if x.dtype not in NARROW and op["factors"] != "tf32":
-        return (op,)
-    first, second = reads(op)[:2]
-    channel = Sym(_channel(op))
-    axes = sorted(range(x.rank), key=lambda axis: first[axis] == channel)
-    par, columns = dims(op, "par"), {d for e in second for d in symbols(e)}
-    order = sorted(range(len(par)), key=lambda axis: list(par)[axis] in columns)
-    if axes == sorted(axes):
-        return (op,)
-    image = Value(replace(x, shape=tuple(x.shape[axis] for axis in axes)), "x")
-    y = op.result.tensor
-    turned = op.with_attrs(
-        par=Pairs(tuple(list(par.items())[axis] for axis in order)),
-        reads=(tuple(first[axis] for axis in axes), second),
-    )
-    result = Value(replace(y, shape=tuple(y.shape[axis] for axis in order)))
-    return op, replace(turned, operands=(image, *op.operands[1:]), results=(result,))
+def _product(types: tuple[Type, ...], attrs: tuple[tuple[str, Attr], ...], result: Type) -> Op:
+    """A product of that signature, in the layout that it will have."""
+    given = tuple(Value(t, "x") for t in types)
+    op = Op("tensor.contract", given, attrs, (Value(result),), _fma(given[0], Value(result)))
+    return innermost_channels(op)
 
 
-def _fma(factor: Value, result: Type) -> Block:
-    wide = result.dtype
-    body, (x, w, total) = scalar_body([factor.tensor.dtype, factor.tensor.dtype, wide])
-    body.do("scalar.yield", body.value("scalar.fma", body.cast(x, wide), body.cast(w, wide), total))
-    return body.block((x, w, total))
+def _fma(factor: Value, total: Value) -> Block:
+    narrow, wide = factor.tensor.dtype, total.tensor.dtype
+    body, (x, w, s) = scalar_body([narrow, narrow, wide])
+    body.do("scalar.yield", body.value("scalar.fma", body.cast(x, wide), body.cast(w, wide), s))
+    return body.block((x, w, s))

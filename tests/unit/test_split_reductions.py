@@ -7,10 +7,13 @@ from unbuilt_plans import plan_of
 import tilewright as tw
 from tilewright.frontends.relay.importer import import_module
 from tilewright.frontends.relay.load import read_source
-from tilewright.ir import parse
+from tilewright.ir import Builder, parse
 from tilewright.ir.tensor_ops import dims
 from tilewright.ir.types import storage_dtype
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.lower.algorithm_cost import kernels_of
+from tilewright.passes.tensor.reduction_parts import split
+from tilewright.passes.tensor.split_estimates import matrix_estimates
 from tilewright.targets import resolve_target
 
 H100 = resolve_target("cuda:sm_90a")
@@ -126,6 +129,29 @@ def test_parts_on_tensor_cores(dtype, precision, k, error):
         assert ("float32", (parts, *wanted.shape)) in {(b.dtype, b.shape) for b in exe.plan.buffers}
         got = exe(x, w)[0].astype(np.float64)
     assert np.abs(got - wanted).max() <= error * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_the_first_look_agrees_with_the_kernels(dtype):
+    """Tensor cores' model alone and all passes give products, whole and in parts, the same time."""
+    module = run_pipeline(
+        matmul(20, 8192, 24, dtype),
+        Pipeline.parse("infer-shapes, graph-to-tensor"),
+        PassContext("cuda:sm_90a"),
+    )
+    op = next(op for op in module.main.body.ops if op.name == "tensor.contract")
+    found = matrix_estimates(op, (1, 2, 8), H100.hardware)
+    if dtype == "f32":  # not without the permission to round
+        assert found == {}
+        op = op.with_attrs(factors="tf32")
+        found = matrix_estimates(op, (1, 2, 8), H100.hardware)
+    for parts, seconds in found.items():
+        b = Builder()
+        if parts == 1:
+            b.append(op)
+        b.do("tensor.return", op.result if parts == 1 else split(op, b, parts))
+        full_s = kernels_of(op.operands, b.ops, 0, H100.hardware).estimate_s()
+        assert full_s == pytest.approx(seconds, rel=0.05)
 
 
 def test_launches_of_parts_name_their_ops():
