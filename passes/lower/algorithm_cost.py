@@ -18,6 +18,8 @@ from tilewright.passes.tensor.choose_parameters import least_s
 
 #: tensor ops to kernels with chosen parameters
 _KERNELS = "forward-copies, cse, dce, fuse-kernels, split-dims, merge-dims, choose-parameters"
+#: the same where long sums may be cut into parts, as in a network
+_PARTS_KERNELS = f"split-reductions, {_KERNELS}"
 
 
 @dataclass(frozen=True)
@@ -56,19 +58,24 @@ class AlgorithmCost:
     working_bytes: int
 
 
-def estimated_s(op: Op, algorithm: str, hardware: Hardware, *, constant_weight: bool) -> float:
+def estimated_s(
+    op: Op, algorithm: str, hardware: Hardware, *, constant_weight: bool, parts: bool = True
+) -> float:
     """Seconds of `algorithm_cost`."""
-    return algorithm_cost(op, algorithm, hardware, constant_weight=constant_weight).seconds
+    return algorithm_cost(op, algorithm, hardware, constant_weight=constant_weight, parts=parts).seconds
 
 
-def algorithm_cost(op: Op, algorithm: str, hardware: Hardware, *, constant_weight: bool) -> AlgorithmCost:
+def algorithm_cost(
+    op: Op, algorithm: str, hardware: Hardware, *, constant_weight: bool, parts: bool = True
+) -> AlgorithmCost:
     """Cost of all kernels of graph.conv2d `op` by an algorithm that is legal for it. Memoised.
 
-    constant_weight: whether the kernel's transform is done at compile time.
+    constant_weight: whether the kernel's transform is done at compile time. parts: long sums are cut into
+    parts where the pass split-reductions would do so.
     """
     attrs = tuple((k, algorithm if k == "algorithm" else v) for k, v in op.attrs)
     types = tuple(v.type for v in op.operands)
-    return _cost(types, attrs, op.result.type, hardware, constant_weight)
+    return _cost(types, attrs, op.result.type, hardware, constant_weight, parts)
 
 
 @lru_cache(maxsize=1024)
@@ -78,10 +85,11 @@ def _cost(
     result: Type,
     hardware: Hardware,
     constant_weight: bool,
+    parts: bool,
 ) -> AlgorithmCost:
     op = Op("graph.conv2d", tuple(Value(t) for t in types), attrs, (Value(result),))
     known = [op.operands[1]] if constant_weight else []
-    found = alternative([op], known, hardware)
+    found = alternative([op], known, hardware, parts=parts)
     return AlgorithmCost(found.estimate_s(), found.working_bytes())
 
 
@@ -90,10 +98,13 @@ def bytes_of(values: Collection[Value]) -> int:
     return sum(v.tensor.nbytes for v in values if isinstance(v.type, TensorType))
 
 
-def alternative(ops: Sequence[Op], known: Collection[Value], hardware: Hardware) -> Alternative:
+def alternative(
+    ops: Sequence[Op], known: Collection[Value], hardware: Hardware, *, parts: bool = True
+) -> Alternative:
     """The kernels of graph ops, the last of which has the result.
 
-    known: operands that are constants; what can be computed from them is not part of the program.
+    known: operands that are constants; what can be computed from them is not part of the program. parts: see
+    `algorithm_cost`.
     """
     b = Builder("algorithm")
     lowered: dict[Value, Value] = {}
@@ -114,12 +125,18 @@ def alternative(ops: Sequence[Op], known: Collection[Value], hardware: Hardware)
     outer = list(dict.fromkeys(v for o in live for v in o.operands if v not in made))
     given = [v for v in outer if v in constants]
     inputs = [v for v in outer if v not in constants]
-    return kernels_of([*inputs, *given], live, len(given), hardware)
+    return kernels_of([*inputs, *given], live, len(given), hardware, parts=parts)
 
 
-def kernels_of(params: Sequence[Value], ops: Sequence[Op], known: int, hardware: Hardware) -> Alternative:
-    """Tensor ops, the last of which returns, as kernels; the last `known` parameters are constants."""
+def kernels_of(
+    params: Sequence[Value], ops: Sequence[Op], known: int, hardware: Hardware, *, parts: bool = False
+) -> Alternative:
+    """Tensor ops, the last of which returns, as kernels; the last `known` parameters are constants.
+
+    parts: see `algorithm_cost`.
+    """
     types = tuple(v.type for v in ops[-1].operands)
     main = Func(Level.TENSOR, "main", Block(tuple(params), tuple(ops)), types)
     context = PassContext(hardware=hardware, reproducer_folder=None)
-    return Alternative(run_pipeline(Module("algorithm", (main,)), Pipeline.parse(_KERNELS), context), known)
+    pipeline = Pipeline.parse(_PARTS_KERNELS if parts else _KERNELS)
+    return Alternative(run_pipeline(Module("algorithm", (main,)), pipeline, context), known)

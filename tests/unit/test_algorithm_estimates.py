@@ -36,10 +36,33 @@ def test_auto_takes_the_fastest_accurate_one_and_estimates_fit(data, filters, ke
     seconds = {name: 1e-6 * t for name, t in zip(NAMES, us, strict=True) if t is not None}
     for name, measured in seconds.items():
         assert layer.by(name, H100.hardware).bound_s(H100.hardware) <= measured
-        estimate = estimated_s(layer.conv, name, H100.hardware, constant_weight=True)
-        assert measured / 2 < estimate < 2 * measured
+        whole = estimated_s(layer.conv, name, H100.hardware, constant_weight=True, parts=False)
+        assert measured / 2 < whole < 2 * measured  # nothing was cut into parts when it was measured
+        assert estimated_s(layer.conv, name, H100.hardware, constant_weight=True) <= whole
     context = PassContext(str(H100), H100.hardware, reproducer_folder=None)
     out = run_pipeline(module, Pipeline.parse("choose-algorithms{workspace=any}"), context)
     (chosen,) = (str(op["algorithm"]) for op in out.main.body.ops if op.name == "graph.conv2d")
     accurate = [t for name, t in seconds.items() if name != "winograd4" or name == chosen]
     assert seconds[chosen] <= 1.1 * min(accurate)  # winograd4 must win by more, for its errors
+
+
+@pytest.mark.parametrize(("filters", "size", "cut"), [(32, 14, True), (64, 56, False)])
+def test_direct_sums_are_compared_as_the_network_has_them(filters, size, cut):
+    module = conv_module(
+        (1, 128, size, size), (filters, 128, 3, 3), "direct", constant=True, padding=(1,) * 4, arrays=False
+    )
+    (layer,) = layers_of(module.main)
+    whole, parts = (
+        estimated_s(layer.conv, "direct", H100.hardware, constant_weight=True, parts=p) for p in (False, True)
+    )
+    assert (parts < 0.9 * whole) == cut
+    kernels = [f for f in layer.by("direct", H100.hardware).module.funcs if f.name != "main"]
+    context = PassContext(str(H100), H100.hardware, reproducer_folder=None)
+    lowered = run_pipeline(module, Pipeline.parse("graph-to-tensor, split-reductions"), context)
+    names = [op.name for op in lowered.main.body.ops]
+    assert names.count("tensor.contract") == 1
+    assert len(kernels) == 1 + ("tensor.map" in names[names.index("tensor.contract") :]) == 1 + cut
+    cpu = resolve_target("opencl").hardware
+    assert estimated_s(layer.conv, "direct", cpu, constant_weight=True) == estimated_s(
+        layer.conv, "direct", cpu, constant_weight=True, parts=False
+    )
