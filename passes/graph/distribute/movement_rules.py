@@ -121,11 +121,17 @@ def slice_rows(op: Op, axis: int, start: int, end: int) -> Sliced | None:
     return Sliced((Need(axis, first, last),), attrs, balanced=not whole)
 
 
-@slice_rule("reverse", "repeat")
+@slice_rule("halo_exchange", "all_gather", "reduce_scatter", "reverse", "repeat")
 def other_axis_rows(op: Op, axis: int, start: int, end: int) -> Sliced | None:
-    """Rows along every axis but the op's own."""
+    """Rows along every axis but the op's own; of communication, among ranks that have the same rows."""
     if axis == op.integer("axis") % op.result.tensor.rank:
         return None
+    return Sliced((Need(axis, start, end),))
+
+
+@slice_rule("all_reduce")
+def added_rows(op: Op, axis: int, start: int, end: int) -> Sliced:
+    """Among ranks that have the same rows."""
     return Sliced((Need(axis, start, end),))
 
 

@@ -11,6 +11,7 @@ from tilewright.ir.builder import Builder
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.graph_ops.operands import lowest, zero
 from tilewright.ir.nodes import Attr, Module, Op, Value
+from tilewright.ir.opdef import op_def
 from tilewright.ir.types import TensorType, storage_dtype
 from tilewright.passes.constant_pool import ConstantPool
 from tilewright.passes.dead_ops import live_ops
@@ -29,18 +30,19 @@ from tilewright.passes.graph.distribute.placement import Placement
 from tilewright.passes.graph.distribute.spreading import Spread
 
 
-def rank_module(module: Module, spread: Spread, rank: int, devices: int) -> Module:
-    """What rank `rank` of `devices` runs: its rows of every split op, and the exchanges between them.
+def rank_module(module: Module, spread: Spread, rank: int, ranks: Sequence[int]) -> Module:
+    """What one rank runs: its rows of every split op, and the exchanges between them.
 
+    ranks: the global ranks among which the network is split; rank: the position in them.
     Weights are sliced here; the rank's module holds no other rows of them. Results are whole.
     """
-    return _RankBuilder(module, spread, rank, devices).run()
+    return _RankBuilder(module, spread, rank, tuple(ranks)).run()
 
 
 class _RankBuilder:
-    def __init__(self, module: Module, spread: Spread, rank: int, devices: int) -> None:
+    def __init__(self, module: Module, spread: Spread, rank: int, ranks: tuple[int, ...]) -> None:
         self.module, self.spread, self.rank = module, spread, rank
-        self.ranks = tuple(range(devices))
+        self.ranks = ranks
         self.b = Builder()
         self.pool = ConstantPool(module.constants)
         self.constants: dict[Value, Op] = {}
@@ -72,7 +74,11 @@ class _RankBuilder:
         if not placement.pieces:
             if op.name == "graph.constant":
                 self.constants[op.result] = op
-            elif not is_layer(op) and all(self.spread.held[v] is None for v in op.operands):
+            elif (
+                not is_layer(op)
+                and not op_def(op.name).effects
+                and all(self.spread.held[v] is None for v in op.operands)
+            ):
                 self.small.update((r, op) for r in op.results)
             self.b.append(op.with_operands(tuple(self.whole(v) for v in op.operands)))
             self.local.update((r, r) for r in op.results)

@@ -38,6 +38,7 @@ class SpaceOptions:
     kernel_us: float = 2.0
     wave: float = WAVE
     memory: str = ""
+    grid: str = ""
 
 
 def decide(module: Module, devices: int, options: SpaceOptions) -> Spread:
@@ -45,6 +46,8 @@ def decide(module: Module, devices: int, options: SpaceOptions) -> Spread:
     speeds = _speeds(options.speeds, devices)
     asked, late = read_plan(module.main, options.plan), options.gather == "late"
     rates = _rates(options)
+    if options.grid:
+        raise InputError(f"option 'grid' expects axis=grid, got axis={options.axis}")
     shared = Request(speeds, "h", asked, late=late, rates=rates, overlap=_overlap(options.overlap))
     method = _METHODS.get(options.method)
     if method is None and options.method not in _OTHERS:
@@ -63,6 +66,22 @@ def decide(module: Module, devices: int, options: SpaceOptions) -> Spread:
         found = directed_plan(module.main, speeds, rates)
         requests += [replace(shared, direction=d, searched=found) for d in DIRECTIONS]
     return fastest(module.main, requests, memory_limits(options.memory, devices))
+
+
+def grid_request(devices: int, options: SpaceOptions) -> Request:
+    """What a split in rows and columns asks of each of its two splits; raises InputError.
+
+    Grids take no plans, searches or memory limits.
+    """
+    for name, given, without in (
+        ("plan", options.plan, ""),
+        ("method", options.method, "naive"),
+        ("memory", options.memory, ""),
+    ):
+        if given != without:
+            raise InputError(f"option '{name}' expects one axis to split along, got axis=grid")
+    overlap, late = _overlap(options.overlap), options.gather == "late"
+    return Request(_speeds(options.speeds, devices), "w", late=late, rates=_rates(options), overlap=overlap)
 
 
 def _speeds(text: str, devices: int) -> tuple[float, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from tilewright.ir.errors import InputError
@@ -10,7 +11,8 @@ from tilewright.passes.context import PassContext
 from tilewright.passes.definition import register_pass
 from tilewright.passes.graph.distribute.rank_module import rank_module
 from tilewright.passes.graph.distribute.space_cost import WAVE
-from tilewright.passes.graph.distribute.space_options import SpaceOptions, decide
+from tilewright.passes.graph.distribute.space_grid import grid_modules
+from tilewright.passes.graph.distribute.space_options import SpaceOptions, decide, grid_request
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"}, establishes={"shapes-known"})
@@ -20,7 +22,7 @@ def split_space(
     *,
     devices: int = 2,
     rank: int = 0,
-    axis: Literal["h", "w", "batch", "channels", "sequence", "auto"] = "h",
+    axis: Literal["h", "w", "batch", "channels", "sequence", "grid", "auto"] = "h",
     speeds: str = "",
     plan: str = "",
     method: Literal["naive", "exact", "directions", "layers", "pruned"] = "naive",
@@ -33,10 +35,12 @@ def split_space(
     kernel_us: float = 2.0,
     wave: float = WAVE,
     memory: str = "",
+    grid: str = "",
 ) -> Module:
     """What rank `rank` of `devices` runs where each makes a part of every layer; inputs, results are whole.
 
-    axis: what is split; auto takes the axis whose modelled time is least.
+    axis: what is split; auto takes the axis whose modelled time is least; grid splits images in rows and
+      columns, `grid=2x2` of devices or those that are best for the largest layer.
     speeds: of the devices relative to each other, `1,1,2`; shares are proportional. Default: equal.
     plan: what single layers do instead: `3:h=0-57,57-112; 5:whole`, rows of every rank by layer number.
     method, threshold: how the rows of layers are chosen. naive: in proportion to the speeds. exact: by
@@ -58,6 +62,7 @@ def split_space(
     """
     if devices < 1 or not 0 <= rank < devices:
         raise InputError(f"expected a rank among 0..{devices - 1} of {devices} devices, got {rank}")
+    rates = {"tflops": tflops, "link_gbs": link_gbs, "latency_us": latency_us, "kernel_us": kernel_us}
     options = SpaceOptions(
         axis,
         speeds,
@@ -65,15 +70,13 @@ def split_space(
         method,
         threshold,
         gather,
-        tflops,
-        link_gbs,
-        latency_us,
-        overlap,
-        kernel_us,
-        wave,
-        memory,
+        overlap=overlap,
+        wave=wave,
+        memory=memory,
+        grid=grid,
+        **rates,
     )
-    return rank_module(module, decide(module, devices, options), rank, devices)
+    return _modules(module, devices, options, [rank])[0]
 
 
 def split_modules(module: Module, devices: int, options: SpaceOptions | None = None) -> list[Module]:
@@ -83,5 +86,11 @@ def split_modules(module: Module, devices: int, options: SpaceOptions | None = N
     """
     if devices < 1:
         raise InputError(f"expected at least 1 device, got {devices}")
-    shared = decide(module, devices, options or SpaceOptions())
-    return [rank_module(module, shared, rank, devices) for rank in range(devices)]
+    return _modules(module, devices, options or SpaceOptions(), range(devices))
+
+
+def _modules(module: Module, devices: int, options: SpaceOptions, ranks: Sequence[int]) -> list[Module]:
+    if options.axis == "grid":
+        return grid_modules(module, grid_request(devices, options), options.grid, ranks)
+    shared = decide(module, devices, options)
+    return [rank_module(module, shared, rank, range(devices)) for rank in ranks]

@@ -81,16 +81,16 @@ class Spread:
     total_s: float = 0.0
 
 
-def spread(func: Func, request: Request) -> Spread:
+def spread(func: Func, request: Request, end: int | None = None) -> Spread:
     """How the ops of a function run on the ranks of a request.
 
     Layers are split along the direction (or as planned); what follows keeps the rows of its operands. From
     the place in program order on where it costs least, ops run whole on every rank, unless a plan or `late`
-    says otherwise. Raises InputError for a plan that a layer cannot follow.
+    says otherwise; or from op `end` on. Raises InputError for a plan that a layer cannot follow.
     """
     ops = func.body.ops[:-1]
-    everywhere = _Walk(func, request, len(ops)).run()
-    if request.late or request.plan:
+    everywhere = _Walk(func, request, len(ops) if end is None else end).run()
+    if end is not None or request.late or request.plan:
         return everywhere
     end = _cheapest_end(func, everywhere, request.rates, max(request.speeds) / min(request.speeds))
     return everywhere if end == len(ops) else _Walk(func, request, end).run()
