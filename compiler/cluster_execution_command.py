@@ -13,12 +13,12 @@ from tilewright.cluster_execution_plot import write_execution_plot
 from tilewright.cluster_execution_report import report_text
 from tilewright.cluster_execution_search import Wanted
 from tilewright.cluster_execution_trace import Pick
+from tilewright.cluster_execution_work import with_batch
 from tilewright.commands.network import BUNDLED, ZOO, load_network
 from tilewright.commands.run import TOLERANCE
 from tilewright.distributed.launcher import MAX_RANKS, launch
 from tilewright.distributed.world import together, world
 from tilewright.ir import InputError, Module, WorkError
-from tilewright.passes.graph.set_input_shapes import with_input_shapes
 from tilewright.pipelines import PRECISIONS
 from tilewright.runtime.communication.communicator import TIMEOUT_S
 from tilewright.runtime.communication.mpi_world import started_by_mpi
@@ -40,6 +40,13 @@ def add_execution_arguments(p: argparse.ArgumentParser) -> None:
         "--measure-here",
         action="store_true",
         help="start N processes and measure compute, links and storage instead of reading --cluster",
+    )
+    g.add_argument(
+        "--part-sizes",
+        type=int,
+        default=2,
+        metavar="N",
+        help="how many smaller batches are measured as well, those of the most promising plans (default 2)",
     )
     g.add_argument("--record", metavar="FILE.toml", help="write what was measured, for --cluster")
     g.add_argument(
@@ -124,10 +131,10 @@ def _options(a: argparse.Namespace) -> Options:
         raise InputError("expected a record (--cluster) or --measure-here, one of them", where="--cluster")
     if a.record and not a.measure_here:
         raise InputError("expected --measure-here with this option", where="--record")
-    for name, least, most in (("devices", 2, MAX_RANKS), ("repeats", 1, 10**6)):
+    for name, least, most in (("devices", 2, MAX_RANKS), ("repeats", 1, 10**6), ("part_sizes", 0, 64)):
         value = getattr(a, name)
         if not least <= value <= most:
-            raise InputError(f"expected {least} to {most}, got {value}", where=f"--{name}")
+            raise InputError(f"expected {least} to {most}, got {value}", where=f"--{name.replace('_', '-')}")
     for name in ("dp", "wp", "p", "micro_batches", "batch"):
         value = getattr(a, name)
         if (value is not None and value < 0) or (name == "batch" and value == 0):
@@ -158,6 +165,7 @@ def _options(a: argparse.Namespace) -> Options:
         storage=a.storage,
         least_weight_bytes=memory_bytes(a.min_weight, where="--min-weight"),
         repeats=a.repeats,
+        part_sizes=a.part_sizes,
         pick=a.pick,
         seed=a.seed,
         run=a.execute,
@@ -168,14 +176,7 @@ def _network(a: argparse.Namespace) -> Module:
     """The network with random weights, for the batch that was asked for."""
     arguments = argparse.Namespace(network=a.model, params="random", inputs=None, shape=[], seed=a.seed)
     module = load_network(arguments)
-    if a.batch is None:
-        return module
-    shapes = dict(zip(module.input_names, (t.shape for t in module.input_types), strict=True))
-    first = next(iter(shapes.values()), ())
-    if not first:
-        raise InputError("expected a network whose first input has a batch in front", where="--batch")
-    batched = {n: (a.batch, *s[1:]) for n, s in shapes.items() if s and s[0] == first[0]}
-    return with_input_shapes(module, batched)
+    return module if a.batch is None else with_batch(module, a.batch)
 
 
 def _name(a: argparse.Namespace) -> str:

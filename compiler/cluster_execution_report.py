@@ -43,6 +43,7 @@ def plan_facts(
         "precision": problem.precision,
         "mode": "corrected",
         "op_seconds": "measured" if measured else "record",
+        "measured_batches": [*([problem.batch] if measured else []), *problem.sizes],
         "record": asdict(cluster),
         "link_samples": [asdict(s) for s in samples],
         "plan": {
@@ -127,7 +128,11 @@ def _share(part: float, whole: Mapping[str, float]) -> float:
 def report_text(facts: Mapping[str, Any]) -> str:
     """The plan, the candidates and, where it was executed, the comparison."""
     plan = facts["plan"]
-    source = "measured op by op" if facts["op_seconds"] == "measured" else "by the record's rates"
+    source = (
+        f"ops measured for batches {facts['measured_batches']}"
+        if facts["op_seconds"] == "measured"
+        else "by the record's rates"
+    )
     lines = [
         f"{facts['model']}, one batch of {facts['batch']} on {facts['cluster']}; {facts['precision']}, "
         f"{source}",

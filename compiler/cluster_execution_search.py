@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tilewright.cluster_execution_division import Division
@@ -40,7 +40,10 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Problem:
-    """A graph-level network (after the graph passes, the batch in front of its first input) on a cluster."""
+    """A graph-level network (after the graph passes, the batch in front of its first input) on a cluster.
+
+    seconds: of its ops. sizes: of those of the network for fewer samples, where these were measured.
+    """
 
     module: Module
     name: str
@@ -48,6 +51,11 @@ class Problem:
     seconds: OpSeconds
     precision: str
     least_weight_bytes: int
+    sizes: Mapping[int, OpSeconds] = field(default_factory=dict)
+
+    def samples(self, division: Division) -> int:
+        """How many samples a kernel of a division computes at once."""
+        return self.batch // (division.dp * division.micro_batches)
 
     @property
     def batch(self) -> int:
@@ -130,7 +138,8 @@ def priced(problem: Problem, candidate: Candidate) -> Candidate:
     division = candidate.division
     try:
         parts = [part_of(problem.module, division, rank) for rank in range(division.devices)]
-        ranks = predict(parts, division, problem.seconds, problem.cluster.intra)
+        seconds = problem.sizes.get(problem.samples(division), problem.seconds)
+        ranks = predict(parts, division, seconds, problem.cluster.intra)
     except TilewrightError as error:
         return Candidate(candidate.row, division, why=str(error))
     return Candidate(candidate.row, division, tuple(ranks))

@@ -10,9 +10,10 @@ from tilewright.costmodel.cluster.machine import Cluster
 from tilewright.costmodel.cluster.network_model import NetworkModel
 from tilewright.costmodel.cluster.network_units import network_units, unit_ops
 from tilewright.costmodel.cluster.op_work import op_flops
-from tilewright.ir import Func, Op
+from tilewright.ir import Func, InputError, Module, Op
 from tilewright.passes.graph.distribute.pipeline_costs import seconds_of
 from tilewright.passes.graph.distribute.space_cost import Rates
+from tilewright.passes.graph.set_input_shapes import with_input_shapes
 
 #: of launches: locations of the ops they come from, and seconds
 Launches = Sequence[tuple[tuple[str, ...], float]]
@@ -24,6 +25,20 @@ _NO_WORK = frozenset({"graph.constant", "graph.return"})
 def op_flops_of(func: Func) -> float:
     """FLOP of one run of a graph-level function; raises UnsupportedError for ops without a count."""
     return float(sum(op_flops(op) for op in func.body.ops))
+
+
+def with_batch(module: Module, batch: int) -> Module:
+    """The network for so many samples: the first dimension of its first input, and of inputs that share it.
+
+    Raises InputError where there is none, and as `with_input_shapes` does.
+    """
+    shapes = dict(zip(module.input_names, (t.shape for t in module.input_types), strict=True))
+    first = next(iter(shapes.values()), ())
+    if not first:
+        raise InputError(f"expected a network whose first input has a batch in front, got {module.name}")
+    return with_input_shapes(
+        module, {n: (batch, *s[1:]) for n, s in shapes.items() if s and s[0] == first[0]}
+    )
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,7 @@ def test_a_measured_plan_is_executed_as_planned(capsys, monkeypatch, tmp_path, n
     assert plan["cuts"][0].startswith("dense")
     assert (facts["op_seconds"], run["clock"]) == ("measured", "launches")
     assert len(facts["link_samples"]) == 4
+    assert facts["measured_batches"] == [4, 2]
     assert run["relative_error"] < 1e-5
     assert [c["name"] for c in run["components"]] == list(COMPONENTS)
     by_name = {c["name"]: c for c in run["components"]}
@@ -165,6 +166,7 @@ def test_capacities_count(capsys, record, network):
         (["--model", "gpt-3"], "--model: expected a network"),
         (["--model", "no.relay"], "no.relay: no such file"),
         (["--repeats", "0"], "--repeats: expected 1 to "),
+        (["--part-sizes", "-1"], "--part-sizes: expected 0 to "),
         (["--micro-batches", "-1"], "--micro-batches: expected at least 1, got -1"),
         (["--batch", "0"], "--batch: expected at least 1, got 0"),
         (["--min-weight", "much"], "--min-weight: expected an amount of memory"),
