@@ -51,7 +51,7 @@ class Options:
     storage: str | None = None
     least_weight_bytes: int = LEAST_WEIGHT_BYTES
     repeats: int = 10
-    part_sizes: int = 2
+    part_sizes: int = 4
     pick: Pick = "median"
     seed: int = 0
     run: bool = False

@@ -44,9 +44,9 @@ def add_execution_arguments(p: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--part-sizes",
         type=int,
-        default=2,
+        default=4,
         metavar="N",
-        help="how many smaller batches are measured as well, those of the most promising plans (default 2)",
+        help="how many smaller batches are measured as well, those of the most promising plans (default 4)",
     )
     g.add_argument("--record", metavar="FILE.toml", help="write what was measured, for --cluster")
     g.add_argument(
