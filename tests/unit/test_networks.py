@@ -13,8 +13,7 @@ ON_POCL = [
 ]  # fmt: skip
 #: several kinds of networks, each for an architecture
 ON_CUDA = [
-    ("mlp", "sm_75"), ("squeezenet", "sm_75"), ("mobilenet", "sm_80"), ("dqn", "sm_90a"),
-    ("resnet50", "sm_90a"),
+    ("mlp", "sm_75"), ("dqn", "sm_75"), ("mobilenet", "sm_80"), ("resnet50", "sm_90a"),
 ]  # fmt: skip
 
 
