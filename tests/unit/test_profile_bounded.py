@@ -7,13 +7,16 @@ import pytest
 from kernels_apart import without_chains
 
 import tilewright as tw
+from tilewright import distributed
 from tilewright.codegen import EmulatorBuilder
 from tilewright.codegen.nvrtc import compile_cuda
 from tilewright.codegen.stamps import ARRIVAL, END, STAMPS_PER_BLOCK, START
 from tilewright.executable import Executable
 from tilewright.launch_marks import mark_source, marked
+from tilewright.profile import Profile
 from tilewright.runtime.arena_lifetimes import LaunchOrder
 from tilewright.runtime.communication.kernel import CommunicationKernel
+from tilewright.runtime.communication.threads import ThreadCommunicator, ThreadWorld
 from tilewright.runtime.emulator import EmulatorDevice
 from tilewright.runtime.plan import ExecutionPlan, KernelCode, Launch
 from tilewright.stamp_reading import launch_spans
@@ -164,3 +167,28 @@ def test_a_plan_with_launches_of_others_is_profiled(tmp_path):
     assert "2 launches of libraries or communications: bounded by neighbours" in str(profile)
     kernels_told = [e for e in profile.trace()["traceEvents"] if e.get("cat") == "kernel"]
     assert [e["args"].get("bounded_by_neighbours", False) for e in kernels_told] == [True, False, True]
+
+
+def test_ranks_that_communicate_profile_together():
+    """On OpenCL the events of its copies tell when a communication ran."""
+
+    def part(rank: int) -> tw.Module:
+        group = f"rank = {rank}, ranks = [0, 1]"
+        return tw.parse(f"""module @net {{
+          graph.func @main(%x: f32[4, 8]) -> f32[4, 8] {{
+            %0 = graph.relu(%x) : f32[4, 8]
+            %1 = graph.all_reduce(%0, {group}, reduction = "sum") : f32[4, 8]
+            %2 = graph.exp(%1) : f32[4, 8]
+            graph.return(%2)
+          }}
+        }}""")
+
+    def work(c: ThreadCommunicator) -> Profile:
+        with distributed.compile_part(part(c.rank), c, target="opencl") as exe:
+            return exe.profile(X, repeats=2, compare_serial=True)
+
+    for profile in ThreadWorld(2, timeout_s=60).run(work):
+        assert [x.deps for x in profile.launches] == [(), (0,), (1,)]
+        assert profile.bounded_launches == 0
+        assert all(0 <= x.start_s <= x.end_s for x in profile.launches)
+        assert profile.serial_s is not None
