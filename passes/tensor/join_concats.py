@@ -309,11 +309,16 @@ def concatenation(op: Op) -> Concat | None:
         box = tuple(end - start if d == axis else n for d, n in enumerate(shape))
         place: list[Expr] = [Sym(d) for d in names]
         place[axis] = binary("-", place[axis], start)
+        read = list(at)
         if v.tensor.shape == (*box[:axis], *box[axis + 1 :]) and end - start == 1:
             del place[axis]  # the operands lie along an axis of their own
+        elif v.tensor.rank > len(box) and [n for n in v.tensor.shape if n > 1] == [n for n in box if n > 1]:
+            # messages keep the dimensions of one element that maps have dropped
+            place = [e for e, n in zip(place, box, strict=True) if n > 1]
+            read = [e for e, n in zip(read, v.tensor.shape, strict=True) if n > 1]
         elif v.tensor.shape != box:
             return None
-        if any(simplify(binary("-", a, b), ranges) != 0 for a, b in zip(at, place, strict=True)):
+        if any(simplify(binary("-", a, b), ranges) != 0 for a, b in zip(read, place, strict=True)):
             return None
     sizes = tuple(b - a for a, b in zip(starts, ends, strict=True))
     return Concat(axis, starts, sizes) if all(sizes) and all(shape) else None

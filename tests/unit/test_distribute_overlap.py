@@ -85,6 +85,16 @@ def test_the_exchange_stands_before_the_part_that_does_not_wait():
     assert ops[at + 6].operands == (borders[0].result, inner.result, borders[1].result)
 
 
+def test_blocks_wait_at_their_entry_only():
+    """Where halos inside blocks are computed twice, their first layers alone are made in parts."""
+    options = {"method": "exact", "gather": "late", "latency_us": 50.0, "tflops": 1e-2, "wave": 1.0}
+    module = chain(rows=64, layers=5)
+    modules = check(module, split_space, 2, overlap="always", **options)
+    exchanges = names_of(modules[0]).count("halo_exchange")
+    assert 0 < exchanges < 5
+    assert len(parts_in(modules[0])) == exchanges
+
+
 def test_parts_against_all_rows():
     """The interior is every row whose window lies in the own rows, and no other."""
     rng = np.random.default_rng(0)

@@ -14,10 +14,10 @@ from tilewright.runtime.null import NullDevice
 OPTIONS = "overlap=always, gather=late"
 
 
-def network(layers=3):
+def network(layers=3, batch=2):
     """Convolutions with batch norm and relu, between which halos are exchanged."""
     g = Graph()
-    y = g.input(2, 3, 24, 8)
+    y = g.input(batch, 3, 24, 8)
     for _ in range(layers):
         y = g.conv(y, 4, 3)
     return g.module(y)
@@ -83,6 +83,19 @@ def test_every_border_is_one_kernel_more(plan):
     part = distributed.rank_module(network(), "space", 3, 1, "overlap=never, gather=late")
     at_once = distributed.compile_part(part, ThreadWorld(3).communicators[1], target="null").plan
     assert len(plan.launches) == len(at_once.launches) + 4
+
+
+@pytest.mark.parametrize("policy", ["never", "always"])
+def test_one_sample_is_not_copied_beside_its_halo(policy):
+    """Where the batch has one sample, messages have a dimension more than the arrays that they are put in."""
+    part = distributed.rank_module(network(2, batch=1), "space", 3, 1, f"overlap={policy}, gather=late")
+    plan = distributed.compile_part(part, ThreadWorld(3).communicators[1], target="null").plan
+    (halo, *_) = communications(plan).items()
+    received = [plan.launches[halo[0]].args[p] for p in plan.launches[halo[0]].writes]
+    copies = [x for i, x in enumerate(plan.launches) if set(x.args) & set(received) and i != halo[0]]
+    assert [len(x.args) for x in copies] == [2, 2]
+    sizes = {b.name: b.shape for b in plan.buffers}
+    assert all(np.prod(sizes[x.args[1]]) == 4 * 8 for x in copies)  # one row of four channels
 
 
 def test_results_on_threads():

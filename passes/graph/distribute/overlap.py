@@ -82,7 +82,7 @@ def overlapped(
     """Every rank's parts of an op, None where its rows are made at once; and the seconds they save.
 
     auto decides per rank, which the others need not know: messages are the same. The seconds are those of the
-    rank that is done last, and negative where `always` costs more than it hides.
+    rank that is done last; none where `always` costs more than it hides, so that it decides nothing else.
     """
     none = (None,) * len(speeds), 0.0
     split = placement.split
@@ -127,4 +127,4 @@ def _decided(
             parts = None
         chosen.append(parts)
         before, after = max(before, plain), max(after, best)
-    return tuple(chosen), before - after
+    return tuple(chosen), max(0.0, before - after)
