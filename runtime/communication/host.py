@@ -16,7 +16,7 @@ from tilewright.runtime.errors import RuntimeInputError
 #: seconds between two looks at whether the peers are still there
 CHECK_S = 0.2
 #: seconds to sleep between looks at requests: at first, doubled each time, and at most
-FIRST_SLEEP_S, LONGEST_SLEEP_S = 2e-5, 1e-3
+FIRST_SLEEP_S, LONGEST_SLEEP_S = 2e-5, 2e-4
 #: bytes that may have been sent without being received before the next communication waits
 LEAVING_BYTES = 1 << 28
 
