@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from tilewright.costmodel.cluster.machine import Cluster
 from tilewright.costmodel.cluster.network_model import NetworkModel
 from tilewright.costmodel.cluster.network_units import network_units, unit_ops
-from tilewright.costmodel.cluster.op_work import op_flops
+from tilewright.costmodel.op_work import op_flops
 from tilewright.ir import Func, InputError, Module, Op
 from tilewright.passes.graph.distribute.pipeline_costs import seconds_of
 from tilewright.passes.graph.distribute.space_cost import Rates

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewright.costmodel.cluster.op_work import is_contraction, is_moving, op_flops
+from tilewright.costmodel.op_work import is_contraction, is_moving, op_flops
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Level, Op, Value
 

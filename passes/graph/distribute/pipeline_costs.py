@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
-from tilewright.ir.graph_ops.einsum import extents_of
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.opdef import op_def
 from tilewright.passes.graph.distribute.shard_regrouping import RESHAPES
@@ -19,13 +17,7 @@ VIEWS = RESHAPES | {"graph.strided_slice", "graph.copy", "graph.dropout"}
 
 def flops_of(op: Op) -> int:
     """Floating-point operations of an op; none for views."""
-    if op.name in VIEWS:
-        return 0
-    if op.name in LOOKUPS:
-        return op.result.tensor.size
-    if op.name == "graph.einsum":
-        return 2 * prod(extents_of(str(op["equation"]), [v.tensor.shape for v in op.operands]).values())
-    return operations(op)
+    return 0 if op.name in VIEWS else operations(op)
 
 
 def seconds_of(op: Op, rates: Rates) -> float:

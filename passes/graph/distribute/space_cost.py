@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Final
 
+from tilewright.costmodel.op_work import is_counted, op_flops
 from tilewright.ir.nodes import Op, Value
 from tilewright.passes.graph.distribute.distribution import Distribution, Need, Split
 
@@ -47,28 +47,11 @@ class Rates:
         return self.link_latency_s + nbytes / self.link_bytes_per_s if nbytes else 0.0
 
 
-_FREE = frozenset({"graph.constant", "graph.return", "graph.dropout", "graph.copy"})
-
-
 def operations(op: Op) -> int:
-    """Floating-point operations: two per multiplication and sum of products, one per element of the rest."""
-    if op.name in _FREE:
-        return 0
-    made = sum(r.tensor.size for r in op.results)
-    if op.name.startswith("graph.conv") and op.name.endswith("d_transpose"):
-        x, w = (v.tensor for v in op.operands)
-        layout = str(op["kernel_layout"])
-        return 2 * x.size * w.size // max(1, w.shape[layout.index("I")])
-    if op.name.startswith("graph.conv"):
-        w = op.operands[1].tensor
-        channels = op.result.tensor.shape[str(op["data_layout"]).index("C")]
-        return 2 * made * w.size // max(1, channels)
-    if op.name in ("graph.dense", "graph.matmul", "graph.batch_matmul"):
-        a = op.operands[0].tensor
-        return 2 * made * a.shape[-2 if op.get("transpose_a") else -1]
-    if "_pool" in op.name and op.get("pool_size") is not None:
-        return made * prod(int(n) for n in op["pool_size"])  # type: ignore[union-attr, misc, arg-type]
-    return max(made, sum(v.tensor.size for v in op.operands))
+    """Floating-point operations as `op_flops` counts them; one per element where it has no count."""
+    if is_counted(op):
+        return op_flops(op)
+    return sum(v.tensor.size for v in (*op.operands, *op.results))
 
 
 def row_bytes(value: Value, axis: int) -> float:

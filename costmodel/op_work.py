@@ -31,6 +31,11 @@ def is_moving(op: Op) -> bool:
     return op.name in _MOVING
 
 
+def is_counted(op: Op) -> bool:
+    """True for ops whose FLOP are known."""
+    return op.name not in _UNCOUNTED
+
+
 def is_contraction(op: Op) -> bool:
     """True for ops that sum products: what a layer of parameters does."""
     return op.name in _CONTRACTIONS
@@ -42,8 +47,8 @@ def op_flops(op: Op) -> int:
     Contractions: 2 x results x summed products (padding counts). Pooling: its window per result. Others: one
     per element of the larger of operands and results. Raises UnsupportedError for ops without a count.
     """
-    if op.name in _UNCOUNTED:
-        raise UnsupportedError(f"the FLOP of {op.name} are not known to the cluster model", where=op.loc)
+    if not is_counted(op):
+        raise UnsupportedError(f"the FLOP of {op.name} are not known", where=op.loc)
     if op.name in _CONTRACTIONS:
         return 2 * _CONTRACTIONS[op.name](op)
     if is_moving(op):
