@@ -1,4 +1,4 @@
-"""`tilewright partition count|search`: how one layer's rows may be cut over devices, and the best cut."""
+"""`tilewright partition`: how one layer's rows may be cut over devices, the best cut, whole networks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
+from tilewright.commands.partition_network import add_network_partition
 from tilewright.costmodel.partition.exact import least_objective
 from tilewright.costmodel.partition.intervals import (
     IntervalSpace,
@@ -60,6 +61,7 @@ def _add_search(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 SUBCOMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
     _add_count,
     _add_search,
+    add_network_partition,
 )
 
 
