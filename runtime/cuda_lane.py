@@ -13,6 +13,7 @@ from tilewright.runtime.errors import DeviceError
 from tilewright.runtime.loaded import Closable
 from tilewright.runtime.placed import ARENA, Block, CappedMemory, Place, check_places
 from tilewright.runtime.plan import ExecutionPlan
+from tilewright.runtime.storage.buffers import HostBuffer
 from tilewright.runtime.storage.cuda_buffers import PinnedAllocator
 
 MILLISECOND = 1e-3
@@ -21,16 +22,17 @@ MILLISECOND = 1e-3
 class CudaLane(Closable):
     """See `Lane`. One stream of kernels and one of copies; takes the device over and closes it at the end."""
 
-    #: a slot's pinned buffer is free as soon as it is copied
-    behind = 0
-
-    def __init__(self, device: CudaDevice, cap_bytes: int | None) -> None:
+    def __init__(self, device: CudaDevice, cap_bytes: int | None, *, direct: bool = False) -> None:
+        """direct: storage writes into the slots' memory of the GPU itself, past the host."""
         self.memory = CappedMemory(cap_bytes)
+        self.direct = direct
+        #: a slot's pinned buffer is free as soon as it is copied; memory that kernels read, when they ran
+        self.behind = 1 if direct else 0
         self.name = device.name
         self.context = device.context
         self._device = device
         self._blocks: list[Block] = []
-        self._slots: list[CudaSlot] = []
+        self._pinned: list[HostBuffer] = []
         self._plans: list[CudaPlacedPlan] = []
         self._uploads: list[Array] = []
         self._events: list[Any] = []
@@ -54,10 +56,13 @@ class CudaLane(Closable):
         self._blocks.append(block)
         return block
 
-    def new_slot(self, nbytes: int, what: str) -> CudaSlot:
+    def new_slot(self, nbytes: int, what: str) -> CudaSlot | DirectSlot:
         """See `Lane.new_slot`."""
-        slot = CudaSlot(self, self.allocate(nbytes, what))
-        self._slots.append(slot)
+        block = self.allocate(nbytes, what)
+        if self.direct:
+            return DirectSlot(self, block)
+        slot = CudaSlot(self, block)
+        self._pinned.append(slot.buffer)
         return slot
 
     def place(self, plan: ExecutionPlan, places: Mapping[str, Place]) -> CudaPlacedPlan:
@@ -128,8 +133,8 @@ class CudaLane(Closable):
         while self._plans:
             self._plans.pop().close()
         with suppress(DeviceError), self.context.current():
-            while self._slots:
-                self.pinned.free(self._slots.pop().buffer)
+            while self._pinned:
+                self.pinned.free(self._pinned.pop())
             while self._blocks:
                 self.context.call("cuMemFree", self._blocks.pop().handle)
             while self._events:
@@ -204,6 +209,32 @@ class CudaSlot:
         """See `Slot.copy_seconds`."""
         self._copied.wait()
         return self._copied.seconds_after(self._began)
+
+
+class DirectSlot:
+    """See `Slot`: memory of the GPU that storage writes itself; `buffer` is only its address."""
+
+    def __init__(self, lane: CudaLane, block: Block) -> None:
+        self.block = block
+        self.buffer = HostBuffer(block.handle, block.nbytes, memoryview(b""), block)
+        self._lane = lane
+        self._used: CudaMark | None = None
+
+    def arrive(self, nbytes: int) -> None:
+        """See `Slot.arrive`: whoever reads has waited for the last byte."""
+
+    def leave(self) -> None:
+        """See `Slot.leave`."""
+        self._used = self._lane.mark()
+
+    def wait_reusable(self) -> None:
+        """See `Slot.wait_reusable`: until the kernels that read it ran."""
+        if self._used is not None:
+            self._used.wait()
+
+    def copy_seconds(self) -> float:
+        """See `Slot.copy_seconds`: nothing is copied."""
+        return 0.0
 
 
 class CudaPlacedPlan:

@@ -53,11 +53,17 @@ def add_stream_arguments(p: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="host memory for values of micro-batches between steps; the rest goes to the folder",
     )
+    group.add_argument(
+        "--gpudirect",
+        action="store_const",
+        const=True,
+        help="storage writes straight into the GPU's memory (GPUDirect Storage, needs kvikio)",
+    )
 
 
 def reject_stream_arguments(a: argparse.Namespace) -> None:
     """Raise InputError for arguments that only mean something with a memory cap."""
-    for option in ("--micro-batches", "--schedule", "--weights-folder", "--host-memory"):
+    for option in ("--micro-batches", "--schedule", "--weights-folder", "--host-memory", "--gpudirect"):
         if getattr(a, option[2:].replace("-", "_")) is not None:
             raise InputError("expected --memory-cap with this option", where=option)
 
@@ -78,6 +84,7 @@ def run_streamed(a: argparse.Namespace) -> tuple[dict[str, Any], list[np.ndarray
         memory_cap=a.memory_cap,
         folder=a.weights_folder,
         host_memory=a.host_memory,
+        gpudirect=bool(a.gpudirect),
         **choices_of(a),
     ) as exe:
         names, types = exe.input_names, exe.input_types

@@ -11,6 +11,7 @@ import numpy as np
 from tilewright.ir.types import array_type
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.placed import Block, Place
+from tilewright.runtime.storage.gpudirect import DeviceReader
 from tilewright.runtime.storage.measure import StorageBandwidth, read_for
 from tilewright.runtime.storage.reader import StepReader
 from tilewright.streaming.prediction import StepCosts
@@ -61,7 +62,7 @@ class Calibration:
 
 
 def calibrate(
-    machine: Machine, reader: StepReader, planned: PlannedSteps, window: Window, block: Block
+    machine: Machine, reader: StepReader | DeviceReader, planned: PlannedSteps, window: Window, block: Block
 ) -> Calibration:
     """Measure all parts one by one; raises `DeviceError`."""
     copies: list[tuple[int, float]] = []
@@ -87,7 +88,7 @@ def calibrate(
 
 def _compute_seconds(
     machine: Machine,
-    reader: StepReader,
+    reader: StepReader | DeviceReader,
     planned: PlannedSteps,
     number: int,
     block: Block,

@@ -10,7 +10,7 @@ from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import GRAPH
 from tilewright.runtime.storage.source import IoOptions
 from tilewright.streaming.executable import StreamedExecutable, StreamOptions
-from tilewright.streaming.lanes import check_streaming
+from tilewright.streaming.lanes import check_direct, check_streaming
 from tilewright.streaming.line import Line
 from tilewright.streaming.memory_size import memory_bytes
 from tilewright.streaming.step_planning import plan_steps
@@ -27,6 +27,7 @@ def compile(
     folder: str | Path | None = None,
     host_memory: int | str | None = None,
     io: IoOptions | None = None,
+    gpudirect: bool = False,
     **options: Any,
 ) -> StreamedExecutable:
     """Compile a graph-level module to run with at most `memory_cap` of device memory.
@@ -39,6 +40,8 @@ def compile(
     memory_cap: bytes, or a text such as `2GiB`. folder: where the weights are written (`weights.store`) and
     values of micro-batches may wait; by default a temporary folder, removed by `close()`. host_memory: for
     values of micro-batches between steps, beyond which they go to storage. io: how storage is read.
+    gpudirect: storage writes straight into the memory of an NVIDIA GPU, by the package kvikio; checksums are
+    not compared then.
     options: those of `tilewright.compile`.
 
     Raises InputError for bad arguments; WorkError where the cap is too small, naming one that would do, and
@@ -50,12 +53,14 @@ def compile(
     host = None if host_memory is None else memory_bytes(host_memory, where="host_memory")
     resolved = resolve_target(target)
     check_streaming(resolved.kind)
+    if gpudirect:
+        check_direct(resolved.kind)
     compiler = StepCompiler(resolved, options)
     planned, window = plan_steps(Line.of(_prepared(module, resolved)), cap, compiler)
     place = StoreFolder(folder)
     try:
         write_store(place.store, planned, compiler)
-        run = StreamOptions(cap, host, io or IoOptions())
+        run = StreamOptions(cap, host, io or IoOptions(), gpudirect)
         return StreamedExecutable(planned, window, str(resolved), place, run)
     except BaseException:
         place.close()

@@ -18,13 +18,14 @@ from tilewright.runtime.arrays import host_array
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.placed import Block, Lane
 from tilewright.runtime.plan import Buffer
+from tilewright.runtime.storage.gpudirect import DeviceReader
 from tilewright.runtime.storage.measure import StorageBandwidth, measure_storage
 from tilewright.runtime.storage.reader import StepReader
 from tilewright.runtime.storage.source import IoOptions
 from tilewright.streaming.activations import Activations, OnDevice, OnHost, OnStorage
 from tilewright.streaming.bindings import Bindings
 from tilewright.streaming.calibration import Calibration, calibrate
-from tilewright.streaming.lanes import open_lane
+from tilewright.streaming.lanes import open_lane, open_reader
 from tilewright.streaming.prediction import Prediction, predict
 from tilewright.streaming.run import Machine, RunRecord, run_visits
 from tilewright.streaming.schedule import SCHEDULES, Schedule, visits
@@ -41,18 +42,20 @@ class StreamOptions:
     """How a streamed network runs.
 
     cap_bytes: device memory. host_bytes: host memory for values of micro-batches that wait between steps,
-    beyond which they go to storage; None: no limit. io: how the store is read.
+    beyond which they go to storage; None: no limit. io: how the store is read. gpudirect: past the host,
+    straight into the memory of a GPU, by kvikio.
     """
 
     cap_bytes: int
     host_bytes: int | None = None
     io: IoOptions = field(default_factory=IoOptions)
+    gpudirect: bool = False
 
 
 @dataclass
 class _Opened:
     machine: Machine
-    reader: StepReader
+    reader: StepReader | DeviceReader
     windows: list[Block]
     lane: Lane
     stack: ExitStack
@@ -216,10 +219,10 @@ class StreamedExecutable:
     def _opening(self) -> _Opened:
         memory = self.memory
         with ExitStack() as stack:
-            reader = StepReader(self._folder.store, self.options.io)
-            stack.callback(reader.close)
-            lane = open_lane(self.target, self.options.cap_bytes)
+            lane = open_lane(self.target, self.options.cap_bytes, direct=self.options.gpudirect)
             stack.callback(lane.close)
+            reader = open_reader(self._folder.store, self.options.io, lane)
+            stack.callback(reader.close)
             slots = [lane.new_slot(memory.slot_bytes, f"slot {i} for weights") for i in range(memory.slots)]
             arena = lane.allocate(memory.arena_bytes, "the arena") if memory.arena_bytes else None
             window = lane.allocate(memory.window_bytes, "values between steps")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
 from tilewright.runtime.errors import DeviceMissingError, RuntimeInputError
+from tilewright.runtime.storage.buffers import HostBuffer
 from tilewright.runtime.storage.direct_file import open_to_read
 from tilewright.runtime.storage.errors import StorageError
 from tilewright.runtime.storage.header import read_header
@@ -60,14 +63,20 @@ class PendingDeviceRead:
 
 
 class DeviceReader:
-    """Steps of a store straight into device memory; the CUDA context must be current where it is used.
+    """Steps of a store straight into device memory: a `StepSource` whose buffers are device addresses.
 
+    current: makes the CUDA context current, on whichever thread; without it it must be current already.
     Raises `DeviceMissingError` where kvikio is not installed, `RuntimeInputError` where `path` is no store.
     Threads and request sizes are kvikio's own (KVIKIO_NTHREADS, KVIKIO_TASK_SIZE).
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        current: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         kvikio = _kvikio()
+        self._current = current
         self._path = os.fspath(path)
         file = open_to_read(self._path, direct=False)
         try:
@@ -91,12 +100,21 @@ class DeviceReader:
         stored = numbered_step(self.layout.steps, step)
         if pointer <= 0:
             raise RuntimeInputError(f"step {stored.name!r:.100}: expected a device address, got {pointer}")
-        future = self._file.pread(_DeviceBytes(pointer, stored.nbytes), stored.nbytes, stored.offset)
+        with self._current():
+            future = self._file.pread(_DeviceBytes(pointer, stored.nbytes), stored.nbytes, stored.offset)
         return PendingDeviceRead(self._path, step, stored, future)
 
     def read_into_device(self, step: int, pointer: int) -> Transfer:
         """Read a step to a device address and wait for it."""
         return self.start_into_device(step, pointer).wait()
+
+    def start(self, step: int, buffer: HostBuffer) -> PendingDeviceRead:
+        """See `StepSource.start`; the buffer's address is one of the device."""
+        return self.start_into_device(step, buffer.address)
+
+    def read(self, step: int, buffer: HostBuffer) -> Transfer:
+        """Read a step to a buffer of the device and wait for it."""
+        return self.start(step, buffer).wait()
 
     def close(self) -> None:
         """Close the file; every read must have ended."""

@@ -46,6 +46,8 @@ def test_one_run_as_json_and_as_text(capsys, tmp_path, monkeypatch):
         (["--memory-cap", ""], 2, "expected an amount of memory"),
         (["--memory-cap", "1MiB", "--devices", "2"], 2, "--memory-cap"),
         (["--micro-batches", "2"], 2, "expected --memory-cap"),
+        (["--gpudirect"], 2, "--gpudirect: expected --memory-cap"),
+        (["--memory-cap", "1MiB", "--gpudirect"], 2, "GPUDirect Storage needs the target cuda, got 'opencl'"),
         (["--memory-cap", "1MiB", "--micro-batches", "0"], 2, "at least 1 micro-batch"),
         (["--memory-cap", "1MiB", "--trace", "t.json"], 2, "no trace"),
         (["--memory-cap", "1MiB", "--weights-folder", "no/such/folder"], 2, "expected a folder"),

@@ -10,14 +10,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from kvikio_samples import CuFile, made_up_kvikio
 
 from tilewright.runtime.cuda_lane import CudaLane
 from tilewright.runtime.errors import DeviceError, OutOfMemoryError
-from tilewright.runtime.placed import ARENA, Block, Place
+from tilewright.runtime.placed import ARENA, Place
 from tilewright.runtime.plan import Buffer, ExecutionPlan
+from tilewright.runtime.storage.gpudirect import DeviceReader
 from tilewright.runtime.storage.layout import StepSpec, TensorSpec
 from tilewright.runtime.storage.reader import StepReader
+from tilewright.runtime.storage.source import IoOptions
 from tilewright.runtime.storage.store_writer import StoreWriter
+from tilewright.streaming.lanes import open_reader
 from tilewright.streaming.run import Machine, run_visits
 from tilewright.streaming.schedule import Visit
 
@@ -171,26 +175,6 @@ class Bound:
         return SimpleNamespace(queue=lambda lane: plan.queue())
 
 
-class SharedSlot:
-    """Memory that kernels read where storage puts it, as on a CPU."""
-
-    def __init__(self, lane, nbytes):
-        self.lane, self.buffer, self.used = lane, lane.pinned.allocate(nbytes), None
-        self.block = Block(nbytes, "slot", self.buffer.address)
-
-    def arrive(self, nbytes):
-        pass
-
-    def leave(self):
-        self.used = self.lane.mark()
-
-    def wait_reusable(self):
-        self.used.wait()
-
-    def copy_seconds(self):
-        return 0.0
-
-
 NOTHING = SimpleNamespace(fetch=lambda *_: None, keep=lambda *_: None, results=lambda batch: [batch])
 
 
@@ -212,16 +196,26 @@ def test_every_kernel_sees_its_own_weights(store, seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_memory_that_kernels_read_is_not_overwritten_before_they_ran(store, seed):
+def test_storage_writes_to_the_gpu_itself_when_kernels_let_go(store, seed, monkeypatch):
     gpu = Gpu(seed)
+    made_up_kvikio(monkeypatch)
+    read = CuFile.pread
+
+    def pread(file, *arguments):
+        assert gpu.context.inside  # the context is current
+        return read(file, *arguments)
+
+    monkeypatch.setattr(CuFile, "pread", pread)
     order = [Visit(k % STEPS, (0,)) for k in range(12)]
-    with StepReader(store) as reader, CudaLane(gpu, None) as lane:
-        lane.behind = 1
-        slots = [SharedSlot(lane, reader.layout.largest_step_bytes) for _ in range(2)]
-        run_visits(Machine(lane, slots, Bound(lane), reader), order, NOTHING, STEPS - 1)
-        for slot in slots:
-            lane.pinned.free(slot.buffer)
+    with CudaLane(gpu, None, direct=True) as lane, open_reader(store, IoOptions(), lane) as reader:
+        assert isinstance(reader, DeviceReader)
+        slots = [lane.new_slot(reader.layout.largest_step_bytes, "slot") for _ in range(2)]
+        machine = Machine(lane, slots, Bound(lane), reader)
+        _, record = run_visits(machine, order, NOTHING, STEPS - 1)
+        assert record.copy_s == [0.0] * len(order)
+        assert record.read_bytes == sum(reader.layout.steps[v.step].nbytes for v in order)
     assert gpu.seen == [(v.step, v.step) for v in order]
+    assert (gpu.context.memory, gpu.context.events, gpu.context.streams, gpu.closed) == ({}, {}, {}, 1)
 
 
 def test_copies_and_marks():

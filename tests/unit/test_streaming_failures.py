@@ -43,7 +43,7 @@ def devices(monkeypatch):
     """Null devices in place of OpenCL's, in the order in which they were opened."""
     opened = []
 
-    def lane(target, cap_bytes):
+    def lane(target, cap_bytes, *, direct):
         opened.append(NullDevice())
         return NullLane(opened[-1], cap_bytes)
 
@@ -147,7 +147,7 @@ def test_a_device_that_fails_is_told_and_opened_anew(streamed, devices, action):
 
 def test_a_device_without_the_memory_is_told(streamed, monkeypatch):
     device = NullDevice(memory_bytes=streamed.memory.device_bytes - 1)
-    monkeypatch.setattr(executable, "open_lane", lambda _, cap: NullLane(device, cap))
+    monkeypatch.setattr(executable, "open_lane", lambda _, cap, direct: NullLane(device, cap))
     with pytest.raises(WorkError, match="values between steps takes"):
         streamed(numbers())
     assert device.bytes_in_use == 0
