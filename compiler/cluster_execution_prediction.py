@@ -116,7 +116,7 @@ class _Simulation:
         if op.name == "graph.send":
             self.send(rank, op)
         elif op.name == "graph.recv":
-            sent = self.messages[_integer(op, "source"), rank.number, _integer(op, "tag")]
+            sent = self.messages[op.integer("source"), rank.number, op.integer("tag")]
             if not sent:
                 return False
             at_s, moving_s = sent.popleft()
@@ -138,7 +138,7 @@ class _Simulation:
         begin = max(rank.ready_s([value]), rank.link_s)
         rank.link_s = begin + value.tensor.nbytes / self.link.bytes_per_s
         moving = rank.link_s - begin + self.link.call_s + self.link.latency_s
-        self.messages[rank.number, _integer(op, "to"), _integer(op, "tag")].append((begin + moving, moving))
+        self.messages[rank.number, op.integer("to"), op.integer("tag")].append((begin + moving, moving))
 
     def collective(self, rank: _Rank, op: Op, members: tuple[int, ...]) -> bool:
         """Done by the last member that comes to it, for all of them."""
@@ -164,9 +164,3 @@ def collective_s(op: Op, members: int, link: Link) -> float:
     nbytes = max(v.tensor.nbytes for v in (*op.operands, *op.results))
     hops = sweeps * (members - 1)
     return link.call_s + hops * link.latency_s + hops / members * nbytes / link.bytes_per_s
-
-
-def _integer(op: Op, key: str) -> int:
-    value = op[key]
-    assert isinstance(value, int)
-    return value

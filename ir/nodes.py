@@ -124,6 +124,13 @@ class Op:
             raise InputError(f"{self.name}: expected attribute '{key}' to be an integer, got {value!r}")
         return value
 
+    def integers(self, key: str) -> tuple[int, ...]:
+        """Attribute `key`, known to be integers; raises InputError otherwise."""
+        value = self[key]
+        if not isinstance(value, tuple) or not all(type(x) is int for x in value):
+            raise InputError(f"{self.name}: expected attribute '{key}' to be integers, got {value!r}")
+        return value  # type: ignore[return-value]
+
     @property
     def level(self) -> str:
         """Prefix of the name: `graph`, `tensor`, `thread` or `scalar`."""

@@ -11,7 +11,7 @@ from tilewright.runtime.cuda import CudaDevice
 from tilewright.runtime.cuda_plan import CudaPlan
 from tilewright.runtime.errors import DeviceError
 from tilewright.runtime.loaded import Closable
-from tilewright.runtime.placed import ARENA, Block, CappedMemory, Place, check_places
+from tilewright.runtime.placed import ARENA, Block, CappedMemory, Place, SharedSlot, check_places
 from tilewright.runtime.plan import ExecutionPlan
 from tilewright.runtime.storage.buffers import HostBuffer
 from tilewright.runtime.storage.cuda_buffers import PinnedAllocator
@@ -56,11 +56,12 @@ class CudaLane(Closable):
         self._blocks.append(block)
         return block
 
-    def new_slot(self, nbytes: int, what: str) -> CudaSlot | DirectSlot:
+    def new_slot(self, nbytes: int, what: str) -> CudaSlot | SharedSlot:
         """See `Lane.new_slot`."""
         block = self.allocate(nbytes, what)
         if self.direct:
-            return DirectSlot(self, block)
+            address = HostBuffer(block.handle, block.nbytes, memoryview(b""), block)  # of the device
+            return SharedSlot(self, address, block)
         slot = CudaSlot(self, block)
         self._pinned.append(slot.buffer)
         return slot
@@ -209,32 +210,6 @@ class CudaSlot:
         """See `Slot.copy_seconds`."""
         self._copied.wait()
         return self._copied.seconds_after(self._began)
-
-
-class DirectSlot:
-    """See `Slot`: memory of the GPU that storage writes itself; `buffer` is only its address."""
-
-    def __init__(self, lane: CudaLane, block: Block) -> None:
-        self.block = block
-        self.buffer = HostBuffer(block.handle, block.nbytes, memoryview(b""), block)
-        self._lane = lane
-        self._used: CudaMark | None = None
-
-    def arrive(self, nbytes: int) -> None:
-        """See `Slot.arrive`: whoever reads has waited for the last byte."""
-
-    def leave(self) -> None:
-        """See `Slot.leave`."""
-        self._used = self._lane.mark()
-
-    def wait_reusable(self) -> None:
-        """See `Slot.wait_reusable`: until the kernels that read it ran."""
-        if self._used is not None:
-            self._used.wait()
-
-    def copy_seconds(self) -> float:
-        """See `Slot.copy_seconds`: nothing is copied."""
-        return 0.0
 
 
 class CudaPlacedPlan:

@@ -15,9 +15,9 @@ from tilewright.runtime.opencl import OpenClDevice
 from tilewright.runtime.opencl_driver import driver_errors
 from tilewright.runtime.opencl_memory import OpenClPool, PlanMemory
 from tilewright.runtime.opencl_plan import NANOSECOND, OpenClPlan
-from tilewright.runtime.placed import ARENA, Block, CappedMemory, Place, check_places
+from tilewright.runtime.placed import ARENA, Block, CappedMemory, Place, SharedSlot, check_places
 from tilewright.runtime.plan import ExecutionPlan
-from tilewright.runtime.storage.buffers import AlignedAllocator, HostBuffer
+from tilewright.runtime.storage.buffers import AlignedAllocator
 
 #: copies to the device that may be under way at once
 UPLOADS = 256
@@ -52,7 +52,7 @@ class OpenClLane(Closable):
         self._blocks.append(block)
         return block
 
-    def new_slot(self, nbytes: int, what: str) -> OpenClSlot:
+    def new_slot(self, nbytes: int, what: str) -> SharedSlot:
         """See `Lane.new_slot`: memory in whole pages, which the device uses where it lies."""
         self.check_open()
         buffer = self._host.allocate(nbytes)
@@ -65,7 +65,7 @@ class OpenClLane(Closable):
         except BaseException:
             self.memory.give_back(buffer.nbytes)
             raise
-        return OpenClSlot(self, buffer, Block(buffer.nbytes, what, handle))
+        return SharedSlot(self, buffer, Block(buffer.nbytes, what, handle))
 
     def place(self, plan: ExecutionPlan, places: Mapping[str, Place]) -> OpenClPlacedPlan:
         """See `Lane.place`."""
@@ -156,31 +156,6 @@ class OpenClMark:
     def seconds_after(self, other: OpenClMark) -> float:
         """See `Mark.seconds_after`."""
         return float((self._event.profile.end - other._event.profile.end) * NANOSECOND)
-
-
-class OpenClSlot:
-    """See `Slot`: one memory for both sides."""
-
-    def __init__(self, lane: OpenClLane, buffer: HostBuffer, block: Block) -> None:
-        self.buffer, self.block = buffer, block
-        self._lane = lane
-        self._used: OpenClMark | None = None
-
-    def arrive(self, nbytes: int) -> None:
-        """Nothing to do: the data is where kernels read it."""
-
-    def leave(self) -> None:
-        """See `Slot.leave`."""
-        self._used = self._lane.mark()
-
-    def wait_reusable(self) -> None:
-        """See `Slot.wait_reusable`: until the kernels that read it are done."""
-        if self._used is not None:
-            self._used.wait()
-
-    def copy_seconds(self) -> float:
-        """Nothing is copied."""
-        return 0.0
 
 
 class OpenClPlacedPlan:

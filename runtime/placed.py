@@ -85,6 +85,31 @@ class Slot(Protocol):
         ...
 
 
+class SharedSlot:
+    """A `Slot` whose `buffer` and `block` are one memory: storage writes where kernels read."""
+
+    def __init__(self, lane: Lane, buffer: HostBuffer, block: Block) -> None:
+        self.buffer, self.block = buffer, block
+        self._lane = lane
+        self._used: Mark | None = None
+
+    def arrive(self, nbytes: int) -> None:
+        """Nothing to do: the data is where kernels read it."""
+
+    def leave(self) -> None:
+        """See `Slot.leave`."""
+        self._used = self._lane.mark()
+
+    def wait_reusable(self) -> None:
+        """See `Slot.wait_reusable`: until the kernels that read it are done."""
+        if self._used is not None:
+            self._used.wait()
+
+    def copy_seconds(self) -> float:
+        """Nothing is copied."""
+        return 0.0
+
+
 class Lane(Protocol):
     """One queue of a device. Not for several threads, but for the slots' buffers."""
 

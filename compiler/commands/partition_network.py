@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tilewright.commands.network import add_network_arguments, load_network, random_inputs, relative_error
 from tilewright.costmodel.op_work import is_counted, op_flops
@@ -89,7 +89,7 @@ def bytes_received(op: Op) -> int:
     if op.name == "graph.recv":
         return op.result.tensor.nbytes
     given, rank = op.operands[0].tensor, op.integer("rank")
-    members = len(_tuple(op, "ranks"))
+    members = len(op.integers("ranks"))
     if op.name == "graph.halo_exchange":
         made = op.result.tensor
         pieces = halo_pieces(_pairs(op, "owned"), _pairs(op, "needed"), rank)
@@ -103,14 +103,8 @@ def bytes_received(op: Op) -> int:
     return rounds * given.nbytes * (members - 1) // members
 
 
-def _tuple(op: Op, key: str) -> tuple[Any, ...]:
-    value = op[key]
-    assert isinstance(value, tuple)
-    return value
-
-
 def _pairs(op: Op, key: str) -> list[tuple[int, int]]:
-    return [(start, end) for start, end in _tuple(op, key)]
+    return [(start, end) for start, end in cast("tuple[tuple[int, int], ...]", op[key])]
 
 
 def _checked(whole: Module, parts: Sequence[Module], seed: int) -> float:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from tilewright.ir.nodes import Attr, Op
+
+R = TypeVar("R")
 
 #: half-open interval of rows along an axis
 Interval = tuple[int, int]
@@ -93,24 +95,21 @@ _PARTIALS: dict[str, PartialRule] = {}
 def slice_rule(*names: str) -> Callable[[SliceRule], SliceRule]:
     """Register how ops of these names (without `graph.`) are made in rows."""
 
-    def register(rule: SliceRule) -> SliceRule:
-        for name in names:
-            if f"graph.{name}" in _SLICES:
-                raise ValueError(f"graph.{name} has a rule for its rows already")
-            _SLICES[f"graph.{name}"] = rule
-        return rule
-
-    return register
+    return _registering(_SLICES, names, "rows")
 
 
 def partial_rule(*names: str) -> Callable[[PartialRule], PartialRule]:
     """Register how ops of these names (without `graph.`) sum over rows of an operand."""
 
-    def register(rule: PartialRule) -> PartialRule:
+    return _registering(_PARTIALS, names, "sums")
+
+
+def _registering(table: dict[str, R], names: Sequence[str], what: str) -> Callable[[R], R]:
+    def register(rule: R) -> R:
         for name in names:
-            if f"graph.{name}" in _PARTIALS:
-                raise ValueError(f"graph.{name} has a rule for its sums already")
-            _PARTIALS[f"graph.{name}"] = rule
+            if f"graph.{name}" in table:
+                raise ValueError(f"graph.{name} has a rule for its {what} already")
+            table[f"graph.{name}"] = rule
         return rule
 
     return register
@@ -128,11 +127,6 @@ def summed(op: Op, operand: int, axis: int, start: int, end: int) -> Partial | N
     return None if rule is None else rule(op, operand, axis, start, end)
 
 
-def sliceable() -> frozenset[str]:
-    """Names of the ops with a rule for rows of their results."""
-    return frozenset(_SLICES)
-
-
 def along(value_rank: int, result_rank: int, axis: int) -> int | None:
     """The axis of an operand that broadcasts to `axis` of the result; None where it has none."""
     found = axis - (result_rank - value_rank)
@@ -142,10 +136,3 @@ def along(value_rank: int, result_rank: int, axis: int) -> int | None:
 def replaced(values: Sequence[int], at: int, value: int) -> tuple[int, ...]:
     """`values` with another one at position `at`."""
     return (*values[:at], value, *values[at + 1 :])
-
-
-def integers(op: Op, key: str) -> tuple[int, ...]:
-    """An attribute known to hold integers."""
-    value = op[key]
-    assert isinstance(value, tuple)
-    return tuple(int(v) for v in value)  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from tilewright.ir.graph_ops.layouts import SPATIAL
 from tilewright.ir.nodes import Func, Op, Value
 from tilewright.passes.graph.distribute.directions import Direction, direction_axis
-from tilewright.passes.graph.distribute.distribution import integers
 from tilewright.passes.graph.distribute.placement import preserved_axis
 from tilewright.passes.graph.distribute.space_cost import operations, row_bytes
 from tilewright.passes.graph.distribute.space_plan import layer_ops
@@ -141,10 +140,10 @@ def _window(op: Op, axis: int, direction: Direction) -> tuple[int, int, int, int
         return (1, 1, 1, 0)
     d = SPATIAL[len(layout) - 2].index(layout[axis])
     if op.get("pool_size") is not None:
-        kernel = integers(op, "pool_size")[d]
+        kernel = op.integers("pool_size")[d]
     else:
         kernel = op.operands[1].tensor.shape[str(op["kernel_layout"]).index(layout[axis])]
-    return kernel, integers(op, "strides")[d], integers(op, "dilation")[d], integers(op, "padding")[d]
+    return kernel, op.integers("strides")[d], op.integers("dilation")[d], op.integers("padding")[d]
 
 
 def _kept(op: Op, sources: dict[Value, tuple[int, frozenset[int]]]) -> tuple[int, frozenset[int]] | None:

@@ -9,7 +9,6 @@ from tilewright.passes.graph.distribute.distribution import (
     Need,
     Sliced,
     along,
-    integers,
     replaced,
     slice_rule,
 )
@@ -49,7 +48,7 @@ def cut_rows(op: Op, axis: int, start: int, end: int) -> Sliced | None:
 @slice_rule("pad")
 def padded_rows(op: Op, axis: int, start: int, end: int) -> Sliced | None:
     """Each rank pads what lies beyond its own edge; other modes than constant only along other axes."""
-    before, after = integers(op, "pad_before"), integers(op, "pad_after")
+    before, after = op.integers("pad_before"), op.integers("pad_after")
     value = tuple(None for _ in op.operands[1:])
     if before[axis] == after[axis] == 0:
         return Sliced((Need(axis, start, end), *value))
@@ -68,7 +67,7 @@ def padded_rows(op: Op, axis: int, start: int, end: int) -> Sliced | None:
 @slice_rule("transpose")
 def transposed_axes(op: Op, axis: int, start: int, end: int) -> Sliced:
     """Rows move with their axis."""
-    return Sliced((Need(integers(op, "axes")[axis], start, end),))
+    return Sliced((Need(op.integers("axes")[axis], start, end),))
 
 
 @slice_rule("reshape", "expand_dims", "squeeze", "batch_flatten")
@@ -108,7 +107,7 @@ def broadcast_rows(op: Op, axis: int, start: int, end: int) -> Sliced:
 @slice_rule("strided_slice")
 def slice_rows(op: Op, axis: int, start: int, end: int) -> Sliced | None:
     """The rows of x between the first and the last one wanted."""
-    begin, size, strides = (integers(op, k) for k in ("begin", "size", "strides"))
+    begin, size, strides = (op.integers(k) for k in ("begin", "size", "strides"))
     if strides[axis] < 1:
         return None
     first = begin[axis] + start * strides[axis]
@@ -139,6 +138,6 @@ def added_rows(op: Op, axis: int, start: int, end: int) -> Sliced:
 def tiled_rows(op: Op, axis: int, start: int, end: int) -> Sliced | None:
     """Rows along axes that are not repeated."""
     at = along(op.operands[0].tensor.rank, op.result.tensor.rank, axis)
-    if at is None or integers(op, "reps")[axis] != 1:
+    if at is None or op.integers("reps")[axis] != 1:
         return None
     return Sliced((Need(at, start, end),))

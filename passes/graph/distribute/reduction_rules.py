@@ -8,7 +8,6 @@ from tilewright.passes.graph.distribute.distribution import (
     Partial,
     Sliced,
     along,
-    integers,
     partial_rule,
     slice_rule,
 )
@@ -16,7 +15,7 @@ from tilewright.passes.graph.distribute.distribution import (
 
 def _reduced(op: Op) -> frozenset[int]:
     rank = op.operands[0].tensor.rank
-    return frozenset(a % rank for a in integers(op, "axis"))
+    return frozenset(a % rank for a in op.integers("axis"))
 
 
 @slice_rule("sum", "prod", "max", "min", "all", "any", "mean", "variance", "argmax", "argmin")

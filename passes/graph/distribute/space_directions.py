@@ -9,7 +9,6 @@ from tilewright.costmodel.partition.chain import Device, Link
 from tilewright.ir.graph_ops.layouts import SPATIAL
 from tilewright.ir.nodes import Func, Op
 from tilewright.passes.graph.distribute.directions import INNER, Direction
-from tilewright.passes.graph.distribute.distribution import integers
 from tilewright.passes.graph.distribute.space_cost import Rates, operations
 from tilewright.passes.graph.distribute.space_plan import layer_ops
 from tilewright.passes.graph.distribute.spreading import PlannedLayer
@@ -82,9 +81,9 @@ def _layer(op: Op) -> search.SpatialLayer:
 def _window(op: Op, letter: str) -> search.Window:
     d = SPATIAL[2].index(letter)
     if op.get("pool_size") is not None:
-        kernel = integers(op, "pool_size")[d]
+        kernel = op.integers("pool_size")[d]
     else:
         kernel = op.operands[1].tensor.shape[str(op["kernel_layout"]).index(letter)]
     return search.Window(
-        kernel, integers(op, "strides")[d], integers(op, "dilation")[d], integers(op, "padding")[d]
+        kernel, op.integers("strides")[d], op.integers("dilation")[d], op.integers("padding")[d]
     )

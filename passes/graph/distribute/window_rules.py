@@ -14,7 +14,6 @@ from tilewright.passes.graph.distribute.distribution import (
     Need,
     Partial,
     Sliced,
-    integers,
     partial_rule,
     replaced,
     slice_rule,
@@ -42,7 +41,7 @@ def convolution_rows(op: Op, axis: int, start: int, end: int) -> Sliced | None:
         return _output_channels(op, axis, start, end)
     d = SPATIAL[len(layout) - 2].index(letter)
     kernel = w.shape[kernel_layout.index(letter)]
-    strides, dilation, padding = (integers(op, k) for k in ("strides", "dilation", "padding"))
+    strides, dilation, padding = (op.integers(k) for k in ("strides", "dilation", "padding"))
     rows = input_interval((start, end), x.shape[axis], kernel, strides[d], dilation[d], padding[d])
     if rows.start == rows.end:
         return None
@@ -91,7 +90,7 @@ def transposed_rows(op: Op, axis: int, start: int, end: int) -> Sliced | None:
         one = op["groups"] == 1
         return Sliced((None, Need(kernel_layout.index("O"), start, end)), balanced=True) if one else None
     d = SPATIAL[len(layout) - 2].index(letter)
-    strides, dilation, padding = (integers(op, k) for k in ("strides", "dilation", "padding"))
+    strides, dilation, padding = (op.integers(k) for k in ("strides", "dilation", "padding"))
     step, reach = strides[d], (w.shape[kernel_layout.index(letter)] - 1) * dilation[d]
     shifted = start + padding[d]
     first = min(max(0, -((reach - shifted) // step)), shifted // step, x.shape[axis] - 1)
@@ -104,7 +103,7 @@ def transposed_rows(op: Op, axis: int, start: int, end: int) -> Sliced | None:
     pads = replaced(replaced(padding, d, before), d + len(strides), max(0, after))
     attrs: dict[str, Attr] = {
         "padding": pads,
-        "output_padding": replaced(integers(op, "output_padding"), d, extra),
+        "output_padding": replaced(op.integers("output_padding"), d, extra),
     }
     return Sliced((Need(axis, first, last), None), attrs, balanced=True)
 
@@ -117,7 +116,7 @@ def pool_rows(op: Op, axis: int, start: int, end: int) -> Sliced | None:
         return Sliced((Need(axis, start, end),))
     d = SPATIAL[len(layout) - 2].index(layout[axis])
     kernel, strides, dilation, padding = (
-        integers(op, k) for k in ("pool_size", "strides", "dilation", "padding")
+        op.integers(k) for k in ("pool_size", "strides", "dilation", "padding")
     )
     extent = op.operands[0].tensor.shape[axis]
     rows = input_interval((start, end), extent, kernel[d], strides[d], dilation[d], padding[d])
@@ -139,7 +138,7 @@ def adaptive_rows(op: Op, axis: int, start: int, end: int) -> Sliced | None:
         return None
     d = SPATIAL[len(layout) - 2].index(layout[axis])
     first, last = cell(start, size, cells)[0], cell(end - 1, size, cells)[1]
-    counts = replaced(integers(op, "output_size"), d, end - start)
+    counts = replaced(op.integers("output_size"), d, end - start)
     return Sliced((Need(axis, first, last),), {"output_size": counts})
 
 
@@ -176,7 +175,7 @@ def resized_rows(op: Op, axis: int, start: int, end: int) -> Sliced | None:
     margin = 0 if attrs["method"] == "nearest_neighbor" else 2
     first = max(0, min(int(read.min()), start // factor) - margin)
     last = min(size, max(int(read.max()) + 1, -(-end // factor)) + margin)
-    again = {**attrs, "size": replaced(integers(op, "size"), d, (last - first) * factor)}
+    again = {**attrs, "size": replaced(op.integers("size"), d, (last - first) * factor)}
     own_taps, own_weights, _ = axis_taps(again, d, last - first, (last - first) * factor)
     keep = start - first * factor, end - first * factor
     same = np.array_equal(own_taps[:, slice(*keep)] + first, taps[wanted])

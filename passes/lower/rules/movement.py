@@ -10,17 +10,12 @@ from tilewright.passes.lower.lowering import broadcast_read, dim_names, lowering
 from tilewright.passes.lower.rules.shaping import moved
 
 
-def integers(op: Op, key: str) -> tuple[int, ...]:
-    """An attribute of kind `ints`."""
-    return op[key]  # type: ignore[return-value]
-
-
 @lowering("graph.transpose")
 def transpose(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """Dimension axes[d] of x is read at dimension d of the result."""
     t = result_type(op)
     names = dim_names(t.rank)
-    axes = [a % t.rank for a in integers(op, "axes")]
+    axes = [a % t.rank for a in op.integers("axes")]
     return [moved(b, x[0], t, [Sym(names[axes.index(d)]) for d in range(t.rank)])]
 
 
@@ -35,7 +30,7 @@ def broadcast_to(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 def strided_slice(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """Read at begin + i * stride."""
     t = result_type(op)
-    begin, strides = integers(op, "begin"), integers(op, "strides")
+    begin, strides = op.integers("begin"), op.integers("strides")
     read = [
         binary("+", binary("*", Sym(d), step), first)
         for d, first, step in zip(dim_names(t.rank), begin, strides, strict=True)
@@ -83,7 +78,7 @@ def sliding_window(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     names, axis = dim_names(t.rank), op.integer("axis") % rank
     places, taps = names[axis:rank], names[rank:]
     read: list[Expr] = [Sym(d) for d in names[:axis]]
-    for place, tap, step in zip(places, taps, integers(op, "strides"), strict=True):
+    for place, tap, step in zip(places, taps, op.integers("strides"), strict=True):
         read.append(binary("+", binary("*", Sym(place), step), Sym(tap)))
     return [moved(b, x[0], t, read)]
 
@@ -92,7 +87,7 @@ def sliding_window(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 def strided_set(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """v where each index is begin + i * stride for an element i of v, else x."""
     t, size = result_type(op), x[1].tensor.shape
-    begin, strides = integers(op, "begin"), integers(op, "strides")
+    begin, strides = op.integers("begin"), op.integers("strides")
     names = dim_names(t.rank)
     steps: list[Expr] = []
     tests: list[tuple[str, Expr, int]] = []

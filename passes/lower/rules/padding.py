@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from tilewright.ir import Builder, Expr, Op, Sym, Value
 from tilewright.ir.expr import binary, maximum, minimum
 from tilewright.passes.lower.lowering import dim_names, lowering, mapped, result_type
-from tilewright.passes.lower.rules.movement import integers
 from tilewright.passes.lower.rules.shaping import moved
 
 
@@ -16,7 +15,7 @@ def pad(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """One map over the padded shape."""
     t = result_type(op)
     names = dim_names(t.rank)
-    before, mode = integers(op, "pad_before"), str(op["pad_mode"])
+    before, mode = op.integers("pad_before"), str(op["pad_mode"])
     shape = x[0].tensor.shape
     if mode != "constant":
         read = [
