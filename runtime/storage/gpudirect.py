@@ -7,10 +7,10 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from tilewright.runtime.errors import DeviceMissingError, RuntimeInputError
+from tilewright.runtime.loaded import Closable
 from tilewright.runtime.storage.buffers import HostBuffer
 from tilewright.runtime.storage.direct_file import open_to_read
 from tilewright.runtime.storage.errors import StorageError
@@ -62,7 +62,7 @@ class PendingDeviceRead:
             return
 
 
-class DeviceReader:
+class DeviceReader(Closable):
     """Steps of a store straight into device memory: a `StepSource` whose buffers are device addresses.
 
     current: makes the CUDA context current, on whichever thread; without it it must be current already.
@@ -116,17 +116,9 @@ class DeviceReader:
         """Read a step to a buffer of the device and wait for it."""
         return self.start(step, buffer).wait()
 
-    def close(self) -> None:
+    def _release(self) -> None:
         """Close the file; every read must have ended."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _kvikio() -> Any:

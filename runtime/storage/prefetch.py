@@ -11,6 +11,7 @@ from typing import Self
 
 from tilewright.runtime.arrays import Array
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
+from tilewright.runtime.loaded import Closable
 from tilewright.runtime.storage.buffers import HostAllocator, HostBuffer
 from tilewright.runtime.storage.layout import StoredStep
 from tilewright.runtime.storage.overlap import OverlapFacts, UsedStep, overlap_facts
@@ -52,7 +53,7 @@ class LoadedStep:
         self.release()
 
 
-class Prefetcher:
+class Prefetcher(Closable):
     """Reads the steps of `schedule` ahead of `take`, until all buffers are full.
 
     The schedule may repeat steps and need not end. Reading begins at once. One thread takes, any releases.
@@ -71,7 +72,7 @@ class Prefetcher:
         self._ahead: deque[tuple[int, HostBuffer, Pending]] = deque()
         self._used: deque[UsedStep] = deque(maxlen=KEPT_STEPS)
         self._failure: DeviceError | RuntimeInputError | None = None
-        self._closed = self._ended = False
+        self._ended = False
         try:
             for _ in range(buffers):
                 self._buffers.append(allocator.allocate(source.layout.largest_step_bytes))
@@ -127,24 +128,15 @@ class Prefetcher:
         while (loaded := self.take()) is not None:
             yield loaded
 
-    def close(self) -> None:
+    def _release(self) -> None:
         """Stop reading, wait for requests in flight and free the buffers, those of the user as well."""
         with self._lock:
-            self._closed = True
             ahead, self._ahead = list(self._ahead), deque()
             buffers, self._buffers = self._buffers, []
         for _, _, pending in reversed(ahead):
             pending.cancel()
         for buffer in buffers:
             self._allocator.free(buffer)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _take_back(self, buffer: HostBuffer) -> None:
         with self._lock:

@@ -6,10 +6,9 @@ import os
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Self
 
 from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.loaded import Closable
 from tilewright.runtime.storage.buffers import HostBuffer
 from tilewright.runtime.storage.direct_file import DirectFile, open_to_read
 from tilewright.runtime.storage.errors import StorageError
@@ -19,7 +18,7 @@ from tilewright.runtime.storage.source import IoFacts, IoOptions, Transfer
 from tilewright.runtime.storage.transfers import ChunkedTransfer
 
 
-class StepReader:
+class StepReader(Closable):
     """A `StepSource` over a store; safe to use from several threads, one transfer per step and buffer each.
 
     Raises `RuntimeInputError` naming the file where it is no store, `StorageError` where storage fails.
@@ -77,18 +76,10 @@ class StepReader:
         """Read a step and wait for it; raises as `start` and `wait` do."""
         return self.start(step, buffer).wait()
 
-    def close(self) -> None:
+    def _release(self) -> None:
         """Wait for requests in flight, drop those that are not, and close the file."""
         self._pool.shutdown(cancel_futures=True)
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def io_facts(file: DirectFile, options: IoOptions) -> IoFacts:

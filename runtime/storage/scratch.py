@@ -6,12 +6,11 @@ import os
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.loaded import Closable
 from tilewright.runtime.storage.buffers import HostBuffer
 from tilewright.runtime.storage.direct_file import new_unnamed_file
 from tilewright.runtime.storage.errors import StorageError
@@ -22,7 +21,7 @@ from tilewright.runtime.storage.source import IoFacts, IoOptions
 from tilewright.runtime.storage.transfers import ChunkedTransfer
 
 
-class ScratchStore:
+class ScratchStore(Closable):
     """Steps that are written with `start_write` and read with `start` (it is a `StepSource`), in any order.
 
     Its file has no name and takes all its space at the start: a disk too full raises `StorageError` before
@@ -116,16 +115,8 @@ class ScratchStore:
             raise StorageError(f"{self._file.path}: writing out failed ({error.strerror or error})") from None
         self._file.forget(0, 0)
 
-    def close(self) -> None:
+    def _release(self) -> None:
         """Wait for requests in flight, drop those that are not, and give the space back."""
         self._writers.shutdown(cancel_futures=True)
         self._readers.shutdown(cancel_futures=True)
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from types import TracebackType
-from typing import Self
 
 from tilewright.runtime.arrays import Array
 from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.loaded import Closable
 from tilewright.runtime.storage.buffers import HostAllocator, HostBuffer
 from tilewright.runtime.storage.layout import StoredStep
 from tilewright.runtime.storage.overlap import OverlapFacts, UsedStep, overlap_facts
@@ -29,7 +28,7 @@ class OpenStep:
         return self.stored.arrays(self.buffer.view)
 
 
-class StepWriter:
+class StepWriter(Closable):
     """Writes steps of a scratch store behind the user's back, at most as many at once as there are buffers.
 
     A step that could not be written raises its `StorageError` at the next `open`, `submit` or `flush`.
@@ -84,21 +83,13 @@ class StepWriter:
         while self._behind:
             self._retire()
 
-    def close(self) -> None:
+    def _release(self) -> None:
         """Drop writes that have not begun, wait for those in flight and free the buffers, open ones too."""
         while self._behind:
             self._behind.pop()[1].cancel()
         self._free = []
         while self._all:
             self._allocator.free(self._all.pop())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _retire_done(self) -> None:
         while self._behind and self._behind[0][1].done():
