@@ -66,7 +66,10 @@ class _Planner:
             elif op.name == COMMUNICATE:
                 self.communicate(op)
             else:
-                raise InputError(f"expected calls, constants and joins in @main, got {op.name}", where=op.loc)
+                raise InputError(
+                    f"expected calls, communications, joins and constants in @main, got {op.name}",
+                    where=op.loc,
+                )
         outputs = tuple(self.names[v] for v in returned)
         used = {launch.kernel for launch in self.launches}
         plan = ExecutionPlan(
