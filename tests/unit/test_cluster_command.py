@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 
 import pytest
+from command_samples import printed, refused
 
-from tilewright.cli import main
 from tilewright.cluster_text import choices_text, seconds_text
 from tilewright.costmodel.cluster.validation import stack_named
 from tilewright.tools.cluster_plots import write_validation_plot
@@ -29,20 +29,6 @@ def training(tmp_path):
     path = tmp_path / "small.toml"
     path.write_text(TRAINING)
     return str(path)
-
-
-def printed(capsys, *arguments):
-    assert main(arguments) == 0, capsys.readouterr().err
-    return capsys.readouterr().out
-
-
-def refused(capsys, *arguments):
-    code = main(arguments)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    return code, err
 
 
 def test_table_is_a_stable_list(capsys):

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from command_samples import printed, refused
 
 import tilewright as tw
 from tilewright import cluster_execution_command as command
@@ -53,20 +54,6 @@ def network(tmp_path):
         "  %2 = nn.dense(%1, %b, units=None);\n  nn.softmax(%2)\n}\n"
     )
     return str(path)
-
-
-def printed(capsys, *arguments):
-    assert main(arguments) == 0, capsys.readouterr().err
-    return capsys.readouterr().out
-
-
-def refused(capsys, *arguments):
-    code = main(arguments)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    return code, err
 
 
 def test_a_measured_plan_is_executed_as_planned(capsys, monkeypatch, tmp_path, network):
