@@ -208,6 +208,9 @@ class CudaPlan(Closable):
         with self._working():
             alive = self._fill_inputs(inputs)
             self._launch()
+            if self._communications is not None:
+                # A copy to pageable memory keeps the host until it is done: a hung peer would never be noticed.
+                self._wait()
             outputs = []
             for name in self.plan.outputs:
                 buffer = self.plan.buffer_by_name[name]

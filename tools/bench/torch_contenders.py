@@ -144,7 +144,8 @@ def _prepared(torch: Any, peer: str, network: TorchNetwork) -> Callable[[], Any]
     with torch.cuda.graph(graph):
         results = eager()
 
-    def replay() -> Any:
+    def replay(held: TorchNetwork = network) -> Any:
+        # A graph keeps neither its weights nor its inputs: whoever replays it must hold them.
         graph.replay()
         return results
 
