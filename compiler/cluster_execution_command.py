@@ -17,6 +17,7 @@ from tilewright.cluster_execution_work import with_batch
 from tilewright.commands.network import BUNDLED, ZOO, load_network
 from tilewright.commands.run import TOLERANCE
 from tilewright.distributed.launcher import MAX_RANKS, launch
+from tilewright.distributed.result_output import keep_output_for_results
 from tilewright.distributed.world import together, world
 from tilewright.ir import InputError, Module, WorkError
 from tilewright.pipelines import PRECISIONS
@@ -184,6 +185,7 @@ def _name(a: argparse.Namespace) -> str:
 
 
 def _run_rank(a: argparse.Namespace, options: Options) -> None:
+    keep_output_for_results()
     communicator = world(a.timeout)
     with together(communicator):
         if communicator.size != a.devices:

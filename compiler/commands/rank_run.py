@@ -15,6 +15,7 @@ from tilewright.distributed import MODES, DistributedExecutable
 from tilewright.distributed import compile as compile_rank
 from tilewright.distributed.executable import TRANSPORTS
 from tilewright.distributed.launcher import MAX_RANKS, launch
+from tilewright.distributed.result_output import keep_output_for_results
 from tilewright.distributed.world import together, world
 from tilewright.executable import clear_errors, load
 from tilewright.ir import InputError, Module, UnsupportedError, WorkError, interpret
@@ -96,6 +97,7 @@ def run_rank(a: argparse.Namespace) -> tuple[dict[str, Any], Arrays] | None:
     Raises InputError and WorkError, on every rank if on any while they still need each other.
     """
     _check(a)
+    keep_output_for_results()
     communicator = world(a.timeout)
     with together(communicator):
         if communicator.size < 2 and a.devices != 1:
