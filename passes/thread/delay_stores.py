@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tilewright.ir.expr import Expr, Sym
+from tilewright.ir.expr import Expr, Sym, binary, substitute
 from tilewright.ir.nodes import Attr, Block, Func, Level, Op, Value, walk
 from tilewright.ir.types import ScalarType, TensorType, itemsize
 from tilewright.passes.context import PassContext
 from tilewright.passes.definition import register_pass
 from tilewright.passes.thread.overlap_launches import starts_early
-from tilewright.passes.thread.scopes import extent_of, loop_variable
+from tilewright.passes.thread.scopes import extent_of, loop_variable, map_indices
 
 #: registers (4 bytes) one loop nest may hold back; more would cost occupancy or spill
 MAX_REGISTERS = 64
@@ -21,11 +22,13 @@ _PLAIN = frozenset(
 
 @register_pass(Level.THREAD)
 def delay_stores(func: Func, ctx: PassContext) -> Func:
-    """Split fully unrolled loops that read and write global memory: all that they compute, then the stores.
+    """Split unrolled loops that read and write global memory: all that they compute, then the stores.
 
     rewrite:  loop(i, unroll = 1) { %a = load(%x, at = [i]); store(%a, %y, at = [i]) }
         -->   loop(i, unroll = 1) { %a = load(%x, at = [i]); store(%a, %kept, at = [i]) };
               loop(i, unroll = 1) { %b = load(%kept, at = [i]); store(%b, %y, at = [i]) }
+
+    A loop unrolled in part becomes one over the groups that are unrolled together, each of them split.
 
     For targets of `overlap-launches` alone: there the compiler may not assume that a load through one
     parameter misses a store through another, and each iteration would wait for its own loads.
@@ -36,16 +39,46 @@ def delay_stores(func: Func, ctx: PassContext) -> Func:
 def _delayed(block: Block) -> Block:
     out: list[Op] = []
     for op in block.ops:
+        grouped = _grouped(op)
         if _splits(op):
             split = _Split()
             computing = split.computing(op, ())
             out += [*split.allocs, computing, split.storing(op)]
+        elif grouped is not None:
+            out.append(grouped)
         elif op.body is not None:
             body = _delayed(op.body)
             out.append(op if body is op.body else replace(op, body=body))
         else:
             out.append(op)
     return block.with_ops(tuple(out))
+
+
+def _grouped(op: Op) -> Op | None:
+    """A loop unrolled in part as a loop over its groups, each of them split; None where that does not go."""
+    if op.name != "thread.loop" or op.body is None or op.operands:
+        return None
+    at_once, extent, name = op.integer("unroll"), extent_of(op), loop_variable(op)
+    if at_once < 2 or extent % at_once:
+        return None
+    inner = f"{name}_in"
+    index = binary("+", binary("*", Sym(name), at_once), Sym(inner))
+    body = _with_index(op.body, {name: index})
+    group = replace(op.with_attrs(var=Sym(inner), extent=at_once, unroll=1), body=body)
+    if not _splits(group):
+        return None
+    groups = op.with_attrs(extent=extent // at_once, unroll=0)
+    return replace(groups, body=_delayed(op.body.with_ops((group,))))
+
+
+def _with_index(block: Block, index: Mapping[str, Expr]) -> Block:
+    """The block with symbols replaced in all index expressions."""
+
+    def mapped(op: Op) -> Op:
+        op = map_indices(op, lambda e: substitute(e, index))
+        return op if op.body is None else replace(op, body=_with_index(op.body, index))
+
+    return block.with_ops(tuple(map(mapped, block.ops)))
 
 
 def _splits(op: Op) -> bool:

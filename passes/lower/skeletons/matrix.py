@@ -35,7 +35,7 @@ EPILOGUE_LANES = 4
 #: words added to the rows of the tile of sums, by whether fragments are stored transposed: no bank conflicts
 SUM_PADS = {False: 8, True: 4}
 #: steps of the epilogue that are unrolled together
-EPILOGUE_UNROLL = 4
+EPILOGUE_UNROLL = 8
 
 
 def lower_matrix(kernel: Func) -> Func:
