@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tilewright.commands.network import random_inputs
 from tilewright.costmodel.cluster.loaders import load_cluster
 from tilewright.costmodel.cluster.machine import Cluster
 from tilewright.executable import clear_errors
-from tilewright.ir import InputError, Module, UnsupportedError
+from tilewright.ir import InputError, Module
 from tilewright.measured_link import LinkSample, fitted_link, link_error, measure_link
 from tilewright.measured_machine import (
     NetworkTimes,
@@ -38,7 +39,8 @@ class Options:
     record: a cluster file or shipped record to plan with; None measures this machine. save: where the
     measured record is written. memory: bytes per device, None for what the device has. storage: folder whose
     storage is measured. repeats: timed runs, of which the `pick` one counts.
-    part_sizes: how many smaller batches are measured, those of the most promising plans.
+    part_sizes: how many smaller batches may be measured, those of plans that may be fastest; 0 compares plans
+    by their shares of the whole batch.
     """
 
     devices: int
@@ -106,43 +108,33 @@ def _planned(
     measured = (used.launches, used.overhead_share) if used is not None else ()
     seconds = op_seconds(graph.main, cluster, options.precision, *measured)
     problem = Problem(graph, name, cluster, seconds, options.precision, options.least_weight_bytes)
-    best, found = best_division(problem, options.wanted, communicator)
-    if used is not None and communicator is not None and options.part_sizes:
-        problem = replace(problem, sizes=_part_seconds(problem, options, found, communicator))
-        best, found = best_division(problem, options.wanted, communicator)
-    return best, plan_facts(problem, best, found, measured=used is not None, samples=samples)
+    if used is None or communicator is None:
+        choice = best_division(problem, options.wanted, communicator)
+    else:
+        measure = partial(_part_seconds, problem, options, communicator)
+        choice = best_division(problem, options.wanted, communicator, measure, options.part_sizes)
+    return choice.best, plan_facts(problem, choice, samples)
 
 
 def _part_seconds(
-    problem: Problem, options: Options, found: Sequence[Candidate], communicator: AnyCommunicator
-) -> dict[int, OpSeconds]:
-    """Seconds of ops for the fewer samples that the most promising plans compute at once, measured.
-
-    Kernels of few samples are other kernels. A network that cannot be had for so few keeps its shares.
-    """
-    priced = sorted((c for c in found if c.ranks), key=lambda c: c.predicted_s)
-    sizes = dict.fromkeys(problem.samples(c.division) for c in priced)
-    out: dict[int, OpSeconds] = {}
-    for size in [s for s in sizes if s != problem.batch][: options.part_sizes]:
-        try:
-            module = with_batch(problem.module, size)
-        except (InputError, UnsupportedError):
-            continue
-        inputs = random_inputs(module.input_names, module.input_types, options.seed)
-        with WholeNetwork(
-            module,
-            communicator,
-            inputs,
-            target=options.target,
-            precision=options.precision,
-            repeats=options.repeats,
-            pick=options.pick,
-        ) as part:
-            part.outputs()
-            times = part.times()
-        measured = (times.launches, times.overhead_share)
-        out[size] = op_seconds(module.main, problem.cluster, options.precision, *measured)
-    return out
+    problem: Problem, options: Options, communicator: AnyCommunicator, samples: int
+) -> OpSeconds:
+    """Measured seconds of the ops of the network for fewer samples, whose kernels are other kernels."""
+    module = with_batch(problem.module, samples)
+    inputs = random_inputs(module.input_names, module.input_types, options.seed)
+    with WholeNetwork(
+        module,
+        communicator,
+        inputs,
+        target=options.target,
+        precision=options.precision,
+        repeats=options.repeats,
+        pick=options.pick,
+    ) as part:
+        part.outputs()
+        times = part.times()
+    measured = (times.launches, times.overhead_share)
+    return op_seconds(module.main, problem.cluster, options.precision, *measured)
 
 
 def _given_cluster(options: Options) -> Cluster:

@@ -47,7 +47,7 @@ def add_execution_arguments(p: argparse.ArgumentParser) -> None:
         type=int,
         default=4,
         metavar="N",
-        help="how many smaller batches are measured as well, those of the most promising plans (default 4)",
+        help="how many smaller batches may be measured too, those of plans that may be fastest (default 4)",
     )
     g.add_argument("--record", metavar="FILE.toml", help="write what was measured, for --cluster")
     g.add_argument(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tilewright.cluster_execution_division import Division
 from tilewright.cluster_execution_work import OpSeconds
 from tilewright.costmodel.cluster.machine import Link
-from tilewright.ir import Module, Op, Value, WorkError
+from tilewright.ir import Func, Op, Value, WorkError
 
 #: what a rank's time consists of; `wait` is for other ranks (a pipeline's bubble, uneven parts), `overhead`
 #: what is between kernels and no communication
@@ -80,8 +80,8 @@ def component_of(others: Iterable[int], division: Division, rank: int) -> str:
     return "dp" if any(p.replica != own.replica for p in places) else "wp"
 
 
-def predict(parts: Sequence[Module], division: Division, seconds: OpSeconds, link: Link) -> list[RankTimes]:
-    """Seconds of every rank for one run of its module in `parts`.
+def predict(parts: Sequence[Func], division: Division, seconds: OpSeconds, link: Link) -> list[RankTimes]:
+    """Seconds of every rank for one run of its function in `parts`.
 
     Kernels of a rank follow one another. A message leaves when its value is made and the rank's earlier ones
     are out, and takes call + latency + bytes / bandwidth; a collective begins when its last member is there
@@ -92,9 +92,9 @@ def predict(parts: Sequence[Module], division: Division, seconds: OpSeconds, lin
 
 
 class _Simulation:
-    def __init__(self, parts: Sequence[Module], division: Division, seconds: OpSeconds, link: Link) -> None:
+    def __init__(self, parts: Sequence[Func], division: Division, seconds: OpSeconds, link: Link) -> None:
         self.division, self.seconds, self.link = division, seconds, link
-        self.ranks = [_Rank(r, part.main.body.ops) for r, part in enumerate(parts)]
+        self.ranks = [_Rank(r, part.body.ops) for r, part in enumerate(parts)]
         self.messages: dict[tuple[int, int, int], deque[tuple[float, float]]] = defaultdict(deque)
 
     def run(self) -> list[RankTimes]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tilewright.cluster_execution_prediction import COMPONENTS, RankTimes
 from tilewright.cluster_execution_run import Execution
-from tilewright.cluster_execution_search import Candidate, Problem
+from tilewright.cluster_execution_search import Candidate, Choice, Problem
 from tilewright.cluster_text import seconds_text
 from tilewright.measured_link import LinkSample
 from tilewright.measured_machine import NetworkTimes
@@ -25,16 +25,10 @@ WORDS = {
 _SHAPE = ("dp", "wp", "p", "micro_batches", "micro_batch")
 
 
-def plan_facts(
-    problem: Problem,
-    best: Candidate,
-    found: Sequence[Candidate],
-    *,
-    measured: bool,
-    samples: Sequence[LinkSample],
-) -> dict[str, Any]:
-    """The plan, what was looked at, and the record it comes from."""
-    cluster = problem.cluster
+def plan_facts(problem: Problem, choice: Choice, samples: Sequence[LinkSample]) -> dict[str, Any]:
+    """The plan, what was looked at, and the record it comes from; samples: of the link."""
+    cluster, best = problem.cluster, choice.best
+    measured = bool(problem.seconds.by_location)
     return {
         "model": problem.name,
         "cluster": cluster.name,
@@ -43,13 +37,16 @@ def plan_facts(
         "precision": problem.precision,
         "mode": "corrected",
         "op_seconds": "measured" if measured else "record",
-        "measured_batches": [*([problem.batch] if measured else []), *problem.sizes],
+        "measured_batches": [*choice.sizes.known] if measured else [],
         "record": asdict(cluster),
         "link_samples": [asdict(s) for s in samples],
         "plan": {
             **{key: best.row[key] for key in _SHAPE},
             "cuts": [_op_name(problem, cut) for cut in best.division.cuts],
+            "kernel_samples": best.samples,
+            "basis": best.basis,
             "predicted_s": best.predicted_s,
+            "open_divisions": choice.open_,
             "model_s": best.row["total_s"],
             "memory_bytes": best.row["memory_bytes"],
             "memory_capacity_bytes": best.row["memory_capacity_bytes"],
@@ -59,10 +56,13 @@ def plan_facts(
             {
                 **{key: c.row[key] for key in _SHAPE},
                 "model_s": c.row["total_s"],
+                "kernel_samples": c.samples,
                 "predicted_s": c.predicted_s if c.ranks else None,
+                "basis": c.basis if c.ranks else None,
+                "least_s": c.least_s if c.ranks else None,
                 "not_executable": c.why or None,
             }
-            for c in found
+            for c in choice.found
         ],
     }
 
@@ -141,15 +141,32 @@ def report_text(facts: Mapping[str, Any]) -> str:
         f"{plan['memory_capacity_bytes'] / 1e6:.0f} MB",
     ]
     lines += [f"  stage {i} begins with {name}" for i, name in enumerate(plan["cuts"], 1)]
+    lines += _doubts(plan)
     lines += ["", f"{'division':44}{'cluster model':>15}{'ranks modules':>15}"]
     for c in facts["candidates"]:
         priced = "-" if c["predicted_s"] is None else seconds_text(c["predicted_s"])
-        lines.append(f"{_shape_text(c):44}{seconds_text(c['model_s']):>15}{priced:>15}")
+        basis = ""
+        if c["basis"] == "estimated":
+            basis = f"  estimated, at least {seconds_text(c['least_s'])}"
+        lines.append(f"{_shape_text(c):44}{seconds_text(c['model_s']):>15}{priced:>15}{basis}")
         if c["not_executable"]:
             lines.append(f"  cannot be executed: {c['not_executable']}")
     if "execution" in facts:
         lines += ["", *_execution_lines(facts["execution"])]
     return "\n".join(lines)
+
+
+def _doubts(plan: Mapping[str, Any]) -> list[str]:
+    """What the plan rests on, where that is not measured."""
+    lines, size = [], plan["kernel_samples"]
+    if plan["basis"] == "estimated":
+        lines.append(f"  estimated: kernels of {size} samples were not measured (see --part-sizes)")
+    if plan["basis"] == "shares":
+        lines.append(f"  the network cannot be had for {size} samples: a share of what more of them take")
+    if plan["open_divisions"]:
+        n = plan["open_divisions"]
+        lines.append(f"  {n} of the estimated divisions below may be faster (see --part-sizes)")
+    return lines
 
 
 def _shape_text(row: Mapping[str, Any]) -> str:

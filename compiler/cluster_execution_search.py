@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tilewright.cluster_execution_division import Division
 from tilewright.cluster_execution_parts import part_of
 from tilewright.cluster_execution_prediction import RankTimes, predict
+from tilewright.cluster_execution_sizes import Basis, Sizes
 from tilewright.cluster_execution_work import OpSeconds, timed_model, unit_starts
 from tilewright.costmodel.cluster.machine import Cluster
 from tilewright.costmodel.cluster.network_model import NetworkModel
 from tilewright.costmodel.cluster.search import search
 from tilewright.costmodel.cluster.training import Training
 from tilewright.executable import clear_errors
-from tilewright.ir import InputError, Module, TilewrightError, WorkError
+from tilewright.ir import Func, InputError, Module, TilewrightError, WorkError
 from tilewright.runtime.communication.communicator import AnyCommunicator
 
-#: configurations that the cluster model ranks first and that are priced from the ranks' modules
+#: the most promising configurations, which are priced from the ranks' modules
 PRICED = 8
 _ALL = 1 << 20
 
@@ -42,7 +43,7 @@ class Wanted:
 class Problem:
     """A graph-level network (after the graph passes, the batch in front of its first input) on a cluster.
 
-    seconds: of its ops. sizes: of those of the network for fewer samples, where these were measured.
+    seconds: of its ops.
     """
 
     module: Module
@@ -51,7 +52,6 @@ class Problem:
     seconds: OpSeconds
     precision: str
     least_weight_bytes: int
-    sizes: Mapping[int, OpSeconds] = field(default_factory=dict)
 
     def samples(self, division: Division) -> int:
         """How many samples a kernel of a division computes at once."""
@@ -70,18 +70,27 @@ class Problem:
 class Candidate:
     """A configuration: the cluster model's row, and what its ranks' modules say.
 
-    ranks: predicted times, empty where `why` tells that it cannot be executed (or that it was not priced).
+    samples: of its kernels. ranks: predicted times, empty where `why` tells that it cannot be executed (or
+    that it was not priced). basis: of these times. least_share: of them, what is known to be needed.
     """
 
     row: Mapping[str, Any]
     division: Division
+    samples: int
     ranks: tuple[RankTimes, ...] = ()
     why: str = ""
+    basis: Basis = "record"
+    least_share: float = 1.0
 
     @property
     def predicted_s(self) -> float:
         """Seconds of the slowest rank; infinite for one that is not priced."""
         return max((r.total_s for r in self.ranks), default=float("inf"))
+
+    @property
+    def least_s(self) -> float:
+        """Seconds below which it cannot come: less compute makes it faster by no more than its share."""
+        return self.least_share * self.predicted_s
 
 
 def candidates(problem: Problem, wanted: Wanted) -> list[Candidate]:
@@ -111,7 +120,8 @@ def candidates(problem: Problem, wanted: Wanted) -> list[Candidate]:
     found = []
     for row in map(_with_micro_batches(batch), result.rows()):
         if wanted.takes(row) and (row["p"] > 1 or row["micro_batches"] == 1):
-            found.append(Candidate(row, _division(row, model, starts, problem.least_weight_bytes)))
+            division = _division(row, model, starts, problem.least_weight_bytes)
+            found.append(Candidate(row, division, problem.samples(division)))
     if not found:
         evaluation = result.evaluation
         rows = map(_with_micro_batches(batch), map(evaluation.row, range(len(evaluation.configurations))))
@@ -133,53 +143,127 @@ def _division(row: Mapping[str, Any], model: NetworkModel, starts: Sequence[int]
     return Division(row["dp"], row["wp"], row["p"], row["micro_batches"], cuts, least)
 
 
-def priced(problem: Problem, candidate: Candidate) -> Candidate:
-    """The candidate with the times of its ranks' modules, or why they cannot be made."""
-    division = candidate.division
-    try:
-        parts = [part_of(problem.module, division, rank) for rank in range(division.devices)]
-        seconds = problem.sizes.get(problem.samples(division), problem.seconds)
-        ranks = predict(parts, division, seconds, problem.cluster.intra)
-    except TilewrightError as error:
-        return Candidate(candidate.row, division, why=str(error))
-    return Candidate(candidate.row, division, tuple(ranks))
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen, among what, and what is known of the network's sizes.
+
+    open_: how many divisions rest on estimates and might be faster.
+    """
+
+    best: Candidate
+    found: Sequence[Candidate]
+    sizes: Sizes
+    open_: int
 
 
 def best_division(
-    problem: Problem, wanted: Wanted, communicator: AnyCommunicator | None = None, most: int = PRICED
-) -> tuple[Candidate, list[Candidate]]:
-    """The fastest that can be executed, and all candidates, the first `most` of them priced.
+    problem: Problem,
+    wanted: Wanted,
+    communicator: AnyCommunicator | None = None,
+    measure: Callable[[int], OpSeconds] | None = None,
+    most_sizes: int = 0,
+    most: int = PRICED,
+) -> Choice:
+    """The fastest that can be executed, among those whose kernels' sizes are measured.
 
-    The cluster model's ranking decides which are priced; the modules of their ranks decide which is fastest,
-    and nothing that has no such modules is planned. Where none of the first can be executed the next are
-    priced. communicator: its ranks share the pricing, each calls this with the same arguments.
+    measure: seconds of the ops of the network for so many samples; it is asked, up to `most_sizes` times, for
+    the size of the best division that is not measured, as long as such a one may be faster than the best
+    measured one. An estimate that is too low thus leads to a measurement, not to a plan. Where nothing
+    measured can be executed, or nothing may be measured, estimates are compared.
+    communicator: its ranks share the pricing, each calls this with the same arguments.
     Raises as `candidates`, and WorkError where nothing can be executed.
     """
-    found = candidates(problem, wanted)
-    for begin in range(0, len(found), most):
-        chunk = _shared_pricing(problem, found[begin : begin + most], communicator)
-        found[begin : begin + most] = chunk
-        best = min(chunk, key=lambda c: c.predicted_s)
-        if best.ranks:
-            return best, found
-    raise WorkError(f"no division of {problem.name} can be executed; the first: {found[0].why}")
+    search = _Search(problem, candidates(problem, wanted), communicator, most)
+    asked = 0
+    while True:
+        search.price()
+        rivals = search.rivals()
+        if measure is None or asked >= most_sizes or not rivals:
+            break
+        size = min(rivals, key=lambda c: c.predicted_s).samples
+        search.sizes = search.sizes.with_measured(size, measure(size))
+        asked += 1
+    sure = [c for c in search.found if c.basis != "estimated"] if most_sizes else search.found
+    best = min(sure, key=lambda c: c.predicted_s, default=search.found[0])
+    if not best.ranks:
+        best = min(search.found, key=lambda c: c.predicted_s)
+    rest = [c for c in search.found if c.basis == "estimated" and c is not best]
+    return Choice(best, search.found, search.sizes, sum(c.least_s < best.predicted_s for c in rest))
 
 
-def _shared_pricing(
-    problem: Problem, chunk: Sequence[Candidate], communicator: AnyCommunicator | None
-) -> list[Candidate]:
-    if communicator is None:
-        return [priced(problem, candidate) for candidate in chunk]
-    own = range(communicator.rank, len(chunk), communicator.size)
-    told = {i: _told(priced(problem, chunk[i])) for i in own}
-    with clear_errors():
-        texts = communicator.gather_texts(json.dumps(told), doing="comparing divisions")
-    known = {int(i): row for text in texts for i, row in json.loads(text).items()}
-    return [
-        Candidate(c.row, c.division, tuple(map(RankTimes, known[i]["ranks"])), known[i]["why"])
-        for i, c in enumerate(chunk)
-    ]
+@dataclass
+class _Search:
+    """Candidates in the order of the cluster model, the most promising of them priced.
 
+    made: of those, the functions of all ranks, by rank that prices them, or why there are none.
+    """
 
-def _told(candidate: Candidate) -> dict[str, Any]:
-    return {"ranks": [r.components_s for r in candidate.ranks], "why": candidate.why}
+    problem: Problem
+    found: list[Candidate]
+    communicator: AnyCommunicator | None
+    most: int
+    made: dict[int, list[Func] | str] = field(default_factory=dict)
+    owners: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.sizes = Sizes(self.problem.module, {self.problem.batch: self.problem.seconds})
+
+    def rivals(self) -> list[Candidate]:
+        """Those that rest on estimates and may be faster than the best that does not."""
+        sure = [c.predicted_s for c in self.found if c.basis != "estimated"]
+        best_s = min(sure, default=float("inf"))
+        return [c for c in self.found if c.ranks and c.basis == "estimated" and c.least_s < best_s]
+
+    def price(self) -> None:
+        """Price the first ones by the cluster model, whose times know nothing of the size of kernels.
+
+        Where none of them can be executed, the next ones; what was priced before is priced anew.
+        Raises WorkError where nothing can be executed.
+        """
+        promise = [c.row["total_s"] * self.sizes.slowness(c.samples) for c in self.found]
+        order = sorted(range(len(self.found)), key=promise.__getitem__)
+        size = self.communicator.size if self.communicator is not None else 1
+        for begin in range(0, len(order), self.most):
+            for i in order[begin : begin + self.most]:
+                self.owners.setdefault(i, len(self.owners) % size)
+            self._price_known()
+            if any(self.found[i].ranks for i in self.owners):
+                return
+        why = self.found[order[0]].why
+        raise WorkError(f"no division of {self.problem.name} can be executed; the first: {why}")
+
+    def _price_known(self) -> None:
+        own = self.communicator.rank if self.communicator is not None else 0
+        told = json.dumps({i: self._priced(i) for i, owner in self.owners.items() if owner == own})
+        texts = [told]
+        if self.communicator is not None:
+            with clear_errors():
+                texts = self.communicator.gather_texts(told, doing="comparing divisions")
+        for text in texts:
+            for i, row in json.loads(text).items():
+                candidate = self.found[int(i)]
+                size = self.sizes.of(candidate.samples)
+                self.found[int(i)] = replace(
+                    candidate,
+                    ranks=tuple(map(RankTimes, row["ranks"])),
+                    why=row["why"],
+                    basis=size.basis,
+                    least_share=size.least_share,
+                )
+
+    def _priced(self, i: int) -> dict[str, Any]:
+        """Times of the ranks' functions, which are made once, or why they cannot be made."""
+        candidate, problem = self.found[i], self.problem
+        division = candidate.division
+        try:
+            if i not in self.made:
+                parts = (part_of(problem.module, division, rank) for rank in range(division.devices))
+                self.made[i] = [part.main for part in parts]
+            made = self.made[i]
+            if isinstance(made, str):
+                return {"ranks": [], "why": made}
+            ranks = predict(made, division, self.sizes.of(candidate.samples).ops, problem.cluster.intra)
+        except TilewrightError as error:
+            self.made[i] = str(error)
+            return {"ranks": [], "why": str(error)}
+        return {"ranks": [r.components_s for r in ranks], "why": ""}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tilewright.costmodel.cluster.machine import Cluster
 from tilewright.costmodel.cluster.network_model import NetworkModel
@@ -47,12 +47,13 @@ class OpSeconds:
 
     rates: of the device; an op takes the larger of FLOP and bytes by them. factors: by location, what
     measured seconds are to those; empty where nothing was measured. overhead_share: of these seconds, what
-    lies between kernels.
+    lies between kernels. by_location: the measured seconds.
     """
 
     rates: Rates
     factors: Mapping[str, float]
     overhead_share: float = 0.0
+    by_location: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, op: Op) -> float:
         """Seconds of an op, or of the part of one, on one device."""
@@ -61,6 +62,14 @@ class OpSeconds:
 
 def _modelled(op: Op, rates: Rates) -> float:
     return 0.0 if op.name in _NO_WORK else seconds_of(op, rates)
+
+
+def seconds_by_location(func: Func, rates: Rates) -> dict[str, float]:
+    """Seconds of the ops of a function by the device's rates, those of one location together."""
+    out: dict[str, float] = defaultdict(float)
+    for op in func.body.ops:
+        out[op.loc] += _modelled(op, rates)
+    return dict(out)
 
 
 def op_seconds(
@@ -76,18 +85,15 @@ def op_seconds(
     rates = Rates(rate, memory, cluster.intra.bytes_per_s, cluster.intra.latency_s)
     if not launches:
         return OpSeconds(rates, {})
-    modelled: dict[str, float] = defaultdict(float)
-    for op in func.body.ops:
-        modelled[op.loc] += _modelled(op, rates)
+    modelled = seconds_by_location(func, rates)
     measured: dict[str, float] = defaultdict(float)
     for origin, seconds in launches:
         known = [loc for loc in origin if modelled.get(loc)] or [max(modelled, key=lambda k: modelled[k])]
         work = sum(modelled[loc] for loc in known)
         for loc in known:
             measured[loc] += seconds * modelled[loc] / work
-    return OpSeconds(
-        rates, {loc: measured[loc] / work for loc, work in modelled.items() if work}, overhead_share
-    )
+    factors = {loc: measured[loc] / work for loc, work in modelled.items() if work}
+    return OpSeconds(rates, factors, overhead_share, dict(measured))
 
 
 def timed_model(func: Func, name: str, seconds: OpSeconds, cluster: Cluster, precision: str) -> NetworkModel:

@@ -25,7 +25,7 @@ RECV = f'graph.recv(source = %d, tag = 0, dtype = "f32", shape = [1000]) : {TYPE
 
 def module(*lines):
     body = "\n".join(lines)
-    return tw.parse(f"module @m {{ graph.func @main(%x: {TYPE}) -> {TYPE} {{\n{body}\n}} }}")
+    return tw.parse(f"module @m {{ graph.func @main(%x: {TYPE}) -> {TYPE} {{\n{body}\n}} }}").main
 
 
 def told(ranks):
