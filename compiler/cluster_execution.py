@@ -84,7 +84,7 @@ def plan_network(
         best, facts = _planned(graph, name, options, cluster, times, samples, communicator)
         if not options.run:
             return facts
-        execution = execute(graph, best.division, communicator, inputs, wanted, **choices)
+        execution = execute(graph, best.division, communicator, inputs, wanted, cluster.intra, **choices)
         after_s = whole.times().total_s
     return {
         **facts,

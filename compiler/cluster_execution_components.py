@@ -1,8 +1,8 @@
 """Seconds of the components of every rank, from traces of all ranks.
 
 Kernels and communications are timed by the device's clock, launch by launch. How much of a communication is
-waiting for other ranks follows from when each of them came to it: by the host's clock, which all processes of
-a machine share, or, on GPUs, from the rank that was in it for the shortest time, as the last one to come.
+waiting for other ranks follows from when each of them came to it by the host's clock, which all processes of
+a machine share.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ def measured_times(traces: Sequence[RankTrace], division: Division, pick: Pick =
 def _waits(traces: Sequence[RankTrace], replay: int) -> list[list[float]]:
     """By rank and communication: seconds from its post to that of the last rank it needs something from."""
     meetings = [_meetings(trace.kernels, rank) for rank, trace in enumerate(traces)]
-    if not traces[0].posted:
-        return _waits_by_length(traces, meetings, replay)
     posts: dict[_Meeting, list[float]] = defaultdict(list)
     for trace, of_rank in zip(traces, meetings, strict=True):
         for begin, own in zip(trace.posted[replay], of_rank, strict=True):
@@ -48,27 +46,6 @@ def _waits(traces: Sequence[RankTrace], replay: int) -> list[list[float]]:
             for begin, own in zip(trace.posted[replay], of_rank, strict=True)
         ]
         for trace, of_rank in zip(traces, meetings, strict=True)
-    ]
-
-
-def _waits_by_length(
-    traces: Sequence[RankTrace], meetings: Sequence[Sequence[Sequence[tuple[_Meeting, str]]]], replay: int
-) -> list[list[float]]:
-    """The same from how long ranks were in a communication: no longer than it takes was the last one."""
-    seconds = [
-        [e - b for k, (b, e) in zip(t.kernels, t.spans[replay], strict=True) if k is not None] for t in traces
-    ]
-    shortest: dict[_Meeting, float] = {}
-    for of_rank, own_s in zip(meetings, seconds, strict=True):
-        for own, length in zip(of_rank, own_s, strict=True):
-            for meeting, _ in own:
-                shortest[meeting] = min(length, shortest.get(meeting, length))
-    return [
-        [
-            length - max(shortest[meeting] for meeting, _ in own)
-            for own, length in zip(of_rank, own_s, strict=True)
-        ]
-        for of_rank, own_s in zip(meetings, seconds, strict=True)
     ]
 
 
@@ -100,7 +77,7 @@ def _components(
     out.components_s["compute"] = busy_s(busy)
     talks = [(k, span) for k, span in zip(trace.kernels, spans, strict=True) if k is not None]
     for (kernel, (begin, end)), wait in zip(talks, waits, strict=True):
-        if not kernel.results and trace.posted:
+        if not kernel.results:
             continue  # what a host only sends holds nobody up
         exposed = max(0.0, end - begin - _overlap(covered, begin, end))
         moving = min(exposed, max(0.0, end - begin - wait))

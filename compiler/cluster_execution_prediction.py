@@ -159,8 +159,17 @@ class _Simulation:
 
 
 def collective_s(op: Op, members: int, link: Link) -> float:
-    """Seconds of a ring: all_reduce goes around twice, all_gather and reduce_scatter once."""
-    sweeps = 2.0 if op.name == "graph.all_reduce" else 1.0
+    """Seconds of a graph-level collective."""
     nbytes = max(v.tensor.nbytes for v in (*op.operands, *op.results))
-    hops = sweeps * (members - 1)
+    return ring_s(op.name.removeprefix("graph."), members, nbytes, link)
+
+
+def ring_s(kind: str, members: int, nbytes: int, link: Link) -> float:
+    """Seconds of a ring: all_reduce goes around twice, all_gather and reduce_scatter of `nbytes` once."""
+    hops = (2.0 if kind == "all_reduce" else 1.0) * (members - 1)
     return link.call_s + hops * link.latency_s + hops / members * nbytes / link.bytes_per_s
+
+
+def message_s(nbytes: int, link: Link) -> float:
+    """Seconds of a message on a link that is free."""
+    return link.call_s + link.latency_s + nbytes / link.bytes_per_s

@@ -195,8 +195,11 @@ def _execution_lines(run: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"rank {r['rank']} (stage {r['stage']}, replica {r['replica']}, part {r['part']}): {seen}"
         )
-    if run["clock"] == "alone":
-        lines.append("components are of launches one by one; in the total they may run side by side")
+    if run["clock"] == "replays":
+        lines.append(
+            "compute is a replay without communications; of what the total takes longer, transfers are at "
+            "most what the link takes for them, and the rest is waiting"
+        )
     return lines
 
 

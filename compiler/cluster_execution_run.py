@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 
@@ -13,13 +13,10 @@ from tilewright.cluster_execution_components import measured_times
 from tilewright.cluster_execution_division import Division
 from tilewright.cluster_execution_parts import part_of
 from tilewright.cluster_execution_prediction import RankTimes
-from tilewright.cluster_execution_trace import (
-    Pick,
-    RankTrace,
-    TimedCommunicator,
-    picked,
-)
+from tilewright.cluster_execution_replays import ReplayTimes, timed_replays, times_by_replays
+from tilewright.cluster_execution_trace import Pick, RankTrace, TimedCommunicator
 from tilewright.commands.network import relative_error
+from tilewright.costmodel.cluster.machine import Link
 from tilewright.distributed import compile_part
 from tilewright.distributed.compilation import network_digest
 from tilewright.distributed.executable import DistributedExecutable
@@ -35,8 +32,8 @@ from tilewright.targets import resolve_target
 class Execution:
     """What all ranks measured.
 
-    total_s: seconds of the slowest rank. clock: `launches` where every launch of a replay was timed (of
-    one replay), `alone` where launches were timed one by one. memory_bytes: of weights, arena,
+    total_s: seconds of the slowest rank. clock: `launches` where every launch of one replay was timed,
+    `replays` where replays with and without communications were. memory_bytes: of weights, arena,
     inputs and outputs, per rank. relative_error: of the worst rank's outputs against the whole network's.
     """
 
@@ -53,6 +50,7 @@ def execute(
     communicator: AnyCommunicator,
     inputs: Sequence[np.ndarray],
     wanted: Sequence[np.ndarray],
+    link: Link,
     *,
     target: str,
     precision: str,
@@ -61,6 +59,7 @@ def execute(
 ) -> Execution:
     """Every rank calls it with the same arguments and gets the same; `wanted`: outputs of the whole network.
 
+    link: between ranks, which bounds what a message takes where the host does not see it.
     Raises as `tilewright.distributed.compile` does.
     """
     rank = communicator.rank
@@ -74,47 +73,38 @@ def execute(
     with exe:
         outputs = exe(*inputs)
         error = max(relative_error(o, w) for o, w in zip(outputs, wanted, strict=True))
-        seconds = exe.time(*inputs, repeats=repeats)
-        total_s = seconds[picked(seconds, pick)]
-        trace = _traced(exe, timed, inputs, repeats)
-        own = {
-            "total_s": total_s,
-            "error": error,
-            "memory_bytes": _memory_bytes(exe),
-            "trace": trace.to_plain(),
-        }
+        own: dict[str, Any] = {"error": error, "memory_bytes": _memory_bytes(exe)}
+        if timed is not None:
+            own["trace"] = _traced(exe, timed, inputs, repeats).to_plain()
+        else:
+            own["replays"] = timed_replays(exe, communicator, inputs, repeats, pick).to_plain()
     with clear_errors():
         texts = communicator.gather_texts(json.dumps(own), doing="reporting")
     found = list(map(json.loads, texts))
-    ranks = measured_times([RankTrace.from_plain(f["trace"]) for f in found], division, pick)
-    totals = [r.total_s for r in ranks] if timed is not None else [f["total_s"] for f in found]
+    if timed is not None:
+        ranks = measured_times([RankTrace.from_plain(f["trace"]) for f in found], division, pick)
+    else:
+        ranks = times_by_replays([ReplayTimes.from_plain(f["replays"]) for f in found], division, link)
     return Execution(
         tuple(ranks),
-        max(totals),
-        "launches" if timed is not None else "alone",
+        max(r.total_s for r in ranks),
+        "launches" if timed is not None else "replays",
         tuple(f["memory_bytes"] for f in found),
         max(f["error"] for f in found),
     )
 
 
 def _traced(
-    exe: DistributedExecutable,
-    timed: TimedCommunicator | None,
-    inputs: Sequence[np.ndarray],
-    repeats: int,
+    exe: DistributedExecutable, timed: TimedCommunicator, inputs: Sequence[np.ndarray], repeats: int
 ) -> RankTrace:
-    """Replays launch by launch: as they are where the host runs communications, else one launch at a time."""
+    """Replays launch by launch, and when the host posted their communications."""
     loaded, by_launch = exe.load(), communications(exe.plan)
+    assert isinstance(loaded, TellsLaunchSpans)
     kernels = [by_launch.get(i) for i in range(len(exe.plan.launches))]
+    timed.taken()
     with clear_errors():
-        if timed is None:
-            replays = zip(*loaded.time_kernels(inputs, repeats), strict=True)
-            ends = [list(accumulate(replay, initial=0.0)) for replay in replays]
-            return RankTrace(kernels, [list(pairwise(e)) for e in ends], [])
-        assert isinstance(loaded, TellsLaunchSpans)
-        timed.taken()
         spans = loaded.launch_spans(inputs, repeats)
-        posted, count = timed.taken(), len(by_launch)
+    posted, count = timed.taken(), len(by_launch)
     del posted[: len(posted) - repeats * count]  # a warm-up comes first
     return RankTrace(kernels, spans, [posted[i * count : (i + 1) * count] for i in range(repeats)])
 

@@ -73,7 +73,7 @@ class RankTrace:
 
     kernels: by launch, its communication, None for one that computes. spans: per replay, start and end of
     every launch since the first start. posted: per replay, when every communication was posted, by a clock
-    that all ranks share; empty where the host does not see it, as on GPUs.
+    that all ranks share.
     """
 
     kernels: Sequence[CommunicationKernel | None]

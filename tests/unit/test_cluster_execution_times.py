@@ -1,7 +1,5 @@
 """Seconds of ranks, predicted from their modules and taken from traces: by hand, to the last digit."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
@@ -179,25 +177,6 @@ def test_collectives_wait_for_the_last_member():
 
     ranks = measured_times([trace(0, [0.0, 4.0]), trace(1, [3.0, 5.0])], Division(wp=2))
     assert told(ranks) == [{"wp": 1000, "wait": 4000}, {"wp": 6000}]
-
-
-def test_without_posts_the_last_to_come_tells_how_long_it_takes():
-    """As on GPUs, whose sends hold the stream until they are received."""
-
-    def sums(rank, *lengths):
-        kernel = CommunicationKernel("all_reduce", "float32", (4,), (4,), members=(0, 1), position=rank)
-        ends = [0.0, *(sum(lengths[: i + 1]) for i in range(len(lengths)))]
-        return RankTrace([None, kernel, kernel], [list(pairwise(ends))], [])
-
-    ranks = measured_times([sums(0, 1.0, 5.0, 2.0), sums(1, 4.0, 2.0, 3.0)], Division(dp=2))
-    assert told(ranks) == [
-        {"compute": 1000, "dp": 4000, "wait": 3000},
-        {"compute": 4000, "dp": 4000, "wait": 1000},
-    ]
-    first = RankTrace([None, exchange(sends=[1])], [[(0.0, 3.0), (3.0, 5.0)]], [])
-    second = RankTrace([exchange(receives=[0]), None], [[(0.0, 5.0), (5.0, 6.0)]], [])
-    ranks = measured_times([first, second], Division(p=2, cuts=(1,)))
-    assert told(ranks) == [{"compute": 3000, "pp": 2000}, {"compute": 1000, "pp": 2000, "wait": 3000}]
 
 
 def test_posts_are_noted_in_their_order():
