@@ -57,13 +57,14 @@ def timed_replays(
     repeats: int,
     pick: Pick,
 ) -> ReplayTimes:
-    """Time a rank's part, together with the other ranks. Raises as `Executable.time` does."""
+    """Time a rank's part, together with the other ranks; closes it. Raises as `Executable.time` does."""
     seconds = exe.time(*inputs, repeats=repeats)
     total_s = seconds[picked(seconds, pick)]
     talks = communications(exe.plan)
     with clear_errors():
         rows = exe.load().time_kernels(inputs, repeats)
     quiet = replace(exe.artifact, plan=without_communications(exe.plan))
+    exe.close()  # the weights are on the device but once
     with Executable(quiet, exe.target) as kernels:
         kernels.load()
         with clear_errors():
