@@ -22,6 +22,8 @@ from tilewright.runtime.communication.communicator import AnyCommunicator
 
 #: the most promising configurations, which are priced from the ranks' modules
 PRICED = 8
+#: a division that may be faster by less than this share is not worth a measurement
+WORTH = 0.02
 _ALL = 1 << 20
 
 
@@ -147,7 +149,7 @@ def _division(row: Mapping[str, Any], model: NetworkModel, starts: Sequence[int]
 class Choice:
     """What was chosen, among what, and what is known of the network's sizes.
 
-    open_: how many divisions rest on estimates and might be faster.
+    open_: how many divisions rest on estimates and may be faster, by more than `WORTH`.
     """
 
     best: Candidate
@@ -177,7 +179,7 @@ def best_division(
     asked = 0
     while True:
         search.price()
-        rivals = search.rivals()
+        rivals = search.rivals(search.sure_s)
         if measure is None or asked >= most_sizes or not rivals:
             break
         size = min(rivals, key=lambda c: c.predicted_s).samples
@@ -187,8 +189,8 @@ def best_division(
     best = min(sure, key=lambda c: c.predicted_s, default=search.found[0])
     if not best.ranks:
         best = min(search.found, key=lambda c: c.predicted_s)
-    rest = [c for c in search.found if c.basis == "estimated" and c is not best]
-    return Choice(best, search.found, search.sizes, sum(c.least_s < best.predicted_s for c in rest))
+    others = [c for c in search.rivals(best.predicted_s) if c is not best]
+    return Choice(best, search.found, search.sizes, len(others))
 
 
 @dataclass
@@ -208,11 +210,15 @@ class _Search:
     def __post_init__(self) -> None:
         self.sizes = Sizes(self.problem.module, {self.problem.batch: self.problem.seconds})
 
-    def rivals(self) -> list[Candidate]:
-        """Those that rest on estimates and may be faster than the best that does not."""
-        sure = [c.predicted_s for c in self.found if c.basis != "estimated"]
-        best_s = min(sure, default=float("inf"))
-        return [c for c in self.found if c.ranks and c.basis == "estimated" and c.least_s < best_s]
+    @property
+    def sure_s(self) -> float:
+        """Seconds of the best division that rests on no estimate; infinite without one."""
+        return min((c.predicted_s for c in self.found if c.basis != "estimated"), default=float("inf"))
+
+    def rivals(self, best_s: float) -> list[Candidate]:
+        """Those that rest on estimates and may be faster by a share that is worth a measurement."""
+        estimated = (c for c in self.found if c.ranks and c.basis == "estimated")
+        return [c for c in estimated if c.least_s < (1 - WORTH) * best_s]
 
     def price(self) -> None:
         """Price the first ones by the cluster model, whose times know nothing of the size of kernels.

@@ -95,7 +95,7 @@ def test_what_may_be_measured_limits_the_plan():
 def test_sizes_that_cannot_win_are_not_measured():
     """Where time is proportional to samples, a plan that shares are right about needs one measurement."""
     machine = Machine(lambda samples: samples)
-    found = best_division(machine.problem(), Wanted(), measure=machine, most_sizes=8)
+    found = best_division(machine.problem(), Wanted(wp=1), measure=machine, most_sizes=8)
     assert shape(found)[0] == DEVICES
     assert machine.asked == [8]
 
