@@ -8,6 +8,7 @@ from tilewright.codegen.dialect import NARROW
 from tilewright.codegen.emission import Emission, Held, compute_dtype
 from tilewright.codegen.emitters import emitter
 from tilewright.codegen.scalar_forms import FORMS, Operands, as_bool, form_of
+from tilewright.codegen.vector_access import words_of_pairs
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.types import FLOATS, itemsize, storage_dtype
@@ -88,6 +89,12 @@ def _cast(e: Emission, op: Op) -> None:
         e.held[op.result] = constant(e, converted, t.dtype)
     elif t.lanes > 1 and e.dialect.native_vectors and not NARROW & {dtype, t.dtype}:
         e.bind(op.result, [_native_cast(e, held.parts[0], dtype, t.dtype, t.lanes)])
+    elif t.lanes > 1 and not e.dialect.native_vectors and t.dtype in NARROW and compute_dtype(dtype) == "f32":
+        function = e.need(f"{t.dtype}x2_from_f32", "")
+        lanes = widened_lanes(e, source, t.lanes)
+        pairs = [f"{function}({a}, {b})" for a, b in zip(lanes[::2], lanes[1::2], strict=True)]
+        hint = op.result.hint or "v"
+        e.held[op.result] = words_of_pairs(e, pairs, t.dtype, hint)
     else:
         lanes = widened_lanes(e, source, t.lanes)
         e.bind_lanes(op.result, [_convert(e, text, dtype, t.dtype) for text in lanes])

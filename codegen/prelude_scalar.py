@@ -167,6 +167,22 @@ FN $u16 NAME(float f) {
     + _BF16.replace("}\n", "#endif\n}\n"),
     "cuda",
 )
+for _dtype in ("f16", "bf16"):
+    helper(
+        f"{_dtype}x2_from_f32",
+        f"""
+FN unsigned int NAME(float low, float high) {{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    unsigned int both;
+    asm("cvt.rn.{_dtype}x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+#else
+    return @{_dtype}_from_f32@(low) | (unsigned int)@{_dtype}_from_f32@(high) << 16;
+#endif
+}}
+""",
+        "cuda",
+    )
 helper("bf16_from_f32", "FN $u16 NAME(float f) {\n    uint u = as_uint(f);" + _BF16, "opencl")
 
 for _lanes in (2, 4, 8, 16):

@@ -66,6 +66,21 @@ def packed(dtype: str, texts: Sequence[str]) -> str:
     return f"{kind}{{{', '.join(words)}}}" if len(words) > 1 else f"({kind})({words[0]})"
 
 
+def words_of_pairs(e: Emission, pairs: Sequence[str], dtype: str, hint: str) -> Held:
+    """Lanes of a 16-bit dtype declared from texts of 32 bits, two lanes each, as words that memory takes."""
+    parts: list[str] = []
+    chunks: list[tuple[str, str]] = []
+    step = min(len(pairs), MAX_BYTES // _WORD_BYTES)
+    for start in range(0, len(pairs), step):
+        texts = pairs[start : start + step]
+        kind, name = chunk_type(dtype, 2 * step), e.name(hint)
+        whole = texts[0] if step == 1 else f"{kind}{{{', '.join(texts)}}}"
+        e.line(f"const {kind} {name} = {whole};")
+        parts += lane_texts(e, name, dtype, 2 * step)
+        chunks.append((kind, name))
+    return Held(tuple(parts), chunks=tuple(chunks))
+
+
 _ADDRESS_SPACE = {"global": "__global", "shared": "__local", "reg": "__private"}
 
 
