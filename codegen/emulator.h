@@ -48,6 +48,8 @@ double fma(double, double, double);
 
 static inline float rsqrtf(float a) { return 1.0f / sqrtf(a); }
 static inline double rsqrt(double a) { return 1.0 / sqrt(a); }
+static inline float __expf(float a) { return expf(a); }
+static inline float __fdividef(float a, float b) { return a / b; }
 
 template <class To, class From>
 static inline To tw_bits(From from) {

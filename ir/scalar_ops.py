@@ -100,6 +100,7 @@ _UNARY: dict[str, tuple[Callable[..., np.ndarray], str, str]] = {
     "acosh": (np.arccosh, "float", "inverse hyperbolic cosine"),
     "atanh": (np.arctanh, "float", "inverse hyperbolic tangent"),
     "erf": (_erf, "float", "error function"),
+    "sigmoid": (lambda a: 1 / (1 + np.exp(-a)), "float", "1 / (1 + e**-a)"),
     "floor": (np.floor, "float", "round down"),
     "ceil": (np.ceil, "float", "round up"),
     "trunc": (np.trunc, "float", "round towards zero"),

@@ -84,15 +84,7 @@ def clip(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 @lowering("graph.sigmoid")
 def sigmoid(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """1 / (1 + exp(-x))."""
-    t = result_type(op)
-
-    def body(i: Builder, p: Sequence[Value]) -> Value:
-        one = i.const(1, t.dtype)
-        return i.value(
-            "scalar.div", one, i.value("scalar.add", one, i.value("scalar.exp", i.value("scalar.neg", p[0])))
-        )
-
-    return [elementwise(b, x, t, body)]
+    return [elementwise(b, x, result_type(op), lambda i, p: i.value("scalar.sigmoid", p[0]))]
 
 
 @lowering("graph.where")
