@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import gcd
 
 from tilewright.costmodel.warp_reads import COLUMN_LANES, ROW_LANES, ROW_RUN
 from tilewright.ir import Op
@@ -27,10 +28,14 @@ def warp_shape(
     column = roles.columns[-1] if roles.columns else ""
     if not column:
         return run, {}
-    across = block[row] // thread[row], block[column] // thread[column]
-    if across[0] % ROW_LANES or across[1] % COLUMN_LANES:
+    lanes, left = {column: COLUMN_LANES}, ROW_LANES
+    for d in (row, roles.spatial[0]):  # samples lie beside each other in the block's tile
+        if d and d not in windowed:
+            lanes[d] = gcd(block[d] // thread[d], left)
+            left //= lanes[d]
+    if left > 1 or block[column] // thread[column] % COLUMN_LANES:
         return run, {}
-    return run, {row: ROW_LANES, column: COLUMN_LANES}
+    return run, lanes
 
 
 def _plain(op: Op, row: str, block: Mapping[str, int]) -> bool:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
-from tilewright.ir.expr import BinOp, Expr, Sym, binary, substitute, symbols
+import numpy as np
+
+from tilewright.ir.expr import BinOp, Expr, Sym, binary, evaluate, substitute, symbols
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.simplify import Ranges, interval, linear, multiple_of, simplify
 from tilewright.ir.types import TensorType
@@ -31,6 +34,8 @@ _WRITES: dict[str, tuple[int, str | None]] = {
 #: rows and columns of a tile that the warps write: fragments of accumulators
 _TILE = (16, 8)
 _WARP = 32
+#: values of an index's symbols that are tried out at most
+_MOST_TRIED = 1 << 16
 #: start of the names of symbols that have one value for all threads at a time
 UNIFORM = "now."
 
@@ -140,7 +145,39 @@ def _own_elements(a: Access, b: Access) -> bool:
     at, ranges = _positional(a)
     other, other_ranges = _positional(b)
     unit = "warp" if a.warps else "tid"
-    return at is not None and at == other and ranges == other_ranges and _injective(at, ranges, a.lanes, unit)
+    if at is None or at != other or ranges != other_ranges:
+        return False
+    return _injective(at, ranges, a.lanes, unit) or _counted_apart(a, b)
+
+
+def _counted_apart(a: Access, b: Access) -> bool:
+    """No two threads touch the same group of lanes, by trying all values of the index's symbols.
+
+    Only threads that do the accesses count, where both do them under the same conditions.
+    """
+    at, buffer = a.at, a.buffer.type
+    if a.warps or at is None or None in at or not isinstance(buffer, TensorType):
+        return False
+    masks = [
+        (part, low, high) for part, low, high in a.mask if isinstance(low, int) and isinstance(high, int)
+    ]
+    masks = masks if a.mask == b.mask else []
+    names = sorted({n for e in at if e is not None for n in symbols(e)})
+    masks = [m for m in masks if symbols(m[0]) and set(symbols(m[0])) <= set(names)]
+    counts = [int(a.ranges[n][1]) + 1 if a.ranges[n][0] == 0 else _MOST_TRIED + 1 for n in names]
+    if "tid" not in names or any(map(_uniform, names)) or prod(counts) > _MOST_TRIED:
+        return False
+    grid = np.indices(counts).reshape(len(names), -1)
+    env = dict(zip(names, grid, strict=True))
+    does = np.ones(grid.shape[1], dtype=bool)
+    for part, low, high in masks:
+        value = evaluate(part, env)
+        does &= (value >= low) & (value < high)
+    places = np.array([np.broadcast_to(evaluate(e, env), does.shape) for e in at if e is not None])[:, does]
+    strides = [prod(buffer.shape[i + 1 :]) for i in range(len(at))]
+    group, odd = np.divmod(np.array(strides) @ places, a.lanes)
+    users = np.unique(np.stack([group, env["tid"][does]]), axis=1)[0]
+    return not odd.any() and len(np.unique(users)) == len(users)
 
 
 def _uniform(name: str) -> bool:

@@ -125,7 +125,7 @@ class _Contract:
         if r is None or (direct and not self._needs_fill(index)):
             return _Operand(index, None, None)
         if not direct:
-            r = r.innermost(self.red, sizes)
+            r = r.reduced_outermost(self.red, sizes)
         pad = self.plan.pad if index == 0 else 0
         pad += VECTOR_BYTES // itemsize(r.value.tensor.dtype) if r.turned else 0
         space = "reg" if direct else "shared"

@@ -19,6 +19,9 @@ from tilewright.passes.lower.skeletons.writer import Index, Mask, Points, Writer
 #: fetch loops of at most this many steps are unrolled
 MAX_UNROLLED_FETCH = 16
 
+#: counts the vectors of a box
+_ELEMENT = Sym("element")
+
 
 @dataclass(frozen=True)
 class Region:
@@ -39,7 +42,15 @@ class Region:
     @property
     def turned(self) -> bool:
         """Whether the block keeps another dimension innermost than the operand."""
-        return self.order != tuple(range(len(self.order)))
+        several = [i for i in self.order if self.extents[i] > 1]
+        return several[-1:] != sorted(several)[-1:]
+
+    @property
+    def walked(self) -> tuple[int, ...]:
+        """The order in which a copy walks the box: that of the block's tile, so that neighbouring lanes store
+        to neighbouring banks, unless neighbours in the operand are others.
+        """
+        return tuple(range(len(self.order))) if self.turned else self.order
 
     def stored(self, at: Sequence[Expr]) -> Index:
         """An index within the box as the block keeps it."""
@@ -50,20 +61,21 @@ class Region:
         shape = [self.extents[i] for i in self.order]
         return (*shape[:-1], shape[-1] + pad)
 
-    def innermost(self, reduced: Collection[str], sizes: Mapping[str, int]) -> Region:
-        """The same box with reduced dimensions that lie innermost kept outermost instead.
+    def reduced_outermost(self, reduced: Collection[str], sizes: Mapping[str, int]) -> Region:
+        """The same box with the dimensions that only reduced ones move kept outermost.
 
-        sizes: indices per iteration dimension in one step. Dimensions of a single index go outermost too.
+        What one reduction index needs then lies together: lanes that read neighbouring samples meet in no
+        bank. sizes: indices per iteration dimension in one step. Dimensions of a single index go outermost
+        too.
         """
         varying = [{d for d in terms if sizes[d] > 1} for terms in self.scaled]
         single = [i for i, n in enumerate(self.extents) if n == 1]
-        rest = [i for i, n in enumerate(self.extents) if n > 1]
-        last = len(rest)
-        while last and varying[rest[last - 1]] <= set(reduced):
-            last -= 1
-        if not rest or last in (0, len(rest)):
+        several = [i for i, n in enumerate(self.extents) if n > 1]
+        outer = [i for i in several if varying[i] <= set(reduced)]
+        inner = [i for i in several if i not in outer]
+        if not outer or not inner or several == [*outer, *inner]:
             return self
-        return replace(self, order=(*single, *rest[last:], *rest[:last]))
+        return replace(self, order=(*single, *outer, *inner))
 
     @property
     def size(self) -> int:
@@ -121,7 +133,7 @@ def fetch_width(w: Writer, r: Region, base: tuple[Expr, ...], pitch: int, widest
 
     A turned region is fetched in vectors and stored element by element.
     """
-    if r.value not in w.inputs or not r.extents or r.gaps[-1] != 1 or not r.scaled[-1]:
+    if not r.extents or r.gaps[-1] != 1 or not r.scaled[-1]:
         return 1
     shape = r.value.tensor.shape
     for width in (widest, widest // 2):
@@ -134,12 +146,17 @@ def fetch_width(w: Writer, r: Region, base: tuple[Expr, ...], pitch: int, widest
 
 @dataclass(frozen=True)
 class _Point:
-    """One element of the cooperative copy: its step, index in the box, lane, and which threads have work."""
+    """One element of the cooperative copy: its step, index in the box, lane, and which threads have work.
+
+    `likely` is the index in terms of a symbol that counts the box's vectors: it tells what holds for threads
+    that have work.
+    """
 
     step: Expr
     at: Index
     lane: Expr
     inside: Mask
+    likely: Index
 
 
 class Fetch:
@@ -185,17 +202,32 @@ class Fetch:
         w, steps = self.w, self.steps
         with w.loop("f", steps, unroll=1 if steps <= MAX_UNROLLED_FETCH else 4) as step:
             linear = binary("+", binary("*", step, self.threads), Sym("tid") if self.threads > 1 else 0)
-            box = w.unravel(linear, (*self.r.extents[:-1], self.r.extents[-1] // self.width))
             inside = w.below(linear, self.r.size // self.width)
+            w.ranges[_ELEMENT.name] = (0, max(0, self.r.size // self.width - 1))
             with w.loop("v", self.width, unroll=1) as lane:
-                last = binary("+", binary("*", box[-1], self.width), lane)
-                yield _Point(step, (*box[:-1], last), lane, inside)
+                at = self._box(linear, lane)
+                yield _Point(step, at, lane, inside, self._box(_ELEMENT, lane) if inside else at)
+            del w.ranges[_ELEMENT.name]
+
+    def _box(self, vector: Expr, lane: Expr) -> Index:
+        """The index in the box of one element of a vector: its dimensions of several indices are walked."""
+        r = self.r
+        several = [i for i in r.walked if r.extents[i] > 1] or [r.walked[-1]] if r.walked else []
+        extents = [r.extents[i] for i in several]
+        digits = self.w.unravel(vector, (*extents[:-1], extents[-1] // self.width)) if several else ()
+        last = len(r.extents) - 1
+        places: dict[int, Expr] = dict.fromkeys(range(len(r.extents)), 0) | dict(
+            zip(several, digits, strict=True)
+        )
+        if self.width > 1:
+            places[last] = binary("+", binary("*", places[last], self.width), lane)
+        return tuple(places[i] for i in range(len(r.extents)))
 
     def _value(self, origin: Mapping[str, Expr], p: _Point) -> Value:
         w, r = self.w, self.r
-        steps = zip(r.base(origin), p.at, r.gaps, strict=True)
-        where = tuple(w.simple(binary("+", b, binary("*", i, g))) for b, i, g in steps)
-        edge = w.bounds(where, r.value.tensor.shape)
+        where, likely = self._place(origin, p.at), self._place(origin, p.likely)
+        checks = zip(where, likely, r.value.tensor.shape, strict=True)
+        edge = tuple(c for at, sure, n in checks if w.below(sure, n) for c in w.below(at, n))
         fill = r.fill if r.fill is not None else 0.0
         if r.value in w.inputs:
             return w.load(w.inputs[r.value], where, (*p.inside, *edge), fill)
@@ -203,3 +235,8 @@ class Fetch:
         if not edge:
             return v
         return w.b.value("scalar.select", w.condition(edge), v, w.b.const(fill, r.value.tensor.dtype))
+
+    def _place(self, origin: Mapping[str, Expr], at: Index) -> Index:
+        """Where an index of the box lies in the operand."""
+        steps = zip(self.r.base(origin), at, self.r.gaps, strict=True)
+        return tuple(self.w.simple(binary("+", b, binary("*", i, g))) for b, i, g in steps)
