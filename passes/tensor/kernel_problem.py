@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from tilewright.costmodel import ContractProblem, LineProblem, RowReduceProblem, StreamProblem, WindowProblem
+from tilewright.costmodel.estimator import SECTOR_BYTES
 from tilewright.ir import Func, Op, Sym, Value
-from tilewright.ir.expr import symbols
-from tilewright.ir.simplify import coefficients, interval
+from tilewright.ir.expr import Expr, symbols
+from tilewright.ir.simplify import Ranges, coefficients, interval
 from tilewright.ir.tensor_ops import REDUCING, dims, domain, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.tensor.index_sets import POINTWISE, placed_reads, recompute_cost, slices_of
@@ -191,11 +192,11 @@ def _work(op: Op) -> int:
 
 def traffic(kernel: Func) -> int:
     """Bytes a kernel must move: its results, and of each parameter what its reads can reach."""
-    return sum(_reached(kernel, p) for p in kernel.params) + sum(v.tensor.nbytes for v in _outputs(kernel))
+    return sum(reached(kernel, p) for p in kernel.params) + sum(v.tensor.nbytes for v in _outputs(kernel))
 
 
-def _reached(kernel: Func, p: Value) -> int:
-    """Bytes of the largest box of `p` that one op reads; where data decides, perhaps a single element."""
+def reached(kernel: Func, p: Value) -> int:
+    """Bytes of the most of `p` that one op reads; where data decides, perhaps a single element."""
     most = 0
     for op in kernel.body.ops[:-1]:
         if op.name in ("tensor.gather", "tensor.scatter") and op.operands[0] is p:
@@ -205,12 +206,25 @@ def _reached(kernel: Func, p: Value) -> int:
         for v, at in placed_reads(op):
             if v is not p:
                 continue
-            box = 1
-            for e, extent in zip(at, p.tensor.shape, strict=True):
+            size, rank = itemsize(p.tensor.dtype), len(p.tensor.shape)
+            box = size
+            for d, (e, extent) in enumerate(zip(at, p.tensor.shape, strict=True)):
                 low, high = interval(e, ranges)
-                box *= max(0, int(min(high, extent - 1)) - int(max(low, 0)) + 1)
-            most = max(most, box * itemsize(p.tensor.dtype))
+                span = max(0, int(min(high, extent - 1)) - int(max(low, 0)) + 1)
+                taken = -(-span // _step(e, ranges))
+                # Neighbours in memory come along with what is taken.
+                box *= taken if d < rank - 1 else min(span, taken * max(1, SECTOR_BYTES // size))
+            most = max(most, box)
     return most
+
+
+def _step(e: Expr, ranges: Ranges) -> int:
+    """What all values of an index are multiples of, from its first value on; 1 where that is not seen."""
+    moving = [name for name in dict.fromkeys(symbols(e)) if ranges[name][0] < ranges[name][1]]
+    form = coefficients(e, moving, ranges)
+    if form is None or not isinstance(form[1], int):
+        return 1
+    return max(1, gcd(*form[0].values()))
 
 
 def _outputs(kernel: Func) -> tuple[Value, ...]:

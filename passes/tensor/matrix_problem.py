@@ -14,16 +14,14 @@ from tilewright.ir.simplify import coefficients, interval
 from tilewright.ir.tensor_ops import ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.lower.skeletons.matrix_plan import COPY_BYTES, MatrixPlan, MatrixView, plain
-from tilewright.passes.tensor.kernel_problem import traffic
+from tilewright.passes.tensor.kernel_problem import reached, traffic
 
 
 def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
     """The product of a kernel; constant second factors count as packed, the channel innermost."""
     moved = traffic(kernel)
     first, second = (source.value for source in view.sources)
-    held = [v.tensor.nbytes if v in kernel.params else 0 for v in (first, second)]
-    second_bytes = min(held[1], moved)
-    first_bytes = min(held[0], moved - second_bytes)
+    first_bytes, second_bytes = (reached(kernel, v) if v in kernel.params else 0 for v in (first, second))
     size = itemsize(view.dtype)
     return MatrixProblem(
         batch=view.size(view.batch),
