@@ -54,6 +54,17 @@ MATMUL = f"""module @matmul {{
     tensor.return(%0)
   }}
 }}"""
+PIXELS = f"""module @pixels {{
+  tensor.func @main(%x: f32[7, 8, 21], %scale: f32[7, 8]) -> f32[7, 12, 21] {{
+    %w = tensor.constant(name = "w") : f32[12, 8]
+    %0 = tensor.map(%x, %scale, par = (n: 7, c: 8, p: 21), reads = [[n, c, p], [n, c]]) : f32[7, 8, 21] {{
+      ^(%a: f32, %b: f32) %t = scalar.mul(%a, %b) : f32 scalar.yield(%t) }}
+    %1 = tensor.contract(%0, %w, par = (n: 7, k: 12, p: 21),
+      red = (c: 8),
+      reads = [[n, c, p], [k, c]]) : f32[7, 12, 21] {_FMA}
+    tensor.return(%1)
+  }}
+}}"""
 WINDOW = f"""module @window {{
   tensor.func @main(%x: f32[2, 6, 15, 15]) -> f32[2, 6, 8, 8], f32[2, 6, 15, 15] {{
     %w = tensor.constant(name = "w") : f32[6, 1, 3, 3]
@@ -175,6 +186,19 @@ CASES = (
         CONV,
         "contract",
         _contract(_dims(n=1, k=8, y=2, x=4), _dims(n=1, k=8, y=1, x=2), _dims(c=5), 1, "direct"),
+    ),
+    Case(
+        "contract-runs",
+        CONV,
+        "contract",
+        _contract(_dims(n=1, k=8, y=4, x=6), _dims(n=1, k=4, y=2, x=3), _dims(c=5), 1, "shared")
+        | {"run": _dims(y=2, x=3)},
+    ),
+    Case(
+        "contract-samples",
+        PIXELS,
+        "contract",
+        _contract(_dims(n=6, k=12, p=4), _dims(n=1, k=4, p=4), _dims(c=4), 2, "shared") | {"run": _dims(p=4)},
     ),
     Case("matmul-model", MATMUL, "contract"),
     Case(

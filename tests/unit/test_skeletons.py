@@ -41,11 +41,20 @@ def test_text_is_deterministic_and_barriers_suffice(case):
     assert find_invariant("barriers-placed")(first.thread) == []
 
 
-def test_a_prefetching_loop_has_two_barriers():
-    case = next(c for c in CASES if c.name == "contract-prefetch")
+@pytest.mark.parametrize("name", ["contract-prefetch", "contract-samples"])
+def test_a_prefetching_loop_has_two_barriers(name):
+    """Also where the threads, 18 of them for samples, copy a box in a number of steps that is no power of two."""
+    case = next(c for c in CASES if c.name == name)
     lowered = lower(prepared(case, "cuda:sm_90a"), resolve_target("cuda:sm_90a"))
     (source,) = (s.source for n, s in lowered.sources.items() if "contract" in n)
     assert source.count("__syncthreads()") == 3  # one before the loop, two inside
+
+
+def test_samples_of_a_block_lie_together():
+    case = next(c for c in CASES if c.name == "contract-samples")
+    lowered = lower(prepared(case, "cuda:sm_90a"), resolve_target("cuda:sm_90a"))
+    (source,) = (s.source for n, s in lowered.sources.items() if "contract" in n)
+    assert "a_tile[4][6][4]" in source  # channels, samples, pixels: a step's rows in neighbouring banks
 
 
 @pytest.mark.parametrize(
