@@ -43,7 +43,7 @@ def test_text_is_deterministic_and_barriers_suffice(case):
 
 @pytest.mark.parametrize("name", ["contract-prefetch", "contract-samples"])
 def test_a_prefetching_loop_has_two_barriers(name):
-    """Also where the threads, 18 of them for samples, copy a box in a number of steps that is no power of two."""
+    """Also where threads of any number, here 18, copy a box together."""
     case = next(c for c in CASES if c.name == name)
     lowered = lower(prepared(case, "cuda:sm_90a"), resolve_target("cuda:sm_90a"))
     (source,) = (s.source for n, s in lowered.sources.items() if "contract" in n)
