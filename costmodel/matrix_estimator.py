@@ -21,21 +21,26 @@ from tilewright.costmodel.matrix_space import (
 )
 from tilewright.costmodel.windows import FloatArray, IntArray
 
-# All fitted to 204 generated kernels timed on an H100, with the constants of its record.
+# All fitted to 1,265 generated kernels timed on an H100 (batch 1 to 64), with the constants of its record.
 #: instructions beside the multiplications: per asynchronous copy, per chunk; per vector that threads copy
-#: through registers and per element of it
-_PER_COPY, _PER_CHUNK, _PER_ELEMENT, _PER_LANE = 7.0, 20.0, 12.0, 3.0
-#: cycles of a chunk that nothing hides: the wait for copies, the barrier, warps apart
-_CHUNK_CLK = 60.0
+#: through registers and per element of it, more by a share of those that compute it
+_PER_COPY, _PER_CHUNK, _PER_ELEMENT, _PER_LANE, _PER_HEAD = 28.0, 85.0, 9.0, 18.0, 0.25
 #: cycles of one step along k at least: fragments loaded, dependent multiplications
 _MMA_CLK = 60.0
-#: cycles of one vector of results through the epilogue, for all threads of a warp
-_PER_RESULT_CLK = 15.0
-#: cycles of the shared-memory port for one vector of sums of each further set of warps: stored and loaded
-_PER_PART_CLK = 8.0
+#: cycles of a multiprocessor's path to the L2 for each line of which an asynchronous copy takes some
+_PER_LINE_CLK = 1.6
+LINE_BYTES = 128
+#: issue slots of one vector of four results of a warp through the epilogue: of its own, by how much each
+#: further set of warps adds to them, and per instruction of what is computed from a result
+_PER_RESULT, _PER_SET, _PER_TAIL = 14.5, 0.5, 1.8
+#: warps per scheduler that hide one another's latency in the epilogue
+_TAIL_WARPS = 4.0
+#: cycles until further operands of results are there, and vectors of a thread that wait together
+_TAIL_READ_CLK, _TAIL_VECTORS = 600.0, 8.0
 #: of the steady rate of multiplications alone, what a loop with loads and copies beside them keeps
-_LOOP_SHARE = 0.8
-_EXPOSED_SHARE = 0.15
+_LOOP_SHARE = 0.77
+#: share of the shorter of work and DRAM traffic that the longer does not hide, beside others and alone
+_EXPOSED_SHARE, _EXPOSED_ALONE = 0.10, 0.67
 
 
 def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:
@@ -50,7 +55,7 @@ def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHar
     busy_s = busy_clk / hardware.clock_hz
     dram_s = problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
     longest, shorter = np.maximum(busy_s, dram_s), np.minimum(busy_s, dram_s)
-    seconds = hardware.contract_launch_s + longest + _EXPOSED_SHARE * shorter
+    seconds = hardware.contract_launch_s + longest + (_EXPOSED_SHARE + _EXPOSED_ALONE / resident) * shorter
     least = matrix_bound(problem, space, hardware).seconds
     return np.asarray(np.where(fits > 0, np.maximum(seconds, least), np.inf))
 
@@ -64,9 +69,20 @@ def _round_clk(
     chunk = np.maximum(
         resident * _shared_clk(problem, space, hardware, resident), _alone_clk(problem, space, hardware)
     )
+    return np.asarray(start + chunks * chunk + _epilogue_clk(problem, space, hardware, resident))
+
+
+def _epilogue_clk(
+    problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, resident: IntArray
+) -> FloatArray:
+    """Cycles from the last multiplication to the last store of `resident` blocks."""
     vectors = space.m * space.n / (4.0 * WARP)
-    epilogue = resident * vectors * (_PER_RESULT_CLK + _PER_PART_CLK * (space.warps_k - 1))
-    return np.asarray(start + chunks * chunk + epilogue)
+    each = _PER_RESULT * (1.0 + _PER_SET * (space.warps_k - 1)) + _PER_TAIL * problem.tail_work
+    hidden = np.minimum(1.0, resident * space.warps / (hardware.schedulers_per_sm * _TAIL_WARPS))
+    clk = resident * vectors * each / (hardware.schedulers_per_sm * hidden)
+    if problem.tail_bytes:
+        clk = clk + vectors / space.warps / _TAIL_VECTORS * _TAIL_READ_CLK
+    return np.asarray(clk)
 
 
 def _copied_by_threads(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
@@ -77,7 +93,8 @@ def _copied_by_threads(problem: MatrixProblem, space: MatrixSpace) -> FloatArray
         (space.n, problem.second_copy, problem.second_lanes),
     ):
         if copy == 0:
-            total += extent * space.k * (_PER_ELEMENT / lanes + _PER_LANE) / (WARP * space.warps)
+            each = _PER_ELEMENT / lanes + _PER_LANE * (1.0 + _PER_HEAD * problem.head_work)
+            total += extent * space.k * each / (WARP * space.warps)
     return total
 
 
@@ -102,9 +119,21 @@ def _shared_clk(
             copies = copies + extent * space.k * (_PER_COPY / (copy * WARP))
     issued = multiplies + loads + copies + _PER_CHUNK * space.warps
     issue = issued / (hardware.schedulers_per_sm * busy)
-    return np.maximum.reduce(
-        [tensor, port, fetched / hardware.estimate_matrix_l2_bytes_per_sm_per_clk, issue]
-    )
+    fetch = fetched / hardware.estimate_matrix_l2_bytes_per_sm_per_clk
+    return np.maximum.reduce([tensor, port, fetch + _PER_LINE_CLK * _lines(problem, space), issue])
+
+
+def _lines(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
+    """Lines of memory that the asynchronous copies of a chunk touch: rows share them where they are whole."""
+    row = space.k * problem.element_bytes / LINE_BYTES
+    lines = np.zeros(len(space))
+    for extent, copy, whole in (
+        (space.m, problem.first_copy, (space.k == problem.channel) & (problem.taps == 1)),
+        (space.n, problem.second_copy, space.k == problem.channel * problem.taps),
+    ):
+        if copy:
+            lines = lines + extent * np.where(whole, row, np.maximum(1.0, row))
+    return np.asarray(lines)
 
 
 def _alone_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:

@@ -17,7 +17,10 @@ from tilewright.ir.errors import InputError
 #: rows and columns of the instruction's tile, and its depth in bytes of one row of factors
 TILE_M, TILE_N, DEPTH_BYTES = 16, 8, 32
 #: registers of a thread beside sums and fragments
-OTHER_REGISTERS = 44
+OTHER_REGISTERS = 32
+#: of an element that a thread computes or copies ahead of its multiplications, per instruction of its
+#: computation; how many elements find room among those
+COPIED_REGISTERS, COMPUTED_REGISTERS, FREE_REGISTERS = 2.0, 0.25, 30
 #: registers of one fragment of either factor
 A_REGISTERS, B_REGISTERS = 4, 2
 #: words added to each row of the tile of sums
@@ -46,6 +49,8 @@ class MatrixProblem:
     counts once, however many windows read it). fetched: share of the first factor's elements inside of it.
     result_bytes: all results and further operands. first_copy, second_copy: elements per asynchronous copy, 0
     where the threads compute or copy a factor through registers; first_lanes, second_lanes: by how many then.
+    head_work, tail_work: instructions per element of a computed factor and per result beside the product.
+    tail_bytes: what results are computed from besides, beyond a few values per row or column.
     """
 
     batch: int
@@ -62,6 +67,9 @@ class MatrixProblem:
     second_copy: int = 8
     first_lanes: int = 1
     second_lanes: int = 1
+    head_work: float = 0.0
+    tail_work: float = 0.0
+    tail_bytes: int = 0
 
     def __post_init__(self) -> None:
         counts = (self.batch, self.m, self.n, self.channel, self.taps)
@@ -157,11 +165,18 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
 
 
 def registers_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
-    """Registers per thread: sums, two sets of fragments, addresses."""
+    """Registers per thread: sums, two sets of fragments, addresses, what is copied through registers."""
     sums = space.m * space.n // (WARP * space.warps_m * space.warps_n)
     a = space.m // space.warps_m // TILE_M * A_REGISTERS
     b = space.n // space.warps_n // TILE_N * B_REGISTERS
-    return np.asarray(sums + 2 * (a + b) + OTHER_REGISTERS, dtype=np.int64)
+    held = np.zeros(len(space))
+    for extent, copy in ((space.m, problem.first_copy), (space.n, problem.second_copy)):
+        if not copy:
+            each = COPIED_REGISTERS + COMPUTED_REGISTERS * problem.head_work
+            held = held + (each * extent * space.k / (WARP * space.warps) - FREE_REGISTERS).clip(0)
+    # Of a single chunk nothing is copied ahead.
+    held = np.where(chunks_of(problem, space) > 1, held, 0.0).astype(np.int64)
+    return np.asarray(sums + 2 * (a + b) + OTHER_REGISTERS + held, dtype=np.int64)
 
 
 def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from math import gcd
 
 import numpy as np
 
 from tilewright.costmodel.matrix_space import MatrixProblem, raster_of
 from tilewright.costmodel.parameters import MatrixParameters
-from tilewright.ir import Func, Sym
+from tilewright.costmodel.scalar_work import instructions
+from tilewright.ir import Func, Op, Sym, walk
 from tilewright.ir.expr import symbols
 from tilewright.ir.simplify import coefficients, interval
 from tilewright.ir.tensor_ops import ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.lower.skeletons.matrix_plan import COPY_BYTES, MatrixPlan, MatrixView, plain
 from tilewright.passes.tensor.kernel_problem import reached, traffic
+
+#: biases and the like: they stay in the caches
+MOST_SMALL_BYTES = 100_000
 
 
 def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
@@ -23,6 +28,8 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
     first, second = (source.value for source in view.sources)
     first_bytes, second_bytes = (reached(kernel, v) if v in kernel.params else 0 for v in (first, second))
     size = itemsize(view.dtype)
+    at = kernel.body.ops.index(view.op)
+    before, after = kernel.body.ops[:at], kernel.body.ops[at + 1 : -1]
     return MatrixProblem(
         batch=view.size(view.batch),
         m=view.size(view.rows),
@@ -38,7 +45,20 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         second_copy=max(view.copy_elements(1), _packed_copy(view, size)) if second in kernel.params else 0,
         first_lanes=_lanes(view, 0, size),
         second_lanes=_lanes(view, 1, size),
+        head_work=_work(before),
+        tail_work=_work(after),
+        tail_bytes=sum(n for n in _read(kernel, after) if n > MOST_SMALL_BYTES),
     )
+
+
+def _work(ops: Sequence[Op]) -> float:
+    return instructions(inner.name for op in ops if op.body is not None for inner in walk(op.body))
+
+
+def _read(kernel: Func, ops: Sequence[Op]) -> Iterator[int]:
+    """Bytes of each parameter that these ops read."""
+    for p in dict.fromkeys(v for op in ops for v in op.operands if v in kernel.params):
+        yield reached(kernel, p)
 
 
 def _lanes(view: MatrixView, operand: int, size: int) -> int:
