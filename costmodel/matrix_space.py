@@ -29,8 +29,8 @@ MAX_SUMS = 128
 #: blocks along m that are taken before the next ones along n: what they read then stays in the L2
 MOST_RASTER = 8
 
-_M = (16, 32, 64, 128, 256)
-_N = (16, 32, 64, 128, 256)
+_M = (16, 32, 64, 96, 128, 192, 256)
+_N = (16, 32, 48, 64, 96, 128, 192, 256)
 #: bytes of a chunk's row that one warp multiplies
 _K_BYTES = (32, 64, 128)
 #: warps along m, n and k
@@ -49,6 +49,7 @@ class MatrixProblem:
     counts once, however many windows read it). fetched: share of the first factor's elements inside of it.
     result_bytes: all results and further operands. first_copy, second_copy: elements per asynchronous copy, 0
     where the threads compute or copy a factor through registers; first_lanes, second_lanes: by how many then.
+    first_rows, second_rows: whether a tile holds rows of the channel of a factor, else columns.
     head_work, tail_work: instructions per element of a computed factor and per result beside the product.
     tail_bytes: what results are computed from besides, beyond a few values per row or column.
     """
@@ -67,6 +68,8 @@ class MatrixProblem:
     second_copy: int = 8
     first_lanes: int = 1
     second_lanes: int = 1
+    first_rows: bool = True
+    second_rows: bool = True
     head_work: float = 0.0
     tail_work: float = 0.0
     tail_bytes: int = 0
@@ -154,6 +157,9 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
     """Whether a block can be built and be resident."""
     found = (space.m % (TILE_M * space.warps_m) == 0) & (space.n % (2 * TILE_N * space.warps_n) == 0)
     found &= space.k % (DEPTH_BYTES // problem.element_bytes * space.warps_k) == 0
+    for extent, rows in ((space.m, problem.first_rows), (space.n, problem.second_rows)):
+        # Columns of 16-bit elements are swizzled, which takes 32, 64 or a multiple of 128 bytes of them.
+        found &= rows | (problem.element_bytes == 4) | (extent % 64 == 0) | (extent == 16) | (extent == 32)
     threads, registers = WARP * space.warps, registers_of(problem, space)
     found &= (space.m * space.n * space.warps_k <= MAX_SUMS * threads) & (
         threads <= hardware.max_threads_per_block

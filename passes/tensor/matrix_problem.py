@@ -45,6 +45,8 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         second_copy=max(view.copy_elements(1), _packed_copy(view, size)) if second in kernel.params else 0,
         first_lanes=_lanes(view, 0, size),
         second_lanes=_lanes(view, 1, size),
+        first_rows=view.along(0) in ("", view.channel),
+        second_rows=view.along(1) in ("", view.channel),
         head_work=_work(before),
         tail_work=_work(after),
         tail_bytes=sum(n for n in _read(kernel, after) if n > MOST_SMALL_BYTES),

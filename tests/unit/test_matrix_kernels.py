@@ -33,6 +33,11 @@ def gemm(dtype: str, m: int, n: int, k: int, first: str = "mc", second: str = "n
         ("f32", ("cm", "nc"), (17, 9, 23), (16, 16, 16, 1, 1, 2)),
         ("f16", ("mc", "nc"), (130, 40, 32), (128, 32, 32, 4, 1, 3)),  # one chunk
         ("f16", ("mc", "nc"), (40, 24, 64), (32, 24, 32, 1, 1, 4)),  # an odd number of tiles of columns
+        ("f16", ("mc", "nc"), (200, 104, 72), (96, 48, 32, 2, 1, 3)),  # tiles of three times a power of two
+        ("f16", ("mc", "nc"), (100, 200, 72), (96, 96, 16, 2, 2, 2)),
+        ("f32", ("mc", "nc"), (200, 100, 20), (192, 96, 8, 4, 2, 2)),
+        ("bf16", ("cm", "nc"), (192, 104, 40), (192, 48, 16, 4, 1, 2)),
+        ("f32", ("cm", "cn"), (96, 104, 40), (96, 48, 16, 1, 1, 2)),
     ],
 )
 def test_products(dtype, orders, size, tiles):
