@@ -18,6 +18,8 @@ from tilewright.ir.errors import InputError
 TILE_M, TILE_N, DEPTH_BYTES = 16, 8, 32
 #: registers of a thread beside sums and fragments
 OTHER_REGISTERS = 32
+#: where windows move over an image, for where they are
+WINDOW_REGISTERS = 16
 #: of an element that a thread computes or copies ahead of its multiplications, per instruction of its
 #: computation; how many elements find room among those
 COPIED_REGISTERS, COMPUTED_REGISTERS, FREE_REGISTERS = 2.0, 0.25, 30
@@ -182,7 +184,8 @@ def registers_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
             held = held + (each * extent * space.k / (WARP * space.warps) - FREE_REGISTERS).clip(0)
     # Of a single chunk nothing is copied ahead.
     held = np.where(chunks_of(problem, space) > 1, held, 0.0).astype(np.int64)
-    return np.asarray(sums + 2 * (a + b) + OTHER_REGISTERS + held, dtype=np.int64)
+    other = OTHER_REGISTERS + (WINDOW_REGISTERS if problem.taps > 1 else 0)
+    return np.asarray(sums + 2 * (a + b) + other + held, dtype=np.int64)
 
 
 def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
