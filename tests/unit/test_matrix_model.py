@@ -114,7 +114,7 @@ def test_few_blocks_with_long_sums_get_sets_of_warps():
 
 def test_sets_of_warps_must_clearly_pay():
     """They are a little faster by the estimate here, within its errors."""
-    wide = MatrixProblem(1, 3136, 64, 256, 1, 2, 1605632, 32768, 401408)
+    wide = MatrixProblem(1, 128, 768, 768, 1, 2, 196608, 1179648, 196608)
     space = matrix_space(wide, H100)
     estimates = estimate_matrix(wide, space, H100)
     single = estimates[space.warps_k == 1].min()
