@@ -21,6 +21,9 @@ dce
 #: how each convolution is computed; the option names an algorithm for all that it is legal for
 ALGORITHMS = "choose-algorithms{OPTION}"
 
+#: products with constants on one input as one product; the option says what its estimates are to know
+PRODUCTS = "merge-products{OPTION}"
+
 #: graph ops to tensor ops, and what of them is known at compile time
 GRAPH_TO_TENSOR = "graph-to-tensor, fold-constant-tensors"
 
@@ -114,7 +117,8 @@ def stage_texts(
         free = auto or ("" if workspace == "network" else f"{{workspace={workspace}}}")
         option = free if conv_algorithm == "auto" else f"{{algorithm={conv_algorithm}}}"
         chosen = ALGORITHMS.replace("{OPTION}", option) if conv_algorithm else ""
-        graph = ", ".join(filter(None, (GRAPH, extra.get("graph"), chosen)))
+        products = PRODUCTS.replace("{OPTION}", "{tf32=true}" if precision == "tf32" else "")
+        graph = ", ".join(filter(None, (GRAPH, extra.get("graph"), products, chosen)))
         stages = {"graph": graph, "tensor": f"{GRAPH_TO_TENSOR}, {tensor}", "thread": thread}
     else:
         stages = {"graph": "", "tensor": tensor, "thread": thread}

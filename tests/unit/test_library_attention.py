@@ -155,7 +155,9 @@ def test_three_kernels_of_bert_are_one_call(bert: Module) -> None:
     # The mask is a constant of zeros and the scale a constant of 16 bits.
     assert isinstance(call.problem, AttentionProblem)
     assert (call.problem.scale, call.problem.bias) == (float(np.float16(8**-0.5)), None)
-    assert call.problem.q == Array4((1, 2, 16, 8), (256, 8, 16, 1))
+    # Queries, keys and values are slices of one product.
+    arrays4 = (call.problem.q, call.problem.k, call.problem.v)
+    assert arrays4 == tuple(Array4((1, 2, 16, 8), (768, 8, 48, 1), start) for start in (0, 16, 32))
     arrays = random_arrays(bert.main)
     (wanted,) = run_main(bert, arrays)
     (got,) = run_main(with_whole_kernels(bert, [group]), arrays)
@@ -173,7 +175,7 @@ def test_batches_of_bert_are_found_where_dimensions_were_merged() -> None:
     (group,) = attention_groups(lowered(bert_block(batch=3)))
     problem = attentions_in(group.whole)[0].problem
     assert isinstance(problem, AttentionProblem)
-    assert problem.q == Array4((3, 2, 16, 8), (256, 8, 16, 1))
+    assert problem.q == Array4((3, 2, 16, 8), (768, 8, 48, 1))
 
 
 def test_float32_is_not_left_to_fused_attention() -> None:

@@ -1,0 +1,179 @@
+"""Products that read one input and may be one product: the same op, attributes and elementwise ops behind."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.ir import Func, Op, Value
+from tilewright.ir.opdef import op_def
+from tilewright.ir.types import TensorType, itemsize
+from tilewright.passes.constant_pool import ConstantPool
+
+#: products, and where their constant operand has the output channel (by layout or by a flag for the others)
+CONVOLUTIONS = frozenset(f"graph.conv{n}d" for n in (1, 2, 3))
+PRODUCTS = CONVOLUTIONS | {"graph.dense", "graph.matmul", "graph.batch_matmul"}
+#: ops that may give back what they read
+_SAME = frozenset(f"graph.{n}" for n in ("reshape", "squeeze", "broadcast_to", "dropout", "copy"))
+#: ops whose second operand has one value per index of the attribute `axis`
+_ALONG_AXIS = frozenset({"graph.bias_add", "graph.prelu"})
+#: readers that write what they read to a place of its own: a slice there would be a copy
+_PLACED = frozenset({"graph.concatenate", "graph.stack", "graph.return"})
+#: rows and first elements of what tensor cores copy asynchronously lie at multiples of so many bytes
+COPY_BYTES = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """An elementwise op behind a product.
+
+    constant: position of a constant operand, -1 without one. axis: its dimension that has one value per
+    output channel, -1 where it has one value for all.
+    """
+
+    op: Op
+    constant: int = -1
+    axis: int = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A product with a constant operand and the elementwise ops that are alone in reading it."""
+
+    op: Op
+    steps: tuple[Step, ...]
+    end: Value
+
+    @property
+    def channels(self) -> int:
+        """Number of output channels."""
+        return self.op.result.tensor.shape[channel_axis(self.op)]
+
+
+def channel_axis(op: Op) -> int:
+    """Position of the output channel in the result of a product."""
+    if op.name in CONVOLUTIONS:
+        return str(op["data_layout"]).index("C")
+    return op.result.tensor.rank - 1
+
+
+def weight_axis(op: Op) -> int:
+    """Position of the output channel in the constant operand of a product."""
+    if op.name in CONVOLUTIONS:
+        return str(op["kernel_layout"]).index("O")
+    if op.name == "graph.dense":
+        return 0
+    return op.operands[1].tensor.rank - (2 if op["transpose_b"] else 1)
+
+
+def parallel_products(func: Func, pool: ConstantPool) -> list[list[Product]]:
+    """Groups of two and more products that can be one, each in program order.
+
+    The members of a group read the same first operand, have equal attributes and constants that differ in the
+    output channels at most, are followed by the same elementwise ops, and have channels that all are, or all
+    are not, whole blocks of `COPY_BYTES`. Results of the function and pieces of concatenations are in none:
+    they would be copied from the slice of a larger array.
+    """
+    finder = _Finder(func, pool)
+    groups: dict[Hashable, list[Product]] = {}
+    for op in func.body.ops:
+        if op.name not in PRODUCTS or op.get("groups", 1) != 1 or finder.array(op.operands[1]) is None:
+            continue
+        found = finder.product(op)
+        if not finder.placed(found.end):
+            groups.setdefault(finder.key(found), []).append(found)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+class _Finder:
+    def __init__(self, func: Func, pool: ConstantPool) -> None:
+        self.pool = pool
+        self.constants = {op.result: op for op in func.body.ops if op.name == "graph.constant"}
+        self.users: dict[Value, list[Op]] = {}
+        for op in func.body.ops:
+            for v in op.operands:
+                self.users.setdefault(v, []).append(op)
+
+    def array(self, v: Value) -> np.ndarray | None:
+        return self.pool.array(self.constants.get(v))
+
+    def product(self, op: Op) -> Product:
+        """The product with as many ops behind it as can be done for several at once."""
+        steps: list[Step] = []
+        value = op.result
+        while len(users := self.users.get(value, [])) == 1:
+            (user,) = users
+            if user.name in _SAME and user.result.type == value.type and len(user.operands) == 1:
+                value = user.result
+                continue
+            step = self._step(user, value, channel_axis(op))
+            if step is None:
+                break
+            steps.append(step)
+            value = user.result
+        return Product(op, tuple(steps), value)
+
+    def _step(self, op: Op, value: Value, channel: int) -> Step | None:
+        elementwise = op.name in _ALONG_AXIS or op_def(op.name).elementwise
+        if not elementwise or len(op.results) != 1 or op.result.tensor.shape != value.tensor.shape:
+            return None
+        if len(op.operands) == 1:
+            return Step(op)
+        if len(op.operands) != 2:
+            return None
+        i = 1 if op.operands[0] is value else 0
+        if self.array(op.operands[i]) is None:
+            return None
+        t = op.operands[i].tensor
+        if op.name in _ALONG_AXIS:
+            own = op.integer("axis") % value.tensor.rank == channel and i == 1
+            return Step(op, i, 0) if own else None
+        if t.size == 1:
+            return Step(op, i)
+        axis = channel - (value.tensor.rank - t.rank)
+        per_channel = axis >= 0 and t.size == t.shape[axis] == value.tensor.shape[channel]
+        return Step(op, i, axis) if per_channel else None
+
+    def placed(self, v: Value) -> bool:
+        return any(user.name in _PLACED for user in self.users.get(v, ()))
+
+    def key(self, p: Product) -> Hashable:
+        """Equal for products that can be one."""
+        weight, axis = p.op.operands[1].tensor, weight_axis(p.op)
+        other = tuple(n for d, n in enumerate(weight.shape) if d != axis)
+        aligned = p.channels * itemsize(p.end.tensor.dtype) % COPY_BYTES == 0
+        product = (p.op.name, p.op.operands[0], _attrs(p.op), weight.dtype, weight.rank, other)
+        return product, aligned, tuple(self._step_key(s) for s in p.steps)
+
+    def _step_key(self, s: Step) -> Hashable:
+        attrs = () if s.op.name in _ALONG_AXIS else _attrs(s.op)
+        if s.constant < 0:
+            return s.op.name, attrs
+        t = s.op.operands[s.constant].tensor
+        same: Hashable = t.rank
+        if s.axis < 0:
+            array = self.array(s.op.operands[s.constant])
+            assert array is not None
+            same = t, array.tobytes()
+        return s.op.name, attrs, s.constant, s.axis, t.dtype, same
+
+
+def _attrs(op: Op) -> Hashable:
+    return tuple((k, repr(v)) for k, v in op.attrs)
+
+
+def joined_type(types: Iterable[TensorType], axis: int) -> TensorType:
+    """The type of arrays one after another along `axis`."""
+    first, *others = types
+    n = first.shape[axis] + sum(t.shape[axis] for t in others)
+    return TensorType(first.dtype, (*first.shape[:axis], n, *first.shape[axis + 1 :]))
+
+
+def whole_product(group: Sequence[Product]) -> Op:
+    """One product in place of those of a group, its constant not made yet."""
+    first = group[0].op
+    weight = joined_type((p.op.operands[1].tensor for p in group), weight_axis(first))
+    result = joined_type((p.op.result.tensor for p in group), channel_axis(first))
+    return Op(first.name, (first.operands[0], Value(weight)), first.attrs, (Value(result),))
