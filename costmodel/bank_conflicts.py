@@ -44,19 +44,19 @@ def _wavefronts(word_addresses: npt.ArrayLike, access_bytes: int) -> tuple[IntAr
     for start in range(0, lanes, per_phase):
         phase = addresses[..., start : start + per_phase]
         touched = phase[..., :, None] + np.arange(words)
-        total += _phase_wavefronts(touched.reshape(*phase.shape[:-1], -1))
+        total += most_of_a_bank(touched.reshape(*phase.shape[:-1], -1))
     return total, phases
 
 
-def _phase_wavefronts(words: IntArray) -> IntArray:
-    """Most distinct words any bank must deliver, for word addresses of shape (..., count)."""
+def most_of_a_bank(words: IntArray, banks: int = BANKS) -> IntArray:
+    """Most distinct words any of `banks` banks must deliver, for word addresses of shape (..., count)."""
     ordered = np.sort(words, axis=-1)
     fresh = np.ones(ordered.shape, dtype=bool)
     fresh[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
     accesses = int(np.prod(ordered.shape[:-1], dtype=np.int64))
-    bank = ordered.reshape(accesses, -1) % BANKS + BANKS * np.arange(accesses)[:, None]
-    counts = np.bincount(bank[fresh.reshape(accesses, -1)], minlength=accesses * BANKS)
-    return np.asarray(counts.reshape(*ordered.shape[:-1], BANKS).max(axis=-1), dtype=np.int64)
+    bank = ordered.reshape(accesses, -1) % banks + banks * np.arange(accesses)[:, None]
+    counts = np.bincount(bank[fresh.reshape(accesses, -1)], minlength=accesses * banks)
+    return np.asarray(counts.reshape(*ordered.shape[:-1], banks).max(axis=-1), dtype=np.int64)
 
 
 def tile_addresses(threads: int, extents: tuple[int, ...], strides: tuple[int, ...]) -> IntArray:

@@ -73,7 +73,7 @@ def _gpu_space(
         else _pairs(problem.n, [1] if crowded else [1, 2], rule, 1 if crowded else 8),
         _pairs(problem.k, _powers(limits.max_thread_tile), rule, _MAX_THREADS_PER_AXIS),
         _pairs(problem.h, outer, rule, 16),
-        _pairs(problem.w, _powers(limits.max_thread_tile), rule, _MAX_THREADS_PER_AXIS),
+        _pairs(problem.w, _row_tiles(problem, limits), rule, _MAX_THREADS_PER_AXIS),
     ]
     index = _cross(tables, most, limits.max_accumulators)
     threads = np.ones(len(index[0]), dtype=np.int64)
@@ -175,6 +175,14 @@ def _cross(tables: list[IntArray], most_threads: int, most_accumulators: int) ->
         threads, accumulators = all_threads[old, new], all_accumulators[old, new]
         index = [column[old] for column in index] + [new]
     return index
+
+
+def _row_tiles(problem: ContractProblem, limits: Limits) -> list[int]:
+    """Outputs of a thread along a row: powers of two, and where a window slides along it odd numbers, which
+    taps share what they read for.
+    """
+    odd = [3, 5, 7] if problem.f_w > 1 else []
+    return sorted({*_powers(limits.max_thread_tile), *(t for t in odd if t <= limits.max_thread_tile)})
 
 
 def _powers(most: int) -> list[int]:

@@ -13,8 +13,8 @@ from tilewright.passes.lower.convolution_algorithms import obstacle_to
 from tilewright.passes.lower.memory_room import Room, room_of
 
 #: algorithms beside direct sums, the most accurate first; each is preferred to more accurate ones where its
-#: estimate is at most this share of theirs
-ALTERNATIVES = {"fft": 0.9, "winograd2": 0.9, "winograd4": 0.8}
+#: estimate is at most this share of theirs: that of direct sums, the least of the most points, is rather low
+ALTERNATIVES = {"fft": 1.0, "winograd2": 1.0, "winograd4": 0.8}
 #: dtypes the model compares in: 16-bit floats lose more in transforms than they gain
 COMPARED = frozenset({"f32", "f64"})
 #: taps from which the FFT is compared: estimates of the small products that fewer taps give are too low
@@ -35,8 +35,8 @@ def choose_algorithms(
     rewrite:  graph.conv2d(%x, %w, algorithm = "direct")   -->   graph.conv2d(%x, %w, algorithm = "winograd4")
 
     `auto` leaves a convolution direct unless the kernels of an alternative, transforms included, are
-    estimated to take at most 90 % of its time, and takes winograd4, whose errors are ten times larger, only
-    for 80 %; it compares the FFT for kernels of 25 taps and more. With `workspace=network` an
+    estimated to take no longer, and takes winograd4, whose errors are ten times larger, only for 80 % of the
+    time; it compares the FFT for kernels of 25 taps and more. With `workspace=network` an
     alternative must fit beside what other kernels hold into the peak that the network has without it (see
     `memory_room`), so that transforms do not set the peak. A given
     algorithm is used wherever it is legal; how many convolutions it is not legal for stands in the function's

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import gcd
 
-from tilewright.costmodel.warp_reads import COLUMN_LANES, ROW_LANES, ROW_RUN
+from tilewright.costmodel.warp_reads import COLUMN_LANES, ROW_LANES, ROW_RUN, owned_together
 from tilewright.ir import Op
 from tilewright.ir.expr import symbols
 from tilewright.ir.tensor_ops import reads
@@ -18,13 +18,16 @@ def warp_shape(
     """`run` and `lanes` of a contraction staged in shared memory, as its skeleton takes them.
 
     Rows that no window moves are read four at a time, so a thread owns runs of four of them. Then a warp
-    that is 8 rows by 4 columns wide reads both operands without bank conflicts, each word once.
+    that is 8 rows by 4 columns wide reads both operands without bank conflicts, each word once. Rows that a
+    window moves a thread owns side by side, so that its taps share what they read; along a row of the image
+    that is so for odd numbers of them, which threads side by side read without bank conflicts.
     """
-    row = roles.spatial[2]
+    _, h, row = roles.spatial
     windowed = {d for d, _ in roles.windows}
+    run = {d: thread[d] for d in (h, row) if d in windowed and owned_together(thread[d], along_row=d == row)}
     if not row or row in windowed or thread[row] % ROW_RUN or not _plain(op, row, block):
-        return {}, {}
-    run = {row: ROW_RUN}
+        return run, {}
+    run[row] = ROW_RUN
     column = roles.columns[-1] if roles.columns else ""
     if not column:
         return run, {}

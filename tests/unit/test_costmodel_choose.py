@@ -93,7 +93,8 @@ def assert_legal(problem: ContractProblem, p: ContractParameters, hardware: Hard
     assert p.staging == "shared"
     assert p.accumulators <= limits.max_accumulators
     assert p.threads <= limits.max_threads
-    assert all(t & (t - 1) == 0 for t in (p.n_t, p.k_t, p.h_t, p.w_t))
+    assert all(t & (t - 1) == 0 for t in (p.n_t, p.k_t, p.h_t))
+    assert p.w_t & (p.w_t - 1) == 0 or (problem.f_w > 1 and p.w_t in (3, 5, 7))
     assert problem.c % p.c_step == 0
     space = contract_space([p])
     fetch = contract_fetch(problem, space)

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from math import prod
 from typing import Any
 
+from tilewright.costmodel.warp_reads import UNROLL_BUDGET, UNROLL_POINTS
 from tilewright.ir import Expr, Func, InputError, Op, Sym, Value
 from tilewright.ir.expr import binary, substitute, symbols
 from tilewright.ir.tensor_ops import dims, fills, reads
@@ -23,11 +24,6 @@ from tilewright.passes.lower.skeletons.staging import Fetch, Region, region
 from tilewright.passes.lower.skeletons.tiling import Grid, Tile, make_grid
 from tilewright.passes.lower.skeletons.writer import Points, Writer
 
-#: multiply-adds and loads in one unrolled loop body at most: keeps code within the instruction cache, and the
-#: compiler from moving more loads ahead than there are registers
-UNROLL_BUDGET = 768
-#: reduction points in one unrolled body at most
-UNROLL_POINTS = 32
 #: bytes of one vector access
 VECTOR_BYTES = 16
 

@@ -10,14 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
+from tilewright.costmodel.geometry import MAX_UNROLLED_FETCH, ROLLED_FETCH
 from tilewright.ir import Expr, Op, Sym, Value
 from tilewright.ir.expr import binary
 from tilewright.ir.simplify import coefficients, multiple_of
 from tilewright.ir.tensor_ops import domain, fills, reads
 from tilewright.passes.lower.skeletons.writer import Index, Mask, Points, Writer
-
-#: fetch loops of at most this many steps are unrolled
-MAX_UNROLLED_FETCH = 16
 
 #: counts the vectors of a box
 _ELEMENT = Sym("element")
@@ -200,7 +198,7 @@ class Fetch:
     @contextmanager
     def _points(self) -> Iterator[_Point]:
         w, steps = self.w, self.steps
-        with w.loop("f", steps, unroll=1 if steps <= MAX_UNROLLED_FETCH else 4) as step:
+        with w.loop("f", steps, unroll=1 if steps <= MAX_UNROLLED_FETCH else ROLLED_FETCH) as step:
             linear = binary("+", binary("*", step, self.threads), Sym("tid") if self.threads > 1 else 0)
             inside = w.below(linear, self.r.size // self.width)
             w.ranges[_ELEMENT.name] = (0, max(0, self.r.size // self.width - 1))
