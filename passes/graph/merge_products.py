@@ -13,7 +13,7 @@ from tilewright.passes import PassContext, Pipeline, register_pass, run_pipeline
 from tilewright.passes.constant_pool import ConstantPool
 from tilewright.passes.dead_ops import live_ops
 from tilewright.passes.graph.parallel_products import (
-    Product,
+    Group,
     channel_axis,
     joined_type,
     parallel_products,
@@ -37,15 +37,18 @@ def merge_products(module: Module, ctx: PassContext, *, tf32: bool = False, alwa
 
     The constants lie one after another along the output channel, biases too. Products merge where the whole
     one is estimated to take no longer than its members in turn, and where that saves as many kernels as there
-    are products less: the slices are read in place by what follows. tf32: TF32 will be allowed (pass
-    `allow-tf32`), which the estimates are to know. always: merge whatever the estimates say.
+    are products less: the slices are read in place by what follows. Pieces of a concatenation along the
+    channels take part where they are its first or last ones: the other members then lie beside what is
+    joined, in one array with it. tf32: TF32 will be allowed (pass `allow-tf32`), which the estimates are to
+    know. always: merge whatever the estimates say.
     """
     pool = ConstantPool(module.constants)
     main = module.main
     groups = parallel_products(main, pool) if main.level is Level.GRAPH else []
     if not always:
         hardware = ctx.hardware or load_hardware(ctx.target)
-        groups = _saving(main, [g for g in groups if _faster(g, hardware, tf32)], pool, ctx)
+        fast = [_faster(g, hardware, tf32) for g in groups]
+        groups = _saving(main, [g for g in fast if g is not None], pool, ctx)
     if not groups:
         return module
     merged = _merged(main, groups, pool)
@@ -54,28 +57,33 @@ def merge_products(module: Module, ctx: PassContext, *, tf32: bool = False, alwa
     )
 
 
-def _faster(group: Sequence[Product], hardware: Hardware, tf32: bool) -> bool:
-    """Whether one product takes no longer than those of the group."""
-    apart = sum(product_s(p.op, hardware, tf32=tf32) for p in group)
-    return product_s(whole_product(group), hardware, tf32=tf32) <= apart
+def _faster(group: Group | None, hardware: Hardware, tf32: bool) -> Group | None:
+    """As much of the group as one product takes no longer for than its members in turn."""
+    if group is None:
+        return None
+    apart = sum(product_s(p.op, hardware, tf32=tf32) for p in group.members)
+    fast = product_s(whole_product(group), hardware, tf32=tf32) <= apart
+    return group if fast else _faster(group.without_join, hardware, tf32)
 
 
-def _saving(
-    func: Func, groups: Sequence[list[Product]], pool: ConstantPool, ctx: PassContext
-) -> list[list[Product]]:
+def _saving(func: Func, groups: Sequence[Group], pool: ConstantPool, ctx: PassContext) -> list[Group]:
     """The groups that save a kernel for every product less; all are tried at once before each is alone."""
     if not groups:
         return []
     scratch = ConstantPool(pool.constants)
     before = _kernel_count(func, ctx)
 
-    def saves(some: Sequence[list[Product]]) -> bool:
+    def saves(some: Sequence[Group]) -> bool:
         after = _kernel_count(_merged(func, some, scratch), ctx)
-        return before - after >= sum(len(g) - 1 for g in some)
+        return before - after >= sum(len(g.members) - 1 for g in some)
 
     if saves(groups):
         return list(groups)
-    return [g for g in groups if len(groups) > 1 and saves([g])]
+    found = []
+    for whole in groups:
+        options = [g for g in (whole, whole.without_join) if g is not None]
+        found += next(([g] for g in options if saves([g])), [])
+    return found
 
 
 def _kernel_count(func: Func, ctx: PassContext) -> int:
@@ -85,36 +93,51 @@ def _kernel_count(func: Func, ctx: PassContext) -> int:
     return sum(op.name == "tensor.call" for op in kernels.main.body.ops)
 
 
-def _merged(func: Func, groups: Sequence[list[Product]], pool: ConstantPool) -> Func:
+def _merged(func: Func, groups: Sequence[Group], pool: ConstantPool) -> Func:
     """The function with each group at the place of its first product."""
-    starts = {g[0].op: g for g in groups}
+    starts = {op: g for g in groups for op in _first_of(func, g)}
+    joins = {g.join: g for g in groups if g.join is not None}
     constants = {op.result: op for op in func.body.ops if op.name == "graph.constant"}
     ended: dict[Value, Value] = {}
+    wholes: dict[Group, Value] = {}
     ops: list[Op] = []
     for op in func.body.ops:
-        ops.append(replace_in_op(op, ended))
+        new = replace_in_op(op, ended)
+        writer = _Writer(pool, constants)
+        if op in joins:
+            ended[op.result] = writer.join(new, joins[op], wholes[joins[op]])
+            ops += writer.b.ops
+            continue
+        ops.append(new)
         if op in starts:
-            writer = _Writer(pool, constants, replace_in_op(op, ended).operands[0])
-            ended.update(writer.group(starts[op]))
+            group = starts[op]
+            wholes[group] = writer.whole(group, new.operands[0])
+            ended.update(writer.slices(group, wholes[group]))
             ops += writer.b.ops
     block = func.body.with_ops(tuple(ops))
     return func.with_body(block.with_ops(live_ops(block)))
 
 
+def _first_of(func: Func, group: Group) -> list[Op]:
+    """The product of a group that comes first."""
+    members = {p.op for p in group.members}
+    return [next(op for op in func.body.ops if op in members)]
+
+
 class _Writer:
     """Builds the ops of one group."""
 
-    def __init__(self, pool: ConstantPool, constants: dict[Value, Op], x: Value) -> None:
-        self.pool, self.constants, self.x = pool, constants, x
+    def __init__(self, pool: ConstantPool, constants: dict[Value, Op]) -> None:
+        self.pool, self.constants = pool, constants
         self.b = Builder()
 
-    def group(self, group: Sequence[Product]) -> dict[Value, Value]:
-        """What replaces the last value of each member."""
-        first, axis = group[0], channel_axis(group[0].op)
+    def whole(self, group: Group, x: Value) -> Value:
+        """The one product of `x` and the elementwise ops behind it."""
+        first = group.members[0]
         with self.b.at(first.op.loc):
-            weight = self._joined([p.op.operands[1] for p in group], weight_axis(first.op))
-            (value,) = self.b.emit(first.op.name, (self.x, weight), dict(first.op.attrs))
-        for steps in zip(*(p.steps for p in group), strict=True):
+            weight = self._joined([p.op.operands[1] for p in group.members], weight_axis(first.op))
+            (value,) = self.b.emit(first.op.name, (x, weight), dict(first.op.attrs))
+        for steps in zip(*(p.steps for p in group.members), strict=True):
             step = steps[0]
             with self.b.at(step.op.loc):
                 operands = [value]
@@ -123,15 +146,35 @@ class _Writer:
                     constant = self._joined(given, step.axis) if step.axis >= 0 else given[0]
                     operands.insert(step.constant, constant)
                 (value,) = self.b.emit(step.op.name, operands, dict(step.op.attrs))
+        return value
+
+    def slices(self, group: Group, whole: Value) -> dict[Value, Value]:
+        """What replaces the last value of each member that is read by itself."""
         out, start = {}, 0
-        for p in group:
-            shape = p.end.tensor.shape
-            begin = tuple(start if d == axis else 0 for d in range(len(shape)))
-            with self.b.at(p.op.loc):
-                ones = (1,) * len(shape)
-                out[p.end] = self.b.value("graph.strided_slice", value, begin=begin, size=shape, strides=ones)
+        for p in group.members:
+            if p in group.apart:
+                with self.b.at(p.op.loc):
+                    out[p.end] = self._slice(whole, p.end, channel_axis(p.op), start)
             start += p.channels
         return out
+
+    def join(self, op: Op, group: Group, whole: Value) -> Value:
+        """What replaces a concatenation whose first or last operands are part of `whole`."""
+        axis = channel_axis(group.members[0].op)
+        rest = op.operands[group.pieces :] if group.leads else op.operands[: -group.pieces]
+        with self.b.at(op.loc):
+            values = (whole, *rest) if group.leads else (*rest, whole)
+            if len(values) > 1:
+                (whole,) = self.b.emit(op.name, values, dict(op.attrs))
+            start = sum(p.channels for p in group.apart) if group.leads else 0
+            return self._slice(whole, op.result, axis, start) if group.apart else whole
+
+    def _slice(self, whole: Value, like: Value, axis: int, start: int) -> Value:
+        """Elements of `whole` of the shape of `like` from index `start` of `axis`."""
+        shape = like.tensor.shape
+        begin = tuple(start if d == axis else 0 for d in range(len(shape)))
+        ones = (1,) * len(shape)
+        return self.b.value("graph.strided_slice", whole, begin=begin, size=shape, strides=ones)
 
     def _joined(self, values: Sequence[Value], axis: int) -> Value:
         """The constants one after another, as a new one that is named after all of them."""

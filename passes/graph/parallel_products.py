@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -68,23 +69,49 @@ def weight_axis(op: Op) -> int:
     return op.operands[1].tensor.rank - (2 if op["transpose_b"] else 1)
 
 
-def parallel_products(func: Func, pool: ConstantPool) -> list[list[Product]]:
-    """Groups of two and more products that can be one, each in program order.
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Products that can be one, in the order of their channels in it.
+
+    join: a concatenation along the channels whose first (`leads`) or last operands are the last, or first,
+    members; the other members then lie beside the joined array, in one with it.
+    """
+
+    members: tuple[Product, ...]
+    join: Op | None = None
+    leads: bool = True
+    pieces: int = 0
+
+    @property
+    def apart(self) -> tuple[Product, ...]:
+        """The members that are read as slices."""
+        if not self.pieces:
+            return self.members
+        return self.members[: -self.pieces] if self.leads else self.members[self.pieces :]
+
+    @property
+    def without_join(self) -> Group | None:
+        """The group of those members only that go into no concatenation."""
+        return Group(self.apart) if self.pieces and len(self.apart) > 1 else None
+
+
+def parallel_products(func: Func, pool: ConstantPool) -> list[Group]:
+    """Groups of two and more products that can be one.
 
     The members of a group read the same first operand, have equal attributes and constants that differ in the
     output channels at most, are followed by the same elementwise ops, and have channels that all are, or all
-    are not, whole blocks of `COPY_BYTES`. Results of the function and pieces of concatenations are in none:
-    they would be copied from the slice of a larger array.
+    are not, whole blocks of `COPY_BYTES`. Results of the function are in none, and of the pieces of
+    concatenations those only that can be written in place: others would be copied from a slice.
     """
     finder = _Finder(func, pool)
-    groups: dict[Hashable, list[Product]] = {}
+    found: dict[Hashable, list[Product]] = {}
     for op in func.body.ops:
-        if op.name not in PRODUCTS or op.get("groups", 1) != 1 or finder.array(op.operands[1]) is None:
-            continue
-        found = finder.product(op)
-        if not finder.placed(found.end):
-            groups.setdefault(finder.key(found), []).append(found)
-    return [group for group in groups.values() if len(group) > 1]
+        if op.name in PRODUCTS and op.get("groups", 1) == 1 and finder.array(op.operands[1]) is not None:
+            p = finder.product(op)
+            found.setdefault(finder.key(p), []).append(p)
+    joins: set[Op] = set()
+    groups = [finder.group(products, joins) for products in found.values() if len(products) > 1]
+    return [g for g in groups if len(g.members) > 1]
 
 
 class _Finder:
@@ -137,7 +164,31 @@ class _Finder:
         return Step(op, i, axis) if per_channel else None
 
     def placed(self, v: Value) -> bool:
-        return any(user.name in _PLACED for user in self.users.get(v, ()))
+        return any(user.name in _PLACED for user in self.users.get(v, []))
+
+    def group(self, products: Sequence[Product], joins: set[Op]) -> Group:
+        """What of equal products can be one; no concatenation is taken twice, those taken are in `joins`."""
+        apart = tuple(p for p in products if not self.placed(p.end))
+        best = Group(apart)
+        for join in dict.fromkeys(user for p in products for user in self.users.get(p.end, [])):
+            if join in joins or not self._may_grow(join, channel_axis(products[0].op)):
+                continue
+            by_end = {p.end: p for p in products if len(self.users[p.end]) == 1}
+            for leads in (True, False):
+                row = join.operands if leads else join.operands[::-1]
+                pieces = tuple(by_end[v] for v in takewhile(by_end.__contains__, row))
+                if len(pieces) > best.pieces:
+                    members = (*apart, *pieces) if leads else (*pieces[::-1], *apart)
+                    best = Group(members, join, leads, len(pieces))
+        if best.join is not None:
+            joins.add(best.join)
+        return best
+
+    def _may_grow(self, join: Op, channel: int) -> bool:
+        """Whether a concatenation along the channels may be a slice of a larger one."""
+        if join.name != "graph.concatenate" or len(set(join.operands)) < len(join.operands):
+            return False
+        return join.integer("axis") % join.result.tensor.rank == channel and not self.placed(join.result)
 
     def key(self, p: Product) -> Hashable:
         """Equal for products that can be one."""
@@ -171,9 +222,9 @@ def joined_type(types: Iterable[TensorType], axis: int) -> TensorType:
     return TensorType(first.dtype, (*first.shape[:axis], n, *first.shape[axis + 1 :]))
 
 
-def whole_product(group: Sequence[Product]) -> Op:
+def whole_product(group: Group) -> Op:
     """One product in place of those of a group, its constant not made yet."""
-    first = group[0].op
-    weight = joined_type((p.op.operands[1].tensor for p in group), weight_axis(first))
-    result = joined_type((p.op.result.tensor for p in group), channel_axis(first))
+    first, ops = group.members[0].op, [p.op for p in group.members]
+    weight = joined_type((op.operands[1].tensor for op in ops), weight_axis(first))
+    result = joined_type((op.result.tensor for op in ops), channel_axis(first))
     return Op(first.name, (first.operands[0], Value(weight)), first.attrs, (Value(result),))
