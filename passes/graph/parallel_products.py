@@ -173,7 +173,7 @@ class _Finder:
         for join in dict.fromkeys(user for p in products for user in self.users.get(p.end, [])):
             if join in joins or not self._may_grow(join, channel_axis(products[0].op)):
                 continue
-            by_end = {p.end: p for p in products if len(self.users[p.end]) == 1}
+            by_end = {p.end: p for p in products if len(self.users.get(p.end, [])) == 1}
             for leads in (True, False):
                 row = join.operands if leads else join.operands[::-1]
                 pieces = tuple(by_end[v] for v in takewhile(by_end.__contains__, row))

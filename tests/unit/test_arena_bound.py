@@ -151,8 +151,8 @@ def test_networks_meet_their_bound_serial_and_with_streams():
     for _ in range(2):
         parts = []
         for k in (1, 3, 5):
-            wide = net("nn.conv2d({}, {}, channels=32, kernel_size=[1, 1])", x, net.weight(32, 8, 1, 1))
             square = f"kernel_size=[{k}, {k}], padding=[{k // 2}, {k // 2}]"
+            wide = net(f"nn.conv2d({{}}, {{}}, channels=32, {square})", x, net.weight(32, 8, k, k))
             parts.append(net(f"nn.conv2d({{}}, {{}}, channels=8, {square})", wide, net.weight(8, 32, k, k)))
         x = net("concatenate(({}, {}, {}), axis=1)", *parts)
         x = net("nn.conv2d({}, {}, channels=8, kernel_size=[1, 1])", x, net.weight(8, 24, 1, 1))

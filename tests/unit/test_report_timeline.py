@@ -19,12 +19,12 @@ from tilewright.stream_choice import BOUNDARY_S
 from tilewright.tools.report import collect, report_page
 from tilewright.tools.report.timeline_figure import waits_across
 
-#: two branches of two products each
+#: two branches of a product each; that they are different ops keeps them from being one product
 FORK = """#[version = "0.0.5"]
 def @main(%data: Tensor[(16, 32), float32], %w0: Tensor[(24, 32), float32],
           %w1: Tensor[(24, 32), float32]) -> Tensor[(16, 24), float32] {
   %0 = nn.dense(%data, %w0, units=24);
-  %1 = nn.dense(%data, %w1, units=24);
+  %1 = nn.matmul(%data, %w1, units=24, transpose_b=True);
   %2 = nn.softmax(%0);
   %3 = nn.softmax(%1);
   add(%2, %3)
