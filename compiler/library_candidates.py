@@ -141,10 +141,10 @@ def _only_contract(kernel: Func) -> Op | None:
 
 
 def _operands(contract: Op, first: int, found: Absorbed) -> tuple[Value, ...]:
-    """The arguments of a call; none where one value would play two roles."""
+    """The arguments of a call; none where a value would play two roles except both factors."""
     factors = contract.operands[first], contract.operands[1 - first]
-    operands = (*factors, *(v for v in (found.bias, found.residual) if v is not None))
-    return operands if len(set(operands)) == len(operands) else ()
+    added = tuple(v for v in (found.bias, found.residual) if v is not None)
+    return (*factors, *added) if len({*factors, *added}) == len(set(factors)) + len(added) else ()
 
 
 def _with_parameters(program: Module, hardware: Hardware) -> Module:

@@ -173,6 +173,19 @@ def test_the_problem_says_what_the_kernel_computes(name: str) -> None:
         np.testing.assert_allclose(got.astype(np.float32), wanted.astype(np.float32), rtol=2e-3, atol=2e-3)
 
 
+def test_both_factors_may_be_parts_of_one_value() -> None:
+    scores = contract("m: 6, k: 6", "c: 8", "[m, c], [k, c + 8]", "f32[6, 16]", "f32[6, 16]", "f32[6, 6]")
+    kernel = kernel_of("f32[6, 16]", "f32[1]", "f32[6, 6]", scores.replace("%w", "%x"))
+    calls = products_in(kernel)
+    assert calls
+    for call in calls:
+        arrays = random_arrays(kernel)
+        assert call.operands == (kernel.params[0],) * 2
+        (wanted,) = run_main(program_around(kernel, call), arrays)
+        np.testing.assert_allclose(wanted, arrays[0][:, :8] @ arrays[0][:, 8:].T, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(by_library(call, [arrays[0]] * 2), wanted, rtol=1e-4, atol=1e-5)
+
+
 DENSE = "par = (m: 6, k: 12), red = (c: 8), reads = [[m, c], [c, k]]"
 EPILOGUE = """%y0 = tensor.contract(%x, %w, DENSE) : f32[6, 12] {
       ^(%a: f32, %b: f32, %c: f32)
