@@ -231,7 +231,7 @@ class LibraryChoice:
         """What measuring says of a kernel and of all its candidates; None where there are none."""
         hardware = self.measurer.target.hardware
         known = self._book.recall(subject)
-        if known is not None:
+        if known is not None and (known.whole or self.budget.over):
             self.measurer.reused += known.candidates
             return _compared(known, kernel.name, calls, known.program(kernel, hardware))
         if self.budget.over:
@@ -240,8 +240,7 @@ class LibraryChoice:
         if not candidates:
             return None
         found = self._measured(kernel, generated, candidates, constants, calls)
-        if not self.budget.over:  # else there may be better ones that were not timed
-            self._book.keep(subject, _record(found))
+        self._book.keep(subject, _record(found, whole=not self.budget.over))
         return found
 
     def _measured(
@@ -304,7 +303,7 @@ def _versions(device: LibraryDevice, missing: dict[str, str]) -> dict[str, str]:
     return found
 
 
-def _record(found: Compared) -> Record:
+def _record(found: Compared, *, whole: bool) -> Record:
     kernels = library_kernels(found.program).values() if found.program is not None else ()
     return Record(
         found.generated_s,
@@ -313,6 +312,7 @@ def _record(found: Compared) -> Record:
         found.candidates,
         len(found.failed),
         next(iter(kernels), None),
+        whole,
     )
 
 

@@ -25,7 +25,8 @@ _NUMBERS = ("generated_s", "library_s", "candidates", "failed")
 class Record:
     """Seconds generated and with the fastest library kernel, who has that, how many were tried and refused.
 
-    kernel: the library kernel that was taken, None where the generated one was.
+    kernel: the library kernel that was taken, None where the generated one was. whole: whether all
+    candidates were timed, so that a run with more time need not look again.
     """
 
     generated_s: float
@@ -34,6 +35,7 @@ class Record:
     candidates: int
     failed: int
     kernel: LibraryKernel | None
+    whole: bool = True
 
     def program(self, f: Func, hardware: Hardware) -> Module | None:
         """The program that takes the place of a kernel."""
@@ -41,7 +43,7 @@ class Record:
 
     def to_json(self) -> str:
         """One line."""
-        data: dict[str, Any] = {name: getattr(self, name) for name in (*_NUMBERS, "library")}
+        data: dict[str, Any] = {name: getattr(self, name) for name in (*_NUMBERS, "library", "whole")}
         return json.dumps({**data, "kernel": self.kernel and self.kernel.to_json()})
 
     @staticmethod
@@ -55,7 +57,8 @@ class Record:
             return None
         numbers = [getattr(record, name) for name in _NUMBERS]
         sound = all(x is None or (type(x) in (int, float) and math.isfinite(x) and x >= 0) for x in numbers)
-        return record if sound and isinstance(record.library, str) else None
+        sound &= isinstance(record.library, str) and isinstance(record.whole, bool)
+        return record if sound else None
 
 
 class LibraryBook:

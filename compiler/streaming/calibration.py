@@ -21,8 +21,8 @@ from tilewright.streaming.window import Window
 
 #: timed replays of each plan, of which the median counts
 REPLAYS = 5
-#: how long the store is read to learn the rate
-READING_S = 1.0
+#: how long the store is read to learn the rate: storage behind caches gets faster for some seconds
+READING_S = 3.0
 
 
 @dataclass(frozen=True)

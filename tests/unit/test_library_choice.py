@@ -145,6 +145,24 @@ def test_what_was_compared_before_is_recalled(same_results: dict[str, float]) ->
     assert not library_kernels(other)  # what was said of another version does not count
 
 
+def test_a_comparison_that_the_budget_cut_short_counts_until_there_is_time(
+    same_results: dict[str, float],
+) -> None:
+    kernel = named_kernel("rows by columns")
+    first = FakeMeasurer({1: 9e-5, 2: 5e-5, 3: 7e-5})
+    module, _ = chosen(first, kernel, budget=Budget(1.5, clock=lambda: float(first.asked)))
+    assert first.asked == 2
+    again = FakeMeasurer({1: 9e-5, 2: 5e-5, 3: 7e-5})
+    again.database = first.database
+    recalled, _ = chosen(again, kernel, budget=Budget(0.0))
+    assert again.asked == 0
+    assert library_kernels(recalled) == library_kernels(module)
+    whole_now, _ = chosen(again, kernel)
+    assert again.asked == 3
+    (found,) = library_kernels(whole_now).values()
+    assert found.algorithm.startswith("02")
+
+
 def test_records_that_are_none_are_left(same_results: dict[str, float]) -> None:
     assert Record.from_json("{}") is None
     assert Record.from_json("[1]") is None
