@@ -209,7 +209,7 @@ class CudaPlan(Closable):
             alive = self._fill_inputs(inputs)
             self._launch()
             if self._communications is not None:
-                # A copy to pageable memory keeps the host until it is done: a hung peer would never be noticed.
+                # A copy to pageable memory keeps the host until it is done: no hung peer would be noticed.
                 self._wait()
             outputs = []
             for name in self.plan.outputs:
