@@ -21,8 +21,9 @@ dce
 #: how each convolution is computed; the option names an algorithm for all that it is legal for
 ALGORITHMS = "choose-algorithms{OPTION}"
 
-#: products with constants on one input as one product; the option says what its estimates are to know
-PRODUCTS = "merge-products{OPTION}"
+#: what follows products in their own dimensions; products with constants on one input as one product: the
+#: option says what its estimates are to know
+PRODUCTS = "sink-reshapes, merge-products{OPTION}"
 
 #: graph ops to tensor ops, and what of them is known at compile time
 GRAPH_TO_TENSOR = "graph-to-tensor, fold-constant-tensors"

@@ -1,0 +1,85 @@
+"""Pass sink-reshapes: elementwise ops behind a product are computed in the product's own dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from tilewright.ir.nodes import Level, Module, Op, Value
+from tilewright.ir.types import TensorType
+from tilewright.passes.context import PassContext
+from tilewright.passes.definition import register_pass
+from tilewright.passes.rewrite import Pattern, Rewriter, rewrite_module
+
+#: ops that begin a kernel which takes elementwise ops along
+PRODUCTS = frozenset({"graph.batch_matmul", "graph.dense", "graph.matmul", "graph.bias_add"})
+#: ops that keep all elements in their order
+VIEWS = frozenset({"graph.reshape", "graph.squeeze", "graph.expand_dims"})
+#: ops of one or two operands, element by element, with broadcasting from the right
+ELEMENTWISE = frozenset(
+    f"graph.{name}"
+    for name in (
+        "add", "subtract", "multiply", "divide", "maximum", "minimum", "cast", "relu", "clip", "exp", "tanh",
+        "erf", "sigmoid", "negative",
+    )
+)  # fmt: skip
+
+
+@register_pass(Level.GRAPH, requires={"shapes-known"})
+def sink_reshapes(module: Module, ctx: PassContext) -> Module:
+    """Move reshapes of products behind the elementwise ops that follow: those become the product's epilogue.
+
+    rewrite:  graph.add(graph.reshape(graph.batch_matmul(%q, %k)), %mask)
+        -->   graph.reshape(graph.add(graph.batch_matmul(%q, %k), %mask))
+
+    Where the other operand is alike for all indices that the reshape rearranges: scores of attention, whose
+    heads are a dimension of their own from the reshape on, are scaled and masked alike for all heads. The
+    reshape must have no other use.
+    """
+    return rewrite_module(module, [Pattern("behind-elementwise", ELEMENTWISE, _sunk)], level="graph")
+
+
+def _sunk(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+    shape = op.result.tensor.shape
+    for value in op.operands:
+        source, made = _before_views(value, rewriter)
+        if made is None or made.name not in PRODUCTS | ELEMENTWISE or value.tensor.shape != shape:
+            continue
+        kept = _kept(source.tensor.shape, value.tensor.shape)
+        others = [v for v in op.operands if v is not value]
+        if kept == len(source.tensor.shape) or not all(_alike(v.tensor.shape, kept) for v in others):
+            continue
+        operands = [source if v is value else _without_front(v, kept, rewriter) for v in op.operands]
+        result = TensorType(op.result.tensor.dtype, source.tensor.shape)
+        (early,) = rewriter.emit(op.name, operands, dict(op.attrs), types=[result], hint=op.result.hint)
+        return rewriter.emit("graph.reshape", [early], {"newshape": shape}, types=[op.result.type])
+    return None
+
+
+def _before_views(value: Value, rewriter: Rewriter) -> tuple[Value, Op | None]:
+    """What reshapes without another use were made of, and its op."""
+    made = rewriter.producer(value)
+    while made is not None and made.name in VIEWS and rewriter.uses(value) == 1:
+        (value,) = made.operands
+        made = rewriter.producer(value)
+    return value, made
+
+
+def _kept(before: Sequence[int], after: Sequence[int]) -> int:
+    """How many of the last dimensions a reshape leaves as they are."""
+    pairs = zip(reversed(before), reversed(after), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _alike(shape: Sequence[int], kept: int) -> bool:
+    """Whether an operand is broadcast along everything but the last `kept` dimensions."""
+    return all(n == 1 for n in shape[: max(0, len(shape) - kept)])
+
+
+def _without_front(v: Value, kept: int, rewriter: Rewriter) -> Value:
+    if len(v.tensor.shape) <= kept:
+        return v
+    shape = v.tensor.shape[len(v.tensor.shape) - kept :]
+    return rewriter.emit(
+        "graph.reshape", [v], {"newshape": shape}, types=[TensorType(v.tensor.dtype, shape)]
+    )[0]
