@@ -21,8 +21,11 @@ from tilewright.streaming.window import Window
 
 #: timed replays of each plan, of which the median counts
 REPLAYS = 5
-#: how long the store is read to learn the rate: storage behind caches gets faster for some seconds
-READING_S = 3.0
+#: how long the store is read to learn the rate: at least, and at most for one pass over it
+READING_S, PASS_S = 1.0, 6.0
+#: storage behind caches gets faster with each pass: passes are read until two differ by less than this share,
+#: or there were so many
+STEADY, MOST_PASSES = 0.05, 4
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ def calibrate(
         for step in steps:
             # The first reading of a step compares checksums, which later ones do not.
             reader.read(step, machine.slots[0].buffer)
-        rate = read_for(reader, steps, SlotBuffers(machine.slots), READING_S).read_bytes_per_s
+        nbytes = sum(planned.plan(step).stored.nbytes for step in steps)
+        rate = _steady_rate(reader, steps, SlotBuffers(machine.slots), nbytes)
     copied_s = sum(seconds for _, seconds in copies)
     return Calibration(
         read_bytes_per_s=rate,
@@ -84,6 +88,18 @@ def calibrate(
         compute_s=tuple(compute),
         move_s=tuple(_move_seconds(machine, planned, window, block)),
     )
+
+
+def _steady_rate(reader: StepReader | DeviceReader, steps: range, buffers: SlotBuffers, nbytes: int) -> float:
+    """Bytes per second of the store, of `nbytes` in all, as runs find it that have read it before."""
+    rate = read_for(reader, steps, buffers, READING_S).read_bytes_per_s
+    for _ in range(MOST_PASSES):
+        before = rate
+        seconds = min(PASS_S, max(READING_S, nbytes / before))
+        rate = read_for(reader, steps, buffers, seconds).read_bytes_per_s
+        if abs(rate / before - 1.0) < STEADY:
+            break
+    return rate
 
 
 def _compute_seconds(

@@ -1,9 +1,12 @@
 """The time model of streamed runs: exact on paper examples, bounds for any, and the better schedule."""
 
+from types import SimpleNamespace
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from tilewright.streaming import calibration
 from tilewright.streaming.prediction import StepCosts, predict
 from tilewright.streaming.schedule import SCHEDULES, Visit, visits
 
@@ -76,3 +79,26 @@ def test_no_run_is_faster_than_its_slowest_part_or_slower_than_all_in_a_row(rows
             *(tuple(x + 0.5 for x in column) for column in zip(*rows, strict=True)), parts.move_s
         )
         assert total(schedule, len(rows), batches, more, staged=staged).total_s >= found.total_s
+
+
+@pytest.mark.parametrize(
+    ("rates", "read", "wanted"),
+    [
+        ([1.0, 1.02], 2, 1.02),  # steady at once
+        ([1.0, 1.4, 1.7, 1.69, 5.0], 4, 1.69),  # a cache fills
+        ([1.0, 2.0, 1.0, 2.0, 1.0, 7.0], 5, 1.0),  # never steady: not for ever
+    ],
+)
+def test_the_store_is_read_until_its_rate_is_steady(monkeypatch, rates, read, wanted):
+    asked = []
+
+    def read_for(reader, steps, buffers, seconds):
+        asked.append(seconds)
+        return SimpleNamespace(read_bytes_per_s=rates[len(asked) - 1])
+
+    monkeypatch.setattr(calibration, "read_for", read_for)
+    assert calibration._steady_rate(None, range(3), None, 4) == wanted
+    assert len(asked) == read
+    # a pass takes as long as the last rate says, within limits
+    assert asked[0] == calibration.READING_S
+    assert asked[1] == 4.0
