@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tilewright.ir import InputError
 
@@ -43,6 +43,22 @@ class Budget:
     def share(self, part: float) -> Budget:
         """A budget that begins now and ends when this fraction of what is left now is spent."""
         return Budget(None if self.seconds is None else part * self.left_s, clock=self._clock)
+
+
+class Turns:
+    """What is left of a budget, shared among parts of some work in proportion to their weights.
+
+    weights: of all parts, in any unit. What a part leaves goes to those that come later.
+    """
+
+    def __init__(self, budget: Budget, weights: Iterable[float]) -> None:
+        self._budget, self._left = budget, sum(weights)
+
+    def take(self, weight: float) -> Budget:
+        """The budget of the next part, which begins now; of the last one it is all that is left."""
+        part = 1.0 if self._left <= weight else weight / self._left
+        self._left -= weight
+        return self._budget.share(part)
 
 
 def budget_seconds(given: float | str | None, *, where: str = "budget") -> float | None:

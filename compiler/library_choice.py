@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from tilewright.budget import Budget
+from tilewright.budget import Budget, Turns
 from tilewright.codegen.cache import cache_key
 from tilewright.ir import Block, Builder, Func, Module, Op, Value
 from tilewright.kernel_program import alone, constants_of, occurrences_of, subject_text
@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 #: of the budget, what the search among generated kernels takes where libraries compete
 SEARCH_SHARE = 0.75
+#: seconds that a kernel counts at least when comparisons share the budget
+LEAST_S = 1e-6
 #: a program with a library kernel must be this much faster than the generated kernel to be taken
 GAIN = 1.02
 #: largest difference between two ways to compute one kernel, norm over norm, by element type of its factors;
@@ -108,10 +110,14 @@ class LibraryChoice:
         missing: dict[str, str] = {}
         self._book = LibraryBook(self.measurer, _versions(device, missing))
         rows: list[Compared] = []
-        wholes = self._wholes(module, device, missing, rows)
+        groups, calls = list(wholes_of(module)), occurrences_of(module)
+        weights = {f.name: max(estimate_of(f), LEAST_S) for f in module.funcs if f.name in calls}
+        every = [_weight(w, weights) for w in groups] + [calls[name] * s for name, s in weights.items()]
+        turns = Turns(self.budget, every)
+        wholes = self._wholes(module, groups, device, missing, rows, turns, weights)
         module = with_whole_kernels(module, list(wholes))
         generated = {w.whole.name: w.program() for w in wholes}
-        found = self._kernels(module, device, missing, rows, generated)
+        found = self._kernels(module, device, missing, rows, generated, turns, weights)
         found |= {w.whole.name: c for w, c in wholes.items()}
         sizes = {w.whole.name: len(w.sites[0]) for w in wholes}
         programs = {
@@ -165,14 +171,22 @@ class LibraryChoice:
         return tqdm(kernels, desc="libraries", unit=unit, file=sys.stderr, disable=hidden)
 
     def _wholes(
-        self, module: Module, device: LibraryDevice, missing: dict[str, str], rows: list[Compared]
+        self,
+        module: Module,
+        groups: Sequence[Whole],
+        device: LibraryDevice,
+        missing: dict[str, str],
+        rows: list[Compared],
+        turns: Turns,
+        weights: Mapping[str, float],
     ) -> dict[Whole, Compared]:
         """What several kernels compute together, where one call of a library is faster than all of them."""
         constants = constants_of(module)
         by_subject: dict[str, Compared] = {}
         won: dict[Whole, Compared] = {}
         replaced: set[int] = set()
-        for w in self._bar(list(wholes_of(module)), "group"):
+        for w in self._bar(groups, "group"):
+            limit = turns.take(_weight(w, weights))
             calls = {id(op) for site in w.sites for op in site}
             if calls & replaced:
                 continue
@@ -182,7 +196,7 @@ class LibraryChoice:
                 by_subject[subject].occurrences += len(w.sites)
             else:
                 generated = standing_alone(w.program(), at)
-                found = self._against(subject, w.whole, generated, at, len(w.sites), device, missing)
+                found = self._against(subject, w.whole, generated, at, len(w.sites), device, missing, limit)
                 if found is None:
                     continue
                 by_subject[subject] = found
@@ -199,18 +213,27 @@ class LibraryChoice:
         missing: dict[str, str],
         rows: list[Compared],
         done: Collection[str],
+        turns: Turns,
+        weights: Mapping[str, float],
     ) -> dict[str, Compared]:
-        """By kernel name what was measured; kernels that are equal but for names are measured once."""
+        """By kernel name what was measured, those that take most time first.
+
+        Kernels that are equal but for names are measured once.
+        """
         constants, calls, known = constants_of(module), occurrences_of(module), Known(module)
         found: dict[str, Compared] = {}
         by_subject: dict[str, Compared] = {}
-        for f in self._bar([f for f in module.funcs if f.name in calls and f.name not in done], "kernel"):
+        kernels = [f for f in module.funcs if f.name in calls and f.name not in done]
+        kernels.sort(key=lambda f: -calls[f.name] * weights[f.name])
+        for f in self._bar(kernels, "kernel"):
+            limit = turns.take(calls[f.name] * weights[f.name])
             at, told = constants[f.name], known.told(f)
             subject = cache_key(subject_text(told, at), str(f.get("params")))
             if subject in by_subject:
                 by_subject[subject].occurrences += calls[f.name]
             else:
-                compared = self._against(subject, told, alone(f, at), at, calls[f.name], device, missing)
+                apart = alone(f, at)
+                compared = self._against(subject, told, apart, at, calls[f.name], device, missing, limit)
                 if compared is None:
                     continue
                 by_subject[subject] = compared
@@ -227,20 +250,21 @@ class LibraryChoice:
         calls: int,
         device: LibraryDevice,
         missing: dict[str, str],
+        limit: Budget,
     ) -> Compared | None:
         """What measuring says of a kernel and of all its candidates; None where there are none."""
         hardware = self.measurer.target.hardware
         known = self._book.recall(subject)
-        if known is not None and (known.whole or self.budget.over):
+        if known is not None and (known.whole or limit.over):
             self.measurer.reused += known.candidates
             return _compared(known, kernel.name, calls, known.program(kernel, hardware))
-        if self.budget.over:
+        if limit.over:
             return None
         candidates = library_candidates(kernel, hardware, device, missing=missing)
         if not candidates:
             return None
-        found = self._measured(kernel, generated, candidates, constants, calls)
-        self._book.keep(subject, _record(found, whole=not self.budget.over))
+        found = self._measured(kernel, generated, candidates, constants, calls, limit)
+        self._book.keep(subject, _record(found, whole=not limit.over))
         return found
 
     def _measured(
@@ -250,12 +274,13 @@ class LibraryChoice:
         candidates: Sequence[Module],
         constants: Collection[int],
         calls: int,
+        limit: Budget,
     ) -> Compared:
         (generated_s,) = self.measurer.seconds([generated])
         result = Compared(kernel.name, calls, generated_s, candidates=len(candidates))
         timed: list[tuple[float, int]] = []
         for i, candidate in enumerate(candidates):
-            if self.budget.over:
+            if limit.over:
                 break
             try:
                 (seconds,) = self.measurer.seconds([standing_alone(candidate, constants)])
@@ -301,6 +326,11 @@ def _versions(device: LibraryDevice, missing: dict[str, str]) -> dict[str, str]:
         except DeviceMissingError as error:
             missing[provider] = str(error)
     return found
+
+
+def _weight(w: Whole, weights: Mapping[str, float]) -> float:
+    """Seconds that the kernels of a group take at all its sites, by the model."""
+    return sum(weights[op["callee"].name] for site in w.sites for op in site)  # type: ignore[attr-defined]
 
 
 def _record(found: Compared, *, whole: bool) -> Record:

@@ -10,7 +10,7 @@ from library_samples import FakeCublasLt, FakeLibraryDevice
 from test_library_candidates import epilogue_kernel, named_kernel, random_arrays, run_main, whole
 
 from tilewright import library_choice
-from tilewright.budget import Budget
+from tilewright.budget import Budget, Turns
 from tilewright.ir import Func, Module
 from tilewright.library_choice import LibraryChoice
 from tilewright.library_facts import library_lines, won_by
@@ -143,6 +143,20 @@ def test_what_was_compared_before_is_recalled(same_results: dict[str, float]) ->
     again.device = FakeLibraryDevice(CublasLt(FakeCublasLt(version=130200)))
     other, _ = chosen(again, kernel, budget=Budget(0.0))
     assert not library_kernels(other)  # what was said of another version does not count
+
+
+def test_turns_share_a_budget_by_weight() -> None:
+    now = [0.0]
+    turns = Turns(Budget(12.0, clock=lambda: now[0]), [3.0, 1.0, 2.0])
+    first = turns.take(3.0)
+    assert first.seconds == pytest.approx(6.0)
+    now[0] = 8.0  # it took longer than it had
+    assert first.over
+    second = turns.take(1.0)
+    assert second.seconds == pytest.approx(4.0 / 3.0)
+    last = turns.take(2.0)  # the second took nothing
+    assert last.seconds == pytest.approx(4.0)
+    assert Turns(Budget(None), [1.0, 1.0]).take(1.0).seconds is None
 
 
 def test_a_comparison_that_the_budget_cut_short_counts_until_there_is_time(
