@@ -330,7 +330,8 @@ def _versions(device: LibraryDevice, missing: dict[str, str]) -> dict[str, str]:
 
 def _weight(w: Whole, weights: Mapping[str, float]) -> float:
     """Seconds that the kernels of a group take at all its sites, by the model."""
-    return sum(weights[op["callee"].name] for site in w.sites for op in site)  # type: ignore[attr-defined]
+    callees: list[Any] = [op["callee"] for site in w.sites for op in site]
+    return sum(weights[callee.name] for callee in callees)
 
 
 def _record(found: Compared, *, whole: bool) -> Record:
