@@ -27,6 +27,8 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
     moved = traffic(kernel)
     first, second = (source.value for source in view.sources)
     first_bytes, second_bytes = (reached(kernel, v) if v in kernel.params else 0 for v in (first, second))
+    if first is second:
+        second_bytes = 0  # two parts of one array, which the traffic counts once
     size = itemsize(view.dtype)
     at = kernel.body.ops.index(view.op)
     before, after = kernel.body.ops[:at], kernel.body.ops[at + 1 : -1]

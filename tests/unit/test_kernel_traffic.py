@@ -3,7 +3,9 @@
 import pytest
 
 from tilewright.ir import parse
+from tilewright.passes.lower.skeletons.matrix_plan import matrix_view
 from tilewright.passes.tensor.kernel_problem import reached, traffic
+from tilewright.passes.tensor.matrix_problem import matrix_problem
 
 
 def bytes_read(shape: str, par: str, at: str) -> tuple[int, int]:
@@ -39,3 +41,24 @@ def test_what_a_strided_read_brings(shape, par, at, elements):
         written *= int(d.split(":")[1])
     assert read == 4 * elements
     assert moved == read + written
+
+
+def test_a_product_of_two_parts_of_one_array_counts_it_once():
+    module = parse("""module @m {
+      tensor.func @k(%x: f16[16, 2048]) -> f32[16, 16] {
+        %y = tensor.contract(%x, %x, par = (m: 16, n: 16), red = (c: 1024),
+                             reads = [[m, c], [n, c + 1024]]) : f32[16, 16] {
+          ^(%a: f16, %b: f16, %sum: f32)
+          %u = scalar.cast(%a, dtype = "f32") : f32
+          %v = scalar.cast(%b, dtype = "f32") : f32
+          %r = scalar.fma(%u, %v, %sum) : f32
+          scalar.yield(%r)
+        }
+        tensor.return(%y)
+      }
+    }""")
+    kernel = module.funcs[0]
+    problem = matrix_problem(kernel, matrix_view(kernel, kernel.body.ops[0]))
+    assert (problem.first_bytes, problem.second_bytes) == (16 * 1024 * 2, 0)
+    assert problem.result_bytes == 16 * 16 * 4
+    assert problem.compulsory_bytes == traffic(kernel)
