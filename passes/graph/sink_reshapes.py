@@ -9,10 +9,11 @@ from tilewright.ir.nodes import Level, Module, Op, Value
 from tilewright.ir.types import TensorType
 from tilewright.passes.context import PassContext
 from tilewright.passes.definition import register_pass
+from tilewright.passes.graph.parallel_products import CONVOLUTIONS, PRODUCTS
 from tilewright.passes.rewrite import Pattern, Rewriter, rewrite_module
 
 #: ops that begin a kernel which takes elementwise ops along
-PRODUCTS = frozenset({"graph.batch_matmul", "graph.dense", "graph.matmul", "graph.bias_add"})
+BEGINNINGS = (PRODUCTS - CONVOLUTIONS) | {"graph.bias_add"}
 #: ops that keep all elements in their order
 VIEWS = frozenset({"graph.reshape", "graph.squeeze", "graph.expand_dims"})
 #: ops of one or two operands, element by element, with broadcasting from the right
@@ -43,7 +44,7 @@ def _sunk(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     shape = op.result.tensor.shape
     for value in op.operands:
         source, made = _before_views(value, rewriter)
-        if made is None or made.name not in PRODUCTS | ELEMENTWISE or value.tensor.shape != shape:
+        if made is None or made.name not in BEGINNINGS | ELEMENTWISE or value.tensor.shape != shape:
             continue
         kept = _kept(source.tensor.shape, value.tensor.shape)
         others = [v for v in op.operands if v is not value]
