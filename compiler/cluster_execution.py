@@ -58,6 +58,11 @@ class Options:
     seed: int = 0
     run: bool = False
 
+    @property
+    def timing(self) -> dict[str, Any]:
+        """On what and how often things are timed."""
+        return {"target": self.target, "repeats": self.repeats, "pick": self.pick}
+
 
 def plan_network(
     module: Module, name: str, options: Options, communicator: AnyCommunicator | None = None
@@ -72,12 +77,11 @@ def plan_network(
     if communicator is None:
         return _planned(graph, name, options, _given_cluster(options), None, [], None)[1]
     inputs = random_inputs(module.input_names, module.input_types, options.seed)
-    timing = {"target": options.target, "repeats": options.repeats, "pick": options.pick}
-    choices: Any = {**timing, "precision": options.precision}
+    choices = {**options.timing, "precision": options.precision}
     with WholeNetwork(module, communicator, inputs, **choices) as whole:
         wanted, times, samples = whole.outputs(), whole.times(), list[LinkSample]()
         if options.record is None:
-            samples = measure_link(communicator, **timing)  # type: ignore[arg-type]  # as named
+            samples = measure_link(communicator, **options.timing)
             cluster = _measured_cluster(graph, name, options, times, samples, communicator)
         else:
             cluster = _given_cluster(options)
@@ -122,15 +126,7 @@ def _part_seconds(
     """Measured seconds of the ops of the network for fewer samples, whose kernels are other kernels."""
     module = with_batch(problem.module, samples)
     inputs = random_inputs(module.input_names, module.input_types, options.seed)
-    with WholeNetwork(
-        module,
-        communicator,
-        inputs,
-        target=options.target,
-        precision=options.precision,
-        repeats=options.repeats,
-        pick=options.pick,
-    ) as part:
+    with WholeNetwork(module, communicator, inputs, **options.timing, precision=options.precision) as part:
         part.outputs()
         times = part.times()
     measured = (times.launches, times.overhead_share)
