@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from tilewright.ir import Block, Builder, Func, Level, Module, Ref, Value
+from tilewright.ir import Block, Builder, Func, Level, Module, Pairs, Ref, Value
 from tilewright.measuring import RandomConstants
 from tilewright.passes.constant_params import constant_positions
 from tilewright.passes.tensor.share_kernels import kernel_text
@@ -51,3 +51,10 @@ def occurrences_of(module: Module) -> dict[str, int]:
         if isinstance(ref, Ref):
             counts[ref.name] = counts.get(ref.name, 0) + 1
     return counts
+
+
+def estimate_of(kernel: Func) -> float:
+    """Seconds of a kernel by the model, 0 where it says nothing."""
+    cost = kernel.get("cost")
+    seconds = cost["estimate_s"] if isinstance(cost, Pairs) and "estimate_s" in cost else None
+    return seconds if isinstance(seconds, float) else 0.0

@@ -13,10 +13,10 @@ from tqdm import tqdm
 from tilewright.budget import Budget, Turns
 from tilewright.codegen.cache import cache_key
 from tilewright.ir import Block, Builder, Func, Module, Op, Value
-from tilewright.kernel_program import alone, constants_of, occurrences_of, subject_text
+from tilewright.kernel_program import alone, constants_of, estimate_of, occurrences_of, subject_text
 from tilewright.library_arbitration import arbitrated_libraries
 from tilewright.library_candidates import FINDERS, LibraryDevice, library_candidates
-from tilewright.library_facts import estimate_of, replacing, without_counts, won_by
+from tilewright.library_facts import replacing, without_counts, won_by
 from tilewright.library_known import Known, with_true_constants
 from tilewright.library_program import inlined, library_kernels
 from tilewright.library_records import LibraryBook, Record

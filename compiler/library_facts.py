@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-from tilewright.ir import Func, Module, Pairs, Ref
+from tilewright.ir import Module, Ref
+from tilewright.kernel_program import estimate_of
 from tilewright.library_program import library_kernels
 
 #: attribute of a function while shares are counted: how many kernels of generated code alone it stands for
 OPERATORS = "operators"
-
-
-def estimate_of(f: Func) -> float:
-    """Seconds of a kernel by the model, 0 where it says nothing."""
-    cost = f.get("cost")
-    return cast("float", cost["estimate_s"]) if isinstance(cost, Pairs) else 0.0
 
 
 def won_by(module: Module) -> dict[str, Any]:

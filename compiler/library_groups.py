@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, Ref, Value
+from tilewright.kernel_program import estimate_of
 from tilewright.library_attention import attentions_in
-from tilewright.library_facts import estimate_of
 from tilewright.library_known import Known, facts_in
 from tilewright.passes.tensor.chain_merge import merged, reshapes_filled
 from tilewright.passes.tensor.share_kernels import kernel_text

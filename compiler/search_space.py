@@ -15,6 +15,7 @@ from tilewright.costmodel.parameters import ContractParameters, MatrixParameters
 from tilewright.costmodel.search_points import Points, contract_points, matrix_points, merged_order
 from tilewright.costmodel.windows import FloatArray, IntArray
 from tilewright.ir import Func, InputError, Op, Pairs
+from tilewright.kernel_program import estimate_of
 from tilewright.neighbour_space import neighbours
 from tilewright.passes.lower.skeletons.matrix_plan import MatrixView, matrix_view
 from tilewright.passes.tensor.choose_parameters import contract_variant, least_s, matrix_variant
@@ -74,7 +75,7 @@ def search_space(kernel: Func, hardware: Hardware, cold: Collection[int] = ()) -
     if start is None:  # somebody gave the parameters
         order = np.concatenate([np.array([[-1, -1]], dtype=np.int64), order])
         least = np.append(hardware.launch_floor_s, least)
-        estimates = np.append(_estimate(kernel), estimates)
+        estimates = np.append(estimate_of(kernel), estimates)
     else:
         at = int(np.flatnonzero((order == start).all(axis=1))[0])
         first = np.concatenate([[at], np.delete(np.arange(len(order)), at)])
@@ -89,7 +90,7 @@ def _listed(variants: Sequence[Func], least: float) -> SearchSpace:
     return SearchSpace(
         kernel,
         np.full(len(variants), least),
-        np.full(len(variants), _estimate(kernel)),
+        np.full(len(variants), estimate_of(kernel)),
         variants.__getitem__,
         names.__getitem__,
         lambda name: names.index(name) if name in names else None,
@@ -168,9 +169,3 @@ def _start(kernel: Func, engines: list[_Engine]) -> tuple[int, int] | None:
         if make(points.likeliest)["params"] == kernel["params"]:
             return e, points.likeliest
     return None
-
-
-def _estimate(kernel: Func) -> float:
-    cost = kernel.get("cost")
-    seconds = cost["estimate_s"] if isinstance(cost, Pairs) and "estimate_s" in cost else None
-    return seconds if isinstance(seconds, float) else 0.0
