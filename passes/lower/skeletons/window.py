@@ -10,6 +10,7 @@ from tilewright.ir.expr import binary
 from tilewright.ir.tensor_ops import dims
 from tilewright.passes.lower.skeletons.contract import anchor_of, store_results
 from tilewright.passes.lower.skeletons.kernel_params import integer_params
+from tilewright.passes.lower.skeletons.window_runs import lower_window_runs, slides_inside
 from tilewright.passes.lower.skeletons.window_tiles import lower_window_tiles, tile_of
 from tilewright.passes.lower.skeletons.writer import Index, Points, Writer
 
@@ -29,6 +30,8 @@ def lower_window(kernel: Func) -> Func:
     tile = tile_of(kernel)
     if tile is not None:
         (threads,) = integer_params(kernel, "threads")
+        if slides_inside(op) and tile.get(list(dims(op, "par"))[-1], 1) > 1:
+            return lower_window_runs(kernel, op, threads, tile)
         return lower_window_tiles(kernel, op, threads, tile)
     threads, outputs = integer_params(kernel, "threads", "outputs")
     return _Window(kernel, op, threads, outputs).lower()
