@@ -55,6 +55,21 @@ def occurrences_of(module: Module) -> dict[str, int]:
 
 def estimate_of(kernel: Func) -> float:
     """Seconds of a kernel by the model, 0 where it says nothing."""
+    return _cost(kernel, "estimate_s")
+
+
+def bound_of(kernel: Func) -> float:
+    """Seconds that a kernel takes at least by the model, 0 where it says nothing."""
+    return _cost(kernel, "bound_s")
+
+
+def seconds_of(kernel: Func) -> float:
+    """Seconds of a kernel as they were measured, else by the model."""
+    measured = kernel.get("measured_s")
+    return measured if isinstance(measured, float) else estimate_of(kernel)
+
+
+def _cost(kernel: Func, name: str) -> float:
     cost = kernel.get("cost")
-    seconds = cost["estimate_s"] if isinstance(cost, Pairs) and "estimate_s" in cost else None
+    seconds = cost[name] if isinstance(cost, Pairs) and name in cost else None
     return seconds if isinstance(seconds, float) else 0.0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Protocol, runtime_checkable
 
 from tilewright.costmodel import Hardware
@@ -21,6 +22,8 @@ from tilewright.runtime.libraries.problem import Problem
 
 #: workspace that an algorithm may take: what NVIDIA advises for Hopper
 WORKSPACE_BYTES = 32 << 20
+#: algorithms of one way to leave work to a library in a turn, so that turns take about as long
+PER_TURN = {"cublaslt": 4, "cudnn": 1}
 
 
 @runtime_checkable
@@ -36,8 +39,10 @@ class LibraryDevice(Protocol):
         """What stored algorithms of a library depend on; raises `DeviceMissingError`."""
         ...
 
-    def library_kernels(self, provider: str, problem: Problem, workspace_bytes: int) -> list[LibraryKernel]:
-        """The algorithms a library has for a problem."""
+    def library_kernels(
+        self, provider: str, problem: Problem, workspace_bytes: int
+    ) -> Iterable[LibraryKernel]:
+        """The algorithms a library has for a problem, most promising first."""
         ...
 
 
@@ -48,37 +53,64 @@ def library_candidates(
     *,
     workspace_bytes: int = WORKSPACE_BYTES,
     missing: dict[str, str] | None = None,
-) -> list[Module]:
+) -> Iterator[Module]:
     """Programs with library kernels that compute what a kernel with chosen parameters does.
 
     kernel: tensor level, outlined. Of each way to leave work to a library, all algorithms that the library
     has on this device; a program's @main takes and gives what the kernel does. None where no library fits.
+    The ways take turns, those that take most ops along first, each with its most promising algorithms; an
+    algorithm is prepared when its program is asked for.
     missing: libraries that are not installed, and why; they are not asked, and those found missing are added.
     Without it they raise `DeviceMissingError`.
     """
-    programs: list[Module] = []
+    ways: list[tuple[int, Iterator[Module]]] = []
     for provider, find in FINDERS.items():
-        if missing is not None and provider in missing:
-            continue
-        try:
-            programs += _programs(kernel, find(kernel), hardware, device, workspace_bytes)
-        except DeviceMissingError as error:
-            if missing is None:
-                raise
-            missing[provider] = str(error)
-    return programs
+        calls = find(kernel)
+        # Plans of cuDNN take long to build: what takes less along is asked for where nothing else is there.
+        by_ops = sorted(calls, key=lambda call: -len(call.ops))
+        for some in [calls] if provider == "cudnn" else [[call] for call in by_ops]:
+            programs = _programs(kernel, some, hardware, device, workspace_bytes)
+            ways.append((PER_TURN[provider], _unless_missing(provider, programs, missing)))
+    return _in_turns(ways)
 
 
 def _programs(
     kernel: Func, calls: Sequence[Call], hardware: Hardware, device: LibraryDevice, workspace_bytes: int
 ) -> Iterator[Module]:
+    """The programs of the first of these ways for which there are any."""
     for call in calls:
-        found = device.library_kernels(call.provider, call.problem, workspace_bytes)
-        if found:
-            prepared = _with_parameters(program_around(call.kernel or kernel, call), hardware)
-            yield from (with_kernel(prepared, k, kernel.get("cost")) for k in found)
-            if call.provider == "cudnn":
-                return  # plans take long to build: what takes less along than this is not asked for
+        prepared: Module | None = None
+        for found in device.library_kernels(call.provider, call.problem, workspace_bytes):
+            prepared = prepared or _with_parameters(program_around(call.kernel or kernel, call), hardware)
+            yield with_kernel(prepared, found, kernel.get("cost"))
+        if prepared is not None:
+            return
+
+
+def _unless_missing(
+    provider: str, programs: Iterator[Module], missing: dict[str, str] | None
+) -> Iterator[Module]:
+    if missing is None:
+        yield from programs
+    elif provider not in missing:
+        try:
+            yield from programs
+        except DeviceMissingError as error:
+            missing[provider] = str(error)
+
+
+def _in_turns(ways: Sequence[tuple[int, Iterator[Module]]]) -> Iterator[Module]:
+    """So many of each, again and again until all are at their ends."""
+    while ways:
+        left = []
+        for count, programs in ways:
+            taken = 0
+            for program in islice(programs, count):
+                taken += 1
+                yield program
+            if taken == count:
+                left.append((count, programs))
+        ways = left
 
 
 def program_with(f: Func, kernel: LibraryKernel, hardware: Hardware) -> Module | None:

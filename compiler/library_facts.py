@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilewright.ir import Module, Ref
-from tilewright.kernel_program import estimate_of
+from tilewright.kernel_program import seconds_of
 from tilewright.library_program import library_kernels
 
 #: attribute of a function while shares are counted: how many kernels of generated code alone it stands for
@@ -30,11 +30,10 @@ def won_by(module: Module) -> dict[str, Any]:
             continue
         f = module[ref.name]
         who = libraries[f.name].provider if f.name in libraries else "generated"
-        measured = f.get("measured_s")
         launches[who] = launches.get(who, 0) + 1
         count = f.get(OPERATORS)
         operators[who] = operators.get(who, 0) + (count if isinstance(count, int) else 1)
-        seconds[who] = seconds.get(who, 0.0) + (measured if isinstance(measured, float) else estimate_of(f))
+        seconds[who] = seconds.get(who, 0.0) + seconds_of(f)
     total, total_s = sum(operators.values()), sum(seconds.values())
     return {
         "launches": launches,

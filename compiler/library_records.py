@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.codegen.cache import cache_key
@@ -19,6 +19,7 @@ from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.tuning_records import Choice
 
 _NUMBERS = ("generated_s", "library_s", "candidates", "failed")
+_FIELDS = (*_NUMBERS, "library", "whole", "fastest")
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Record:
     """Seconds generated and with the fastest library kernel, who has that, how many were tried and refused.
 
     kernel: the library kernel that was taken, None where the generated one was. whole: whether all
-    candidates were timed, so that a run with more time need not look again.
+    candidates were timed, so that a run with more time need not look again. fastest: seconds by library.
     """
 
     generated_s: float
@@ -36,6 +37,7 @@ class Record:
     failed: int
     kernel: LibraryKernel | None
     whole: bool = True
+    fastest: dict[str, float] = field(default_factory=dict)
 
     def program(self, f: Func, hardware: Hardware) -> Module | None:
         """The program that takes the place of a kernel."""
@@ -43,7 +45,7 @@ class Record:
 
     def to_json(self) -> str:
         """One line."""
-        data: dict[str, Any] = {name: getattr(self, name) for name in (*_NUMBERS, "library", "whole")}
+        data: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
         return json.dumps({**data, "kernel": self.kernel and self.kernel.to_json()})
 
     @staticmethod
@@ -55,7 +57,9 @@ class Record:
             record = Record(**data, kernel=kernel and LibraryKernel.from_json(kernel))
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeInputError):
             return None
-        numbers = [getattr(record, name) for name in _NUMBERS]
+        if not isinstance(record.fastest, dict):
+            return None
+        numbers = [*(getattr(record, name) for name in _NUMBERS), *record.fastest.values()]
         sound = all(x is None or (type(x) in (int, float) and math.isfinite(x) and x >= 0) for x in numbers)
         sound &= isinstance(record.library, str) and isinstance(record.whole, bool)
         return record if sound else None

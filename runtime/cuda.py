@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -131,13 +131,22 @@ class CudaDevice(Closable):
                 )
             self._check_arch(kernel.name, kernel.arch)
 
-    def library_kernels(self, provider: str, problem: Problem, workspace_bytes: int) -> list[LibraryKernel]:
+    def library_kernels(
+        self, provider: str, problem: Problem, workspace_bytes: int
+    ) -> Iterator[LibraryKernel]:
         """The algorithms a library has here for a problem with so much workspace, most promising first.
 
-        Raises `DeviceMissingError` where the library is not installed, `DeviceError` where it fails.
+        Each is prepared when it is asked for, which takes cuDNN up to a second. Raises, at the first,
+        `DeviceMissingError` where the library is not installed, `DeviceError` where it fails.
         """
         with self.context.current():
-            return self._library(provider).kernels(problem, workspace_bytes)
+            found = iter(self._library(provider).kernels(problem, workspace_bytes))
+        while True:
+            with self.context.current():
+                kernel = next(found, None)
+            if kernel is None:
+                return
+            yield kernel
 
     def library_version(self, provider: str) -> str:
         """The version of a library on this machine; raises `DeviceMissingError` where it is not installed."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 from tilewright.runtime.errors import DeviceError, DeviceMissingError
 from tilewright.runtime.libraries.convolution import Array4, ConvolutionProblem
@@ -15,6 +17,9 @@ from tilewright.runtime.libraries.problem import Problem
 
 #: numerical notes of plans that compute something else than what was asked for
 _NEVER = ("REDUCED_PRECISION_REDUCTION", "DOWN_CONVERT_INPUTS", "NONDETERMINISTIC")
+
+#: graphs that are kept while no launch uses them
+KEPT_GRAPHS = 16
 
 
 def open_cudnn() -> Any:
@@ -35,11 +40,35 @@ def open_cudnn() -> Any:
     return cudnn
 
 
+class PlannedGraph:
+    """The graph of a problem with its plans listed; each is built once, however many launches use it."""
+
+    def __init__(self, graph: Any, errors: tuple[type[Exception], ...]) -> None:
+        self.graph, self._errors = graph, errors
+        self._built: dict[int, int] = {}
+        #: indices of all plans by their names, most promising first; equal ones count once
+        self.plans: dict[str, int] = {}
+        for index in range(graph.get_execution_plan_count()):
+            try:
+                self.plans.setdefault(str(graph.get_plan_name_at_index(index)), index)
+            except errors:
+                continue  # a plan that cannot even be named cannot be stored
+
+    def build(self, name: str) -> int:
+        """Build a plan where it is not yet; gives the bytes of its workspace."""
+        index = self.plans[name]
+        if index not in self._built:
+            self.graph.build_plan_at_index(index)
+            self._built[index] = int(self.graph.get_workspace_size_plan_at_index(index))
+        return self._built[index]
+
+
 class Cudnn:
     """A handle of cuDNN in the context that is current; `package` is what `open_cudnn` gives.
 
     A plan is stored by its name. The same version lists the same plans for the same graph, so that one is
-    found and built again; a name that is not in the list is an error.
+    found and built again; a name that is not in the list is an error. Building one takes up to a second, and
+    the package holds the interpreter meanwhile: launches of equal problems share their graph and its plans.
     """
 
     provider = "cudnn"
@@ -52,6 +81,9 @@ class Cudnn:
         except self._errors as error:
             raise DeviceError(f"cuDNN gives no handle: {error}") from None
         self._lock = threading.Lock()
+        self._planning = threading.Lock()
+        self._used: WeakValueDictionary[Problem, PlannedGraph] = WeakValueDictionary()
+        self._kept: OrderedDict[Problem, PlannedGraph] = OrderedDict()
 
     @property
     def version(self) -> str:
@@ -61,44 +93,47 @@ class Cudnn:
 
     def close(self) -> None:
         """Destroy the handle; the context must be current."""
+        self._kept.clear()
         handle, self._handle = self._handle, None
         if handle is not None:
             self._package.destroy_handle(handle)
 
-    def kernels(self, problem: Problem, workspace_bytes: int) -> list[LibraryKernel]:
-        """The plans for a problem that can be built and need at most so much workspace.
+    def kernels(self, problem: Problem, workspace_bytes: int) -> Iterator[LibraryKernel]:
+        """The plans for a problem that can be built and need at most so much workspace, most promising first.
 
-        None where cuDNN does not support it.
+        Each is built when it is asked for. None where cuDNN does not support the problem.
         """
         problem.check()
         try:
-            graph = self.graph(problem)
+            with self._planning:
+                planned = self._graph(problem)
         except self._errors:
-            return []
-        found: list[LibraryKernel] = []
-        for index, name in self.plans(graph):
+            return
+        for name in planned.plans:
             try:
-                graph.build_plan_at_index(index)
-                workspace = int(graph.get_workspace_size_plan_at_index(index))
+                with self._planning:
+                    workspace = planned.build(name)
             except self._errors:
                 continue  # not supported after all, or left out for its numerics
-            if workspace <= workspace_bytes and all(name != k.algorithm for k in found):
-                found.append(LibraryKernel(self.provider, self.version, problem, name, workspace))
-        return found
-
-    def plans(self, graph: Any) -> Iterator[tuple[int, str]]:
-        """Indices and names of all plans of a graph, most promising first."""
-        for index in range(graph.get_execution_plan_count()):
-            try:
-                yield index, str(graph.get_plan_name_at_index(index))
-            except self._errors:
-                continue  # a plan that cannot even be named cannot be stored
+            if workspace <= workspace_bytes:
+                yield LibraryKernel(self.provider, self.version, problem, name, workspace)
 
     def prepare(self, kernel: LibraryKernel, pointers: Mapping[str, int], doing: str) -> PreparedGraph:
         """A launch of a kernel on these addresses by role; raises `DeviceError` where it cannot run here."""
         return PreparedGraph(self, kernel, pointers, doing)
 
-    def graph(self, problem: Problem) -> Any:
+    def _graph(self, problem: Problem) -> PlannedGraph:
+        """The graph of a problem, known or new; those that were asked for last are kept."""
+        planned = self._used.get(problem)
+        if planned is None:
+            planned = self._used[problem] = PlannedGraph(self._described(problem), self._errors)
+        self._kept[problem] = planned
+        self._kept.move_to_end(problem)
+        if len(self._kept) > KEPT_GRAPHS:
+            self._kept.popitem(last=False)
+        return planned
+
+    def _described(self, problem: Problem) -> Any:
         """The operations with their plans listed, none of them built yet."""
         graph = described(self._package, self._handle, problem)
         graph.validate()
@@ -111,21 +146,22 @@ class Cudnn:
         graph.deselect_numeric_notes([getattr(notes, name) for name in never])
         return graph
 
-    def build(self, kernel: LibraryKernel, doing: str) -> tuple[Any, int]:
+    def build(self, kernel: LibraryKernel, doing: str) -> tuple[PlannedGraph, int]:
         """The graph with the stored plan built, and the plan's index."""
         try:
-            graph = self.graph(kernel.problem)
-            for index, name in self.plans(graph):
-                if name == kernel.algorithm:
-                    graph.build_plan_at_index(index)
-                    needed = int(graph.get_workspace_size_plan_at_index(index))
-                    if needed > kernel.workspace_bytes:
-                        raise DeviceError(f"{doing}: the plan needs {needed} bytes of workspace here")
-                    return graph, index
+            with self._planning:
+                planned = self._graph(kernel.problem)
+                if kernel.algorithm not in planned.plans:
+                    raise DeviceError(
+                        f"{doing}: cuDNN has no plan {kernel.algorithm!r} on this GPU: compile it again"
+                    )
+                needed = planned.build(kernel.algorithm)
         except self._errors as error:
             first = str(error).partition("\n")[0]
             raise DeviceError(f"{doing}: cuDNN does not build the stored plan: {first}") from None
-        raise DeviceError(f"{doing}: cuDNN has no plan {kernel.algorithm!r} on this GPU: compile it again")
+        if needed > kernel.workspace_bytes:
+            raise DeviceError(f"{doing}: the plan needs {needed} bytes of workspace here")
+        return planned, planned.plans[kernel.algorithm]
 
     def execute(self, graph: Any, index: int, pack: dict[int, int], workspace: int, stream: int) -> None:
         """Queue a built plan on a stream."""
@@ -141,7 +177,8 @@ class PreparedGraph:
         self, library: Cudnn, kernel: LibraryKernel, pointers: Mapping[str, int], doing: str
     ) -> None:
         self._library, self._doing = library, doing
-        self._graph, self._index = library.build(kernel, doing)
+        self._planned: PlannedGraph | None
+        self._planned, self._index = library.build(kernel, doing)
         problem = kernel.problem
         self._numbers = host_numbers(problem)  # read from host memory at every start
         self._pack = {
@@ -153,15 +190,17 @@ class PreparedGraph:
 
     def start(self, stream: int) -> None:
         """Queue the graph on a stream."""
+        assert self._planned is not None
+        graph = self._planned.graph
         try:
-            self._library.execute(self._graph, self._index, self._pack, self._workspace, stream)
+            self._library.execute(graph, self._index, self._pack, self._workspace, stream)
         except RuntimeError as error:
             first = str(error).partition("\n")[0]
             raise DeviceError(f"{self._doing}: cuDNN failed: {first}") from None
 
     def close(self) -> None:
-        """Free the plan."""
-        self._graph = None
+        """Give the plan back."""
+        self._planned = None
 
 
 def _start_bytes(problem: Any, role: str) -> int:

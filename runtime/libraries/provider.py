@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from tilewright.runtime.errors import RuntimeInputError
@@ -29,8 +29,11 @@ class Provider(Protocol):
         """What stored algorithms depend on."""
         ...
 
-    def kernels(self, problem: Any, workspace_bytes: int) -> list[LibraryKernel]:
-        """The algorithms for a problem that need at most so much workspace, most promising first."""
+    def kernels(self, problem: Any, workspace_bytes: int) -> Iterable[LibraryKernel]:
+        """The algorithms for a problem that need at most so much workspace, most promising first.
+
+        What takes long to prepare is prepared when it is asked for.
+        """
         ...
 
     def prepare(self, kernel: LibraryKernel, pointers: Mapping[str, int], doing: str) -> PreparedCall:

@@ -12,7 +12,7 @@ from tilewright.ir.interpreter import interpret
 from tilewright.kernel_builds import compiled, emit_kernels, kernel_codes
 from tilewright.kernel_program import alone
 from tilewright.library_candidates import convolutions_in, library_candidates, products_in
-from tilewright.library_choice import standing_alone
+from tilewright.library_comparison import standing_alone
 from tilewright.library_program import library_kernels
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import PACKING, stage_texts
@@ -138,7 +138,7 @@ def check_candidates(gpu, kernel, found, tolerance):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_algorithm_of_cublaslt_is_right(gpu, precision):
     kernel = product(precision)
-    found = library_candidates(kernel, load_hardware(f"cuda:{gpu.arch}"), gpu, missing={})
+    found = list(library_candidates(kernel, load_hardware(f"cuda:{gpu.arch}"), gpu, missing={}))
     kernels = [k for m in found for k in library_kernels(m).values()]
     epilogues = {k.problem.epilogue for k in kernels if k.provider == "cublaslt"}
     assert {"none", "relu_bias"} & epilogues

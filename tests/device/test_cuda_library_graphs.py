@@ -182,7 +182,7 @@ def gpu():
 
 def candidates(gpu, kernel):
     missing = {}
-    found = library_candidates(kernel, load_hardware(f"cuda:{gpu.arch}"), gpu, missing=missing)
+    found = list(library_candidates(kernel, load_hardware(f"cuda:{gpu.arch}"), gpu, missing=missing))
     if "cudnn" in missing:
         pytest.skip(missing["cudnn"])
     return found

@@ -106,6 +106,7 @@ class FakeGraph:
         return self.plans[index]
 
     def build_plan_at_index(self, index: int) -> None:
+        self.package.log.append(f"build {self.plans[index]}")
         if self.plans[index] == "engine_broken" or (index == 0 and "TENSOR_CORE" in self.left_out):
             raise NotSupportedError("not this plan")
         self.built.add(index)

@@ -21,7 +21,8 @@ from tilewright.kernel_program import alone, constants_of
 from tilewright.library_arbitration import InNetwork
 from tilewright.library_attention import attentions_in
 from tilewright.library_candidates import library_candidates
-from tilewright.library_choice import LibraryChoice, standing_alone
+from tilewright.library_choice import LibraryChoice
+from tilewright.library_comparison import standing_alone
 from tilewright.library_groups import attention_groups
 from tilewright.library_known import Known, fact_of, facts_in, with_facts, with_true_constants
 from tilewright.library_program import inlined, library_kernels, program_around

@@ -286,7 +286,7 @@ def test_what_operands_are_computed_by_becomes_a_kernel_before() -> None:
 def candidates(kernel: Func) -> list[Module]:
     chosen = kernel.with_attrs(skeleton="contract")
     device = FakeLibraryDevice(CublasLt(FakeCublasLt()))
-    return library_candidates(chosen, load_hardware("cuda:sm_90a"), device, missing={})
+    return list(library_candidates(chosen, load_hardware("cuda:sm_90a"), device, missing={}))
 
 
 def test_every_algorithm_of_every_way_is_a_candidate() -> None:

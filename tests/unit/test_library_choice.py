@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 from library_samples import FakeCublasLt, FakeLibraryDevice
 from test_library_candidates import epilogue_kernel, named_kernel, random_arrays, run_main, whole
 
-from tilewright import library_choice
+from tilewright import library_comparison
 from tilewright.budget import Budget, Turns
-from tilewright.ir import Func, Module
+from tilewright.ir import Block, Builder, Func, Level, Module, Pairs
+from tilewright.library_candidates import library_candidates
 from tilewright.library_choice import LibraryChoice
 from tilewright.library_facts import library_lines, won_by
 from tilewright.library_program import library_kernels
@@ -69,7 +71,7 @@ def same_results(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     def outputs(_: Any, module: Module) -> list[np.ndarray]:
         return [np.ones(4, np.float32) + (state["off"] if library_kernels(module) else 0.0)]
 
-    monkeypatch.setattr(library_choice, "_outputs", outputs)
+    monkeypatch.setattr(library_comparison, "_outputs", outputs)
     return state
 
 
@@ -175,6 +177,62 @@ def test_a_comparison_that_the_budget_cut_short_counts_until_there_is_time(
     assert again.asked == 3
     (found,) = library_kernels(whole_now).values()
     assert found.algorithm.startswith("02")
+
+
+def test_ways_take_turns_and_what_was_cut_short_is_said(same_results: dict[str, float]) -> None:
+    measurer = FakeMeasurer({1: 9e-5, 2: 5e-5, 3: 7e-5})
+    clock = Budget(5.5, clock=lambda: float(measurer.asked))
+    _, facts = chosen(measurer, epilogue_kernel("q", 12), budget=clock)
+    (row,) = facts["compared"]
+    assert (row["candidates"], row["cut_short"]) == (6, True)
+    assert row["fastest"] == {"cublaslt": 5e-5}
+    kernel = epilogue_kernel("q", 12).with_attrs(skeleton="contract")
+    programs = library_candidates(kernel, measurer.target.hardware, measurer.device, missing={})
+    problems = [k.problem for m in programs for k in library_kernels(m).values()]
+    assert problems[0].has_bias
+    assert problems[0].c is not None  # the way that takes most along comes first
+    assert problems[-1].epilogue == "none"
+
+
+def test_one_candidate_is_timed_however_little_time_there_is(same_results: dict[str, float]) -> None:
+    now = [0.0]
+
+    class Slow(FakeMeasurer):
+        def seconds(self, modules: list[Module]) -> list[float]:
+            now[0] += 2.0
+            return super().seconds(modules)
+
+    measurer, clock = Slow({1: 5e-5}), Budget(1.0, clock=lambda: now[0])
+    _, facts = chosen(measurer, named_kernel("rows by columns"), budget=clock)
+    (row,) = facts["compared"]
+    assert (row["candidates"], row["library_s"], row["chosen"]) == (1, 5e-5, "cublaslt")
+
+
+def test_what_a_library_may_save_more_of_comes_first(same_results: dict[str, float]) -> None:
+    order: list[str] = []
+
+    class Watching(FakeMeasurer):
+        def seconds(self, modules: list[Module]) -> list[float]:
+            order.extend(f.name.removesuffix("_library") for f in modules[0].funcs if f.name != "main")
+            return super().seconds(modules)
+
+    def kernel(name: str, case: str, estimate_s: float, bound_s: float) -> Func:
+        cost = Pairs.of({"estimate_s": estimate_s, "bound_s": bound_s})
+        return replace(named_kernel(case), name=name).with_attrs(skeleton="contract", cost=cost)
+
+    near, far = kernel("near", "rows by columns", 9e-4, 8.9e-4), kernel("far", "batches", 5e-4, 1e-4)
+    measured = kernel("measured", "one row", 1e-5, 1e-6).with_attrs(measured_s=1e-3)
+    modules = [whole(f) for f in (near, far, measured)]
+    params = tuple(p for m in modules for p in m.main.params)
+    calls = tuple(m.main.body.ops[0] for m in modules)
+    results = [v for op in calls for v in op.results]
+    b = Builder()
+    b.emit("tensor.return", results)
+    types = tuple(v.type for v in results)
+    main = Func(Level.TENSOR, "main", Block(params, (*calls, *b.ops)), types)
+    module = Module("three", (near, far, measured, main))
+    LibraryChoice(Watching(dict.fromkeys((1, 2, 3), 1e-5)), progress=False).choose(module)  # type: ignore[arg-type]
+    assert list(dict.fromkeys(order)) == ["measured", "far", "near"]
 
 
 def test_records_that_are_none_are_left(same_results: dict[str, float]) -> None:

@@ -15,12 +15,12 @@ from tilewright.costmodel import load_hardware
 from tilewright.ir import Func, Module
 from tilewright.ir.types import storage_dtype
 from tilewright.library_candidates import convolutions_in, library_candidates
-from tilewright.library_choice import standing_alone
+from tilewright.library_comparison import standing_alone
 from tilewright.library_program import Call, library_kernels, program_around
 from tilewright.library_weights import with_constant_weights
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
 from tilewright.runtime.libraries.convolution import Array4, ConvolutionProblem
-from tilewright.runtime.libraries.cudnn import Cudnn
+from tilewright.runtime.libraries.cudnn import KEPT_GRAPHS, Cudnn
 from tilewright.runtime.libraries.kernel import LibraryKernel
 
 ZEROS = ", fill = [0.0, none]"
@@ -170,7 +170,7 @@ def test_bias_residual_and_relu_are_taken_along() -> None:
 def candidates(kernel: Func, package: FakeCudnn) -> list[Module]:
     device = FakeLibraryDevice(Cudnn(package))
     chosen = kernel.with_attrs(skeleton="contract")
-    return library_candidates(chosen, load_hardware("cuda:sm_90a"), device, missing={})
+    return list(library_candidates(chosen, load_hardware("cuda:sm_90a"), device, missing={}))
 
 
 def test_less_is_taken_along_where_no_plan_takes_all() -> None:
@@ -191,7 +191,42 @@ def test_float32_never_runs_on_tensor_cores_unless_tf32_is_allowed() -> None:
 
 def test_plans_with_more_workspace_than_allowed_are_left_out() -> None:
     (call,) = convolutions_in(named_kernel("same padding"))
-    assert Cudnn(FakeCudnn()).kernels(call.problem, 1023) == []
+    assert list(Cudnn(FakeCudnn()).kernels(call.problem, 1023)) == []
+
+
+def test_plans_are_built_when_asked_for_and_shared_by_all_launches() -> None:
+    (call,) = convolutions_in(named_kernel("same padding"))
+    package = FakeCudnn()
+    library = Cudnn(package)
+    problem = replace(call.problem, tf32=True)  # type: ignore[type-var]
+    found = iter(library.kernels(problem, 1 << 20))
+    first = next(found)
+    assert package.log == ["build_operation_graph", "build engine_tc"]
+    pointers = dict.fromkeys([a.role for a in first.arguments()], 4096)
+    launches = [library.prepare(first, pointers, f"launch {i}") for i in range(10)]
+    assert len(package.log) == 2
+    assert [k.algorithm for k in found] == ["engine_simt"]
+    assert package.log[2:] == ["build engine_simt", "build engine_broken"]
+    assert len({id(launch._planned) for launch in launches}) == 1
+
+
+def test_graphs_that_no_launch_uses_are_let_go_in_the_end() -> None:
+    (call,) = convolutions_in(named_kernel("same padding"))
+    package = FakeCudnn()
+    library = Cudnn(package)
+    assert isinstance(call.problem, ConvolutionProblem)
+    at = [replace(call.problem.a, start=4 * i) for i in range(KEPT_GRAPHS + 3)]
+    first, second, *others = (replace(call.problem, a=a) for a in at)
+    (kernel,) = library.kernels(first, 1 << 20)
+    launch = library.prepare(kernel, dict.fromkeys([a.role for a in kernel.arguments()], 4096), "launch 0")
+    for other in (second, *others):
+        list(library.kernels(other, 1 << 20))
+    package.log.clear()
+    list(library.kernels(first, 1 << 20))
+    assert package.log == ["build engine_tc", "build engine_broken"]  # a launch has it, these failed
+    list(library.kernels(second, 1 << 20))
+    assert "build_operation_graph" in package.log
+    launch.close()
 
 
 def test_a_plan_that_is_gone_is_an_error() -> None:

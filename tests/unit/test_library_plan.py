@@ -14,7 +14,7 @@ from test_library_candidates import candidates, epilogue_kernel, whole
 from tilewright.executable import Artifact, Executable, load
 from tilewright.ir import Level
 from tilewright.kernel_builds import emit_kernels, kernel_codes
-from tilewright.library_program import inlined
+from tilewright.library_program import inlined, library_kernels
 from tilewright.measuring import RandomConstants
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import PACKING, stage_texts
@@ -44,7 +44,8 @@ def kernel(**changes: Any) -> LibraryKernel:
 def planned() -> ExecutionPlan:
     """A plan with one library launch (bias, workspace) and one of a generated kernel behind it."""
     original = epilogue_kernel("q", 12)
-    program = candidates(original)[4]  # the second algorithm with a bias
+    found = [(m, k.problem) for m in candidates(original) for k in library_kernels(m).values()]
+    program = [m for m, p in found if p.epilogue == "bias" and p.c is None][1]  # the second algorithm
     module = inlined(whole(original), {"k": program})
     target = resolve_target("cuda:sm_90a")
     text = f"{PACKING}, dce, {stage_texts(Level.TENSOR, 'cuda')['thread']}"
@@ -210,7 +211,7 @@ def test_failures_name_the_function_and_the_status() -> None:
 
 
 def test_random_constants_are_made_for_programs() -> None:
-    from tilewright.library_choice import standing_alone
+    from tilewright.library_comparison import standing_alone
 
     program = candidates(epilogue_kernel("q", 12))[0]
     alone = standing_alone(program, {1, 2})
