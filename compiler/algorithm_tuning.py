@@ -20,6 +20,9 @@ from tilewright.passes.lower.convolution_algorithms import ALGORITHMS, obstacle_
 from tilewright.passes.lower.convolution_layers import Layer, layers_of
 from tilewright.passes.lower.memory_room import Room, room_of
 
+#: of what is left of the budget, what comparing one convolution with libraries may take
+LIBRARY_SHARE = 0.1
+
 
 @dataclass(frozen=True)
 class Timed:
@@ -38,7 +41,7 @@ def measured_algorithms(
     progress: bool | None = None,
     workspace: str = "network",
     budget: Budget | None = None,
-    libraries: Callable[[Module], Module] | None = None,
+    libraries: Callable[[Module, Budget], Module] | None = None,
 ) -> Module:
     """The module with the fastest measured algorithm on every direct graph.conv2d.
 
@@ -47,8 +50,8 @@ def measured_algorithms(
     chooses. An alternative is left out where its lower bound is above the best time so far, or where it would
     raise the network's peak of memory (see `memory_room`); direct never is. Once the budget is spent, what
     is not known is chosen by estimate.
-    libraries: puts library kernels into a program where they are faster; direct is timed with them as well,
-        since they compute no other algorithm's kernels.
+    libraries: puts library kernels into a program where they are faster, in a budget; direct is timed with
+        them as well, since they compute no other algorithm's kernels.
     What was measured stands in the attribute `convolutions` of @main, with the convolutions counted from 0 in
     program order.
     """
@@ -87,7 +90,7 @@ def _timed(
     measurer: Measurer,
     room: Room | None,
     budget: Budget,
-    libraries: Callable[[Module], Module] | None,
+    libraries: Callable[[Module, Budget], Module] | None,
 ) -> list[Timed]:
     hardware = measurer.target.hardware
     legal = {name: layer.by(name, hardware) for name in _legal(layer.conv)}
@@ -107,7 +110,7 @@ def _timed(
                 return [replace(r, measured_s=None) for r in rows]
             check_program(f"{row.algorithm} of {layer.conv.loc}", seconds, row.bound_s, measurer.target)
             if row.algorithm == "direct" and libraries is not None:
-                with_libraries = _seconds(libraries(program), measurer, budget)
+                with_libraries = _seconds(libraries(program, budget.share(LIBRARY_SHARE)), measurer, budget)
                 seconds = seconds if with_libraries is None else min(seconds, with_libraries)
             rows[i] = replace(row, measured_s=seconds)
             best = min(best, seconds)

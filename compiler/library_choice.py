@@ -67,9 +67,9 @@ class LibraryChoice:
         """Whether the device runs libraries at all."""
         return isinstance(self.measurer.device, LibraryDevice)
 
-    def quietly(self, program: Module) -> Module:
+    def quietly(self, program: Module, budget: Budget) -> Module:
         """A small program with the winners in it, without a bar and with facts of no interest."""
-        other = LibraryChoice(self.measurer, self.budget, progress=False)
+        other = LibraryChoice(self.measurer, budget, progress=False)
         return other.choose(program)
 
     def choose(self, module: Module) -> Module:

@@ -52,7 +52,7 @@ class Tuner:
         progress: bool | None = None,
         workspace: str = "network",
         streams: str = "model",
-        libraries: Callable[[Module], Module] | None = None,
+        libraries: Callable[[Module, Budget], Module] | None = None,
     ) -> None:
         self.measurer, self.progress, self.workspace = measurer, progress, workspace
         self.libraries = libraries
