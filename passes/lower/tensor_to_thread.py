@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tilewright.ir import Func, InputError, Level
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.lower.skeletons.attention import lower_attention
 from tilewright.passes.lower.skeletons.chain import lower_chain
 from tilewright.passes.lower.skeletons.contract import lower_contract
 from tilewright.passes.lower.skeletons.maps import lower_map
@@ -18,6 +19,7 @@ from tilewright.passes.lower.skeletons.rows_kept import lower_rows_kept
 from tilewright.passes.lower.skeletons.window import lower_window
 
 SKELETONS: dict[str, Callable[[Func], Func]] = {
+    "attention": lower_attention,
     "chain": lower_chain,
     "contract": lower_contract,
     "map": lower_map,

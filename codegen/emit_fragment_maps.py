@@ -1,0 +1,107 @@
+"""Emitters of ops on elements and rows of accumulator fragments (CUDA only)."""
+
+from __future__ import annotations
+
+from math import prod
+
+from tilewright.codegen.emission import BufferRef, Emission
+from tilewright.codegen.emit_warp import cuda_only
+from tilewright.codegen.emitters import emitter
+from tilewright.codegen.fragments import register_text
+from tilewright.ir.expr import Expr
+from tilewright.ir.nodes import Op
+
+#: registers of a lane in a 16 x 8 tile: two rows of two columns
+_REGISTERS = 4
+
+
+def _element(e: Emission, op: Op, frag: BufferRef) -> str:
+    item: tuple[Expr, ...] = op["item"]  # type: ignore[assignment]
+    half, pair = op["at"]  # type: ignore[misc]
+    return register_text(e, frag, item, half * 2 + pair)
+
+
+@emitter("thread.get_fragment")
+def _get(e: Emission, op: Op) -> None:
+    cuda_only(e, op)
+    e.bind(op.result, [_element(e, op, e.buffer(op.operands[0]))], hint="element")
+
+
+@emitter("thread.set_fragment", writes=(1,))
+def _set(e: Emission, op: Op) -> None:
+    cuda_only(e, op)
+    value, frag = op.operands
+    e.line(f"{_element(e, op, e.buffer(frag))} = {e.value(value).parts[0]};")
+
+
+def _loops(e: Emission, op: Op) -> tuple[int, int, BufferRef]:
+    """Tiles of rows and columns of the fragment an op works on as a whole."""
+    cuda_only(e, op)
+    frag = e.buffer(op.operands[0])
+    *outer, columns = frag.type.shape[:-2]
+    return prod(outer), columns, frag
+
+
+def _row(b: BufferRef, outer: int, i: int, half: int) -> str:
+    return f"{b.name}[{i}][{half}]" if outer > 1 or len(b.type.shape) > 1 else f"{b.name}[{half}]"
+
+
+@emitter("thread.max_rows", writes=(1,))
+def _max_rows(e: Emission, op: Op) -> None:
+    rows, columns, frag = _loops(e, op)
+    largest, larger = e.buffer(op.operands[1]), e.need("larger")
+    for i in range(rows):
+        for half in (0, 1):
+            name = _row(largest, rows, i, half)
+            with e.braces(""):
+                top = e.name("top")
+                e.line(f"float {top} = {name};")
+                e.line("#pragma unroll")
+                first = f"{frag.name}[{_REGISTERS * columns * i + 2 * half} + {_REGISTERS} * j"
+                both = f"{larger}({first}], {first} + 1])"
+                e.line(f"for (int j = 0; j < {columns}; ++j) {top} = {larger}({top}, {both});")
+                for lanes in (1, 2):
+                    e.line(f"{top} = {larger}({top}, __shfl_xor_sync(0xffffffffu, {top}, {lanes}, 32));")
+                e.line(f"{name} = {top};")
+
+
+@emitter("thread.exp_rows", writes=(0, 2))
+def _exp_rows(e: Emission, op: Op) -> None:
+    rows, columns, frag = _loops(e, op)
+    largest, sums = (e.buffer(v) for v in op.operands[1:])
+    power = e.need("exp_difference")
+    for i in range(rows):
+        for half in (0, 1):
+            name, total = _row(largest, rows, i, half), _row(sums, rows, i, half)
+            with e.braces(""):
+                top = e.name("top")
+                e.line(f"const float {top} = {name} == __int_as_float(0xff800000) ? 0.0f : {name};")
+                e.line("#pragma unroll")
+                with e.braces(f"for (int j = 0; j < {columns}; ++j)"):
+                    first = f"{frag.name}[{_REGISTERS * columns * i + 2 * half} + {_REGISTERS} * j"
+                    for element in (f"{first}]", f"{first} + 1]"):
+                        e.line(f"{element} = {power}({element}, {top});")
+                    e.line(f"{total} += {first}] + {first} + 1];")
+
+
+@emitter("thread.scale_rows", writes=(0,))
+def _scale_rows(e: Emission, op: Op) -> None:
+    rows, columns, frag = _loops(e, op)
+    factors = e.buffer(op.operands[1])
+    for i in range(rows):
+        e.line("#pragma unroll")
+        with e.braces(f"for (int j = 0; j < {_REGISTERS * columns}; ++j)"):
+            factor = " : ".join(_row(factors, rows, i, half) for half in (0, 1))
+            e.line(f"{frag.name}[{_REGISTERS * columns * i} + j] *= j % 4 < 2 ? {factor};")
+
+
+@emitter("thread.pack_fragment", writes=(1,))
+def _pack(e: Emission, op: Op) -> None:
+    cuda_only(e, op)
+    sums, factor = (e.buffer(v) for v in op.operands)
+    item: tuple[Expr, ...] = op["item"]  # type: ignore[assignment]
+    to: tuple[Expr, ...] = op["to"]  # type: ignore[assignment]
+    pair = e.need(f"pair_{factor.type.dtype}")
+    for i in range(_REGISTERS):
+        low, high = (register_text(e, sums, item, 2 * i + k) for k in (0, 1))
+        e.line(f"{register_text(e, factor, to, i)} = {pair}({low}, {high});")

@@ -1,0 +1,136 @@
+"""Thread-level ops on the elements and rows of accumulator fragments, without leaving registers.
+
+A lane holds, of each 16 x 8 tile, the elements at rows lane // 4 + 8 * half and columns 2 * (lane % 4) + pair
+for half and pair in 0, 1. What belongs to rows is a register buffer [tiles of rows, half].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.ir.errors import InputError
+from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.types import ScalarType, TensorType, Type
+
+_TILE = (16, 8)
+_ITEM = AttrDef("exprs", (), "index of the tile among the dimensions before the last two")
+_PLACE = AttrDef("exprs", (), "half (row + 8) and pair (column + 1) of the lane's element")
+_WARP = frozenset({"read", "write", "warp"})
+
+
+def _sums(t: Type, what: str) -> TensorType:
+    if not isinstance(t, TensorType) or (t.space, t.dtype, t.shape[-2:]) != ("frag", "f32", _TILE):
+        raise InputError(f"{what}: expected accumulators f32[..., 16, 8] in frag, got {t}")
+    return t
+
+
+def _place(t: TensorType, attrs: Attrs, what: str) -> None:
+    if len(attrs["item"]) != t.rank - 2 or len(attrs["at"]) != 2:
+        raise InputError(
+            f"{what}: expected {t.rank - 2} index expressions of a tile, half and pair, "
+            f"got {len(attrs['item'])} and {len(attrs['at'])}"
+        )
+
+
+def _rows(t: TensorType, rows: Sequence[Type], what: str) -> None:
+    wanted = (*t.shape[:-3], 2)
+    for r in rows:
+        if not isinstance(r, TensorType) or (r.space, r.dtype, r.shape) != ("reg", "f32", wanted):
+            raise InputError(f"{what}: expected f32{list(wanted)} in reg for the rows of {t}, got {r}")
+
+
+def _infer_get(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    _place(_sums(types[0], "thread.get_fragment"), attrs, "thread.get_fragment")
+    return [ScalarType("f32")]
+
+
+def _infer_set(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    _place(_sums(types[1], "thread.set_fragment"), attrs, "thread.set_fragment")
+    if types[0] != ScalarType("f32"):
+        raise InputError(f"thread.set_fragment: expected a value of f32, got {types[0]}")
+    return []
+
+
+define(
+    OpDef(
+        "thread.get_fragment",
+        ("fragment",),
+        "The lane's element at `at` = [half, pair] of a tile of accumulators.",
+        attrs={"item": _ITEM, "at": _PLACE},
+        infer=_infer_get,
+        effects=frozenset({"read"}),
+    )
+)
+define(
+    OpDef(
+        "thread.set_fragment",
+        ("value", "fragment"),
+        "Replace the lane's element at `at` = [half, pair] of a tile of accumulators.",
+        attrs={"item": _ITEM, "at": _PLACE},
+        results=0,
+        infer=_infer_set,
+        effects=frozenset({"write"}),
+    )
+)
+
+
+def _infer_rows(what: str) -> object:
+    def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+        t = _sums(types[0], what)
+        if t.rank < 3:
+            raise InputError(f"{what}: expected tiles [..., columns, 16, 8], got {t}")
+        _rows(t, types[1:], what)
+        return []
+
+    return infer
+
+
+for _name, _operands, _doc in (
+    (
+        "max_rows",
+        ("fragment", "largest"),
+        "Raise `largest` to the largest element of each row of all tiles; the four lanes of a row agree.",
+    ),
+    (
+        "exp_rows",
+        ("fragment", "largest", "sums"),
+        "Replace each element x by exp(x - largest of its row), and add this lane's to `sums`; where the "
+        "largest is minus infinity, 0 is subtracted. Relative error below 1e-6; results below 1e-37 are 0.",
+    ),
+    ("scale_rows", ("fragment", "factors"), "Multiply each element by the factor of its row."),
+):
+    define(
+        OpDef(
+            f"thread.{_name}",
+            _operands,
+            _doc,
+            results=0,
+            infer=_infer_rows(f"thread.{_name}"),  # type: ignore[arg-type]
+            effects=_WARP,
+        )
+    )
+
+
+def _infer_pack(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    what = "thread.pack_fragment"
+    source, target = _sums(types[0], what), types[1]
+    if not isinstance(target, TensorType) or target.space != "frag" or target.shape[-2:] != (16, 16):
+        raise InputError(f"{what}: expected tiles [..., 16, 16] in frag, got {target}")
+    if target.dtype not in ("f16", "bf16"):
+        raise InputError(f"{what}: expected factors of f16 or bf16, got {target}")
+    if len(attrs["item"]) != source.rank - 2 or len(attrs["to"]) != target.rank - 2:
+        raise InputError(f"{what}: expected index expressions of a tile of {source} and of {target}")
+    return []
+
+
+define(
+    OpDef(
+        "thread.pack_fragment",
+        ("sums", "factor"),
+        "Round the tile `item` of accumulators and the one after it to a first factor's 16 x 16 tile `to`.",
+        attrs={"item": _ITEM, "to": _ITEM},
+        results=0,
+        infer=_infer_pack,
+        effects=_WARP,
+    )
+)

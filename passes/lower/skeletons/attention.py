@@ -1,0 +1,251 @@
+"""Attention in one kernel on tensor cores: scores, softmax and mix of a tile of queries stay in registers.
+
+A block owns a tile of queries, each of its warps 16 rows or a few times 16. Keys and values come tile by tile
+through a ring of asynchronous copies in shared memory. The scores of a tile are accumulators; their maps are
+computed element by element in registers, the largest of each row so far rescales what was summed before
+(online softmax: Milakov and Gimelshein 2018; the order of loops is that of FlashAttention-2, Dao 2023), and
+the exponentials become the first factor of the second product without leaving registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import e as euler
+from math import inf, log2
+
+from tilewright.ir import Expr, Func, InputError, Sym, Value
+from tilewright.ir.expr import binary
+from tilewright.passes.lower.skeletons.attention_epilogue import write_outputs
+from tilewright.passes.lower.skeletons.attention_plan import DEPTH, AttentionPlan, padded, width_tiles
+from tilewright.passes.lower.skeletons.attention_scores import ScoreMaps
+from tilewright.passes.lower.skeletons.attention_stage import Layout, StagedTile
+from tilewright.passes.lower.skeletons.attention_view import INNER, KEY, AttentionView, attention_view
+from tilewright.passes.lower.skeletons.matrix_plan import TILE_M, TILE_N, WARP
+from tilewright.passes.lower.skeletons.tiling import MAX_GRID_YZ
+from tilewright.passes.lower.skeletons.writer import Writer
+
+#: tiles of 8 columns of a second factor of which two sets fit registers beside the accumulators
+PAIRED_TILES = 8
+
+
+def lower_attention(kernel: Func) -> Func:
+    """The thread-level function of a kernel that computes attention, on tensor cores.
+
+    rewrite:  contract -> maps -> softmax -> contract -> maps
+        -->   per tile of keys: mma, maps of fragments, row maxima, exponentials, mma; at the end the outputs
+    """
+    view = attention_view(kernel)
+    if view is None:
+        raise InputError("expected attention with factors of f16 or bf16", where=f"@{kernel.name}")
+    return _Attention(kernel, view, AttentionPlan.of(kernel)).lower()
+
+
+class _Attention:
+    def __init__(self, kernel: Func, view: AttentionView, plan: AttentionPlan) -> None:
+        self.view, self.plan = view, plan
+        self.tiles, self.slots = plan.tiles(view), plan.slots(view)
+        #: tiles of keys fetched before the first one is multiplied
+        self.ahead = self.slots if self.slots == self.tiles else self.slots - 1
+        if not self.ahead:
+            raise InputError("expected at least 2 stages for several tiles of keys", where=f"@{kernel.name}")
+        blocks, batch = -(-view.size(view.rows) // plan.rows), view.size(view.batch)
+        on_z = batch <= MAX_GRID_YZ
+        self.w = w = Writer(kernel, plan.threads, (blocks, 1, batch) if on_z else (blocks * batch, 1, 1))
+        x: Expr = Sym("bid.x")
+        number: Expr = Sym("bid.z") if on_z else binary("//", x, blocks)
+        place = x if on_z else binary("%", x, blocks)
+        names = view.batch
+        where = w.unravel(number, [view.sizes[d] for d in names])
+        self.batch: Mapping[str, Expr] = dict(zip(names, where, strict=True))
+        self.origin = w.simple(binary("*", place, plan.rows))
+        self.warp_row = w.simple(binary("*", binary("//", Sym("tid"), WARP), plan.rows // plan.warps))
+
+    def lower(self) -> Func:
+        w, view, plan = self.w, self.view, self.plan
+        with w.b.at(view.product.op.loc):
+            q = StagedTile(w, Layout(view, view.q, view.rows, (INNER,), plan.rows), 1, self.batch, "q_tile")
+            self.k = StagedTile(
+                w, Layout(view, view.k, (KEY,), (INNER,), plan.keys), self.slots, self.batch, "k_tiles"
+            )
+            self.v = StagedTile(
+                w, Layout(view, view.v, (KEY,), view.width, plan.keys), self.slots, self.batch, "v_tiles"
+            )
+            q.fetch(0, self.origin)
+            self._start()
+            self._arrive(self.ahead)
+            self.steps = padded(view.inner, DEPTH) // DEPTH
+            self.q = w.alloc((plan.row_tiles, self.steps, TILE_M, DEPTH), view.dtype, "frag", "q")
+            self._load_queries(q)
+            self._allocate()
+            with w.loop("tile", self.tiles) as tile:
+                self._tile(tile)
+        with w.b.at(view.mixed.op.loc):
+            self._normalise()
+            w.b.do("thread.async_wait", pending=0)
+            w.b.do("thread.barrier")
+        write_outputs(w, view, plan, self.mixed, self.origin, self.warp_row, self.batch)
+        return w.finish()
+
+    # -- copies ----------------------------------------------------------------------------------------------
+    def _start(self) -> None:
+        """Start copying the first tiles; with one tile the values come after queries and keys."""
+        w = self.w
+        if self.tiles == 1:
+            self.k.fetch(0, 0)
+            w.b.do("thread.async_commit")
+            self.v.fetch(0, 0)
+            w.b.do("thread.async_commit")
+            return
+        w.b.do("thread.async_commit")
+        for i in range(self.ahead):
+            self._fetch(i, i)
+
+    def _fetch(self, tile: Expr, slot: Expr) -> None:
+        w = self.w
+        origin = w.simple(binary("*", tile, self.plan.keys))
+        self.k.fetch(slot, origin)
+        self.v.fetch(slot, origin)
+        w.b.do("thread.async_commit")
+
+    def _arrive(self, pending: int) -> None:
+        self.w.b.do("thread.async_wait", pending=pending)
+        self.w.b.do("thread.barrier")
+
+    def _refill(self, tile: Expr) -> None:
+        """Start copying a later tile to the slot that the last iteration has read."""
+        w = self.w
+        if self.ahead < self.tiles:
+            later = w.simple(binary("+", tile, self.ahead))
+            slot = w.simple(binary("%", later, self.slots))
+            origin = w.simple(binary("*", later, self.plan.keys))
+            with w.when(w.below(later, self.tiles)):
+                self.k.fetch(slot, origin)
+                self.v.fetch(slot, origin)
+        if self.ahead < self.tiles or self.ahead > 1:
+            w.b.do("thread.async_commit")
+
+    # -- registers -------------------------------------------------------------------------------------------
+    def _allocate(self) -> None:
+        w, plan = self.w, self.plan
+        rows, columns = plan.row_tiles, plan.keys // TILE_N
+        self.scores = w.alloc((rows, columns, TILE_M, TILE_N), "f32", "frag", "scores")
+        self.mixed = w.alloc((rows, width_tiles(self.view), TILE_M, TILE_N), "f32", "frag", "mixed")
+        self.weights = w.alloc((rows, TILE_M, DEPTH), self.view.dtype, "frag", "weights")
+        self.largest, self.sums = (w.alloc((rows, 2), "f32", "reg", name) for name in ("largest", "total"))
+        w.b.do("thread.fill_fragment", self.mixed, value=0.0)
+        with w.loops("i", (rows, 2), unroll=1) as at:
+            w.store(w.b.const(-inf, "f32"), self.largest, at)
+            w.store(w.b.const(0.0, "f32"), self.sums, at)
+
+    def _load_queries(self, q: StagedTile) -> None:
+        w = self.w
+        with w.loops("i", (self.plan.row_tiles, self.steps), unroll=1) as (i, step):
+            row = w.simple(binary("+", self.warp_row, binary("*", i, TILE_M)))
+            w.b.do(
+                "thread.load_fragment", self.q, q.tiles,
+                at=q.place(0, row, binary("*", step, DEPTH)), role="a",
+                transposed=not q.layout.by_inner, item=(i, step),
+            )  # fmt: skip
+
+    # -- one tile of keys ------------------------------------------------------------------------------------
+    def _tile(self, tile: Expr) -> None:
+        w, plan = self.w, self.plan
+        slot = w.simple(binary("%", tile, self.slots))
+        maps = ScoreMaps(w, self.view, plan, self.origin, self.warp_row, self.batch, tile)
+        maps.read_ahead()
+        if self.tiles > 1:
+            self._arrive(self.ahead - 1)
+            self._refill(tile)
+        w.b.do("thread.fill_fragment", self.scores, value=0.0)
+        self._multiply(self.k, slot, self.steps, self._score_step)
+        maps.apply(self.scores)
+        self._softmax()
+        if self.tiles == 1:
+            self._arrive(0)
+        self._multiply(self.v, slot, plan.keys // DEPTH, self._mix_step)
+
+    def _multiply(self, staged: StagedTile, slot: Expr, steps: int, step_of: object) -> None:
+        """Walk along the summed dimension, the fragments of the next step loaded before one is multiplied."""
+        w = self.w
+        keys = staged is self.k
+        tiles = self.plan.keys // TILE_N if keys else width_tiles(self.view)
+        sets = min(2, steps) if tiles <= PAIRED_TILES else 1
+        held = w.alloc((sets, tiles, DEPTH, TILE_N), self.view.dtype, "frag", "k" if keys else "v")
+        if sets > 1:
+            self._load(staged, held, slot, 0)
+        for step in range(steps):
+            if sets == 1:
+                self._load(staged, held, slot, step)
+            elif step + 1 < steps:
+                self._load(staged, held, slot, step + 1)
+            step_of(held, step)  # type: ignore[operator]
+
+    def _load(self, staged: StagedTile, held: Value, slot: Expr, step: int) -> None:
+        """Fragments of keys [inner, key] or values [key, width] for one step."""
+        w = self.w
+        keys = staged is self.k
+        tiles = held.tensor.shape[1]
+        count = 2 if tiles % 2 == 0 else 1
+        with w.loop("j", tiles // count, unroll=1) as j:
+            column, depth = w.simple(binary("*", j, TILE_N * count)), step * DEPTH
+            place = (column, depth) if keys else (depth, column)
+            w.b.do(
+                "thread.load_fragment", held, staged.tiles,
+                at=staged.place(slot, *place), role="b",
+                transposed=staged.layout.by_inner == keys,
+                item=(step % held.tensor.shape[0], w.simple(binary("*", j, count))), count=count,
+            )  # fmt: skip
+
+    def _score_step(self, held: Value, step: int) -> None:
+        with self.w.loops("i", self.scores.tensor.shape[:2], unroll=1) as (i, j):
+            self._mma(self.q, held, self.scores, (i, step), (step % held.tensor.shape[0], j), (i, j))
+
+    def _mix_step(self, held: Value, step: int) -> None:
+        w = self.w
+        rows, columns = self.mixed.tensor.shape[:2]
+        with w.loop("i", rows, unroll=1) as i:
+            w.b.do("thread.pack_fragment", self.scores, self.weights, item=(i, 2 * step), to=(i,))
+        with w.loops("i", (rows, columns), unroll=1) as (i, j):
+            self._mma(self.weights, held, self.mixed, (i,), (step % held.tensor.shape[0], j), (i, j))
+
+    def _mma(self, a: Value, b: Value, c: Value, *items: tuple[Expr, ...]) -> None:
+        self.w.b.do(
+            "thread.mma", a, b, c,
+            shape=(TILE_M, TILE_N, DEPTH), engine="mma",
+            a_item=items[0], b_item=items[1], c_item=items[2],
+        )  # fmt: skip
+
+    # -- softmax ---------------------------------------------------------------------------------------------
+    def _softmax(self) -> None:
+        """Scores to exponentials; what was summed before is scaled to the rows' new maxima."""
+        w = self.w
+        if self.tiles == 1:
+            w.b.do("thread.max_rows", self.scores, self.largest)
+            w.b.do("thread.exp_rows", self.scores, self.largest, self.sums)
+            return
+        shape = self.largest.tensor.shape
+        factors = w.alloc(shape, "f32", "reg", "factors")
+        with w.loops("i", shape, unroll=1) as at:
+            w.store(w.load(self.largest, at), factors, at)
+        w.b.do("thread.max_rows", self.scores, self.largest)
+        with w.loops("i", shape, unroll=1) as at:
+            top = w.load(self.largest, at)
+            none = w.b.value("scalar.eq", top, w.b.const(-inf, "f32"))
+            safe = w.b.value("scalar.select", none, w.b.const(0.0, "f32"), top)
+            apart = w.b.value("scalar.sub", w.load(factors, at), safe)
+            factor = w.b.value("scalar.exp2", w.b.value("scalar.mul", apart, w.b.const(log2(euler), "f32")))
+            w.store(factor, factors, at)
+            w.store(w.b.value("scalar.mul", w.load(self.sums, at), factor), self.sums, at)
+        w.b.do("thread.scale_rows", self.mixed, factors)
+        w.b.do("thread.exp_rows", self.scores, self.largest, self.sums)
+
+    def _normalise(self) -> None:
+        """Divide by the rows' sums, of which four lanes hold parts."""
+        w = self.w
+        with w.loops("i", self.sums.tensor.shape, unroll=1) as at:
+            total = w.load(self.sums, at)
+            for lanes in (1, 2):
+                other = w.b.value("thread.shuffle", total, kind="xor", offset=lanes)
+                total = w.b.value("scalar.add", total, other)
+            w.store(w.b.value("scalar.div", w.b.const(1.0, "f32"), total), self.sums, at)
+        w.b.do("thread.scale_rows", self.mixed, self.sums)

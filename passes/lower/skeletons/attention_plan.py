@@ -1,0 +1,87 @@
+"""The implementation parameters of an attention kernel, and the tiles that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.ir import Func, InputError, Pairs
+from tilewright.passes.lower.skeletons.attention_view import AttentionView
+from tilewright.passes.lower.skeletons.contract_plan import MAX_THREADS
+from tilewright.passes.lower.skeletons.kernel_params import reading_params, whole
+from tilewright.passes.lower.skeletons.matrix_plan import MAX_STAGES, TILE_M, TILE_N, WARP
+
+#: elements of 16 bits along the summed dimension that one instruction multiplies
+DEPTH = 16
+#: elements of a swizzled row: 32 bytes, 64 bytes, or multiples of 128
+_PITCHES = (16, 32, 64)
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Parameters of one attention kernel.
+
+    rows: queries of a block, shared by `warps` in tiles of 16; keys: of a tile; stages: tiles of keys and
+    values in shared memory.
+    """
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+    @property
+    def threads(self) -> int:
+        return WARP * self.warps
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of 16 queries of one warp."""
+        return self.rows // self.warps // TILE_M
+
+    def tiles(self, view: AttentionView) -> int:
+        """Tiles of keys."""
+        return -(-view.keys // self.keys)
+
+    def slots(self, view: AttentionView) -> int:
+        """Tiles of keys that shared memory holds at once."""
+        return min(self.stages, self.tiles(view))
+
+    @classmethod
+    def of(cls, kernel: Func) -> AttentionPlan:
+        """The plan in `params` of a kernel; raises InputError with what does not fit."""
+        with reading_params(kernel) as p:
+            plan = cls(*(whole(p[n], n, 1) for n in ("rows", "keys", "warps", "stages")))
+            plan.check()
+        return plan
+
+    def params(self) -> Pairs:
+        """The plan as the `params` of a kernel."""
+        return Pairs.of({"rows": self.rows, "keys": self.keys, "warps": self.warps, "stages": self.stages})
+
+    def check(self) -> None:
+        """Raise InputError where tiles, warps or stages are impossible."""
+        if self.rows % (TILE_M * self.warps):
+            raise InputError(
+                f"expected rows in multiples of {TILE_M} per warp, got {self.rows} of {self.warps}"
+            )
+        if self.keys % DEPTH:
+            raise InputError(f"expected keys in multiples of {DEPTH}, got {self.keys}")
+        if self.threads > MAX_THREADS:
+            raise InputError(f"expected at most {MAX_THREADS} threads per block, got {self.threads}")
+        if self.stages > MAX_STAGES:
+            raise InputError(f"expected at most {MAX_STAGES} stages, got {self.stages}")
+
+
+def padded(extent: int, step: int) -> int:
+    """The next multiple of `step`."""
+    return -(-extent // step) * step
+
+
+def pitch(extent: int) -> int:
+    """Elements of the swizzled row that holds `extent` elements of 16 bits."""
+    return next((p for p in _PITCHES if extent <= p), padded(extent, _PITCHES[-1]))
+
+
+def width_tiles(view: AttentionView) -> int:
+    """Tiles of 8 columns of the values."""
+    return -(-view.size(view.width) // TILE_N)
