@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import gcd
 
+#: multiply-adds of one thread that stand in its code one after the other
+UNROLL_BUDGET = 1024
 #: window points whose weights a thread keeps in registers from the start
 MOST_AHEAD = 32
 

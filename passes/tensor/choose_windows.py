@@ -25,7 +25,10 @@ def choose_window_kernel(
     if inner in slid:
         vertical, horizontal = horizontal, inner
     problem = window_problem(kernel, op, (vertical, horizontal))
-    best = choose_tiles(problem, hardware, 0 if inner in slid else par[inner])
+    if inner in slid:
+        best = choose_tiles(problem, hardware, 0, runs=op.operands[0] in kernel.params)
+    else:
+        best = choose_tiles(problem, hardware, par[inner])
     p = best.parameters
     outputs: dict[str, Attr] = dict.fromkeys(par, 1)
     outputs |= {vertical: p.rows_per_thread, horizontal: p.outputs_per_thread}

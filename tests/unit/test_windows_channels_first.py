@@ -6,6 +6,8 @@ from test_windows_channels_last import kernels
 
 import tilewright as tw
 from tilewright.codegen.nvrtc import compile_cuda
+from tilewright.costmodel import WindowProblem, load_hardware
+from tilewright.costmodel.choose_tiles import choose_tiles, row_pieces
 from tilewright.costmodel.window_runs import pieces
 from tilewright.driver import lower
 from tilewright.ir import InputError, parse
@@ -38,7 +40,8 @@ DEPTHWISE = f"""module @net {{
       reads = [[n, k, y + r - 2, x + s - 2], [k, r, s]], fill = [0.0, none]) : f32[2, 3, 9, 16] {_SUM}
     %1 = tensor.map(%0, %z, %c, par = (n: 2, k: 3, y: 9, x: 16),
       reads = [[n, k, y, x], [n, k, y, x], [k]]) : T[2, 3, 9, 16] {{
-      ^(%a: f32, %b: T, %d: T) %e = scalar.cast(%b, dtype = "f32") : f32 %f = scalar.cast(%d, dtype = "f32") : f32
+      ^(%a: f32, %b: T, %d: T) %e = scalar.cast(%b, dtype = "f32") : f32
+      %f = scalar.cast(%d, dtype = "f32") : f32
       %g = scalar.add(%a, %e) : f32 %h = scalar.add(%g, %f) : f32 %i = scalar.cast(%h, dtype = "T") : T
       scalar.yield(%i) }}
     tensor.return(%1)
@@ -79,8 +82,7 @@ CASES = {
 
 
 def cast(text, dtype):
-    text = text.replace("T[", f"{dtype}[").replace(": T", f": {dtype}").replace('"T"', f'"{dtype}"')
-    return text
+    return text.replace("T[", f"{dtype}[").replace(": T", f": {dtype}").replace('"T"', f'"{dtype}"')
 
 
 def agrees(text, outputs, dtype, target):
@@ -144,6 +146,31 @@ def test_pieces_bring_all_columns_once_and_aligned():
         assert sorted(c for p in found for c in p.columns) == list(range(first, last + 1))
         for p in found:
             assert p.start % p.lanes == pitch % p.lanes == aligned % p.lanes == 0
-            assert p.start <= min(p.columns) and max(p.columns) < p.start + p.lanes
+            assert p.start <= min(p.columns)
+            assert max(p.columns) < p.start + p.lanes
     assert [p.lanes for p in pieces(range(-1, 9), 8, 112, 8)] == [1, 8, 1]
     assert [p.lanes for p in pieces(range(-1, 7), 8, 56, 8)] == [1, 8]
+
+
+def problem(width, filter_, stride, element_bytes, images=4096):
+    pad = (filter_ - 1) // 2
+    return WindowProblem(
+        images, width // stride, width // stride, filter_, filter_, stride, stride, 1, 1, (pad,) * 4,
+        width, width, 0, element_bytes,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("width", "filter_", "stride"), [(112, 3, 1), (56, 3, 2), (28, 5, 1), (14, 3, 1)])
+def test_large_tensors_of_short_elements_move_the_vectors_their_rows_allow(width, filter_, stride):
+    hardware = load_hardware("cuda:sm_90a")
+    short = problem(width, filter_, stride, 2)
+    p = choose_tiles(short, hardware, 0, runs=True).parameters
+    assert max(piece.lanes for piece in row_pieces(short, p.vec)) == min(8, width & -width)
+    assert (width // stride) % p.vec == 0
+    assert choose_tiles(short, hardware, 0).parameters.vec == 1
+    assert choose_tiles(problem(width, filter_, stride, 4), hardware, 0, runs=True).parameters.vec == 1
+
+
+def test_few_outputs_are_spread_over_threads():
+    p = choose_tiles(problem(56, 3, 1, 2, images=2), load_hardware("cuda:sm_90a"), 0, runs=True).parameters
+    assert p.vec * p.rows_per_thread <= 2

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
+from tilewright.costmodel.window_runs import UNROLL_BUDGET
 from tilewright.ir import Expr, Func, InputError, Op, Pairs, Value
 from tilewright.ir.expr import Sym, binary, substitute
 from tilewright.ir.tensor_ops import dims, fills, reads
 from tilewright.passes.lower.skeletons.writer import Index, Points, Writer
 
-#: multiply-adds of one thread that stand in its code one after the other
-UNROLL_BUDGET = 1024
 _NARROW = frozenset({"f16", "bf16"})
 
 
