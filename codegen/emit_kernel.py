@@ -7,15 +7,19 @@ from collections.abc import Sequence
 
 from tilewright.codegen import (  # noqa: F401  (importing registers the emitters)
     emit_control,
+    emit_fragment_maps,
     emit_indexed,
     emit_launch,
     emit_matrix,
     emit_memory,
     emit_scalar,
     emit_warp,
+    emit_warpgroup,
+    prelude_fragments,
     prelude_matrix,
     prelude_scalar,
     prelude_warp,
+    prelude_warpgroup,
 )
 from tilewright.codegen.dialect import Dialect
 from tilewright.codegen.dialect_cuda import CudaDialect
@@ -25,7 +29,7 @@ from tilewright.codegen.emit_launch import early_params, late_params
 from tilewright.codegen.emit_memory import array_extents
 from tilewright.codegen.emitters import emitter_of
 from tilewright.codegen.kernel_source import KernelParam, KernelSource
-from tilewright.codegen.shared_layout import SHARED_ALIGNMENT, SWIZZLED_ALIGNMENT, shared_layout
+from tilewright.codegen.shared_layout import shared_layout
 from tilewright.codegen.stamps import Stamps
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Level, Value, walk
@@ -133,7 +137,7 @@ def _declare_shared(e: Emission) -> tuple[int, int]:
     if dynamic:
         e.line(f"{e.need('dynamic_shared').upper()}(tw_shared);")
     elif in_one:
-        align = SWIZZLED_ALIGNMENT if layout.swizzled else SHARED_ALIGNMENT
+        align = max(layout.alignments.values())
         e.line(f"__shared__ __align__({align}) unsigned char tw_shared[{layout.nbytes}];")
     for v, offset in layout.offsets.items():
         t = v.tensor
@@ -147,8 +151,7 @@ def _declare_shared(e: Emission) -> tuple[int, int]:
         elif native:
             e.line(f"__local {kind} {name}{extents} __attribute__((aligned(64)));")
         else:
-            align = SWIZZLED_ALIGNMENT if v in layout.swizzled else SHARED_ALIGNMENT
-            e.line(f"__shared__ __align__({align}) {kind} {name}{extents};")
+            e.line(f"__shared__ __align__({layout.alignments[v]}) {kind} {name}{extents};")
         e.buffers[v] = BufferRef(name, t, flat=False, swizzled=v in layout.swizzled)
     if native:
         return sum(-(-max(1, v.tensor.nbytes) // 16) * 16 for v in layout.offsets), 0

@@ -22,6 +22,7 @@ struct __align__(16) longlong2 { long long x, y; };
 struct __align__(16) ulonglong2 { unsigned long long x, y; };
 
 typedef void (*TwTogether)(void** lanes, int count);
+typedef void (*TwProductOf)(float* sums, unsigned long long a, unsigned long long b);
 
 extern "C" {
 extern TwIndex threadIdx, blockIdx;
@@ -30,6 +31,9 @@ void tw_together(int line, TwTogether act, void* own);
 void tw_copy(void* target, const void* source, int bytes, bool keep);
 void tw_commit();
 void tw_wait(int pending);
+void tw_multiply(TwProductOf act, float* sums, unsigned long long a, unsigned long long b);
+void tw_multiply_commit();
+void tw_multiply_wait(int pending);
 unsigned char* tw_dynamic_shared();
 void tw_fail(const char* what, int line);
 unsigned long long tw_nanoseconds();
@@ -200,6 +204,60 @@ static inline void tw_mma_tf32_rounded(float* c, const float* a, const float* b)
     TwProduct own = {c, (const unsigned int*)a, (const unsigned int*)b};
     tw_together(-1, tw_mma_together<1, tw_cut_tf32>, &own);
 }
+
+// -- multiplications of warpgroups: tiles of swizzled rows in shared memory --------------------------------------
+// A descriptor is the address / 16 with the code of the swizzle above it, as on the GPU.
+template <int row>
+static inline unsigned long long tw_tile(const void* tile) {
+    const unsigned long long at = (unsigned long long)tile;
+    if (at % (row * 8)) tw_fail("a tile of a warpgroup does not start at eight whole rows", -1);
+    return at >> 4 | (row == 128 ? 1ull : row == 64 ? 2ull : 3ull) << 62;
+}
+static inline unsigned long long tw_tile_128(const void* tile) { return tw_tile<128>(tile); }
+static inline unsigned long long tw_tile_64(const void* tile) { return tw_tile<64>(tile); }
+static inline unsigned long long tw_tile_32(const void* tile) { return tw_tile<32>(tile); }
+
+template <int bytes, float (*value)(unsigned int)>
+static inline float tw_tile_element(unsigned long long tile, int row, int k) {
+    const int around = 16 >> (tile >> 62);  // 8, 4 or 2 pieces of 16 bytes in a row
+    unsigned long long at = (tile << 2 >> 2 << 4) + row * around * 16 + k * bytes;
+    at ^= (at >> 7 & (around - 1)) << 4;
+    unsigned int bits = 0;
+    __builtin_memcpy(&bits, (const void*)at, bytes);
+    return value(bits);
+}
+template <int n, int bytes, float (*value)(unsigned int)>
+static void tw_warpgroup(float* sums, unsigned long long a, unsigned long long b) {
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 % 4 * 16 + lane / 4;
+    for (int i = 0; i < n / 2; ++i) {
+        const int row = first + i % 4 / 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        double sum = sums[i];
+        for (int k = 0; k < 32 / bytes; ++k)
+            sum += (double)tw_tile_element<bytes, value>(a, row, k) * tw_tile_element<bytes, value>(b, column, k);
+        sums[i] = (float)sum;
+    }
+}
+// Templates, so that only what a kernel calls is compiled.
+#define TW_WGMMA_OF(dtype, n, bytes, value)                                                                  \
+    template <class Float>                                                                                   \
+    static inline void tw_wgmma_##dtype##_##n(Float* c, unsigned long long a, unsigned long long b) {         \
+        tw_multiply(tw_warpgroup<n, bytes, value>, c, a, b);                                                 \
+    }
+#define TW_WGMMA(n)                                                                                          \
+    TW_WGMMA_OF(f16, n, 2, tw_half) TW_WGMMA_OF(bf16, n, 2, tw_brain) TW_WGMMA_OF(f32, n, 4, tw_cut_tf32)
+TW_WGMMA(8) TW_WGMMA(16) TW_WGMMA(24) TW_WGMMA(32) TW_WGMMA(40) TW_WGMMA(48) TW_WGMMA(56) TW_WGMMA(64)
+TW_WGMMA(72) TW_WGMMA(80) TW_WGMMA(88) TW_WGMMA(96) TW_WGMMA(104) TW_WGMMA(112) TW_WGMMA(120) TW_WGMMA(128)
+TW_WGMMA(136) TW_WGMMA(144) TW_WGMMA(152) TW_WGMMA(160) TW_WGMMA(168) TW_WGMMA(176) TW_WGMMA(184) TW_WGMMA(192)
+TW_WGMMA(200) TW_WGMMA(208) TW_WGMMA(216) TW_WGMMA(224) TW_WGMMA(232) TW_WGMMA(240) TW_WGMMA(248) TW_WGMMA(256)
+#undef TW_WGMMA
+#undef TW_WGMMA_OF
+static inline void tw_wgmma_begin() {}
+static inline void tw_wgmma_commit() { tw_multiply_commit(); }
+template <int pending>
+static inline void tw_wgmma_wait() { tw_multiply_wait(pending); }
+static inline void tw_publish_shared() {}
+template <int count>
+static inline void tw_finished(float*) {}
 
 // -- asynchronous copies, atomics ---------------------------------------------------------------------------------
 static inline void tw_copy_async_4(void* to, const void* from, bool keep) { tw_copy(to, from, 4, keep); }

@@ -139,6 +139,7 @@ static void tw_switch(void** from, void* to) { swapcontext((ucontext_t*)*from, (
 
 enum State { READY, BARRIER, TOGETHER, DONE };
 struct Copy { void* target; const void* source; int bytes; bool keep; int group; };
+struct Product { TwProductOf act; float* sums; unsigned long long a, b; int group; };
 struct Fiber {
     void* stack;
     char* memory;
@@ -148,6 +149,8 @@ struct Fiber {
     void* own;
     std::vector<Copy> copies;
     int groups;
+    std::vector<Product> products;
+    int product_groups;
 };
 static std::vector<Fiber> fibers;
 static void* scheduler;
@@ -175,6 +178,8 @@ static void start_fiber(Fiber& f) {
     f.state = READY;
     f.copies.clear();
     f.groups = 0;
+    f.products.clear();
+    f.product_groups = 0;
 #ifdef TW_UCONTEXT
     scheduler = &scheduler_context;
     if (!f.stack) f.stack = new ucontext_t;
@@ -222,6 +227,22 @@ extern "C" void tw_wait(int pending) {
         }
     }
     f.copies.resize(kept);
+}
+
+// -- multiplications of warpgroups: done as late as they may be, so that a missing wait shows --------------------
+extern "C" void tw_multiply(TwProductOf act, float* sums, unsigned long long a, unsigned long long b) {
+    Fiber& f = fibers[running];
+    f.products.push_back({act, sums, a, b, f.product_groups});
+}
+extern "C" void tw_multiply_commit() { ++fibers[running].product_groups; }
+extern "C" void tw_multiply_wait(int pending) {
+    Fiber& f = fibers[running];
+    size_t kept = 0;
+    for (const Product& p : f.products) {
+        if (p.group >= f.product_groups - pending) f.products[kept++] = p;
+        else p.act(p.sums, p.a, p.b);
+    }
+    f.products.resize(kept);
 }
 
 // -- one block ---------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ FN void NAME() {
 
 helper(
     "dynamic_shared",
-    "#define TW_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]",
+    "#define TW_DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]",
     "cuda",
     emulated=True,
 )

@@ -18,10 +18,11 @@ _PIECE_BYTES, _BANKS_BYTES = 16, 128
 
 @dataclass(frozen=True)
 class SharedLayout:
-    """Byte offset of every shared buffer, and how many bytes there are."""
+    """Byte offset of every shared buffer, what its address is a multiple of, and how many bytes there are."""
 
     offsets: dict[Value, int]
     nbytes: int
+    alignments: dict[Value, int]
     swizzled: frozenset[Value] = frozenset()
 
     @property
@@ -38,6 +39,7 @@ def shared_layout(func: Func) -> SharedLayout:
     """
     lives = _lives(func)
     barriers = [i for i, op in enumerate(func.body.ops) if op.name == "thread.barrier"]
+    alignments = {op.result: _alignment(op) for op in walk(func.body) if _allocates(op)}
     offsets: dict[Value, int] = {}
     for v, life in lives.items():
         taken = sorted(
@@ -47,17 +49,19 @@ def shared_layout(func: Func) -> SharedLayout:
         for start, end in taken:
             if start - at >= _padded(v):
                 break
-            at = max(at, end)
+            at = max(at, -(-end // alignments[v]) * alignments[v])
         offsets[v] = at
     swizzled = frozenset(op.result for op in walk(func.body) if _allocates(op) and op["swizzled"])
-    return SharedLayout(offsets, max((at + _padded(v) for v, at in offsets.items()), default=0), swizzled)
+    nbytes = max((at + _padded(v) for v, at in offsets.items()), default=0)
+    return SharedLayout(offsets, nbytes, alignments, swizzled)
 
 
 def swizzled_column(t: TensorType, row: Expr, column: Expr) -> Expr:
     """Where an element of a swizzled row lies in it.
 
     Of eight rows one after the other, the pieces of one column meet all banks, which is what ldmatrix reads
-    at once; the two pieces of a 32-byte sector stay in one sector, so that a sector arrives by one write.
+    at once; the two pieces of a 32-byte sector stay in one sector, so that a sector arrives by one write. It is
+    the order of warpgroups' tiles, the number of a piece xor bits of the row's: each bit of it is a sum modulo 2.
     Raises UnsupportedError for rows of a length that has no such order.
     """
     piece = _PIECE_BYTES // itemsize(t.dtype)
@@ -67,13 +71,13 @@ def swizzled_column(t: TensorType, row: Expr, column: Expr) -> Expr:
     around = min(pieces, 8)
     turn = binary("%", binary("//", row, _BANKS_BYTES // _PIECE_BYTES // around), around)
     number, inside = binary("//", column, piece), binary("%", column, piece)
-    low = binary("%", binary("+", number, turn), 2)
-    high: Expr = 0
-    if around > 2:
-        sectors = binary("+", binary("%", binary("//", number, 2), around // 2), binary("//", turn, 2))
-        high = binary("*", binary("%", sectors, around // 2), 2)
-    whole = binary("*", binary("//", number, around), around)
-    return binary("+", binary("*", binary("+", binary("+", whole, high), low), piece), inside)
+    place = binary("*", binary("//", number, around), around)
+    bit = 1
+    while bit < around:
+        both = binary("+", binary("//", number, bit), binary("//", turn, bit))
+        place = binary("+", place, binary("*", binary("%", both, 2), bit))
+        bit *= 2
+    return binary("+", binary("*", place, piece), inside)
 
 
 def _padded(v: Value) -> int:
@@ -89,6 +93,11 @@ def _lives(func: Func) -> dict[Value, tuple[int, int]]:
         for v in (v for o in inside for v in o.operands):
             lives[v] = (lives.get(v, (i, i))[0], i)
     return {v: lives.get(v, (0, len(func.body.ops))) for v in buffers}
+
+
+def _alignment(op: Op) -> int:
+    least = SWIZZLED_ALIGNMENT if op["swizzled"] else SHARED_ALIGNMENT
+    return max(least, int(op["align"]))  # type: ignore[arg-type]
 
 
 def _allocates(op: Op) -> bool:

@@ -52,7 +52,7 @@ def likely_matrix(problem: MatrixProblem, hardware: GpuHardware, top: int) -> li
     seen: set[tuple[int, ...]] = set()
     for i in (best_point(space, bounds, estimates), *np.lexsort((bounds.seconds, estimates))):
         p = space.at(int(i))
-        kind = (p.m, p.n, p.warps_m, p.warps_n, p.warps_k)
+        kind = (p.m, p.n, p.warps_m, p.warps_n, p.warps_k, p.groups)
         if kind not in seen:
             seen.add(kind)
             chosen.append(Choice(p, bounds.at(int(i)), float(estimates[i]), len(space)))

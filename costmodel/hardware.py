@@ -48,6 +48,7 @@ class GpuHardware:
     tensor_fma_16bit_per_sm_per_clk: int
     tensor_fma_tf32_per_sm_per_clk: int
     mma_sync_share: float
+    wgmma_share: float
     lat_mma_clk: float
     lat_l2_clk: float
     estimate_matrix_block_clk: float

@@ -1,4 +1,4 @@
-"""The sound bound of tensor-core kernels through mma.sync, as fractions of the tensor cores' peak.
+"""The sound bound of tensor-core kernels (mma.sync or wgmma), as fractions of the tensor cores' peak.
 
 ub = COEF min(GM, L2, LAT, TQ WB min(RATE, SMB)); the seconds are max(flops / (peak ub), launch floor). GM
 counts the least traffic of a matrix product with the L2 as fast memory (red-blue pebble game) or all operands
@@ -25,6 +25,8 @@ from tilewright.costmodel.matrix_space import (
     legal,
     registers_of,
     shared_bytes,
+    shared_rows,
+    takes_groups,
 )
 from tilewright.costmodel.windows import FloatArray, IntArray
 
@@ -76,7 +78,8 @@ def least_matrix_s(
 ) -> float:
     """Seconds a product takes at least with any parameters: arithmetic, traffic, launch."""
     peak = tensor_flops_per_s(problem, hardware)
-    share = min(_gm(problem, hardware, peak, assumptions), hardware.mma_sync_share)
+    rate = hardware.wgmma_share if takes_groups(problem, hardware) else 0.0
+    share = min(_gm(problem, hardware, peak, assumptions), max(rate, hardware.mma_sync_share))
     return max(problem.flops / (peak * share), hardware.launch_floor_s)
 
 
@@ -121,7 +124,8 @@ def _lat(
     """The chain of one block: a copy starts when an earlier one was used; sums are added in turn."""
     copies = hardware.lat_l2_clk * ceil_div(chunks, ahead_of(problem, space) + 1)
     steps = chunks * (space.k // (DEPTH_BYTES // problem.element_bytes * space.warps_k))
-    sums = hardware.lat_l2_clk + steps * hardware.lat_mma_clk
+    # Nothing is known of the latency of warpgroups' multiplications, which follow each other by groups.
+    sums = hardware.lat_l2_clk + np.where(space.groups > 0, 0.0, steps * hardware.lat_mma_clk)
     registers = (registers_of(problem, space) - _SPARE_REGISTERS).clip(24)
     fits = resident_blocks(hardware, space.warps, shared_bytes(problem, space), registers).clip(1)
     rounds = ceil_div(ceil_div(blocks, hardware.sm_count), fits)
@@ -130,14 +134,14 @@ def _lat(
 
 
 def _rate(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, blocks: IntArray) -> FloatArray:
-    """What mma.sync reaches of the peak, on the tensor cores that have a warp at all."""
+    """What the instruction reaches of the peak, on the tensor cores that have a warp at all."""
     warps = _resident(problem, space, hardware, blocks) * space.warps
-    return np.asarray(hardware.mma_sync_share * np.minimum(1.0, warps / hardware.schedulers_per_sm))
+    share = np.where(space.groups > 0, hardware.wgmma_share, hardware.mma_sync_share)
+    return np.asarray(share * np.minimum(1.0, warps / hardware.schedulers_per_sm))
 
 
 def _smb(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:
     """Tensor cycles of a chunk against the shared-memory port, which fragments and copies share."""
     multiply = space.m * space.n / tensor_fma(problem, hardware)
-    rows = space.m * (space.warps_n + 1) + space.n * (space.warps_m + 1)
-    port = rows * (problem.element_bytes / hardware.smem_bytes_per_sm_per_clk)
+    port = shared_rows(space) * (problem.element_bytes / hardware.smem_bytes_per_sm_per_clk)
     return np.asarray(np.minimum(1.0, multiply / port))

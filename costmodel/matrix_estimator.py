@@ -18,6 +18,7 @@ from tilewright.costmodel.matrix_space import (
     chunks_of,
     registers_of,
     shared_bytes,
+    shared_rows,
 )
 from tilewright.costmodel.windows import FloatArray, IntArray
 
@@ -39,6 +40,9 @@ _TAIL_WARPS = 4.0
 _TAIL_READ_CLK, _TAIL_VECTORS = 600.0, 8.0
 #: of the steady rate of multiplications alone, what a loop with loads and copies beside them keeps
 _LOOP_SHARE = 0.77
+#: of the peak, what warpgroups keep in a loop; cycles between the multiplications of two chunks, where that of
+#: the second has been issued before the first is done, and where it has not
+_GROUP_SHARE, _GROUP_CLK, _GROUP_ALONE_CLK = 0.8, 20.0, 150.0
 #: share of the shorter of work and DRAM traffic that the longer does not hide, beside others and alone
 _EXPOSED_SHARE, _EXPOSED_ALONE = 0.10, 0.67
 
@@ -105,14 +109,16 @@ def _shared_clk(
     size = problem.element_bytes
     busy = np.minimum(1.0, resident * space.warps / hardware.schedulers_per_sm)
     share = hardware.mma_sync_share * hardware.estimate_mma_efficiency * _LOOP_SHARE
+    share = np.where(space.groups > 0, hardware.wgmma_share * _GROUP_SHARE, share)
     rate = tensor_fma(problem, hardware) * share * busy
     tensor = space.m * space.n * space.k / rate
-    rows = space.m * (space.warps_n + 1) + space.n * (space.warps_m + 1)
+    rows = shared_rows(space)
     port = rows * space.k * (size / hardware.smem_bytes_per_sm_per_clk)
     fetched = (space.m * problem.fetched + space.n) * space.k * size
     depth = DEPTH_BYTES // size
     multiplies = (space.m // TILE_M) * (space.n // TILE_N) * (space.k // depth)
-    loads = rows * space.k * size / 512.0
+    loads = np.where(space.groups > 0, 0.0, rows * space.k * size / 512.0)
+    multiplies = np.where(space.groups > 0, 0, multiplies)
     copies = space.warps * _copied_by_threads(problem, space)
     for extent, copy in ((space.m, problem.first_copy), (space.n, problem.second_copy)):
         if copy:
@@ -143,6 +149,10 @@ def _alone_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     rate = tensor_fma(problem, hardware) * hardware.mma_sync_share / hardware.schedulers_per_sm
     one = TILE_M * TILE_N * depth / rate
     chain = (space.k // (depth * space.warps_k)) * np.maximum(tiles * one, _MMA_CLK)
+    # The four warps of a group have all tensor cores to themselves.
+    group = space.m * space.n * space.k / (tensor_fma(problem, hardware) * hardware.wgmma_share * _GROUP_SHARE or 1.0)
+    waits = np.where(space.stages > 2, _GROUP_CLK, _GROUP_ALONE_CLK)
+    chain = np.where(space.groups > 0, group + waits, chain)
     flight = hardware.estimate_matrix_fetch_clk / ahead_of(problem, space)
     instructions = _copied_by_threads(problem, space)
     through = np.where(instructions > 0, hardware.estimate_matrix_fetch_clk, 0.0)

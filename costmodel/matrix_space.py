@@ -25,6 +25,8 @@ WINDOW_REGISTERS = 16
 COPIED_REGISTERS, COMPUTED_REGISTERS, FREE_REGISTERS = 2.0, 0.25, 30
 #: registers of one fragment of either factor
 A_REGISTERS, B_REGISTERS = 4, 2
+#: of a warpgroup instead of fragments: descriptors
+GROUP_REGISTERS = 16
 #: words added to each row of the tile of sums
 SUM_PAD_WORDS = 8
 MAX_SUMS = 128
@@ -40,6 +42,10 @@ _WARPS = (
     *((1, 1, 1), (1, 2, 1), (2, 1, 1), (2, 2, 1), (1, 4, 1), (4, 1, 1), (2, 4, 1), (4, 2, 1)),
     *((1, 1, 2), (1, 2, 2), (2, 1, 2), (2, 2, 2), (1, 1, 4), (1, 2, 4), (2, 1, 4), (2, 2, 4), (1, 1, 8)),
 )
+#: the same of warpgroups: one, two along m, two along n
+_GROUP_WARPS = ((4, 1, 1), (8, 1, 1), (4, 2, 1))
+#: rows that a warpgroup multiplies with one instruction, and the most columns
+GROUP_M, GROUP_N = 64, 256
 _STAGES = (2, 3, 4, 5)
 
 
@@ -106,6 +112,7 @@ class MatrixSpace:
     warps_n: IntArray
     stages: IntArray
     warps_k: IntArray
+    groups: IntArray
 
     def __len__(self) -> int:
         return len(self.m)
@@ -136,12 +143,21 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
 
     Raises InputError where nothing does.
     """
-    tables = [_M, _N, [b // problem.element_bytes for b in _K_BYTES], range(len(_WARPS)), _STAGES]
+    ways = [(*warps, 0) for warps in _WARPS]
+    if takes_groups(problem, hardware):
+        ways += [(*warps, 1) for warps in _GROUP_WARPS]
+    tables = [_M, _N, [b // problem.element_bytes for b in _K_BYTES], range(len(ways)), _STAGES]
     index = np.unravel_index(np.arange(prod(map(len, tables))), tuple(map(len, tables)))
     m, n, k, w, stages = (np.array(t, dtype=np.int64)[i] for t, i in zip(tables, index, strict=True))
-    warps = np.array(_WARPS, dtype=np.int64)[w]
-    space = MatrixSpace(m, n, k * warps[:, 2], warps[:, 0], warps[:, 1], stages, warps[:, 2])
+    warps = np.array(ways, dtype=np.int64)[w]
+    space = MatrixSpace(m, n, k * warps[:, 2], warps[:, 0], warps[:, 1], stages, warps[:, 2], warps[:, 3])
     return _sensible(problem, space.take(legal(problem, space, hardware)))
+
+
+def takes_groups(problem: MatrixProblem, hardware: GpuHardware) -> bool:
+    """Whether warpgroups can multiply the factors where they lie: 16-bit ones, in rows of the channel."""
+    narrow = problem.element_bytes == 2 and problem.first_rows and problem.second_rows
+    return narrow and hardware.wgmma_share > 0
 
 
 def _sensible(problem: MatrixProblem, space: MatrixSpace) -> MatrixSpace:
@@ -162,6 +178,7 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
     for extent, rows in ((space.m, problem.first_rows), (space.n, problem.second_rows)):
         # Columns of 16-bit elements are swizzled, which takes 32, 64 or a multiple of 128 bytes of them.
         found &= rows | (problem.element_bytes == 4) | (extent % 64 == 0) | (extent == 16) | (extent == 32)
+    found &= (space.groups == 0) | (takes_groups(problem, hardware) & (space.n <= GROUP_N * space.warps_n))
     threads, registers = WARP * space.warps, registers_of(problem, space)
     found &= (space.m * space.n * space.warps_k <= MAX_SUMS * threads) & (
         threads <= hardware.max_threads_per_block
@@ -185,7 +202,8 @@ def registers_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     # Of a single chunk nothing is copied ahead.
     held = np.where(chunks_of(problem, space) > 1, held, 0.0).astype(np.int64)
     other = OTHER_REGISTERS + (WINDOW_REGISTERS if problem.taps > 1 else 0)
-    return np.asarray(sums + 2 * (a + b) + other + held, dtype=np.int64)
+    fragments = np.where(space.groups > 0, GROUP_REGISTERS, 2 * (a + b))
+    return np.asarray(sums + fragments + other + held, dtype=np.int64)
 
 
 def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
@@ -193,6 +211,15 @@ def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     ring = space.stages * ((space.m + space.n) * (space.k * problem.element_bytes))
     sums = 4 * space.warps_k * space.m * (space.n + SUM_PAD_WORDS)
     return np.asarray(np.maximum(ring, sums), dtype=np.int64)
+
+
+def shared_rows(space: MatrixSpace) -> IntArray:
+    """Rows of tiles that cross the port of shared memory per chunk: written once, read by every user.
+
+    A warpgroup reads the rows of the second factor once for every 64 of the first.
+    """
+    readers = np.where(space.groups > 0, space.m // GROUP_M, space.warps_m)
+    return space.m * (space.warps_n + 1) + space.n * (readers + 1)
 
 
 def blocks_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
@@ -206,8 +233,8 @@ def chunks_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
 
 
 def ahead_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
-    """Chunks whose copies are in flight while one is multiplied."""
-    return np.maximum(1, space.stages - 1)
+    """Chunks whose copies are in flight while one is multiplied; warpgroups read two at a time."""
+    return np.maximum(1, space.stages - 1 - (space.groups > 0))
 
 
 def raster_of(blocks_m: int) -> int:

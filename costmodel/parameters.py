@@ -149,7 +149,8 @@ class MatrixParameters:
 
     A block computes an m x n tile of the product with warps_m x warps_n warps, k of the reduced channel at a
     time, through a ring of `stages` buffers. There are warps_k such sets of warps: each multiplies its part
-    of every chunk, and the parts' sums are added at the end.
+    of every chunk, and the parts' sums are added at the end. groups: 1 where groups of four warps along m
+    multiply tiles in shared memory (wgmma), 0 where every warp multiplies fragments (mma.sync).
     """
 
     m: int
@@ -159,6 +160,7 @@ class MatrixParameters:
     warps_n: int
     stages: int
     warps_k: int = 1
+    groups: int = 0
 
     @property
     def threads(self) -> int:

@@ -16,6 +16,15 @@ from tilewright.ir.errors import InputError
 
 _RECORDS = Path(__file__).parent / "records"
 _KINDS: dict[str, type[GpuHardware] | type[CpuHardware]] = {"gpu": GpuHardware, "cpu": CpuHardware}
+#: what a device may have nothing of
+_MAY_BE_ZERO = frozenset(
+    {
+        "smem_reserved_per_block_bytes",
+        "tensor_fma_16bit_per_sm_per_clk",
+        "tensor_fma_tf32_per_sm_per_clk",
+        "wgmma_share",
+    }
+)
 _IDENTITY = ("name", "targets", "device_names", "sources", "origin")
 _MAX_RECORD_BYTES = 1 << 20
 
@@ -128,7 +137,7 @@ def _value(entry: object, whole: bool, key: str, where: str) -> float | int:
     if isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value < 1e18:
         word = "a whole number" if whole else "a number"
         raise InputError(f"expected {key} to be {word} from 0 to below 1e18, got {value!r:.40}", where=where)
-    if value == 0 and key != "smem_reserved_per_block_bytes" and not key.startswith("tensor_fma_"):
+    if value == 0 and key not in _MAY_BE_ZERO:
         raise InputError(f"expected {key} to be positive, got 0", where=where)
     return value if whole else float(value)
 

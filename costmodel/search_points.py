@@ -134,7 +134,7 @@ def matrix_points(
     legal: IntArray = np.flatnonzero((cold.ub > 0) & np.isfinite(estimates))
     s = space.take(legal)
     warm = matrix_bound(problem, s, hardware, replace(MEASURED_LOOP, streamed_bytes=streamed_bytes))
-    kinds = (s.m, s.n, s.warps_m, s.warps_n, s.warps_k)
+    kinds = (s.m, s.n, s.warps_m, s.warps_n, s.warps_k, s.groups)
     return Points("tensor cores", problem, s, _taken(cold, legal), warm.seconds, estimates[legal], kinds)
 
 

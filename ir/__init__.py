@@ -8,10 +8,12 @@ from tilewright.ir import (  # noqa: F401  (importing defines the ops)
     recurrence_ops,
     scalar_ops,
     tensor_ops,
+    thread_fragment_ops,
     thread_indexed_ops,
     thread_launch_ops,
     thread_matrix_ops,
     thread_ops,
+    thread_warpgroup_ops,
 )
 from tilewright.ir.builder import Builder, scalar_body, structured
 from tilewright.ir.compare import equal, equal_funcs

@@ -15,7 +15,14 @@ from tilewright.ir.expr import symbols
 from tilewright.ir.simplify import coefficients, interval
 from tilewright.ir.tensor_ops import ranges_of, reads
 from tilewright.ir.types import itemsize
-from tilewright.passes.lower.skeletons.matrix_plan import COPY_BYTES, MatrixPlan, MatrixView, plain
+from tilewright.passes.lower.skeletons.matrix_plan import (
+    COPY_BYTES,
+    ENGINES,
+    WARPGROUPS,
+    MatrixPlan,
+    MatrixView,
+    plain,
+)
 from tilewright.passes.tensor.kernel_problem import reached, traffic
 
 #: biases and the like: they stay in the caches
@@ -100,4 +107,7 @@ def _fetched(view: MatrixView) -> float:
 def matrix_plan(view: MatrixView, p: MatrixParameters) -> MatrixPlan:
     """The plan of a kernel with the model's parameters."""
     raster = raster_of(-(-view.size(view.rows) // p.m))
-    return MatrixPlan(p.m, p.n, p.k, p.warps_m, p.warps_n, p.stages, view.channel, raster, warps_k=p.warps_k)
+    engine = WARPGROUPS if p.groups else ENGINES[0]
+    return MatrixPlan(
+        *(p.m, p.n, p.k, p.warps_m, p.warps_n, p.stages), view.channel, raster, engine, warps_k=p.warps_k
+    )

@@ -27,6 +27,9 @@ from tilewright.passes.thread.shared_accesses import UNIFORM, Access, accesses, 
 
 #: buffers of a ring at most
 LONGEST_RING = 8
+_WAITS = ("thread.async_wait", "thread.warpgroup_wait")
+#: what stands outside of inner loops and conditions
+_ALONE = (*_WAITS, "thread.barrier", "thread.warpgroup_mma")
 
 
 def keeps_copies_in_flight(loop: Op) -> bool:
@@ -36,30 +39,44 @@ def keeps_copies_in_flight(loop: Op) -> bool:
 
 
 def regrouped(pending: list[Access], op: Op) -> list[Access]:
-    """The pending accesses after a commit or a wait."""
-    if op.name == "thread.async_commit":
-        return [replace(a, group=a.group + 1) if a.group is not None else a for a in pending]
-    if op.name == "thread.async_wait":
-        most = int(op["pending"])  # type: ignore[arg-type]
-        return [replace(a, group=None) if a.group is not None and a.group >= most else a for a in pending]
+    """The pending accesses after what closes a group of copies or multiplications, or waits for one."""
+    if op.name in ("thread.async_commit", "thread.warpgroup_mma"):
+        multiplied = op.name == "thread.warpgroup_mma"
+        return [
+            replace(a, group=a.group + 1) if a.group is not None and a.multiplied == multiplied else a
+            for a in pending
+        ]
+    if op.name in _WAITS:
+        most, multiplied = int(op["pending"]), op.name == "thread.warpgroup_wait"  # type: ignore[arg-type]
+        return [
+            replace(a, group=None)
+            if a.group is not None and a.group >= most and a.multiplied == multiplied
+            else a
+            for a in pending
+        ]
     return pending
 
 
 def still_in_flight(pending: Sequence[Access]) -> list[Access]:
-    """What a barrier leaves pending: it makes only finished copies visible."""
+    """What a barrier leaves pending: it orders only copies and multiplications that are finished."""
     return [a for a in pending if a.in_flight]
 
 
 def check_waited(found: Sequence[Access], op: Op) -> None:
-    """Raise InputError where one of the accesses that conflict with `op` is a copy nobody waited for."""
-    if any(a.in_flight for a in found):
+    """Raise InputError where an access that conflicts with `op` is in flight, and nobody waited for it."""
+    if any(a.in_flight and not a.multiplied for a in found):
         raise InputError("expected thread.async_wait between an asynchronous copy and its use", where=op.loc)
+    if any(a.in_flight for a in found):
+        raise InputError(
+            "expected thread.warpgroup_wait between a multiplication and new values of its tiles",
+            where=op.loc,
+        )
 
 
 def walk_iterations(loop: Op, pending: list[Access], ranges: Ranges) -> list[Access]:
     """What is pending after the loop; raises InputError for a hazard that no barrier of it separates."""
     extent, var = extent_of(loop), loop_variable(loop)
-    waits = [int(op["pending"]) for op in walk(loop.body) if op.name == "thread.async_wait"]  # type: ignore[arg-type]
+    waits = [int(op["pending"]) for op in walk(loop.body) if op.name in _WAITS]  # type: ignore[arg-type]
     depth = max(waits, default=0) + 2
     apart = extent > depth + LONGEST_RING  # else remainders by the length of the ring would not show as such
     for i in range(depth if apart else extent):
@@ -116,7 +133,7 @@ def _walk(block: Block, pending: list[Access], ranges: Ranges) -> list[Access]:
 def _checked(op: Op, pending: Sequence[Access], ranges: Ranges) -> list[Access]:
     """The accesses of one op, checked against what is pending and, inside a loop, against each other."""
     inside = list(accesses(op, ranges))
-    if op.body is not None and any(o.name in ("thread.barrier", "thread.async_wait") for o in walk(op.body)):
+    if op.body is not None and any(o.name in _ALONE for o in walk(op.body)):
         raise InputError("expected barriers and waits outside of inner loops and conditions", where=op.loc)
     found = [p for p in pending if any(conflict(p, a) for a in inside)]
     check_waited(found, op)

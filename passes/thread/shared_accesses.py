@@ -47,9 +47,10 @@ Place = tuple[Expr | None, ...]
 class Access:
     """One access to shared memory: at which index (None: anywhere), under which mask and symbol ranges.
 
-    group: for a copy in flight, how many groups were closed after its own (-1: its own is still open); None
-    for everything that happens at once, and for copies that the thread has waited for. warps: the index
-    counts tiles of 16 x 8 elements, which the threads of a warp (symbol `warp`) access together.
+    group: for a copy or a multiplication in flight, how many groups were closed after its own (-1: its own is
+    still open); None for everything that happens at once, and for what the thread has waited for. multiplied:
+    it is a read of an asynchronous multiplication. warps: the index counts tiles of 16 x 8 elements, which the
+    threads of a warp (symbol `warp`) access together.
     """
 
     buffer: Value
@@ -60,6 +61,7 @@ class Access:
     ranges: Ranges
     group: int | None = None
     warps: bool = False
+    multiplied: bool = False
 
     @property
     def in_flight(self) -> bool:
@@ -78,6 +80,11 @@ def accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
 
 def own_accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
     """The shared-memory accesses of an op itself."""
+    if op.name == "thread.warpgroup_mma":
+        for buffer, key in zip(op.operands[:2], ("a_at", "b_at"), strict=True):
+            where: Any = op[key]
+            at = (*where[:-2], None, None)
+            yield Access(buffer, False, at, 1, mask, ranges, group=0, multiplied=True)
     for table, write in ((_READS, False), (_WRITES, True)):
         if op.name not in table:
             continue
@@ -85,7 +92,7 @@ def own_accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
         buffer = op.operands[position]
         if not isinstance(buffer.type, TensorType) or buffer.type.space != "shared":
             continue
-        where: Any = op[key] if key is not None else None
+        where = op[key] if key is not None else None
         at = tuple(where) if where is not None else None
         whole = (*mask, *mask_of(op))
         if op.name == "thread.load_fragment":
@@ -151,12 +158,13 @@ def _own_elements(a: Access, b: Access) -> bool:
 
 
 def _counted_apart(a: Access, b: Access) -> bool:
-    """No two threads touch the same group of lanes, by trying all values of the index's symbols.
+    """No two threads (or warps) touch the same group of lanes, by trying all values of the index's symbols.
 
-    Only threads that do the accesses count, where both do them under the same conditions.
+    Only those that do the accesses count, where both do them under the same conditions.
     """
     at, buffer = a.at, a.buffer.type
-    if a.warps or at is None or None in at or not isinstance(buffer, TensorType):
+    unit = "warp" if a.warps else "tid"
+    if at is None or None in at or not isinstance(buffer, TensorType):
         return False
     masks = [
         (part, low, high) for part, low, high in a.mask if isinstance(low, int) and isinstance(high, int)
@@ -165,7 +173,7 @@ def _counted_apart(a: Access, b: Access) -> bool:
     names = sorted({n for e in at if e is not None for n in symbols(e)})
     masks = [m for m in masks if symbols(m[0]) and set(symbols(m[0])) <= set(names)]
     counts = [int(a.ranges[n][1]) + 1 if a.ranges[n][0] == 0 else _MOST_TRIED + 1 for n in names]
-    if "tid" not in names or any(map(_uniform, names)) or prod(counts) > _MOST_TRIED:
+    if unit not in names or any(map(_uniform, names)) or prod(counts) > _MOST_TRIED:
         return False
     grid = np.indices(counts).reshape(len(names), -1)
     env = dict(zip(names, grid, strict=True))
@@ -176,7 +184,7 @@ def _counted_apart(a: Access, b: Access) -> bool:
     places = np.array([np.broadcast_to(evaluate(e, env), does.shape) for e in at if e is not None])[:, does]
     strides = [prod(buffer.shape[i + 1 :]) for i in range(len(at))]
     group, odd = np.divmod(np.array(strides) @ places, a.lanes)
-    users = np.unique(np.stack([group, env["tid"][does]]), axis=1)[0]
+    users = np.unique(np.stack([group, env[unit][does]]), axis=1)[0]
     return not odd.any() and len(np.unique(users)) == len(users)
 
 

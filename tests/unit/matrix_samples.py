@@ -71,9 +71,9 @@ def view_of(kernel: Func) -> MatrixView:
     return view
 
 
-def lowered(kernel: Func, *tiles: int, raster: int = 1, warps_k: int = 1) -> Func:
+def lowered(kernel: Func, *tiles: int, raster: int = 1, warps_k: int = 1, engine: str = "mma") -> Func:
     """The thread-level kernel with a plan of tiles m, n, k, warps m, n and stages, after the usual passes."""
-    plan = MatrixPlan(*tiles, channel=view_of(kernel).channel, raster=raster, warps_k=warps_k)
+    plan = MatrixPlan(*tiles, channel=view_of(kernel).channel, raster=raster, warps_k=warps_k, engine=engine)
     thread = lower_matrix(kernel.with_attrs(skeleton="matrix", params=plan.params()))
     return run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
 
@@ -87,10 +87,16 @@ def inputs_of(kernel: Func) -> list[np.ndarray]:
 
 
 def emulated(
-    kernel: Func, inputs: Sequence[np.ndarray], *tiles: int, raster: int = 1, warps_k: int = 1
+    kernel: Func,
+    inputs: Sequence[np.ndarray],
+    *tiles: int,
+    raster: int = 1,
+    warps_k: int = 1,
+    engine: str = "mma",
 ) -> np.ndarray:
     """The kernel's result on the emulator, in float64."""
-    (got,) = run(lowered(kernel, *tiles, raster=raster, warps_k=warps_k), "emulator", inputs).values()
+    func = lowered(kernel, *tiles, raster=raster, warps_k=warps_k, engine=engine)
+    (got,) = run(func, "emulator", inputs).values()
     return got.astype(np.float64)
 
 
@@ -102,3 +108,70 @@ def assert_close(got: np.ndarray, want: np.ndarray, dtype: str) -> None:
 
 def source(func: Func) -> str:
     return emit_cuda(func).source
+
+
+def gemm(dtype: str, m: int, n: int, k: int, first: str = "mc", second: str = "nc", batch: int = 0, **more):
+    """C[m, n] of factors whose dimensions lie in memory in these orders."""
+    sizes = {"m": m, "n": n, "c": k, "b": batch}
+    orders = [("b" if batch else "") + order for order in (first, second)]
+    shapes = [", ".join(str(sizes[d]) for d in order) for order in orders]
+    par = (f"b: {batch}, " if batch else "") + f"m: {m}, n: {n}"
+    return product(dtype, shapes, par, f"c: {k}", [f"[{', '.join(order)}]" for order in orders], **more)
+
+
+BIAS = """%y = tensor.map(%p, %bias, %res, par = (PAR), reads = [[AT], [COLUMN], [AT]]) : OUT[SIZES] {
+  ^(%1: f32, %2: f32, %3: OUT)
+  %4 = scalar.add(%1, %2) : f32
+  %5 = scalar.cast(%3, dtype = "f32") : f32
+  %6 = scalar.add(%4, %5) : f32
+  %7 = scalar.const(value = 0.0, dtype = "f32") : f32
+  %8 = scalar.max(%6, %7) : f32
+  %9 = scalar.cast(%8, dtype = "OUT") : OUT
+  scalar.yield(%9)
+}"""
+
+
+def convolution(dtype: str, n: int, hw: tuple[int, int], c: int, k: int, f: int, stride: int, layout: str):
+    """A convolution with bias, residual and ReLU, in NCHW or NHWC."""
+    h, w = hw
+    pad, oh, ow = f // 2, (h - 1) // stride + 1, (w - 1) // stride + 1
+    sizes = {"n": n, "y": oh, "x": ow, "k": k}
+    order = "nkyx" if layout == "NCHW" else "nyxk"
+    y, x = f"y * {stride} + r - {pad}", f"x * {stride} + s - {pad}"
+    par = ", ".join(f"{d}: {sizes[d]}" for d in order)
+    image = (f"{n}, {h}, {w}, {c}", f"[n, {y}, {x}, c]")
+    if layout == "NCHW":
+        image = (f"{n}, {c}, {h}, {w}", f"[n, c, {y}, {x}]")
+    text = BIAS.replace("PAR", par).replace("AT", ", ".join(order)).replace("COLUMN", "k")
+    text = text.replace("OUT", dtype)
+    if dtype == "f32":
+        text = text.replace('%5 = scalar.cast(%3, dtype = "f32") : f32', "").replace("%5", "%3")
+        text = text.replace('%9 = scalar.cast(%8, dtype = "f32") : f32', "").replace("%9", "%8")
+    out = ", ".join(str(sizes[d]) for d in order)
+    return product(
+        dtype, (image[0], f"{f}, {f}, {k}, {c}"), par, f"c: {c}, r: {f}, s: {f}",
+        (image[1], "[r, s, k, c]"), fill="[0.0, none]" if f > 1 else "[none, none]", result=dtype,
+        epilogue=text.replace("SIZES", out), extra=(f"%bias: f32[{k}]", f"%res: {dtype}[{out}]"),
+    )  # fmt: skip
+
+
+def convolved(x, w, bias, res, f, stride, layout):
+    x, w, bias, res = (v.astype(np.float64) for v in (x, w, bias, res))
+    if layout == "NCHW":
+        x, res = x.transpose(0, 2, 3, 1), res.transpose(0, 2, 3, 1)
+    pad = f // 2
+    padded = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    total = np.zeros(res.shape)
+    for r in range(f):
+        for s in range(f):
+            ends = [start + (n - 1) * stride + 1 for start, n in zip((r, s), res.shape[1:3], strict=True)]
+            total += padded[:, r : ends[0] : stride, s : ends[1] : stride] @ w[r, s].T
+    out = np.maximum(total + bias + res, 0)
+    return out.transpose(0, 3, 1, 2) if layout == "NCHW" else out
+
+
+CAST = """%x = tensor.map(%a, par = (m: 24, c: 64), reads = [[m, c]]) : f16[24, 64] {
+  ^(%1: f32)
+  %2 = scalar.cast(%1, dtype = "f16") : f16
+  scalar.yield(%2)
+}"""

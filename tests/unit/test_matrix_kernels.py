@@ -2,7 +2,20 @@
 
 import numpy as np
 import pytest
-from matrix_samples import assert_close, contraction, emulated, inputs_of, lowered, product, source, view_of
+from matrix_samples import (
+    CAST,
+    assert_close,
+    contraction,
+    convolution,
+    convolved,
+    emulated,
+    gemm,
+    inputs_of,
+    lowered,
+    product,
+    source,
+    view_of,
+)
 
 from tilewright.codegen.nvrtc import compile_cuda
 from tilewright.ir import InputError, walk
@@ -10,15 +23,6 @@ from tilewright.passes.lower.skeletons.matrix import lower_matrix
 from tilewright.passes.lower.skeletons.matrix_plan import MatrixPlan
 
 pytestmark = pytest.mark.emulator
-
-
-def gemm(dtype: str, m: int, n: int, k: int, first: str = "mc", second: str = "nc", batch: int = 0, **more):
-    """C[m, n] of factors whose dimensions lie in memory in these orders."""
-    sizes = {"m": m, "n": n, "c": k, "b": batch}
-    orders = [("b" if batch else "") + order for order in (first, second)]
-    shapes = [", ".join(str(sizes[d]) for d in order) for order in orders]
-    par = (f"b: {batch}, " if batch else "") + f"m: {m}, n: {n}"
-    return product(dtype, shapes, par, f"c: {k}", [f"[{', '.join(order)}]" for order in orders], **more)
 
 
 @pytest.mark.parametrize(
@@ -80,57 +84,6 @@ def test_batches_and_raster():
     assert_close(emulated(kernel, [a, b], 16, 16, 32, 1, 1, 2, raster=2), want, "f16")
 
 
-BIAS = """%y = tensor.map(%p, %bias, %res, par = (PAR), reads = [[AT], [COLUMN], [AT]]) : OUT[SIZES] {
-  ^(%1: f32, %2: f32, %3: OUT)
-  %4 = scalar.add(%1, %2) : f32
-  %5 = scalar.cast(%3, dtype = "f32") : f32
-  %6 = scalar.add(%4, %5) : f32
-  %7 = scalar.const(value = 0.0, dtype = "f32") : f32
-  %8 = scalar.max(%6, %7) : f32
-  %9 = scalar.cast(%8, dtype = "OUT") : OUT
-  scalar.yield(%9)
-}"""
-
-
-def convolution(dtype: str, n: int, hw: tuple[int, int], c: int, k: int, f: int, stride: int, layout: str):
-    """A convolution with bias, residual and ReLU, in NCHW or NHWC."""
-    h, w = hw
-    pad, oh, ow = f // 2, (h - 1) // stride + 1, (w - 1) // stride + 1
-    sizes = {"n": n, "y": oh, "x": ow, "k": k}
-    order = "nkyx" if layout == "NCHW" else "nyxk"
-    y, x = f"y * {stride} + r - {pad}", f"x * {stride} + s - {pad}"
-    par = ", ".join(f"{d}: {sizes[d]}" for d in order)
-    image = (f"{n}, {h}, {w}, {c}", f"[n, {y}, {x}, c]")
-    if layout == "NCHW":
-        image = (f"{n}, {c}, {h}, {w}", f"[n, c, {y}, {x}]")
-    text = BIAS.replace("PAR", par).replace("AT", ", ".join(order)).replace("COLUMN", "k")
-    text = text.replace("OUT", dtype)
-    if dtype == "f32":
-        text = text.replace('%5 = scalar.cast(%3, dtype = "f32") : f32', "").replace("%5", "%3")
-        text = text.replace('%9 = scalar.cast(%8, dtype = "f32") : f32', "").replace("%9", "%8")
-    out = ", ".join(str(sizes[d]) for d in order)
-    return product(
-        dtype, (image[0], f"{f}, {f}, {k}, {c}"), par, f"c: {c}, r: {f}, s: {f}",
-        (image[1], "[r, s, k, c]"), fill="[0.0, none]" if f > 1 else "[none, none]", result=dtype,
-        epilogue=text.replace("SIZES", out), extra=(f"%bias: f32[{k}]", f"%res: {dtype}[{out}]"),
-    )  # fmt: skip
-
-
-def convolved(x, w, bias, res, f, stride, layout):
-    x, w, bias, res = (v.astype(np.float64) for v in (x, w, bias, res))
-    if layout == "NCHW":
-        x, res = x.transpose(0, 2, 3, 1), res.transpose(0, 2, 3, 1)
-    pad = f // 2
-    padded = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    total = np.zeros(res.shape)
-    for r in range(f):
-        for s in range(f):
-            ends = [start + (n - 1) * stride + 1 for start, n in zip((r, s), res.shape[1:3], strict=True)]
-            total += padded[:, r : ends[0] : stride, s : ends[1] : stride] @ w[r, s].T
-    out = np.maximum(total + bias + res, 0)
-    return out.transpose(0, 3, 1, 2) if layout == "NCHW" else out
-
-
 @pytest.mark.parametrize(
     ("dtype", "shape", "tiles"),
     [
@@ -164,13 +117,6 @@ MOVED = """%x = tensor.map(%a, par = (m: 24, c: 64), reads = [[c // 16, m, c % 1
   ^(%1: f16)
   scalar.yield(%1)
 }"""
-CAST = """%x = tensor.map(%a, par = (m: 24, c: 64), reads = [[m, c]]) : f16[24, 64] {
-  ^(%1: f32)
-  %2 = scalar.cast(%1, dtype = "f16") : f16
-  scalar.yield(%2)
-}"""
-
-
 @pytest.mark.parametrize(
     ("before", "given", "copies"), [(MOVED, "f16[4, 24, 16]", 8), (CAST, "f32[24, 64]", 0)]
 )
@@ -220,7 +166,7 @@ def test_impossible_parameters_are_refused():
         (MatrixPlan(64, 64, 32, 2, 2, 3, "c", warps_k=4), "for 2 x 2 x 4 warps"),
         (MatrixPlan(64, 64, 32, 2, 2, 9, "c"), "at most 6 stages"),
         (MatrixPlan(64, 64, 32, 2, 2, 3, "m"), "expected channel c, got m"),
-        (MatrixPlan(64, 64, 32, 2, 2, 3, "c", engine="wgmma"), "engine among mma"),
+        (MatrixPlan(64, 64, 32, 2, 2, 3, "c", engine="cores"), "engine among mma, wgmma"),
     ):
         with pytest.raises(InputError, match=message):
             lower_matrix(kernel.with_attrs(params=plan.params()))

@@ -2,7 +2,8 @@
 
 A block computes a tile of rows (all row dimensions as one) by columns. Chunks of both factors travel to a
 ring of buffers in shared memory; the warps load fragments of the oldest chunk with ldmatrix and multiply them
-with mma.sync while later chunks are on their way. At the end the sums pass through shared memory once more,
+with mma.sync while later chunks are on their way, or groups of four warps multiply tiles as they lie there
+(`matrix_warpgroup`). At the end the sums pass through shared memory once more,
 so that the epilogue reads and writes whole vectors; it adds those of several sets of warps, where each set
 multiplies a part of every chunk.
 """
@@ -19,14 +20,18 @@ from tilewright.ir.types import itemsize
 from tilewright.passes.lower.skeletons.contract import anchor_of, store_results
 from tilewright.passes.lower.skeletons.matrix_plan import (
     DEPTH_BYTES,
+    GROUP_WARPS,
     TILE_M,
     TILE_N,
     WARP,
+    WARPGROUPS,
     MatrixPlan,
     MatrixView,
     matrix_view,
 )
+from tilewright.passes.lower.skeletons.matrix_ring import Ring
 from tilewright.passes.lower.skeletons.matrix_stage import Staged, chunk_count
+from tilewright.passes.lower.skeletons.matrix_warpgroup import reduce_by_warpgroups, warpgroup_rows
 from tilewright.passes.lower.skeletons.tiling import MAX_GRID_YZ
 from tilewright.passes.lower.skeletons.writer import Mask, Points, Writer
 
@@ -62,8 +67,7 @@ class _Matrix:
         self.depth = DEPTH_BYTES // itemsize(view.dtype)
         self.chunks = chunk_count(view, plan)
         self.slots = min(plan.stages, self.chunks)
-        #: chunks fetched before the first one is multiplied
-        self.ahead = self.slots if self.chunks <= plan.stages else self.slots - 1
+        self.by_groups = plan.engine == WARPGROUPS
 
     def lower(self) -> Func:
         w, plan = self.w, self.plan
@@ -76,6 +80,8 @@ class _Matrix:
             # set and place along m are one number, and one row of the tiles of sums: see _spill
             rows = binary("%", warp, plan.warps_k * plan.warps_m)
             self.sum_row = w.simple(binary("*", rows, plan.warp_m))
+            if self.by_groups:
+                self.sum_row = warpgroup_rows(w, plan)[1]
             self.warp_m = w.simple(binary("*", binary("%", rows, plan.warps_m), plan.warp_m))
             self.warp_n = w.simple(binary("*", binary("//", warp, plan.warps_k * plan.warps_m), plan.warp_n))
             self.warp_k = w.simple(binary("*", binary("//", rows, plan.warps_m), plan.k // plan.warps_k))
@@ -88,7 +94,10 @@ class _Matrix:
             )
             # the start of a sum is in those of one set only
             w.b.do("thread.fill_fragment", acc, value=self._start() if plan.warps_k == 1 else 0.0)
-            self._reduce(factors, acc)
+            if self.by_groups:
+                reduce_by_warpgroups(w, plan, factors, acc, self.chunks, self.slots)
+            else:
+                self._reduce(factors, acc)
             tile, transposed = self._spill(acc)
         self._epilogue(tile, transposed)
         return w.finish()
@@ -115,12 +124,8 @@ class _Matrix:
     # -- reduction -------------------------------------------------------------------------------------------
     def _reduce(self, factors: list[Staged], acc: Value) -> None:
         w = self.w
-        a, b = factors
-        for i in range(self.ahead):
-            b.fetch(i, i)
-        for i in range(self.ahead):
-            a.fetch(i, i)
-            w.b.do("thread.async_commit")
+        ring = Ring(w, factors, self.chunks, self.slots)
+        ring.start()
         kind = self.view.dtype
         steps = self.plan.k // self.depth // self.plan.warps_k
         held = [
@@ -131,14 +136,14 @@ class _Matrix:
         # chunk. That takes two sets of registers in turns, which is why the number of steps must be even.
         across = steps % 2 == 0
         if across:
-            self._arrive()
+            ring.arrive()
             self._load(factors, held, 0, 0)
         with w.loop("chunk", self.chunks) as chunk:
-            slot = w.simple(binary("%", chunk, self.slots))
+            slot = ring.slot(chunk)
             if not across:
-                self._arrive()
+                ring.arrive()
                 self._load(factors, held, slot, 0)
-            waiting = self._refill(factors, chunk)
+            waiting = ring.refill(chunk)
             for step in range(steps):
                 if step + 1 < steps:
                     self._load(factors, held, slot, step + 1)
@@ -146,37 +151,9 @@ class _Matrix:
                     for factor, ahead, later in waiting:
                         factor.store(ahead, later)
                     if across and self.chunks > 1:
-                        self._arrive()
-                        following = binary("%", binary("+", chunk, 1), self.slots)
-                        self._load(factors, held, w.simple(following), 0)
+                        ring.arrive()
+                        self._load(factors, held, ring.slot(binary("+", chunk, 1)), 0)
                 self._multiply(held, acc, step)
-
-    def _arrive(self) -> None:
-        """Wait for the oldest chunk in flight, and for all threads to be done with the one before."""
-        self.w.b.do("thread.async_wait", pending=self.ahead - 1)
-        self.w.b.do("thread.barrier")
-
-    def _refill(self, factors: list[Staged], chunk: Expr) -> list[tuple[Staged, Value, Expr]]:
-        """Start copying a later chunk to the slot that the last iteration has read.
-
-        What the threads compute themselves goes to registers, for the slot once this chunk is multiplied; in
-        the last iterations it is the last chunk again, so that no branch keeps its loads from going ahead.
-        """
-        w = self.w
-        waiting: list[tuple[Staged, Value, Expr]] = []
-        if self.ahead < self.chunks:
-            later = w.simple(binary("+", chunk, self.ahead))
-            slot = w.simple(binary("%", later, self.slots))
-            with w.when(w.below(later, self.chunks)):
-                for f in factors:
-                    if f.asynchronous:
-                        f.fetch(later, slot)
-            for f in factors:
-                if not f.asynchronous:
-                    waiting.append((f, f.load(w.simple(binary("min", later, self.chunks - 1))), slot))
-        if self.ahead < self.chunks or self.ahead > 1:
-            w.b.do("thread.async_commit")
-        return waiting
 
     def _load(self, factors: list[Staged], held: list[Value], slot: Expr, step: Expr) -> None:
         """Fragments of both factors for one step along k."""
@@ -235,7 +212,7 @@ class _Matrix:
         w.b.do("thread.barrier")
         tile = w.alloc(shape, "f32", "shared", "sum_tile")
         with w.loops("i", acc.tensor.shape[:2], unroll=1) as (i, j):
-            row = binary("+", self.sum_row, binary("*", i, TILE_M))
+            row = binary("+", self.sum_row, binary("*", i, GROUP_WARPS * TILE_M if self.by_groups else TILE_M))
             column = binary("+", self.warp_n, binary("*", j, TILE_N))
             at = (column, row) if transposed else (row, column)
             w.b.do(

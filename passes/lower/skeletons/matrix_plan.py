@@ -15,8 +15,12 @@ from tilewright.passes.lower.skeletons.contract_plan import MAX_THREADS
 from tilewright.passes.lower.skeletons.kernel_params import reading_params, whole
 from tilewright.passes.tensor.kernel_problem import contract_roles
 
-ENGINES = ("mma",)
+#: four warps together multiply tiles where they lie in shared memory (sm_90a)
+WARPGROUPS = "wgmma"
+ENGINES = ("mma", WARPGROUPS)
 WARP = 32
+#: warps of a warpgroup, the most columns it multiplies at once, bytes of rows of tiles that it can read
+GROUP_WARPS, GROUP_COLUMNS, GROUP_ROW_BYTES = 4, 256, (32, 64, 128)
 #: rows and columns of the instruction's tile, and its depth in bytes of one row of factors
 TILE_M, TILE_N, DEPTH_BYTES = 16, 8, 32
 #: dtypes of factors that tensor cores take as they are; float32 needs the permission to round
@@ -285,6 +289,26 @@ class MatrixPlan:
             raise InputError(f"expected channel {view.channel}, got {self.channel}")
         if self.engine not in ENGINES:
             raise InputError(f"expected an engine among {', '.join(ENGINES)}, got {self.engine!r}")
+        if self.engine == WARPGROUPS:
+            self._check_groups(view)
+
+    def _check_groups(self, view: MatrixView) -> None:
+        if not takes_warpgroups(view):
+            raise InputError("expected factors of f16 or bf16 in rows of the channel for warpgroups")
+        if self.warps_m % GROUP_WARPS or self.warps_k != 1 or self.warp_n > GROUP_COLUMNS:
+            raise InputError(
+                f"expected multiples of {GROUP_WARPS} warps along m, one set of them and at most "
+                f"{GROUP_COLUMNS} columns each, got {self.warps_m} x {self.warps_n} x {self.warps_k} warps and "
+                f"{self.warp_n} columns"
+            )
+        row = self.k * itemsize(view.dtype)
+        if row not in GROUP_ROW_BYTES:
+            raise InputError(f"expected chunks of 32, 64 or 128 bytes for warpgroups, got {row}")
+
+
+def takes_warpgroups(view: MatrixView) -> bool:
+    """Whether tiles of both factors are rows of the channel, in a dtype that needs no rounding."""
+    return view.dtype in NARROW and all(view.along(i) in ("", view.channel) for i in (0, 1))
 
 
 def _pairs(p: Pairs, name: str) -> dict[str, object]:

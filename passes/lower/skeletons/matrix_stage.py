@@ -11,11 +11,13 @@ from tilewright.ir.expr import binary, substitute
 from tilewright.ir.simplify import interval
 from tilewright.ir.tensor_ops import ranges_of
 from tilewright.ir.types import itemsize
-from tilewright.passes.lower.skeletons.matrix_plan import MatrixPlan, MatrixView
+from tilewright.passes.lower.skeletons.matrix_plan import WARPGROUPS, MatrixPlan, MatrixView
 from tilewright.passes.lower.skeletons.writer import Mask, Points, Writer
 
 #: elements added to rows of 32-bit elements that are read one by one
 PAD_WORDS = 8
+#: bytes at whose multiples the order of pieces of warpgroups' tiles starts anew
+WARPGROUP_ALIGNMENT = 1024
 #: bytes a thread copies at once where it computes what it copies
 COMPUTED_BYTES = 16
 
@@ -51,7 +53,8 @@ class Staged:
         swizzled = self.by_channel or self.size == 2
         shape = (slots, self.major, minor if swizzled else minor + PAD_WORDS)
         name = f"{'ab'[operand]}_tiles"
-        self.tiles = w.alloc(shape, view.dtype, "shared", name, swizzled=swizzled)
+        align = WARPGROUP_ALIGNMENT if plan.engine == WARPGROUPS else 0
+        self.tiles = w.alloc(shape, view.dtype, "shared", name, swizzled=swizzled, align=align)
 
     def _computed_lanes(self, along: str) -> int:
         if not along:

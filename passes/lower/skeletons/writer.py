@@ -123,10 +123,19 @@ class Writer:
 
     # -- memory ----------------------------------------------------------------------------------------------
     def alloc(
-        self, shape: Sequence[int], dtype: str, space: str, hint: str, *, swizzled: bool = False
+        self,
+        shape: Sequence[int],
+        dtype: str,
+        space: str,
+        hint: str,
+        *,
+        swizzled: bool = False,
+        align: int = 0,
     ) -> Value:
-        """A shared or register buffer."""
+        """A shared or register buffer; align: bytes, where more than usual."""
         attrs: dict[str, Attr] = {"swizzled": True} if swizzled else {}
+        if align:
+            attrs["align"] = align
         (v,) = self.b.emit(
             "thread.alloc", (), attrs, types=[TensorType(dtype, tuple(shape), space)], hint=hint
         )

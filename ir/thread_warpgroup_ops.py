@@ -1,0 +1,94 @@
+"""Thread-level ops of warpgroups: four warps multiply matrices that lie in shared memory, asynchronously.
+
+A tile's rows are 32, 64 or 128 bytes along the reduced dimension, swizzled. What is multiplied must have been
+published (`thread.publish_shared`) and passed a barrier; neither tiles nor sums may be touched until
+`thread.warpgroup_wait`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.ir.errors import InputError
+from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.types import TensorType, Type, itemsize
+
+#: rows that a warpgroup multiplies with one instruction, 16 of each warp
+GROUP_M = 64
+#: columns come in multiples of this, up to the most
+GROUP_N, MOST_N = 8, 256
+#: bytes of the reduced dimension of one instruction
+_DEPTH_BYTES = 32
+#: bytes of a row that tiles may have
+ROW_BYTES = (32, 64, 128)
+
+
+def _infer_multiply(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    a, b, c = types
+    for t, key in ((a, "a_at"), (b, "b_at")):
+        if not isinstance(t, TensorType) or t.space != "shared" or len(attrs[key]) != t.rank:
+            raise InputError(
+                f"thread.warpgroup_mma: expected a buffer in shared and its index as {key}, got {t}"
+            )
+        if t.shape[-1] * itemsize(t.dtype) not in ROW_BYTES:
+            raise InputError(f"thread.warpgroup_mma: expected rows of 32, 64 or 128 bytes, got {t}")
+    if not isinstance(c, TensorType) or c.space != "frag" or c.rank != 4 or c.dtype != "f32":
+        raise InputError(f"thread.warpgroup_mma: expected sums f32[m, n, 16, 8] in frag, got {c}")
+    assert isinstance(a, TensorType)
+    assert isinstance(b, TensorType)
+    n = c.shape[1] * c.shape[3]
+    if c.shape[2:] != (16, 8) or n % GROUP_N or n > MOST_N:
+        raise InputError(f"thread.warpgroup_mma: expected 8 to {MOST_N} columns of sums, got {c}")
+    if a.dtype != b.dtype or a.shape[-1] != b.shape[-1] or a.shape[-1] * itemsize(a.dtype) % _DEPTH_BYTES:
+        raise InputError(f"thread.warpgroup_mma: expected two tiles of one dtype and depth, got {a} and {b}")
+    return []
+
+
+define(
+    OpDef(
+        "thread.warpgroup_mma",
+        ("a", "b", "sums"),
+        "Start sums[i] += a @ b^T, for each i the 64 rows of `a` from `a_at` + 64 i with the columns of the "
+        "sums as rows of `b` from `b_at`, over whole rows of the tiles; one group for `warpgroup_wait`. Warp w "
+        "of four holds rows 16 w to 16 w + 15 of each 64.",
+        attrs={
+            "a_at": AttrDef("exprs", doc="index of the first row's first element"),
+            "b_at": AttrDef("exprs", doc="index of the first row's first element"),
+            "engine": AttrDef("str", "wgmma"),
+        },
+        results=0,
+        infer=_infer_multiply,
+        effects=frozenset({"read", "write", "warp", "async"}),
+    )
+)
+
+
+def _infer_wait(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    (sums,) = types
+    if not isinstance(sums, TensorType) or sums.space != "frag":
+        raise InputError(f"thread.warpgroup_wait: expected sums in frag, got {sums}")
+    return []
+
+
+define(
+    OpDef(
+        "thread.warpgroup_wait",
+        ("sums",),
+        "Wait until at most `pending` groups of this warpgroup's multiplications are unfinished.",
+        attrs={"pending": AttrDef("int", 0)},
+        results=0,
+        infer=_infer_wait,
+        effects=frozenset({"read", "write", "async"}),
+    )
+)
+define(
+    OpDef(
+        "thread.publish_shared",
+        (),
+        "Make what this thread has written to shared memory, copies that it has waited for included, visible "
+        "to asynchronous multiplications that start after the next barrier.",
+        results=0,
+        infer=lambda t, a: [],
+        effects=frozenset({"async"}),
+    )
+)
