@@ -19,6 +19,7 @@ from tilewright.costmodel.matrix_space import (
     registers_of,
     shared_bytes,
     shared_rows,
+    two_at_a_time,
 )
 from tilewright.costmodel.windows import FloatArray, IntArray
 
@@ -151,7 +152,7 @@ def _alone_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     chain = (space.k // (depth * space.warps_k)) * np.maximum(tiles * one, _MMA_CLK)
     # The four warps of a group have all tensor cores to themselves.
     group = space.m * space.n * space.k / (tensor_fma(problem, hardware) * hardware.wgmma_share * _GROUP_SHARE or 1.0)
-    waits = np.where(space.stages > 2, _GROUP_CLK, _GROUP_ALONE_CLK)
+    waits = np.where(two_at_a_time(space), _GROUP_CLK, _GROUP_ALONE_CLK)
     chain = np.where(space.groups > 0, group + waits, chain)
     flight = hardware.estimate_matrix_fetch_clk / ahead_of(problem, space)
     instructions = _copied_by_threads(problem, space)

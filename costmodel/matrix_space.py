@@ -27,6 +27,8 @@ COPIED_REGISTERS, COMPUTED_REGISTERS, FREE_REGISTERS = 2.0, 0.25, 30
 A_REGISTERS, B_REGISTERS = 4, 2
 #: of a warpgroup instead of fragments: descriptors
 GROUP_REGISTERS = 16
+#: stages of the ring from which on warpgroups read two at a time
+OVERLAP_STAGES = 4
 #: words added to each row of the tile of sums
 SUM_PAD_WORDS = 8
 MAX_SUMS = 128
@@ -233,8 +235,13 @@ def chunks_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
 
 
 def ahead_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
-    """Chunks whose copies are in flight while one is multiplied; warpgroups read two at a time."""
-    return np.maximum(1, space.stages - 1 - (space.groups > 0))
+    """Chunks whose copies are in flight while one is multiplied."""
+    return np.maximum(1, space.stages - 1 - two_at_a_time(space))
+
+
+def two_at_a_time(space: MatrixSpace) -> npt.NDArray[np.bool_]:
+    """Whether warpgroups start to multiply a chunk before they are done with the one before."""
+    return np.asarray((space.groups > 0) & (space.stages >= OVERLAP_STAGES))
 
 
 def raster_of(blocks_m: int) -> int:

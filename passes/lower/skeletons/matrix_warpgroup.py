@@ -11,6 +11,9 @@ from tilewright.passes.lower.skeletons.matrix_ring import Ring
 from tilewright.passes.lower.skeletons.matrix_stage import Staged
 from tilewright.passes.lower.skeletons.writer import Writer
 
+#: slots from which on two of them are multiplied at a time
+OVERLAP_STAGES = 4
+
 
 def warpgroup_rows(w: Writer, plan: MatrixPlan) -> tuple[Expr, Expr]:
     """Of this thread's warp in the block's tile: its warpgroup's first row, and its own first of these."""
@@ -25,10 +28,10 @@ def reduce_by_warpgroups(
 ) -> None:
     """Add the whole sum to `acc`, which is finished afterwards.
 
-    With three slots or more a chunk's multiplication starts while that of the chunk before runs: two slots are
-    being read then, and the chunks beyond are on their way.
+    With four slots or more a chunk's multiplication starts while that of the chunk before runs: two slots are
+    being read then, and the chunks beyond are on their way. With fewer, other blocks must fill the time between.
     """
-    unread = 2 if slots > 2 else 1
+    unread = 2 if slots >= OVERLAP_STAGES else 1
     ring = Ring(w, factors, chunks, slots, unread)
     a, b = factors
     first, _ = warpgroup_rows(w, plan)
