@@ -31,7 +31,8 @@ GROUP_REGISTERS = 16
 OVERLAP_STAGES = 4
 #: words added to each row of the tile of sums
 SUM_PAD_WORDS = 8
-MAX_SUMS = 128
+#: sums of a thread, and of one of a warpgroup, which holds no fragments beside them
+MAX_SUMS, MOST_GROUP_SUMS = 128, 192
 #: blocks along m that are taken before the next ones along n: what they read then stays in the L2
 MOST_RASTER = 8
 
@@ -182,7 +183,8 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
         found &= rows | (problem.element_bytes == 4) | (extent % 64 == 0) | (extent == 16) | (extent == 32)
     found &= (space.groups == 0) | (takes_groups(problem, hardware) & (space.n <= GROUP_N * space.warps_n))
     threads, registers = WARP * space.warps, registers_of(problem, space)
-    found &= (space.m * space.n * space.warps_k <= MAX_SUMS * threads) & (
+    most = np.where(space.groups > 0, MOST_GROUP_SUMS, MAX_SUMS)
+    found &= (space.m * space.n * space.warps_k <= most * threads) & (
         threads <= hardware.max_threads_per_block
     )
     found &= (registers <= hardware.max_registers_per_thread) & (
