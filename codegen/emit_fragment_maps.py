@@ -16,9 +16,13 @@ _REGISTERS = 4
 
 
 def _element(e: Emission, op: Op, frag: BufferRef) -> str:
-    item: tuple[Expr, ...] = op["item"]  # type: ignore[assignment]
-    half, pair = op["at"]  # type: ignore[misc]
-    return register_text(e, frag, item, half * 2 + pair)
+    half, pair = _exprs(op, "at")
+    return register_text(e, frag, _exprs(op, "item"), half * 2 + pair)
+
+
+def _exprs(op: Op, name: str) -> tuple[Expr, ...]:
+    found: tuple[Expr, ...] = op[name]  # type: ignore[assignment]
+    return found
 
 
 @emitter("thread.get_fragment")
@@ -42,8 +46,9 @@ def _loops(e: Emission, op: Op) -> tuple[int, int, BufferRef]:
     return prod(outer), columns, frag
 
 
-def _row(b: BufferRef, outer: int, i: int, half: int) -> str:
-    return f"{b.name}[{i}][{half}]" if outer > 1 or len(b.type.shape) > 1 else f"{b.name}[{half}]"
+def _row(e: Emission, rows: BufferRef, i: int, half: int) -> str:
+    """The lvalue of what belongs to a row: of tile `i` where there are several."""
+    return e.element(rows, (i, half) if len(rows.type.shape) > 1 else (half,))
 
 
 @emitter("thread.max_rows", writes=(1,))
@@ -52,7 +57,7 @@ def _max_rows(e: Emission, op: Op) -> None:
     largest, larger = e.buffer(op.operands[1]), e.need("larger")
     for i in range(rows):
         for half in (0, 1):
-            name = _row(largest, rows, i, half)
+            name = _row(e, largest, i, half)
             with e.braces(""):
                 top = e.name("top")
                 e.line(f"float {top} = {name};")
@@ -72,7 +77,7 @@ def _exp_rows(e: Emission, op: Op) -> None:
     power = e.need("exp_difference")
     for i in range(rows):
         for half in (0, 1):
-            name, total = _row(largest, rows, i, half), _row(sums, rows, i, half)
+            name, total = _row(e, largest, i, half), _row(e, sums, i, half)
             with e.braces(""):
                 top = e.name("top")
                 e.line(f"const float {top} = {name} == __int_as_float(0xff800000) ? 0.0f : {name};")
@@ -91,7 +96,7 @@ def _scale_rows(e: Emission, op: Op) -> None:
     for i in range(rows):
         e.line("#pragma unroll")
         with e.braces(f"for (int j = 0; j < {_REGISTERS * columns}; ++j)"):
-            factor = " : ".join(_row(factors, rows, i, half) for half in (0, 1))
+            factor = " : ".join(_row(e, factors, i, half) for half in (0, 1))
             e.line(f"{frag.name}[{_REGISTERS * columns * i} + j] *= j % 4 < 2 ? {factor};")
 
 
@@ -99,8 +104,7 @@ def _scale_rows(e: Emission, op: Op) -> None:
 def _pack(e: Emission, op: Op) -> None:
     cuda_only(e, op)
     sums, factor = (e.buffer(v) for v in op.operands)
-    item: tuple[Expr, ...] = op["item"]  # type: ignore[assignment]
-    to: tuple[Expr, ...] = op["to"]  # type: ignore[assignment]
+    item, to = _exprs(op, "item"), _exprs(op, "to")
     pair = e.need(f"pair_{factor.type.dtype}")
     for i in range(_REGISTERS):
         low, high = (register_text(e, sums, item, 2 * i + k) for k in (0, 1))

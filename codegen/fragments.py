@@ -50,7 +50,7 @@ def declare_fragment(e: Emission, v: Value) -> None:
     e.buffers[v] = BufferRef(name, t, flat=False)
 
 
-def register_text(e: Emission, frag: BufferRef, item: Sequence[Expr], i: int) -> str:
+def register_text(e: Emission, frag: BufferRef, item: Sequence[Expr], i: Expr) -> str:
     """The lvalue of register `i` of a tile."""
     number: Expr = 0
     for index, extent in zip(item, frag.type.shape[:-2], strict=True):

@@ -77,8 +77,8 @@ define(
 def _infer_rows(what: str) -> object:
     def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
         t = _sums(types[0], what)
-        if t.rank < 3:
-            raise InputError(f"{what}: expected tiles [..., columns, 16, 8], got {t}")
+        if t.rank not in (3, 4):
+            raise InputError(f"{what}: expected tiles [columns, 16, 8] or [rows, columns, 16, 8], got {t}")
         _rows(t, types[1:], what)
         return []
 

@@ -36,7 +36,8 @@ class Candidates:
     """Finds candidates in a module of outlined kernels.
 
     choose: the parameters of a merged kernel, None where it is no legal chain; seconds: of a kernel alone.
-    wanted: whether a chain of kernels with these ops, by name and number, can be of use.
+    wanted: whether a chain of kernels with these ops, by name and number, can be of use. unfinished: whether
+    a merged kernel that is no legal chain, or a slow one, is grown nevertheless.
     """
 
     def __init__(
@@ -45,8 +46,9 @@ class Candidates:
         choose: Callable[[Func], ChosenChain | None],
         seconds: Callable[[Func], float],
         wanted: Callable[[Counter[str]], bool] = bool,
+        unfinished: Callable[[Func], bool] = lambda kernel: False,
     ) -> None:
-        self.choose, self.seconds, self.wanted = choose, seconds, wanted
+        self.choose, self.seconds, self.wanted, self.unfinished = choose, seconds, wanted, unfinished
         # what other passes already decided about a kernel or a call would be lost
         self.kernels = {f.name: f for f in module.funcs if f.name != "main" and not f.attrs}
         self.ops = module.main.body.ops
@@ -85,14 +87,14 @@ class Candidates:
             if producer is None:
                 return
             grown = sorted([*calls, producer], key=lambda op: self.position[id(op)])
-            found = self._candidate(grown)
-            if found is None and len(calls) > 1:
+            found, unfinished = self._candidate(grown)
+            if found is None and len(calls) > 1 and not unfinished:
                 refused.add(id(producer))
                 continue
             calls = grown
             if found is not None:
                 yield found
-                if found.chosen.estimate_s > HOPELESS * found.separate_s:
+                if found.chosen.estimate_s > HOPELESS * found.separate_s and not unfinished:
                     return
 
     def _latest(self, calls: Sequence[Op], refused: set[int]) -> Op | None:
@@ -108,14 +110,15 @@ class Candidates:
         ]
         return max(found, key=lambda op: self.position[id(op)], default=None)
 
-    def _candidate(self, calls: Sequence[Op]) -> Candidate | None:
+    def _candidate(self, calls: Sequence[Op]) -> tuple[Candidate | None, bool]:
+        """The calls as one kernel, where that is legal; whether it may be a part of one that is."""
         if reshapes_filled(calls, self.kernels):
-            return None
+            return None, False
         outputs = set(calls[-1].results)
         name = f"{callee_of(calls[-1])}_chain"
         kernel, arguments, returned = merged(calls, self.kernels, outputs, name)
-        chosen = self.choose(kernel)
+        chosen, unfinished = self.choose(kernel), self.unfinished(kernel)
         if chosen is None:
-            return None
+            return None, unfinished
         separate = sum(self.seconds(self.kernels[callee_of(c)]) for c in calls)
-        return Candidate(tuple(calls), chosen, tuple(arguments), tuple(returned), separate)
+        return Candidate(tuple(calls), chosen, tuple(arguments), tuple(returned), separate), unfinished

@@ -12,6 +12,7 @@ from tilewright.costmodel import CpuHardware, Hardware, load_hardware
 from tilewright.ir import Block, Func, InputError, Level, Module, Op, Pairs, Ref, UnsupportedError, Value
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.lower.skeletons.chain_stages import stages_of
+from tilewright.passes.tensor.attention_choice import may_become_attention
 from tilewright.passes.tensor.chain_candidates import Candidate, Candidates
 from tilewright.passes.tensor.chain_merge import callee_of
 from tilewright.passes.tensor.chain_parameters import ChosenChain, choose_chain
@@ -23,6 +24,8 @@ from tilewright.passes.tensor.split_dims import split_dims
 #: a chain is taken where its estimate is below this share of the estimates of its kernels
 CLEARLY = 0.9
 WHEN = ("auto", "always", "never")
+#: the anchors of attention that is computed in registers
+ATTENTION = "contract-reduce-reduce-contract"
 
 
 @register_pass(Level.TENSOR, requires={"kernels-outlined"})
@@ -43,8 +46,10 @@ def chain_kernels(module: Module, ctx: PassContext, *, when: str = "auto", only:
     if when == "never" or (when == "auto" and isinstance(hardware, CpuHardware)):
         return module
     model = _Model(ctx, hardware)
+    wanted = partial(_possible, only=only)
+    candidates = Candidates(module, model.choose, model.seconds, wanted, may_become_attention)
     found = [
-        c for c in Candidates(module, model.choose, model.seconds, partial(_possible, only=only)).all()
+        c for c in candidates.all()
         if _wanted(anchors(c.chosen.kernel), only) and (when == "always" or _pays(c))
     ]  # fmt: skip
     taken = _disjoint(found)
@@ -67,6 +72,8 @@ def _pays(c: Candidate) -> bool:
 
 def anchors(kernel: Func) -> str:
     """The ops that shape the stages of a chain, in order: `contract-reduce-map-contract`."""
+    if kernel.get("skeleton") == "attention":
+        return ATTENTION
     return "-".join(s.anchor.name.removeprefix("tensor.") for s in stages_of(kernel))
 
 

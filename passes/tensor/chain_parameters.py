@@ -13,6 +13,7 @@ from tilewright.ir import Attr, Func, Pairs, UnsupportedError
 from tilewright.ir.tensor_ops import REDUCING, dims
 from tilewright.passes.lower.skeletons.chain_plan import MAX_LANES, ChainPlan
 from tilewright.passes.lower.skeletons.chain_stages import Chain, chain_of, stages_of
+from tilewright.passes.tensor.attention_choice import attention_points, attention_variant
 from tilewright.passes.tensor.chain_problem import chain_work, reduced_length
 
 #: tile sizes tried along each dimension, besides the whole of it
@@ -37,6 +38,27 @@ class ChosenChain:
 
 
 def choose_chain(kernel: Func, hardware: Hardware) -> ChosenChain | None:
+    """The kernel as attention on tensor cores or as a chain of stages, whichever the model finds faster.
+
+    None where neither is legal.
+    """
+    attention = _attention(kernel, hardware)
+    staged = _staged(kernel, hardware)
+    if attention is None or staged is None:
+        return attention or staged
+    return min(attention, staged, key=lambda c: c.estimate_s)
+
+
+def _attention(kernel: Func, hardware: Hardware) -> ChosenChain | None:
+    """The kernel as attention with the parameters of the smallest estimate; None where it is none."""
+    points = attention_points(kernel, hardware)
+    if not points or not isinstance(hardware, GpuHardware):
+        return None
+    best = attention_variant(kernel, points[0], hardware, len(points))
+    return ChosenChain(best, points[0].estimate_s)
+
+
+def _staged(kernel: Func, hardware: Hardware) -> ChosenChain | None:
     """The kernel as a chain with the parameters of the smallest estimate; None where none is legal.
 
     A kernel is illegal as a chain where its stages do not fit shared memory or registers for any tile, where

@@ -9,7 +9,7 @@ the exponentials become the first factor of the second product without leaving r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import e as euler
 from math import inf, log2
 
@@ -23,9 +23,6 @@ from tilewright.passes.lower.skeletons.attention_view import INNER, KEY, Attenti
 from tilewright.passes.lower.skeletons.matrix_plan import TILE_M, TILE_N, WARP
 from tilewright.passes.lower.skeletons.tiling import MAX_GRID_YZ
 from tilewright.passes.lower.skeletons.writer import Writer
-
-#: tiles of 8 columns of a second factor of which two sets fit registers beside the accumulators
-PAIRED_TILES = 8
 
 
 def lower_attention(kernel: Func) -> Func:
@@ -164,27 +161,22 @@ class _Attention:
             self._arrive(0)
         self._multiply(self.v, slot, plan.keys // DEPTH, self._mix_step)
 
-    def _multiply(self, staged: StagedTile, slot: Expr, steps: int, step_of: object) -> None:
-        """Walk along the summed dimension, the fragments of the next step loaded before one is multiplied."""
-        w = self.w
+    def _multiply(
+        self, staged: StagedTile, slot: Expr, steps: int, step_of: Callable[[Value, int], None]
+    ) -> None:
+        """Walk along the summed dimension; the compiler loads the fragments of later steps ahead."""
         keys = staged is self.k
         tiles = self.plan.keys // TILE_N if keys else width_tiles(self.view)
-        sets = min(2, steps) if tiles <= PAIRED_TILES else 1
-        held = w.alloc((sets, tiles, DEPTH, TILE_N), self.view.dtype, "frag", "k" if keys else "v")
-        if sets > 1:
-            self._load(staged, held, slot, 0)
+        held = self.w.alloc((tiles, DEPTH, TILE_N), self.view.dtype, "frag", "k" if keys else "v")
         for step in range(steps):
-            if sets == 1:
-                self._load(staged, held, slot, step)
-            elif step + 1 < steps:
-                self._load(staged, held, slot, step + 1)
-            step_of(held, step)  # type: ignore[operator]
+            self._load(staged, held, slot, step)
+            step_of(held, step)
 
     def _load(self, staged: StagedTile, held: Value, slot: Expr, step: int) -> None:
         """Fragments of keys [inner, key] or values [key, width] for one step."""
         w = self.w
         keys = staged is self.k
-        tiles = held.tensor.shape[1]
+        tiles = held.tensor.shape[0]
         count = 2 if tiles % 2 == 0 else 1
         with w.loop("j", tiles // count, unroll=1) as j:
             column, depth = w.simple(binary("*", j, TILE_N * count)), step * DEPTH
@@ -193,12 +185,12 @@ class _Attention:
                 "thread.load_fragment", held, staged.tiles,
                 at=staged.place(slot, *place), role="b",
                 transposed=staged.layout.by_inner == keys,
-                item=(step % held.tensor.shape[0], w.simple(binary("*", j, count))), count=count,
+                item=(w.simple(binary("*", j, count)),), count=count,
             )  # fmt: skip
 
     def _score_step(self, held: Value, step: int) -> None:
         with self.w.loops("i", self.scores.tensor.shape[:2], unroll=1) as (i, j):
-            self._mma(self.q, held, self.scores, (i, step), (step % held.tensor.shape[0], j), (i, j))
+            self._mma(self.q, held, self.scores, (i, step), (j,), (i, j))
 
     def _mix_step(self, held: Value, step: int) -> None:
         w = self.w
@@ -206,7 +198,7 @@ class _Attention:
         with w.loop("i", rows, unroll=1) as i:
             w.b.do("thread.pack_fragment", self.scores, self.weights, item=(i, 2 * step), to=(i,))
         with w.loops("i", (rows, columns), unroll=1) as (i, j):
-            self._mma(self.weights, held, self.mixed, (i,), (step % held.tensor.shape[0], j), (i, j))
+            self._mma(self.weights, held, self.mixed, (i,), (j,), (i, j))
 
     def _mma(self, a: Value, b: Value, c: Value, *items: tuple[Expr, ...]) -> None:
         self.w.b.do(

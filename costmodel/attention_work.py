@@ -1,0 +1,217 @@
+"""Estimate and lower bound of attention kernels: both products and the softmax between them in registers.
+
+The bound is T >= max(bytes / L2 bandwidth, products / rate of mma.sync, exponentials / rate) over whole
+blocks per multiprocessor. The estimate adds what the ports of a multiprocessor and the dependences within a
+block take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.costmodel.bound import Bound
+from tilewright.costmodel.hardware import GpuHardware
+
+_WARP = 32
+#: rows, columns and depth of one instruction of the tensor cores
+_M, _N, _K = 16, 8, 16
+#: exponentials (MUFU) per multiprocessor and cycle: CUDA C++ Programming Guide, arithmetic instructions
+_EXP_PER_CLK = 16.0
+#: bytes that one ldmatrix of four matrices moves
+_LDMATRIX_BYTES = 512.0
+#: instructions per element of the softmax itself: largest, difference, power, sum, half of a packing
+_SOFTMAX = 4.5
+#: instructions per parameter that an element of the scores reads, halves of packed loads included
+_PER_READ = 1.5
+#: instructions of a warp per tile of keys beside what it computes: waits, addresses, factors of rows
+_PER_TILE = 110.0
+#: instructions of a warp per asynchronous copy: address, bounds
+_PER_COPY = 10.0
+#: instructions of a warp per vector of results
+_PER_VECTOR = 30.0
+#: cycles from issue to issue of dependent instructions of one warp that nothing else of it fills
+_CHAIN_CLK = 2.0
+#: cycles from the first copy of a block to its first product, and of its last sums to memory
+_FIRST_CLK, _LAST_CLK = 1100.0, 500.0
+#: cycles for which a tile of keys keeps its block waiting: barrier, fragments, maxima of rows across lanes
+_TILE_CLK = 200.0
+#: registers beside accumulators, fragments and what is read ahead
+_REGISTERS = 30
+#: share of the shorter of work and traffic that the longer does not hide
+_EXPOSED = 0.25
+#: of the steady rate of multiplications, what is kept beside loads and exponentials
+_LOOP_SHARE = 0.77
+
+
+@dataclass(frozen=True)
+class AttentionWork:
+    """An attention kernel with chosen parameters.
+
+    heads: batches of queries, keys and values; queries, keys, inner, width: extents of one; rows: queries of
+    a block; tile: keys of a tile; warps, stages: of a block. shared_bytes: per block; least_bytes: inputs and
+    results once, at least; moved_bytes: all that is read and written, each element once; map_work, map_reads:
+    instructions and reads of parameters per element of the scores; ahead_bytes: of parameters that a thread
+    reads ahead per tile; copied: bytes one copy of queries, keys, values moves, 0 where threads load them.
+    """
+
+    heads: int
+    queries: int
+    keys: int
+    inner: int
+    width: int
+    rows: int
+    tile: int
+    warps: int
+    stages: int
+    shared_bytes: int
+    least_bytes: int
+    moved_bytes: int
+    map_work: float
+    map_reads: int
+    ahead_bytes: int
+    copied: tuple[int, int, int]
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of keys."""
+        return -(-self.keys // self.tile)
+
+    @property
+    def blocks(self) -> int:
+        return self.heads * -(-self.queries // self.rows)
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of 16 queries of a warp."""
+        return self.rows // self.warps // _M
+
+    @property
+    def steps(self) -> int:
+        """Instructions of the tensor cores along the inner dimension."""
+        return -(-self.inner // _K)
+
+    @property
+    def columns(self) -> int:
+        """Tiles of 8 columns of the values."""
+        return -(-self.width // _N)
+
+    @property
+    def multiplies(self) -> int:
+        """Instructions of the tensor cores for one tile of keys of one tile of 16 queries."""
+        return self.steps * self.tile // _N + self.tile // _K * self.columns
+
+    @property
+    def registers(self) -> int:
+        """Per thread, estimated: what lives at once during the first product and during the second."""
+        sums = 4 * self.row_tiles * (self.tile // _N + self.columns) + 4 * self.row_tiles * self.steps
+        first = 2 * self.tile // _N + -(-self.ahead_bytes // 4)
+        second = 2 * self.columns + 4 * self.row_tiles
+        return _REGISTERS + sums + max(first, second)
+
+    @property
+    def flops(self) -> float:
+        """Of both products."""
+        return 2.0 * self.heads * self.queries * self.keys * (self.inner + self.width)
+
+
+def resident_attention(work: AttentionWork, hardware: GpuHardware) -> int:
+    """Blocks that fit one multiprocessor; 0 where none does."""
+    if work.shared_bytes > hardware.smem_per_block_max_bytes:
+        return 0
+    threads = work.warps * _WARP
+    if threads > hardware.max_threads_per_block or work.registers > hardware.max_registers_per_thread:
+        return 0
+    registers = -(-work.registers // 8) * 8
+    return min(
+        hardware.max_blocks_per_sm,
+        hardware.max_threads_per_sm // threads,
+        hardware.smem_per_sm_bytes // (work.shared_bytes + hardware.smem_reserved_per_block_bytes),
+        hardware.registers_per_sm // (threads * registers),
+    )
+
+
+def estimate_attention(work: AttentionWork, hardware: GpuHardware) -> float:
+    """Estimated seconds; inf where a block cannot be resident."""
+    fits = resident_attention(work, hardware)
+    if fits == 0 or not hardware.tensor_fma_16bit_per_sm_per_clk:
+        return float("inf")
+    per_sm = -(-work.blocks // hardware.sm_count)
+    resident = min(fits, per_sm)
+    rounds, rest = divmod(per_sm, resident)
+    busy_clk = rounds * _round_clk(resident, work, hardware)
+    if rest:
+        busy_clk += _round_clk(rest, work, hardware)
+    busy_s = busy_clk / hardware.clock_hz
+    dram_s = work.moved_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
+    seconds = hardware.contract_launch_s + max(busy_s, dram_s) + _EXPOSED * min(busy_s, dram_s)
+    return max(seconds, bound_attention(work, hardware).seconds)
+
+
+def _round_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> float:
+    """Cycles of `resident` blocks that run side by side on one multiprocessor, from start to end."""
+    shared = resident * _shared_clk(resident, work, hardware)
+    alone = work.tiles * _alone_clk(work, hardware) + _CHAIN_CLK * _copies(work)[0]
+    return hardware.contract_block_clk + _FIRST_CLK + max(shared, alone) + _LAST_CLK
+
+
+def _issued(work: AttentionWork) -> float:
+    """Instructions of one warp for one tile of keys."""
+    elements = work.row_tiles * _M * work.tile / _WARP
+    rescaled = work.row_tiles * work.columns * 4.0 if work.tiles > 1 else 0.0
+    loads = work.tile * 2.0 * (work.steps * _K + work.columns * _N) / _LDMATRIX_BYTES
+    each = _SOFTMAX + work.map_work + _PER_READ * work.map_reads
+    return elements * each + rescaled + loads + work.row_tiles * work.multiplies + _PER_TILE
+
+
+def _copies(work: AttentionWork) -> tuple[float, float]:
+    """Instructions of a warp to fetch queries, and to fetch one tile of keys and values."""
+    counts = []
+    sizes = (work.rows * work.inner, work.tile * work.inner, work.tile * work.width)
+    for elements, copied in zip(sizes, work.copied, strict=True):
+        counts.append(2.0 * elements / (copied or 2) / (_WARP * work.warps) * _PER_COPY)
+    return counts[0], counts[1] + counts[2]
+
+
+def _shared_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> float:
+    """Cycles a block takes of what blocks share: tensor cores, shared memory, exponentials, issue, L2."""
+    busy = min(1.0, resident * work.warps / hardware.schedulers_per_sm)
+    share = hardware.mma_sync_share * hardware.estimate_mma_efficiency * _LOOP_SHARE
+    warps = work.tiles * work.warps
+    products = warps * work.row_tiles * work.multiplies * float(_M * _N * _K)
+    tensor = products / (hardware.tensor_fma_16bit_per_sm_per_clk * share * busy)
+    read = warps * work.tile * 2.0 * (work.steps * _K + work.columns * _N)
+    port = read / hardware.smem_bytes_per_sm_per_clk
+    powers = warps * work.row_tiles * _M * work.tile / (_EXP_PER_CLK * busy)
+    first, later = _copies(work)
+    vectors = work.rows * work.width / 8.0 / (_WARP * work.warps) * _PER_VECTOR
+    issued = work.warps * (first + vectors) + warps * (_issued(work) + later)
+    issue = issued / (hardware.schedulers_per_sm * hardware.contract_issue_efficiency * busy)
+    fetched = 2.0 * (work.rows * work.inner + work.tiles * work.tile * (work.inner + work.width))
+    fetch = fetched / hardware.contract_l2_bytes_per_sm_per_clk
+    return max(tensor, port, powers, issue, fetch)
+
+
+def _alone_clk(work: AttentionWork, hardware: GpuHardware) -> float:
+    """Cycles of one tile of keys in a block that has the multiprocessor for itself."""
+    share = hardware.mma_sync_share * hardware.estimate_mma_efficiency
+    rate = hardware.tensor_fma_16bit_per_sm_per_clk * share / hardware.schedulers_per_sm
+    products = work.row_tiles * work.multiplies * float(_M * _N * _K) / rate
+    others = _issued(work) - work.row_tiles * work.multiplies + _copies(work)[1]
+    return products + _CHAIN_CLK * others + _TILE_CLK
+
+
+def bound_attention(work: AttentionWork, hardware: GpuHardware) -> Bound:
+    """The sound lower bound: compulsory bytes from warm caches, products and exponentials, launch."""
+    pairs = float(work.heads * work.queries * work.keys) / hardware.sm_count
+    if work.queries % work.rows == 0:  # blocks are alike: the busiest multiprocessor has whole ones
+        pairs = -(-work.blocks // hardware.sm_count) * float(work.rows * work.keys)
+    rate = hardware.tensor_fma_16bit_per_sm_per_clk * hardware.mma_sync_share
+    terms = {
+        "L2": work.least_bytes / hardware.l2_bytes_per_s,
+        "TENSOR": pairs * (work.inner + work.width) / rate / hardware.clock_hz,
+        "EXP": pairs / _EXP_PER_CLK / hardware.clock_hz,
+        "LAUNCH": hardware.launch_floor_s,
+    }
+    limit = max(terms, key=terms.__getitem__)
+    seconds = terms[limit]
+    return Bound(min(1.0, work.flops / (seconds * hardware.peak_flops_per_s)), seconds, limit)

@@ -1,0 +1,164 @@
+"""Chooses the tiles and the warps of an attention kernel by the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import inf, prod
+
+from tilewright.costmodel import GpuHardware, Hardware
+from tilewright.costmodel.attention_work import (
+    AttentionWork,
+    bound_attention,
+    estimate_attention,
+    resident_attention,
+)
+from tilewright.ir import Attr, Block, Func, Op, Pairs
+from tilewright.ir.types import itemsize
+from tilewright.passes.lower.skeletons.attention_plan import AttentionPlan, padded, width_tiles
+from tilewright.passes.lower.skeletons.attention_scores import MOST_AHEAD
+from tilewright.passes.lower.skeletons.attention_stage import Layout
+from tilewright.passes.lower.skeletons.attention_terms import Apply, Read, Term, leaves, names_in
+from tilewright.passes.lower.skeletons.attention_view import INNER, KEY, AttentionView, attention_view
+from tilewright.passes.lower.skeletons.matrix_plan import NARROW, TILE_M, TILE_N
+from tilewright.passes.tensor.index_sets import recompute_cost
+from tilewright.passes.tensor.kernel_problem import traffic
+
+ROWS = (16, 32, 64, 128, 256)
+KEYS = (16, 32, 64, 128)
+WARPS = (1, 2, 4, 8)
+STAGES = (1, 2, 3, 4)
+#: tiles of 16 queries that one warp may have: more would not fit registers
+MOST_ROW_TILES = 2
+#: ops of a score's maps that cost no instruction of their own
+_FREE = frozenset({"scalar.const", "scalar.cast", "scalar.index"})
+
+
+@dataclass(frozen=True)
+class AttentionPoint:
+    """A plan that fits the device, and its estimated seconds."""
+
+    plan: AttentionPlan
+    work: AttentionWork
+    estimate_s: float
+
+
+def attention_points(kernel: Func, hardware: Hardware) -> list[AttentionPoint]:
+    """All plans of a kernel that fit the device, those of the smallest estimate first; none where it has no
+    tensor cores for such factors, or the kernel is no attention.
+    """
+    view = attention_view(kernel)
+    if view is None or not isinstance(hardware, GpuHardware) or not hardware.tensor_fma_16bit_per_sm_per_clk:
+        return []
+    least = traffic(kernel)
+    found = []
+    for plan in _plans(view):
+        work = attention_work(view, plan, least)
+        if resident_attention(work, hardware):
+            found.append(AttentionPoint(plan, work, estimate_attention(work, hardware)))
+    return sorted((p for p in found if p.estimate_s < inf), key=lambda p: p.estimate_s)
+
+
+def attention_variant(kernel: Func, point: AttentionPoint, hardware: GpuHardware, considered: int) -> Func:
+    """The kernel with these parameters, and what the cost model says of them."""
+    bound = bound_attention(point.work, hardware)
+    cost: dict[str, Attr] = {
+        "estimate_s": point.estimate_s,
+        "bound_s": bound.seconds,
+        "fraction_of_peak": bound.ub,
+        "limit": bound.limit,
+        "considered": considered,
+    }
+    return kernel.with_attrs(skeleton="attention", params=point.plan.params(), cost=Pairs.of(cost))
+
+
+def may_become_attention(kernel: Func) -> bool:
+    """Whether the kernel could be the end of attention: softmax of a parameter, and a product with it."""
+    names = [op.name.removeprefix("tensor.") for op in kernel.body.ops[:-1] if op.name != "tensor.map"]
+    if sorted(names) != ["contract", "reduce", "reduce"] or names[-1] != "contract":
+        return False
+    factors: tuple[Op, ...] = tuple(op for op in kernel.body.ops if op.name == "tensor.contract")
+    return factors[0].operands[0].tensor.dtype in NARROW
+
+
+def attention_work(view: AttentionView, plan: AttentionPlan, least_bytes: int) -> AttentionWork:
+    """What a plan asks of a block."""
+    layouts = _layouts(view, plan)
+    slots = plan.slots(view)
+    tiles = [2 * prod(x.shape) for x in layouts]
+    result = plan.rows * (width_tiles(view) * TILE_N + 8) * 4
+    columns = plan.keys // TILE_N
+    ahead = 0
+    for read in view.score_reads:
+        each = (plan.row_tiles * 2 if names_in(read) & set(view.rows) else 1) * columns * 2
+        if KEY in names_in(read) and each <= MOST_AHEAD:
+            ahead += each * itemsize(read.value.tensor.dtype)
+    copied = tuple(x.lanes * 2 for x in layouts)
+    return AttentionWork(
+        heads=view.size(view.batch),
+        queries=view.size(view.rows),
+        keys=view.keys,
+        inner=view.inner,
+        width=view.size(view.width),
+        rows=plan.rows,
+        tile=plan.keys,
+        warps=plan.warps,
+        stages=plan.stages,
+        shared_bytes=max(tiles[0] + slots * (tiles[1] + tiles[2]), result),
+        least_bytes=least_bytes,
+        moved_bytes=_moved(view),
+        map_work=float(_work(view.score)),
+        map_reads=len(view.score_reads),
+        ahead_bytes=ahead,
+        copied=(copied[0], copied[1], copied[2]),
+    )
+
+
+def _layouts(view: AttentionView, plan: AttentionPlan) -> tuple[Layout, Layout, Layout]:
+    return (
+        Layout(view, view.q, view.rows, (INNER,), plan.rows),
+        Layout(view, view.k, (KEY,), (INNER,), plan.keys),
+        Layout(view, view.v, (KEY,), view.width, plan.keys),
+    )
+
+
+def _plans(view: AttentionView) -> Iterator[AttentionPlan]:
+    """Every sensible combination of tiles, warps and stages."""
+    queries, keys = padded(view.size(view.rows), TILE_M), padded(view.keys, KEYS[0])
+    for rows, tile, warps in product(ROWS, KEYS, WARPS):
+        if rows % (TILE_M * warps) or rows // warps // TILE_M > MOST_ROW_TILES:
+            continue
+        if rows >= 2 * queries or (tile > keys and tile > KEYS[0]):
+            continue
+        tiles = -(-view.keys // tile)
+        for stages in STAGES:
+            if stages <= tiles and (stages > 1 or tiles == 1):
+                yield AttentionPlan(rows, tile, warps, stages)
+
+
+def _moved(view: AttentionView) -> int:
+    """Bytes of all elements that are read and written, each once."""
+    total = sum(o.value.tensor.nbytes for o in view.outputs)
+    for term in (view.q, view.k, view.v, view.score, *(o.term for o in view.outputs)):
+        for read in dict.fromkeys(x for x in leaves(term) if isinstance(x, Read)):
+            elements = prod(view.sizes[d] for d in names_in(read))
+            total += min(elements * itemsize(read.value.tensor.dtype), read.value.tensor.nbytes)
+    return total
+
+
+def _work(term: Term) -> int:
+    """Instructions of a term, each different one once."""
+    todo, seen = [term], set[Term]()
+    while todo:
+        t = todo.pop()
+        if isinstance(t, Apply) and t not in seen:
+            seen.add(t)
+            todo += t.args
+    return sum(_cost(t) for t in seen if isinstance(t, Apply) and t.name not in _FREE)
+
+
+def _cost(term: Apply) -> int:
+    """Instructions of one scalar op, as a map of it alone is counted."""
+    op = Op(term.name, (), (), ())
+    return recompute_cost(Op("tensor.map", (), (), (), Block((), (op, Op("scalar.yield", (), (), ())))))
