@@ -19,6 +19,7 @@ ROW_LANES, COLUMN_LANES = 8, 4
 UNROLL_BUDGET = 768
 #: reduction points in one unrolled body at most
 UNROLL_POINTS = 32
+_LARGEST_KEY = 1 << 63
 
 
 def owned_together(outputs: int, *, along_row: bool) -> bool:
@@ -67,7 +68,7 @@ def read_wavefronts(problem: ContractProblem, space: ContractSpace) -> tuple[Flo
             np.where((problem.f_w > 1) & (space.w_t % 2 == 1), space.w_t, runs),
         ]
     )
-    distinct, which = np.unique(shapes, axis=1, return_inverse=True)
+    distinct, which = distinct_columns(shapes)
     across, down, images, columns, rows, along, k_t, run, beside_h, beside_w = (x[:, None] for x in distinct)
     w, h, n, k = _lanes(across, down, images, along, run)
     # a window keeps all columns between two outputs; without one only those that are read are staged
@@ -76,8 +77,24 @@ def read_wavefronts(problem: ContractProblem, space: ContractSpace) -> tuple[Flo
     row_words = (n * rows + h * step_h * beside_h) * columns + w * step_w * beside_w
     vector = vector_width(k_t, WIDEST_COPY_BYTES // problem.element_bytes)
     found = _wavefronts(row_words, run), _wavefronts(k * k_t, vector)
-    first, second = (f[which.reshape(-1)].astype(np.float64) for f in found)
+    first, second = (f[which].astype(np.float64) for f in found)
     return first, second
+
+
+def distinct_columns(rows: IntArray) -> tuple[IntArray, IntArray]:
+    """The distinct columns of integers from 0 on, and which of them each column is.
+
+    Each column is packed into one integer: sorting those is many times faster than sorting columns.
+    """
+    key, values = np.zeros(rows.shape[1], dtype=np.int64), 1
+    for row in rows:
+        size = int(row.max()) + 1
+        if values * size >= _LARGEST_KEY:
+            packed, key = np.unique(key, return_inverse=True)
+            values = len(packed)
+        key, values = key * size + row, values * size
+    _, first, which = np.unique(key, return_index=True, return_inverse=True)
+    return rows[:, first], which
 
 
 def _lanes(
