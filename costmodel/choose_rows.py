@@ -12,24 +12,24 @@ from tilewright.costmodel.hardware import GpuHardware
 from tilewright.costmodel.parameters import RowReduceParameters
 from tilewright.costmodel.problem import RowReduceProblem
 
-_WARP = 32
-_VECTOR_BYTES = 16
-_POWERS = tuple(1 << e for e in range(11))
+WARP = 32
+VECTOR_BYTES = 16
+POWERS = tuple(1 << e for e in range(11))
 #: registers (4 bytes) of one thread that may hold its part of a row, and steps in which it reads them
 _KEPT_REGISTERS = 32
 _KEPT_STEPS = 16
 #: registers beside kept values
-_OTHER_REGISTERS = 32
+OTHER_REGISTERS = 32
 #: threads of a block, at least and at most
 _BLOCK = (128, 512)
-_BLOCK_START_CLK = 600.0
+BLOCK_START_CLK = 600.0
 #: clock cycles of one shuffle or step of a tree, and of a barrier with what waits for it
-_EXCHANGE_CLK = 30.0
-_BARRIER_CLK = 100.0
+EXCHANGE_CLK = 30.0
+BARRIER_CLK = 100.0
 #: steps of a walk whose reads are asked for together
 _TOGETHER = 4
 #: bytes an SM must have asked for to keep the memory busy
-_BYTES_IN_FLIGHT_PER_SM = 40_000
+BYTES_IN_FLIGHT_PER_SM = 40_000
 #: neighbouring bytes asked for at once from which memory is as fast as it gets, and the share of its rate
 #: that every halving costs: means of 49 and 784 floats on an H100, 4 and 64 bytes at a time, took 3.0 and
 #: 1.3 times as long as a copy
@@ -61,13 +61,13 @@ def choose_rows(
 
     None where no thread could keep its part of a row.
     """
-    widest = _VECTOR_BYTES // access.element_bytes
+    widest = VECTOR_BYTES // access.element_bytes
     widths = [v for v in (8, 4, 2, 1) if v <= max(1, widest) and access.inner % v == 0]
     space = [
         RowReduceParameters(t, r, v)
         for v in widths
-        for t in _POWERS
-        for r in _POWERS
+        for t in POWERS
+        for r in POWERS
         if _BLOCK[0] <= t * r <= _BLOCK[1] and _fits(problem, access, t, v)
     ]
     if not space:
@@ -99,26 +99,26 @@ def _seconds(
     groups = problem.rows // vec if access.across else problem.rows
     blocks = -(-groups // p.rows_per_block)
     per_element = 1.0 + problem.flops / (problem.rows * problem.row_length)
-    warps_per_row = p.threads_per_row // _WARP
-    exchanges = (p.threads_per_row if access.across else min(p.threads_per_row, _WARP)).bit_length() - 1
+    warps_per_row = p.threads_per_row // WARP
+    exchanges = (p.threads_per_row if access.across else min(p.threads_per_row, WARP)).bit_length() - 1
     barriers = exchanges if access.across else int(warps_per_row > 1)
     merge = exchanges * (2.0 * (vec if access.across else 1)) + (warps_per_row if barriers else 0)
     instructions = 40.0 + steps * (8.0 * access.walks + vec * per_element) + access.walks * merge
-    waits = access.walks * (exchanges * _EXCHANGE_CLK + barriers * _BARRIER_CLK)
+    waits = access.walks * (exchanges * EXCHANGE_CLK + barriers * BARRIER_CLK)
     together = steps if access.kept_words else min(steps, _TOGETHER)
     walks = 1 if access.kept_words else access.walks
-    chain_clk = _BLOCK_START_CLK + instructions + waits
+    chain_clk = BLOCK_START_CLK + instructions + waits
     chain_clk += walks * -(-steps // together) * hardware.estimate_fetch_clk
-    registers = _OTHER_REGISTERS + (steps * vec * access.kept_words or together * vec)
+    registers = OTHER_REGISTERS + (steps * vec * access.kept_words or together * vec)
     resident = int(hardware.registers_per_sm // (registers * threads))
     resident = max(1, min(resident, hardware.max_threads_per_sm // threads, hardware.max_blocks_per_sm))
     per_sm = -(-blocks // hardware.sm_count)
     issue = hardware.schedulers_per_sm * hardware.estimate_issue_efficiency
-    issue_clk = per_sm * threads / _WARP * instructions / issue
+    issue_clk = per_sm * threads / WARP * instructions / issue
     active = min(1.0, problem.row_length / (p.threads_per_row * steps * (1 if access.across else vec)))
     flying = min(per_sm, resident) * threads * together * vec * access.element_bytes * active
     rate = hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency * _run_rate(problem, access, p)
-    moved_s = walks * problem.compulsory_bytes / (rate * min(1.0, flying / _BYTES_IN_FLIGHT_PER_SM))
+    moved_s = walks * problem.compulsory_bytes / (rate * min(1.0, flying / BYTES_IN_FLIGHT_PER_SM))
     busy_s = max(issue_clk, -(-per_sm // resident) * chain_clk) / hardware.clock_hz
     return hardware.launch_floor_s + max(busy_s, moved_s) + 0.15 * min(busy_s, moved_s)
 

@@ -16,6 +16,7 @@ from tilewright.passes.lower.skeletons.recurrence import lower_recur
 from tilewright.passes.lower.skeletons.rows import lower_rows
 from tilewright.passes.lower.skeletons.rows_across import lower_rows_across
 from tilewright.passes.lower.skeletons.rows_kept import lower_rows_kept
+from tilewright.passes.lower.skeletons.rows_staged import lower_rows_staged
 from tilewright.passes.lower.skeletons.window import lower_window
 
 SKELETONS: dict[str, Callable[[Func], Func]] = {
@@ -28,6 +29,7 @@ SKELETONS: dict[str, Callable[[Func], Func]] = {
     "rows": lower_rows,
     "rows_across": lower_rows_across,
     "rows_kept": lower_rows_kept,
+    "rows_staged": lower_rows_staged,
     "scan": lower_scan,
     "scatter": lower_scatter,
     "window": lower_window,

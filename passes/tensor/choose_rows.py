@@ -6,14 +6,16 @@ from typing import Any
 
 from tilewright.costmodel import Hardware, choose_row_reduce
 from tilewright.costmodel.choose import Choice
-from tilewright.costmodel.choose_rows import RowAccess, choose_rows
+from tilewright.costmodel.choose_rows import VECTOR_BYTES, WARP, RowAccess, choose_rows
+from tilewright.costmodel.choose_staged import LINE_BYTES, choose_staged
 from tilewright.costmodel.hardware import GpuHardware
+from tilewright.costmodel.parameters import RowReduceParameters
 from tilewright.ir import Attr, Func, Op
 from tilewright.ir.tensor_ops import dims
 from tilewright.ir.types import itemsize
 from tilewright.passes.lower.skeletons.rows import combiner
 from tilewright.passes.tensor.kernel_problem import row_problem
-from tilewright.passes.tensor.row_phases import RowPhases, row_phases
+from tilewright.passes.tensor.row_phases import RowPhases, row_phases, whole_rows
 
 #: what shuffles exchange
 _SHUFFLED = frozenset({"f32", "i32", "u32", "f16", "bf16"})
@@ -25,7 +27,8 @@ def choose_row_kernel(
     """Skeleton, `params` and what the cost model says of them.
 
     Rows whose neighbours lie side by side take `rows_across`; contiguous ones `rows_kept` on a GPU, where a
-    block can hold them or walks along them once; `rows` otherwise.
+    block can hold them or walks along them once, or `rows_staged`, where vectors as wide as the memory's do
+    not fit their last dimension; `rows` otherwise.
     """
     best = choose_row_reduce(row_problem(kernel), hardware)
     p = best.parameters
@@ -36,11 +39,7 @@ def choose_row_kernel(
         found = _on_gpu(kernel, reductions, hardware)
         if found is not None:
             return found
-    return (
-        "rows",
-        {"threads_per_row": p.threads_per_row, "rows_per_block": p.rows_per_block, "vec": p.vec},
-        best,
-    )
+    return "rows", _params(p), best
 
 
 def _on_gpu(
@@ -55,15 +54,28 @@ def _on_gpu(
     if not access.across and any(op.result.tensor.dtype not in _SHUFFLED for op in reductions):
         return None
     choice = choose_rows(row_problem(kernel), hardware, access)
+    staged = _staged(kernel, phases, hardware, access)
+    if staged is not None and (choice is None or staged.estimate_s < choice.estimate_s):
+        return "rows_staged", _params(staged.parameters), staged
     if choice is None:
         return None
-    p = choice.parameters
-    params: dict[str, Attr] = {
-        "threads_per_row": p.threads_per_row,
-        "rows_per_block": p.rows_per_block,
-        "vec": p.vec,
-    }
-    return "rows_across" if access.across else "rows_kept", params, choice
+    return "rows_across" if access.across else "rows_kept", _params(choice.parameters), choice
+
+
+def _params(p: RowReduceParameters) -> dict[str, Attr]:
+    return {"threads_per_row": p.threads_per_row, "rows_per_block": p.rows_per_block, "vec": p.vec}
+
+
+def _staged(
+    kernel: Func, phases: RowPhases, hardware: GpuHardware, access: RowAccess
+) -> Choice[RowReduceParameters] | None:
+    """Parameters of `rows_staged`; None where threads read whole vectors, or lines by single elements."""
+    together = VECTOR_BYTES // access.element_bytes
+    if access.across or access.walks > 1 or access.inner % together == 0:
+        return None
+    if WARP * access.element_bytes >= LINE_BYTES or whole_rows(kernel, phases) is None:
+        return None
+    return choose_staged(row_problem(kernel), hardware, access.element_bytes)
 
 
 def _access(kernel: Func, phases: RowPhases) -> RowAccess | None:

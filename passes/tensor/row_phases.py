@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 from tilewright.ir import Expr, Func, Op, Sym, Value
 from tilewright.ir.expr import substitute, symbols
@@ -77,6 +78,29 @@ class RowPhases:
             if isinstance(last, Sym):
                 return last.name
         return ""
+
+
+def whole_rows(kernel: Func, found: RowPhases) -> Value | None:
+    """The parameter whose memory is the kernel's rows one after the other, each read along all its columns.
+
+    None where there is none, or where phases walk along different columns.
+    """
+    if not found.alike:
+        return None
+    walked = [p for p in found.phases if p.columns]
+    first = found.phases[0]
+    sizes = dims(first.op, "par")
+    extents = [sizes[d] for d in first.rows] + list(walked[0].extents())
+    names = [f"row.{k}" for k in range(len(first.rows))] + [f"col.{k}" for k in range(len(walked[0].columns))]
+    wanted = [n for n, extent in zip(names, extents, strict=True) if extent > 1]
+    for v, uses in found.uses.items():
+        if v not in kernel.params or not v.tensor.dense or uses.filled or len(uses.indices) != 1:
+            continue
+        (at,) = uses.indices
+        read = [e.name for e, n in zip(at, v.tensor.shape, strict=True) if n > 1 and isinstance(e, Sym)]
+        if read == wanted and v.tensor.size == prod(extents):
+            return v
+    return None
 
 
 def _expensive(kernel: Func, v: Value) -> bool:

@@ -105,6 +105,10 @@ class RowWalks(ABC):
     def begin(self, number: int) -> None:
         """Before a phase."""
 
+    @abstractmethod
+    def fetch(self, number: int, column: Index) -> None:
+        """Before the elements of one step of a reduction."""
+
     def points(self, number: int, step: Expr, v: Expr) -> Points:
         """What is known at element v of a step of a phase."""
         return Points(self.w, self.totals_at(v))
@@ -140,14 +144,22 @@ class RowWalks(ABC):
             w.store(w.b.const(start, dtype), part, (v,))
         with self.walk(phase, reads=True) as step:
             mask, column = self.step_at(phase, step)
-            with w.when(mask), self.elements(phase, whole=False) as v:
-                env = self.env(phase, column, v)
-                points = self.points(number, step, v)
-                values = points.operands(op, env)
-                (x,) = w.inline(op, [*values, w.load(part, (v,))], env)
-                w.store(x, part, (v,))
-                self.keep(number, points, env, (step, v))
+            with w.when(mask):
+                self.fetch(number, column)
+                with self.elements(phase, whole=False) as v:
+                    self._fold(number, column, (step, v), part)
         self.totals[op.result] = self.merged(name, part, None if first == start else first)
+
+    def _fold(self, number: int, column: Index, at: Index, part: Value) -> None:
+        """Fold the element at (step, v) of a reduction into this thread's part."""
+        step, v = at
+        phase = self.phases[number]
+        env = self.env(phase, column, v)
+        points = self.points(number, step, v)
+        values = points.operands(phase.op, env)
+        (x,) = self.w.inline(phase.op, [*values, self.w.load(part, (v,))], env)
+        self.w.store(x, part, (v,))
+        self.keep(number, points, env, at)
 
     def _store(self, number: int, phase: Phase, r: Value) -> None:
         w, op = self.w, phase.op

@@ -72,6 +72,9 @@ class _RowsAcross(RowWalks):
     def begin(self, number: int) -> None:
         return
 
+    def fetch(self, number: int, column: Index) -> None:
+        return
+
     def keep(self, number: int, points: Points, env: dict[str, Expr], at: Index) -> None:
         return
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from tilewright.ir import Expr, Func, InputError, Value
-from tilewright.ir.expr import binary, substitute
+from tilewright.ir.expr import binary, substitute, symbols
 from tilewright.passes.lower.skeletons.row_walks import RowWalks
 from tilewright.passes.lower.skeletons.writer import Index, Points
 from tilewright.passes.tensor.row_phases import Phase
@@ -17,6 +17,7 @@ from tilewright.passes.tensor.row_phases import Phase
 WARP = 32
 #: steps of a walk whose reads are asked for together
 MOST_TOGETHER = 8
+_VECTOR_BYTES, _SUM_BYTES = 16, 4
 
 
 def lower_rows_kept(kernel: Func) -> Func:
@@ -28,27 +29,39 @@ def lower_rows_kept(kernel: Func) -> Func:
     rewrite:  tensor.reduce, tensor.map, ... over one row
         -->   vector reads of the row, folds and shuffles over registers, stores
     """
-    return _RowsKept(kernel).lower()
+    return RowsKept(kernel).lower()
 
 
-class _RowsKept(RowWalks):
-    """The elements of a step are consecutive ones of one row."""
+class RowsKept(RowWalks):
+    """The elements of a step are consecutive ones of one row; the threads of a row are side by side."""
 
     def __init__(self, kernel: Func) -> None:
+        """Raises InputError unless blocks are whole warps and `vec` suits the rows."""
         super().__init__(kernel)
         if self.width * self.rows % WARP:
             raise InputError(
                 f"expected blocks of whole warps, got {self.rows} rows of {self.width} threads",
                 where=self.where,
             )
-        for phase in self.phases:
-            if phase.columns:
-                self.check_vector(phase.extents()[-1])
+        self.check_columns()
         self.place(self.extents, lanes_inner=True)
         self.uses = self.found.uses
         #: registers of kept values, [steps, vec] each
         self.kept: dict[Value, Value] = {}
-        self.wanted = self.found.kept(kernel)
+        self.wanted: tuple[Value, ...] = ()
+        #: registers of what the current step of a reduction reads, [vec] each
+        self.fetched: dict[Value, Value] = {}
+        self.prepare()
+
+    def check_columns(self) -> None:
+        """Raises InputError unless `vec` divides the columns."""
+        for phase in self.phases:
+            if phase.columns:
+                self.check_vector(phase.extents()[-1])
+
+    def prepare(self) -> None:
+        """What happens before the first phase."""
+        self.wanted = self.found.kept(self.kernel)
         self._preload()
 
     # -- walks -----------------------------------------------------------------------------------------------
@@ -101,12 +114,31 @@ class _RowsKept(RowWalks):
 
     def begin(self, number: int) -> None:
         """Registers for the computed values that this phase is the first to need."""
+        self.fetched = {}
         for v in self.wanted:
             if v not in self.w.inputs and self.uses[v].phases[0] == number:
                 self._alloc(v)
 
+    def fetch(self, number: int, column: Index) -> None:
+        """Read vectors that are longer than those of float32 sums on their own, as wide as memory allows."""
+        w, phase = self.w, self.phases[number]
+        self.fetched = {}
+        if not column or self.vec * _SUM_BYTES <= _VECTOR_BYTES:
+            return
+        last = f"col.{len(phase.columns) - 1}"
+        for value, found in self.uses.items():
+            once = len(found.indices) == 1 and not found.filled and number in found.phases
+            if value not in w.inputs or value in self.kept or not once:
+                continue
+            if any(last in symbols(e) for at in found.indices for e in at):
+                held = w.alloc((self.vec,), value.tensor.dtype, "reg", "read")
+                with self.elements(phase) as lane:
+                    place = self._place(value, phase, self.env(phase, column, lane))
+                    w.store(w.load(w.inputs[value], place), held, (lane,))
+                self.fetched[value] = held
+
     def points(self, number: int, step: Expr, v: Expr) -> Points:
-        known = dict(self.totals)
+        known = {**self.totals, **{value: self.w.load(b, (v,)) for value, b in self.fetched.items()}}
         for value, buffer in self.kept.items():
             if value in self.w.inputs or self.uses[value].phases[0] < number:
                 known[value] = self.w.load(buffer, (step, v))

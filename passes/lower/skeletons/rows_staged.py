@@ -1,0 +1,101 @@
+"""Row kernels over short contiguous rows: a block copies several whole rows to shared memory and folds there.
+
+The rows of a block are one piece of memory, copied by vectors that may reach from one row into the next; so
+vectors need not divide rows, nor rows begin where vectors may.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from math import gcd, prod
+
+from tilewright.costmodel.choose_staged import UNROLLED_ELEMENTS
+from tilewright.ir import Expr, Func, InputError, Sym, TensorType, UnsupportedError, Value
+from tilewright.ir.expr import binary
+from tilewright.ir.types import itemsize
+from tilewright.passes.lower.skeletons.rows_kept import RowsKept
+from tilewright.passes.lower.skeletons.writer import Index, Points
+from tilewright.passes.tensor.row_phases import Phase, whole_rows
+
+_COPY_BYTES = 16
+_LEAST_COPY_BYTES = 4
+
+
+def lower_rows_staged(kernel: Func) -> Func:
+    """The thread-level function of a row kernel whose blocks stage whole rows of its largest parameter.
+
+    params: threads_per_row (a power of two), rows_per_block, vec consecutive elements per thread and step,
+    which must divide the length of a row; the block must be whole warps, and the elements of its rows, and of
+    all rows, whole words of 4 bytes (else InputError). Raises UnsupportedError where no parameter is read
+    row by row.
+
+    rewrite:  tensor.reduce, tensor.map, ... over one row
+        -->   asynchronous copies of rows, folds in shared memory, shuffles, stores
+    """
+    return _RowsStaged(kernel).lower()
+
+
+class _RowsStaged(RowsKept):
+    """All columns of a row count as one dimension."""
+
+    def check_columns(self) -> None:
+        phase = next(p for p in self.phases if p.columns)
+        self.length = prod(phase.extents())
+        self.check_vector(self.length)
+        source = whole_rows(self.kernel, self.found)
+        if source is None:
+            raise UnsupportedError("no parameter is read row by row", where=self.where)
+        self.source = source
+
+    def prepare(self) -> None:
+        """Copy the rows of this block."""
+        w, t = self.w, self.source.tensor
+        size, count = itemsize(t.dtype), self.rows * self.length
+        lanes = gcd(count, self.total * self.length, _COPY_BYTES // size)
+        if lanes * size < _LEAST_COPY_BYTES:
+            raise InputError(f"expected whole words in {self.rows} rows of {self.length}", where=self.where)
+        flat = Value(TensorType(t.dtype, (t.size,), "global"), self.source.hint)
+        w.inputs[self.source] = flat
+        self.tile = w.alloc((count,), t.dtype, "shared", "rows")
+        copies, threads = count // lanes, self.width * self.rows
+        steps = -(-copies // threads)
+        with w.loop("f", steps, unroll=1) as step:
+            vector = w.simple(binary("+", binary("*", step, threads), Sym("tid")))
+            place = binary("*", vector, lanes)
+            at = w.simple(binary("+", binary("*", Sym("bid.x"), count), place))
+            with w.when(w.below(vector, copies)):
+                w.b.do(
+                    "thread.copy_async", flat, self.tile,
+                    src=(at,), dst=(w.simple(place),), lanes=lanes, mask=w.below(at, t.size),
+                )  # fmt: skip
+        w.b.do("thread.async_commit")
+        w.b.do("thread.async_wait", pending=0)
+
+    def walk(self, phase: Phase, *, reads: bool = True) -> AbstractContextManager[Expr]:
+        steps = self.steps(phase)
+        most = max(1, UNROLLED_ELEMENTS // self.vec)
+        together = max(n for n in range(1, most + 1) if steps % n == 0)
+        return self.w.loop("s", steps, unroll=1 if steps <= most else together if together > 1 else 0)
+
+    def shape(self, phase: Phase) -> tuple[int, ...]:
+        return (prod(phase.extents()) // self.vec,) if phase.columns else ()
+
+    def env(self, phase: Phase, column: Index, v: Expr) -> dict[str, Expr]:
+        row: dict[str, Expr] = dict(zip(phase.rows, self.at, strict=True))
+        if not column:
+            return row
+        place = self.w.simple(binary("+", binary("*", column[0], self.vec), v))
+        return {**row, **dict(zip(phase.columns, self.w.unravel(place, phase.extents()), strict=True))}
+
+    def fetch(self, number: int, column: Index) -> None:
+        return  # rows are in shared memory
+
+    def points(self, number: int, step: Expr, v: Expr) -> Points:
+        known = dict(self.totals)
+        phase = self.phases[number]
+        if phase.columns:
+            vector = binary("+", binary("*", step, self.width), self.lane)
+            place = binary("+", binary("*", vector, self.vec), v)
+            at = binary("+", binary("*", self.slot, self.length), place)
+            known[self.source] = self.w.load(self.tile, (at,))
+        return Points(self.w, known)

@@ -1,0 +1,146 @@
+"""Row kernels that stage whole rows in shared memory, and half-precision rows read as whole vectors."""
+
+import numpy as np
+import pytest
+from test_rows_channels_last import kernels
+
+import tilewright as tw
+from tilewright.codegen.nvrtc import compile_cuda
+from tilewright.costmodel import RowReduceProblem, load_hardware
+from tilewright.costmodel.choose_staged import choose_staged, copied_lanes, read_wavefronts
+from tilewright.costmodel.parameters import RowReduceParameters
+from tilewright.driver import lower
+from tilewright.ir import InputError, UnsupportedError, parse
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.targets import resolve_target
+
+_ADD = (
+    '{ ^(%a: T, %acc: f32) %b = scalar.cast(%a, dtype = "f32") : f32 '
+    "%m = scalar.add(%b, %acc) : f32 scalar.yield(%m) }"
+)
+#: a map before the reduction reads a factor per row, one behind it makes a mean
+POOL = f"""module @net {{
+  tensor.func @main(%x: T[21, 7, 8], %s: f32[21]) -> T[21] {{
+    %0 = tensor.map(%x, %s, par = (n: 21, y: 7, x: 8), reads = [[n, y, x], [n]]) : T[21, 7, 8] {{
+      ^(%a: T, %b: f32) %c = scalar.cast(%a, dtype = "f32") : f32 %m = scalar.mul(%c, %b) : f32
+      %t = scalar.cast(%m, dtype = "T") : T scalar.yield(%t) }}
+    %1 = tensor.reduce(%0, par = (n: 21), red = (y: 7, x: 8),
+      reads = [[n, y, x]], init = [0.5]) : f32[21] {_ADD}
+    %2 = tensor.map(%1, par = (n: 21), reads = [[n]]) : T[21] {{
+      ^(%a: f32) %k = scalar.const(value = 0.02, dtype = "f32") : f32 %m = scalar.mul(%a, %k) : f32
+      %t = scalar.cast(%m, dtype = "T") : T scalar.yield(%t) }}
+    tensor.return(%2)
+  }}
+}}"""
+#: rows of an odd length
+ODD = POOL.replace("21", "24").replace("x: 8", "x: 7").replace("7, 8]", "7, 7]")
+#: rows of whole vectors of eight
+LONG = POOL.replace("21", "6").replace("x: 8", "x: 40").replace("7, 8]", "7, 40]")
+
+
+def cast(text, dtype):
+    return text.replace("T[", f"{dtype}[").replace(": T", f": {dtype}").replace('"T"', f'"{dtype}"')
+
+
+def agrees(text, skeleton, params, target, dtype="f16"):
+    text = cast(text, dtype)
+    module = kernels(text, skeleton, params, target)
+    rng = np.random.default_rng(7)
+    kinds = {"f16": np.float16, "f32": np.float32}
+    inputs = [rng.standard_normal(p.tensor.shape).astype(kinds[p.tensor.dtype]) for p in module.main.params]
+    (wanted,) = tw.interpret(parse(text), *inputs, precision="fp64")
+    with tw.compile(module, target=target) as exe:
+        (got,) = exe(*inputs)
+    close = 2e-3 if dtype == "f16" else 3e-6
+    np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=close, atol=close)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(
+    ("text", "params"),
+    [(POOL, (4, 8, 8)), (POOL, (1, 32, 2)), (ODD, (2, 16, 1)), (ODD, (64, 2, 1)), (LONG, (8, 4, 8))],
+    ids=["vectors", "pairs", "odd", "several-warps", "long"],
+)
+def test_rows_are_staged(text, params):
+    agrees(text, "rows_staged", params, "emulator")
+
+
+@pytest.mark.emulator
+def test_vectors_of_half_precision_are_read_alone():
+    agrees(LONG, "rows_kept", (8, 4, 8), "emulator")
+
+
+def source_of(text, skeleton, params):
+    lowered = lower(
+        kernels(cast(text, "f16"), skeleton, params, "cuda:sm_90a"), resolve_target("cuda:sm_90a")
+    )
+    (source,) = (s.source for s in lowered.sources.values())
+    return source
+
+
+@pytest.mark.parametrize("params", [(1, 128, 1), (4, 32, 1)], ids=str)
+def test_no_spills(params):
+    (resources,) = compile_cuda(source_of(ODD, "rows_staged", params), arch="sm_90a").kernels.values()
+    assert resources.spill_bytes == 0
+    assert resources.static_shared_bytes == 2 * 49 * params[1]
+
+
+def test_copies_reach_across_rows():
+    source = source_of(ODD, "rows_staged", (2, 16, 1))
+    assert source.count("tw_copy_async_16(") == 2  # its definition and the copies of 16 bytes
+    assert source.count("__syncthreads") == 1
+
+
+def test_half_precision_rows_move_sixteen_bytes():
+    source = source_of(LONG, "rows_kept", (8, 4, 8))
+    assert source.count("*(const uint4*)&x[") == 1
+    assert source.count("*(const uint2*)&x[") == 0
+
+
+def test_impossible_parameters_are_named():
+    with pytest.raises(InputError, match="divide 49"):
+        source_of(ODD, "rows_staged", (2, 16, 2))
+    with pytest.raises(InputError, match="whole words"):
+        source_of(ODD.replace("24", "23"), "rows_staged", (32, 1, 1))
+    across = ODD.replace("%x: T[24, 7, 7]", "%x: T[7, 24, 7]").replace("[n, y, x], [n]", "[y, n, x], [n]")
+    with pytest.raises(UnsupportedError, match="row by row"):
+        source_of(across, "rows_staged", (2, 16, 1))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "skeleton"),
+    [
+        ("f16", 7, "staged"),
+        ("f16", 28, "staged"),
+        ("f16", 56, "kept"),
+        ("f32", 7, "kept"),
+        ("f32", 28, "kept"),
+    ],
+)
+def test_short_elements_in_rows_without_whole_vectors_are_staged(dtype, size, skeleton):
+    text = POOL.replace("21", str(1 << 17)).replace("x: 8", f"x: {size}").replace("7, 8]", f"7, {size}]")
+    target = resolve_target("cuda:sm_90a")
+    context = PassContext(target=str(target), hardware=target.hardware)
+    module = run_pipeline(
+        parse(cast(text, dtype)), Pipeline.parse("fuse-kernels, choose-parameters"), context
+    )
+    assert [f["skeleton"] for f in module.funcs if f.name != "main"] == [f"rows_{skeleton}"]
+
+
+@pytest.mark.parametrize("record", ["cuda:sm_90a", "cuda:sm_75"])
+def test_choices_fit(record):
+    hardware = load_hardware(record)
+    for rows, length in ((1 << 20, 49), (1 << 18, 196), (1 << 17, 784), (8, 49), (131, 100)):
+        problem = RowReduceProblem(rows, length, 2 * rows * length, 2 * rows, rows * length)
+        p = choose_staged(problem, hardware, 2).parameters
+        assert length % p.vec == 0
+        assert 128 <= p.threads_per_row * p.rows_per_block <= 256
+        assert copied_lanes(problem, p.rows_per_block, 2) >= 2
+        assert p.rows_per_block * length * 2 <= 32768
+    assert choose_staged(RowReduceProblem(3, 49, 294, 6, 147), hardware, 2) is None
+
+
+def test_reads_of_odd_rows_meet_a_bank_twice():
+    assert read_wavefronts(49, 2, RowReduceParameters(1, 128, 1)) == 2
+    assert read_wavefronts(49, 4, RowReduceParameters(1, 128, 1)) == 1
+    assert read_wavefronts(196, 2, RowReduceParameters(1, 128, 4)) == 2  # two phases, each without conflicts
