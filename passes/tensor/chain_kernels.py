@@ -29,7 +29,9 @@ ATTENTION = "contract-reduce-reduce-contract"
 
 
 @register_pass(Level.TENSOR, requires={"kernels-outlined"})
-def chain_kernels(module: Module, ctx: PassContext, *, when: str = "auto", only: str = "") -> Module:
+def chain_kernels(
+    module: Module, ctx: PassContext, *, when: str = "auto", only: str = "", attention: str = "auto"
+) -> Module:
     """Make one kernel of several whose intermediates fit shared memory, block by block.
 
     rewrite:  %s = call(%q, %k, callee = @scores); %p = call(%s, callee = @softmax);
@@ -38,21 +40,23 @@ def chain_kernels(module: Module, ctx: PassContext, *, when: str = "auto", only:
     Legality follows from index sets: the box of each intermediate that a block needs, walked back from its
     part of the result. when: `auto` where the model sees a gain of more than a tenth, `always` where legal,
     `never`. only: chains whose anchors, joined by `-`, contain this text, or one of several joined by `+`
-    (`contract-reduce+reduce-reduce`: attention, and reductions after each other).
+    (`contract-reduce+reduce-reduce`: attention, and reductions after each other). attention: whether it is
+    computed in registers on tensor cores: where the model finds that fastest, `always` where legal, `never`.
     """
-    if when not in WHEN:
-        raise InputError(f"expected when among {', '.join(WHEN)}, got {when!r}")
+    for name, value in (("when", when), ("attention", attention)):
+        if value not in WHEN:
+            raise InputError(f"expected {name} among {', '.join(WHEN)}, got {value!r}")
     hardware = ctx.hardware or load_hardware(ctx.target)
     if when == "never" or (when == "auto" and isinstance(hardware, CpuHardware)):
         return module
-    model = _Model(ctx, hardware)
+    model = _Model(ctx, hardware, attention)
     wanted = partial(_possible, only=only)
     candidates = Candidates(module, model.choose, model.seconds, wanted, may_become_attention)
     found = [
         c for c in candidates.all()
-        if _wanted(anchors(c.chosen.kernel), only) and (when == "always" or _pays(c))
+        if _wanted(anchors(c.chosen.kernel), only) and _taken(c, when, attention)
     ]  # fmt: skip
-    taken = _disjoint(found)
+    taken = _disjoint(found, first="attention" if attention == "always" else "")
     return _replaced(module, taken) if taken else module
 
 
@@ -66,7 +70,10 @@ def _possible(ops: Counter[str], only: str) -> bool:
     return any(n <= ops for n in needed)
 
 
-def _pays(c: Candidate) -> bool:
+def _taken(c: Candidate, when: str, attention: str) -> bool:
+    """Whether a chain is asked for, or pays."""
+    if when == "always" or (attention == "always" and c.chosen.kernel.get("skeleton") == "attention"):
+        return True
     return c.chosen.estimate_s < CLEARLY * c.separate_s
 
 
@@ -80,8 +87,8 @@ def anchors(kernel: Func) -> str:
 class _Model:
     """Estimates, one per different kernel."""
 
-    def __init__(self, ctx: PassContext, hardware: Hardware) -> None:
-        self.ctx, self.hardware = ctx, hardware
+    def __init__(self, ctx: PassContext, hardware: Hardware, attention: str = "auto") -> None:
+        self.ctx, self.hardware, self.attention = ctx, hardware, attention
         self.chosen: dict[str, ChosenChain | None] = {}
         self.alone: dict[str, float] = {}
 
@@ -89,7 +96,7 @@ class _Model:
         """The chain this kernel becomes, in its canonical dimensions."""
         text = kernel_text(kernel)
         if text not in self.chosen:
-            self.chosen[text] = choose_chain(self._canonical(kernel), self.hardware)
+            self.chosen[text] = choose_chain(self._canonical(kernel), self.hardware, self.attention)
         return self.chosen[text]
 
     def seconds(self, kernel: Func) -> float:
@@ -110,11 +117,11 @@ class _Model:
         return out
 
 
-def _disjoint(found: Sequence[Candidate]) -> list[Candidate]:
-    """Candidates that share no call, those with the largest gain first."""
+def _disjoint(found: Sequence[Candidate], first: str) -> list[Candidate]:
+    """Candidates that share no call: those of the skeleton `first`, then those with the largest gain."""
     taken: list[Candidate] = []
     used: set[int] = set()
-    for c in sorted(found, key=lambda c: -c.gain_s):
+    for c in sorted(found, key=lambda c: (c.chosen.kernel.get("skeleton") != first, -c.gain_s)):
         calls = set(map(id, c.calls))
         if not calls & used:
             used |= calls

@@ -37,16 +37,18 @@ class ChosenChain:
     estimate_s: float
 
 
-def choose_chain(kernel: Func, hardware: Hardware) -> ChosenChain | None:
+def choose_chain(kernel: Func, hardware: Hardware, attention: str = "auto") -> ChosenChain | None:
     """The kernel as attention on tensor cores or as a chain of stages, whichever the model finds faster.
 
-    None where neither is legal.
+    None where neither is legal. attention: `always` where it is legal, `never`, or `auto`.
     """
-    attention = _attention(kernel, hardware)
+    registers = None if attention == "never" else _attention(kernel, hardware)
+    if registers is not None and attention == "always":
+        return registers
     staged = _staged(kernel, hardware)
-    if attention is None or staged is None:
-        return attention or staged
-    return min(attention, staged, key=lambda c: c.estimate_s)
+    if registers is None or staged is None:
+        return registers or staged
+    return min(registers, staged, key=lambda c: c.estimate_s)
 
 
 def _attention(kernel: Func, hardware: Hardware) -> ChosenChain | None:
