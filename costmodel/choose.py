@@ -113,8 +113,8 @@ def _choose_contract(
     problem: ContractProblem, hardware: Hardware, rule: Rule, limits: Limits
 ) -> Choice[ContractParameters]:
     space, bounds, estimates = _evaluate(problem, hardware, rule, limits)
-    best = int(np.lexsort((bounds.seconds, estimates))[0])
-    return _choice(space, bounds, estimates, best)
+    fastest = np.flatnonzero(estimates == estimates.min())
+    return _choice(space, bounds, estimates, int(fastest[np.argmin(bounds.seconds[fastest])]))
 
 
 def _evaluate(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -74,13 +75,13 @@ class ContractSpace:
     def __len__(self) -> int:
         return len(self.n_b)
 
-    @property
+    @cached_property
     def threads(self) -> IntArray:
         """Threads per block."""
         threads = (self.n_b // self.n_t) * (self.k_b // self.k_t)
         return threads * ((self.h_b // self.h_t) * (self.w_b // self.w_t))
 
-    @property
+    @cached_property
     def accumulators(self) -> IntArray:
         """Outputs per thread."""
         return self.n_t * self.k_t * self.h_t * self.w_t

@@ -21,6 +21,7 @@ from tilewright.costmodel.matrix_space import MatrixProblem, MatrixSpace, matrix
 from tilewright.costmodel.parameters import ContractParameters, ContractSpace, MatrixParameters
 from tilewright.costmodel.problem import ContractProblem
 from tilewright.costmodel.production_space import Limits, production_space
+from tilewright.costmodel.warp_reads import distinct_columns
 from tilewright.costmodel.windows import FloatArray, IntArray
 
 P = TypeVar("P", ContractParameters, MatrixParameters)
@@ -90,8 +91,7 @@ class Points(Generic[P]):
         kind counts as if it were a tenth slower than the one before it.
         """
         by_estimate = np.lexsort((self.least_s, self.estimates_s))
-        _, kind = np.unique(np.stack(self.kinds, axis=1)[by_estimate], axis=0, return_inverse=True)
-        kind = kind.reshape(-1)
+        _, kind = distinct_columns(np.stack(self.kinds)[:, by_estimate])
         grouped = np.argsort(kind, kind="stable")
         starts = np.searchsorted(kind[grouped], np.arange(int(kind.max()) + 1))
         before = np.empty(len(kind), dtype=np.int64)
