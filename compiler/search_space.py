@@ -15,9 +15,10 @@ from tilewright.costmodel.parameters import ContractParameters, MatrixParameters
 from tilewright.costmodel.search_points import Points, contract_points, matrix_points, merged_order
 from tilewright.costmodel.windows import FloatArray, IntArray
 from tilewright.ir import Func, InputError, Op, Pairs
-from tilewright.kernel_program import estimate_of
+from tilewright.kernel_program import bound_of, estimate_of
 from tilewright.neighbour_space import neighbours
 from tilewright.passes.lower.skeletons.matrix_plan import MatrixView, matrix_view
+from tilewright.passes.tensor.attention_choice import attention_variants
 from tilewright.passes.tensor.choose_parameters import contract_variant, least_s, matrix_variant
 from tilewright.passes.tensor.kernel_problem import contract_problem
 from tilewright.passes.tensor.matrix_problem import matrix_problem
@@ -56,10 +57,12 @@ def search_space(kernel: Func, hardware: Hardware, cold: Collection[int] = ()) -
     cold: positions of parameters that are weights which the timing loop brings from DRAM in every run.
 
     Contractions have one, of both engines where the tensor cores can compute them: the lanes' and theirs; map
-    and window kernels on GPUs have the neighbours of the model's choice.
+    and window kernels on GPUs have the neighbours of the model's choice, attention in registers its tiles.
     """
     if found := neighbours(kernel, hardware):
-        return _listed(found, least_s(kernel, hardware)) if len(found) > 1 else None
+        return _listed(found, [least_s(kernel, hardware)] * len(found)) if len(found) > 1 else None
+    if variants := attention_variants(kernel, hardware):
+        return _listed(variants, [bound_of(f) for f in variants]) if len(variants) > 1 else None
     if kernel.get("skeleton") not in ("contract", "matrix") or not isinstance(kernel.get("params"), Pairs):
         return None
     op = next(o for o in kernel.body.ops if o.name == "tensor.contract")
@@ -83,14 +86,14 @@ def search_space(kernel: Func, hardware: Hardware, cold: Collection[int] = ()) -
     return _space(kernel, engines, order, least, estimates)
 
 
-def _listed(variants: Sequence[Func], least: float) -> SearchSpace:
-    """A few variants with one bound and one estimate for all."""
+def _listed(variants: Sequence[Func], least: Sequence[float]) -> SearchSpace:
+    """A few variants with their bounds and estimates."""
     kernel = variants[0]
     names: list[Named] = [{"params": str(f["params"])} for f in variants]
     return SearchSpace(
         kernel,
-        np.full(len(variants), least),
-        np.full(len(variants), estimate_of(kernel)),
+        np.array(least),
+        np.array([estimate_of(f) for f in variants]),
         variants.__getitem__,
         names.__getitem__,
         lambda name: names.index(name) if name in names else None,

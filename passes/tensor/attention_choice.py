@@ -31,6 +31,8 @@ WARPS = (1, 2, 4, 8)
 STAGES = (1, 2, 3, 4)
 #: tiles of 16 queries that one warp may have: more would not fit registers
 MOST_ROW_TILES = 2
+#: points worth a measurement
+MEASURED = 24
 #: ops of a score's maps that cost no instruction of their own
 _FREE = frozenset({"scalar.const", "scalar.cast", "scalar.index"})
 
@@ -58,6 +60,18 @@ def attention_points(kernel: Func, hardware: Hardware) -> list[AttentionPoint]:
         if resident_attention(work, hardware):
             found.append(AttentionPoint(plan, work, estimate_attention(work, hardware)))
     return sorted((p for p in found if p.estimate_s < inf), key=lambda p: p.estimate_s)
+
+
+def attention_variants(kernel: Func, hardware: Hardware) -> list[Func]:
+    """A kernel of the skeleton `attention`, and those with other parameters that are worth a measurement.
+
+    Those of the smallest estimates; empty for kernels of other skeletons.
+    """
+    if kernel.get("skeleton") != "attention" or not isinstance(hardware, GpuHardware):
+        return []
+    points = attention_points(kernel, hardware)
+    made = [attention_variant(kernel, p, hardware, len(points)) for p in points[:MEASURED]]
+    return [kernel, *(f for f in made if f["params"] != kernel["params"])]
 
 
 def attention_variant(kernel: Func, point: AttentionPoint, hardware: GpuHardware, considered: int) -> Func:

@@ -1,4 +1,4 @@
-"""Attention in one kernel on tensor cores: its results on the emulator against float64, its shape, its limits."""
+"""Attention in one kernel on tensor cores: results on the emulator against float64, resources, limits."""
 
 import numpy as np
 import pytest
@@ -159,7 +159,7 @@ def bf16(kernel: Func) -> Func:
 
 
 def test_factors_that_run_along_tokens():
-    """Memory runs along queries, keys and tokens of values: tiles stay as they are and are loaded transposed."""
+    """Memory runs along queries and keys: tiles stay as they are, and are loaded transposed."""
     kernel = attention(
         "%q: f16[2, 8, 24], %k: f16[2, 8, 40], %v: f16[2, 16, 40]", at=("h, c, m", "h, c, k", "h, e, k"),
         rows="h: 2, m: 24", out="h: 2, m: 24, e: 16", keys=40,
