@@ -117,6 +117,8 @@ MOVED = """%x = tensor.map(%a, par = (m: 24, c: 64), reads = [[c // 16, m, c % 1
   ^(%1: f16)
   scalar.yield(%1)
 }"""
+
+
 @pytest.mark.parametrize(
     ("before", "given", "copies"), [(MOVED, "f16[4, 24, 16]", 8), (CAST, "f32[24, 64]", 0)]
 )

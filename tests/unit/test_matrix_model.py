@@ -87,17 +87,29 @@ def test_one_point_has_the_numbers_of_all(name):
 
 def test_mma_sync_is_what_limits_a_large_product():
     problem = PROBLEMS["square"]
-    best = choose_matrix(problem, H100)
+    best = choose_matrix(problem, replace(H100, wgmma_share=0.0))
     assert best.bound.limit in ("RATE", "WB")
     assert best.bound.ub <= H100.mma_sync_share
     assert 0.35 < problem.flops / best.estimate_s / tensor_flops_per_s(problem, H100) < H100.mma_sync_share
     assert best.parameters.m * best.parameters.n >= 128 * 128
 
 
+def test_warpgroups_are_taken_where_a_device_has_them():
+    problem = PROBLEMS["square"]
+    with_groups, without = (
+        choose_matrix(problem, replace(H100, wgmma_share=share)) for share in (H100.wgmma_share, 0.0)
+    )
+    assert with_groups.parameters.groups
+    assert with_groups.estimate_s < 0.8 * without.estimate_s
+    assert least_matrix_s(problem, H100) < least_matrix_s(problem, replace(H100, wgmma_share=0.0))
+    by_columns = choose_matrix(replace(problem, second_rows=False), H100)
+    assert not by_columns.parameters.groups
+
+
 def test_likely_points_differ_and_come_in_order():
     found = likely_matrix(PROBLEMS["skinny"], H100, 10)
     points = [c.parameters for c in found]
-    assert len({(p.m, p.n, p.warps_m, p.warps_n, p.warps_k) for p in points}) == 10
+    assert len({(p.m, p.n, p.warps_m, p.warps_n, p.warps_k, p.groups) for p in points}) == 10
     assert [c.estimate_s for c in found[1:]] == sorted(c.estimate_s for c in found[1:])
     assert found[0] == choose_matrix(PROBLEMS["skinny"], H100)
 

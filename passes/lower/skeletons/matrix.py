@@ -212,7 +212,9 @@ class _Matrix:
         w.b.do("thread.barrier")
         tile = w.alloc(shape, "f32", "shared", "sum_tile")
         with w.loops("i", acc.tensor.shape[:2], unroll=1) as (i, j):
-            row = binary("+", self.sum_row, binary("*", i, GROUP_WARPS * TILE_M if self.by_groups else TILE_M))
+            row = binary(
+                "+", self.sum_row, binary("*", i, GROUP_WARPS * TILE_M if self.by_groups else TILE_M)
+            )
             column = binary("+", self.warp_n, binary("*", j, TILE_N))
             at = (column, row) if transposed else (row, column)
             w.b.do(
@@ -231,7 +233,7 @@ class _Matrix:
         lanes = gcd(lanes, minor)
         total = major * minor // lanes
         steps = -(-total // plan.threads)
-        with w.loop("e", steps, unroll=1 if steps <= EPILOGUE_UNROLL else EPILOGUE_UNROLL) as step:
+        with w.loop("e", steps, unroll=1 if steps <= EPILOGUE_UNROLL else _together(steps)) as step:
             linear = w.simple(binary("+", binary("*", step, plan.threads), Sym("tid")))
             outer, vector = w.unravel(linear, (major, minor // lanes))
             first = w.simple(binary("*", vector, lanes))
@@ -264,3 +266,9 @@ class _Matrix:
             at = (outer, binary("+", inner, rows)) if transposed else (binary("+", outer, rows), inner)
             total = w.b.value("scalar.add", total, w.load(tile, tuple(map(w.simple, at))))
         return total
+
+
+def _together(steps: int) -> int:
+    """Steps of a long epilogue that are unrolled together: a divisor, so that they load before they store."""
+    divisors = [n for n in range(2, EPILOGUE_UNROLL + 1) if steps % n == 0]
+    return max(divisors, default=EPILOGUE_UNROLL)

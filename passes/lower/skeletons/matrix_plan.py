@@ -298,8 +298,8 @@ class MatrixPlan:
         if self.warps_m % GROUP_WARPS or self.warps_k != 1 or self.warp_n > GROUP_COLUMNS:
             raise InputError(
                 f"expected multiples of {GROUP_WARPS} warps along m, one set of them and at most "
-                f"{GROUP_COLUMNS} columns each, got {self.warps_m} x {self.warps_n} x {self.warps_k} warps and "
-                f"{self.warp_n} columns"
+                f"{GROUP_COLUMNS} columns each, got {self.warps_m} x {self.warps_n} x {self.warps_k} warps "
+                f"and {self.warp_n} columns"
             )
         row = self.k * itemsize(view.dtype)
         if row not in GROUP_ROW_BYTES:

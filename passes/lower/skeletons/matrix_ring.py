@@ -14,7 +14,7 @@ Waiting = list[tuple[Staged, Value, Expr]]
 
 
 class Ring:
-    """`slots` tiles of each factor for `chunks` chunks; `unread` of them are not filled while a chunk is multiplied.
+    """`slots` tiles of each factor for `chunks` chunks, of which `unread` are not filled while one is multiplied.
 
     ahead: chunks that are fetched before the first one is multiplied, and that many before each later one.
     """

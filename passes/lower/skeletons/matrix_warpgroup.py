@@ -29,15 +29,13 @@ def reduce_by_warpgroups(
     """Add the whole sum to `acc`, which is finished afterwards.
 
     With four slots or more a chunk's multiplication starts while that of the chunk before runs: two slots are
-    being read then, and the chunks beyond are on their way. With fewer, other blocks must fill the time between.
+    being read then, and the chunks beyond are on their way. With fewer, other blocks fill the time between.
     """
     unread = 2 if slots >= OVERLAP_STAGES else 1
     ring = Ring(w, factors, chunks, slots, unread)
     a, b = factors
     first, _ = warpgroup_rows(w, plan)
-    column = w.simple(
-        binary("*", binary("//", binary("//", Sym("tid"), WARP), plan.warps_m), plan.warp_n)
-    )
+    column = w.simple(binary("*", binary("//", binary("//", Sym("tid"), WARP), plan.warps_m), plan.warp_n))
     ring.start()
     with w.loop("chunk", chunks) as chunk:
         slot = ring.slot(chunk)
