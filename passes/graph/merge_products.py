@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from tilewright.costmodel import Hardware, load_hardware
-from tilewright.ir import Builder, Constants, Func, Level, Module, Op, Value
-from tilewright.passes import PassContext, Pipeline, register_pass, run_pipeline
+from tilewright.ir import Builder, Func, Level, Module, Op, Value
+from tilewright.passes import PassContext, register_pass
 from tilewright.passes.constant_pool import ConstantPool
 from tilewright.passes.dead_ops import live_ops
+from tilewright.passes.graph.kernel_savings import Savings
 from tilewright.passes.graph.parallel_products import (
     Group,
     channel_axis,
@@ -22,9 +22,6 @@ from tilewright.passes.graph.parallel_products import (
 )
 from tilewright.passes.graph.product_cost import product_s
 from tilewright.passes.values import replace_in_op
-
-#: graph ops to kernels without parameters
-_KERNELS = "graph-to-tensor, forward-copies, cse, dce, join-concats, fuse-kernels"
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"})
@@ -61,36 +58,29 @@ def _faster(group: Group | None, hardware: Hardware, tf32: bool) -> Group | None
     """As much of the group as one product takes no longer for than its members in turn."""
     if group is None:
         return None
-    apart = sum(product_s(p.op, hardware, tf32=tf32) for p in group.members)
-    fast = product_s(whole_product(group), hardware, tf32=tf32) <= apart
-    return group if fast else _faster(group.without_join, hardware, tf32)
+    whole_s, apart_s = product_s(whole_product(group), hardware, tf32=tf32), 0.0
+    for p in group.members:
+        apart_s += product_s(p.op, hardware, tf32=tf32)
+        if whole_s <= apart_s:  # what the others take changes nothing
+            return group
+    return _faster(group.without_join, hardware, tf32)
 
 
 def _saving(func: Func, groups: Sequence[Group], pool: ConstantPool, ctx: PassContext) -> list[Group]:
-    """The groups that save a kernel for every product less; all are tried at once before each is alone."""
-    if not groups:
-        return []
+    """The groups that save a kernel for every product less, together or each alone."""
     scratch = ConstantPool(pool.constants)
-    before = _kernel_count(func, ctx)
-
-    def saves(some: Sequence[Group]) -> bool:
-        after = _kernel_count(_merged(func, some, scratch), ctx)
-        return before - after >= sum(len(g.members) - 1 for g in some)
-
-    if saves(groups):
+    savings = Savings(func, lambda some, merging: _merged(some, merging, scratch), ctx)
+    if savings.of_all(groups) >= sum(map(_products_less, groups)):
         return list(groups)
     found = []
     for whole in groups:
         options = [g for g in (whole, whole.without_join) if g is not None]
-        found += next(([g] for g in options if saves([g])), [])
+        found += next(([g] for g in options if savings.of(g) >= _products_less(g)), [])
     return found
 
 
-def _kernel_count(func: Func, ctx: PassContext) -> int:
-    quiet = replace(ctx, instruments=(), reproducer_folder=None)
-    module = Module("count", (replace(func, name="main"),), constants=Constants({}))
-    kernels = run_pipeline(module, Pipeline.parse(_KERNELS), quiet)
-    return sum(op.name == "tensor.call" for op in kernels.main.body.ops)
+def _products_less(group: Group) -> int:
+    return len(group.members) - 1
 
 
 def _merged(func: Func, groups: Sequence[Group], pool: ConstantPool) -> Func:

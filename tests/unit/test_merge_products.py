@@ -6,6 +6,7 @@ import pytest
 import tilewright as tw
 from tilewright.ir import Constants, Level, Module, parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.graph.kernel_savings import Savings
 from tilewright.passes.lower.skeletons.matrix_plan import matrix_view
 from tilewright.passes.tensor.index_sets import is_padded_copy
 from tilewright.passes.tensor.matrix_problem import matrix_problem
@@ -267,3 +268,28 @@ def test_reads_beyond_an_image_go_through_slices_of_channels_only():
 
     assert reads("[0, 2, 0, 0]", "[1, 3, 9, 9]", 3)
     assert not reads("[0, 0, 1, 1]", "[1, 6, 7, 7]", 6)
+
+
+def test_repeated_layers_are_counted_once(monkeypatch):
+    counted = []
+    count_of = Savings._count
+    monkeypatch.setattr(Savings, "_count", lambda self, func: counted.append(func) or count_of(self, func))
+    layers, shapes = [], {}
+    for i in range(8):
+        layers.append(f"""
+            %q{i} = graph.dense(%x{i}, %a{i}) : f32[8, 32]
+            %k{i} = graph.dense(%x{i}, %b{i}) : f32[8, 32]
+            %s{i} = graph.matmul(%q{i}, %k{i}, transpose_b = true) : f32[8, 8]
+            %p{i} = graph.softmax(%s{i}, axis = 1) : f32[8, 8]
+            %m{i} = graph.matmul(%p{i}, %x{i}) : f32[8, 64]
+            %t{i} = graph.tanh(%m{i}) : f32[8, 64]
+            %n{i} = graph.dense(%t{i}, %c{i}) : f32[8, 64]
+            %u{i} = graph.softmax(%n{i}, axis = 1) : f32[8, 64]
+            %x{i + 1} = graph.sigmoid(%u{i}) : f32[8, 64]""")
+        shapes |= {f"a{i}": (32, 64), f"b{i}": (32, 64), f"c{i}": (64, 64)}
+    module = net("%x0: f32[8, 64]", "f32[8, 64]", "".join([*layers, "\ngraph.return(%x8)"]), **shapes)
+    out = merged(module)
+    assert count(out, "graph.dense") == 8 * 2
+    sizes = [len(f.body.ops) for f in counted]
+    assert len(sizes) <= 2 * 3  # the first, those in between, the last
+    assert max(sizes) < len(module.main.body.ops) / 2

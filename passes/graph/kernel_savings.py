@@ -1,0 +1,132 @@
+"""How many kernels one product for several saves, counted in the ops around it; equal ones count once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from tilewright.ir import Block, Builder, Constants, Func, Module, Op, Value
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.graph.parallel_products import Group
+
+#: graph ops to kernels without parameters
+_KERNELS = "graph-to-tensor, forward-copies, cse, dce, join-concats, fuse-kernels"
+#: steps from the input of a group to ops that are counted with it, and from these to what computes what they
+#: read; concatenations behind convolutions, biases and activations, and their other pieces, take part
+AHEAD, BEHIND = 8, 1
+
+
+class Savings:
+    """Kernels saved by merging groups, in a function of graph ops.
+
+    merged: a function with groups merged. Networks repeat their layers: surroundings that are equal but for
+    the names and numbers of constants are lowered once.
+    """
+
+    def __init__(self, func: Func, merged: Callable[[Func, Sequence[Group]], Func], ctx: PassContext) -> None:
+        self._func, self._merged = func, merged
+        self._context = replace(ctx, instruments=(), reproducer_folder=None)
+        self._producer = {r: op for op in func.body.ops for r in op.results}
+        self._readers: dict[Value, list[Op]] = {}
+        for op in func.body.ops:
+            for v in op.operands:
+                self._readers.setdefault(v, []).append(op)
+        self._places: dict[Group, tuple[Func, Hashable]] = {}
+        self._known: dict[Hashable, int] = {}
+
+    def of_all(self, groups: Sequence[Group]) -> int:
+        """How many kernels there are less with one product in place of each group's."""
+        distinct = {key: len(around.body.ops) for around, key in map(self._place, groups)}
+        if sum(distinct.values()) > len(self._func.body.ops):  # little is repeated
+            return self._difference(self._func, groups)
+        return sum(map(self.of, groups))
+
+    def of(self, group: Group) -> int:
+        """How many kernels there are less with one product in place of the group's alone."""
+        around, key = self._place(group)
+        if key not in self._known:
+            self._known[key] = self._difference(around, [group])
+        return self._known[key]
+
+    def _place(self, group: Group) -> tuple[Func, Hashable]:
+        if group not in self._places:
+            around = self._around(group)
+            self._places[group] = around, _key(around, group)
+        return self._places[group]
+
+    def _difference(self, func: Func, groups: Sequence[Group]) -> int:
+        return self._count(func) - self._count(self._merged(func, groups))
+
+    def _count(self, func: Func) -> int:
+        module = Module("count", (replace(func, name="main"),), constants=Constants({}))
+        kernels = run_pipeline(module, Pipeline.parse(_KERNELS), self._context)
+        return sum(op.name == "tensor.call" for op in kernels.main.body.ops)
+
+    def _around(self, group: Group) -> Func:
+        """The ops around a group as a function of their own."""
+        x = group.members[0].op.operands[0]
+        found = _spread([x], AHEAD, self._reading, lambda op: op.results)
+        read = [x, *(v for op in found for v in op.operands)]
+        found |= _spread(read, BEHIND, self._computing, lambda op: op.operands)
+        found |= {op for v in list(_operands(found)) for op in self._computing(v) if _is_constant(op)}
+        ops = [op for op in self._func.body.ops if op in found]
+        made = {r for op in ops for r in op.results}
+        params = dict.fromkeys(v for v in _operands(ops) if v not in made)
+        results = [
+            r
+            for op in ops
+            for r in op.results
+            if not _is_constant(op) and any(u not in found for u in self._readers.get(r, ()))
+        ]
+        b = Builder()
+        b.do("graph.return", *results)
+        types = tuple(r.type for r in results)
+        return replace(self._func, body=Block(tuple(params), (*ops, *b.ops)), result_types=types)
+
+    def _reading(self, v: Value) -> list[Op]:
+        return [op for op in self._readers.get(v, ()) if op.name != "graph.return"]
+
+    def _computing(self, v: Value) -> list[Op]:
+        return [self._producer[v]] if v in self._producer else []
+
+
+def _is_constant(op: Op) -> bool:
+    return op.name == "graph.constant"
+
+
+def _operands(ops: Iterable[Op]) -> Iterator[Value]:
+    return (v for op in ops for v in op.operands)
+
+
+def _spread(
+    values: Iterable[Value],
+    steps: int,
+    ops_at: Callable[[Value], Iterable[Op]],
+    values_of: Callable[[Op], Collection[Value]],
+) -> set[Op]:
+    """The ops that are at most so many steps away from some values."""
+    found: set[Op] = set()
+    for _ in range(steps):
+        fresh = {op for v in values for op in ops_at(v)} - found
+        found |= fresh
+        values = [v for op in fresh for v in values_of(op)]
+    return found
+
+
+def _key(func: Func, group: Group) -> Hashable:
+    """Equal for functions and groups that are equal but for the names and numbers of constants."""
+    number = {v: i for i, v in enumerate(func.body.params)}
+    names: dict[object, int] = {}
+    rows: list[Hashable] = [tuple(v.type for v in func.body.params)]
+    place: dict[Op, int] = {}
+    for op in func.body.ops:
+        place[op] = len(rows)
+        attrs: Hashable = op.attrs
+        if _is_constant(op):
+            attrs = names.setdefault(op["name"], len(names))
+        operands = tuple(number[v] for v in op.operands)
+        rows.append((op.name, attrs, operands, tuple(r.type for r in op.results)))
+        number.update((r, len(number) + i) for i, r in enumerate(op.results))
+    members = tuple(place[p.op] for p in group.members)
+    join = -1 if group.join is None else place[group.join]
+    return tuple(rows), members, join, group.leads, group.pieces
