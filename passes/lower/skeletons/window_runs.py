@@ -87,6 +87,8 @@ class _WindowRuns(WindowTiles):
             return
         places = {c: (*outer, w.simple(binary("+", last, c - column))) for c in (piece.start, *piece.columns)}
         start, fill = places[piece.start], fills(self.op)[0]
+        if multiple_of(start[-1], w.ranges) % piece.lanes:
+            return  # an index that is no sum: such a vector might begin inside a row and end outside
         edge = w.bounds(start, value.tensor.shape)
         other = 0.0 if fill is None else fill
         read = w.b.value("thread.load", w.inputs[value], at=start, mask=edge, other=other, lanes=piece.lanes)
