@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from tilewright.codegen.emission import Emission
+from tilewright.codegen.emission import BufferRef, Emission
 from tilewright.codegen.emit_warp import cuda_only
 from tilewright.codegen.emitters import emitter
 from tilewright.codegen.fragments import registers, tile_text
 from tilewright.ir.errors import UnsupportedError
+from tilewright.ir.expr import Expr
 from tilewright.ir.nodes import Op
 from tilewright.ir.thread_warpgroup_ops import GROUP_M
 from tilewright.ir.types import itemsize
@@ -24,24 +25,39 @@ def _multiply(e: Emission, op: Op) -> None:
         raise UnsupportedError(
             f"thread.warpgroup_mma: expected engine 'wgmma', got '{op['engine']}'", where=op.loc
         )
-    row = a.type.shape[-1] * itemsize(a.type.dtype)
-    if not (a.swizzled and b.swizzled):
+    held = a.type.space == "frag"
+    if not b.swizzled or not (a.swizzled or held):
         raise UnsupportedError("thread.warpgroup_mma: expected swizzled tiles", where=op.loc)
     rows, columns = c.type.shape[:2]
-    function = e.need(f"wgmma_{a.type.dtype}_{columns * c.type.shape[3]}")
-    tile = e.need(f"tile_{row}")
+    row = b.type.shape[-1] * itemsize(b.type.dtype)
+    function = e.need(f"wgmma_{a.type.dtype}{'_held' if held else ''}_{columns * c.type.shape[3]}")
     e.line("{")
-    for name, memory, key in (("left", a, "a_at"), ("right", b, "b_at")):
-        at = op[key]
-        e.line(f"const unsigned long long {name} = {tile}(&{e.element(memory, at)});")  # type: ignore[arg-type]
+    right = _tile(e, "right", b, _index(op, "b_at"))
+    left = "" if held else _tile(e, "left", a, _index(op, "a_at"))
     e.line(f"{e.need('wgmma_begin')}();")
-    for step in range(row // _DEPTH_BYTES):
+    for step in range(1 if held else row // _DEPTH_BYTES):
         along = step * _DEPTH_BYTES // _UNIT_BYTES
         for i in range(rows):
             down = i * GROUP_M * row // _UNIT_BYTES
-            e.line(f"{function}({tile_text(e, c, (i, 0))}, left + {down + along}, right + {along});")
+            first = tile_text(e, a, (*_index(op, "a_at"), i)) if held else f"{left} + {down + along}"
+            e.line(f"{function}({tile_text(e, c, (i, 0))}, {first}, {right} + {along});")
     e.line(f"{e.need('wgmma_commit')}();")
     e.line("}")
+
+
+def _index(op: Op, name: str) -> tuple[Expr, ...]:
+    found: tuple[Expr, ...] = op[name]  # type: ignore[assignment]
+    return found
+
+
+def _tile(e: Emission, name: str, memory: BufferRef, at: tuple[Expr, ...]) -> str:
+    """The descriptor of a tile from an index on; where rows start, nothing is permuted."""
+    size = itemsize(memory.type.dtype)
+    function, last = e.need(f"tile_{memory.type.shape[-1] * size}"), at[-1]
+    assert isinstance(last, int)
+    start = e.element(memory, (*at[:-1], 0))
+    e.line(f"const unsigned long long {name} = {function}(&{start}) + {last * size // _UNIT_BYTES};")
+    return name
 
 
 @emitter("thread.warpgroup_wait", writes=(0,))
@@ -58,3 +74,13 @@ def _wait(e: Emission, op: Op) -> None:
 def _publish(e: Emission, op: Op) -> None:
     cuda_only(e, op)
     e.line(f"{e.need('publish_shared')}();")
+
+
+@emitter("thread.round_shared", writes=(0,))
+def _round(e: Emission, op: Op) -> None:
+    cuda_only(e, op)
+    tile, lanes = e.buffer(op.operands[0]), int(op["lanes"])  # type: ignore[arg-type]
+    function = e.need("round_tf32")
+    for lane in range(lanes):
+        place = e.element(tile, _index(op, "at"), lane)
+        e.line(f"{place} = {function}({place});")

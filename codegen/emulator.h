@@ -237,6 +237,28 @@ static void tw_warpgroup(float* sums, unsigned long long a, unsigned long long b
         sums[i] = (float)sum;
     }
 }
+// The first factor from registers, which a quad of lanes holds of each two rows: what it is now is what counts.
+struct TwHeld { const float* a; float rows[2][8]; };
+static void tw_held_together(void** lanes, int present) {
+    if (present != 32) tw_fail("wgmma needs all 32 lanes of a warp", -1);
+    for (int lane = 0; lane < 32; ++lane)
+        for (int k = 0; k < 8; ++k)
+            for (int i = 0; i < 2; ++i)
+                ((TwHeld*)lanes[lane])->rows[i][k] = ((TwHeld*)lanes[lane / 4 * 4 + k % 4])->a[k / 4 * 2 + i];
+}
+template <int n>
+static void tw_warpgroup_held(float* sums, unsigned long long a, unsigned long long b) {
+    TwHeld* held = (TwHeld*)a;
+    for (int i = 0; i < n / 2; ++i) {
+        const int column = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+        double sum = sums[i];
+        for (int k = 0; k < 8; ++k)
+            sum += (double)tw_cut_tf32(__float_as_uint(held->rows[i % 4 / 2][k])) *
+                   tw_tile_element<4, tw_cut_tf32>(b, column, k);
+        sums[i] = (float)sum;
+    }
+    delete held;
+}
 // Templates, so that only what a kernel calls is compiled.
 #define TW_WGMMA_OF(dtype, n, bytes, value)                                                                  \
     template <class Float>                                                                                   \
@@ -244,7 +266,13 @@ static void tw_warpgroup(float* sums, unsigned long long a, unsigned long long b
         tw_multiply(tw_warpgroup<n, bytes, value>, c, a, b);                                                 \
     }
 #define TW_WGMMA(n)                                                                                          \
-    TW_WGMMA_OF(f16, n, 2, tw_half) TW_WGMMA_OF(bf16, n, 2, tw_brain) TW_WGMMA_OF(f32, n, 4, tw_cut_tf32)
+    TW_WGMMA_OF(f16, n, 2, tw_half) TW_WGMMA_OF(bf16, n, 2, tw_brain) TW_WGMMA_OF(f32, n, 4, tw_cut_tf32)     \
+    template <class Float>                                                                                   \
+    static inline void tw_wgmma_f32_held_##n(Float* c, const float* a, unsigned long long b) {                \
+        TwHeld* own = new TwHeld{a, {}};                                                                     \
+        tw_together(-1, tw_held_together, own);                                                              \
+        tw_multiply(tw_warpgroup_held<n>, c, (unsigned long long)own, b);                                    \
+    }
 TW_WGMMA(8) TW_WGMMA(16) TW_WGMMA(24) TW_WGMMA(32) TW_WGMMA(40) TW_WGMMA(48) TW_WGMMA(56) TW_WGMMA(64)
 TW_WGMMA(72) TW_WGMMA(80) TW_WGMMA(88) TW_WGMMA(96) TW_WGMMA(104) TW_WGMMA(112) TW_WGMMA(120) TW_WGMMA(128)
 TW_WGMMA(136) TW_WGMMA(144) TW_WGMMA(152) TW_WGMMA(160) TW_WGMMA(168) TW_WGMMA(176) TW_WGMMA(184) TW_WGMMA(192)

@@ -1,4 +1,4 @@
-"""Helpers with inline PTX for warpgroups: descriptors of tiles in shared memory, wgmma, its fences and waits."""
+"""Helpers with inline PTX for warpgroups: descriptors of tiles in shared memory, wgmma, fences and waits."""
 
 from __future__ import annotations
 
@@ -42,6 +42,27 @@ FN void NAME(float* c, unsigned long long a, unsigned long long b) {{
             "cuda",
             emulated=True,
         )
+
+# The first factor from registers: those of float32 are rounded there.
+for _n in range(GROUP_N, MOST_N + 1, GROUP_N):
+    _count = _n // 2
+    _sums = ", ".join(f"%{i}" for i in range(_count))
+    _held = ", ".join(f"%{_count + i}" for i in range(4))
+    _outputs = ", ".join(f'"+f"(c[{i}])' for i in range(_count))
+    _inputs = ", ".join(f'"r"(__float_as_uint(a[{i}]))' for i in range(4))
+    helper(
+        f"wgmma_f32_held_{_n}",
+        f"""
+FN void NAME(float* c, const float* a, unsigned long long b) {{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n{_n}k8.f32.tf32.tf32 "
+                 "{{{_sums}}}, {{{_held}}}, %{_count + 4}, 1, 1, 1;"
+                 : {_outputs}
+                 : {_inputs}, "l"(b));
+}}
+""",
+        "cuda",
+        emulated=True,
+    )
 
 for _function, _instruction in (
     ("wgmma_begin", "wgmma.fence.sync.aligned"),

@@ -60,9 +60,9 @@ def swizzled_column(t: TensorType, row: Expr, column: Expr) -> Expr:
     """Where an element of a swizzled row lies in it.
 
     Of eight rows one after the other, the pieces of one column meet all banks, which is what ldmatrix reads
-    at once; the two pieces of a 32-byte sector stay in one sector, so that a sector arrives by one write. It is
-    the order of warpgroups' tiles, the number of a piece xor bits of the row's: each bit of it is a sum modulo 2.
-    Raises UnsupportedError for rows of a length that has no such order.
+    at once; the two pieces of a 32-byte sector stay in one sector, so that a sector arrives by one write. It
+    is the order of warpgroups' tiles, the number of a piece xor bits of the row's: each bit of it is a sum
+    modulo 2. Raises UnsupportedError for rows of a length that has no such order.
     """
     piece = _PIECE_BYTES // itemsize(t.dtype)
     pieces = t.shape[-1] // piece

@@ -41,8 +41,8 @@ _TAIL_WARPS = 4.0
 _TAIL_READ_CLK, _TAIL_VECTORS = 600.0, 8.0
 #: of the steady rate of multiplications alone, what a loop with loads and copies beside them keeps
 _LOOP_SHARE = 0.77
-#: of the peak, what warpgroups keep in a loop; cycles between the multiplications of two chunks, where that of
-#: the second has been issued before the first is done, and where it has not
+#: of the peak, what warpgroups keep in a loop; cycles between the multiplications of two chunks, where the
+#: second is issued before the first is done, and where it is not; fitted to 1,790 kernels of warpgroups
 _GROUP_SHARE, _GROUP_CLK, _GROUP_ALONE_CLK = 0.7, 0.0, 116.0
 #: share of the shorter of work and DRAM traffic that the longer does not hide, beside others and alone
 _EXPOSED_SHARE, _EXPOSED_ALONE = 0.10, 0.67
@@ -152,7 +152,7 @@ def _alone_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     chain = (space.k // (depth * space.warps_k)) * np.maximum(tiles * one, _MMA_CLK)
     # The four warps of a group have all tensor cores to themselves.
     together = tensor_fma(problem, hardware) * max(hardware.wgmma_share, 1e-9) * _GROUP_SHARE
-    waits = np.where(two_at_a_time(space), _GROUP_CLK, _GROUP_ALONE_CLK)
+    waits = np.where(two_at_a_time(problem, space), _GROUP_CLK, _GROUP_ALONE_CLK)
     chain = np.where(space.groups > 0, space.m * space.n * space.k / together + waits, chain)
     flight = hardware.estimate_matrix_fetch_clk / ahead_of(problem, space)
     instructions = _copied_by_threads(problem, space)

@@ -158,9 +158,8 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
 
 
 def takes_groups(problem: MatrixProblem, hardware: GpuHardware) -> bool:
-    """Whether warpgroups can multiply the factors where they lie: 16-bit ones, in rows of the channel."""
-    narrow = problem.element_bytes == 2 and problem.first_rows and problem.second_rows
-    return narrow and hardware.wgmma_share > 0
+    """Whether warpgroups can multiply the factors: tiles of both must be rows of the channel."""
+    return problem.first_rows and problem.second_rows and hardware.wgmma_share > 0
 
 
 def _sensible(problem: MatrixProblem, space: MatrixSpace) -> MatrixSpace:
@@ -206,7 +205,8 @@ def registers_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     # Of a single chunk nothing is copied ahead.
     held = np.where(chunks_of(problem, space) > 1, held, 0.0).astype(np.int64)
     other = OTHER_REGISTERS + (WINDOW_REGISTERS if problem.taps > 1 else 0)
-    fragments = np.where(space.groups > 0, GROUP_REGISTERS, 2 * (a + b))
+    steps = space.k * problem.element_bytes // DEPTH_BYTES if rounds_first(problem) else 0
+    fragments = np.where(space.groups > 0, GROUP_REGISTERS + a * steps, 2 * (a + b))
     return np.asarray(sums + fragments + other + held, dtype=np.int64)
 
 
@@ -238,12 +238,18 @@ def chunks_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
 
 def ahead_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     """Chunks whose copies are in flight while one is multiplied."""
-    return np.maximum(1, space.stages - 1 - two_at_a_time(space))
+    return np.maximum(1, space.stages - 1 - two_at_a_time(problem, space))
 
 
-def two_at_a_time(space: MatrixSpace) -> npt.NDArray[np.bool_]:
+def rounds_first(problem: MatrixProblem) -> bool:
+    """Whether warpgroups round the first factor in registers, from where they multiply it."""
+    return problem.element_bytes == 4
+
+
+def two_at_a_time(problem: MatrixProblem, space: MatrixSpace) -> npt.NDArray[np.bool_]:
     """Whether warpgroups start to multiply a chunk before they are done with the one before."""
-    return np.asarray((space.groups > 0) & (space.stages >= OVERLAP_STAGES))
+    overlaps = (space.groups > 0) & (space.stages >= OVERLAP_STAGES)
+    return np.asarray(overlaps & (not rounds_first(problem)))
 
 
 def raster_of(blocks_m: int) -> int:

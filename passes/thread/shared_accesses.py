@@ -25,6 +25,7 @@ _READS: dict[str, tuple[int, str | None]] = {
 _WRITES: dict[str, tuple[int, str | None]] = {
     "thread.store": (1, "at"),
     "thread.store_fragment": (1, "at"),
+    "thread.round_shared": (0, "at"),
     "thread.scatter": (1, None),
     "thread.copy_async": (1, "dst"),
     "thread.atomic_add": (1, None),
@@ -49,8 +50,8 @@ class Access:
 
     group: for a copy or a multiplication in flight, how many groups were closed after its own (-1: its own is
     still open); None for everything that happens at once, and for what the thread has waited for. multiplied:
-    it is a read of an asynchronous multiplication. warps: the index counts tiles of 16 x 8 elements, which the
-    threads of a warp (symbol `warp`) access together.
+    it is a read of an asynchronous multiplication. warps: the index counts tiles of 16 x 8 elements, which
+    the threads of a warp (symbol `warp`) access together.
     """
 
     buffer: Value
@@ -83,6 +84,8 @@ def own_accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
     if op.name == "thread.warpgroup_mma":
         for buffer, key in zip(op.operands[:2], ("a_at", "b_at"), strict=True):
             where: Any = op[key]
+            if buffer.tensor.space != "shared":
+                continue
             at = (*where[:-2], None, None)
             yield Access(buffer, False, at, 1, mask, ranges, group=0, multiplied=True)
     for table, write in ((_READS, False), (_WRITES, True)):
@@ -99,8 +102,9 @@ def own_accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
             yield Access(buffer, False, (*at[:-2], None, None) if at else None, 1, whole, ranges)
         elif op.name == "thread.store_fragment":
             yield _of_warps(buffer, op, mask, ranges)
-        elif op.name == "thread.copy_async":
-            yield Access(buffer, True, at, int(op["lanes"]), mask, ranges, group=-1)  # type: ignore[arg-type]
+        elif op.name in ("thread.copy_async", "thread.round_shared"):
+            group = -1 if op.name == "thread.copy_async" else None
+            yield Access(buffer, True, at, int(op["lanes"]), mask, ranges, group=group)  # type: ignore[arg-type]
         else:
             lanes = int(op.get("lanes", 1)) if not write else getattr(op.operands[0].type, "lanes", 1)  # type: ignore[arg-type]
             yield Access(buffer, write, at, lanes, whole, ranges)

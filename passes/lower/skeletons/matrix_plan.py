@@ -294,7 +294,7 @@ class MatrixPlan:
 
     def _check_groups(self, view: MatrixView) -> None:
         if not takes_warpgroups(view):
-            raise InputError("expected factors of f16 or bf16 in rows of the channel for warpgroups")
+            raise InputError("expected factors in rows of the channel for warpgroups")
         if self.warps_m % GROUP_WARPS or self.warps_k != 1 or self.warp_n > GROUP_COLUMNS:
             raise InputError(
                 f"expected multiples of {GROUP_WARPS} warps along m, one set of them and at most "
@@ -307,8 +307,8 @@ class MatrixPlan:
 
 
 def takes_warpgroups(view: MatrixView) -> bool:
-    """Whether tiles of both factors are rows of the channel, in a dtype that needs no rounding."""
-    return view.dtype in NARROW and all(view.along(i) in ("", view.channel) for i in (0, 1))
+    """Whether tiles of both factors are rows of the channel, which is what warpgroups multiply."""
+    return all(view.along(i) in ("", view.channel) for i in (0, 1))
 
 
 def _pairs(p: Pairs, name: str) -> dict[str, object]:

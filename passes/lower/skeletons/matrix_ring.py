@@ -14,7 +14,7 @@ Waiting = list[tuple[Staged, Value, Expr]]
 
 
 class Ring:
-    """`slots` tiles of each factor for `chunks` chunks, of which `unread` are not filled while one is multiplied.
+    """`slots` tiles of each factor for `chunks` chunks; `unread` are not filled while one is multiplied.
 
     ahead: chunks that are fetched before the first one is multiplied, and that many before each later one.
     """
@@ -38,14 +38,17 @@ class Ring:
         """The slot of a chunk."""
         return self.w.simple(binary("%", chunk, self.slots))
 
-    def arrive(self, *, published: bool = False) -> None:
-        """Wait for the oldest chunk in flight, and for all threads to be done with the one before.
-
-        published: asynchronous multiplications read the chunk.
-        """
+    def arrive(self) -> None:
+        """Wait for the oldest chunk in flight, and for all threads to be done with the one before."""
         self.w.b.do("thread.async_wait", pending=self.ahead - 1)
-        if published:
-            self.w.b.do("thread.publish_shared")
+        self.w.b.do("thread.barrier")
+
+    def publish(self, slot: Expr, rounded: Sequence[Staged] = ()) -> None:
+        """As `arrive`, for asynchronous multiplications of what lies in `slot`, to be rounded before."""
+        self.w.b.do("thread.async_wait", pending=self.ahead - 1)
+        for factor in rounded:
+            factor.round(slot)
+        self.w.b.do("thread.publish_shared")
         self.w.b.do("thread.barrier")
 
     def refill(self, chunk: Expr) -> Waiting:

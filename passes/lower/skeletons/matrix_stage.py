@@ -86,6 +86,13 @@ class Staged:
                 src=where, dst=tuple(map(w.simple, (slot, major, minor))), lanes=self.lanes, mask=mask,
             )  # fmt: skip
 
+    def round(self, slot: Expr) -> None:
+        """Round to TF32, where they lie, the elements of a slot that this thread has copied."""
+        w = self.w
+        with self._vectors() as (_, major, minor, inside), w.when(inside):
+            at = tuple(map(w.simple, (slot, major, minor)))
+            w.b.do("thread.round_shared", self.tiles, at=at, lanes=self.lanes)
+
     def load(self, chunk: Expr) -> Value:
         """This thread's share of a chunk, in registers."""
         w = self.w
