@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Protocol, runtime_checkable
 
@@ -14,7 +15,7 @@ from tilewright.library_epilogue import Absorbed, absorbed
 from tilewright.library_matmul import products_of
 from tilewright.library_norm import norms_in
 from tilewright.library_program import Call, program_around, with_kernel
-from tilewright.library_weights import with_packed_weights
+from tilewright.library_weights import with_packed_weights, with_wide_bias
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.runtime.errors import DeviceMissingError
 from tilewright.runtime.libraries.kernel import LibraryKernel
@@ -127,12 +128,12 @@ def products_in(kernel: Func) -> list[Call]:
     contract = _only_contract(kernel)
     if contract is None:
         return []
-    return [
-        Call(x.problem, operands, x.ops)
+    found = [
+        _call(kernel, contract, product.first, x, "cublaslt")
         for product in products_of(contract)
         for x in absorbed(kernel, contract, product)
-        if (operands := _operands(contract, product.first, x))
     ]
+    return [call for call in found if call is not None]
 
 
 def convolutions_in(kernel: Func) -> list[Call]:
@@ -150,12 +151,8 @@ def convolutions_in(kernel: Func) -> list[Call]:
         found, weights = convolution_of(contract), (rearranged,)
         if found is None or not found.fits:
             return []
-    calls = [
-        Call(x.problem, operands, x.ops, "cudnn", weights, kernel)
-        for x in absorbed(kernel, contract, found)
-        if (operands := _operands(contract, 0, x))
-    ]
-    return calls[::-1]
+    calls = [_call(kernel, contract, 0, x, "cudnn", weights) for x in absorbed(kernel, contract, found)]
+    return [call for call in calls if call is not None][::-1]
 
 
 def graphs_in(kernel: Func) -> list[Call]:
@@ -170,6 +167,21 @@ FINDERS: dict[str, Callable[[Func], list[Call]]] = {"cublaslt": products_in, "cu
 def _only_contract(kernel: Func) -> Op | None:
     contracts = [op for op in kernel.body.ops if op.name == "tensor.contract"]
     return contracts[0] if len(contracts) == 1 else None
+
+
+def _call(
+    kernel: Func, contract: Op, first: int, found: Absorbed, provider: str, weights: tuple[Op, ...] = ()
+) -> Call | None:
+    """The call that computes what was found; None where its arguments cannot be told apart."""
+    if found.widened and found.bias is not None:
+        if weights:
+            return None  # one kernel prepares one array
+        reader = next(op for op in found.ops if found.bias in op.operands)
+        kernel, fresh, widening = with_wide_bias(kernel, reader, found.bias)
+        ops = tuple(fresh if op is reader else op for op in found.ops)
+        found, weights = replace(found, ops=ops, bias=widening.result), (widening,)
+    operands = _operands(contract, first, found)
+    return Call(found.problem, operands, found.ops, provider, weights, kernel) if operands else None
 
 
 def _operands(contract: Op, first: int, found: Absorbed) -> tuple[Value, ...]:

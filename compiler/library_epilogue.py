@@ -20,13 +20,15 @@ from tilewright.runtime.libraries.matmul import MatmulProblem
 class Absorbed:
     """A product with what follows it in one kernel: its problem, the ops it computes, further operands.
 
-    bias, residual: the values that are added, None where there is none.
+    bias, residual: the values that are added, None where there is none. widened: whether the bias has fewer
+    bits than the results, which the library takes in the results' type only.
     """
 
     problem: MatmulProblem | ConvolutionProblem
     ops: tuple[Op, ...]
     bias: Value | None = None
     residual: Value | None = None
+    widened: bool = False
 
     @property
     def result(self) -> Value:
@@ -39,7 +41,8 @@ def absorbed(kernel: Func, contract: Op, product: Product | Convolution) -> Iter
 
     A sum may take a vector with one element per row of D and one matrix, in any order; ReLU ends it, and so
     does the GELU with tanh, given by itself before what goes on without it. Where
-    results are stored in 16 bits, the library rounds once where the maps round after every step.
+    results are stored in 16 bits, the library rounds once where the maps round after every step, and not at
+    all where they are float32 again behind a bias of 16 bits.
     """
     current = Absorbed(product.problem, (contract,))
     yield current
@@ -122,7 +125,9 @@ def _extended(
     if result is None or result not in ("float32", problem.dtype):
         return None
     if (problem.has_bias or problem.c is not None) and result != problem.result:
-        return None  # what was added already is of the results' type
+        if kind != "cast" or problem.c is not None or result != "float32":
+            return None  # what was added already is of the results' type
+        return replace(current, problem=replace(problem, result=result), widened=True)
     if kind == "cast":
         return replace(current, problem=replace(problem, result=result))
     if problem.epilogue.startswith("relu"):

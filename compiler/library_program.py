@@ -60,6 +60,8 @@ def program_around(kernel: Func, call: Call) -> Module:
             continue
         later = [op for _, ops_of in parts[position + 1 :] for op in ops_of]
         used = {v for op in later for v in op.operands} | set(returned)
+        if suffix in ("before", "weights"):
+            used.update(call.operands)
         results = [r for op in part for r in op.results if r in used]
         operands = call.operands if suffix == "library" else _free(part)
         func = outlined(f"{kernel.name}_{suffix}", part, operands, results)

@@ -1,4 +1,4 @@
-"""Filters in the order a library wants: rearranged by a kernel, at compile time where they are constant."""
+"""Filters and biases as a library wants them: by a kernel of their own, at compile time where constant."""
 
 from __future__ import annotations
 
@@ -40,6 +40,32 @@ def with_packed_weights(kernel: Func, contract: Op, found: Convolution) -> tuple
     )
     ops = [new for op in kernel.body.ops for new in ((rearranged, fresh) if op is contract else (op,))]
     return replace(kernel, body=kernel.body.with_ops(tuple(ops))), fresh, rearranged
+
+
+def with_wide_bias(kernel: Func, reader: Op, bias: Value) -> tuple[Func, Op, Op]:
+    """The kernel with a vector written in float32 before it is added; the new reader; the op that writes it.
+
+    rewrite:  tensor.map(%s, %bias: f16[768], ...) {^(%a: f16, %b: f16) ...}
+              -->   %v = tensor.map(%bias, par = (d0: 768), reads = [[d0]]) : f32[768] {cast}
+                    tensor.map(%s, %v, ...) {^(%a: f16, %w: f32) %b = scalar.cast(%w, dtype = "f16") ...}
+    """
+    extents = {f"d{i}": n for i, n in enumerate(bias.tensor.shape)}
+    b, (element,) = scalar_body([bias.tensor.dtype])
+    b.emit("scalar.yield", [b.cast(element, "f32")])
+    wide = Value(TensorType("f32", bias.tensor.shape), f"{bias.hint}.wide")
+    attrs = (("par", Pairs.of(extents)), ("reads", (tuple(map(Sym, extents)),)), ("fill", ()))
+    widening = Op("tensor.map", (bias,), attrs, (wide,), b.block([element]), reader.loc)
+    assert reader.body is not None
+    position = reader.operands.index(bias)
+    params = list(reader.body.params)
+    inner, (params[position],) = scalar_body(["f32"])
+    narrow = inner.cast(params[position], bias.tensor.dtype)
+    rest = (replace_in_op(op, {reader.body.params[position]: narrow}) for op in reader.body.ops)
+    body = replace(reader.body, params=tuple(params), ops=(*inner.ops, *rest))
+    operands = tuple(wide if v is bias else v for v in reader.operands)
+    fresh = replace(reader, operands=operands, body=body)
+    ops = [new for op in kernel.body.ops for new in ((widening, fresh) if op is reader else (op,))]
+    return replace(kernel, body=kernel.body.with_ops(tuple(ops))), fresh, widening
 
 
 def with_constant_weights(module: Module) -> Module:

@@ -12,7 +12,9 @@ from tilewright.costmodel import load_hardware
 from tilewright.ir import Func, Module, parse
 from tilewright.ir.interpreter import interpret
 from tilewright.library_candidates import library_candidates, products_in
+from tilewright.library_comparison import standing_alone
 from tilewright.library_program import Call, inlined, library_kernels, program_around
+from tilewright.library_weights import with_constant_weights
 from tilewright.runtime.libraries.cublaslt import CublasLt
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.matmul import MatmulProblem
@@ -246,6 +248,46 @@ def test_bias_residual_and_relu_are_taken_along_and_the_rest_stays() -> None:
     last = calls[-1]
     got = by_library(last, [by_value[v] for v in last.operands])
     np.testing.assert_allclose(np.exp(got), wanted, rtol=1e-4)
+
+
+HALVES = """
+    %0 = tensor.contract(%x, %w, par = (m: 8, k: 16), red = (c: 8), reads = [[m, c], [k, c]]) : f32[8, 16] {
+      ^(%a: f16, %b: f16, %s: f32) %a32 = scalar.cast(%a, dtype = "f32") : f32
+      %b32 = scalar.cast(%b, dtype = "f32") : f32 %r = scalar.fma(%a32, %b32, %s) : f32 scalar.yield(%r) }
+    %1 = tensor.map(%0, par = (m: 8, k: 16), reads = [[m, k]]) : f16[8, 16] {
+      ^(%a: f32) %r = scalar.cast(%a, dtype = "f16") : f16 scalar.yield(%r) }
+    %2 = tensor.map(%1, %v, par = (m: 8, k: 16), reads = [[m, k], [k]]) : f16[8, 16] {
+      ^(%a: f16, %b: f16) %r = scalar.add(%a, %b) : f16 scalar.yield(%r) }
+    %3 = tensor.map(%2, par = (m: 8, k: 16), reads = [[m, k]]) : f32[8, 16] {
+      ^(%a: f16) %r = scalar.cast(%a, dtype = "f32") : f32 scalar.yield(%r) }
+    %y = tensor.map(%3, %z, par = (m: 8, k: 16), reads = [[m, k], [m, k]]) : f32[8, 16] {
+      ^(%a: f32, %b: f32) %r = scalar.add(%a, %b) : f32 scalar.yield(%r) }"""
+
+
+def test_a_bias_of_16_bits_is_widened_for_a_residual_of_32() -> None:
+    kernel = kernel_of("f16[8, 8]", "f16[16, 8]", "f32[8, 16]", HALVES, ", %v: f16[16], %z: f32[8, 16]", "%y")
+    calls = products_in(kernel)
+    assert [(c.problem.epilogue, c.problem.result, len(c.ops)) for c in calls] == [
+        ("none", "float32", 1), ("none", "float16", 2), ("bias", "float16", 3), ("bias", "float32", 4),
+        ("bias", "float32", 5),
+    ]  # fmt: skip
+    last = calls[-1]
+    assert isinstance(last.problem, MatmulProblem)
+    assert last.problem.c is not None
+    arrays = random_arrays(kernel)
+    (wanted,) = run_main(whole(kernel), arrays)
+    program = program_around(last.kernel or kernel, last)
+    assert [f.name for f in program.funcs] == ["k_weights", "k_library", "main"]
+    np.testing.assert_allclose(run_main(program, arrays)[0], wanted, rtol=1e-2, atol=1e-2)
+    by_value = dict(zip(kernel.params, arrays, strict=True))
+    wide = arrays[2].astype(np.float32)
+    got = by_library(last, [by_value.get(v, wide) for v in last.operands])
+    np.testing.assert_allclose(got, wanted, rtol=1e-2, atol=1e-2)
+    known = with_constant_weights(standing_alone(program, [2]))
+    assert [f.name for f in known.funcs] == [
+        "k_library",
+        "main",
+    ]  # a constant bias is widened at compile time
 
 
 def test_a_vector_along_the_columns_of_the_problem_is_no_bias() -> None:
