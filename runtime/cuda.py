@@ -136,7 +136,7 @@ class CudaDevice(Closable):
     ) -> Iterator[LibraryKernel]:
         """The algorithms a library has here for a problem with so much workspace, most promising first.
 
-        Each is prepared when it is asked for, which takes cuDNN up to a second. Raises, at the first,
+        Each is prepared when it is asked for, which may take cuDNN a second. Raises, at the first,
         `DeviceMissingError` where the library is not installed, `DeviceError` where it fails.
         """
         with self.context.current():

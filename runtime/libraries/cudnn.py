@@ -67,7 +67,7 @@ class Cudnn:
     """A handle of cuDNN in the context that is current; `package` is what `open_cudnn` gives.
 
     A plan is stored by its name. The same version lists the same plans for the same graph, so that one is
-    found and built again; a name that is not in the list is an error. Building one takes up to a second, and
+    found and built again; a name that is not in the list is an error. Building one may take a second, and
     the package holds the interpreter meanwhile: launches of equal problems share their graph and its plans.
     """
 
