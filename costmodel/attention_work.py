@@ -37,8 +37,11 @@ _FIRST_CLK, _LAST_CLK = 1100.0, 500.0
 _TILE_CLK = 200.0
 #: registers beside accumulators, fragments and what is read ahead
 _REGISTERS = 30
-#: share of the shorter of work and traffic that the longer does not hide
-_EXPOSED = 0.25
+#: share of the shorter of work and traffic that the longer does not hide, beside other blocks and alone; as
+#: fitted for products on tensor cores (`matrix_estimator`)
+_EXPOSED_SHARE, _EXPOSED_ALONE = 0.10, 0.67
+#: of the L2's bandwidth, what is sustained
+_L2_EFFICIENCY = 0.6
 #: of the steady rate of multiplications, what is kept beside loads and exponentials
 _LOOP_SHARE = 0.77
 
@@ -51,7 +54,8 @@ class AttentionWork:
     a block; tile: keys of a tile; warps, stages: of a block. shared_bytes: per block; least_bytes: inputs and
     results once, at least; moved_bytes: all that is read and written, each element once; map_work, map_reads:
     instructions and reads of parameters per element of the scores; ahead_bytes: of parameters that a thread
-    reads ahead per tile; copied: bytes one copy of queries, keys, values moves, 0 where threads load them.
+    reads ahead per tile; seen: share of the tiles of keys that is computed, where positions hide others;
+    copied: bytes one copy of queries, keys, values moves, 0 where threads load them.
     """
 
     heads: int
@@ -69,6 +73,7 @@ class AttentionWork:
     map_work: float
     map_reads: int
     ahead_bytes: int
+    seen: float
     copied: tuple[int, int, int]
 
     @property
@@ -110,7 +115,7 @@ class AttentionWork:
 
     @property
     def flops(self) -> float:
-        """Of both products."""
+        """Of both products, hidden pairs included."""
         return 2.0 * self.heads * self.queries * self.keys * (self.inner + self.width)
 
 
@@ -143,14 +148,17 @@ def estimate_attention(work: AttentionWork, hardware: GpuHardware) -> float:
         busy_clk += _round_clk(rest, work, hardware)
     busy_s = busy_clk / hardware.clock_hz
     dram_s = work.moved_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
-    seconds = hardware.contract_launch_s + max(busy_s, dram_s) + _EXPOSED * min(busy_s, dram_s)
+    l2_s = work.blocks * _fetched(work) / (hardware.l2_bytes_per_s * _L2_EFFICIENCY)
+    traffic_s, exposed = max(dram_s, l2_s), _EXPOSED_SHARE + _EXPOSED_ALONE / resident
+    seconds = hardware.contract_launch_s + max(busy_s, traffic_s) + exposed * min(busy_s, traffic_s)
+    seconds += _EXPOSED_SHARE * min(dram_s, l2_s)
     return max(seconds, bound_attention(work, hardware).seconds)
 
 
 def _round_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> float:
     """Cycles of `resident` blocks that run side by side on one multiprocessor, from start to end."""
     shared = resident * _shared_clk(resident, work, hardware)
-    alone = work.tiles * _alone_clk(work, hardware) + _CHAIN_CLK * _copies(work)[0]
+    alone = work.seen * work.tiles * _alone_clk(work, hardware) + _CHAIN_CLK * _copies(work)[0]
     return hardware.contract_block_clk + _FIRST_CLK + max(shared, alone) + _LAST_CLK
 
 
@@ -176,7 +184,8 @@ def _shared_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> fl
     """Cycles a block takes of what blocks share: tensor cores, shared memory, exponentials, issue, L2."""
     busy = min(1.0, resident * work.warps / hardware.schedulers_per_sm)
     share = hardware.mma_sync_share * hardware.estimate_mma_efficiency * _LOOP_SHARE
-    warps = work.tiles * work.warps
+    tiles = work.seen * work.tiles
+    warps = tiles * work.warps
     products = warps * work.row_tiles * work.multiplies * float(_M * _N * _K)
     tensor = products / (hardware.tensor_fma_16bit_per_sm_per_clk * share * busy)
     read = warps * work.tile * 2.0 * (work.steps * _K + work.columns * _N)
@@ -186,9 +195,14 @@ def _shared_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> fl
     vectors = work.rows * work.width / 8.0 / (_WARP * work.warps) * _PER_VECTOR
     issued = work.warps * (first + vectors) + warps * (_issued(work) + later)
     issue = issued / (hardware.schedulers_per_sm * hardware.contract_issue_efficiency * busy)
-    fetched = 2.0 * (work.rows * work.inner + work.tiles * work.tile * (work.inner + work.width))
-    fetch = fetched / hardware.contract_l2_bytes_per_sm_per_clk
+    fetch = _fetched(work) / hardware.contract_l2_bytes_per_sm_per_clk
     return max(tensor, port, powers, issue, fetch)
+
+
+def _fetched(work: AttentionWork) -> float:
+    """Bytes that a block reads of queries, keys and values."""
+    keys = work.seen * work.tiles * work.tile
+    return 2.0 * (work.rows * work.inner + keys * (work.inner + work.width))
 
 
 def _alone_clk(work: AttentionWork, hardware: GpuHardware) -> float:
@@ -202,8 +216,10 @@ def _alone_clk(work: AttentionWork, hardware: GpuHardware) -> float:
 
 def bound_attention(work: AttentionWork, hardware: GpuHardware) -> Bound:
     """The sound lower bound: compulsory bytes from warm caches, products and exponentials, launch."""
-    pairs = float(work.heads * work.queries * work.keys) / hardware.sm_count
-    if work.queries % work.rows == 0:  # blocks are alike: the busiest multiprocessor has whole ones
+    pairs = work.seen * work.heads * work.queries * work.keys / hardware.sm_count
+    if (
+        work.queries % work.rows == 0 and work.seen == 1.0
+    ):  # blocks are alike: the busiest multiprocessor has whole ones
         pairs = -(-work.blocks // hardware.sm_count) * float(work.rows * work.keys)
     rate = hardware.tensor_fma_16bit_per_sm_per_clk * hardware.mma_sync_share
     terms = {

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 from math import inf, prod
 
+import numpy as np
+
 from tilewright.costmodel import GpuHardware, Hardware
 from tilewright.costmodel.attention_work import (
     AttentionWork,
@@ -17,6 +19,7 @@ from tilewright.costmodel.attention_work import (
 from tilewright.ir import Attr, Block, Func, Op, Pairs
 from tilewright.ir.types import itemsize
 from tilewright.passes.lower.skeletons.attention_plan import AttentionPlan, padded, width_tiles
+from tilewright.passes.lower.skeletons.attention_reach import reach
 from tilewright.passes.lower.skeletons.attention_scores import MOST_AHEAD
 from tilewright.passes.lower.skeletons.attention_stage import Layout
 from tilewright.passes.lower.skeletons.attention_terms import Apply, Read, Term, leaves, names_in
@@ -26,6 +29,7 @@ from tilewright.passes.tensor.index_sets import recompute_cost
 from tilewright.passes.tensor.kernel_problem import traffic
 
 ROWS = (16, 32, 64, 128, 256)
+#: short tiles of keys rescale often what was summed before: 16 only where there are no more
 KEYS = (16, 32, 64, 128)
 WARPS = (1, 2, 4, 8)
 STAGES = (1, 2, 3, 4)
@@ -53,10 +57,10 @@ def attention_points(kernel: Func, hardware: Hardware) -> list[AttentionPoint]:
     view = attention_view(kernel)
     if view is None or not isinstance(hardware, GpuHardware) or not hardware.tensor_fma_16bit_per_sm_per_clk:
         return []
-    least = traffic(kernel)
+    least, furthest = traffic(kernel), reach(view)
     found = []
     for plan in _plans(view):
-        work = attention_work(view, plan, least)
+        work = attention_work(view, plan, least, furthest)
         if resident_attention(work, hardware):
             found.append(AttentionPoint(plan, work, estimate_attention(work, hardware)))
     return sorted((p for p in found if p.estimate_s < inf), key=lambda p: p.estimate_s)
@@ -96,8 +100,10 @@ def may_become_attention(kernel: Func) -> bool:
     return factors[0].operands[0].tensor.dtype in NARROW
 
 
-def attention_work(view: AttentionView, plan: AttentionPlan, least_bytes: int) -> AttentionWork:
-    """What a plan asks of a block."""
+def attention_work(
+    view: AttentionView, plan: AttentionPlan, least_bytes: int, furthest: int | None
+) -> AttentionWork:
+    """What a plan asks of a block; furthest: the `reach` of the view."""
     layouts = _layouts(view, plan)
     slots = plan.slots(view)
     tiles = [2 * prod(x.shape) for x in layouts]
@@ -125,8 +131,19 @@ def attention_work(view: AttentionView, plan: AttentionPlan, least_bytes: int) -
         map_work=float(_work(view.score)),
         map_reads=len(view.score_reads),
         ahead_bytes=ahead,
+        seen=_seen(view, plan, furthest),
         copied=(copied[0], copied[1], copied[2]),
     )
+
+
+def _seen(view: AttentionView, plan: AttentionPlan, furthest: int | None) -> float:
+    """Of all tiles of keys of all warps the share that some query sees."""
+    tiles = plan.tiles(view)
+    if furthest is None or tiles == 1:
+        return 1.0
+    last = np.arange(plan.rows // plan.warps - 1, view.size(view.rows) + plan.rows, plan.rows // plan.warps)
+    last = last[: -(-view.size(view.rows) // plan.rows) * plan.warps]
+    return float(np.minimum((last + furthest) // plan.keys + 1, tiles).mean() / tiles)
 
 
 def _layouts(view: AttentionView, plan: AttentionPlan) -> tuple[Layout, Layout, Layout]:
@@ -143,7 +160,7 @@ def _plans(view: AttentionView) -> Iterator[AttentionPlan]:
     for rows, tile, warps in product(ROWS, KEYS, WARPS):
         if rows % (TILE_M * warps) or rows // warps // TILE_M > MOST_ROW_TILES:
             continue
-        if rows >= 2 * queries or (tile > keys and tile > KEYS[0]):
+        if rows >= 2 * queries or tile > keys or (tile == KEYS[0] and keys > tile):
             continue
         tiles = -(-view.keys // tile)
         for stages in STAGES:

@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from tilewright.ir import Func, Module, Op, Value
+from tilewright.passes.tensor.attention_masks import with_computed_masks
 from tilewright.passes.tensor.chain_merge import callee_of, merged, reshapes_filled
 from tilewright.passes.tensor.chain_parameters import ChosenChain
 
@@ -52,6 +55,8 @@ class Candidates:
         # what other passes already decided about a kernel or a call would be lost
         self.kernels = {f.name: f for f in module.funcs if f.name != "main" and not f.attrs}
         self.ops = module.main.body.ops
+        self.constants = module.constants
+        self.names = {op.result: str(op["name"]) for op in self.ops if op.name == "tensor.constant"}
         self.position = {id(op): i for i, op in enumerate(self.ops)}
         self.producer = {r: op for op in self.ops if op.name == "tensor.call" for r in op.results}
         self.readers: dict[Value, list[Op]] = {}
@@ -110,6 +115,11 @@ class Candidates:
         ]
         return max(found, key=lambda op: self.position[id(op)], default=None)
 
+    def _array(self, v: Value) -> np.ndarray | None:
+        """The data of a constant that the module holds."""
+        name = self.names.get(v, "")
+        return np.asarray(self.constants[name]) if name in self.constants else None
+
     def _candidate(self, calls: Sequence[Op]) -> tuple[Candidate | None, bool]:
         """The calls as one kernel, where that is legal; whether it may be a part of one that is."""
         if reshapes_filled(calls, self.kernels):
@@ -117,6 +127,7 @@ class Candidates:
         outputs = set(calls[-1].results)
         name = f"{callee_of(calls[-1])}_chain"
         kernel, arguments, returned = merged(calls, self.kernels, outputs, name)
+        kernel, arguments = with_computed_masks(kernel, arguments, self._array)
         chosen, unfinished = self.choose(kernel), self.unfinished(kernel)
         if chosen is None:
             return None, unfinished

@@ -13,6 +13,7 @@ from tilewright.ir import Func, InputError, Level, Module, Pairs, parse
 from tilewright.library_attention import attentions_in
 from tilewright.library_known import Known
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.lower.skeletons.attention_reach import reach
 from tilewright.passes.lower.skeletons.attention_view import KEY, attention_view
 from tilewright.passes.tensor.attention_choice import attention_points, may_become_attention
 from tilewright.passes.tensor.chain_parameters import choose_chain
@@ -63,9 +64,9 @@ def test_bert_is_faster_in_registers_than_stage_by_stage():
 
 
 def test_few_heads_get_small_blocks():
-    few, many = (attention_points(sized(heads, 128, 64), H100)[0].plan for heads in (12, 768))
-    assert few.rows <= many.rows
-    assert few.rows * few.warps <= many.rows * many.warps
+    few, many = (attention_points(sized(heads, 128, 64), H100)[0] for heads in (12, 768))
+    assert few.work.blocks >= 24
+    assert few.plan.row_tiles <= many.plan.row_tiles
 
 
 def test_bounds_and_resources():
@@ -106,6 +107,12 @@ def test_sequences_whose_rows_fit_no_shared_memory():
     view = attention_view(kernel)
     assert view is not None
     assert (view.sizes[KEY], view.inner, view.size(view.width)) == (2048, 64, 64)
+    # The mask is a constant that is a choice by position: no tile beyond the queries is computed.
+    assert len(kernel.params) == 1
+    assert reach(view) == 0
+    causal = [p.work.seen for p in attention_points(kernel, H100)]
+    assert 0.5 < min(causal) < max(causal) < 0.6
+    assert all(call.problem.causal for call in attentions_in(kernel))
 
 
 def test_softmax_and_mix_may_become_attention():

@@ -14,7 +14,9 @@ from tilewright.ir.types import storage_dtype
 from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.lower.skeletons.attention import lower_attention
 from tilewright.passes.lower.skeletons.attention_plan import AttentionPlan
+from tilewright.passes.lower.skeletons.attention_reach import reach
 from tilewright.passes.lower.skeletons.attention_view import attention_view
+from tilewright.passes.tensor.attention_masks import with_computed_masks
 
 pytestmark = pytest.mark.emulator
 #: largest error, where values are of the order of one
@@ -243,3 +245,38 @@ def test_a_block_of_bert(monkeypatch, precision, sizes):
         assert "attention" in {k["skeleton"] for k in exe.report()["kernels"]}
         got = np.asarray(exe(given), np.float64)
     assert np.abs(got - want).max() < {"fp16": 2e-3, "bf16": 2e-2}[precision] * np.abs(want).max()
+
+
+@pytest.mark.parametrize("plan", [(16, 16, 1, 2), (32, 16, 2, 3), (64, 32, 2, 2)])
+def test_tiles_that_no_query_sees_are_left_out(plan):
+    """A causal mask is a choice by position; the same results, and of one parameter less."""
+    m = 50
+    more = f", %mask: f16[{m}, {m}]"
+    kernel = plain(m, m, more=more, scores=masked("f16", "m, k"), last="%s1")
+    inputs = drawn(kernel)
+    mask = np.where(np.tri(m, dtype=bool), 0, -np.inf).astype(np.float16)
+    shorter, arguments = with_computed_masks(
+        kernel, kernel.params, lambda v: mask if v.hint == "mask" else None
+    )
+    assert [v.hint for v in arguments] == [p.hint for p in shorter.params] == ["q", "k", "v"]
+    view = attention_view(shorter)
+    assert view is not None
+    assert reach(view) == 0
+    inputs.pop("mask")
+    q, k, v = by_heads(inputs)
+    want = softmax(q @ k.transpose(0, 2, 1) * 0.25 + mask.astype(np.float64)) @ v
+    assert np.abs(emulated(shorter, inputs, *plan) - want).max() < ERRORS["f16"]
+    guards = [op for op in walk(lowered(shorter, *plan).body) if op.name == "thread.if"]
+    assert any(inner.name == "thread.mma" for op in guards for inner in walk(op.body))
+
+
+def test_masks_of_one_number_are_not_read():
+    kernel = plain(6, 10, more=", %mask: f16[10]", scores=masked("f16", "k"), last="%s1")
+    zeros, arguments = with_computed_masks(kernel, kernel.params, lambda v: np.zeros(10, np.float16))
+    assert len(arguments) == 3
+    view = attention_view(zeros)
+    assert view is not None
+    assert view.score_reads == ()
+    assert reach(view) is None
+    for other in (np.arange(10, dtype=np.float16), None):
+        assert with_computed_masks(kernel, kernel.params, lambda v, o=other: o)[0] is kernel

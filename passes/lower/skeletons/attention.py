@@ -17,12 +17,13 @@ from tilewright.ir import Expr, Func, InputError, Sym, Value
 from tilewright.ir.expr import binary
 from tilewright.passes.lower.skeletons.attention_epilogue import write_outputs
 from tilewright.passes.lower.skeletons.attention_plan import DEPTH, AttentionPlan, padded, width_tiles
+from tilewright.passes.lower.skeletons.attention_reach import reach
 from tilewright.passes.lower.skeletons.attention_scores import ScoreMaps
 from tilewright.passes.lower.skeletons.attention_stage import Layout, StagedTile
 from tilewright.passes.lower.skeletons.attention_view import INNER, KEY, AttentionView, attention_view
 from tilewright.passes.lower.skeletons.matrix_plan import TILE_M, TILE_N, WARP
 from tilewright.passes.lower.skeletons.tiling import MAX_GRID_YZ
-from tilewright.passes.lower.skeletons.writer import Writer
+from tilewright.passes.lower.skeletons.writer import Mask, Writer
 
 
 def lower_attention(kernel: Func) -> Func:
@@ -51,6 +52,9 @@ class _Attention:
         x: Expr = Sym("bid.x")
         number: Expr = Sym("bid.z") if on_z else binary("//", x, blocks)
         place = x if on_z else binary("%", x, blocks)
+        self.reach = reach(view)
+        if self.reach is not None:  # the last queries see most keys: they start first
+            place = binary("-", blocks - 1, place)
         names = view.batch
         where = w.unravel(number, [view.sizes[d] for d in names])
         self.batch: Mapping[str, Expr] = dict(zip(names, where, strict=True))
@@ -96,13 +100,23 @@ class _Attention:
         w.b.do("thread.async_commit")
         for i in range(self.ahead):
             self._fetch(i, i)
+            w.b.do("thread.async_commit")
 
     def _fetch(self, tile: Expr, slot: Expr) -> None:
+        """Start copying a tile that there is and that some query of the block sees."""
         w = self.w
         origin = w.simple(binary("*", tile, self.plan.keys))
-        self.k.fetch(slot, origin)
-        self.v.fetch(slot, origin)
-        w.b.do("thread.async_commit")
+        with w.when((*w.below(tile, self.tiles), *self._seen(tile, self.origin, self.plan.rows))):
+            self.k.fetch(slot, origin)
+            self.v.fetch(slot, origin)
+
+    def _seen(self, tile: Expr, first: Expr, rows: int) -> Mask:
+        """The condition that one of `rows` queries sees a key of the tile, where positions hide any."""
+        if self.reach is None or self.tiles == 1:
+            return ()
+        last = binary("+", first, rows - 1 + self.reach)
+        apart = self.w.simple(binary("-", last, binary("*", tile, self.plan.keys)))
+        return self.w.bounds((apart,), (self.view.size(self.view.rows) + self.plan.rows + self.view.keys,))
 
     def _arrive(self, pending: int) -> None:
         self.w.b.do("thread.async_wait", pending=pending)
@@ -113,11 +127,7 @@ class _Attention:
         w = self.w
         if self.ahead < self.tiles:
             later = w.simple(binary("+", tile, self.ahead))
-            slot = w.simple(binary("%", later, self.slots))
-            origin = w.simple(binary("*", later, self.plan.keys))
-            with w.when(w.below(later, self.tiles)):
-                self.k.fetch(slot, origin)
-                self.v.fetch(slot, origin)
+            self._fetch(later, w.simple(binary("%", later, self.slots)))
         if self.ahead < self.tiles or self.ahead > 1:
             w.b.do("thread.async_commit")
 
@@ -149,17 +159,22 @@ class _Attention:
         w, plan = self.w, self.plan
         slot = w.simple(binary("%", tile, self.slots))
         maps = ScoreMaps(w, self.view, plan, self.origin, self.warp_row, self.batch, tile)
-        maps.read_ahead()
+        seen = self._seen(tile, binary("+", self.origin, self.warp_row), plan.rows // plan.warps)
+        if not seen:
+            maps.read_ahead()
         if self.tiles > 1:
             self._arrive(self.ahead - 1)
             self._refill(tile)
-        w.b.do("thread.fill_fragment", self.scores, value=0.0)
-        self._multiply(self.k, slot, self.steps, self._score_step)
-        maps.apply(self.scores)
-        self._softmax()
-        if self.tiles == 1:
-            self._arrive(0)
-        self._multiply(self.v, slot, plan.keys // DEPTH, self._mix_step)
+        with w.when(seen):
+            if seen:
+                maps.read_ahead()
+            w.b.do("thread.fill_fragment", self.scores, value=0.0)
+            self._multiply(self.k, slot, self.steps, self._score_step)
+            maps.apply(self.scores)
+            self._softmax()
+            if self.tiles == 1:
+                self._arrive(0)
+            self._multiply(self.v, slot, plan.keys // DEPTH, self._mix_step)
 
     def _multiply(
         self, staged: StagedTile, slot: Expr, steps: int, step_of: Callable[[Value, int], None]

@@ -103,7 +103,12 @@ class Terms:
         assert isinstance(kind, ScalarType)
         if op.name == "scalar.index":
             return Position(simplify(substitute(op["at"], env), self.ranges), kind)  # type: ignore[arg-type]
-        return Apply(op.name, op.attrs, kind, tuple(known[v] for v in op.operands))
+        args = tuple(known[v] for v in op.operands)
+        if op.name == "scalar.add":
+            for one, other in (args, args[::-1]):
+                if is_number(one, 0.0) and _dtype(other) == kind.dtype:
+                    return other
+        return Apply(op.name, op.attrs, kind, args)
 
     def _inside(self, value: Value, at: Sequence[Expr]) -> bool:
         bounds = (interval(e, self.ranges) for e in at)
@@ -122,6 +127,18 @@ def peeled(term: Term) -> Term:
             break
         term = inner
     return term
+
+
+def is_number(term: Term, number: float) -> bool:
+    """Whether a term is this constant."""
+    term = peeled(term)
+    return isinstance(term, Apply) and term.name == "scalar.const" and dict(term.attrs)["value"] == number
+
+
+def _dtype(term: Term) -> str:
+    if isinstance(term, Read):
+        return term.value.tensor.dtype
+    return term.op.result.tensor.dtype if isinstance(term, Fold) else term.type.dtype
 
 
 def leaves(term: Term) -> Iterator[Read | Position | Fold]:

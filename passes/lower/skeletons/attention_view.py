@@ -16,6 +16,7 @@ from tilewright.passes.lower.skeletons.attention_terms import (
     Read,
     Term,
     Terms,
+    is_number,
     leaves,
     names_in,
     peeled,
@@ -238,14 +239,10 @@ def _quotient(term: Term) -> tuple[Term, Term] | None:
             if (
                 isinstance(inverse, Apply)
                 and inverse.name == "scalar.div"
-                and _is_one(peeled(inverse.args[0]))
+                and is_number(inverse.args[0], 1.0)
             ):
                 return one, inverse.args[1]
     return None
-
-
-def _is_one(term: Term) -> bool:
-    return isinstance(term, Apply) and term.name == "scalar.const" and dict(term.attrs)["value"] == 1.0
 
 
 def _substituted(term: Term, env: Mapping[str, Expr], ranges: Mapping[str, tuple[int, int]]) -> Term:
