@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tilewright.ir import Expr, Func, Level, Op, Pairs, Sym, TensorType, Value
+from tilewright.ir import Attr, Expr, Func, Level, Op, Pairs, Sym, TensorType, Value
 from tilewright.ir.expr import substitute, symbols
 from tilewright.ir.join_ops import placed
 from tilewright.ir.simplify import Ranges, simplify
@@ -113,9 +113,11 @@ def _drop_unit(func: Func) -> Func | None:
         if unit is not None:
             return _rebuild(func, _Tied(1), reduced={op: unit})
     for p in func.params:
+        if 1 not in p.tensor.shape or p.tensor.rank == 1:
+            continue
         used = [at for op in ops for v, at in zip(op.operands, reads(op), strict=True) if v is p]
         for i, extent in enumerate(p.tensor.shape):
-            if extent == 1 and p.tensor.rank > 1 and used and all(at[i] == 0 for at in used):
+            if extent == 1 and used and all(at[i] == 0 for at in used):
                 return _rebuild(func, _Tied(1, values={p: i}))
     return None
 
@@ -180,13 +182,10 @@ def _rebuild(func: Func, tied: _Tied, reduced: Mapping[Op, str] | None = None) -
         if op.name in STRUCTURED:
             gone = (reduced[op],) if reduced and op in reduced else tied.names(op)
             op = _edit_op(op, tied, gone)
-        ops.append(
-            replace(
-                op,
-                operands=tuple(fresh.get(v, v) for v in op.operands),
-                results=tuple(fresh.get(r, r) for r in op.results),
-            )
-        )
+        if any(v in fresh for v in (*op.operands, *op.results)):
+            operands = tuple(fresh.get(v, v) for v in op.operands)
+            op = replace(op, operands=operands, results=tuple(fresh.get(r, r) for r in op.results))
+        ops.append(op)
     params = tuple(fresh.get(p, p) for p in func.params)
     types = tuple(v.type for v in ops[-1].operands)
     return replace(func, body=replace(func.body, params=params, ops=tuple(ops)), result_types=types)
@@ -211,12 +210,14 @@ def _is_one_run(t: TensorType, i: int) -> bool:
 
 def _edit_op(op: Op, tied: _Tied, gone: tuple[str, ...]) -> Op:
     """The op without the dimension `gone`, or with the pair `gone` as one; reads of tied values follow."""
+    if not gone and not any(v in tied.values for v in op.operands):
+        return op
     merged = "_".join(gone) if len(gone) == 2 else ""
     env: dict[str, Expr] = dict.fromkeys(gone, 0) if len(gone) == 1 else {}
     ranges = ranges_of(op)
     indices = []
     for v, at in zip(op.operands, reads(op), strict=True):
-        new = [_without(e, env, ranges) for e in at]
+        new = [_without(e, env, ranges) for e in at] if env else list(at)
         if v in tied.values:
             new[tied.values[v] : tied.values[v] + tied.count] = [Sym(merged)] if merged else []
         indices.append(tuple(new))
@@ -227,17 +228,18 @@ def _edit_op(op: Op, tied: _Tied, gone: tuple[str, ...]) -> Op:
             items.append((d, n))
         elif merged and d == gone[1]:
             items.append((merged, n * par[gone[0]]))
+    changed: dict[str, Attr] = {"par": Pairs(tuple(items)), "reads": tuple(indices)}
+    if op.get("red") is not None:
+        changed["red"] = Pairs(tuple((d, n) for d, n in dims(op, "red").items() if d not in gone))
+    op = op.with_attrs(**changed)
     assert op.body is not None
-    body = op.body.with_ops(
-        tuple(
-            o.with_attrs(at=_without(_index_of(o), env, ranges)) if o.name == "scalar.index" else o
-            for o in op.body.ops
-        )
+    if not env or all(o.name != "scalar.index" for o in op.body.ops):
+        return op
+    inside = (
+        o.with_attrs(at=_without(_index_of(o), env, ranges)) if o.name == "scalar.index" else o
+        for o in op.body.ops
     )
-    op = op.with_attrs(par=Pairs(tuple(items)), reads=tuple(indices))
-    if "red" in dict(op.attrs):
-        op = op.with_attrs(red=Pairs(tuple((d, n) for d, n in dims(op, "red").items() if d not in gone)))
-    return replace(op, body=body)
+    return replace(op, body=op.body.with_ops(tuple(inside)))
 
 
 def _without(e: Expr, env: Mapping[str, Expr], ranges: Ranges) -> Expr:
