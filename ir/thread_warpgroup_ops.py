@@ -1,8 +1,8 @@
 """Thread-level ops of warpgroups: four warps multiply matrices that lie in shared memory, asynchronously.
 
 The first factor may also lie in their registers. A tile's rows are 32, 64 or 128 bytes along the reduced
-dimension, swizzled. What is multiplied must have been published (`thread.publish_shared`) and passed a barrier;
-neither tiles nor sums may be touched until `thread.warpgroup_wait`.
+dimension, swizzled. What is multiplied must have been published (`thread.publish_shared`) and passed a
+barrier; neither tiles nor sums may be touched until `thread.warpgroup_wait`.
 """
 
 from __future__ import annotations

@@ -30,6 +30,8 @@ WIDE = frozenset(
         "grid_sample", "affine_grid", "resize1d", "resize2d", "resize3d", "crop_and_resize", "send",
     )
 )  # fmt: skip
+#: ops whose results are of moderate size whatever they read: what follows them may be narrow
+NORMS = frozenset(f"graph.{n}" for n in ("layer_norm", "group_norm", "instance_norm"))
 #: ops that say nothing of the type of what they read
 _NEUTRAL = frozenset({"graph.cast"})
 
@@ -43,8 +45,10 @@ def mixed_precision(func: Func, ctx: PassContext, *, dtype: str = "f16") -> Func
 
     Products always take narrow operands and give narrow results; ops sensitive to range or rounding stay in
     float32; all others follow the tensors they read (constants follow the op). Norms, softmax, pooling and
-    reductions accumulate in float32 whatever they read: that is their lowering's business. Parameters and
-    results of the function keep their types.
+    reductions accumulate in float32 whatever they read: that is their lowering's business. What a norm of a
+    float32 tensor gives is stored narrow for all but the function's results and ops that must see float32, so
+    that sums behind norms are narrow; sums before norms, which may grow from layer to layer, are not.
+    Parameters and results of the function keep their types.
     """
     if dtype not in ("f16", "bf16"):
         raise InputError(f"expected dtype f16 or bf16, got {dtype!r}")
@@ -75,8 +79,17 @@ class _Narrower:
         hint = op.results[0].hint if op.results else ""
         results = self.b.emit(op.name, operands, dict(op.attrs), types=types, hint=hint)
         self.home.update(zip(op.results, results, strict=True))
+        if op.name in NORMS:
+            self.narrow(op.results[0])
         if op.name == "graph.constant" or (operands and all(v in self.constants for v in operands)):
             self.constants.update(results)
+
+    def narrow(self, v: Value) -> None:
+        """Keep a value narrow; what asks for float32 still gets the value before it was rounded."""
+        wide = self.home[v]
+        if wide.tensor.dtype == "f32":
+            self.home[v] = self.typed(v, self.dtype)
+            self.versions[self.home[v], "f32"] = wide
 
     def wanted(self, op: Op, v: Value) -> str:
         """The dtype in which `op` reads operand `v`."""

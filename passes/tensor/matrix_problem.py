@@ -24,6 +24,7 @@ from tilewright.passes.lower.skeletons.matrix_plan import (
     plain,
 )
 from tilewright.passes.tensor.kernel_problem import reached, traffic
+from tilewright.passes.tensor.mark_weights import WEIGHTS
 
 #: biases and the like: they stay in the caches
 MOST_SMALL_BYTES = 100_000
@@ -55,7 +56,7 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         first_lanes=_lanes(view, 0, size),
         second_lanes=_lanes(view, 1, size),
         first_rows=view.along(0) in ("", view.channel),
-        second_rows=view.along(1) in ("", view.channel),
+        second_rows=view.along(1) in ("", view.channel) or _packs_rows(kernel, view),
         head_work=_work(before),
         tail_work=_work(after),
         tail_bytes=sum(n for n in _read(kernel, after) if n > MOST_SMALL_BYTES),
@@ -82,6 +83,15 @@ def _packed_copy(view: MatrixView, size: int) -> int:
         return 0
     known = gcd(view.sizes[view.channel], COPY_BYTES[0] // size)
     return known if known * size in COPY_BYTES else 0
+
+
+def _packs_rows(kernel: Func, view: MatrixView) -> bool:
+    """Whether the second factor is a constant that `pack-weights` stores in rows of the channel."""
+    weights, at = view.op.operands[1], reads(view.op)[1]
+    marked: tuple[int, ...] = kernel.get(WEIGHTS, ())  # type: ignore[assignment]
+    once = sum(list(op.operands).count(weights) for op in kernel.body.ops) == 1
+    constant = any(kernel.params[i] is weights for i in marked)
+    return constant and once and plain(at) and Sym(view.channel) in at
 
 
 def _fetched(view: MatrixView) -> float:

@@ -53,6 +53,29 @@ def test_one_value_is_converted_once():
     assert len({(op.operands[0], op["dtype"]) for op in casts}) == len(casts)
 
 
+RESIDUAL = """module @net {
+  graph.func @main(%x: f32[4, 8], %w: f32[8, 8], %g: f32[8], %h: f32[8]) -> f32[4, 8], f32[4, 8] {
+    %0 = graph.NORM
+    %1 = graph.dense(%0, %w) : f32[4, 8]
+    %2 = graph.add(%0, %1) : f32[4, 8]
+    graph.return(%2, %0)
+  }
+}
+"""
+NORM = "layer_norm(%x, %g, %h, axis = 1) : f32[4, 8]"
+
+
+@pytest.mark.parametrize(("first", "residual"), [(NORM, "f16"), ("relu(%x) : f32[4, 8]", "f32")])
+def test_sums_behind_norms_are_narrow(first, residual):
+    """A norm's result is of moderate size; a stream that no norm has passed may grow, and stays wide."""
+    module = narrowed(RESIDUAL.replace("NORM", first))
+    assert dtypes(module, "graph.add") == [residual]
+    results = module.main.body.ops[-1].operands
+    assert [v.tensor.dtype for v in results] == ["f32", "f32"]
+    made = {op.results[0]: op for op in module.main.body.ops if op.results}
+    assert made[results[1]].name == f"graph.{first.split('(')[0]}"  # what is returned was never rounded
+
+
 def test_tf32_is_a_permission_on_contractions():
     tensor = lower(parse(BLOCK), resolve_target("opencl"), precision="tf32").tensor
     assert 'factors = "tf32"' in tw.show(tensor)

@@ -1,0 +1,40 @@
+"""Constant factors in an awkward order are counted as they will be packed, others as they lie."""
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright.ir import Func, Level
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.lower.skeletons.matrix_plan import matrix_view
+from tilewright.passes.tensor.matrix_problem import matrix_problem
+from tilewright.pipelines import stage_texts
+
+TARGET = "cuda:sm_90a"
+
+
+def kernel_of(weights: str) -> Func:
+    """The chosen kernel of a large product of %x and weights [c, n], given or constant."""
+    given = ", %w: f16[1024, 2048]" if weights == "given" else ""
+    constant = "" if given else '%w = graph.constant(name = "w") : f16[1024, 2048]'
+    text = f"""module @m {{ graph.func @main(%x: f16[4096, 1024]{given}) -> f16[4096, 2048] {{
+      {constant}
+      %y = graph.matmul(%x, %w) : f16[4096, 2048]
+      graph.return(%y)
+    }} }}"""
+    module = tw.ir.parse(text)
+    if not given:
+        module = module.with_constants(module.constants.updated({"w": np.ones((1024, 2048), np.float16)}))
+    stages = stage_texts(Level.GRAPH, "cuda")
+    done = run_pipeline(module, Pipeline.parse(f"{stages['graph']}, {stages['tensor']}"), PassContext(TARGET))
+    return next(f for f in done.funcs if any(op.name == "tensor.contract" for op in f.body.ops))
+
+
+@pytest.mark.parametrize(("weights", "engine"), [("constant", "wgmma"), ("given", "mma")])
+def test_only_constants_are_packed_for_warpgroups(weights, engine):
+    kernel = kernel_of(weights)
+    op = next(op for op in kernel.body.ops if op.name == "tensor.contract")
+    assert kernel.get("weights", ()) == ((1,) if weights == "constant" else ())
+    assert kernel["params"].as_dict()["engine"] == engine
+    view = matrix_view(kernel, op)
+    assert matrix_problem(kernel, view).second_rows == (weights == "constant")
