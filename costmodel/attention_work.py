@@ -31,7 +31,7 @@ _PER_COPY = 10.0
 _PER_VECTOR = 30.0
 #: cycles from issue to issue of dependent instructions of one warp that nothing else of it fills
 _CHAIN_CLK = 2.0
-#: cycles from the first copy of a block to its first product, and of its last sums to memory
+#: cycles until the first byte of a block has arrived, and of its last sums to memory
 _FIRST_CLK, _LAST_CLK = 1100.0, 500.0
 #: cycles for which a tile of keys keeps its block waiting: barrier, fragments, maxima of rows across lanes
 _TILE_CLK = 200.0
@@ -159,7 +159,9 @@ def _round_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> flo
     """Cycles of `resident` blocks that run side by side on one multiprocessor, from start to end."""
     shared = resident * _shared_clk(resident, work, hardware)
     alone = work.seen * work.tiles * _alone_clk(work, hardware) + _CHAIN_CLK * _copies(work)[0]
-    return hardware.contract_block_clk + _FIRST_CLK + max(shared, alone) + _LAST_CLK
+    first = 2.0 * (work.rows * work.inner + work.tile * (work.inner + work.width))
+    wait = _FIRST_CLK + first / hardware.contract_l2_bytes_per_sm_per_clk
+    return hardware.contract_block_clk + wait + max(shared, alone) + _LAST_CLK
 
 
 def _issued(work: AttentionWork) -> float:
