@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import e as euler
+from math import log2, prod
 
 from tilewright.codegen.emission import BufferRef, Emission
 from tilewright.codegen.emit_warp import cuda_only
@@ -74,7 +75,7 @@ def _max_rows(e: Emission, op: Op) -> None:
 def _exp_rows(e: Emission, op: Op) -> None:
     rows, columns, frag = _loops(e, op)
     largest, sums = (e.buffer(v) for v in op.operands[1:])
-    power = e.need("exp_difference")
+    power, scale = e.need("power"), _in_powers_of_two(e, op)
     for i in range(rows):
         for half in (0, 1):
             name, total = _row(e, largest, i, half), _row(e, sums, i, half)
@@ -85,8 +86,24 @@ def _exp_rows(e: Emission, op: Op) -> None:
                 with e.braces(f"for (int j = 0; j < {columns}; ++j)"):
                     first = f"{frag.name}[{_REGISTERS * columns * i + 2 * half} + {_REGISTERS} * j"
                     for element in (f"{first}]", f"{first} + 1]"):
-                        e.line(f"{element} = {power}({element}, {top});")
+                        e.line(f"{element} = {power}(({element} - {top}) * {scale});")
                     e.line(f"{total} += {first}] + {first} + 1];")
+
+
+def _in_powers_of_two(e: Emission, op: Op) -> str:
+    """The op's scale of powers of e as a factor of powers of two."""
+    return e.dialect.literal(float(op["scale"]) * log2(euler), "f32")  # type: ignore[arg-type]
+
+
+@emitter("thread.renew_rows", writes=(0, 1))
+def _renew_rows(e: Emission, op: Op) -> None:
+    cuda_only(e, op)
+    before, largest = (e.buffer(v) for v in op.operands)
+    function, scale = e.need("renewed"), _in_powers_of_two(e, op)
+    for i in range(prod(before.type.shape[:-1])):
+        for half in (0, 1):
+            one, other = (_row(e, b, i, half) for b in (before, largest))
+            e.line(f"{one} = {function}({one}, &{other}, {scale});")
 
 
 @emitter("thread.scale_rows", writes=(0,))
@@ -94,10 +111,11 @@ def _scale_rows(e: Emission, op: Op) -> None:
     rows, columns, frag = _loops(e, op)
     factors = e.buffer(op.operands[1])
     for i in range(rows):
-        e.line("#pragma unroll")
-        with e.braces(f"for (int j = 0; j < {_REGISTERS * columns}; ++j)"):
-            factor = " : ".join(_row(e, factors, i, half) for half in (0, 1))
-            e.line(f"{frag.name}[{_REGISTERS * columns * i} + j] *= j % 4 < 2 ? {factor};")
+        both = [_row(e, factors, i, half) for half in (0, 1)]
+        with e.braces(f"if ({both[0]} != 1.0f || {both[1]} != 1.0f)" if op["seldom"] else ""):
+            e.line("#pragma unroll")
+            with e.braces(f"for (int j = 0; j < {_REGISTERS * columns}; ++j)"):
+                e.line(f"{frag.name}[{_REGISTERS * columns * i} + j] *= j % 4 < 2 ? {' : '.join(both)};")
 
 
 @emitter("thread.pack_fragment", writes=(1,))

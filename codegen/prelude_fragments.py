@@ -22,10 +22,9 @@ FN unsigned int NAME(float low, float high) {{
     )
 
 helper(
-    "exp_difference",
+    "power",
     """
-FN float NAME(float x, float largest) {
-    const float power = (x - largest) * 1.4426950408889634f;
+FN float NAME(float power) {
 #ifdef TW_EMULATOR
     return exp2f(power);
 #else
@@ -33,6 +32,19 @@ FN float NAME(float x, float largest) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(power));
     return r;
 #endif
+}
+""",
+    "cuda",
+)
+helper(
+    "renewed",
+    """
+FN float NAME(float before, float* largest, float scale) {
+    if (!((*largest - before) * scale > 8.0f)) {
+        *largest = before;
+        return 1.0f;
+    }
+    return before == __int_as_float(0xff800000) ? 1.0f : @power@((before - *largest) * scale);
 }
 """,
     "cuda",

@@ -19,8 +19,8 @@ _M, _N, _K = 16, 8, 16
 _EXP_PER_CLK = 16.0
 #: bytes that one ldmatrix of four matrices moves
 _LDMATRIX_BYTES = 512.0
-#: instructions per element of the softmax itself: largest, difference, power, sum, half of a packing
-_SOFTMAX = 4.5
+#: instructions per element of the softmax itself: largest, difference, scale, power, sum, half of a packing
+_SOFTMAX = 5.5
 #: instructions per parameter that an element of the scores reads, halves of packed loads included
 _PER_READ = 1.5
 #: instructions of a warp per tile of keys beside what it computes: waits, addresses, factors of rows
@@ -167,10 +167,9 @@ def _round_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> flo
 def _issued(work: AttentionWork) -> float:
     """Instructions of one warp for one tile of keys."""
     elements = work.row_tiles * _M * work.tile / _WARP
-    rescaled = work.row_tiles * work.columns * 4.0 if work.tiles > 1 else 0.0
     loads = work.tile * 2.0 * (work.steps * _K + work.columns * _N) / _LDMATRIX_BYTES
     each = _SOFTMAX + work.map_work + _PER_READ * work.map_reads
-    return elements * each + rescaled + loads + work.row_tiles * work.multiplies + _PER_TILE
+    return elements * each + loads + work.row_tiles * work.multiplies + _PER_TILE
 
 
 def _copies(work: AttentionWork) -> tuple[float, float]:

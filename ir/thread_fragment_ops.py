@@ -74,6 +74,9 @@ define(
 )
 
 
+_SCALE = AttrDef("number", 1.0, "factor of what is raised to the power of e")
+
+
 def _infer_rows(what: str) -> object:
     def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
         t = _sums(types[0], what)
@@ -85,30 +88,64 @@ def _infer_rows(what: str) -> object:
     return infer
 
 
-for _name, _operands, _doc in (
+for _name, _operands, _attrs, _doc in (
     (
         "max_rows",
         ("fragment", "largest"),
+        {},
         "Raise `largest` to the largest element of each row of all tiles; the four lanes of a row agree.",
     ),
     (
         "exp_rows",
         ("fragment", "largest", "sums"),
-        "Replace each element x by exp(x - largest of its row), and add this lane's to `sums`; where the "
-        "largest is minus infinity, 0 is subtracted. Relative error below 1e-6; results below 1e-37 are 0.",
+        {"scale": _SCALE},
+        "Replace each element x by exp(scale (x - largest of its row)), and add this lane's to `sums`; where "
+        "the largest is minus infinity, 0 is subtracted. Relative error below 1e-6; below 1e-37 it is 0.",
     ),
-    ("scale_rows", ("fragment", "factors"), "Multiply each element by the factor of its row."),
+    (
+        "scale_rows",
+        ("fragment", "factors"),
+        {"seldom": AttrDef("bool", False, "most factors are 1: a warp whose rows have no others goes on")},
+        "Multiply each element by the factor of its row.",
+    ),
 ):
     define(
         OpDef(
             f"thread.{_name}",
             _operands,
             _doc,
+            attrs=_attrs,
             results=0,
             infer=_infer_rows(f"thread.{_name}"),  # type: ignore[arg-type]
             effects=_WARP,
         )
     )
+
+
+def _infer_renew(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    one, other = types
+    if one != other or not isinstance(one, TensorType) or (one.space, one.dtype) != ("reg", "f32"):
+        raise InputError(
+            f"thread.renew_rows: expected two equal buffers of f32 in reg, got {one} and {other}"
+        )
+    if one.rank not in (1, 2):
+        raise InputError(f"thread.renew_rows: expected [half] or [tiles of rows, half], got {one}")
+    return []
+
+
+define(
+    OpDef(
+        "thread.renew_rows",
+        ("before", "largest"),
+        "Take back what `largest` rose above `before`, unless exp(scale (largest - before)) exceeds 2 ** 8, "
+        "or `before` is minus infinity; then replace `before` by what sums so far are multiplied by: "
+        "exp(scale (before - largest)), 1 where nothing was summed.",
+        attrs={"scale": _SCALE},
+        results=0,
+        infer=_infer_renew,
+        effects=_WARP,
+    )
+)
 
 
 def _infer_pack(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:

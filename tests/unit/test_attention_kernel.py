@@ -19,8 +19,8 @@ from tilewright.passes.lower.skeletons.attention_view import attention_view
 from tilewright.passes.tensor.attention_masks import with_computed_masks
 
 pytestmark = pytest.mark.emulator
-#: largest error, where values are of the order of one
-ERRORS = {"f16": 2e-3, "bf16": 2e-2}
+#: largest error of values up to 6: weights and results are rounded
+ERRORS = {"f16": 4e-3, "bf16": 3e-2}
 
 
 def lowered(kernel: Func, *plan: int) -> Func:

@@ -10,8 +10,7 @@ the exponentials become the first factor of the second product without leaving r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import e as euler
-from math import inf, log2
+from math import inf
 
 from tilewright.ir import Expr, Func, InputError, Sym, Value
 from tilewright.ir.expr import binary
@@ -224,27 +223,23 @@ class _Attention:
 
     # -- softmax ---------------------------------------------------------------------------------------------
     def _softmax(self) -> None:
-        """Scores to exponentials; what was summed before is scaled to the rows' new maxima."""
+        """Scores to exponentials; what was summed before is scaled where a row's maximum rises by much."""
         w = self.w
         if self.tiles == 1:
             w.b.do("thread.max_rows", self.scores, self.largest)
-            w.b.do("thread.exp_rows", self.scores, self.largest, self.sums)
+            w.b.do("thread.exp_rows", self.scores, self.largest, self.sums, scale=self.view.scale)
             return
         shape = self.largest.tensor.shape
         factors = w.alloc(shape, "f32", "reg", "factors")
         with w.loops("i", shape, unroll=1) as at:
             w.store(w.load(self.largest, at), factors, at)
         w.b.do("thread.max_rows", self.scores, self.largest)
+        w.b.do("thread.renew_rows", factors, self.largest, scale=self.view.scale)
         with w.loops("i", shape, unroll=1) as at:
-            top = w.load(self.largest, at)
-            none = w.b.value("scalar.eq", top, w.b.const(-inf, "f32"))
-            safe = w.b.value("scalar.select", none, w.b.const(0.0, "f32"), top)
-            apart = w.b.value("scalar.sub", w.load(factors, at), safe)
-            factor = w.b.value("scalar.exp2", w.b.value("scalar.mul", apart, w.b.const(log2(euler), "f32")))
-            w.store(factor, factors, at)
-            w.store(w.b.value("scalar.mul", w.load(self.sums, at), factor), self.sums, at)
-        w.b.do("thread.scale_rows", self.mixed, factors)
-        w.b.do("thread.exp_rows", self.scores, self.largest, self.sums)
+            total = w.b.value("scalar.mul", w.load(self.sums, at), w.load(factors, at))
+            w.store(total, self.sums, at)
+        w.b.do("thread.scale_rows", self.mixed, factors, seldom=True)
+        w.b.do("thread.exp_rows", self.scores, self.largest, self.sums, scale=self.view.scale)
 
     def _normalise(self) -> None:
         """Divide by the rows' sums, of which four lanes hold parts."""

@@ -10,6 +10,7 @@ from tilewright.ir import Expr, Func, Op, Sym, UnsupportedError, Value
 from tilewright.ir.expr import substitute
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor_ops import dims, fills, reads
+from tilewright.passes.lower.skeletons.attention_scale import without_scale
 from tilewright.passes.lower.skeletons.attention_terms import (
     Apply,
     Fold,
@@ -39,7 +40,7 @@ class Output:
 
 @dataclass(frozen=True)
 class AttentionView:
-    """softmax(score) v, where `score` is a term of the product of q and k.
+    """softmax(scale * score) v, where `score` is a term of the product of q and k.
 
     All terms are over the dimensions of the mix (`rows` of queries, `width` of values, `batch`), KEY and
     INNER; `product` is the leaf of `score` that the first contraction gives, `mixed` that of the outputs
@@ -55,6 +56,7 @@ class AttentionView:
     k: Term
     v: Term
     score: Term
+    scale: float
     product: Fold
     mixed: Fold
     outputs: tuple[Output, ...]
@@ -186,8 +188,9 @@ class _Match:
         if outputs is None:
             return None
         mixed = Fold(self.mix, tuple(Sym(d) for d in self.par))
+        scale, raw = without_scale(score)
         return AttentionView(
-            self.sizes, rows, width, batch, dtype, q, k, value, score, product, mixed, outputs
+            self.sizes, rows, width, batch, dtype, q, k, value, raw, scale, product, mixed, outputs
         )
 
     def _outputs(self) -> tuple[Output, ...] | None:
