@@ -144,3 +144,18 @@ def test_reads_of_odd_rows_meet_a_bank_twice():
     assert read_wavefronts(49, 2, RowReduceParameters(1, 128, 1)) == 2
     assert read_wavefronts(49, 4, RowReduceParameters(1, 128, 1)) == 1
     assert read_wavefronts(196, 2, RowReduceParameters(1, 128, 4)) == 2  # two phases, each without conflicts
+
+
+@pytest.mark.emulator
+def test_tiles_beyond_static_shared_memory_are_launched_with_theirs():
+    """Rows that end inside the second block; a guard page ends what the launch asked for."""
+    text = cast(POOL.replace("21", "130").replace("x: 8", "x: 28").replace("7, 8]", "7, 28]"), "f16")
+    module = kernels(text, "rows_staged", (1, 128, 4), "emulator")
+    x = np.random.default_rng(3).standard_normal((130, 7, 28)).astype(np.float16)
+    factors = np.linspace(-1, 1, 130, dtype=np.float32)
+    with tw.compile(module, target="emulator") as exe:
+        (launch,) = exe.plan.launches
+        assert launch.shared_bytes == 128 * 196 * 2
+        (got,) = exe(x, factors)
+    (wanted,) = tw.interpret(parse(text), x, factors, precision="fp64")
+    np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
