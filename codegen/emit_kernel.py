@@ -37,6 +37,8 @@ from tilewright.ir.thread_launch_ops import waits_for_launches
 from tilewright.ir.types import TensorType
 
 STATIC_SHARED_BYTES = 48 * 1024
+#: blocks of one multiprocessor at most, on any device
+MAX_RESIDENT = 32
 
 
 def emit_cuda(func: Func, *, stamps: bool = False) -> KernelSource:
@@ -76,7 +78,7 @@ def _emit(func: Func, dialect: Dialect, stamped: bool = False) -> KernelSource:
         for part in (
             _pragmas(func, dialect),
             e.prelude.text(),
-            _kernel(dialect, entry, block, pointers, lines),
+            _kernel(dialect, entry, (block, _resident(func)), pointers, lines),
         )
         if part
     )
@@ -96,6 +98,14 @@ def _launch_shape(func: Func) -> tuple[tuple[int, int, int], int]:
     if type(block) is not int or not 0 < block <= 1024:
         raise InputError(f"@{func.name}: expected block = 1..1024 threads, got {block!r}")
     return (int(grid[0]), int(grid[1]), int(grid[2])), block  # type: ignore[arg-type]
+
+
+def _resident(func: Func) -> int:
+    """Blocks per multiprocessor that registers must leave room for: `resident` of the function, else 1."""
+    given = func.get("resident", 1)
+    if type(given) is not int or not 0 < given <= MAX_RESIDENT:
+        raise InputError(f"@{func.name}: expected resident = 1..{MAX_RESIDENT} blocks, got {given!r}")
+    return given
 
 
 def _written(func: Func) -> set[Value]:
@@ -189,11 +199,14 @@ def _uses_f64(func: Func) -> bool:
     return any(v.type.dtype == "f64" for v in values)
 
 
-def _kernel(dialect: Dialect, entry: str, block: int, pointers: list[str], lines: list[str]) -> str:
+def _kernel(
+    dialect: Dialect, entry: str, bounds: tuple[int, int], pointers: list[str], lines: list[str]
+) -> str:
+    block, resident = bounds
     if dialect.native_vectors:
         head = f"__kernel __attribute__((reqd_work_group_size({block}, 1, 1)))\nvoid {entry}("
     else:
-        head = f'extern "C" __global__ void __launch_bounds__({block}, 1) {entry}('
+        head = f'extern "C" __global__ void __launch_bounds__({block}, {resident}) {entry}('
     one_line = head + ", ".join(pointers) + ")"
     if len(one_line.splitlines()[-1]) > 110:
         one_line = head + "\n    " + ",\n    ".join(pointers) + ")"

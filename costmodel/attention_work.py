@@ -35,13 +35,14 @@ _CHAIN_CLK = 2.0
 _FIRST_CLK, _LAST_CLK = 1100.0, 500.0
 #: cycles for which a tile of keys keeps its block waiting: barrier, fragments, maxima of rows across lanes
 _TILE_CLK = 200.0
-#: registers beside accumulators, fragments and what is read ahead
-_REGISTERS = 30
+#: registers beside accumulators, fragments and what is read ahead: as NVRTC takes them, and as it can do with
+#: (compiled for sm_90a, heads of 64, 32 to 128 keys); more per tile of rows; registers are given in eights
+_REGISTERS, _LEAST_REGISTERS, _ROW_REGISTERS, _REGISTER_UNIT = 38, 28, 8, 8
 #: share of the shorter of work and traffic that the longer does not hide, beside other blocks and alone; as
 #: fitted for products on tensor cores (`matrix_estimator`)
 _EXPOSED_SHARE, _EXPOSED_ALONE = 0.10, 0.67
-#: of the L2's bandwidth, what is sustained
-_L2_EFFICIENCY = 0.6
+#: of the L2's bandwidth, what reads by all multiprocessors sustain: 5.5 TB/s on an H100
+_L2_EFFICIENCY = 0.45
 #: of the steady rate of multiplications, what is kept beside loads and exponentials
 _LOOP_SHARE = 0.77
 
@@ -55,7 +56,8 @@ class AttentionWork:
     results once, at least; moved_bytes: all that is read and written, each element once; map_work, map_reads:
     instructions and reads of parameters per element of the scores; ahead_bytes: of parameters that a thread
     reads ahead per tile; seen: share of the tiles of keys that is computed, where positions hide others;
-    copied: bytes one copy of queries, keys, values moves, 0 where threads load them.
+    copied: bytes one copy of queries, keys, values moves, 0 where threads load them. resident: blocks per
+    multiprocessor that registers must leave room for, 1 where the compiler is free.
     """
 
     heads: int
@@ -75,6 +77,7 @@ class AttentionWork:
     ahead_bytes: int
     seen: float
     copied: tuple[int, int, int]
+    resident: int = 1
 
     @property
     def tiles(self) -> int:
@@ -106,12 +109,21 @@ class AttentionWork:
         return self.steps * self.tile // _N + self.tile // _K * self.columns
 
     @property
+    def sums(self) -> int:
+        """Registers of the accumulators and the fragments of the queries."""
+        return 4 * self.row_tiles * (self.tile // _N + self.columns + self.steps)
+
+    @property
     def registers(self) -> int:
-        """Per thread, estimated: what lives at once during the first product and during the second."""
-        sums = 4 * self.row_tiles * (self.tile // _N + self.columns) + 4 * self.row_tiles * self.steps
+        """Per thread, as compiled without a limit: what lives at once during either product."""
         first = 2 * self.tile // _N + -(-self.ahead_bytes // 4)
         second = 2 * self.columns + 4 * self.row_tiles
-        return _REGISTERS + sums + max(first, second)
+        return _REGISTERS + self.sums + max(first, second)
+
+    @property
+    def least_registers(self) -> int:
+        """Per thread, without which some would be spilled."""
+        return _LEAST_REGISTERS + self.sums + -(-self.ahead_bytes // 4) + _ROW_REGISTERS * self.row_tiles
 
     @property
     def flops(self) -> float:
@@ -120,19 +132,46 @@ class AttentionWork:
 
 
 def resident_attention(work: AttentionWork, hardware: GpuHardware) -> int:
-    """Blocks that fit one multiprocessor; 0 where none does."""
+    """Blocks that fit one multiprocessor; 0 where none does, or where registers would be spilled."""
+    registers = work.registers
+    if work.resident > 1:
+        registers = min(registers, _allowed(work.resident, work, hardware))
+        if registers < work.least_registers:
+            return 0
     if work.shared_bytes > hardware.smem_per_block_max_bytes:
         return 0
-    threads = work.warps * _WARP
-    if threads > hardware.max_threads_per_block or work.registers > hardware.max_registers_per_thread:
+    if work.warps * _WARP > hardware.max_threads_per_block or registers > hardware.max_registers_per_thread:
         return 0
-    registers = -(-work.registers // 8) * 8
+    schedulers = hardware.schedulers_per_sm
+    each = (
+        hardware.registers_per_sm // schedulers // (_WARP * -(-registers // _REGISTER_UNIT) * _REGISTER_UNIT)
+    )
+    return min(_room(work, hardware), schedulers * each // work.warps)
+
+
+def most_resident(work: AttentionWork, hardware: GpuHardware) -> int:
+    """Blocks that fit one multiprocessor where the compiler is told to save registers, without spills."""
+    found = 0
+    for n in range(1, _room(work, hardware) + 1):
+        if _allowed(n, work, hardware) >= work.least_registers:
+            found = n
+    return found
+
+
+def _room(work: AttentionWork, hardware: GpuHardware) -> int:
+    """Blocks that fit one multiprocessor but for their registers."""
     return min(
         hardware.max_blocks_per_sm,
-        hardware.max_threads_per_sm // threads,
+        hardware.max_threads_per_sm // (work.warps * _WARP),
         hardware.smem_per_sm_bytes // (work.shared_bytes + hardware.smem_reserved_per_block_bytes),
-        hardware.registers_per_sm // (threads * registers),
     )
+
+
+def _allowed(resident: int, work: AttentionWork, hardware: GpuHardware) -> int:
+    """Registers per thread with so many blocks, whose warps the schedulers share."""
+    warps = -(-resident * work.warps // hardware.schedulers_per_sm)
+    each = hardware.registers_per_sm // hardware.schedulers_per_sm // (_WARP * warps)
+    return min(each // _REGISTER_UNIT * _REGISTER_UNIT, hardware.max_registers_per_thread)
 
 
 def estimate_attention(work: AttentionWork, hardware: GpuHardware) -> float:

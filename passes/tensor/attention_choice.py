@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import inf, prod
 
@@ -14,6 +14,7 @@ from tilewright.costmodel.attention_work import (
     AttentionWork,
     bound_attention,
     estimate_attention,
+    most_resident,
     resident_attention,
 )
 from tilewright.ir import Attr, Block, Func, Op, Pairs
@@ -61,9 +62,13 @@ def attention_points(kernel: Func, hardware: Hardware) -> list[AttentionPoint]:
     found = []
     for plan in _plans(view):
         work = attention_work(view, plan, least, furthest)
-        if resident_attention(work, hardware):
-            found.append(AttentionPoint(plan, work, estimate_attention(work, hardware)))
-    return sorted((p for p in found if p.estimate_s < inf), key=lambda p: p.estimate_s)
+        free = resident_attention(work, hardware)
+        for resident in {1, most_resident(work, hardware)}:
+            if free and (resident == 1 or resident > free):
+                limited = replace(work, resident=resident)
+                seconds = estimate_attention(limited, hardware)
+                found.append(AttentionPoint(replace(plan, resident=resident), limited, seconds))
+    return sorted((p for p in found if p.estimate_s < inf), key=lambda p: (p.estimate_s, p.plan.resident))
 
 
 def attention_variants(kernel: Func, hardware: Hardware) -> list[Func]:

@@ -76,6 +76,8 @@ def test_bounds_and_resources():
             assert bound_attention(p.work, H100).seconds <= p.estimate_s == estimate_attention(p.work, H100)
             assert resident_attention(p.work, H100) > 0
             assert p.work.shared_bytes <= H100.smem_per_block_max_bytes
+            if p.plan.resident > 1:
+                assert resident_attention(p.work, H100) >= p.plan.resident
     assert attention_points(sized(12, 128, 64), load_hardware("opencl")) == []
     assert attention_points(parse_f32(), H100) == []
 

@@ -201,6 +201,11 @@ def test_no_intermediate_leaves_registers(arch):
     used = compile_cuda(text, arch=arch).kernels["k"]
     assert used.spill_bytes == 0
     assert used.registers <= 170
+    limited = source(lowered(kernel, 64, 128, 4, 1, 3))
+    assert "__launch_bounds__(128, 3)" in limited
+    used_of_three = compile_cuda(limited, arch=arch).kernels["k"]
+    assert used_of_three.spill_bytes == 0
+    assert used_of_three.registers <= 168
     assert used.static_shared_bytes == (64 + 2 * 2 * 64) * 64 * 2
     assert all(name in text for name in ("cp.async", "ldmatrix", "mma.sync", "ex2.approx"))
 

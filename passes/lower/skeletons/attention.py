@@ -84,7 +84,8 @@ class _Attention:
             w.b.do("thread.async_wait", pending=0)
             w.b.do("thread.barrier")
         write_outputs(w, view, plan, self.mixed, self.origin, self.warp_row, self.batch)
-        return w.finish()
+        lowered = w.finish()
+        return lowered if plan.resident == 1 else lowered.with_attrs(resident=plan.resident)
 
     # -- copies ----------------------------------------------------------------------------------------------
     def _start(self) -> None:

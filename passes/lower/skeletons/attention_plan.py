@@ -21,13 +21,14 @@ class AttentionPlan:
     """Parameters of one attention kernel.
 
     rows: queries of a block, shared by `warps` in tiles of 16; keys: of a tile; stages: tiles of keys and
-    values in shared memory.
+    values in shared memory; resident: blocks per multiprocessor that registers leave room for.
     """
 
     rows: int
     keys: int
     warps: int
     stages: int
+    resident: int = 1
 
     @property
     def threads(self) -> int:
@@ -50,13 +51,15 @@ class AttentionPlan:
     def of(cls, kernel: Func) -> AttentionPlan:
         """The plan in `params` of a kernel; raises InputError with what does not fit."""
         with reading_params(kernel) as p:
-            plan = cls(*(whole(p[n], n, 1) for n in ("rows", "keys", "warps", "stages")))
+            rows, keys, warps, stages = (whole(p[n], n, 1) for n in ("rows", "keys", "warps", "stages"))
+            plan = cls(rows, keys, warps, stages, whole(p.as_dict().get("resident", 1), "resident", 1))
             plan.check()
         return plan
 
     def params(self) -> Pairs:
         """The plan as the `params` of a kernel."""
-        return Pairs.of({"rows": self.rows, "keys": self.keys, "warps": self.warps, "stages": self.stages})
+        given = {"rows": self.rows, "keys": self.keys, "warps": self.warps, "stages": self.stages}
+        return Pairs.of(given | ({"resident": self.resident} if self.resident > 1 else {}))
 
     def check(self) -> None:
         """Raise InputError where tiles, warps or stages are impossible."""
