@@ -63,11 +63,9 @@ def plain(m: int, keys: int, width: int = 16, more: str = "", **how: str) -> Fun
     ("m", "keys", "width", "plan"),
     [
         (6, 10, 16, (16, 16, 1, 1)),  # one tile of everything, none of it full
-        (48, 64, 16, (32, 16, 2, 2)),  # tiles of keys come one after the other
         (40, 75, 24, (32, 32, 1, 2)),  # two tiles of rows per warp; tails of rows, keys; three tiles of width
         (33, 75, 40, (16, 32, 1, 3)),
-        (16, 70, 8, (16, 32, 1, 3)),  # all tiles of keys fit the ring at once
-        (20, 128, 16, (64, 128, 4, 1)),  # warps without rows
+        (20, 70, 8, (64, 32, 4, 3)),  # all tiles of keys fit the ring at once; warps without rows
     ],
 )
 def test_tiles_and_tails(m, keys, width, plan):
@@ -78,12 +76,11 @@ def test_tiles_and_tails(m, keys, width, plan):
     assert np.abs(emulated(kernel, inputs, *plan) - want).max() < ERRORS["f16"]
 
 
-@pytest.mark.parametrize("kind", ["key", "query", "f32", "chosen"])
+@pytest.mark.parametrize("kind", ["query", "f32", "chosen"])
 def test_maps_of_scores(kind):
-    """Scaled and masked by key alone, by query and key, in float32, and by choice where a tensor says so."""
+    """Scaled and masked by query and key, in float32 the other way round, and by choice of a tensor."""
     m, keys = 20, 40
     inputs_of = {
-        "key": (f", %mask: f16[{keys}]", masked("f16", "k"), "%s1"),
         "query": (f", %mask: f16[{m}, {keys}]", masked("f16", "m, k"), "%s1"),
         "f32": (f", %mask: f32[{keys}, {m}]", masked("f32", "k, m"), "%s1"),
         "chosen": (f", %seen: bool[{m}, {keys}]", SCALED_CHOSEN, "%s1"),
@@ -193,17 +190,16 @@ def test_queries_are_computed_and_unaligned_factors_copied_one_by_one():
     assert not any(op.name == "thread.copy_async" for op in walk(lowered(kernel, 16, 16, 1, 1).body))
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_no_intermediate_leaves_registers(arch):
+def test_no_intermediate_leaves_registers():
     """Of BERT's shape nothing spills, and shared memory holds factors and the result alone."""
     kernel = bert_shape(12, 128, 64)
     text = source(lowered(kernel, 64, 64, 4, 2))
-    used = compile_cuda(text, arch=arch).kernels["k"]
+    used = compile_cuda(text, arch="sm_90a").kernels["k"]
     assert used.spill_bytes == 0
     assert used.registers <= 170
     limited = source(lowered(kernel, 64, 128, 4, 1, 3))
     assert "__launch_bounds__(128, 3)" in limited
-    used_of_three = compile_cuda(limited, arch=arch).kernels["k"]
+    used_of_three = compile_cuda(limited, arch="sm_80").kernels["k"]
     assert used_of_three.spill_bytes == 0
     assert used_of_three.registers <= 168
     assert used.static_shared_bytes == (64 + 2 * 2 * 64) * 64 * 2
@@ -237,22 +233,21 @@ def test_impossible_parameters_are_named(params, message):
         lower_attention(many.with_attrs(params=AttentionPlan(16, 16, 1, 1).params()))
 
 
-@pytest.mark.parametrize(("precision", "sizes"), [("fp16", (2, 40, 2, 16)), ("bf16", (1, 24, 3, 16))])
-def test_a_block_of_bert(monkeypatch, precision, sizes):
+def test_a_block_of_bert(monkeypatch):
     """Through the whole compiler: heads are split and merged by reshape and transpose."""
     forced = pipelines.TENSOR.replace("{when=auto,", "{when=auto, attention=always,")
     assert forced != pipelines.TENSOR
     monkeypatch.setattr(pipelines, "TENSOR", forced)
-    block = bert_block(*sizes)
+    block = bert_block(2, 24, 2, 16)
     given = np.random.default_rng(2).standard_normal(block.main.params[0].tensor.shape).astype(np.float32)
     (want,) = tw.interpret(block, given)
-    with tw.compile(block, "emulator", precision=precision, libraries=False, progress=False) as exe:
+    with tw.compile(block, "emulator", precision="fp16", libraries=False, progress=False) as exe:
         assert "attention" in {k["skeleton"] for k in exe.report()["kernels"]}
         got = np.asarray(exe(given), np.float64)
-    assert np.abs(got - want).max() < {"fp16": 2e-3, "bf16": 2e-2}[precision] * np.abs(want).max()
+    assert np.abs(got - want).max() < 2e-3 * np.abs(want).max()
 
 
-@pytest.mark.parametrize("plan", [(16, 16, 1, 2), (32, 16, 2, 3), (64, 32, 2, 2)])
+@pytest.mark.parametrize("plan", [(32, 16, 2, 3), (64, 32, 2, 2)])
 def test_tiles_that_no_query_sees_are_left_out(plan):
     """A causal mask is a choice by position; the same results, and of one parameter less."""
     m = 50
