@@ -17,6 +17,7 @@ from tilewright.costmodel.matrix_space import (
     blocks_of,
     chunks_of,
     registers_of,
+    rounds_first,
     shared_bytes,
     shared_rows,
     two_at_a_time,
@@ -44,6 +45,10 @@ _LOOP_SHARE = 0.77
 #: of the peak, what warpgroups keep in a loop; cycles between the multiplications of two chunks, where the
 #: second is issued before the first is done, and where it is not; fitted to 1,790 kernels of warpgroups
 _GROUP_SHARE, _GROUP_CLK, _GROUP_ALONE_CLK = 0.7, 0.0, 116.0
+#: the same where the first factor passes through registers
+_WIDE_CLK = 200.0
+#: how much longer warpgroups wait for late copies where a ring has fewer stages than usual
+_SHORT_RING, _USUAL_STAGES = 0.2, 3
 #: share of the shorter of work and DRAM traffic that the longer does not hide, beside others and alone
 _EXPOSED_SHARE, _EXPOSED_ALONE = 0.10, 0.67
 
@@ -74,6 +79,8 @@ def _round_clk(
     chunk = np.maximum(
         resident * _shared_clk(problem, space, hardware, resident), _alone_clk(problem, space, hardware)
     )
+    late = _SHORT_RING * (1.0 / space.stages - 1.0 / _USUAL_STAGES)
+    chunk = chunk * np.where(space.groups > 0, 1.0 + late, 1.0)
     return np.asarray(start + chunks * chunk + _epilogue_clk(problem, space, hardware, resident))
 
 
@@ -109,8 +116,8 @@ def _shared_clk(
     """Cycles a chunk takes of what blocks of an SM share: tensor cores, shared memory, L2, issue slots."""
     size = problem.element_bytes
     busy = np.minimum(1.0, resident * space.warps / hardware.schedulers_per_sm)
-    share = hardware.mma_sync_share * hardware.estimate_mma_efficiency * _LOOP_SHARE
-    share = np.where(space.groups > 0, hardware.wgmma_share * _GROUP_SHARE, share)
+    alone = hardware.mma_sync_share * hardware.estimate_mma_efficiency * _LOOP_SHARE
+    share = np.where(space.groups > 0, hardware.wgmma_share * _GROUP_SHARE, alone)
     rate = tensor_fma(problem, hardware) * share * busy
     tensor = space.m * space.n * space.k / rate
     rows = shared_rows(space)
@@ -152,7 +159,8 @@ def _alone_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     chain = (space.k // (depth * space.warps_k)) * np.maximum(tiles * one, _MMA_CLK)
     # The four warps of a group have all tensor cores to themselves.
     together = tensor_fma(problem, hardware) * max(hardware.wgmma_share, 1e-9) * _GROUP_SHARE
-    waits = np.where(two_at_a_time(problem, space), _GROUP_CLK, _GROUP_ALONE_CLK)
+    alone_clk = _WIDE_CLK if rounds_first(problem) else _GROUP_ALONE_CLK
+    waits = np.where(two_at_a_time(problem, space), _GROUP_CLK, alone_clk)
     chain = np.where(space.groups > 0, space.m * space.n * space.k / together + waits, chain)
     flight = hardware.estimate_matrix_fetch_clk / ahead_of(problem, space)
     instructions = _copied_by_threads(problem, space)

@@ -82,12 +82,10 @@ def accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
 def own_accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
     """The shared-memory accesses of an op itself."""
     if op.name == "thread.warpgroup_mma":
-        for buffer, key in zip(op.operands[:2], ("a_at", "b_at"), strict=True):
-            where: Any = op[key]
-            if buffer.tensor.space != "shared":
-                continue
-            at = (*where[:-2], None, None)
-            yield Access(buffer, False, at, 1, mask, ranges, group=0, multiplied=True)
+        for tile, start in zip(op.operands[:2], ("a_at", "b_at"), strict=True):
+            if tile.tensor.space == "shared":
+                slot: tuple[Expr, ...] = op[start][:-2]  # type: ignore[index, assignment]
+                yield Access(tile, False, (*slot, None, None), 1, mask, ranges, group=0, multiplied=True)
     for table, write in ((_READS, False), (_WRITES, True)):
         if op.name not in table:
             continue
@@ -95,7 +93,7 @@ def own_accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
         buffer = op.operands[position]
         if not isinstance(buffer.type, TensorType) or buffer.type.space != "shared":
             continue
-        where = op[key] if key is not None else None
+        where: Any = op[key] if key is not None else None
         at = tuple(where) if where is not None else None
         whole = (*mask, *mask_of(op))
         if op.name == "thread.load_fragment":

@@ -224,7 +224,25 @@ class _Matrix:
         return tile, transposed
 
     def _epilogue(self, tile: Value, transposed: bool) -> None:
-        """All threads walk over the tile of sums by vectors and write the kernel's results."""
+        """Write the kernel's results; blocks at an edge do it on their own, so that others test nothing."""
+        w, plan = self.w, self.plan
+        cut = [
+            (name, (origin, 0, size - extent + 1), (origin, size - extent + 1, size))
+            for name, origin, size, extent in (
+                ("m", self.origin_m, self.m, plan.m),
+                ("n", self.origin_n, self.n, plan.n),
+            )
+            if size % extent and size > extent
+        ]
+        inside = tuple(within for _, within, _ in cut)
+        with w.when(inside):
+            self._results(tile, transposed, frozenset(name for name, *_ in cut))
+        for i, (_, _, at_edge) in enumerate(cut):
+            with w.when((*inside[:i], at_edge)):
+                self._results(tile, transposed, frozenset(name for name, *_ in cut[:i]))
+
+    def _results(self, tile: Value, transposed: bool, whole: frozenset[str]) -> None:
+        """All threads walk over the tile of sums by vectors; along `whole` dimensions all of it is inside."""
         w, plan = self.w, self.plan
         last = self._last()
         inside = last in self.view.rows or last in self.view.columns
@@ -237,14 +255,17 @@ class _Matrix:
             linear = w.simple(binary("+", binary("*", step, plan.threads), Sym("tid")))
             outer, vector = w.unravel(linear, (major, minor // lanes))
             first = w.simple(binary("*", vector, lanes))
-            mask = (*w.below(linear, total), *self._inside(outer, first, transposed))
+            mask = (*w.below(linear, total), *self._inside(outer, first, transposed, whole))
             with w.when(mask), w.loop("v", lanes, unroll=1) as lane:
                 self._result(tile, transposed, outer, w.simple(binary("+", first, lane)))
 
-    def _inside(self, outer: Expr, inner: Expr, transposed: bool) -> Mask:
+    def _inside(self, outer: Expr, inner: Expr, transposed: bool, whole: frozenset[str]) -> Mask:
         m, n = (inner, outer) if transposed else (outer, inner)
-        at = (binary("+", self.origin_m, m), binary("+", self.origin_n, n))
-        return self.w.bounds(tuple(map(self.w.simple, at)), (self.m, self.n))
+        found: Mask = ()
+        for name, origin, at, size in (("m", self.origin_m, m, self.m), ("n", self.origin_n, n, self.n)):
+            if name not in whole:
+                found += self.w.bounds((self.w.simple(binary("+", origin, at)),), (size,))
+        return found
 
     def _result(self, tile: Value, transposed: bool, outer: Expr, inner: Expr) -> None:
         w, view = self.w, self.view
