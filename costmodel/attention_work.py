@@ -28,7 +28,7 @@ _PER_TILE = 110.0
 #: instructions of a warp per asynchronous copy: address, bounds
 _PER_COPY = 10.0
 #: instructions of a warp per vector of results
-_PER_VECTOR = 30.0
+_PER_VECTOR = 15.0
 #: cycles from issue to issue of dependent instructions of one warp that nothing else of it fills
 _CHAIN_CLK = 2.0
 #: cycles until the first byte of a block has arrived, and of its last sums to memory
@@ -232,7 +232,7 @@ def _shared_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> fl
     port = read / hardware.smem_bytes_per_sm_per_clk
     powers = warps * work.row_tiles * _M * work.tile / (_EXP_PER_CLK * busy)
     first, later = _copies(work)
-    vectors = work.rows * work.width / 8.0 / (_WARP * work.warps) * _PER_VECTOR
+    vectors = work.rows * work.width / 4.0 / (_WARP * work.warps) * _PER_VECTOR
     issued = work.warps * (first + vectors) + warps * (_issued(work) + later)
     issue = issued / (hardware.schedulers_per_sm * hardware.contract_issue_efficiency * busy)
     fetch = _fetched(work) / hardware.contract_l2_bytes_per_sm_per_clk

@@ -13,8 +13,8 @@ from tilewright.passes.lower.skeletons.attention_view import AttentionView
 from tilewright.passes.lower.skeletons.matrix_plan import TILE_M, TILE_N
 from tilewright.passes.lower.skeletons.writer import Writer
 
-#: bytes of 16-bit elements that a thread stores at once
-VECTOR = 8
+#: elements that a thread reads of the tile at once, and stores
+VECTOR = 4
 #: words added to the rows of the tile: fragments are stored without bank conflicts
 PAD = 8
 #: vectors of a thread that are unrolled together
