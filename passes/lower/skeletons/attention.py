@@ -70,8 +70,11 @@ class _Attention:
             self.v = StagedTile(
                 w, Layout(view, view.v, (KEY,), view.width, plan.keys), self.slots, self.batch, "v_tiles"
             )
-            q.fetch(0, self.origin)
+            if q.layout.lanes:
+                q.fetch(0, self.origin)
             self._start()
+            if not q.layout.lanes:  # computed while keys and values are on their way
+                q.fetch(0, self.origin)
             self._arrive(self.ahead)
             self.steps = padded(view.inner, DEPTH) // DEPTH
             self.q = w.alloc((plan.row_tiles, self.steps, TILE_M, DEPTH), view.dtype, "frag", "q")
