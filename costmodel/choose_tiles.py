@@ -10,21 +10,31 @@ from tilewright.costmodel.choose import Choice
 from tilewright.costmodel.hardware import GpuHardware
 from tilewright.costmodel.parameters import WindowParameters
 from tilewright.costmodel.problem import WindowProblem
-from tilewright.costmodel.window_runs import UNROLL_BUDGET, Piece, pieces
+from tilewright.costmodel.window_runs import RUN_UNROLL_BUDGET, Piece, pieces
 from tilewright.costmodel.windows import staged_rows
 
 _THREADS = (128, 256)
 _ROWS = (1, 2, 4, 8)
+#: rows of runs at most; those that divide the height leave no thread without work
+_MOST_RUN_ROWS = 16
 _COLUMNS = (1, 2, 4)
 _WARP = 32
 _VECTOR_BYTES = 16
 _LINE_BYTES = 128
-#: sums one thread keeps in registers at most
+#: sums one thread keeps in registers at most; in runs whose whole window stands in the code, where the sums
+#: of a row are done before those of the last ones begin
 _MOST_SUMS = 32
+_MOST_RUN_SUMS = 64
+#: sums of a run that are too few to save on, and what more of them must gain, as a share of the estimate
+_FEW_SUMS = 16
+_LEAST_GAIN = 0.01
 #: instructions of a thread before its first read, and of one read or write with its bounds checks
 _START_INSTRUCTIONS = 60.0
 _ACCESS_INSTRUCTIONS = 6.0
-#: registers (4 bytes) that what one thread reads at once takes at most
+#: those of runs, whose rows share conditions and addresses: machine code for sm_90a of a depthwise 5x5 window
+#: has 617 instructions for 8 x 2 outputs of a thread, 1,062 for 8 x 4 and 1,729 for 8 x 7
+_RUN_ACCESS_INSTRUCTIONS = 1.0
+#: registers (4 bytes) that what one thread reads at once takes at most, with sums beyond the usual ones
 _MOST_PATCH = 128
 #: registers beside sums and patch
 _OTHER_REGISTERS = 40
@@ -48,18 +58,29 @@ def choose_tiles(
     widest = _VECTOR_BYTES // problem.element_bytes
     short = _WARP * problem.element_bytes < _LINE_BYTES
     inner = lanes or (problem.w if runs and short else 1)
+    even = (r for r in range(1, _MOST_RUN_ROWS + 1) if problem.h % r == 0)
+    run_rows = sorted({*_ROWS, *even})
     space = [
         WindowParameters(t, c, v, r)
         for v in (8, 4, 2, 1)
         if v == 1 or (v <= widest and inner % v == 0)
-        for r in _ROWS
+        for r in (_ROWS if lanes or v == 1 else run_rows)
         for c in (_COLUMNS if lanes else (1,))
         for t in _THREADS
         if r < 2 * problem.h and c < 2 * problem.w and (r == c == v == 1 or _fits(problem, lanes, r, c, v))
     ]
     estimates = [_seconds(problem, hardware, lanes, p) for p in space]
     best = min(range(len(space)), key=estimates.__getitem__)
+    if not lanes and space[best].vec > 1:
+        limit = (1.0 + _LEAST_GAIN) * estimates[best]
+        near = [i for i, e in enumerate(estimates) if e <= limit and space[i].vec > 1]
+        best = min(near, key=lambda i: (max(_FEW_SUMS, _sums(space[i])), -space[i].vec, estimates[i]))
     return Choice(space[best], global_bound(problem, hardware), estimates[best], len(space))
+
+
+def _sums(p: WindowParameters) -> int:
+    """Sums of a thread."""
+    return p.rows_per_thread * p.outputs_per_thread * p.vec
 
 
 @dataclass(frozen=True)
@@ -112,8 +133,14 @@ def row_pieces(problem: WindowProblem, vec: int) -> tuple[Piece, ...]:
 
 def _fits(problem: WindowProblem, lanes: int, rows: int, columns: int, vec: int) -> bool:
     sums = rows * columns * vec
-    long = not lanes and vec > 1 and sums * problem.f_w > UNROLL_BUDGET
-    return not long and sums <= _MOST_SUMS and _patch(problem, lanes, rows, columns, vec).words <= _MOST_PATCH
+    runs = not lanes and vec > 1
+    if runs and sums * problem.f_w > RUN_UNROLL_BUDGET:
+        return False
+    whole = runs and sums * problem.taps <= RUN_UNROLL_BUDGET
+    words = _patch(problem, lanes, rows, columns, vec).words
+    if sums > _MOST_SUMS:
+        return whole and sums <= _MOST_RUN_SUMS and sums + words <= _MOST_PATCH
+    return words <= _MOST_PATCH
 
 
 def _seconds(problem: WindowProblem, hardware: GpuHardware, lanes: int, p: WindowParameters) -> float:
@@ -127,9 +154,10 @@ def _seconds(problem: WindowProblem, hardware: GpuHardware, lanes: int, p: Windo
     weight_lanes = vec if lanes else 1
     narrow = problem.element_bytes < 4
     converted = patch.needed + weights * weight_lanes + outputs * vec if narrow else 0
+    access = _ACCESS_INSTRUCTIONS if lanes or vec == 1 else _RUN_ACCESS_INSTRUCTIONS
     instructions = (
         _START_INSTRUCTIONS
-        + (patch.loads + weights + outputs) * _ACCESS_INSTRUCTIONS
+        + (patch.loads + weights + outputs) * access
         + converted
         + outputs * problem.taps * vec * (1 if problem.weight_bytes or not narrow else 2)
     )

@@ -1,5 +1,7 @@
 """Window kernels whose windows slide along the innermost dimension: several outputs of a row per thread."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from test_windows_channels_last import kernels
@@ -76,7 +78,8 @@ CASES = {
     "bare": (BARE, {"y": 4, "x": 8}),
     "depthwise": (DEPTHWISE, {"y": 2, "x": 8}),
     "counted": (COUNTED, {"y": 2, "x": 8}),
-    "long": (LONG, {"y": 1, "x": 8}),
+    "long": (LONG, {"y": 2, "x": 8}),
+    "strip": (DEPTHWISE, {"y": 7, "x": 8}),
 }
 
 
@@ -115,7 +118,7 @@ def source_of(name, outputs=None):
     return source
 
 
-@pytest.mark.parametrize("name", ["depthwise", "counted", "long"])
+@pytest.mark.parametrize("name", ["depthwise", "counted", "long", "strip"])
 def test_no_spills(name):
     (resources,) = compile_cuda(source_of(name), arch="sm_90a").kernels.values()
     assert resources.spill_bytes == 0
@@ -132,7 +135,7 @@ def test_rows_are_read_as_vectors_and_edges_alone():
 
 
 def test_windows_along_the_row_must_fit_the_code():
-    long = CASES["long"][0].replace("s: 9", "s: 140").replace("17, 9]", "17, 140]")
+    long = CASES["long"][0].replace("s: 9", "s: 260").replace("17, 9]", "17, 260]")
     module = kernels(cast(long, "f16"), {"y": 1, "x": 8}, "cuda:sm_90a")
     with pytest.raises(InputError, match="fewer outputs of x"):
         lower(module, resolve_target("cuda:sm_90a"))
@@ -172,3 +175,16 @@ def test_large_tensors_of_short_elements_move_the_vectors_their_rows_allow(width
 def test_few_outputs_are_spread_over_threads():
     p = choose_tiles(problem(56, 3, 1, 2, images=2), load_hardware("cuda:sm_90a"), 0, runs=True).parameters
     assert p.vec * p.rows_per_thread <= 2
+
+
+@pytest.mark.parametrize(("width", "rows"), [(112, 7), (28, 14)])
+def test_large_windows_share_rows_and_leave_no_thread_without_any(width, rows):
+    weighted = replace(problem(width, 5, 1, 2), weight_bytes=25 * 2 * 64)
+    p = choose_tiles(weighted, load_hardware("cuda:sm_90a"), 0, runs=True).parameters
+    assert p.rows_per_thread == rows
+    assert width % rows == 0
+
+
+def test_what_memory_bounds_takes_no_more_sums_than_it_needs():
+    p = choose_tiles(problem(112, 3, 2, 2), load_hardware("cuda:sm_90a"), 0, runs=True).parameters
+    assert p.vec * p.rows_per_thread <= 16

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tilewright.costmodel.window_runs import MOST_AHEAD, Piece, pieces
+from tilewright.costmodel.window_runs import MOST_AHEAD, RUN_UNROLL_BUDGET, Piece, pieces
 from tilewright.ir import Expr, Func, InputError, Op, Value
 from tilewright.ir.expr import binary, substitute, symbols
 from tilewright.ir.simplify import multiple_of
@@ -40,6 +40,8 @@ def lower_window_runs(kernel: Func, op: Op, threads: int, outputs: Mapping[str, 
 
 class _WindowRuns(WindowTiles):
     """The outputs of a thread along the innermost dimension are part of its box, not lanes of loops."""
+
+    budget = RUN_UNROLL_BUDGET
 
     def __init__(self, kernel: Func, op: Op, threads: int, outputs: Mapping[str, int]) -> None:
         super().__init__(kernel, op, threads, outputs)

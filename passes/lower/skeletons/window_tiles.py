@@ -49,6 +49,9 @@ class WindowTiles:
     the other, at `offsets` from the first; lanes: those of the innermost one in loops that become vectors.
     """
 
+    #: multiply-adds that stand in the code of a thread at most
+    budget = UNROLL_BUDGET
+
     def __init__(self, kernel: Func, op: Op, threads: int, outputs: Mapping[str, int]) -> None:
         """Raises InputError unless the outputs of the innermost dimension divide its extent."""
         self.op = op
@@ -84,7 +87,7 @@ class WindowTiles:
         work = len(self.offsets) * self.lanes * prod(self.red.values())
         names: list[str] = []
         for d, n in self.red.items():
-            if work <= UNROLL_BUDGET:
+            if work <= self.budget:
                 break
             names.append(d)
             work //= max(1, n)
