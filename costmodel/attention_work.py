@@ -7,7 +7,7 @@ block take.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.costmodel.bound import Bound
 from tilewright.costmodel.hardware import GpuHardware
@@ -27,12 +27,14 @@ _PER_READ = 1.5
 _PER_TILE = 110.0
 #: instructions of a warp per asynchronous copy: address, bounds
 _PER_COPY = 10.0
-#: instructions of a warp per vector of results
-_PER_VECTOR = 15.0
+#: instructions of a warp per vector of results, and of it per further set of warps
+_PER_VECTOR, _PER_SET = 15.0, 6.0
 #: cycles from issue to issue of dependent instructions of one warp that nothing else of it fills
 _CHAIN_CLK = 2.0
 #: cycles until the first byte of a block has arrived, and of its last sums to memory
 _FIRST_CLK, _LAST_CLK = 1100.0, 500.0
+#: cycles in which the sets of warps tell each other the largest scores and the sums of their rows
+_SHARE_CLK = 250.0
 #: cycles for which a tile of keys keeps its block waiting: barrier, fragments, maxima of rows across lanes
 _TILE_CLK = 200.0
 #: registers beside accumulators, fragments and what is read ahead: as NVRTC takes them, and as it can do with
@@ -52,12 +54,13 @@ class AttentionWork:
     """An attention kernel with chosen parameters.
 
     heads: batches of queries, keys and values; queries, keys, inner, width: extents of one; rows: queries of
-    a block; tile: keys of a tile; warps, stages: of a block. shared_bytes: per block; least_bytes: inputs and
-    results once, at least; moved_bytes: all that is read and written, each element once; map_work, map_reads:
-    instructions and reads of parameters per element of the scores; ahead_bytes: of parameters that a thread
-    reads ahead per tile; seen: share of the tiles of keys that is computed, where positions hide others;
-    copied: bytes one copy of queries, keys, values moves, 0 where threads load them. resident: blocks per
-    multiprocessor that registers must leave room for, 1 where the compiler is free.
+    a block; tile: keys of a tile; warps: that share the rows; sets: of so many warps that share the keys of a
+    tile. shared_bytes: per block; least_bytes: inputs and results once, at least; moved_bytes: all that is
+    read and written, each element once; map_work, map_reads: instructions and reads of parameters per element
+    of the scores; ahead_bytes: of parameters that a thread reads ahead per tile; seen: share of the tiles of
+    keys that is computed, where positions hide others; copied: bytes one copy of queries, keys, values moves,
+    0 where threads load them. resident: blocks per multiprocessor that registers must leave room for, 1 where
+    the compiler is free.
     """
 
     heads: int
@@ -68,7 +71,7 @@ class AttentionWork:
     rows: int
     tile: int
     warps: int
-    stages: int
+    sets: int
     shared_bytes: int
     least_bytes: int
     moved_bytes: int
@@ -83,6 +86,16 @@ class AttentionWork:
     def tiles(self) -> int:
         """Tiles of keys."""
         return -(-self.keys // self.tile)
+
+    @property
+    def part(self) -> int:
+        """Keys of a tile that one warp takes."""
+        return self.tile // self.sets
+
+    @property
+    def all_warps(self) -> int:
+        """Warps of a block."""
+        return self.warps * self.sets
 
     @property
     def blocks(self) -> int:
@@ -105,18 +118,18 @@ class AttentionWork:
 
     @property
     def multiplies(self) -> int:
-        """Instructions of the tensor cores for one tile of keys of one tile of 16 queries."""
-        return self.steps * self.tile // _N + self.tile // _K * self.columns
+        """Instructions of the tensor cores of a warp for a tile of keys and a tile of 16 queries."""
+        return self.steps * self.part // _N + self.part // _K * self.columns
 
     @property
     def sums(self) -> int:
         """Registers of the accumulators and the fragments of the queries."""
-        return 4 * self.row_tiles * (self.tile // _N + self.columns + self.steps)
+        return 4 * self.row_tiles * (self.part // _N + self.columns + self.steps)
 
     @property
     def registers(self) -> int:
         """Per thread, as compiled without a limit: what lives at once during either product."""
-        first = 2 * self.tile // _N + -(-self.ahead_bytes // 4)
+        first = 2 * self.part // _N + -(-self.ahead_bytes // 4)
         second = 2 * self.columns + 4 * self.row_tiles
         return _REGISTERS + self.sums + max(first, second)
 
@@ -140,13 +153,16 @@ def resident_attention(work: AttentionWork, hardware: GpuHardware) -> int:
             return 0
     if work.shared_bytes > hardware.smem_per_block_max_bytes:
         return 0
-    if work.warps * _WARP > hardware.max_threads_per_block or registers > hardware.max_registers_per_thread:
+    if (
+        work.all_warps * _WARP > hardware.max_threads_per_block
+        or registers > hardware.max_registers_per_thread
+    ):
         return 0
     schedulers = hardware.schedulers_per_sm
     each = (
         hardware.registers_per_sm // schedulers // (_WARP * -(-registers // _REGISTER_UNIT) * _REGISTER_UNIT)
     )
-    return min(_room(work, hardware), schedulers * each // work.warps)
+    return min(_room(work, hardware), schedulers * each // work.all_warps)
 
 
 def most_resident(work: AttentionWork, hardware: GpuHardware) -> int:
@@ -162,14 +178,14 @@ def _room(work: AttentionWork, hardware: GpuHardware) -> int:
     """Blocks that fit one multiprocessor but for their registers."""
     return min(
         hardware.max_blocks_per_sm,
-        hardware.max_threads_per_sm // (work.warps * _WARP),
+        hardware.max_threads_per_sm // (work.all_warps * _WARP),
         hardware.smem_per_sm_bytes // (work.shared_bytes + hardware.smem_reserved_per_block_bytes),
     )
 
 
 def _allowed(resident: int, work: AttentionWork, hardware: GpuHardware) -> int:
     """Registers per thread with so many blocks, whose warps the schedulers share."""
-    warps = -(-resident * work.warps // hardware.schedulers_per_sm)
+    warps = -(-resident * work.all_warps // hardware.schedulers_per_sm)
     each = hardware.registers_per_sm // hardware.schedulers_per_sm // (_WARP * warps)
     return min(each // _REGISTER_UNIT * _REGISTER_UNIT, hardware.max_registers_per_thread)
 
@@ -185,6 +201,9 @@ def estimate_attention(work: AttentionWork, hardware: GpuHardware) -> float:
     busy_clk = rounds * _round_clk(resident, work, hardware)
     if rest:
         busy_clk += _round_clk(rest, work, hardware)
+    # where positions hide keys, blocks differ: the one that sees all of them starts first
+    full = replace(work, seen=1.0)
+    busy_clk = max(busy_clk, _round_clk(1, full, hardware))
     busy_s = busy_clk / hardware.clock_hz
     dram_s = work.moved_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
     l2_s = work.blocks * _fetched(work) / (hardware.l2_bytes_per_s * _L2_EFFICIENCY)
@@ -200,13 +219,14 @@ def _round_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> flo
     alone = work.seen * work.tiles * _alone_clk(work, hardware) + _CHAIN_CLK * _copies(work)[0]
     first = 2.0 * (work.rows * work.inner + work.tile * (work.inner + work.width))
     wait = _FIRST_CLK + first / hardware.contract_l2_bytes_per_sm_per_clk
-    return hardware.contract_block_clk + wait + max(shared, alone) + _LAST_CLK
+    last = _LAST_CLK + (_SHARE_CLK if work.sets > 1 else 0.0)
+    return hardware.contract_block_clk + wait + max(shared, alone) + last
 
 
 def _issued(work: AttentionWork) -> float:
     """Instructions of one warp for one tile of keys."""
-    elements = work.row_tiles * _M * work.tile / _WARP
-    loads = work.tile * 2.0 * (work.steps * _K + work.columns * _N) / _LDMATRIX_BYTES
+    elements = work.row_tiles * _M * work.part / _WARP
+    loads = work.part * 2.0 * (work.steps * _K + work.columns * _N) / _LDMATRIX_BYTES
     each = _SOFTMAX + work.map_work + _PER_READ * work.map_reads
     return elements * each + loads + work.row_tiles * work.multiplies + _PER_TILE
 
@@ -216,24 +236,26 @@ def _copies(work: AttentionWork) -> tuple[float, float]:
     counts = []
     sizes = (work.rows * work.inner, work.tile * work.inner, work.tile * work.width)
     for elements, copied in zip(sizes, work.copied, strict=True):
-        counts.append(2.0 * elements / (copied or 2) / (_WARP * work.warps) * _PER_COPY)
+        counts.append(2.0 * elements / (copied or 2) / (_WARP * work.all_warps) * _PER_COPY)
     return counts[0], counts[1] + counts[2]
 
 
 def _shared_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> float:
     """Cycles a block takes of what blocks share: tensor cores, shared memory, exponentials, issue, L2."""
-    busy = min(1.0, resident * work.warps / hardware.schedulers_per_sm)
+    busy = min(1.0, resident * work.all_warps / hardware.schedulers_per_sm)
     share = hardware.mma_sync_share * hardware.estimate_mma_efficiency * _LOOP_SHARE
     tiles = work.seen * work.tiles
-    warps = tiles * work.warps
+    warps = tiles * work.all_warps
     products = warps * work.row_tiles * work.multiplies * float(_M * _N * _K)
     tensor = products / (hardware.tensor_fma_16bit_per_sm_per_clk * share * busy)
-    read = warps * work.tile * 2.0 * (work.steps * _K + work.columns * _N)
+    read = warps * work.part * 2.0 * (work.steps * _K + work.columns * _N)
     port = read / hardware.smem_bytes_per_sm_per_clk
-    powers = warps * work.row_tiles * _M * work.tile / (_EXP_PER_CLK * busy)
+    powers = warps * work.row_tiles * _M * work.part / (_EXP_PER_CLK * busy)
     first, later = _copies(work)
-    vectors = work.rows * work.width / 4.0 / (_WARP * work.warps) * _PER_VECTOR
-    issued = work.warps * (first + vectors) + warps * (_issued(work) + later)
+    vectors = (
+        work.rows * work.width / 4.0 / (_WARP * work.all_warps) * (_PER_VECTOR + _PER_SET * (work.sets - 1))
+    )
+    issued = work.all_warps * (first + vectors) + warps * (_issued(work) + later)
     issue = issued / (hardware.schedulers_per_sm * hardware.contract_issue_efficiency * busy)
     fetch = _fetched(work) / hardware.contract_l2_bytes_per_sm_per_clk
     return max(tensor, port, powers, issue, fetch)

@@ -19,7 +19,7 @@ from tilewright.costmodel.attention_work import (
 )
 from tilewright.ir import Attr, Block, Func, Op, Pairs
 from tilewright.ir.types import itemsize
-from tilewright.passes.lower.skeletons.attention_plan import AttentionPlan, padded, width_tiles
+from tilewright.passes.lower.skeletons.attention_plan import DEPTH, AttentionPlan, padded, width_tiles
 from tilewright.passes.lower.skeletons.attention_reach import reach
 from tilewright.passes.lower.skeletons.attention_scores import MOST_AHEAD
 from tilewright.passes.lower.skeletons.attention_stage import Layout
@@ -34,6 +34,9 @@ ROWS = (16, 32, 64, 128, 256)
 KEYS = (16, 32, 64, 128)
 WARPS = (1, 2, 4, 8)
 STAGES = (1, 2, 3, 4)
+#: sets of warps that share the keys of a tile: shorter chains of dependences where blocks are few
+SETS = (1, 2, 4)
+MOST_WARPS = 16
 #: tiles of 16 queries that one warp may have: more would not fit registers
 MOST_ROW_TILES = 2
 #: points worth a measurement
@@ -112,8 +115,9 @@ def attention_work(
     layouts = _layouts(view, plan)
     slots = plan.slots(view)
     tiles = [2 * prod(x.shape) for x in layouts]
-    result = plan.rows * (width_tiles(view) * TILE_N + 8) * 4
-    columns = plan.keys // TILE_N
+    result = plan.sets * plan.rows * (width_tiles(view) * TILE_N + 8) * 4
+    state = plan.sets * plan.rows * 8 if plan.sets > 1 else 0
+    columns = plan.part // TILE_N
     ahead = 0
     for read in view.score_reads:
         each = (plan.row_tiles * 2 if names_in(read) & set(view.rows) else 1) * columns * 2
@@ -129,8 +133,8 @@ def attention_work(
         rows=plan.rows,
         tile=plan.keys,
         warps=plan.warps,
-        stages=plan.stages,
-        shared_bytes=max(tiles[0] + slots * (tiles[1] + tiles[2]), result),
+        sets=plan.sets,
+        shared_bytes=max(tiles[0] + slots * (tiles[1] + tiles[2]), result) + state,
         least_bytes=least_bytes,
         moved_bytes=_moved(view),
         map_work=float(_work(view.score)),
@@ -162,15 +166,17 @@ def _layouts(view: AttentionView, plan: AttentionPlan) -> tuple[Layout, Layout, 
 def _plans(view: AttentionView) -> Iterator[AttentionPlan]:
     """Every sensible combination of tiles, warps and stages."""
     queries, keys = padded(view.size(view.rows), TILE_M), padded(view.keys, KEYS[0])
-    for rows, tile, warps in product(ROWS, KEYS, WARPS):
+    for rows, tile, warps, sets in product(ROWS, KEYS, WARPS, SETS):
         if rows % (TILE_M * warps) or rows // warps // TILE_M > MOST_ROW_TILES:
+            continue
+        if tile % (DEPTH * sets) or warps * sets > MOST_WARPS:
             continue
         if rows >= 2 * queries or tile > keys or (tile == KEYS[0] and keys > tile):
             continue
         tiles = -(-view.keys // tile)
         for stages in STAGES:
             if stages <= tiles and (stages > 1 or tiles == 1):
-                yield AttentionPlan(rows, tile, warps, stages)
+                yield AttentionPlan(rows, tile, warps, stages, sets=sets)
 
 
 def _moved(view: AttentionView) -> int:

@@ -24,7 +24,7 @@ ERRORS = {"f16": 4e-3, "bf16": 3e-2}
 
 
 def lowered(kernel: Func, *plan: int) -> Func:
-    """The thread-level kernel with a plan of rows, keys, warps and stages, after the usual passes."""
+    """The thread-level kernel with a plan (rows, keys, warps, stages, ..), after the usual passes."""
     thread = lower_attention(kernel.with_attrs(skeleton="attention", params=AttentionPlan(*plan).params()))
     passes = THREAD.replace("thread-dce", "excess-precision, thread-dce")
     return run_pipeline(Module("m", (thread,)), Pipeline.parse(passes), CTX).funcs[0]
@@ -64,8 +64,8 @@ def plain(m: int, keys: int, width: int = 16, more: str = "", **how: str) -> Fun
     [
         (6, 10, 16, (16, 16, 1, 1)),  # one tile of everything, none of it full
         (40, 75, 24, (32, 32, 1, 2)),  # two tiles of rows per warp; tails of rows, keys; three tiles of width
-        (33, 75, 40, (16, 32, 1, 3)),
-        (20, 70, 8, (64, 32, 4, 3)),  # all tiles of keys fit the ring at once; warps without rows
+        (33, 75, 40, (16, 32, 1, 3, 1, 2)),  # two sets of warps, each with a half of every tile
+        (20, 70, 8, (64, 32, 2, 3, 1, 2)),  # all tiles of keys fit the ring at once; warps without rows
     ],
 )
 def test_tiles_and_tails(m, keys, width, plan):
@@ -116,7 +116,7 @@ def test_rows_where_all_or_the_first_keys_are_masked():
     q, k, v = by_heads(inputs)
     raw = (q @ k.transpose(0, 2, 1) * 0.25).astype(np.float32) + mask
     want = softmax(raw) @ v
-    got = emulated(kernel, inputs, 16, 16, 1, 2)
+    got = emulated(kernel, inputs, 16, 32, 1, 2, 1, 2)
     assert np.isnan(want[:, 3]).all()
     assert np.isnan(got[:, 3]).all()
     rest = np.arange(m) != 3
@@ -221,6 +221,7 @@ def bert_shape(heads: int, tokens: int, size: int) -> Func:
     [
         ({"rows": 24, "keys": 16, "warps": 1, "stages": 1}, "multiples of 16 per warp"),
         ({"rows": 16, "keys": 24, "warps": 1, "stages": 1}, "keys in multiples of 16"),
+        ({"rows": 16, "keys": 48, "warps": 1, "stages": 1, "sets": 2}, "keys in multiples of 16 per set"),
         ({"rows": 16, "keys": 16, "warps": 1}, "stages"),
         ({"rows": 16, "keys": 16, "warps": 1, "stages": 9}, "at most 6 stages"),
     ],
@@ -247,7 +248,7 @@ def test_a_block_of_bert(monkeypatch):
     assert np.abs(got - want).max() < 2e-3 * np.abs(want).max()
 
 
-@pytest.mark.parametrize("plan", [(32, 16, 2, 3), (64, 32, 2, 2)])
+@pytest.mark.parametrize("plan", [(32, 16, 2, 3), (64, 32, 2, 2, 1, 2)])
 def test_tiles_that_no_query_sees_are_left_out(plan):
     """A causal mask is a choice by position; the same results, and of one parameter less."""
     m = 50

@@ -14,7 +14,7 @@ from math import inf
 
 from tilewright.ir import Expr, Func, InputError, Sym, Value
 from tilewright.ir.expr import binary
-from tilewright.passes.lower.skeletons.attention_epilogue import write_outputs
+from tilewright.passes.lower.skeletons.attention_epilogue import normalise, write_outputs
 from tilewright.passes.lower.skeletons.attention_plan import DEPTH, AttentionPlan, padded, width_tiles
 from tilewright.passes.lower.skeletons.attention_reach import reach
 from tilewright.passes.lower.skeletons.attention_scores import ScoreMaps
@@ -58,7 +58,10 @@ class _Attention:
         where = w.unravel(number, [view.sizes[d] for d in names])
         self.batch: Mapping[str, Expr] = dict(zip(names, where, strict=True))
         self.origin = w.simple(binary("*", place, plan.rows))
-        self.warp_row = w.simple(binary("*", binary("//", Sym("tid"), WARP), plan.rows // plan.warps))
+        warp = binary("//", Sym("tid"), WARP)
+        self.warp_row = w.simple(binary("*", binary("%", warp, plan.warps), plan.rows // plan.warps))
+        #: the warp's first key in every tile
+        self.warp_key = w.simple(binary("*", binary("//", warp, plan.warps), plan.part))
 
     def lower(self) -> Func:
         w, view, plan = self.w, self.view, self.plan
@@ -83,10 +86,10 @@ class _Attention:
             with w.loop("tile", self.tiles) as tile:
                 self._tile(tile)
         with w.b.at(view.mixed.op.loc):
-            self._normalise()
+            normalise(w, plan, view.scale, (self.mixed, self.largest, self.sums), self.warp_row)
             w.b.do("thread.async_wait", pending=0)
             w.b.do("thread.barrier")
-        write_outputs(w, view, plan, self.mixed, self.origin, self.warp_row, self.batch)
+        write_outputs(w, view, plan, self.mixed, self.origin, self.batch)
         lowered = w.finish()
         return lowered if plan.resident == 1 else lowered.with_attrs(resident=plan.resident)
 
@@ -109,16 +112,16 @@ class _Attention:
         """Start copying a tile that there is and that some query of the block sees."""
         w = self.w
         origin = w.simple(binary("*", tile, self.plan.keys))
-        with w.when((*w.below(tile, self.tiles), *self._seen(tile, self.origin, self.plan.rows))):
+        with w.when((*w.below(tile, self.tiles), *self._seen(tile, 0, self.origin, self.plan.rows))):
             self.k.fetch(slot, origin)
             self.v.fetch(slot, origin)
 
-    def _seen(self, tile: Expr, first: Expr, rows: int) -> Mask:
-        """The condition that one of `rows` queries sees a key of the tile, where positions hide any."""
+    def _seen(self, tile: Expr, key: Expr, first: Expr, rows: int) -> Mask:
+        """The condition that one of `rows` queries sees a key from `key` of the tile on, if any is hidden."""
         if self.reach is None or self.tiles == 1:
             return ()
         last = binary("+", first, rows - 1 + self.reach)
-        apart = self.w.simple(binary("-", last, binary("*", tile, self.plan.keys)))
+        apart = self.w.simple(binary("-", last, binary("+", binary("*", tile, self.plan.keys), key)))
         return self.w.bounds((apart,), (self.view.size(self.view.rows) + self.plan.rows + self.view.keys,))
 
     def _arrive(self, pending: int) -> None:
@@ -137,7 +140,7 @@ class _Attention:
     # -- registers -------------------------------------------------------------------------------------------
     def _allocate(self) -> None:
         w, plan = self.w, self.plan
-        rows, columns = plan.row_tiles, plan.keys // TILE_N
+        rows, columns = plan.row_tiles, plan.part // TILE_N
         self.scores = w.alloc((rows, columns, TILE_M, TILE_N), "f32", "frag", "scores")
         self.mixed = w.alloc((rows, width_tiles(self.view), TILE_M, TILE_N), "f32", "frag", "mixed")
         self.weights = w.alloc((rows, TILE_M, DEPTH), self.view.dtype, "frag", "weights")
@@ -161,8 +164,9 @@ class _Attention:
     def _tile(self, tile: Expr) -> None:
         w, plan = self.w, self.plan
         slot = w.simple(binary("%", tile, self.slots))
-        maps = ScoreMaps(w, self.view, plan, self.origin, self.warp_row, self.batch, tile)
-        seen = self._seen(tile, binary("+", self.origin, self.warp_row), plan.rows // plan.warps)
+        first = (w.simple(binary("+", self.origin, self.warp_row)), self.warp_key)
+        maps = ScoreMaps(w, self.view, plan, first, self.batch, tile)
+        seen = self._seen(tile, self.warp_key, first[0], plan.rows // plan.warps)
         if not seen:
             maps.read_ahead()
         if self.tiles > 1:
@@ -177,14 +181,14 @@ class _Attention:
             self._softmax()
             if self.tiles == 1:
                 self._arrive(0)
-            self._multiply(self.v, slot, plan.keys // DEPTH, self._mix_step)
+            self._multiply(self.v, slot, plan.part // DEPTH, self._mix_step)
 
     def _multiply(
         self, staged: StagedTile, slot: Expr, steps: int, step_of: Callable[[Value, int], None]
     ) -> None:
         """Walk along the summed dimension; the compiler loads the fragments of later steps ahead."""
         keys = staged is self.k
-        tiles = self.plan.keys // TILE_N if keys else width_tiles(self.view)
+        tiles = self.plan.part // TILE_N if keys else width_tiles(self.view)
         held = self.w.alloc((tiles, DEPTH, TILE_N), self.view.dtype, "frag", "k" if keys else "v")
         for step in range(steps):
             self._load(staged, held, slot, step)
@@ -198,7 +202,8 @@ class _Attention:
         count = 2 if tiles % 2 == 0 else 1
         with w.loop("j", tiles // count, unroll=1) as j:
             column, depth = w.simple(binary("*", j, TILE_N * count)), step * DEPTH
-            place = (column, depth) if keys else (depth, column)
+            key = binary("+", self.warp_key, column if keys else depth)
+            place = (key, depth) if keys else (key, column)
             w.b.do(
                 "thread.load_fragment", held, staged.tiles,
                 at=staged.place(slot, *place), role="b",
@@ -244,14 +249,3 @@ class _Attention:
             w.store(total, self.sums, at)
         w.b.do("thread.scale_rows", self.mixed, factors, seldom=True)
         w.b.do("thread.exp_rows", self.scores, self.largest, self.sums, scale=self.view.scale)
-
-    def _normalise(self) -> None:
-        """Divide by the rows' sums, of which four lanes hold parts."""
-        w = self.w
-        with w.loops("i", self.sums.tensor.shape, unroll=1) as at:
-            total = w.load(self.sums, at)
-            for lanes in (1, 2):
-                other = w.b.value("thread.shuffle", total, kind="xor", offset=lanes)
-                total = w.b.value("scalar.add", total, other)
-            w.store(w.b.value("scalar.div", w.b.const(1.0, "f32"), total), self.sums, at)
-        w.b.do("thread.scale_rows", self.mixed, self.sums)

@@ -21,7 +21,8 @@ class AttentionPlan:
     """Parameters of one attention kernel.
 
     rows: queries of a block, shared by `warps` in tiles of 16; keys: of a tile; stages: tiles of keys and
-    values in shared memory; resident: blocks per multiprocessor that registers leave room for.
+    values in shared memory; resident: blocks per multiprocessor that registers leave room for; sets: of
+    `warps` warps each, that share the keys of every tile.
     """
 
     rows: int
@@ -29,10 +30,16 @@ class AttentionPlan:
     warps: int
     stages: int
     resident: int = 1
+    sets: int = 1
 
     @property
     def threads(self) -> int:
-        return WARP * self.warps
+        return WARP * self.warps * self.sets
+
+    @property
+    def part(self) -> int:
+        """Keys of a tile that one set of warps takes."""
+        return self.keys // self.sets
 
     @property
     def row_tiles(self) -> int:
@@ -52,14 +59,16 @@ class AttentionPlan:
         """The plan in `params` of a kernel; raises InputError with what does not fit."""
         with reading_params(kernel) as p:
             rows, keys, warps, stages = (whole(p[n], n, 1) for n in ("rows", "keys", "warps", "stages"))
-            plan = cls(rows, keys, warps, stages, whole(p.as_dict().get("resident", 1), "resident", 1))
+            more = (whole(p.as_dict().get(n, 1), n, 1) for n in ("resident", "sets"))
+            plan = cls(rows, keys, warps, stages, *more)
             plan.check()
         return plan
 
     def params(self) -> Pairs:
         """The plan as the `params` of a kernel."""
         given = {"rows": self.rows, "keys": self.keys, "warps": self.warps, "stages": self.stages}
-        return Pairs.of(given | ({"resident": self.resident} if self.resident > 1 else {}))
+        more = {"resident": self.resident, "sets": self.sets}
+        return Pairs.of(given | {name: n for name, n in more.items() if n > 1})
 
     def check(self) -> None:
         """Raise InputError where tiles, warps or stages are impossible."""
@@ -67,8 +76,8 @@ class AttentionPlan:
             raise InputError(
                 f"expected rows in multiples of {TILE_M} per warp, got {self.rows} of {self.warps}"
             )
-        if self.keys % DEPTH:
-            raise InputError(f"expected keys in multiples of {DEPTH}, got {self.keys}")
+        if self.keys % (DEPTH * self.sets):
+            raise InputError(f"expected keys in multiples of {DEPTH} per set, got {self.keys} of {self.sets}")
         if self.threads > MAX_THREADS:
             raise InputError(f"expected at most {MAX_THREADS} threads per block, got {self.threads}")
         if self.stages > MAX_STAGES:

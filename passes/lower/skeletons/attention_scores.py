@@ -20,7 +20,7 @@ MOST_AHEAD = 64
 class ScoreMaps:
     """The scores of one tile of keys, from the product on to what softmax is taken of.
 
-    origin, warp_row: first query of the block, and of the warp in it; tile: number of the tile of keys.
+    first: query of the warp, and its key in the tile; tile: number of the tile of keys.
     """
 
     def __init__(
@@ -28,15 +28,14 @@ class ScoreMaps:
         w: Writer,
         view: AttentionView,
         plan: AttentionPlan,
-        origin: Expr,
-        warp_row: Expr,
+        first: tuple[Expr, Expr],
         batch: Mapping[str, Expr],
         tile: Expr,
     ) -> None:
         self.w, self.view, self.plan = w, view, plan
         self.batch, self.tile = dict(batch), tile
-        self.first = w.simple(binary("+", origin, warp_row))
-        self.shape = (plan.row_tiles, plan.keys // TILE_N, 2, 2)
+        self.first, self.first_key = first
+        self.shape = (plan.row_tiles, plan.part // TILE_N, 2, 2)
         self.held: dict[Read, Value] = {}
 
     def read_ahead(self) -> None:
@@ -75,7 +74,7 @@ class ScoreMaps:
         last = self.plan.tiles(view) - 1
         with w.when(w.bounds((binary("-", self.tile, last),), (1,))):
             # tiles of 8 columns that are whole stay as they are
-            whole = rest // TILE_N
+            whole = rest // TILE_N if self.plan.sets == 1 else 0
             shape = (self.shape[0], self.shape[1] - whole, 2, 2)
             with w.loops("s", shape, unroll=1) as (i, j, half, pair):
                 at = (i, w.simple(binary("+", j, whole)), half, pair)
@@ -102,7 +101,8 @@ class ScoreMaps:
     def _column(self, at: tuple[Expr, ...]) -> Expr:
         """The element's column in the tile."""
         lane = binary("*", binary("%", Sym("tid"), 4), 2)
-        return self.w.simple(binary("+", binary("+", binary("*", at[1], TILE_N), lane), at[3]))
+        column = binary("+", binary("+", binary("*", at[1], TILE_N), lane), at[3])
+        return self.w.simple(binary("+", self.first_key, column))
 
     def _place(self, at: tuple[Expr, ...], read: Term | None = None) -> tuple[dict[str, Expr], Mask]:
         """The symbols of the terms at an element, and where parameters exist (for `read`: it alone)."""
