@@ -67,7 +67,7 @@ def attention_points(kernel: Func, hardware: Hardware) -> list[AttentionPoint]:
         work = attention_work(view, plan, least, furthest)
         free = resident_attention(work, hardware)
         for resident in {1, most_resident(work, hardware)}:
-            if free and (resident == 1 or resident > free):
+            if free and (resident == 1 or free < min(resident, -(-work.blocks // hardware.sm_count))):
                 limited = replace(work, resident=resident)
                 seconds = estimate_attention(limited, hardware)
                 found.append(AttentionPoint(replace(plan, resident=resident), limited, seconds))
