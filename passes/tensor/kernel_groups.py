@@ -96,6 +96,8 @@ class _Builder:
             self.communicated = host
         if op.name in REDUCING and self.fuse:
             self._absorb_prologues(op, host)
+        elif self.fuse and all(o.name in POINTWISE for o in host.ops):
+            self._absorb_operands(op, host)
 
     def _add(self, op: Op, host: Group) -> None:
         host.ops.append(op)
@@ -192,6 +194,20 @@ class _Builder:
             if sum(map(prologue_cost, g.ops)) > MAX_PROLOGUE_COST or host.number == g.number:
                 continue
             self._merge(g, host)
+
+    def _absorb_operands(self, op: Op, host: Group) -> None:
+        """Maps and gathers of other groups that make, point by point, what this one alone reads of them."""
+        for i, v in enumerate(op.operands):
+            g = self.result.source.get(v)
+            if g is None or g is host or any(o.name not in POINTWISE for o in g.ops) or g.shape != host.shape:
+                continue
+            if op.name != "tensor.map" or not identity_read(op, i) or fills(op)[i] is not None:
+                continue
+            outputs = [r for o in g.ops for r in o.results]
+            outside = [x for r in outputs for x in self.readers.get(r, []) if x not in g.ops]
+            alone = all(x is op for x in outside) and not self.returned & set(outputs)
+            if alone and not g.before >> host.number & 1:
+                self._merge(g, host)
 
     def _merge(self, g: Group, host: Group) -> None:
         host.ops = g.ops + host.ops

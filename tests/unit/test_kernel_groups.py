@@ -48,6 +48,45 @@ def test_an_identity_read_joins_the_producer():
     assert kernels(fused(text)) == 1
 
 
+LEFT = f"%0 = tensor.map(%r, {DOMAIN}, reads = [[k, y]]) : f32[4, 5] {EXP}"
+RIGHT = f"%1 = tensor.map(%w, {DOMAIN}, reads = [[k, y]]) : f32[4, 5] {EXP}"
+BOTH = "%r: f32[4, 5], %w: f32[4, 5]"
+
+
+@pytest.mark.parametrize(
+    ("reads", "returned", "expected"),
+    [
+        ("[k, y]", "%2", 1),
+        ("[3 - k, y]", "%2", 2),  # another thread's element
+        ("[k, y]", "%2, %0", 2),  # it is stored anyway, by a kernel of its own
+    ],
+)
+def test_maps_of_two_sources_join_what_reads_both(reads, returned, expected):
+    results = ", ".join(["f32[4, 5]"] * (1 + returned.count(",")))
+    text = program(
+        LEFT,
+        RIGHT,
+        f"%2 = tensor.map(%0, %1, {DOMAIN}, reads = [{reads}, [k, y]]) : f32[4, 5] {ADD}",
+        f"tensor.return({returned})",
+        params=BOTH,
+        results=results,
+    )
+    assert kernels(fused(text)) == expected
+
+
+def test_maps_join_only_where_no_kernel_waits_for_itself():
+    """%1 needs all of %0 by way of a sum, so the two maps cannot be one kernel."""
+    text = program(
+        LEFT,
+        f"%9 = tensor.reduce(%0, par = (k: 4), red = (y: 5), reads = [[k, y]]) : f32[4] {SUM}",
+        f"%1 = tensor.map(%r, %9, {DOMAIN}, reads = [[k, y], [3 - k]]) : f32[4, 5] {ADD}",
+        f"%2 = tensor.map(%0, %1, {DOMAIN}, reads = [[k, y], [k, y]]) : f32[4, 5] {ADD}",
+        "tensor.return(%2)",
+        params="%r: f32[4, 5]",
+    )
+    assert kernels(fused(text)) >= 2
+
+
 def test_both_results_leave_one_kernel():
     text = program(
         MATMUL,
