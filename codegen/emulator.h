@@ -54,6 +54,7 @@ static inline float rsqrtf(float a) { return 1.0f / sqrtf(a); }
 static inline double rsqrt(double a) { return 1.0 / sqrt(a); }
 static inline float __expf(float a) { return expf(a); }
 static inline float __fdividef(float a, float b) { return a / b; }
+static inline float tw_reciprocal_near(float a) { return 1.0f / a; }
 
 template <class To, class From>
 static inline To tw_bits(From from) {

@@ -160,6 +160,13 @@ def _sigmoid(o: Operands) -> str:
     return f"{one} / ({one} + {o.dialect.call('exp', o.dtype, (f'-{a}',))})"
 
 
+def _erf(o: Operands) -> str:
+    """In CUDA a ratio of two polynomials, which takes half as long as the library's: within 8 ulp."""
+    if o.dtype == "f32" and not o.opencl:
+        return f"{o.need('erf_ratio', '')}({o.texts[0]})"
+    return o.dialect.call("erf", o.dtype, o.texts[:1])
+
+
 FORMS: dict[tuple[str, str], Form] = {}
 
 
@@ -183,12 +190,13 @@ _define(
         name: _math(name)
         for name in (
             "exp", "exp2", "log", "log2", "log10", "sqrt", "rsqrt", "sin", "cos", "tan", "sinh", "cosh",
-            "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "floor", "ceil", "trunc",
+            "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "floor", "ceil", "trunc",
         )
     }
     | {
         "neg": Form(lambda o: f"-{o.texts[0]}"),
         "sigmoid": Form(_sigmoid),
+        "erf": Form(_erf),
         "abs": _math("fabs"),
         "round": _math("rint"),
         "pow": _math("pow", 2),
