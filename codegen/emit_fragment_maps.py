@@ -123,6 +123,13 @@ def _pack(e: Emission, op: Op) -> None:
     cuda_only(e, op)
     sums, factor = (e.buffer(v) for v in op.operands)
     item, to = _exprs(op, "item"), _exprs(op, "to")
+    if factor.type.dtype == "f32":
+        # columns 2t and 2t + 1 of a lane become t and t + 4: no element moves to another lane
+        rounded = e.need("round_tf32")
+        for i, source in enumerate((0, 2, 1, 3)):
+            element = register_text(e, sums, item, source)
+            e.line(f"{register_text(e, factor, to, i)} = {rounded}({element});")
+        return
     pair = e.need(f"pair_{factor.type.dtype}")
     for i in range(_REGISTERS):
         low, high = (register_text(e, sums, item, 2 * i + k) for k in (0, 1))

@@ -91,7 +91,7 @@ def _by_rows(e: Emission, frag: BufferRef, memory: BufferRef, op: Op) -> bool:
     role, dtype = str(op["role"]), frag.type.dtype
     if memory.type.space != "shared" or role == "c" or dtype not in NARROW | {"f32"}:
         return False
-    if dtype == "f32" and bool(op["transposed"]) == (role == "a"):
+    if dtype == "f32" and (op["paired"] or bool(op["transposed"]) == (role == "a")):
         return False
     row = _ROW_BYTES // itemsize(dtype)
     return memory.type.shape[-1] % row == 0 and e.alignment(memory, _exprs(op, "at"), row) == row
@@ -129,7 +129,7 @@ def _load_elements(e: Emission, frag: BufferRef, memory: BufferRef, op: Op, at: 
     narrow, transposed = frag.type.dtype in NARROW, bool(op["transposed"])
     rounding = e.need("round_tf32") if op["rounding"] else ""
     with e.known({"lane.row": (0, 7), "lane.pair": (0, 3)}):
-        for i, elements in enumerate(lane_elements(frag.type, str(op["role"]))):
+        for i, elements in enumerate(lane_elements(frag.type, str(op["role"]), bool(op["paired"]))):
             places = [_shifted(at, *((c, r) if transposed else (r, c))) for r, c in elements]
             texts = [e.element(memory, place) for place in places]
             target = register_text(e, frag, item, i)

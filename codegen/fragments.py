@@ -63,8 +63,11 @@ def tile_text(e: Emission, frag: BufferRef, item: Sequence[Expr]) -> str:
     return f"&{register_text(e, frag, item, 0)}" if item else frag.name
 
 
-def lane_elements(t: TensorType, role: str) -> list[list[tuple[Expr, Expr]]]:
-    """Per register the (row, column) of each element it holds."""
+def lane_elements(t: TensorType, role: str, paired: bool = False) -> list[list[tuple[Expr, Expr]]]:
+    """Per register the (row, column) of each element it holds.
+
+    paired: rows of a second factor of 32 bits are in the order 0 2 4 6 1 3 5 7.
+    """
     if t.dtype in NARROW and role == "a":
         starts = [(ROW, PAIR * 2), (ROW + 8, PAIR * 2), (ROW, PAIR * 2 + 8), (ROW + 8, PAIR * 2 + 8)]
         return [[(r, c), (r, c + 1)] for r, c in starts]
@@ -72,6 +75,8 @@ def lane_elements(t: TensorType, role: str) -> list[list[tuple[Expr, Expr]]]:
         return [[(PAIR * 2 + k, ROW), (PAIR * 2 + k + 1, ROW)] for k in (0, 8)]
     if role == "a":
         return [[(ROW, PAIR)], [(ROW + 8, PAIR)], [(ROW, PAIR + 4)], [(ROW + 8, PAIR + 4)]]
+    if role == "b" and paired:
+        return [[(PAIR * 2, ROW)], [(PAIR * 2 + 1, ROW)]]
     if role == "b":
         return [[(PAIR, ROW)], [(PAIR + 4, ROW)]]
     return [[(ROW, PAIR * 2)], [(ROW, PAIR * 2 + 1)], [(ROW + 8, PAIR * 2)], [(ROW + 8, PAIR * 2 + 1)]]

@@ -13,14 +13,16 @@ from tilewright.costmodel.bound import Bound
 from tilewright.costmodel.hardware import GpuHardware
 
 _WARP = 32
-#: rows, columns and depth of one instruction of the tensor cores
-_M, _N, _K = 16, 8, 16
+#: rows and columns of one instruction of the tensor cores, and its depth in bytes
+_M, _N, _K_BYTES = 16, 8, 32
+#: bytes of an element of the factors
+_BYTES = {"f16": 2, "bf16": 2, "f32": 4}
 #: exponentials (MUFU) per multiprocessor and cycle: CUDA C++ Programming Guide, arithmetic instructions
 _EXP_PER_CLK = 16.0
 #: bytes that one ldmatrix of four matrices moves
 _LDMATRIX_BYTES = 512.0
-#: instructions per element of the softmax itself: largest, difference, scale, power, sum, half of a packing
-_SOFTMAX = 5.5
+#: instructions per element of the softmax itself: largest, difference, scale, power, sum; to round it, packed
+_SOFTMAX, _PACK = 5.0, {2: 0.5, 4: 1.0}
 #: instructions per parameter that an element of the scores reads, halves of packed loads included
 _PER_READ = 1.5
 #: instructions of a warp per tile of keys beside what it computes: waits, addresses, factors of rows
@@ -53,14 +55,14 @@ _LOOP_SHARE = 0.77
 class AttentionWork:
     """An attention kernel with chosen parameters.
 
-    heads: batches of queries, keys and values; queries, keys, inner, width: extents of one; rows: queries of
-    a block; tile: keys of a tile; warps: that share the rows; sets: of so many warps that share the keys of a
-    tile. shared_bytes: per block; least_bytes: inputs and results once, at least; moved_bytes: all that is
-    read and written, each element once; map_work, map_reads: instructions and reads of parameters per element
-    of the scores; ahead_bytes: of parameters that a thread reads ahead per tile; seen: share of the tiles of
-    keys that is computed, where positions hide others; copied: bytes one copy of queries, keys, values moves,
-    0 where threads load them. resident: blocks per multiprocessor that registers must leave room for, 1 where
-    the compiler is free.
+    heads: batches of queries, keys and values; queries, keys, inner, width: extents of one; dtype: of the
+    factors, f32 to be rounded to TF32; rows: queries of a block; tile: keys of a tile; warps: that share the
+    rows; sets: of so many warps that share the keys of a tile. shared_bytes: per block;
+    least_bytes: inputs and results once, at least; moved_bytes: all that is read and written, each element
+    once; map_work, map_reads: instructions and reads of parameters per element of the scores; ahead_bytes: of
+    parameters that a thread reads ahead per tile; seen: share of the tiles of keys that is computed, where
+    positions hide others; copied: bytes one copy of queries, keys, values moves, 0 where threads load them.
+    resident: blocks per multiprocessor that registers must leave room for, 1 where the compiler is free.
     """
 
     heads: int
@@ -68,6 +70,7 @@ class AttentionWork:
     keys: int
     inner: int
     width: int
+    dtype: str
     rows: int
     tile: int
     warps: int
@@ -107,9 +110,19 @@ class AttentionWork:
         return self.rows // self.warps // _M
 
     @property
+    def element_bytes(self) -> int:
+        """Of a factor."""
+        return _BYTES[self.dtype]
+
+    @property
+    def depth(self) -> int:
+        """Factors along the summed dimension that one instruction of the tensor cores multiplies."""
+        return _K_BYTES // self.element_bytes
+
+    @property
     def steps(self) -> int:
         """Instructions of the tensor cores along the inner dimension."""
-        return -(-self.inner // _K)
+        return -(-self.inner // self.depth)
 
     @property
     def columns(self) -> int:
@@ -119,7 +132,12 @@ class AttentionWork:
     @property
     def multiplies(self) -> int:
         """Instructions of the tensor cores of a warp for a tile of keys and a tile of 16 queries."""
-        return self.steps * self.part // _N + self.part // _K * self.columns
+        return self.steps * self.part // _N + self.part // self.depth * self.columns
+
+    @property
+    def loaded_bytes(self) -> float:
+        """Of keys and values, as fragments of a warp for a tile of keys."""
+        return float(self.element_bytes * self.part * (self.steps * self.depth + self.columns * _N))
 
     @property
     def sums(self) -> int:
@@ -142,6 +160,12 @@ class AttentionWork:
     def flops(self) -> float:
         """Of both products, hidden pairs included."""
         return 2.0 * self.heads * self.queries * self.keys * (self.inner + self.width)
+
+
+def products_per_clk(dtype: str, hardware: GpuHardware) -> int:
+    """Products of factors of this type per multiprocessor and cycle at the peak of its tensor cores."""
+    narrow = _BYTES[dtype] == 2
+    return hardware.tensor_fma_16bit_per_sm_per_clk if narrow else hardware.tensor_fma_tf32_per_sm_per_clk
 
 
 def resident_attention(work: AttentionWork, hardware: GpuHardware) -> int:
@@ -193,7 +217,7 @@ def _allowed(resident: int, work: AttentionWork, hardware: GpuHardware) -> int:
 def estimate_attention(work: AttentionWork, hardware: GpuHardware) -> float:
     """Estimated seconds; inf where a block cannot be resident."""
     fits = resident_attention(work, hardware)
-    if fits == 0 or not hardware.tensor_fma_16bit_per_sm_per_clk:
+    if fits == 0 or not products_per_clk(work.dtype, hardware):
         return float("inf")
     per_sm = -(-work.blocks // hardware.sm_count)
     resident = min(fits, per_sm)
@@ -217,7 +241,8 @@ def _round_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> flo
     """Cycles of `resident` blocks that run side by side on one multiprocessor, from start to end."""
     shared = resident * _shared_clk(resident, work, hardware)
     alone = work.seen * work.tiles * _alone_clk(work, hardware) + _CHAIN_CLK * _copies(work)[0]
-    first = 2.0 * (work.rows * work.inner + work.tile * (work.inner + work.width))
+    first = float(work.element_bytes)
+    first *= work.rows * work.inner + work.tile * (work.inner + work.width)
     wait = _FIRST_CLK + first / hardware.contract_l2_bytes_per_sm_per_clk
     last = _LAST_CLK + (_SHARE_CLK if work.sets > 1 else 0.0)
     return hardware.contract_block_clk + wait + max(shared, alone) + last
@@ -226,8 +251,10 @@ def _round_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> flo
 def _issued(work: AttentionWork) -> float:
     """Instructions of one warp for one tile of keys."""
     elements = work.row_tiles * _M * work.part / _WARP
-    loads = work.part * 2.0 * (work.steps * _K + work.columns * _N) / _LDMATRIX_BYTES
-    each = _SOFTMAX + work.map_work + _PER_READ * work.map_reads
+    loads = work.loaded_bytes / _LDMATRIX_BYTES
+    if work.dtype == "f32":  # each element is rounded, and values are loaded one by one
+        loads += work.part * (work.steps * work.depth + 2 * work.columns * _N) / _WARP
+    each = _SOFTMAX + _PACK[work.element_bytes] + work.map_work + _PER_READ * work.map_reads
     return elements * each + loads + work.row_tiles * work.multiplies + _PER_TILE
 
 
@@ -236,7 +263,8 @@ def _copies(work: AttentionWork) -> tuple[float, float]:
     counts = []
     sizes = (work.rows * work.inner, work.tile * work.inner, work.tile * work.width)
     for elements, copied in zip(sizes, work.copied, strict=True):
-        counts.append(2.0 * elements / (copied or 2) / (_WARP * work.all_warps) * _PER_COPY)
+        vectors = work.element_bytes * elements / (copied or work.element_bytes)
+        counts.append(vectors / (_WARP * work.all_warps) * _PER_COPY)
     return counts[0], counts[1] + counts[2]
 
 
@@ -246,10 +274,9 @@ def _shared_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> fl
     share = hardware.mma_sync_share * hardware.estimate_mma_efficiency * _LOOP_SHARE
     tiles = work.seen * work.tiles
     warps = tiles * work.all_warps
-    products = warps * work.row_tiles * work.multiplies * float(_M * _N * _K)
-    tensor = products / (hardware.tensor_fma_16bit_per_sm_per_clk * share * busy)
-    read = warps * work.part * 2.0 * (work.steps * _K + work.columns * _N)
-    port = read / hardware.smem_bytes_per_sm_per_clk
+    products = warps * work.row_tiles * work.multiplies * float(_M * _N * work.depth)
+    tensor = products / (products_per_clk(work.dtype, hardware) * share * busy)
+    port = warps * work.loaded_bytes / hardware.smem_bytes_per_sm_per_clk
     powers = warps * work.row_tiles * _M * work.part / (_EXP_PER_CLK * busy)
     first, later = _copies(work)
     vectors = (
@@ -264,14 +291,14 @@ def _shared_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> fl
 def _fetched(work: AttentionWork) -> float:
     """Bytes that a block reads of queries, keys and values."""
     keys = work.seen * work.tiles * work.tile
-    return 2.0 * (work.rows * work.inner + keys * (work.inner + work.width))
+    return work.element_bytes * (work.rows * work.inner + keys * (work.inner + work.width))
 
 
 def _alone_clk(work: AttentionWork, hardware: GpuHardware) -> float:
     """Cycles of one tile of keys in a block that has the multiprocessor for itself."""
     share = hardware.mma_sync_share * hardware.estimate_mma_efficiency
-    rate = hardware.tensor_fma_16bit_per_sm_per_clk * share / hardware.schedulers_per_sm
-    products = work.row_tiles * work.multiplies * float(_M * _N * _K) / rate
+    rate = products_per_clk(work.dtype, hardware) * share / hardware.schedulers_per_sm
+    products = work.row_tiles * work.multiplies * float(_M * _N * work.depth) / rate
     others = _issued(work) - work.row_tiles * work.multiplies + _copies(work)[1]
     return products + _CHAIN_CLK * others + _TILE_CLK
 
@@ -283,7 +310,7 @@ def bound_attention(work: AttentionWork, hardware: GpuHardware) -> Bound:
         work.queries % work.rows == 0 and work.seen == 1.0
     ):  # blocks are alike: the busiest multiprocessor has whole ones
         pairs = -(-work.blocks // hardware.sm_count) * float(work.rows * work.keys)
-    rate = hardware.tensor_fma_16bit_per_sm_per_clk * hardware.mma_sync_share
+    rate = products_per_clk(work.dtype, hardware) * hardware.mma_sync_share
     terms = {
         "L2": work.least_bytes / hardware.l2_bytes_per_s,
         "TENSOR": pairs * (work.inner + work.width) / rate / hardware.clock_hz,

@@ -15,6 +15,8 @@ from tilewright.ir.types import ScalarType, TensorType, Type
 _TILE = (16, 8)
 _ITEM = AttrDef("exprs", (), "index of the tile among the dimensions before the last two")
 _PLACE = AttrDef("exprs", (), "half (row + 8) and pair (column + 1) of the lane's element")
+#: tiles of first factors by dtype
+_FACTORS = {"f16": (16, 16), "bf16": (16, 16), "f32": (16, 8)}
 _WARP = frozenset({"read", "write", "warp"})
 
 
@@ -151,10 +153,11 @@ define(
 def _infer_pack(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     what = "thread.pack_fragment"
     source, target = _sums(types[0], what), types[1]
-    if not isinstance(target, TensorType) or target.space != "frag" or target.shape[-2:] != (16, 16):
-        raise InputError(f"{what}: expected tiles [..., 16, 16] in frag, got {target}")
-    if target.dtype not in ("f16", "bf16"):
-        raise InputError(f"{what}: expected factors of f16 or bf16, got {target}")
+    if not isinstance(target, TensorType) or target.space != "frag" or target.dtype not in _FACTORS:
+        raise InputError(f"{what}: expected factors of f16, bf16 or f32 in frag, got {target}")
+    if target.shape[-2:] != _FACTORS[target.dtype]:
+        wanted = ", ".join(map(str, _FACTORS[target.dtype]))
+        raise InputError(f"{what}: expected tiles [..., {wanted}] in frag, got {target}")
     if len(attrs["item"]) != source.rank - 2 or len(attrs["to"]) != target.rank - 2:
         raise InputError(f"{what}: expected index expressions of a tile of {source} and of {target}")
     return []
@@ -164,7 +167,8 @@ define(
     OpDef(
         "thread.pack_fragment",
         ("sums", "factor"),
-        "Round the tile `item` of accumulators and the one after it to a first factor's 16 x 16 tile `to`.",
+        "Round the tile `item` of accumulators and the one after it to a first factor's 16 x 16 tile `to`; "
+        "for factors of f32 that tile alone, to TF32 numbers whose columns are in the order 0 2 4 6 1 3 5 7.",
         attrs={"item": _ITEM, "to": _ITEM},
         results=0,
         infer=_infer_pack,

@@ -15,17 +15,18 @@ from tilewright.costmodel.attention_work import (
     bound_attention,
     estimate_attention,
     most_resident,
+    products_per_clk,
     resident_attention,
 )
 from tilewright.ir import Attr, Block, Func, Op, Pairs
 from tilewright.ir.types import itemsize
-from tilewright.passes.lower.skeletons.attention_plan import DEPTH, AttentionPlan, padded, width_tiles
+from tilewright.passes.lower.skeletons.attention_plan import KEY_STEP, AttentionPlan, padded, width_tiles
 from tilewright.passes.lower.skeletons.attention_reach import reach
 from tilewright.passes.lower.skeletons.attention_scores import MOST_AHEAD
 from tilewright.passes.lower.skeletons.attention_stage import Layout
 from tilewright.passes.lower.skeletons.attention_terms import Apply, Read, Term, leaves, names_in
 from tilewright.passes.lower.skeletons.attention_view import INNER, KEY, AttentionView, attention_view
-from tilewright.passes.lower.skeletons.matrix_plan import NARROW, TILE_M, TILE_N
+from tilewright.passes.lower.skeletons.matrix_plan import TILE_M, TILE_N, on_tensor_cores
 from tilewright.passes.tensor.index_sets import recompute_cost
 from tilewright.passes.tensor.kernel_problem import traffic
 
@@ -59,7 +60,7 @@ def attention_points(kernel: Func, hardware: Hardware) -> list[AttentionPoint]:
     tensor cores for such factors, or the kernel is no attention.
     """
     view = attention_view(kernel)
-    if view is None or not isinstance(hardware, GpuHardware) or not hardware.tensor_fma_16bit_per_sm_per_clk:
+    if view is None or not isinstance(hardware, GpuHardware) or not products_per_clk(view.dtype, hardware):
         return []
     least, furthest = traffic(kernel), reach(view)
     found = []
@@ -105,7 +106,7 @@ def may_become_attention(kernel: Func) -> bool:
     if sorted(names) != ["contract", "reduce", "reduce"] or names[-1] != "contract":
         return False
     factors: tuple[Op, ...] = tuple(op for op in kernel.body.ops if op.name == "tensor.contract")
-    return factors[0].operands[0].tensor.dtype in NARROW
+    return on_tensor_cores(factors[0])
 
 
 def attention_work(
@@ -114,7 +115,8 @@ def attention_work(
     """What a plan asks of a block; furthest: the `reach` of the view."""
     layouts = _layouts(view, plan)
     slots = plan.slots(view)
-    tiles = [2 * prod(x.shape) for x in layouts]
+    size = itemsize(view.dtype)
+    tiles = [size * prod(x.shape) for x in layouts]
     result = plan.sets * plan.rows * (width_tiles(view) * TILE_N + 8) * 4
     state = plan.sets * plan.rows * 8 if plan.sets > 1 else 0
     columns = plan.part // TILE_N
@@ -123,13 +125,14 @@ def attention_work(
         each = (plan.row_tiles * 2 if names_in(read) & set(view.rows) else 1) * columns * 2
         if KEY in names_in(read) and each <= MOST_AHEAD:
             ahead += each * itemsize(read.value.tensor.dtype)
-    copied = tuple(x.lanes * 2 for x in layouts)
+    copied = tuple(x.lanes * size for x in layouts)
     return AttentionWork(
         heads=view.size(view.batch),
         queries=view.size(view.rows),
         keys=view.keys,
         inner=view.inner,
         width=view.size(view.width),
+        dtype=view.dtype,
         rows=plan.rows,
         tile=plan.keys,
         warps=plan.warps,
@@ -169,7 +172,7 @@ def _plans(view: AttentionView) -> Iterator[AttentionPlan]:
     for rows, tile, warps, sets in product(ROWS, KEYS, WARPS, SETS):
         if rows % (TILE_M * warps) or rows // warps // TILE_M > MOST_ROW_TILES:
             continue
-        if tile % (DEPTH * sets) or warps * sets > MOST_WARPS:
+        if tile % (KEY_STEP * sets) or warps * sets > MOST_WARPS:
             continue
         if rows >= 2 * queries or tile > keys or (tile == KEYS[0] and keys > tile):
             continue

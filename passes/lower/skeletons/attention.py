@@ -15,7 +15,7 @@ from math import inf
 from tilewright.ir import Expr, Func, InputError, Sym, Value
 from tilewright.ir.expr import binary
 from tilewright.passes.lower.skeletons.attention_epilogue import normalise, write_outputs
-from tilewright.passes.lower.skeletons.attention_plan import DEPTH, AttentionPlan, padded, width_tiles
+from tilewright.passes.lower.skeletons.attention_plan import AttentionPlan, depth_of, padded, width_tiles
 from tilewright.passes.lower.skeletons.attention_reach import reach
 from tilewright.passes.lower.skeletons.attention_scores import ScoreMaps
 from tilewright.passes.lower.skeletons.attention_stage import Layout, StagedTile
@@ -33,13 +33,15 @@ def lower_attention(kernel: Func) -> Func:
     """
     view = attention_view(kernel)
     if view is None:
-        raise InputError("expected attention with factors of f16 or bf16", where=f"@{kernel.name}")
+        raise InputError("expected attention with factors of f16, bf16 or tf32", where=f"@{kernel.name}")
     return _Attention(kernel, view, AttentionPlan.of(kernel)).lower()
 
 
 class _Attention:
     def __init__(self, kernel: Func, view: AttentionView, plan: AttentionPlan) -> None:
         self.view, self.plan = view, plan
+        self.depth = depth_of(view.dtype)
+        self.rounding = "tf32" if view.dtype == "f32" else ""
         self.tiles, self.slots = plan.tiles(view), plan.slots(view)
         #: tiles of keys fetched before the first one is multiplied
         self.ahead = self.slots if self.slots == self.tiles else self.slots - 1
@@ -79,8 +81,8 @@ class _Attention:
             if not q.layout.lanes:  # computed while keys and values are on their way
                 q.fetch(0, self.origin)
             self._arrive(self.ahead)
-            self.steps = padded(view.inner, DEPTH) // DEPTH
-            self.q = w.alloc((plan.row_tiles, self.steps, TILE_M, DEPTH), view.dtype, "frag", "q")
+            self.steps = padded(view.inner, self.depth) // self.depth
+            self.q = w.alloc((plan.row_tiles, self.steps, TILE_M, self.depth), view.dtype, "frag", "q")
             self._load_queries(q)
             self._allocate()
             with w.loop("tile", self.tiles) as tile:
@@ -143,7 +145,7 @@ class _Attention:
         rows, columns = plan.row_tiles, plan.part // TILE_N
         self.scores = w.alloc((rows, columns, TILE_M, TILE_N), "f32", "frag", "scores")
         self.mixed = w.alloc((rows, width_tiles(self.view), TILE_M, TILE_N), "f32", "frag", "mixed")
-        self.weights = w.alloc((rows, TILE_M, DEPTH), self.view.dtype, "frag", "weights")
+        self.weights = w.alloc((rows, TILE_M, self.depth), self.view.dtype, "frag", "weights")
         self.largest, self.sums = (w.alloc((rows, 2), "f32", "reg", name) for name in ("largest", "total"))
         w.b.do("thread.fill_fragment", self.mixed, value=0.0)
         with w.loops("i", (rows, 2), unroll=1) as at:
@@ -156,8 +158,8 @@ class _Attention:
             row = w.simple(binary("+", self.warp_row, binary("*", i, TILE_M)))
             w.b.do(
                 "thread.load_fragment", self.q, q.tiles,
-                at=q.place(0, row, binary("*", step, DEPTH)), role="a",
-                transposed=not q.layout.by_inner, item=(i, step),
+                at=q.place(0, row, binary("*", step, self.depth)), role="a",
+                transposed=not q.layout.by_inner, item=(i, step), rounding=self.rounding,
             )  # fmt: skip
 
     # -- one tile of keys ------------------------------------------------------------------------------------
@@ -181,7 +183,7 @@ class _Attention:
             self._softmax()
             if self.tiles == 1:
                 self._arrive(0)
-            self._multiply(self.v, slot, plan.part // DEPTH, self._mix_step)
+            self._multiply(self.v, slot, plan.part // self.depth, self._mix_step)
 
     def _multiply(
         self, staged: StagedTile, slot: Expr, steps: int, step_of: Callable[[Value, int], None]
@@ -189,7 +191,7 @@ class _Attention:
         """Walk along the summed dimension; the compiler loads the fragments of later steps ahead."""
         keys = staged is self.k
         tiles = self.plan.part // TILE_N if keys else width_tiles(self.view)
-        held = self.w.alloc((tiles, DEPTH, TILE_N), self.view.dtype, "frag", "k" if keys else "v")
+        held = self.w.alloc((tiles, self.depth, TILE_N), self.view.dtype, "frag", "k" if keys else "v")
         for step in range(steps):
             self._load(staged, held, slot, step)
             step_of(held, step)
@@ -201,7 +203,7 @@ class _Attention:
         tiles = held.tensor.shape[0]
         count = 2 if tiles % 2 == 0 else 1
         with w.loop("j", tiles // count, unroll=1) as j:
-            column, depth = w.simple(binary("*", j, TILE_N * count)), step * DEPTH
+            column, depth = w.simple(binary("*", j, TILE_N * count)), step * self.depth
             key = binary("+", self.warp_key, column if keys else depth)
             place = (key, depth) if keys else (key, column)
             w.b.do(
@@ -209,6 +211,7 @@ class _Attention:
                 at=staged.place(slot, *place), role="b",
                 transposed=staged.layout.by_inner == keys,
                 item=(w.simple(binary("*", j, count)),), count=count,
+                rounding=self.rounding, paired=bool(self.rounding) and not keys,
             )  # fmt: skip
 
     def _score_step(self, held: Value, step: int) -> None:
@@ -218,15 +221,16 @@ class _Attention:
     def _mix_step(self, held: Value, step: int) -> None:
         w = self.w
         rows, columns = self.mixed.tensor.shape[:2]
+        first = step * self.depth // TILE_N
         with w.loop("i", rows, unroll=1) as i:
-            w.b.do("thread.pack_fragment", self.scores, self.weights, item=(i, 2 * step), to=(i,))
+            w.b.do("thread.pack_fragment", self.scores, self.weights, item=(i, first), to=(i,))
         with w.loops("i", (rows, columns), unroll=1) as (i, j):
             self._mma(self.weights, held, self.mixed, (i,), (j,), (i, j))
 
     def _mma(self, a: Value, b: Value, c: Value, *items: tuple[Expr, ...]) -> None:
         self.w.b.do(
             "thread.mma", a, b, c,
-            shape=(TILE_M, TILE_N, DEPTH), engine="mma",
+            shape=(TILE_M, TILE_N, self.depth), engine="mma", rounded=bool(self.rounding),
             a_item=items[0], b_item=items[1], c_item=items[2],
         )  # fmt: skip
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.ir import Func, InputError, Pairs
+from tilewright.ir.types import itemsize
 from tilewright.passes.lower.skeletons.attention_view import AttentionView
 from tilewright.passes.lower.skeletons.contract_plan import MAX_THREADS
 from tilewright.passes.lower.skeletons.kernel_params import reading_params, whole
-from tilewright.passes.lower.skeletons.matrix_plan import MAX_STAGES, TILE_M, TILE_N, WARP
+from tilewright.passes.lower.skeletons.matrix_plan import DEPTH_BYTES, MAX_STAGES, TILE_M, TILE_N, WARP
 
-#: elements of 16 bits along the summed dimension that one instruction multiplies
-DEPTH = 16
-#: elements of a swizzled row: 32 bytes, 64 bytes, or multiples of 128
-_PITCHES = (16, 32, 64)
+#: keys that a set of warps takes of a tile are a multiple of this
+KEY_STEP = 16
+#: bytes of a swizzled row, or multiples of the last one
+_PITCHES = (32, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,10 @@ class AttentionPlan:
             raise InputError(
                 f"expected rows in multiples of {TILE_M} per warp, got {self.rows} of {self.warps}"
             )
-        if self.keys % (DEPTH * self.sets):
-            raise InputError(f"expected keys in multiples of {DEPTH} per set, got {self.keys} of {self.sets}")
+        if self.keys % (KEY_STEP * self.sets):
+            raise InputError(
+                f"expected keys in multiples of {KEY_STEP} per set, got {self.keys} of {self.sets}"
+            )
         if self.threads > MAX_THREADS:
             raise InputError(f"expected at most {MAX_THREADS} threads per block, got {self.threads}")
         if self.stages > MAX_STAGES:
@@ -89,9 +92,15 @@ def padded(extent: int, step: int) -> int:
     return -(-extent // step) * step
 
 
-def pitch(extent: int) -> int:
-    """Elements of the swizzled row that holds `extent` elements of 16 bits."""
-    return next((p for p in _PITCHES if extent <= p), padded(extent, _PITCHES[-1]))
+def depth_of(dtype: str) -> int:
+    """Factors along the summed dimension that one instruction multiplies."""
+    return DEPTH_BYTES // itemsize(dtype)
+
+
+def pitch(extent: int, size: int) -> int:
+    """Elements of the swizzled row that holds `extent` elements of `size` bytes."""
+    nbytes = extent * size
+    return next((p for p in _PITCHES if nbytes <= p), padded(nbytes, _PITCHES[-1])) // size
 
 
 def width_tiles(view: AttentionView) -> int:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from tilewright.ir import Expr, Op, Pairs, Sym
 from tilewright.ir.expr import binary, symbols
 from tilewright.ir.types import itemsize
-from tilewright.passes.lower.skeletons.attention_plan import DEPTH, padded, pitch
+from tilewright.passes.lower.skeletons.attention_plan import depth_of, padded, pitch
 from tilewright.passes.lower.skeletons.attention_terms import Read, Term, TermWriter, leaves
 from tilewright.passes.lower.skeletons.attention_view import AttentionView
 from tilewright.passes.lower.skeletons.matrix_plan import COPY_BYTES, Source, neighbours, run_of
@@ -30,7 +30,7 @@ class Layout:
         self, view: AttentionView, term: Term, outer: tuple[str, ...], inner: tuple[str, ...], rows: int
     ) -> None:
         self.view, self.term, self.outer, self.inner, self.rows = view, term, outer, inner, rows
-        self.columns = padded(view.size(inner), DEPTH)
+        self.columns = padded(view.size(inner), depth_of(view.dtype))
         frame = Op("tensor.map", (), (("par", Pairs.of(dict(view.sizes))),))
         sources = [Source(x.value, x.at, True) for x in leaves(term) if isinstance(x, Read)]
         along = _along(frame, sources, view, inner) or _along(frame, sources, view, outer)
@@ -41,7 +41,7 @@ class Layout:
         self.by_inner = along not in outer
         self.major = self.rows if self.by_inner else self.columns
         self.minor = self.columns if self.by_inner else self.rows
-        self.shape = (self.major, pitch(self.minor))
+        self.shape = (self.major, pitch(self.minor, size))
 
 
 class StagedTile:

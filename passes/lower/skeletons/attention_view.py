@@ -22,7 +22,7 @@ from tilewright.passes.lower.skeletons.attention_terms import (
     names_in,
     peeled,
 )
-from tilewright.passes.lower.skeletons.matrix_plan import NARROW, multiplies
+from tilewright.passes.lower.skeletons.matrix_plan import multiplies, on_tensor_cores
 from tilewright.passes.lower.skeletons.rows import combiner
 
 #: names of the dimension of the keys, and of the one that scores are summed over
@@ -85,7 +85,7 @@ class AttentionView:
 
 
 def attention_view(kernel: Func) -> AttentionView | None:
-    """The kernel as attention; None where it is none, or where its factors are not of 16 bits."""
+    """The kernel as attention; None where it is none, or tensor cores do not take its factors."""
     ops = kernel.body.ops[:-1]
     contracts = [op for op in ops if op.name == "tensor.contract"]
     folds = [op for op in ops if op.name == "tensor.reduce"]
@@ -180,7 +180,12 @@ class _Match:
         dtype = self.mix.operands[0].tensor.dtype
         fits = all(v.tensor.dtype == dtype for op in (self.scores, self.mix) for v in op.operands)
         alone = all(d in queried & given or self.par[d] == 1 for d in batch)
-        if dtype not in NARROW or not fits or not alone or names_in(k) & {*rows, *width}:
+        if (
+            not all(map(on_tensor_cores, (self.scores, self.mix)))
+            or not fits
+            or not alone
+            or names_in(k) & {*rows, *width}
+        ):
             return None
         if any(isinstance(x, Fold) for f in (q, k, value) for x in leaves(f)) or not rows or not width:
             return None

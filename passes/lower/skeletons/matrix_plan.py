@@ -106,8 +106,7 @@ def matrix_view(kernel: Func, op: Op) -> MatrixView | None:
     """The contraction as a matrix product for tensor cores; None where it is none, or precision forbids."""
     roles, par = contract_roles(op), dims(op, "par")
     first, second = (v.tensor.dtype for v in op.operands[:2])
-    allowed = first in NARROW or (first == "f32" and op["factors"] == "tf32")
-    if len(op.operands) != 2 or first != second or not allowed or op.result.tensor.dtype != "f32":
+    if len(op.operands) != 2 or first != second or not on_tensor_cores(op) or op.result.tensor.dtype != "f32":
         return None
     if not multiplies(op) or any(fill not in (None, 0.0) for fill in fills(op)):
         return None
@@ -131,6 +130,12 @@ def matrix_view(kernel: Func, op: Op) -> MatrixView | None:
         taps=tuple(d for d in dims(op, "red") if d != channel),
         channel=channel,
     )
+
+
+def on_tensor_cores(op: Op) -> bool:
+    """Whether tensor cores take the first factor of a contraction as it is, or may round it."""
+    dtype = op.operands[0].tensor.dtype
+    return dtype in NARROW or (dtype == "f32" and op["factors"] == "tf32")
 
 
 def _source(kernel: Func, op: Op, operand: int) -> Source:
