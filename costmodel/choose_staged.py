@@ -24,8 +24,10 @@ from tilewright.costmodel.hardware import GpuHardware
 from tilewright.costmodel.parameters import RowReduceParameters
 from tilewright.costmodel.problem import RowReduceProblem
 
-#: elements that stand in the code of a walk one after the other
+#: elements that stand in the code of a walk one after the other, and those of which a thread keeps computed
+#: values from one walk to the next
 UNROLLED_ELEMENTS = 128
+KEPT_ELEMENTS = 16
 #: threads of a block, at least and at most, and bytes it stages at most
 _BLOCK = (128, 256)
 _TILE_BYTES = 32_768
@@ -39,11 +41,12 @@ _ADD_CLK = 4.0
 
 @lru_cache(maxsize=4096)
 def choose_staged(
-    problem: RowReduceProblem, hardware: GpuHardware, element_bytes: int
+    problem: RowReduceProblem, hardware: GpuHardware, element_bytes: int, walks: int = 1
 ) -> Choice[RowReduceParameters] | None:
     """Threads per row, rows per block, elements that a thread reads at once from shared memory.
 
-    `problem` walks along its rows once. None where no block's rows, or not all rows, are whole words.
+    walks: how often a row is walked along; the last of several writes a row as long. None where no block's
+    rows, or not all rows, are whole words.
     """
     length = problem.row_length
     space = [
@@ -56,10 +59,11 @@ def choose_staged(
         if _BLOCK[0] <= t * r <= _BLOCK[1]
         and r * length * element_bytes <= _TILE_BYTES
         and copied_lanes(problem, r, element_bytes) * element_bytes >= _WORD_BYTES
+        and (walks == 1 or -(-length // (t * v)) * v <= KEPT_ELEMENTS)
     ]
     if not space:
         return None
-    estimates = [_seconds(problem, hardware, element_bytes, p) for p in space]
+    estimates = [_seconds(problem, hardware, element_bytes, walks, p) for p in space]
     best = min(range(len(space)), key=estimates.__getitem__)
     return Choice(space[best], global_bound(problem, hardware), estimates[best], len(space))
 
@@ -78,26 +82,29 @@ def read_wavefronts(length: int, element_bytes: int, p: RowReduceParameters) -> 
 
 
 def _seconds(
-    problem: RowReduceProblem, hardware: GpuHardware, element_bytes: int, p: RowReduceParameters
+    problem: RowReduceProblem, hardware: GpuHardware, element_bytes: int, walks: int, p: RowReduceParameters
 ) -> float:
     """Memory traffic with the bytes in flight, issue slots, shared memory, or latency of rounds of blocks."""
     length, threads, vec = problem.row_length, p.threads_per_row * p.rows_per_block, p.vec
     lanes = copied_lanes(problem, p.rows_per_block, element_bytes)
     tile_bytes = p.rows_per_block * length * element_bytes
-    copies = -(-p.rows_per_block * length // (lanes * threads))
+    copies = -(-p.rows_per_block * length // (lanes * threads)) * min(walks, 2)
     steps = -(-length // (p.threads_per_row * vec))
     per_element = 1.0 + problem.flops / (problem.rows * length)
-    exchanges = min(p.threads_per_row, WARP).bit_length() - 1
-    barriers = 1 + int(p.threads_per_row > WARP)
+    merged = max(1, walks - 1)
+    exchanges = merged * (min(p.threads_per_row, WARP).bit_length() - 1)
+    barriers = min(walks, 3) + merged * int(p.threads_per_row > WARP)
     instructions = _START_INSTRUCTIONS + copies * _COPY_INSTRUCTIONS + 2.0 * exchanges
-    instructions += steps * (_STEP_INSTRUCTIONS + vec * per_element)
-    wavefronts = steps * read_wavefronts(length, element_bytes, p)
+    instructions += steps * (walks * _STEP_INSTRUCTIONS + vec * per_element)
+    wavefronts = walks * steps * read_wavefronts(length, element_bytes, p)
     wavefronts += copies * max(1, WARP * lanes * element_bytes // LINE_BYTES)
-    waits = barriers * BARRIER_CLK + exchanges * EXCHANGE_CLK + hardware.lat_smem_clk + steps * _ADD_CLK
+    waits = (
+        barriers * BARRIER_CLK + exchanges * EXCHANGE_CLK + walks * (hardware.lat_smem_clk + steps * _ADD_CLK)
+    )
     chain_clk = BLOCK_START_CLK + hardware.estimate_fetch_clk + instructions + waits
     blocks = -(-problem.rows // p.rows_per_block)
     per_sm = -(-blocks // hardware.sm_count)
-    registers = OTHER_REGISTERS + vec
+    registers = OTHER_REGISTERS + (vec if walks == 1 else steps * vec)
     taken = tile_bytes + hardware.smem_reserved_per_block_bytes
     resident = min(
         hardware.registers_per_sm // (registers * threads),

@@ -15,8 +15,10 @@ from tilewright.ir.tensor_ops import dims
 from tilewright.ir.types import itemsize
 from tilewright.passes.lower.skeletons.rows import combiner
 from tilewright.passes.tensor.kernel_problem import row_problem
-from tilewright.passes.tensor.row_phases import RowPhases, row_phases, whole_rows
+from tilewright.passes.tensor.row_phases import RowPhases, rewritten_rows, row_phases, whole_rows
 
+#: lines that a row is shorter than whose threads are too few to read lines at once
+_SHORT_LINES = 2
 #: what shuffles exchange
 _SHUFFLED = frozenset({"f32", "i32", "u32", "f16", "bf16"})
 
@@ -69,13 +71,21 @@ def _params(p: RowReduceParameters) -> dict[str, Attr]:
 def _staged(
     kernel: Func, phases: RowPhases, hardware: GpuHardware, access: RowAccess
 ) -> Choice[RowReduceParameters] | None:
-    """Parameters of `rows_staged`; None where threads read whole vectors, or lines by single elements."""
+    """Parameters of `rows_staged`; None where threads read whole vectors, or lines by single elements.
+
+    Of rows walked along several times only short ones, whose threads would reach into many lines at once.
+    """
     together = VECTOR_BYTES // access.element_bytes
-    if access.across or access.walks > 1 or access.inner % together == 0:
+    if access.across or access.inner % together == 0 or WARP * access.element_bytes >= LINE_BYTES:
         return None
-    if WARP * access.element_bytes >= LINE_BYTES or whole_rows(kernel, phases) is None:
+    source, problem = whole_rows(kernel, phases), row_problem(kernel)
+    if source is None:
         return None
-    return choose_staged(row_problem(kernel), hardware, access.element_bytes)
+    if access.walks > 1:
+        long = problem.row_length * access.element_bytes >= _SHORT_LINES * LINE_BYTES
+        if long or rewritten_rows(kernel, phases, source) is None:
+            return None
+    return choose_staged(problem, hardware, access.element_bytes, access.walks)
 
 
 def _access(kernel: Func, phases: RowPhases) -> RowAccess | None:

@@ -103,6 +103,22 @@ def whole_rows(kernel: Func, found: RowPhases) -> Value | None:
     return None
 
 
+def rewritten_rows(kernel: Func, found: RowPhases, source: Value) -> Value | None:
+    """The result that the last phase may write over the rows of `source` (see `whole_rows`), one by one.
+
+    None unless that phase alone stores along columns, and what it stores lies as those rows do.
+    """
+    outputs = set(kernel.body.ops[-1].operands)
+    walked = [p for p in found.phases if p.columns]
+    stored = [(p, r) for p in walked for r in p.op.results if r in outputs and p.op.name not in REDUCING]
+    if len(stored) != 1 or stored[0][0] is not found.phases[-1]:
+        return None
+    phase, result = stored[0]
+    alike = result.tensor.dtype == source.tensor.dtype and result.tensor.size == source.tensor.size
+    in_order = tuple(dims(phase.op, "par")) == (*phase.rows, *phase.columns)
+    return result if alike and in_order and result.tensor.dense else None
+
+
 def _expensive(kernel: Func, v: Value) -> bool:
     op = next((op for op in kernel.body.ops if v in op.results), None)
     return op is not None and recompute_cost(op) >= KEPT_COST and itemsize(v.tensor.dtype) <= 4

@@ -107,6 +107,14 @@ def test_impossible_parameters_are_named():
         source_of(across, "rows_staged", (2, 16, 1))
 
 
+def chosen_skeleton(text):
+    target = resolve_target("cuda:sm_90a")
+    context = PassContext(target=str(target), hardware=target.hardware)
+    module = run_pipeline(parse(text), Pipeline.parse("fuse-kernels, choose-parameters"), context)
+    (kernel,) = (f for f in module.funcs if f.name != "main")
+    return kernel["skeleton"]
+
+
 @pytest.mark.parametrize(
     ("dtype", "size", "skeleton"),
     [
@@ -119,12 +127,7 @@ def test_impossible_parameters_are_named():
 )
 def test_short_elements_in_rows_without_whole_vectors_are_staged(dtype, size, skeleton):
     text = POOL.replace("21", str(1 << 17)).replace("x: 8", f"x: {size}").replace("7, 8]", f"7, {size}]")
-    target = resolve_target("cuda:sm_90a")
-    context = PassContext(target=str(target), hardware=target.hardware)
-    module = run_pipeline(
-        parse(cast(text, dtype)), Pipeline.parse("fuse-kernels, choose-parameters"), context
-    )
-    assert [f["skeleton"] for f in module.funcs if f.name != "main"] == [f"rows_{skeleton}"]
+    assert chosen_skeleton(cast(text, dtype)) == f"rows_{skeleton}"
 
 
 @pytest.mark.parametrize("record", ["cuda:sm_90a", "cuda:sm_75"])
@@ -159,3 +162,44 @@ def test_tiles_beyond_static_shared_memory_are_launched_with_theirs():
         (got,) = exe(x, factors)
     (wanted,) = tw.interpret(parse(text), x, factors, precision="fp64")
     np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
+
+
+SOFTMAX = """module @net {
+  tensor.func @main(%x: f16[21, 2, 49]) -> f16[21, 2, 49] {
+    %0 = tensor.reduce(%x, par = (n: 21, h: 2), red = (x: 49),
+      reads = [[n, h, x]], init = [-inf]) : f32[21, 2] {
+      ^(%a: f16, %acc: f32) %b = scalar.cast(%a, dtype = "f32") : f32 %m = scalar.max(%b, %acc) : f32
+      scalar.yield(%m) }
+    %1 = tensor.map(%x, %0, par = (n: 21, h: 2, x: 49), reads = [[n, h, x], [n, h]]) : f32[21, 2, 49] {
+      ^(%a: f16, %t: f32) %b = scalar.cast(%a, dtype = "f32") : f32 %m = scalar.sub(%b, %t) : f32
+      %e = scalar.exp(%m) : f32 scalar.yield(%e) }
+    %2 = tensor.reduce(%1, par = (n: 21, h: 2), red = (x: 49), reads = [[n, h, x]]) : f32[21, 2] {
+      ^(%a: f32, %acc: f32) %m = scalar.add(%a, %acc) : f32 scalar.yield(%m) }
+    %3 = tensor.map(%1, %2, par = (n: 21, h: 2, x: 49), reads = [[n, h, x], [n, h]]) : f16[21, 2, 49] {
+      ^(%a: f32, %t: f32) %d = scalar.div(%a, %t) : f32 %e = scalar.cast(%d, dtype = "f16") : f16
+      scalar.yield(%e) }
+    tensor.return(%3)
+  }
+}"""
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("params", [(1, 32, 1), (4, 16, 7), (64, 2, 1)], ids=str)
+def test_results_along_rows_leave_as_they_came(params):
+    agrees(SOFTMAX, "rows_staged", params, "emulator")
+
+
+def test_results_along_rows_are_computed_once_and_leave_as_vectors():
+    source = source_of(SOFTMAX.replace("21", "64"), "rows_staged", (4, 32, 1))
+    assert source.count("expf(") == 1
+    assert source.count("*(uint4*)&out[") == 1
+    assert source.count("__syncthreads") == 3
+
+
+@pytest.mark.parametrize(
+    ("length", "dtype", "skeleton"), [(49, "f16", "staged"), (197, "f16", "kept"), (49, "f32", "kept")]
+)
+def test_short_rows_of_softmax_are_staged(length, dtype, skeleton):
+    text = SOFTMAX.replace("21", str(1 << 16)).replace("49", str(length))
+    text = text.replace("f16", dtype) if dtype != "f16" else text
+    assert chosen_skeleton(text) == f"rows_{skeleton}"

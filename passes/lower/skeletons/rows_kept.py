@@ -43,12 +43,12 @@ class RowsKept(RowWalks):
                 f"expected blocks of whole warps, got {self.rows} rows of {self.width} threads",
                 where=self.where,
             )
-        self.check_columns()
-        self.place(self.extents, lanes_inner=True)
         self.uses = self.found.uses
         #: registers of kept values, [steps, vec] each
         self.kept: dict[Value, Value] = {}
         self.wanted: tuple[Value, ...] = ()
+        self.check_columns()
+        self.place(self.extents, lanes_inner=True)
         #: registers of what the current step of a reduction reads, [vec] each
         self.fetched: dict[Value, Value] = {}
         self.prepare()

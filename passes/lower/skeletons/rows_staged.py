@@ -1,21 +1,23 @@
 """Row kernels over short contiguous rows: a block copies several whole rows to shared memory and folds there.
 
 The rows of a block are one piece of memory, copied by vectors that may reach from one row into the next; so
-vectors need not divide rows, nor rows begin where vectors may.
+vectors need not divide rows, nor rows begin where vectors may. Results along the rows leave the same way.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from math import gcd, prod
 
-from tilewright.costmodel.choose_staged import UNROLLED_ELEMENTS
+from tilewright.costmodel.choose_staged import KEPT_ELEMENTS, UNROLLED_ELEMENTS
 from tilewright.ir import Expr, Func, InputError, Sym, TensorType, UnsupportedError, Value
 from tilewright.ir.expr import binary
+from tilewright.ir.tensor_ops import dims
 from tilewright.ir.types import itemsize
 from tilewright.passes.lower.skeletons.rows_kept import RowsKept
 from tilewright.passes.lower.skeletons.writer import Index, Points
-from tilewright.passes.tensor.row_phases import Phase, whole_rows
+from tilewright.passes.tensor.row_phases import Phase, rewritten_rows, whole_rows
 
 _COPY_BYTES = 16
 _LEAST_COPY_BYTES = 4
@@ -30,7 +32,8 @@ def lower_rows_staged(kernel: Func) -> Func:
     row by row.
 
     rewrite:  tensor.reduce, tensor.map, ... over one row
-        -->   asynchronous copies of rows, folds in shared memory, shuffles, stores
+        -->   asynchronous copies of rows, folds in shared memory, shuffles, stores; a result as large as
+              those rows is written over them and copied out
     """
     return _RowsStaged(kernel).lower()
 
@@ -46,30 +49,39 @@ class _RowsStaged(RowsKept):
         if source is None:
             raise UnsupportedError("no parameter is read row by row", where=self.where)
         self.source = source
+        self.rewritten = rewritten_rows(self.kernel, self.found, source)
+        if self.steps(phase) * self.vec <= KEPT_ELEMENTS:
+            self.wanted = tuple(v for v in self.found.kept(self.kernel) if v not in self.kernel.params)
 
     def prepare(self) -> None:
         """Copy the rows of this block."""
         w, t = self.w, self.source.tensor
         size, count = itemsize(t.dtype), self.rows * self.length
-        lanes = gcd(count, self.total * self.length, _COPY_BYTES // size)
-        if lanes * size < _LEAST_COPY_BYTES:
+        self.copied = gcd(count, self.total * self.length, _COPY_BYTES // size)
+        if self.copied * size < _LEAST_COPY_BYTES:
             raise InputError(f"expected whole words in {self.rows} rows of {self.length}", where=self.where)
         flat = Value(TensorType(t.dtype, (t.size,), "global"), self.source.hint)
         w.inputs[self.source] = flat
         self.tile = w.alloc((count,), t.dtype, "shared", "rows")
-        copies, threads = count // lanes, self.width * self.rows
-        steps = -(-copies // threads)
-        with w.loop("f", steps, unroll=1) as step:
-            vector = w.simple(binary("+", binary("*", step, threads), Sym("tid")))
-            place = binary("*", vector, lanes)
-            at = w.simple(binary("+", binary("*", Sym("bid.x"), count), place))
-            with w.when(w.below(vector, copies)):
-                w.b.do(
-                    "thread.copy_async", flat, self.tile,
-                    src=(at,), dst=(w.simple(place),), lanes=lanes, mask=w.below(at, t.size),
-                )  # fmt: skip
+        with self._vectors() as (place, at):
+            w.b.do(
+                "thread.copy_async", flat, self.tile,
+                src=(at,), dst=(w.simple(place),), lanes=self.copied, mask=w.below(at, t.size),
+            )  # fmt: skip
         w.b.do("thread.async_commit")
         w.b.do("thread.async_wait", pending=0)
+
+    @contextmanager
+    def _vectors(self) -> Iterator[tuple[Expr, Expr]]:
+        """Where each vector that this thread copies begins, in the block's rows and in all rows."""
+        w, count = self.w, self.rows * self.length
+        copies, threads = count // self.copied, self.width * self.rows
+        with w.loop("f", -(-copies // threads), unroll=1) as step:
+            vector = w.simple(binary("+", binary("*", step, threads), Sym("tid")))
+            place = binary("*", vector, self.copied)
+            at = w.simple(binary("+", binary("*", Sym("bid.x"), count), place))
+            with w.when(w.below(vector, copies)):
+                yield place, at
 
     def walk(self, phase: Phase, *, reads: bool = True) -> AbstractContextManager[Expr]:
         steps = self.steps(phase)
@@ -92,10 +104,35 @@ class _RowsStaged(RowsKept):
 
     def points(self, number: int, step: Expr, v: Expr) -> Points:
         known = dict(self.totals)
-        phase = self.phases[number]
-        if phase.columns:
-            vector = binary("+", binary("*", step, self.width), self.lane)
-            place = binary("+", binary("*", vector, self.vec), v)
-            at = binary("+", binary("*", self.slot, self.length), place)
-            known[self.source] = self.w.load(self.tile, (at,))
+        if self.phases[number].columns:
+            known[self.source] = self.w.load(self.tile, (self._in_tile(step, v),))
+        for value, buffer in self.kept.items():
+            if self.uses[value].phases[0] < number:
+                known[value] = self.w.load(buffer, (step, v))
         return Points(self.w, known)
+
+    def _in_tile(self, step: Expr, v: Expr) -> Expr:
+        """Index in the tile of element v of a step of this thread."""
+        vector = binary("+", binary("*", step, self.width), self.lane)
+        place = binary("+", binary("*", vector, self.vec), v)
+        return self.w.simple(binary("+", binary("*", self.slot, self.length), place))
+
+    def _store(self, number: int, phase: Phase, r: Value) -> None:
+        if r is not self.rewritten:
+            super()._store(number, phase, r)
+            return
+        w = self.w
+        flat = Value(TensorType(r.tensor.dtype, (r.tensor.size,), "global"), w.outputs[r].hint)
+        w.outputs[r] = flat
+        with self.walk(phase, reads=False) as step:
+            mask, column = self.step_at(phase, step)
+            with w.when(mask), self.elements(phase, whole=False) as v:
+                env = self.env(phase, column, v)
+                place = tuple(env[d] for d in dims(phase.op, "par"))
+                value = self.points(number, step, v).value(r, place)
+                w.store(value, self.tile, (self._in_tile(step, v),))
+        with self._vectors() as (start, at):
+            exists = w.below(at, r.tensor.size)
+            with w.when(exists), w.loop("v", self.copied, unroll=1) as lane:
+                done = w.load(self.tile, (w.simple(binary("+", start, lane)),))
+                w.store(done, flat, (w.simple(binary("+", at, lane)),))
