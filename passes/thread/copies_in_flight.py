@@ -73,6 +73,26 @@ def check_waited(found: Sequence[Access], op: Op) -> None:
         )
 
 
+def check_published(block: Block) -> None:
+    """Raise InputError for asynchronous multiplications whose tiles no thread published before the barrier.
+
+    In each block the last barrier before a multiplication must follow `thread.publish_shared` at once.
+    """
+    before, published = "", False
+    for op in block.ops:
+        if op.name == "thread.barrier":
+            published = before == "thread.publish_shared"
+        if op.name == "thread.warpgroup_mma" and not published:
+            raise InputError(
+                "expected thread.publish_shared and a barrier between shared memory's new values and their "
+                "asynchronous multiplication",
+                where=op.loc,
+            )
+        before = op.name
+        if op.body is not None:
+            check_published(op.body)
+
+
 def walk_iterations(loop: Op, pending: list[Access], ranges: Ranges) -> list[Access]:
     """What is pending after the loop; raises InputError for a hazard that no barrier of it separates."""
     extent, var = extent_of(loop), loop_variable(loop)

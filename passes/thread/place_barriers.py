@@ -12,6 +12,7 @@ from tilewright.passes.context import PassContext
 from tilewright.passes.definition import register_pass
 from tilewright.passes.invariants import register_invariant
 from tilewright.passes.thread.copies_in_flight import (
+    check_published,
     check_waited,
     keeps_copies_in_flight,
     regrouped,
@@ -32,7 +33,8 @@ def place_barriers(func: Func, ctx: PassContext) -> Func:
     at the end of a loop body whose end conflicts with its beginning. Existing barriers count. Accesses that
     provably touch only the thread's own elements, or disjoint ones, need none. Raises InputError for a hazard
     inside divergent control, or one with an asynchronous copy that nothing waits for. Loops that keep
-    asynchronous copies in flight bring their own barriers, which are checked (`copies_in_flight`).
+    asynchronous copies in flight bring their own barriers, which are checked (`copies_in_flight`); what
+    warpgroups multiply must have been published before the barrier.
     """
     return _placed(func)
 
@@ -40,6 +42,7 @@ def place_barriers(func: Func, ctx: PassContext) -> Func:
 def _placed(func: Func) -> Func:
     if func["block"] == 1:
         return func
+    check_published(func.body)
     block, _, _ = _Placer().block(func.body, [], launch_ranges(func))
     return func.with_body(block)
 

@@ -116,6 +116,21 @@ def test_tiles_are_not_overwritten_while_they_are_read(stages, pending):
         run_pipeline(Module("m", (impatient,)), Pipeline.parse("place-barriers"), context)
 
 
+def test_tiles_must_be_published():
+    func = lowered(gemm("f16", 256, 256, 1024), 128, 128, 64, 4, 1, 3, engine="wgmma")
+
+    def silent(ops):
+        kept = (op for op in ops if op.name != "thread.publish_shared")
+        return tuple(
+            op if op.body is None else replace(op, body=op.body.with_ops(silent(op.body.ops))) for op in kept
+        )
+
+    unpublished = func.with_body(func.body.with_ops(silent(func.body.ops)))
+    context = PassContext(target="cuda:sm_90a", verify_each=True, reproducer_folder=None)
+    with pytest.raises(InputError, match="publish_shared"):
+        run_pipeline(Module("m", (unpublished,)), Pipeline.parse("place-barriers"), context)
+
+
 @pytest.mark.parametrize(
     ("kernel", "tiles", "message"),
     [
