@@ -58,7 +58,7 @@ def tolerance_of(kernel: Func) -> float:
     """What rounding explains, relative to an element and a typical one."""
     types = {v.tensor.dtype for v in (*kernel.params, *kernel.body.ops[-1].operands)}
     narrow = [TOLERANCE[t] for t in types if t in TOLERANCE]
-    if kernel.get("skeleton") == "matrix":
+    if kernel.get("skeleton") in ("matrix", "attention"):
         narrow.append(TOLERANCE["tf32"])
     return max([FLOAT32 * sqrt(_longest_sum(kernel)), *narrow])
 

@@ -42,6 +42,8 @@ _TILE_CLK = 200.0
 #: registers beside accumulators, fragments and what is read ahead: as NVRTC takes them, and as it can do with
 #: (compiled for sm_90a, heads of 64, 32 to 128 keys); more per tile of rows; registers are given in eights
 _REGISTERS, _LEAST_REGISTERS, _ROW_REGISTERS, _REGISTER_UNIT = 38, 28, 8, 8
+#: registers more where values are loaded one by one: places of tiles of columns that swizzled rows tell apart
+_PLACE_REGISTERS = 8
 #: share of the shorter of work and traffic that the longer does not hide, beside other blocks and alone; as
 #: fitted for products on tensor cores (`matrix_estimator`)
 _EXPOSED_SHARE, _EXPOSED_ALONE = 0.10, 0.67
@@ -149,12 +151,17 @@ class AttentionWork:
         """Per thread, as compiled without a limit: what lives at once during either product."""
         first = 2 * self.part // _N + -(-self.ahead_bytes // 4)
         second = 2 * self.columns + 4 * self.row_tiles
-        return _REGISTERS + self.sums + max(first, second)
+        return _REGISTERS + self._places + self.sums + max(first, second)
 
     @property
     def least_registers(self) -> int:
         """Per thread, without which some would be spilled."""
-        return _LEAST_REGISTERS + self.sums + -(-self.ahead_bytes // 4) + _ROW_REGISTERS * self.row_tiles
+        least = _LEAST_REGISTERS + self._places + self.sums
+        return least + -(-self.ahead_bytes // 4) + _ROW_REGISTERS * self.row_tiles
+
+    @property
+    def _places(self) -> int:
+        return _PLACE_REGISTERS if self.dtype == "f32" else 0
 
     @property
     def flops(self) -> float:

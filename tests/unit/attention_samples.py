@@ -7,7 +7,7 @@ import math
 import numpy as np
 from chain_samples import ADD, DIV, EXP, FMA16, MAX, NARROW, body
 
-from tilewright.ir import Attr, Constants, Func, Level, Module, TensorType, Value, parse
+from tilewright.ir import Attr, Constants, Func, Level, Module, TensorType, Value, parse, show
 from tilewright.ir.builder import Builder
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import stage_texts
@@ -65,6 +65,13 @@ def attention(
     %d7 = tensor.map(%d6, par = ({out}), reads = [[{index}]]) : f16[{shape}] {NARROW}
     tensor.return({returned})
   }} }}""")["k"]
+
+
+def as_tf32(kernel: Func) -> Func:
+    """The kernel with f32 where it has f16, and factors that may be rounded to TF32."""
+    wide = parse(show(Module("m", (kernel,))).replace("f16", "f32"))[kernel.name]
+    ops = (op.with_attrs(factors="tf32") if op.name == "tensor.contract" else op for op in wide.body.ops)
+    return wide.with_body(wide.body.with_ops(tuple(ops)))
 
 
 def masked(kind: str, at: str) -> str:
