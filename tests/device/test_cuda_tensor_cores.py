@@ -1,12 +1,14 @@
-"""On an NVIDIA GPU: products and convolutions by both instructions of the tensor cores, against float64."""
+"""On an NVIDIA GPU: products, convolutions and attention on tensor cores, against float64."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from attention_samples import bert_block
 from codegen_samples import plan_of
 from matrix_samples import assert_close, convolution, convolved, gemm, inputs_of, lowered
 
+import tilewright as tw
 from tilewright.codegen import emit_cuda
 from tilewright.codegen.nvrtc import compile_cuda
 from tilewright.runtime.cuda import CudaDevice
@@ -64,3 +66,22 @@ def test_convolutions_by_warpgroups(device, dtype, tiles):
     inputs = inputs_of(kernel)
     got = computed(device, kernel, inputs, tiles, "wgmma")
     assert_close(got, convolved(*inputs, *shape[4:]), dtype)
+
+
+@pytest.mark.parametrize(
+    ("precision", "error", "batch", "tokens"),
+    [
+        ("fp16", 5e-3, 1, 128),
+        ("fp16", 5e-3, 4, 77),
+        ("bf16", 4e-2, 4, 77),
+        ("tf32", 2e-3, 4, 77),
+    ],
+)
+def test_attention_is_one_kernel(precision, error, batch, tokens):
+    block = bert_block(batch, tokens, 4, 64)
+    x = np.random.default_rng(2).standard_normal(block.main.params[0].tensor.shape).astype(np.float32)
+    (want,) = tw.interpret(block, x)
+    with tw.compile(block, "cuda", precision=precision, libraries=False, progress=False) as exe:
+        assert "attention" in {k["skeleton"] for k in exe.report()["kernels"]}
+        got = np.asarray(exe(x)[0], np.float64)
+    assert np.abs(got - want).max() < error * np.abs(want).max()
