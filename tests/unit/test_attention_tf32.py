@@ -17,6 +17,7 @@ from test_library_attention import CudnnMeasurer, same_results
 import tilewright as tw
 from tilewright import pipelines
 from tilewright.codegen.nvrtc import compile_cuda
+from tilewright.codegen.shared_layout import swizzled_column
 from tilewright.costmodel import load_hardware
 from tilewright.costmodel.attention_work import bound_attention, products_per_clk
 from tilewright.ir import Func, InputError, Module, TensorType, Value, parse, walk
@@ -224,6 +225,17 @@ def test_a_block_of_bert(monkeypatch):
         assert "attention" in {k["skeleton"] for k in exe.report()["kernels"]}
         got = np.asarray(exe(given), np.float64)
     assert np.abs(got - want).max() < 1e-3 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("pitch", [32, 64, 96])
+def test_values_meet_all_banks(pitch):
+    """Each of the two rows that a lane loads of a pair, in every tile of columns."""
+    tile = TensorType("f32", (16, pitch))
+    for first in range(0, pitch, 8):
+        for row in (0, 1):
+            places = ((2 * (lane % 4) + row, first + lane // 4) for lane in range(32))
+            banks = {(r * pitch + swizzled_column(tile, r, c)) % 32 for r, c in places}
+            assert len(banks) == 32
 
 
 def test_wrong_fragments_are_named():
