@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from tilewright.calibration.store import as_calibrated, has_calibrations
-from tilewright.costmodel import CpuHardware, Hardware, fill_from_machine, load_hardware
+from tilewright.costmodel import CpuHardware, Hardware, compiled_for, fill_from_machine, load_hardware
 from tilewright.ir import InputError
 from tilewright.runtime.errors import DeviceError
 
@@ -60,7 +60,9 @@ def resolve_target(text: str) -> Target:
 def shipped_record(target: Target) -> Hardware:
     """The record of a target's device as it comes with Tilewright, of a CPU with this machine's cores."""
     shipped = load_hardware(target.hardware.name)
-    return fill_from_machine(shipped) if isinstance(shipped, CpuHardware) else shipped
+    return (
+        fill_from_machine(shipped) if isinstance(shipped, CpuHardware) else compiled_for(shipped, target.arch)
+    )
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,9 @@ def _gpu_record(arch: str, device: str) -> Hardware:
     for name in (device, f"cuda:{arch}"):
         try:
             if name:
-                return load_hardware(name)
+                return compiled_for(load_hardware(name), arch)
         except InputError:
             continue
     number = int(re.sub(r"\D", "", arch))
     closest = "sm_90a" if number >= 90 else "sm_80" if number >= 80 else "sm_75" if number >= 75 else "sm_70"
-    return load_hardware(f"cuda:{closest}")
+    return compiled_for(load_hardware(f"cuda:{closest}"), arch)

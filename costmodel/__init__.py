@@ -32,6 +32,7 @@ from tilewright.costmodel.problem import (
 )
 from tilewright.costmodel.production_space import Limits
 from tilewright.costmodel.records_loader import (
+    compiled_for,
     fill_from_machine,
     known_hardware,
     load_hardware,
@@ -67,6 +68,7 @@ __all__ = [
     "choose_map",
     "choose_row_reduce",
     "choose_window",
+    "compiled_for",
     "contract_bound",
     "contract_bound_of",
     "conv_problem",

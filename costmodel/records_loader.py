@@ -16,6 +16,8 @@ from tilewright.ir.errors import InputError
 
 _RECORDS = Path(__file__).parent / "records"
 _KINDS: dict[str, type[GpuHardware] | type[CpuHardware]] = {"gpu": GpuHardware, "cpu": CpuHardware}
+#: the architecture that has instructions of warpgroups; neither older nor newer ones, nor sm_90 have them
+WARPGROUP_ARCH = "sm_90a"
 #: what a device may have nothing of
 _MAY_BE_ZERO = frozenset(
     {
@@ -38,14 +40,23 @@ def load_hardware(name: str) -> Hardware:
     wanted = name.strip().lower()
     records = known_hardware()
     for record in records:
-        if wanted == record.name.lower() or wanted in record.targets:
+        if wanted == record.name.lower():
             return record
+        if wanted in record.targets:
+            return compiled_for(record, wanted.partition(":")[2])
     hits = [r for r in records if any(part.lower() in wanted for part in r.device_names)]
     if len(hits) == 1:
         return hits[0]
     names = ", ".join(r.name for r in records)
     targets = ", ".join(t for r in records for t in r.targets)
     raise InputError(f"expected a known device or target, got {name!r}; devices: {names}; targets: {targets}")
+
+
+def compiled_for(record: Hardware, arch: str) -> Hardware:
+    """The record as code for an architecture ("sm_90") sees the device: `wgmma` is of sm_90a alone."""
+    if isinstance(record, GpuHardware) and arch != WARPGROUP_ARCH and record.wgmma_share:
+        return replace(record, wgmma_share=0.0)
+    return record
 
 
 @cache

@@ -33,6 +33,7 @@ from tilewright.passes.lower.skeletons.matrix_plan import MatrixPlan
 from tilewright.passes.tensor.choose_parameters import contract_candidates, least_s
 from tilewright.passes.tensor.matrix_problem import matrix_problem
 from tilewright.passes.tensor.pack_weights import round_to_tf32
+from tilewright.targets import resolve_target
 
 H100 = load_hardware("H100")
 GPUS = [load_hardware(name) for name in ("H100", "A100")]
@@ -104,6 +105,14 @@ def test_warpgroups_are_taken_where_a_device_has_them():
     assert least_matrix_s(problem, H100) < least_matrix_s(problem, replace(H100, wgmma_share=0.0))
     by_columns = choose_matrix(replace(problem, second_rows=False), H100)
     assert not by_columns.parameters.groups
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100a", "sm_120"])
+def test_warpgroups_are_of_one_architecture(arch):
+    """Devices without a record of their own take another one's, but not its instructions."""
+    assert resolve_target(f"cuda:{arch}").hardware.wgmma_share == 0
+    assert resolve_target("cuda:sm_90a").hardware.wgmma_share == load_hardware("H100").wgmma_share > 0
+    assert load_hardware("cuda:sm_90").wgmma_share == 0
 
 
 def test_likely_points_differ_and_come_in_order():
