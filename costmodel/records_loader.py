@@ -18,6 +18,26 @@ _RECORDS = Path(__file__).parent / "records"
 _KINDS: dict[str, type[GpuHardware] | type[CpuHardware]] = {"gpu": GpuHardware, "cpu": CpuHardware}
 #: the architecture that has instructions of warpgroups; neither older nor newer ones, nor sm_90 have them
 WARPGROUP_ARCH = "sm_90a"
+
+
+def _limits(block_kib: int, sm_kib: int, threads: int, blocks: int) -> dict[str, int]:
+    return {
+        "smem_per_block_max_bytes": block_kib << 10,
+        "smem_per_sm_bytes": sm_kib << 10,
+        "max_threads_per_sm": threads,
+        "max_blocks_per_sm": blocks,
+    }
+
+
+#: what architectures without a record of their own have less of than their closest relatives; CUDA C++
+#: Programming Guide, technical specifications per compute capability
+_LIMITS = {
+    "sm_86": _limits(99, 100, 1536, 16),
+    "sm_87": _limits(163, 164, 1536, 16),
+    "sm_89": _limits(99, 100, 1536, 24),
+    "sm_120": _limits(99, 100, 1536, 24),
+    "sm_121": _limits(99, 100, 1536, 24),
+}
 #: what a device may have nothing of
 _MAY_BE_ZERO = frozenset(
     {
@@ -53,9 +73,17 @@ def load_hardware(name: str) -> Hardware:
 
 
 def compiled_for(record: Hardware, arch: str) -> Hardware:
-    """The record as code for an architecture ("sm_90") sees the device: `wgmma` is of sm_90a alone."""
-    if isinstance(record, GpuHardware) and arch != WARPGROUP_ARCH and record.wgmma_share:
-        return replace(record, wgmma_share=0.0)
+    """The record, of a device or of its closest relative, as code for an architecture ("sm_89") sees it.
+
+    `wgmma` is of sm_90a alone; shared memory, threads and blocks are no more than the architecture has.
+    """
+    if not isinstance(record, GpuHardware):
+        return record
+    if arch != WARPGROUP_ARCH and record.wgmma_share:
+        record = replace(record, wgmma_share=0.0)
+    for field, most in _LIMITS.get(arch.rstrip("af"), {}).items():
+        if getattr(record, field) > most:
+            record = replace(record, **{field: most})
     return record
 
 

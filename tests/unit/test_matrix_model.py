@@ -115,6 +115,15 @@ def test_warpgroups_are_of_one_architecture(arch):
     assert load_hardware("cuda:sm_90").wgmma_share == 0
 
 
+@pytest.mark.parametrize("arch", ["sm_86", "sm_89", "sm_120a"])
+@pytest.mark.parametrize("name", sorted(PROBLEMS))
+def test_relatives_without_a_record_have_less_shared_memory(arch, name):
+    hardware = resolve_target(f"cuda:{arch}").hardware
+    assert hardware.smem_per_block_max_bytes == 99 << 10
+    chosen = choose_matrix(PROBLEMS[name], hardware).parameters
+    assert shared_bytes(PROBLEMS[name], matrix_space_of(chosen))[0] <= 99 << 10
+
+
 def test_likely_points_differ_and_come_in_order():
     found = likely_matrix(PROBLEMS["skinny"], H100, 10)
     points = [c.parameters for c in found]
