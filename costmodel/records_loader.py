@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilewright.costmodel.hardware import CpuHardware, GpuHardware, Hardware
 from tilewright.ir.errors import InputError
@@ -20,23 +20,23 @@ _KINDS: dict[str, type[GpuHardware] | type[CpuHardware]] = {"gpu": GpuHardware, 
 WARPGROUP_ARCH = "sm_90a"
 
 
-def _limits(block_kib: int, sm_kib: int, threads: int, blocks: int) -> dict[str, int]:
-    return {
-        "smem_per_block_max_bytes": block_kib << 10,
-        "smem_per_sm_bytes": sm_kib << 10,
-        "max_threads_per_sm": threads,
-        "max_blocks_per_sm": blocks,
-    }
+class _Limits(NamedTuple):
+    """Shared memory of a block and of a multiprocessor in KiB; threads and blocks of a multiprocessor."""
+
+    block_kib: int
+    sm_kib: int
+    threads: int
+    blocks: int
 
 
 #: what architectures without a record of their own have less of than their closest relatives; CUDA C++
 #: Programming Guide, technical specifications per compute capability
 _LIMITS = {
-    "sm_86": _limits(99, 100, 1536, 16),
-    "sm_87": _limits(163, 164, 1536, 16),
-    "sm_89": _limits(99, 100, 1536, 24),
-    "sm_120": _limits(99, 100, 1536, 24),
-    "sm_121": _limits(99, 100, 1536, 24),
+    "sm_86": _Limits(99, 100, 1536, 16),
+    "sm_87": _Limits(163, 164, 1536, 16),
+    "sm_89": _Limits(99, 100, 1536, 24),
+    "sm_120": _Limits(99, 100, 1536, 24),
+    "sm_121": _Limits(99, 100, 1536, 24),
 }
 #: what a device may have nothing of
 _MAY_BE_ZERO = frozenset(
@@ -81,10 +81,15 @@ def compiled_for(record: Hardware, arch: str) -> Hardware:
         return record
     if arch != WARPGROUP_ARCH and record.wgmma_share:
         record = replace(record, wgmma_share=0.0)
-    for field, most in _LIMITS.get(arch.rstrip("af"), {}).items():
-        if getattr(record, field) > most:
-            record = replace(record, **{field: most})
-    return record
+    if (most := _LIMITS.get(arch.rstrip("af"))) is None:
+        return record
+    return replace(
+        record,
+        smem_per_block_max_bytes=min(record.smem_per_block_max_bytes, most.block_kib << 10),
+        smem_per_sm_bytes=min(record.smem_per_sm_bytes, most.sm_kib << 10),
+        max_threads_per_sm=min(record.max_threads_per_sm, most.threads),
+        max_blocks_per_sm=min(record.max_blocks_per_sm, most.blocks),
+    )
 
 
 @cache
