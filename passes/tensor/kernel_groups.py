@@ -197,11 +197,15 @@ class _Builder:
 
     def _absorb_operands(self, op: Op, host: Group) -> None:
         """Maps and gathers of other groups that make, point by point, what this one alone reads of them."""
-        for i, v in enumerate(op.operands):
+        if op.name != "tensor.map":
+            return
+        for v in op.operands:
             g = self.result.source.get(v)
             if g is None or g is host or any(o.name not in POINTWISE for o in g.ops) or g.shape != host.shape:
                 continue
-            if op.name != "tensor.map" or not identity_read(op, i) or fills(op)[i] is not None:
+            # Also where it reads a value twice: another thread's element would be computed anew.
+            of_group = [i for i, x in enumerate(op.operands) if self.result.source.get(x) is g]
+            if not all(identity_read(op, i) and fills(op)[i] is None for i in of_group):
                 continue
             outputs = [r for o in g.ops for r in o.results]
             outside = [x for r in outputs for x in self.readers.get(r, []) if x not in g.ops]

@@ -74,6 +74,18 @@ def test_maps_of_two_sources_join_what_reads_both(reads, returned, expected):
     assert kernels(fused(text)) == expected
 
 
+def test_a_map_that_is_also_read_elsewhere_is_stored():
+    """Steps of a scan read an element and one before it: joined, each would compute all before it anew."""
+    text = program(
+        LEFT,
+        f"%1 = tensor.map(%0, %0, {DOMAIN}, reads = [[k, y], [3 - k, y]]) : f32[4, 5] {ADD}",
+        f"%2 = tensor.map(%1, %1, {DOMAIN}, reads = [[k, y], [3 - k, y]]) : f32[4, 5] {ADD}",
+        "tensor.return(%2)",
+        params="%r: f32[4, 5]",
+    )
+    assert kernels(fused(text)) == 3
+
+
 def test_maps_join_only_where_no_kernel_waits_for_itself():
     """%1 needs all of %0 by way of a sum, so the two maps cannot be one kernel."""
     text = program(
