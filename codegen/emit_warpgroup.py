@@ -9,11 +9,11 @@ from tilewright.codegen.fragments import registers, tile_text
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.expr import Expr
 from tilewright.ir.nodes import Op
-from tilewright.ir.thread_warpgroup_ops import GROUP_M
+from tilewright.ir.thread_warpgroup_ops import DEPTH_BYTES, GROUP_M
 from tilewright.ir.types import itemsize
 
-#: bytes along the reduced dimension that one instruction multiplies, and of a descriptor's unit of addresses
-_DEPTH_BYTES, _UNIT_BYTES = 32, 16
+#: bytes of a descriptor's unit of addresses
+_UNIT_BYTES = 16
 
 
 @emitter("thread.warpgroup_mma", writes=(2,))
@@ -35,8 +35,8 @@ def _multiply(e: Emission, op: Op) -> None:
     right = _tile(e, "right", b, _index(op, "b_at"))
     left = "" if held else _tile(e, "left", a, _index(op, "a_at"))
     e.line(f"{e.need('wgmma_begin')}();")
-    for step in range(1 if held else row // _DEPTH_BYTES):
-        along = step * _DEPTH_BYTES // _UNIT_BYTES
+    for step in range(1 if held else row // DEPTH_BYTES):
+        along = step * DEPTH_BYTES // _UNIT_BYTES
         for i in range(rows):
             down = i * GROUP_M * row // _UNIT_BYTES
             first = tile_text(e, a, (*_index(op, "a_at"), i)) if held else f"{left} + {down + along}"

@@ -13,6 +13,7 @@ from tilewright.costmodel.hardware import GpuHardware
 from tilewright.costmodel.parameters import MatrixParameters
 from tilewright.costmodel.windows import IntArray
 from tilewright.ir.errors import InputError
+from tilewright.ir.thread_warpgroup_ops import GROUP_M, MOST_N
 
 #: rows and columns of the instruction's tile, and its depth in bytes of one row of factors
 TILE_M, TILE_N, DEPTH_BYTES = 16, 8, 32
@@ -47,8 +48,6 @@ _WARPS = (
 )
 #: the same of warpgroups: one, two along m, two along n
 _GROUP_WARPS = ((4, 1, 1), (8, 1, 1), (4, 2, 1))
-#: rows that a warpgroup multiplies with one instruction, and the most columns
-GROUP_M, GROUP_N = 64, 256
 _STAGES = (2, 3, 4, 5)
 
 
@@ -180,7 +179,7 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
     for extent, rows in ((space.m, problem.first_rows), (space.n, problem.second_rows)):
         # Columns of 16-bit elements are swizzled, which takes 32, 64 or a multiple of 128 bytes of them.
         found &= rows | (problem.element_bytes == 4) | (extent % 64 == 0) | (extent == 16) | (extent == 32)
-    found &= (space.groups == 0) | (takes_groups(problem, hardware) & (space.n <= GROUP_N * space.warps_n))
+    found &= (space.groups == 0) | (takes_groups(problem, hardware) & (space.n <= MOST_N * space.warps_n))
     threads, registers = WARP * space.warps, registers_of(problem, space)
     most = np.where(space.groups > 0, MOST_GROUP_SUMS, MAX_SUMS)
     found &= (space.m * space.n * space.warps_k <= most * threads) & (

@@ -18,7 +18,7 @@ GROUP_M = 64
 #: columns come in multiples of this, up to the most
 GROUP_N, MOST_N = 8, 256
 #: bytes of the reduced dimension of one instruction
-_DEPTH_BYTES = 32
+DEPTH_BYTES = 32
 #: bytes of a row that tiles may have
 ROW_BYTES = (32, 64, 128)
 
@@ -44,7 +44,7 @@ def _infer_multiply(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     n = c.shape[1] * c.shape[3]
     if c.shape[2:] != (16, 8) or n % GROUP_N or n > MOST_N:
         raise InputError(f"thread.warpgroup_mma: expected 8 to {MOST_N} columns of sums, got {c}")
-    depth = _DEPTH_BYTES // itemsize(a.dtype)
+    depth = DEPTH_BYTES // itemsize(a.dtype)
     if a.dtype != b.dtype or a.shape[-1] != (depth if held else b.shape[-1]):
         raise InputError(f"thread.warpgroup_mma: expected two tiles of one dtype and depth, got {a} and {b}")
     return []

@@ -187,13 +187,17 @@ class _Builder:
             g = self.result.source.get(v)
             if g is None or g is host or any(o.name not in POINTWISE for o in g.ops):
                 continue
-            outputs = [r for o in g.ops for r in o.results]
-            outside = [x for r in outputs for x in self.readers.get(r, []) if x not in g.ops]
-            if any(x is not op for x in outside) or self.returned & set(outputs):
+            if not self._read_only_by(op, g):
                 continue
             if sum(map(prologue_cost, g.ops)) > MAX_PROLOGUE_COST or host.number == g.number:
                 continue
             self._merge(g, host)
+
+    def _read_only_by(self, op: Op, g: Group) -> bool:
+        """Whether what a group makes leaves it for this op alone."""
+        outputs = [r for o in g.ops for r in o.results]
+        outside = [x for r in outputs for x in self.readers.get(r, []) if x not in g.ops]
+        return all(x is op for x in outside) and not self.returned & set(outputs)
 
     def _absorb_operands(self, op: Op, host: Group) -> None:
         """Maps and gathers of other groups that make, point by point, what this one alone reads of them."""
@@ -207,10 +211,7 @@ class _Builder:
             of_group = [i for i, x in enumerate(op.operands) if self.result.source.get(x) is g]
             if not all(identity_read(op, i) and fills(op)[i] is None for i in of_group):
                 continue
-            outputs = [r for o in g.ops for r in o.results]
-            outside = [x for r in outputs for x in self.readers.get(r, []) if x not in g.ops]
-            alone = all(x is op for x in outside) and not self.returned & set(outputs)
-            if alone and not g.before >> host.number & 1:
+            if self._read_only_by(op, g) and not g.before >> host.number & 1:
                 self._merge(g, host)
 
     def _merge(self, g: Group, host: Group) -> None:

@@ -10,6 +10,7 @@ from tilewright.ir import Attr, Func, InputError, Op, Pairs, Sym, Value
 from tilewright.ir.expr import Expr, binary, substitute
 from tilewright.ir.simplify import Ranges, coefficients, interval, multiple_of, simplify
 from tilewright.ir.tensor_ops import dims, domain, fills, ranges_of, reads
+from tilewright.ir.thread_warpgroup_ops import MOST_N, ROW_BYTES
 from tilewright.ir.types import itemsize
 from tilewright.passes.lower.skeletons.contract_plan import MAX_THREADS
 from tilewright.passes.lower.skeletons.kernel_params import reading_params, whole
@@ -19,8 +20,8 @@ from tilewright.passes.tensor.kernel_problem import contract_roles
 WARPGROUPS = "wgmma"
 ENGINES = ("mma", WARPGROUPS)
 WARP = 32
-#: warps of a warpgroup, the most columns it multiplies at once, bytes of rows of tiles that it can read
-GROUP_WARPS, GROUP_COLUMNS, GROUP_ROW_BYTES = 4, 256, (32, 64, 128)
+#: warps of a warpgroup
+GROUP_WARPS = 4
 #: rows and columns of the instruction's tile, and its depth in bytes of one row of factors
 TILE_M, TILE_N, DEPTH_BYTES = 16, 8, 32
 #: dtypes of factors that tensor cores take as they are; float32 needs the permission to round
@@ -300,14 +301,14 @@ class MatrixPlan:
     def _check_groups(self, view: MatrixView) -> None:
         if not takes_warpgroups(view):
             raise InputError("expected factors in rows of the channel for warpgroups")
-        if self.warps_m % GROUP_WARPS or self.warps_k != 1 or self.warp_n > GROUP_COLUMNS:
+        if self.warps_m % GROUP_WARPS or self.warps_k != 1 or self.warp_n > MOST_N:
             raise InputError(
                 f"expected multiples of {GROUP_WARPS} warps along m, one set of them and at most "
-                f"{GROUP_COLUMNS} columns each, got {self.warps_m} x {self.warps_n} x {self.warps_k} warps "
+                f"{MOST_N} columns each, got {self.warps_m} x {self.warps_n} x {self.warps_k} warps "
                 f"and {self.warp_n} columns"
             )
         row = self.k * itemsize(view.dtype)
-        if row not in GROUP_ROW_BYTES:
+        if row not in ROW_BYTES:
             raise InputError(f"expected chunks of 32, 64 or 128 bytes for warpgroups, got {row}")
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilewright.costmodel.matrix_space import OVERLAP_STAGES
 from tilewright.ir import Expr, Sym, Value
 from tilewright.ir.expr import binary
 from tilewright.passes.lower.skeletons.matrix_plan import DEPTH_BYTES, GROUP_WARPS, TILE_M, WARP, MatrixPlan
 from tilewright.passes.lower.skeletons.matrix_ring import Ring
 from tilewright.passes.lower.skeletons.matrix_stage import Staged
 from tilewright.passes.lower.skeletons.writer import Writer
-
-#: slots from which on two of them are multiplied at a time
-OVERLAP_STAGES = 4
 
 
 def warpgroup_rows(w: Writer, plan: MatrixPlan) -> tuple[Expr, Expr]:
@@ -49,13 +47,11 @@ def reduce_by_warpgroups(
         else:
             first, _ = warpgroup_rows(w, plan)
             _start(w, plan, a.tiles, a.place(slot, first, 0), b, b.place(slot, column, 0), acc)
+        waiting = ring.refill(chunk)
         if chunks > slots:
-            waiting = ring.refill(chunk)
             w.b.do("thread.warpgroup_wait", acc, pending=unread - 1)
-            for factor, ahead, later in waiting:
-                factor.store(ahead, later)
-        elif ring.ahead > 1:
-            w.b.do("thread.async_commit")
+        for factor, ahead, later in waiting:
+            factor.store(ahead, later)
     w.b.do("thread.warpgroup_wait", acc)
 
 
