@@ -41,6 +41,7 @@ class _Planner:
         self.module, self.sources, self.codes, self.target = module, sources, codes, target
         self.names: dict[Value, str] = {}
         self.taken: dict[str, int] = {}  # buffer name -> the last number given to another of that name
+        self.constants: dict[str, Buffer] = {}
         self.buffers: list[Buffer] = []
         self.launches: list[Launch] = []
         self.writers: dict[Value, frozenset[int]] = {}  # of its elements; a joined array has several
@@ -56,9 +57,10 @@ class _Planner:
         returned = main.body.ops[-1].operands
         for name, p in zip(self.module.input_names, main.params, strict=True):
             self.buffer(p, name, "input")
+        self.reserve_constants()
         for op in main.body.ops[:-1]:
             if op.name == "tensor.constant":
-                self.buffer(op.result, str(op["name"]), "constant")
+                self.constant(op)
             elif op.name == "tensor.call":
                 self.call(op)
             elif op.name == "tensor.join":
@@ -87,14 +89,38 @@ class _Planner:
         )
         return place_arena(plan).validate()
 
+    def reserve_constants(self) -> None:
+        """Keep the names of constants for them: what the arrays are called is how a device finds them."""
+        for op in self.module.main.body.ops:
+            if op.name == "tensor.constant":
+                name = str(op["name"])
+                if any(b.name == name for b in self.buffers):
+                    raise InputError(
+                        f"expected a constant of another name than the inputs, got '{name}'", where=op.loc
+                    )
+                self.taken.setdefault(name, 0)
+
+    def constant(self, op: Op) -> None:
+        """The buffer of a constant: one, however many ops of @main name it."""
+        name = str(op["name"])
+        buffer = _buffer(name, op.result.tensor, "constant")
+        if name not in self.constants:
+            self.constants[name] = buffer
+            self.buffers.append(buffer)
+        elif self.constants[name] != buffer:
+            raise InputError(
+                f"expected one type of constant '{name}', got {op.result.tensor} after "
+                f"{self.constants[name].dtype}{list(self.constants[name].shape)}",
+                where=op.loc,
+            )
+        self.names[op.result] = name
+
     def buffer(self, v: Value, name: str, kind: BufferKind) -> None:
         """A buffer for `v`: memory of its own, or its box in the array that it is joined to."""
         slot = self.slots.get(v)
         if slot is None:
             self.named(v, name)
-            array = array_type(v.tensor)
-            nbytes = max(1, v.tensor.span * itemsize(v.tensor.dtype))
-            self.buffers.append(Buffer(self.names[v], array.dtype, array.shape, kind, nbytes))
+            self.buffers.append(_buffer(self.names[v], v.tensor, kind))
             return
         if slot.root not in self.names:
             self.buffer(slot.root, slot.root.hint or "joined", "arena")
@@ -209,6 +235,12 @@ class _Slot:
         """Elements from the first to the last one."""
         steps = self.root.tensor.strides
         return 1 + sum((n - 1) * s for n, s in zip(self.extents, steps, strict=True))
+
+
+def _buffer(name: str, t: TensorType, kind: BufferKind) -> Buffer:
+    """Memory of its own for a value of this type."""
+    array = array_type(t)
+    return Buffer(name, array.dtype, array.shape, kind, max(1, t.span * itemsize(t.dtype)))
 
 
 def _slots(module: Module) -> dict[Value, _Slot]:
