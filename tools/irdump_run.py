@@ -150,5 +150,8 @@ def _kernel_text(name: str, source: KernelSource) -> str:
 
 
 def _write(path: str, text: str) -> None:
-    with atomic_file(Path(path)) as file:
-        file.write(text.encode())
+    try:
+        with atomic_file(Path(path)) as file:
+            file.write(text.encode())
+    except OSError as e:
+        raise InputError(f"cannot write the output: {e.strerror or e}", where=path) from e

@@ -45,9 +45,13 @@ def has_calibrations(kind: str) -> bool:
 
 
 def save_calibration(calibration: Calibration, path: Path) -> None:
-    """Write the file, which is replaced at once, only when complete; raises WorkError."""
+    """Write the file, which is replaced at once, only when complete; raises WorkError.
+
+    The folder of all calibrations is made where it is missing; no other is.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent == calibration_folder()[0]:
+            path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as file:
             file.write(calibration_text(calibration).encode())
     except OSError as error:
@@ -88,7 +92,10 @@ def as_calibrated(record: Hardware, kind: str, device: str, driver: str) -> Hard
         return calibrated(record, found, str(path))
     except InputError as error:
         if not calibration_folder()[1]:
-            raise
+            message = str(error).removeprefix(f"{path}: ")
+            raise InputError(
+                f"{message}; remove this file, or measure again with `tilewright calibrate`", where=str(path)
+            ) from None
         aside = path.with_name(path.name + ".damaged")
         with suppress(OSError):
             os.replace(path, aside)

@@ -38,6 +38,8 @@ def run_calibrate(a: argparse.Namespace) -> None:
     """Measure and store, or show what is stored."""
     if a.show and a.output:
         raise InputError("expected --show or --output, got both: --show measures nothing")
+    if a.output and not Path(a.output).absolute().parent.is_dir():
+        raise InputError("expected a file in a folder that exists", where=a.output)
     target = resolve_target(a.target)
     if a.show:
         shown = _record_facts(target.hardware, shipped_record(target))

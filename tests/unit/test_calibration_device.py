@@ -100,11 +100,16 @@ def test_the_command_measures_stores_and_shows(monkeypatch, folder, tmp_path, ca
         (["--target", "emulator"], "expected a target with a device to measure (cuda, opencl), got"),
         (["--target", "tpu"], "expected a target among"),
         (["--show", "--output", "x.toml"], "expected --show or --output, got both"),
+        (
+            ["--output", "no-such-folder/x.toml"],
+            "no-such-folder/x.toml: expected a file in a folder that exists",
+        ),
     ],
 )
 def test_bad_arguments_are_named(folder, capsys, arguments, fault):
     assert main(["calibrate", *arguments]) == 2
     assert fault in capsys.readouterr().err
+    assert not Path("no-such-folder").exists()
 
 
 def test_a_bad_file_stops_the_command_and_names_it(measured, folder, capsys):
@@ -112,7 +117,8 @@ def test_a_bad_file_stops_the_command_and_names_it(measured, folder, capsys):
     save_calibration(measured, path)
     path.write_text(path.read_text().replace("format = 1", "format = 0"))
     assert main(["calibrate", "--target", "opencl", "--show"]) == 2
-    assert str(path) in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"error: {path}: expected format 1 of a calibration, got 0; remove this file, or measure" in said
 
 
 def test_noise_never_makes_a_launch_free():

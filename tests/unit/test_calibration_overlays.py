@@ -210,3 +210,6 @@ def test_files_that_cannot_be_used_are_named(monkeypatch, tmp_path):
         store.load_calibration(big)
     with pytest.raises(WorkError, match="cannot be written"):
         store.save_calibration(calibration(), big / "inside.toml")
+    with pytest.raises(WorkError, match="No such file or directory"):
+        store.save_calibration(calibration(), tmp_path / "folder" / "inside.toml")
+    assert not (tmp_path / "folder").exists()
