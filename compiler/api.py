@@ -8,8 +8,6 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, cast, get_args
 
-import numpy as np
-
 from tilewright.buckets import GivenShapes
 from tilewright.budget import Budget, budget_seconds
 from tilewright.convolution_facts import convolution_facts
@@ -23,6 +21,7 @@ from tilewright.library_choice import SEARCH_SHARE, LibraryChoice
 from tilewright.measuring import Measurer, measurer
 from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import PARTITIONER, PRECISIONS
+from tilewright.planning import constants_of
 from tilewright.reference import ReferenceExecutable
 from tilewright.shaped import compile_shapes
 from tilewright.stream_choice import check_policy, choose_streams, kernel_costs, work_of
@@ -136,8 +135,7 @@ def compile(
         entries = {TUNING: lines_of(tuner.entries)} if tuner else {}
         tuning |= {"libraries": competing.facts} if competing else {}
     plan = build(lowered, resolved, progress=progress)
-    names = {b.name for b in plan.buffers if b.kind == "constant"}
-    constants = {n: np.asarray(a) for n, a in lowered.thread.constants.items() if n in names}
+    constants = constants_of(plan, lowered.thread.constants)
     texts = {"graph": show(lowered.graph), "tensor": show(lowered.tensor), "thread": show(lowered.thread)}
     texts |= entries
     facts = {**facts_of(lowered, resolved), "precision": precision, "partitioner": partitioner, **tuning}

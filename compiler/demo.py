@@ -14,6 +14,7 @@ from tilewright.driver import build, lower
 from tilewright.executable import Artifact, Executable
 from tilewright.frontends import relay
 from tilewright.ir import InputError, TilewrightError, WorkError, interpret
+from tilewright.planning import constants_of
 from tilewright.targets import resolve_target
 
 NETWORK = Path(__file__).resolve().parent.parent / "tests" / "data" / "relay" / "resnet18.relay"
@@ -63,8 +64,7 @@ def demonstrate(path: Path) -> None:
         f"{len(lowered.sources)} kernels, {lines} lines of {target.language}",
     )
     plan = build(lowered, target)
-    names = {b.name for b in plan.buffers if b.kind == "constant"}
-    constants = {n: a for n, a in lowered.thread.constants.items() if n in names}
+    constants = constants_of(plan, lowered.thread.constants)
     exe = Executable(Artifact(plan, constants, {}, facts_of(lowered, target)), str(target))
     exe.load()
     clock.say("build", f"{exe.device}, arena {plan.arena_bytes / 1e6:.2f} MB")

@@ -86,8 +86,8 @@ class Executable:
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """Names of the inputs, in calling order."""
-        return self.plan.inputs
+        """Names of the inputs, as the network has them, in calling order."""
+        return self.plan.input_titles
 
     @property
     def input_types(self) -> tuple[ArrayType, ...]:

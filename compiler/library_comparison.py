@@ -18,6 +18,7 @@ from tilewright.library_records import LibraryBook, Record
 from tilewright.library_weights import with_constant_weights
 from tilewright.measuring import Measurer, RandomConstants
 from tilewright.passes.values import replace_in_op
+from tilewright.planning import constants_of
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import DeviceError, DeviceLostError
 
@@ -223,9 +224,7 @@ def _outputs(measurer: Measurer, module: Module) -> list[np.ndarray]:
     rng = np.random.default_rng(2)
     buffers = [plan.buffer_by_name[name] for name in plan.inputs]
     arrays = [_random(rng, b.shape, DTYPES[b.dtype]) for b in buffers]
-    names = {b.name for b in plan.buffers if b.kind == "constant"}
-    constants = {n: a for n, a in program.module.constants.items() if n in names}
-    with measurer.device.load(plan, constants) as loaded:
+    with measurer.device.load(plan, constants_of(plan, program.module.constants)) as loaded:
         return loaded.run(arrays)
 
 

@@ -22,7 +22,7 @@ from tilewright.kernel_builds import compiled, emit_kernels, kernel_codes
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.tensor.prefetch_weights import weights_leave_l2
 from tilewright.pipelines import PACKING, stage_texts
-from tilewright.planning import plan_module
+from tilewright.planning import constants_of, plan_module
 from tilewright.repeated_plan import RUNS, SPREAD, copies_in, repeated
 from tilewright.runtime.device import Device, LoadedPlan
 from tilewright.runtime.opencl import BUILD_OPTIONS
@@ -170,8 +170,7 @@ class Measurer:
         if not program.packed:
             context = PassContext(target=str(self.target), hardware=self.target.hardware)
             module = run_pipeline(module, Pipeline.parse(f"{PACKING}, dce"), context)
-        names = {b.name for b in plan.buffers if b.kind == "constant"}
-        return {n: a for n, a in module.constants.items() if n in names}
+        return constants_of(plan, module.constants)
 
     def seconds(self, modules: Sequence[Module]) -> list[float]:
         """Median seconds of one run of each program: of those known as they were, the others are timed."""

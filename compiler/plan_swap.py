@@ -13,7 +13,7 @@ from tilewright.measuring import PREFETCHING
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.tensor.prefetch_weights import weights_leave_l2
 from tilewright.pipelines import PACKING, stage_texts
-from tilewright.planning import plan_module
+from tilewright.planning import constants_of, plan_module
 from tilewright.runtime.memory import place_arena
 from tilewright.runtime.plan import ExecutionPlan, Launch
 from tilewright.targets import Target
@@ -42,7 +42,7 @@ def network_plan(module: Module, target: Target, *, cold_weights: bool | None = 
     sources = emit_kernels(thread, target)
     codes = compiled(kernel_codes(sources, target), target, progress=False)
     plan = plan_module(thread, sources, codes, str(target))
-    return NetworkPlan(plan, _constants(plan, dict(thread.constants.items())), cold)
+    return NetworkPlan(plan, constants_of(plan, thread.constants), cold)
 
 
 def with_kernels(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import count
+
+import numpy as np
 
 from tilewright.codegen import KernelSource
 from tilewright.codegen.in_place import in_place_pairs
@@ -16,6 +19,9 @@ from tilewright.ir.types import array_type, itemsize
 from tilewright.library_program import library_kernels
 from tilewright.runtime.memory import place_arena
 from tilewright.runtime.plan import Buffer, BufferKind, ExecutionPlan, KernelCode, Launch
+
+_FOREIGN = re.compile(r"[^A-Za-z0-9_.%:/@#-]")
+_LONGEST = 150  # of the 200 characters of a name in a plan; numbers and suffixes need some
 
 
 def plan_module(
@@ -41,7 +47,7 @@ class _Planner:
         self.module, self.sources, self.codes, self.target = module, sources, codes, target
         self.names: dict[Value, str] = {}
         self.taken: dict[str, int] = {}  # buffer name -> the last number given to another of that name
-        self.constants: dict[str, Buffer] = {}
+        self.constants: dict[str, Value] = {}  # what the first op gave that names it
         self.buffers: list[Buffer] = []
         self.launches: list[Launch] = []
         self.writers: dict[Value, frozenset[int]] = {}  # of its elements; a joined array has several
@@ -55,9 +61,8 @@ class _Planner:
     def plan(self) -> ExecutionPlan:
         main = self.module.main
         returned = main.body.ops[-1].operands
-        for name, p in zip(self.module.input_names, main.params, strict=True):
+        for name, p in zip(_distinct(self.module.input_names), main.params, strict=True):
             self.buffer(p, name, "input")
-        self.reserve_constants()
         for op in main.body.ops[:-1]:
             if op.name == "tensor.constant":
                 self.constant(op)
@@ -89,38 +94,26 @@ class _Planner:
         )
         return place_arena(plan).validate()
 
-    def reserve_constants(self) -> None:
-        """Keep the names of constants for them: what the arrays are called is how a device finds them."""
-        for op in self.module.main.body.ops:
-            if op.name == "tensor.constant":
-                name = str(op["name"])
-                if any(b.name == name for b in self.buffers):
-                    raise InputError(
-                        f"expected a constant of another name than the inputs, got '{name}'", where=op.loc
-                    )
-                self.taken.setdefault(name, 0)
-
     def constant(self, op: Op) -> None:
         """The buffer of a constant: one, however many ops of @main name it."""
-        name = str(op["name"])
-        buffer = _buffer(name, op.result.tensor, "constant")
-        if name not in self.constants:
-            self.constants[name] = buffer
-            self.buffers.append(buffer)
-        elif self.constants[name] != buffer:
+        name, t = str(op["name"]), op.result.tensor
+        known = self.constants.get(name)
+        if known is None:
+            self.buffer(op.result, name, "constant")
+            self.constants[name] = op.result
+        elif known.tensor == t:
+            self.names[op.result] = self.names[known]
+        else:
             raise InputError(
-                f"expected one type of constant '{name}', got {op.result.tensor} after "
-                f"{self.constants[name].dtype}{list(self.constants[name].shape)}",
-                where=op.loc,
+                f"expected one type of constant '{name}', got {t} after {known.tensor}", where=op.loc
             )
-        self.names[op.result] = name
 
     def buffer(self, v: Value, name: str, kind: BufferKind) -> None:
         """A buffer for `v`: memory of its own, or its box in the array that it is joined to."""
         slot = self.slots.get(v)
         if slot is None:
             self.named(v, name)
-            self.buffers.append(_buffer(self.names[v], v.tensor, kind))
+            self.buffers.append(_buffer(self.names[v], v.tensor, kind, name))
             return
         if slot.root not in self.names:
             self.buffer(slot.root, slot.root.hint or "joined", "arena")
@@ -135,8 +128,8 @@ class _Planner:
         self.buffers.append(replace(box, strides=whole.strides, start=t.start))
 
     def named(self, v: Value, name: str) -> None:
-        """Give `v` a name like `name` that no buffer has yet."""
-        unique = name
+        """Give `v` a name like `name` that a plan may hold and no buffer has yet."""
+        name = unique = plain_name(name)
         while unique in self.taken:
             self.taken[name] += 1
             unique = f"{name}.{self.taken[name]}"
@@ -222,6 +215,31 @@ class _Planner:
         return [KernelCode(n, n, "library", self.libraries[n].to_json()) for n in used if n in self.libraries]
 
 
+def plain_name(name: str) -> str:
+    """`name` as plans may hold it: other characters become `_`, and what is too long is cut.
+
+    A network's own names may be anything: ONNX has `input ids`, `x[0]` and names of a thousand characters.
+    """
+    return _FOREIGN.sub("_", name)[:_LONGEST] or "_"
+
+
+def _distinct(names: tuple[str, ...]) -> list[str]:
+    """The names, later ones of two that are equal with a number behind them: callers bind by name."""
+    out: list[str] = []
+    for name in names:
+        numbered = (f"{name}.{i}" for i in count(1))
+        out.append(name if name not in out else next(n for n in numbered if n not in {*out, *names}))
+    return out
+
+
+def constants_of(plan: ExecutionPlan, arrays: Mapping[str, object]) -> dict[str, np.ndarray]:
+    """The plan's constants by buffer, taken from what the network calls them.
+
+    Two buffers may hold the same constant, and a constant may be called as a value is.
+    """
+    return {b.name: np.asarray(arrays[b.title]) for b in plan.buffers if b.kind == "constant"}
+
+
 @dataclass(frozen=True)
 class _Slot:
     """The box of a joined array that one value fills: its extents, and elements before and within it."""
@@ -237,10 +255,11 @@ class _Slot:
         return 1 + sum((n - 1) * s for n, s in zip(self.extents, steps, strict=True))
 
 
-def _buffer(name: str, t: TensorType, kind: BufferKind) -> Buffer:
-    """Memory of its own for a value of this type."""
+def _buffer(name: str, t: TensorType, kind: BufferKind, called: str) -> Buffer:
+    """Memory of its own for a value of this type that the network calls `called`."""
     array = array_type(t)
-    return Buffer(name, array.dtype, array.shape, kind, max(1, t.span * itemsize(t.dtype)))
+    label = called if kind in ("input", "constant") and called != name else ""
+    return Buffer(name, array.dtype, array.shape, kind, max(1, t.span * itemsize(t.dtype)), label=label)
 
 
 def _slots(module: Module) -> dict[Value, _Slot]:

@@ -164,8 +164,8 @@ def loaded_buckets(saved: SavedBuckets, where: str) -> ShapedExecutable:
     if not isinstance(target, str):
         raise InputError("expected a saved executable that names its target", where=where)
     artifacts = [Artifact(b.plan, b.constants, b.texts, b.facts) for b in saved.buckets]
-    names = artifacts[0].plan.inputs
-    if any(a.plan.inputs != names for a in artifacts):
+    names = artifacts[0].plan.input_titles
+    if any(a.plan.input_titles != names for a in artifacts):
         raise InputError("expected the same inputs in every bucket", where=where)
     return ShapedExecutable(artifacts, target)
 

@@ -18,7 +18,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def check_input_count(plan: ExecutionPlan, inputs: Sequence[object]) -> None:
     """Raise `RuntimeInputError` unless there is one array per input of the plan."""
     if len(inputs) != len(plan.inputs):
-        names = ", ".join(plan.inputs) or "none"
+        names = ", ".join(plan.input_titles) or "none"
         raise RuntimeInputError(f"expected {len(plan.inputs)} inputs ({names}), got {len(inputs)}")
 
 
@@ -44,7 +44,7 @@ def host_array(value: object, buffer: Buffer, what: str) -> Array:
         array = _from_host_dlpack(value, buffer, what)
     else:
         raise RuntimeInputError(
-            f"{what} {buffer.name!r}: expected a NumPy or DLPack array, got {type(value).__name__}"
+            f"{what} {buffer.title!r}: expected a NumPy or DLPack array, got {type(value).__name__}"
         )
     check_array(array.shape, array.dtype.name, buffer, what)
     # Byte order is part of the dtype in NumPy but not of its name; the device sees native order only.
@@ -56,10 +56,10 @@ def host_array(value: object, buffer: Buffer, what: str) -> Array:
 def check_array(shape: tuple[int, ...], dtype: str, buffer: Buffer, what: str) -> None:
     """Raise `RuntimeInputError` naming the array unless its shape and dtype are those of `buffer`."""
     if dtype != buffer.dtype:
-        raise RuntimeInputError(f"{what} {buffer.name!r}: expected dtype {buffer.dtype}, got {dtype}")
+        raise RuntimeInputError(f"{what} {buffer.title!r}: expected dtype {buffer.dtype}, got {dtype}")
     if tuple(shape) != buffer.shape:
         raise RuntimeInputError(
-            f"{what} {buffer.name!r}: expected shape {list(buffer.shape)}, got {list(shape)}"
+            f"{what} {buffer.title!r}: expected shape {list(buffer.shape)}, got {list(shape)}"
         )
 
 
@@ -84,7 +84,7 @@ def _from_host_dlpack(value: Any, buffer: Buffer, what: str) -> Array:
     kind = int(value.__dlpack_device__()[0])
     if kind not in (dlpack.CPU, dlpack.CUDA_HOST):
         raise RuntimeInputError(
-            f"{what} {buffer.name!r}: expected an array in host memory, got one on DLPack device type {kind}"
+            f"{what} {buffer.title!r}: expected an array in host memory, got one on DLPack device type {kind}"
         )
     capsule = export_dlpack(value, buffer, what)
     return dlpack.copy_from_host(view_dlpack(capsule, buffer, what))
@@ -96,7 +96,7 @@ def export_dlpack(value: Any, buffer: Buffer, what: str, **options: int) -> obje
         return value.__dlpack__(**options)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise RuntimeInputError(
-            f"{what} {buffer.name!r}: cannot be exported through DLPack ({error})"
+            f"{what} {buffer.title!r}: cannot be exported through DLPack ({error})"
         ) from None
 
 
@@ -105,6 +105,6 @@ def view_dlpack(capsule: object, buffer: Buffer, what: str) -> dlpack.TensorView
     try:
         view = dlpack.view_capsule(capsule)
     except RuntimeInputError as error:
-        raise RuntimeInputError(f"{what} {buffer.name!r}: {error}") from None
+        raise RuntimeInputError(f"{what} {buffer.title!r}: {error}") from None
     check_array(view.shape, view.dtype, buffer, what)
     return view

@@ -66,7 +66,7 @@ def _copy_in(context: Context, value: Any, buffer: Buffer, target: int, stream: 
         return CopyIn(buffer.name, target, array.ctypes.data, nbytes, array, array)
     if kind == dlpack.CUDA and index != context.ordinal:
         raise RuntimeInputError(
-            f"input {buffer.name!r}: expected an array on GPU {context.ordinal}, got one on GPU {index}"
+            f"input {buffer.title!r}: expected an array on GPU {context.ordinal}, got one on GPU {index}"
         )
     capsule = export_dlpack(value, buffer, "input", stream=int(stream))
     view = view_dlpack(capsule, buffer, "input")

@@ -83,7 +83,7 @@ class PlanMemory:
 
     def _shared(self, buffer: Buffer, array: Array) -> int:
         def upload() -> int:
-            address = self._context.allocate(buffer.nbytes, f"constant {buffer.name!r}")
+            address = self._context.allocate(buffer.nbytes, f"constant {buffer.title!r}")
             if array.nbytes:
                 source = array.ctypes.data
                 self._context.call("cuMemcpyHtoDAsync", address, source, array.nbytes, self._stream)

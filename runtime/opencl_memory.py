@@ -79,7 +79,7 @@ class PlanMemory:
         self._arena = self._new(self._plan.arena_bytes, "the arena")
         for buffer in self._plan.buffers:
             if buffer.kind in ("input", "output"):
-                self._buffers[buffer.name] = self._new(buffer.nbytes, f"{buffer.kind} {buffer.name!r}")
+                self._buffers[buffer.name] = self._new(buffer.nbytes, f"{buffer.kind} {buffer.title!r}")
         for name, array in constants.items():
             self._buffers[name] = self._weight(name, array)
 

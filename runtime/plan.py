@@ -28,6 +28,7 @@ class Buffer:
 
     `nbytes` is at least the tensor's size. `offset` counts bytes: inside the arena for `arena`, inside the
     buffer `base` for `alias`; it is 0 for the other kinds, whose memory the device allocates apart.
+    `label` is what the network calls an input or constant, where that is no name that a plan can hold.
     An alias with `strides` (elements, those of the base's row-major shape) is no dense array but the box of
     its shape inside its base, whose first element lies `start` elements after `offset`.
     """
@@ -41,6 +42,12 @@ class Buffer:
     base: str = ""
     strides: tuple[int, ...] = ()
     start: int = 0
+    label: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name that users know: the network's own."""
+        return self.label or self.name
 
     @property
     def size(self) -> int:
@@ -123,6 +130,11 @@ class ExecutionPlan:
     @cached_property
     def kernel_by_name(self) -> Mapping[str, KernelCode]:
         return {kernel.name: kernel for kernel in self.kernels}
+
+    @property
+    def input_titles(self) -> tuple[str, ...]:
+        """The network's own names of the inputs, in calling order."""
+        return tuple(self.buffer_by_name[name].title for name in self.inputs)
 
     def locate(self, name: str) -> tuple[Buffer, int]:
         """The buffer that owns the memory of `name` (aliases followed) and the byte offset inside it."""

@@ -142,6 +142,8 @@ def _buffer_faults(plan: ExecutionPlan, buffer: Buffer) -> Iterator[str]:
         yield f"only arena and alias buffers have an offset, got {buffer.offset}"
     if buffer.base and buffer.kind != "alias":
         yield f"only alias buffers have a base, got {buffer.base!r:.100}"
+    if buffer.label and buffer.kind not in ("input", "constant"):
+        yield f"only inputs and constants have a label, got {buffer.label!r:.100}"
     if (buffer.strides or buffer.start) and buffer.kind != "alias":
         yield f"only alias buffers have strides and a start, got {buffer.strides!r:.100}"
 
@@ -180,10 +182,15 @@ def _box_faults(base: Buffer, buffer: Buffer) -> Iterator[str]:
 
 def _boundary_faults(plan: ExecutionPlan) -> Iterator[str]:
     yield from _duplicates("input", plan.inputs)
+    titles: set[str] = set()
     for name in plan.inputs:
         buffer = plan.buffer_by_name.get(name)
         if buffer is None or buffer.kind != "input":
             yield f"input {name!r:.100} is no buffer of kind input"
+        elif buffer.title in titles:
+            yield f"two inputs are called {buffer.title!r:.100}"
+        else:
+            titles.add(buffer.title)
     listed = set(plan.inputs)
     for buffer in plan.buffers:
         if buffer.kind == "input" and buffer.name not in listed:

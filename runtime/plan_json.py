@@ -75,8 +75,8 @@ def plan_from_json(text: str, *, sources: Mapping[str, str], binaries: Mapping[s
 
 
 def _read_buffer(data: Any, where: str) -> Buffer:
-    # Without `strides` and `start`: written before aliases could be boxes.
-    optional = ("strides", "start")
+    # Without these: written before aliases could be boxes, and before names were made safe for a plan.
+    optional = ("strides", "start", "label")
     required = tuple(name for name in Buffer.__dataclass_fields__ if name not in optional)
     fields = Fields(data, where, required, optional=optional)
     return Buffer(
@@ -89,6 +89,7 @@ def _read_buffer(data: Any, where: str) -> Buffer:
         base=fields.text("base"),
         strides=fields.integers("strides") if "strides" in data else (),
         start=fields.integer("start") if "start" in data else 0,
+        label=fields.text("label") if "label" in data else "",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -20,6 +21,8 @@ from tilewright.shaped import ShapedExecutable
 
 #: files that hold their weights and name their inputs, and what they are
 BUNDLED = {".onnx": "an ONNX file", ".pt2": "an exported program"}
+#: the `;` after a shape; names may hold one
+_BETWEEN_SHAPES = re.compile(r"(?<=[0-9=]);")
 #: what names of networks that are built, not read, begin with
 ZOO = "zoo:"
 
@@ -189,7 +192,8 @@ def reject_shapes(shapes: Sequence[str]) -> None:
 
 def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
     """Shapes by input name of `x=1,3,224,224; mask=1,64`; raises InputError."""
-    return dict(parse_shape(part.strip(), where="--shapes") for part in text.split(";"))
+    parts = _BETWEEN_SHAPES.split(text)
+    return dict(parse_shape(part.strip(), where="--shapes") for part in parts)
 
 
 def parse_shape(text: str, *, where: str = "--shape") -> tuple[str, tuple[int, ...]]:

@@ -15,6 +15,7 @@ from tilewright.ir import Module
 from tilewright.ir.compare import equal
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import stage_texts
+from tilewright.planning import constants_of
 from tilewright.runtime.memory import place_arena
 from tilewright.runtime.plan import Buffer, ExecutionPlan
 from tilewright.runtime.storage.layout import StepSpec, StoredStep, TensorSpec, plan_layout
@@ -98,7 +99,7 @@ class StepCompiler:
         lowered = self._lowered(module)
         if not equal(_without_data(lowered), plan.tensor, constants=False):
             return None
-        return {buffer.name: lowered.constants[buffer.name] for buffer in plan.constants}
+        return constants_of(plan.plan, lowered.constants)
 
     def _compiled_again(self, module: Module) -> Executable:
         """Compile with nothing that differs between two times: known measurements, modelled streams."""

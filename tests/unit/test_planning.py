@@ -1,13 +1,8 @@
 """Plans from thread modules: what a constant is called, however often it is named."""
 
 import numpy as np
-import pytest
 
 import tilewright as tw
-from tilewright.driver import lower
-from tilewright.kernel_builds import kernel_codes
-from tilewright.planning import plan_module
-from tilewright.targets import resolve_target
 
 #: two rotary embeddings by one table: each reads both halves of it, which become constants of their own
 ROTARY = """
@@ -51,7 +46,8 @@ def test_an_input_and_a_constant_of_one_name_are_told_apart():
     }
     """
     module = tw.parse(text).with_constants(tw.ir.Constants({"w": np.ones(4, np.float32)}))
-    target = resolve_target("null")
-    lowered = lower(module, target)
-    with pytest.raises(tw.InputError, match="expected a constant of another name than the inputs, got 'w'"):
-        plan_module(lowered.thread, lowered.sources, kernel_codes(lowered.sources, target), "null")
+    exe = tw.compile(module, target="null")
+    assert exe.input_names == ("w",)
+    (constant,) = [b for b in exe.plan.buffers if b.kind == "constant"]
+    assert (constant.name, constant.title) == ("w.1", "w")
+    np.testing.assert_array_equal(exe.artifact.constants["w.1"], np.ones(4, np.float32))

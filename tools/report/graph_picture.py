@@ -48,7 +48,7 @@ class _Net:
 def graph_picture(facts: Facts) -> str:
     """The whole drawing; each launch links to its kernel's section and carries its words in `data-words`."""
     net = _net(facts.plan)
-    sizes = [(_pill_width(n), PILL) for n in facts.plan.inputs]
+    sizes = [(_pill_width(n), PILL) for n in facts.plan.input_titles]
     sizes += [(WIDTH, HEAD + LINE * len(_lines(launch)) + FOOT) for launch in facts.launches]
     sizes += [(_pill_width(n), PILL) for n in facts.plan.outputs]
     layout = lay_out(sizes, [(e.source, e.reader) for e in net.edges])
@@ -103,7 +103,7 @@ def _edge_paths(net: _Net, layout: Layout) -> Iterator[str]:
     drawn: set[Segment] = set()
     for edge, route in zip(net.edges, layout.routes, strict=True):
         b = edge.buffer
-        title = f"{b.name}: {shape_text(b.dtype, b.shape)}, {bytes_text(b.nbytes)}"
+        title = f"{b.title}: {shape_text(b.dtype, b.shape)}, {bytes_text(b.nbytes)}"
         path = " ".join(_curve(s) for s in route if s not in drawn)
         drawn.update(route)
         x, y = route[-1][1]
@@ -136,13 +136,13 @@ def _boxes(facts: Facts, net: _Net, layout: Layout) -> Iterator[str]:
 
 
 def _pill(b: Buffer, corner: tuple[float, float], node: int, kind: str) -> str:
-    (x, y), width = corner, _pill_width(b.name)
-    title = f"{kind} {b.name}: {shape_text(b.dtype, b.shape)}"
+    (x, y), width = corner, _pill_width(b.title)
+    title = f"{kind} {b.title}: {shape_text(b.dtype, b.shape)}"
     return (
         f'<g class="pill" id="node-{node}" transform="translate({x:.1f} {y:.1f})">'
         f"<title>{escape(title)}</title>"
         f'<rect width="{width:.1f}" height="{PILL}" rx="{PILL / 2}"/>'
-        f'<text x="{width / 2:.1f}" y="16" text-anchor="middle">{escape(_short(b.name))}</text></g>'
+        f'<text x="{width / 2:.1f}" y="16" text-anchor="middle">{escape(_short(b.title))}</text></g>'
     )
 
 
