@@ -138,18 +138,24 @@ def choices_of(a: argparse.Namespace) -> dict[str, Any]:
 def load_network(a: argparse.Namespace) -> Module:
     """The graph-level module the arguments name, for the shapes they name; raises InputError."""
     if a.network.startswith(ZOO):
+        _reject_weights(a, "a network of the zoo")
         built = frontends.zoo.build(a.network.removeprefix(ZOO), seed=a.seed)
         return with_input_shapes(built, dict(map(parse_shape, a.shape)))
     path = Path(a.network)
     if not path.exists():
         raise InputError("no such file", where=str(path))
-    if path.suffix in BUNDLED:
-        for option, value in (("--params", a.params not in (None, "random")), ("--inputs", a.inputs)):
-            if value:
-                raise InputError(f"{BUNDLED[path.suffix]} has its own weights and inputs", where=option)
+    if (kind := {**BUNDLED, ".ir": "a file of IR"}.get(path.suffix)) is not None:
+        _reject_weights(a, kind)
     if path.suffix == ".onnx":
         return load_bundled(path, a.shape)
     return with_input_shapes(_as_written(a, path), dict(map(parse_shape, a.shape)))
+
+
+def _reject_weights(a: argparse.Namespace, kind: str) -> None:
+    """Raise InputError where arguments name weights or inputs of a network that has its own."""
+    for option, value in (("--params", a.params not in (None, "random")), ("--inputs", a.inputs)):
+        if value:
+            raise InputError(f"{kind} has its own weights and inputs", where=option)
 
 
 def _as_written(a: argparse.Namespace, path: Path) -> Module:

@@ -169,6 +169,12 @@ def attached_params(function: Any) -> tuple[np.ndarray, ...]:
     return tuple(host_array(value) for value in held)
 
 
+def input_count(function: Any) -> int | None:
+    """How many of a function's parameters, the first ones, are inputs, where TVM's importer said so."""
+    attrs = function.attrs
+    return int(attrs["num_input"]) if attrs is not None and "num_input" in attrs else None
+
+
 def host_array(value: Any) -> np.ndarray:
     """The NumPy array of a TVM tensor, or of anything array-like."""
     if hasattr(value, "numpy"):

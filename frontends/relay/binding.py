@@ -16,6 +16,10 @@ from tilewright.ir.types import TensorType, dtype_name, storage_dtype
 
 #: What `load` takes as `params`: nothing, "random", a file, or arrays by name.
 Params = None | str | Path | Mapping[str, np.ndarray]
+#: Element types of token numbers and masks, which weights rarely have.
+_INDEX_TYPES = ("int32", "int64", "bool")
+#: Names that a message lists.
+_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +55,16 @@ def bind(main: ast.Function, params: Params, inputs: Sequence[str] | None, seed:
     leaves = [leaf for variable in main.params for leaf in leaves_of(variable)]
     if len({leaf.name for leaf in leaves}) != len(leaves):
         raise InputError("expected distinct parameter names, got one twice", where=file)
-    wanted = _wanted_inputs(leaves, params, inputs, file)
+    named = None if inputs is None else _named_inputs(leaves, inputs, file)
     if isinstance(params, str) and params == "random":
-        return _random(leaves, wanted, seed, file)
+        return _random(leaves, _first_and_integers(leaves) if named is None else named, seed, file)
     arrays = _arrays(params)
+    if named is not None:
+        wanted = named
+    elif params is None:
+        wanted = frozenset(leaf.name for leaf in leaves)
+    else:
+        wanted = _leading_inputs(main, arrays)
     _check_names(leaves, arrays, wanted, inputs, file)
     bound = {
         leaf.name: arrays[leaf.name] for leaf in leaves if leaf.name in arrays and leaf.name not in wanted
@@ -65,25 +75,44 @@ def bind(main: ast.Function, params: Params, inputs: Sequence[str] | None, seed:
     return Binding(_input_types([leaf for leaf in leaves if leaf.name not in bound], file), bound)
 
 
-def _wanted_inputs(
-    leaves: Sequence[Leaf], params: Params, inputs: Sequence[str] | None, file: str
-) -> frozenset[str]:
-    if inputs is not None:
-        names = (inputs,) if isinstance(inputs, str) else tuple(inputs)
-        known = {leaf.name: {leaf.name} for leaf in leaves}
-        for leaf in leaves:
-            known.setdefault(leaf.name.split(".")[0], set()).add(leaf.name)
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            have = ", ".join(leaf.name for leaf in leaves[:8]) + (", ..." if len(leaves) > 8 else "")
-            raise InputError(
-                f"expected inputs among the parameters of @main ({have}), got {', '.join(unknown)}",
-                where=file,
-            )
-        return frozenset().union(*(known[name] for name in names))
-    if isinstance(params, str) and params == "random":
-        return frozenset(leaf.name for i, leaf in enumerate(leaves) if i == 0 or _is_integer(leaf.type))
-    return frozenset()
+def _named_inputs(leaves: Sequence[Leaf], inputs: Sequence[str], file: str) -> frozenset[str]:
+    """The leaves of the parameters that the caller names; InputError for a name that @main has not."""
+    names = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+    known = {leaf.name: {leaf.name} for leaf in leaves}
+    for leaf in leaves:
+        known.setdefault(leaf.name.split(".")[0], set()).add(leaf.name)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        have = ", ".join(leaf.name for leaf in leaves[:8]) + (", ..." if len(leaves) > 8 else "")
+        raise InputError(
+            f"expected inputs among the parameters of @main ({have}), got {', '.join(unknown)}", where=file
+        )
+    return frozenset().union(*(known[name] for name in names))
+
+
+def _first_and_integers(leaves: Sequence[Leaf]) -> frozenset[str]:
+    """What a network without given values takes for its inputs."""
+    return frozenset(leaf.name for i, leaf in enumerate(leaves) if i == 0 or _is_integer(leaf.type))
+
+
+def _leading_inputs(main: ast.Function, arrays: Mapping[str, np.ndarray]) -> frozenset[str]:
+    """The leaves of the first parameter, and of the indices right behind it, as far as none has a value.
+
+    Any other parameter without a value is a weight that was forgotten: nobody can tell it from an input.
+    """
+    wanted: list[str] = []
+    for number, variable in enumerate(main.params):
+        leaves = list(leaves_of(variable))
+        if any(leaf.name in arrays for leaf in leaves):
+            break
+        if number and not all(_is_index(leaf.type) for leaf in leaves):
+            break
+        wanted += [leaf.name for leaf in leaves]
+    return frozenset(wanted)
+
+
+def _is_index(kind: ast.Type | None) -> bool:
+    return isinstance(kind, ast.TensorType) and kind.dtype in _INDEX_TYPES
 
 
 def _is_integer(kind: ast.Type | None) -> bool:
@@ -121,13 +150,20 @@ def _check_names(
     declared = {leaf.name for leaf in leaves}
     extra = [name for name in arrays if name not in declared]
     missing = [leaf.name for leaf in leaves if leaf.name not in arrays and leaf.name not in wanted]
-    faults = [f"@main has no parameter {', '.join(map(repr, extra))}"] if extra else []
-    if inputs is not None and missing:
-        faults.append(f"no value is given for {', '.join(map(repr, missing))}")
+    faults = [f"@main has no parameter {_listed(extra)}"] if extra else []
+    if missing:
+        advice = "" if inputs is not None else " (name the inputs with --inputs or inputs=)"
+        faults.append(f"no value is given for {_listed(missing)}{advice}")
     if faults:
         raise InputError(
             f"expected a value for each parameter that is no input: {'; '.join(faults)}", where=file
         )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first names; a network may have a thousand."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more
 
 
 def _mismatch(leaf: Leaf, array: np.ndarray) -> Iterator[str]:

@@ -28,8 +28,9 @@ def load(
 
     params: None leaves every parameter of @main an input; a path (Relay parameter dictionary, .npz or
     .safetensors) or a dict of arrays binds parameters by name; "random" draws all but the inputs.
-    inputs: names of the parameters that stay inputs. None means those without a value, and for "random" the
-    first parameter and the integer ones.
+    inputs: names of the parameters that stay inputs. Every other one needs a value. None means all where
+    nothing is bound; for "random" the first parameter and the integer ones; where values are given, the first
+    parameter and the indices (int32, int64, bool) right behind it, as far as they have none.
     Raises InputError (unreadable file, wrong parameters), UnsupportedError (all unknown operators at once).
     """
     return import_module(read(path), params, inputs, seed)
@@ -42,6 +43,8 @@ def from_module(
 ) -> Module:
     """The graph-level module of a live `tvm.IRModule` of TVM 0.19 or older; `params` are TVM or NumPy arrays.
 
+    `params` and `inputs` mean what they do for `load`; an empty dict, which TVM's importers return for
+    networks without weights, binds nothing.
     Raises InputError where the module is not TVM's or its TVM has no Relay any more.
     """
     tvm = sys.modules.get("tvm")
@@ -56,7 +59,7 @@ def from_module(
         )
     module = read_json(tvm.ir.save_json(mod), "module")
     arrays = {str(name): _array(value) for name, value in (params or {}).items()}
-    return import_module(module, arrays, inputs)
+    return import_module(module, arrays or None, inputs)
 
 
 def read(path: str | Path) -> ast.Module:

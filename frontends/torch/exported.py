@@ -42,7 +42,7 @@ def from_exported(program: Any) -> Module:
     survey(program, None)
     program = core_program(program)
     survey(program, translator.operators())
-    module = from_module(translator.translated(program), _parameters(program))
+    module = from_module(translator.translated(program), _parameters(program), inputs=_inputs(program))
     _check_results(module, program)
     return module
 
@@ -81,6 +81,12 @@ def _parameters(program: Any) -> dict[str, np.ndarray]:
     specs = program.graph_signature.input_specs
     wanted = {spec.arg.name: spec.target for spec in specs if spec.kind.name == "PARAMETER"}
     return {name: host_array(program.state_dict[target]) for name, target in wanted.items()}
+
+
+def _inputs(program: Any) -> list[str]:
+    """The names of the inputs that are tensors."""
+    specs = [spec for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
+    return [spec.arg.name for spec in specs if type(spec.arg).__name__ == "TensorArgument"]
 
 
 def _check_results(module: Module, program: Any) -> None:

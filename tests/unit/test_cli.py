@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+import tilewright as tw
 from tilewright.cli import main
 
 
@@ -30,6 +31,25 @@ def test_compile_then_run_the_file(mlp, capsys, tmp_path):
     assert main(["compile", mlp, "--params", "random", "--target", "opencl", "-o", path]) == 0
     assert "4 kernels" in capsys.readouterr().out
     assert main(["run", path, "--json", "--repeats", "1"]) == 0
+
+
+def test_a_weight_missing_from_the_file_is_named(mlp, capsys, tmp_path):
+    weights = dict(tw.frontends.relay.load(mlp, params="random").constants)
+    del weights["fc3_bias"]
+    part = str(tmp_path / "part.npz")
+    np.savez(part, **weights)
+    assert main(["run", mlp, "--params", part, "--target", "reference", "--check"]) == 2
+    assert "no value is given for 'fc3_bias' (name the inputs with --inputs" in capsys.readouterr().err
+    given = ["--params", part, "--inputs", "data,fc3_bias", "--target", "reference"]
+    assert main(["run", mlp, *given]) == 0
+
+
+@pytest.mark.parametrize("network", ["zoo:nasnet_mobile", "net.ir"])
+def test_networks_with_weights_of_their_own_take_no_file(network, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.ir").write_text("")
+    assert main(["run", network, "--params", "absent.npz"]) == 2
+    assert "has its own weights and inputs" in capsys.readouterr().err
 
 
 def test_explain_names_bound_and_limit(mlp, capsys):

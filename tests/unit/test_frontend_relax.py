@@ -77,6 +77,30 @@ def test_parameters_become_constants(params):
     np.testing.assert_allclose(tw.interpret(module, X)[1], X @ w)
 
 
+def three_parameters(count=None):
+    """x + y + w, of which TVM's importer says that the first `count` are inputs."""
+    builder = relax.BlockBuilder()
+    x, y, w = (relax.Var(n, tensor(2, 3)) for n in "xyw")
+    with builder.function("main", [x, y, w]):
+        builder.emit_func_output(builder.emit(op.add(op.add(x, y), w)))
+    module = builder.get()
+    if count is not None:
+        module["main"] = module["main"].with_attr("num_input", count)
+    return module
+
+
+def test_a_missing_parameter_is_an_error():
+    load = tw.frontends.relax.from_module
+    with pytest.raises(tw.InputError, match=r"no value is given for 'y' \(name the inputs with .*inputs="):
+        load(three_parameters(), {"w": X})
+    with pytest.raises(tw.InputError, match="no value is given for 'y'"):
+        load(three_parameters(1), {"w": X})
+    assert load(three_parameters(2), {"w": X}).input_names == ("x", "y")
+    assert load(three_parameters(), {"w": X}, inputs=("x", "y")).input_names == ("x", "y")
+    assert load(three_parameters(), [X]).input_names == ("x", "y")
+    assert load(three_parameters()).input_names == ("x", "y", "w")
+
+
 def test_parameters_that_tvm_attached_are_bound():
     module, w = two_functions(), np.ones((3, 4), np.float32)
     module["main"] = module["main"].with_attr("params", [tvm.runtime.tensor(w)])

@@ -254,6 +254,31 @@ def test_parameters_are_bound_by_name():
     assert net("add(%x, %w)", WEIGHTS, params="random", inputs=("x", "w")).input_names == ("x", "w")
 
 
+def test_indices_behind_the_first_parameter_may_be_inputs():
+    declared = f"{X}, %ids: Tensor[(3), int64], %w: Tensor[(3), float32], %b: Tensor[(3), float32]"
+    given = {"w": np.ones(3, "float32"), "b": np.ones(3, "float32")}
+    assert net("add(%x, %w)", declared, params=given).input_names == ("x", "ids")
+    assert net("add(%x, %w)", declared, params={**given, "ids": np.arange(3)}).input_names == ("x",)
+    assert net("add(%x, %w)", declared, params=given, inputs=("x", "ids", "b")).input_names == (
+        "x",
+        "ids",
+        "b",
+    )
+    eight_bits = declared.replace("int64", "int8")
+    assert "no value is given for 'ids'" in fault("add(%x, %w)", eight_bits, params=given)
+
+
+def test_states_of_tuple_type_may_be_inputs():
+    declared = "%s: (Tensor[(3), float32], Tensor[(3), float32]), %w: Tensor[(3), float32]"
+    given = {"w": np.ones(3, "float32")}
+    assert net("add(%s.0, %w)", declared, params=given).input_names == ("s.0", "s.1")
+
+
+def test_long_lists_of_missing_parameters_are_cut():
+    declared = ", ".join(f"%p{i}: Tensor[(3), float32]" for i in range(20))
+    assert "'p8' and 11 more" in fault("%p0", declared, params={})
+
+
 def test_parameters_of_tuple_type_become_their_leaves():
     module = net("add(%s.0, %s.1.0)", "%s: (Tensor[(3), float32], (Tensor[(3), float32],))")
     assert module.input_names == ("s.0", "s.1.0")
@@ -264,6 +289,10 @@ def test_parameters_of_tuple_type_become_their_leaves():
     [
         ({**VALUES, "u": np.ones(1), "v": np.ones(1)}, None, "@main has no parameter 'u', 'v'"),
         ({"w": VALUES["w"]}, ("x",), "no value is given for 'i'"),
+        ({"w": VALUES["w"]}, None, "no value is given for 'i' (name the inputs with --inputs or inputs=)"),
+        ({"i": VALUES["i"]}, None, "no value is given for 'w' (name"),
+        ({}, None, "no value is given for 'w', 'i' (name"),
+        (None, ("x",), "no value is given for 'w', 'i'"),
         (
             {"w": np.ones(4, "float32"), "i": np.ones(3)},
             None,
