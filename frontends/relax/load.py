@@ -25,9 +25,9 @@ def from_module(
     (lists by function name). None binds what TVM attached to the function, if anything.
     function: the Relax function that becomes @main; functions it calls are inlined.
     inputs: names of the parameters that stay inputs; every other one needs a value. None means those that the
-    function's attribute `num_input` counts, where TVM's importer wrote one; those before a list of arrays; for
-    a dict the first parameter and the indices (int32, int64, bool) right behind it, as far as they have no
-    value.
+    function's attribute `num_input` counts, where TVM's importer wrote one; those before a list of arrays;
+    for a dict the first parameter and the indices (int32, int64, bool) right behind it, as far as they have
+    no value.
 
     Raises InputError (not a module of TVM, no such function, parameters that do not fit) and one
     UnsupportedError with places for all operators, opaque calls and symbolic dimensions that are in the way.
