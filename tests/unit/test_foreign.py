@@ -1,0 +1,85 @@
+"""The suite of foreign networks: its list, its table, and processes that die or hang."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+from tilewright.ir import InputError
+from tilewright.tools.foreign.__main__ import main
+from tilewright.tools.foreign.registry import ENTRIES, chosen
+from tilewright.tools.foreign.row import DECLINED, DIED, RIGHT, TIMEOUT, Case, Row, markdown, summary
+from tilewright.tools.foreign.ways import relative_errors
+from tilewright.tools.foreign.workers import run_all
+
+
+def case(network: str, via: str = "export") -> Case:
+    return Case(network, via, 1, "reference", "fp32")
+
+
+def test_there_are_enough_networks_of_several_packages():
+    assert len(ENTRIES) >= 45
+    assert {e.package for e in ENTRIES.values()} >= {"timm", "torchvision", "transformers", "torch"}
+    assert [n for n, e in ENTRIES.items() if n != e.name or not e.feeds] == []
+
+
+def test_other_tolerances_give_their_reason():
+    assert [e.name for e in ENTRIES.values() if bool(e.tolerance) != bool(e.because)] == []
+
+
+def test_unknown_networks_are_refused(capsys):
+    with pytest.raises(InputError, match="did you mean 'mobilevit_xxs'"):
+        chosen(["mobilevit_xs"])
+    assert main(["nonesuch"]) == 2
+    assert "unknown network 'nonesuch'" in capsys.readouterr().err
+
+
+def test_relative_errors():
+    wanted = [np.array([3.0, 4.0])]
+    assert relative_errors([np.array([3.0, 4.5])], wanted) == [0.1]
+    assert relative_errors([np.array([3.0, np.nan])], wanted) == [float("inf")]
+    assert relative_errors([np.zeros(3)], wanted) == [float("inf")]
+    assert relative_errors([], wanted) == [float("inf")]
+
+
+def test_tables():
+    rows = [
+        Row(case("a"), RIGHT, 1e-7, 2.0),
+        Row(case("a", "compile"), DECLINED, reason="no a|b"),
+        Row(case("b"), RIGHT, 2e-7, 3.0),
+    ]
+    assert summary(rows) == "1 of 2 networks are right in every row; 3 rows: 2 right, 1 declined"
+    assert markdown(rows).splitlines()[2:] == ["| a | declined: no a/b | 1.0e-07 |", "| b |  | 2.0e-07 |"]
+    assert rows[0].line().split() == ["a", "export", "1", "reference", "fp32", "1.0e-07", "2.0", "right"]
+
+
+def planned(pipe, cases, threads, only_compile):
+    for c in cases:
+        if c.network == "dies" and c.via == "export":
+            os._exit(3)
+        if c.network == "hangs" and c.via == "export":
+            time.sleep(60)
+        pipe.send(Row(c, RIGHT))
+
+
+def test_a_process_that_dies_or_hangs_costs_one_row():
+    cases = [case(n, via) for n in ("dies", "hangs") for via in ("onnx-script", "export", "compile")]
+    rows = {(r.case.network, r.case.via): r for r in run_all(cases, 2, 0.5, child=planned, starting=30.0)}
+    assert len(rows) == 6
+    assert {k: r.state for k, r in rows.items() if r.state != RIGHT} == {
+        ("dies", "export"): DIED,
+        ("hangs", "export"): TIMEOUT,
+    }
+    assert rows["dies", "export"].reason == "exit code 3"
+    assert rows["hangs", "export"].reason == "no result within 0.5 s"
+
+
+def test_one_network_of_torch_comes_in_right(capsys, tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("tvm")
+    file = tmp_path / "rows.json"
+    given = ["tcn", "--target", "reference", "--batch", "1", "--via", "export"]
+    assert main([*given, "--json", str(file)]) == 0
+    assert "1 of 1 networks are right in every row; 1 rows: 1 right" in capsys.readouterr().out
+    assert '"state": "right"' in file.read_text()

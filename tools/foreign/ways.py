@@ -1,0 +1,124 @@
+"""The ways in: both ONNX exporters of torch, torch.export, and torch.compile."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy as np
+
+import tilewright as tw
+from tilewright.api import Precision
+from tilewright.dynamo import FallbackWarning
+from tilewright.frontends.torch.exported import host_array
+from tilewright.ir import UnsupportedError
+
+
+class ExporterError(Exception):
+    """Torch itself does not export the network: nothing of ours was asked."""
+
+
+class FellBack(UnsupportedError):
+    """Part of the network ran in eager torch."""
+
+
+class Way(Protocol):
+    """A network that came in once and is compiled as often as wanted."""
+
+    def run(
+        self, target: str, precision: Precision, inputs: Sequence[Any], *, only_compile: bool
+    ) -> list[Any]:
+        """Arrays for torch tensors of the CPU; none where it is compiled only."""
+        ...
+
+
+class Imported:
+    """A module of ours, imported from what torch exported."""
+
+    def __init__(self, module: tw.Module) -> None:
+        self._module = module
+
+    def run(
+        self, target: str, precision: Precision, inputs: Sequence[Any], *, only_compile: bool
+    ) -> list[Any]:
+        """Compile, and call with the inputs the module still has."""
+        with tw.compile(self._module, target=target, precision=precision, progress=False) as exe:
+            return [] if only_compile else exe(*(host_array(x) for x in inputs))
+
+
+class Dynamo:
+    """The network itself: torch.compile captures and compiles it at each run."""
+
+    def __init__(self, network: Any) -> None:
+        self._network = network
+
+    def run(
+        self, target: str, precision: Precision, inputs: Sequence[Any], *, only_compile: bool
+    ) -> list[Any]:
+        """Compile at the first call; raises FellBack where eager torch had to help."""
+        torch = import_module("torch")
+        place = "cuda" if target.startswith("cuda") and torch.cuda.is_available() else "cpu"
+        torch._dynamo.reset()
+        options = {"target": target, "precision": precision}
+        compiled = torch.compile(
+            self._network.to(place), backend="tilewright", options=options, dynamic=False
+        )
+        with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+            warnings.simplefilter("always", FallbackWarning)
+            results = compiled(*(x.to(place) for x in inputs))
+        for warning in caught:
+            if issubclass(warning.category, FallbackWarning):
+                raise FellBack(str(warning.message))
+        return [host_array(y) for y in results]
+
+
+def _onnx_dynamo(network: Any, inputs: Sequence[Any]) -> Way:
+    program = _exported(lambda torch: torch.onnx.export(network, tuple(inputs), dynamo=True, verbose=False))
+    return Imported(tw.frontends.onnx.load(program.model_proto))
+
+
+def _onnx_script(network: Any, inputs: Sequence[Any]) -> Way:
+    file = io.BytesIO()
+    _exported(lambda torch: torch.onnx.export(network, tuple(inputs), file, dynamo=False, opset_version=17))
+    return Imported(tw.frontends.onnx.load(file.getvalue()))
+
+
+def _export(network: Any, inputs: Sequence[Any]) -> Way:
+    program = _exported(lambda torch: torch.export.export(network, tuple(inputs)))
+    return Imported(tw.frontends.torch.from_exported(program))
+
+
+def _exported(export: Any) -> Any:
+    torch = import_module("torch")
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return export(torch)
+    except Exception as error:
+        raise ExporterError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+
+
+WAYS: Mapping[str, Any] = {
+    "onnx-dynamo": _onnx_dynamo,
+    "onnx-script": _onnx_script,
+    "export": _export,
+    "compile": lambda network, inputs: Dynamo(network),
+}
+
+
+def relative_errors(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> list[float]:
+    """Of each result the norm of the difference over the norm; inf where shapes or finiteness differ."""
+    if len(got) != len(wanted):
+        return [float("inf")]
+    errors = []
+    for g, w in zip(got, wanted, strict=True):
+        if g.shape != w.shape:
+            return [float("inf")]
+        a, b = g.astype(np.float64), w.astype(np.float64)
+        error = float(np.linalg.norm(a - b)) / (float(np.linalg.norm(b)) or 1.0)
+        errors.append(error if np.isfinite(error) else float("inf"))
+    return errors

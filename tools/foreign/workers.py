@@ -1,0 +1,199 @@
+"""Runs cases in child processes, one per network: a crash or a hang costs one row."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr
+from functools import partial
+from importlib import import_module
+from itertools import groupby
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from queue import SimpleQueue
+from typing import Any, cast
+
+from tilewright.api import Precision
+from tilewright.ir import UnsupportedError
+from tilewright.tools.foreign.network import Prepared
+from tilewright.tools.foreign.registry import ENTRIES
+from tilewright.tools.foreign.row import (
+    COMPILED,
+    DECLINED,
+    DIED,
+    EXPORTER,
+    FAILED,
+    FALLBACK,
+    RIGHT,
+    TIMEOUT,
+    WRONG,
+    Case,
+    Row,
+)
+from tilewright.tools.foreign.ways import WAYS, ExporterError, FellBack, Way, relative_errors
+
+#: what a process does: the end of its pipe, cases of one network, threads for torch, whether to compile only
+Child = Callable[[Connection, Sequence[Case], int, bool], None]
+#: a network is built and its imports are made before its first row: that much more time than a row has
+STARTING_SECONDS = 120.0
+
+
+def run_all(
+    cases: Sequence[Case],
+    jobs: int,
+    seconds: float,
+    *,
+    only_compile: bool = False,
+    child: Child | None = None,
+    starting: float = STARTING_SECONDS,
+) -> Iterator[Row]:
+    """Rows in the order they finish; cases of one network share a process.
+
+    seconds: the bound of each row; the first of a process has `starting` seconds more.
+    child: what a process does: it sends a row per case through the pipe.
+    """
+    queue: SimpleQueue[Row | None] = SimpleQueue()
+    groups = [list(group) for _, group in groupby(cases, lambda c: c.network)]
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+
+    def run(group: list[Case]) -> None:
+        start = partial(_start, child or run_cases, threads, only_compile)
+        try:
+            _supervise(group, start, seconds, starting, queue.put)
+        finally:
+            queue.put(None)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for group in groups:
+            pool.submit(run, group)
+        ended = 0
+        while ended < len(groups):
+            row = queue.get()
+            if row is None:
+                ended += 1
+            else:
+                yield row
+
+
+def _start(
+    child: Child, threads: int, only_compile: bool, cases: list[Case]
+) -> tuple[Connection, SpawnProcess]:
+    """A process that runs cases, and the end of the pipe its rows come from."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=child, args=(theirs, cases, threads, only_compile), daemon=True)
+    process.start()
+    theirs.close()
+    return ours, process
+
+
+def _supervise(
+    cases: Sequence[Case],
+    start: Callable[[list[Case]], tuple[Connection, SpawnProcess]],
+    seconds: float,
+    starting: float,
+    put: Callable[[Row], None],
+) -> None:
+    """Rows of one network; a process that dies or hangs is replaced for the cases that are left."""
+    left = list(cases)
+    while left:
+        pipe, process = start(left)
+        limit, began, state = seconds + starting, time.perf_counter(), ""
+        while left and not state:
+            try:
+                if pipe.poll(limit):
+                    put(pipe.recv())
+                    del left[0]
+                    limit, began = seconds, time.perf_counter()
+                else:
+                    state = TIMEOUT
+                    process.kill()
+            except (EOFError, OSError):
+                state = DIED
+        process.join()
+        if state:
+            ended = f"no result within {limit:g} s" if state == TIMEOUT else f"exit code {process.exitcode}"
+            put(Row(left.pop(0), state, seconds=time.perf_counter() - began, reason=ended))
+
+
+def run_cases(pipe: Connection, cases: Sequence[Case], threads: int, only_compile: bool) -> None:
+    """The rows of cases of one network, sent as they end."""
+    warnings.simplefilter("ignore")
+    import_module("torch").set_num_threads(threads)
+    runner = _Runner(cases[0].network, only_compile)
+    for case in cases:
+        pipe.send(runner.row(case))
+    pipe.close()
+    os._exit(0)  # libraries of torch and TVM may hang at a regular end
+
+
+class _Runner:
+    """Runs cases of one network; what a way in gives is kept for the next precision and target."""
+
+    def __init__(self, name: str, only_compile: bool) -> None:
+        self._entry = ENTRIES[name]
+        self._only_compile = only_compile
+        self._prepared: Prepared | None = None
+        self._known: dict[Any, Any] = {}
+
+    def row(self, case: Case) -> Row:
+        """One row; every error becomes its state."""
+        start = time.perf_counter()
+        noise = io.StringIO()
+        state, error, reason, seconds = RIGHT, float("nan"), "", None
+        try:
+            with redirect_stderr(noise):
+                error, seconds = self._error(case)
+            if self._only_compile:
+                state = COMPILED
+            elif not error <= self._entry.limit(case.precision):
+                state, reason = WRONG, f"expected at most {self._entry.limit(case.precision):g}"
+        except FellBack as e:
+            state, reason = FALLBACK, _line(e)
+        except UnsupportedError as e:
+            state, reason = DECLINED, _line(e)
+        except ExporterError as e:
+            state, reason = EXPORTER, _line(e)
+        except Exception as e:  # noqa: BLE001 - whatever is raised is this row's finding
+            state, reason = FAILED, f"{type(e).__name__}: {_line(e)}"
+        return Row(case, state, error, seconds or time.perf_counter() - start, reason)
+
+    def _error(self, case: Case) -> tuple[float, float]:
+        """The largest relative error, and the seconds from the network in torch to its first result."""
+        if self._prepared is None:
+            self._prepared = Prepared(self._entry)
+        inputs = self._kept(("inputs", case.batch), lambda: self._prepared.inputs(case.batch))  # type: ignore[union-attr]
+        wanted = self._kept(("exact", case.batch), lambda: self._prepared.exact(inputs))  # type: ignore[union-attr]
+        start = time.perf_counter()
+        network = self._prepared.network
+        way: Way = self._kept((case.via, case.batch), lambda: WAYS[case.via](network, inputs))
+        imported = self._known[case.via, case.batch, "seconds"]
+        start = time.perf_counter()
+        precision = cast("Precision", case.precision)
+        got = way.run(case.target, precision, inputs, only_compile=self._only_compile)
+        seconds = imported + time.perf_counter() - start
+        if self._only_compile:
+            return float("nan"), seconds
+        return max(relative_errors(got, wanted), default=float("inf")), seconds
+
+    def _kept(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """What was made before, failures included; how long it took is kept beside it."""
+        if key not in self._known:
+            start = time.perf_counter()
+            try:
+                self._known[key] = make()
+            except Exception as error:  # noqa: BLE001 - raised below, for this case and the next
+                self._known[key] = error
+            self._known[*key, "seconds"] = time.perf_counter() - start
+        if isinstance(self._known[key], Exception):
+            raise self._known[key]
+        return self._known[key]
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:400]
