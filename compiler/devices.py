@@ -17,7 +17,7 @@ def open_device(target: str) -> Device:
 
         return CudaDevice()
     if kind == "opencl":
-        from tilewright.runtime.opencl import OpenClDevice
+        from tilewright.runtime.opencl.device import OpenClDevice
 
         return OpenClDevice()
     if kind == "emulator":

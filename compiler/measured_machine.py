@@ -149,7 +149,7 @@ def device_memory_bytes(target: str) -> int:
 
         with clear_errors(), CudaDevice() as gpu, gpu.context.current():
             return int(gpu.context.call("cuMemGetInfo")[1])
-    from tilewright.runtime.opencl import OpenClDevice
+    from tilewright.runtime.opencl.device import OpenClDevice
 
     with clear_errors(), OpenClDevice() as device:
         return int(device.device.global_mem_size)

@@ -99,7 +99,7 @@ def _calibrated_cpu(record: Hardware) -> Hardware:
     """The record with the calibration of the OpenCL device present; none is opened without a calibration."""
     if not has_calibrations("opencl"):
         return record
-    from tilewright.runtime.opencl import OpenClDevice
+    from tilewright.runtime.opencl.device import OpenClDevice
 
     try:
         with OpenClDevice() as device:

@@ -52,8 +52,8 @@ def _lane(kind: str, device: object, cap_bytes: int | None, direct: bool) -> Lan
         assert isinstance(device, CudaDevice)
         return CudaLane(device, cap_bytes, direct=direct)
     if kind == "opencl":
-        from tilewright.runtime.opencl import OpenClDevice
-        from tilewright.runtime.opencl_lane import OpenClLane
+        from tilewright.runtime.opencl.device import OpenClDevice
+        from tilewright.runtime.opencl.lane import OpenClLane
 
         assert isinstance(device, OpenClDevice)
         return OpenClLane(device, cap_bytes)

@@ -10,7 +10,7 @@ from tilewright.codegen.kernel_source import KernelSource
 from tilewright.ir import Func, Module, parse, verify
 from tilewright.ir.types import storage_dtype
 from tilewright.runtime.emulator import EmulatorDevice
-from tilewright.runtime.opencl import OpenClDevice
+from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
 
 DEVICES = ("opencl", "emulator")

@@ -16,7 +16,7 @@ from tilewright.runtime.communication.threads import ThreadWorld
 from tilewright.runtime.emulator import EmulatorDevice
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
 from tilewright.runtime.null import NullDevice
-from tilewright.runtime.opencl import OpenClDevice
+from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.plan import ExecutionPlan
 from tilewright.runtime.plan_check import find_faults
 

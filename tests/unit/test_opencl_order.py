@@ -8,8 +8,8 @@ from runtime_samples import diamond, diamond_result, random_floats
 import tilewright as tw
 from tilewright.runtime.arena_check import find_hazards
 from tilewright.runtime.errors import DeviceError
-from tilewright.runtime.opencl import OpenClDevice
-from tilewright.runtime.opencl_order import order_of
+from tilewright.runtime.opencl.device import OpenClDevice
+from tilewright.runtime.opencl.order import order_of
 from tilewright.runtime.stream_assignment import launch_dag, with_streams
 from tilewright.runtime.streams import plan_streams
 

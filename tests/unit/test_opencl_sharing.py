@@ -12,8 +12,8 @@ from tilewright.codegen.dialect_opencl import OpenClDialect
 from tilewright.codegen.emit_kernel import emit_opencl  # noqa: F401  (defines the helpers)
 from tilewright.codegen.prelude import Prelude
 from tilewright.runtime.errors import DeviceError, KernelBuildError, OutOfMemoryError, RuntimeInputError
-from tilewright.runtime.opencl import OpenClDevice
-from tilewright.runtime.opencl_memory import OpenClPool
+from tilewright.runtime.opencl.device import OpenClDevice
+from tilewright.runtime.opencl.memory import OpenClPool
 from tilewright.runtime.plan import Buffer, ExecutionPlan
 
 PLAN = diamond()

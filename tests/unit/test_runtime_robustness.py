@@ -18,7 +18,7 @@ from tilewright.runtime.errors import (
     RuntimeInputError,
 )
 from tilewright.runtime.null import NullDevice
-from tilewright.runtime.opencl_driver import driver_error, import_pyopencl
+from tilewright.runtime.opencl.driver import driver_error, import_pyopencl
 from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
 
 PLAN = diamond()

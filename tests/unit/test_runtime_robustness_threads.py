@@ -13,7 +13,7 @@ from tilewright.codegen import EmulatorBuilder
 from tilewright.runtime.emulator import EmulatorDevice
 from tilewright.runtime.errors import DeviceError
 from tilewright.runtime.null import NullDevice
-from tilewright.runtime.opencl import OpenClDevice
+from tilewright.runtime.opencl.device import OpenClDevice
 
 THREADS = 8
 W = random_floats(2)

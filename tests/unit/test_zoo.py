@@ -11,7 +11,7 @@ import pytest
 import tilewright as tw
 from tilewright.cli import main
 from tilewright.ir import InputError
-from tilewright.runtime.opencl import OpenClDevice
+from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.stream_assignment import launch_dag, with_streams
 from tilewright.runtime.streams import plan_streams
 

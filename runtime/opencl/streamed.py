@@ -7,8 +7,8 @@ from typing import Any
 
 from tilewright.runtime.arrays import Array
 from tilewright.runtime.errors import DeviceError
-from tilewright.runtime.opencl_communication import Replay
-from tilewright.runtime.opencl_plan import OpenClPlan
+from tilewright.runtime.opencl.communication import Replay
+from tilewright.runtime.opencl.plan import OpenClPlan
 
 
 class OpenClStreamedPlan(OpenClPlan):

@@ -8,7 +8,7 @@ from typing import Any
 
 from tilewright.runtime.arrays import Array
 from tilewright.runtime.errors import OutOfMemoryError, RuntimeInputError
-from tilewright.runtime.opencl_driver import driver_errors
+from tilewright.runtime.opencl.driver import driver_errors
 from tilewright.runtime.plan import Buffer, ExecutionPlan
 from tilewright.runtime.shared_memory import Shared, content_key
 

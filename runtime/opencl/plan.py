@@ -14,15 +14,15 @@ from tilewright.runtime.communication.replay import communicator_for
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
 from tilewright.runtime.loaded import Closable, describe_launch
-from tilewright.runtime.opencl_communication import CommunicationEvent, PlanCommunications, Replay
-from tilewright.runtime.opencl_driver import driver_error, driver_errors
-from tilewright.runtime.opencl_memory import PlanMemory
-from tilewright.runtime.opencl_order import order_of
+from tilewright.runtime.opencl.communication import CommunicationEvent, PlanCommunications, Replay
+from tilewright.runtime.opencl.driver import driver_error, driver_errors
+from tilewright.runtime.opencl.memory import PlanMemory
+from tilewright.runtime.opencl.order import order_of
 from tilewright.runtime.plan import ExecutionPlan, Launch
 from tilewright.runtime.work_lock import WorkLock
 
 if TYPE_CHECKING:
-    from tilewright.runtime.opencl import OpenClDevice
+    from tilewright.runtime.opencl.device import OpenClDevice
 
 NANOSECOND = 1e-9
 

@@ -23,16 +23,16 @@ from tilewright.runtime.errors import (
 )
 from tilewright.runtime.loaded import Closable, describe_launch
 from tilewright.runtime.memory import layout_of, plan_with_layout
-from tilewright.runtime.opencl_driver import (
+from tilewright.runtime.opencl.driver import (
     context_of,
     driver_errors,
     first_complaint,
     import_pyopencl,
     list_opencl_devices,
 )
-from tilewright.runtime.opencl_memory import OpenClPool, PlanMemory
-from tilewright.runtime.opencl_plan import OpenClPlan
-from tilewright.runtime.opencl_streamed import OpenClStreamedPlan
+from tilewright.runtime.opencl.memory import OpenClPool, PlanMemory
+from tilewright.runtime.opencl.plan import OpenClPlan
+from tilewright.runtime.opencl.streamed import OpenClStreamedPlan
 from tilewright.runtime.plan import ExecutionPlan, KernelCode
 from tilewright.runtime.plan_check import ALIGNMENT
 

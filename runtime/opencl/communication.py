@@ -20,8 +20,8 @@ from tilewright.runtime.communication.kernel import CommunicationKernel
 from tilewright.runtime.communication.replay import CommunicationOrder
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.loaded import describe_launch
-from tilewright.runtime.opencl_driver import driver_errors
-from tilewright.runtime.opencl_memory import PlanMemory
+from tilewright.runtime.opencl.driver import driver_errors
+from tilewright.runtime.opencl.memory import PlanMemory
 from tilewright.runtime.plan import ExecutionPlan
 
 

@@ -11,10 +11,10 @@ import numpy as np
 from tilewright.runtime.arrays import Array
 from tilewright.runtime.errors import DeviceError
 from tilewright.runtime.loaded import Closable, describe_launch
-from tilewright.runtime.opencl import OpenClDevice
-from tilewright.runtime.opencl_driver import driver_errors
-from tilewright.runtime.opencl_memory import OpenClPool, PlanMemory
-from tilewright.runtime.opencl_plan import NANOSECOND, OpenClPlan
+from tilewright.runtime.opencl.device import OpenClDevice
+from tilewright.runtime.opencl.driver import driver_errors
+from tilewright.runtime.opencl.memory import OpenClPool, PlanMemory
+from tilewright.runtime.opencl.plan import NANOSECOND, OpenClPlan
 from tilewright.runtime.placed import ARENA, Block, CappedMemory, Place, SharedSlot, check_places
 from tilewright.runtime.plan import ExecutionPlan
 from tilewright.runtime.storage.buffers import AlignedAllocator

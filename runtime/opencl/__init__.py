@@ -1,0 +1,1 @@
+"""OpenCL devices: which implementations there are, which are trusted, plans loaded on them."""
