@@ -7,11 +7,11 @@ from tilewright.runtime.device import Device
 
 
 def open_device(target: str) -> Device:
-    """The device for a target such as `cuda:sm_90a`, `opencl`, `emulator:sm_90a` or `null`.
+    """The device for a target such as `cuda:sm_90a`, `opencl`, `opencl:pocl`, `emulator:sm_90a` or `null`.
 
     Raises DeviceMissingError where this machine has none, InputError for an unknown target.
     """
-    kind = target.partition(":")[0]
+    kind, _, name = target.partition(":")
     if kind == "cuda":
         from tilewright.runtime.cuda import CudaDevice
 
@@ -19,7 +19,7 @@ def open_device(target: str) -> Device:
     if kind == "opencl":
         from tilewright.runtime.opencl.device import OpenClDevice
 
-        return OpenClDevice()
+        return OpenClDevice(name or None)
     if kind == "emulator":
         from tilewright.codegen.emulator_build import EmulatorBuilder
         from tilewright.runtime.emulator import EmulatorDevice

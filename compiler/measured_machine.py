@@ -149,10 +149,11 @@ def device_memory_bytes(target: str) -> int:
 
         with clear_errors(), CudaDevice() as gpu, gpu.context.current():
             return int(gpu.context.call("cuMemGetInfo")[1])
-    from tilewright.runtime.opencl.device import OpenClDevice
+    from tilewright.runtime.opencl.trust import find_device
 
-    with clear_errors(), OpenClDevice() as device:
-        return int(device.device.global_mem_size)
+    with clear_errors():
+        device, _ = find_device(target.partition(":")[2] or None)
+        return int(device.global_mem_size)
 
 
 def _storage(folder: str, devices: int) -> Storage:

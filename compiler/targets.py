@@ -7,16 +7,22 @@ from dataclasses import dataclass
 
 from tilewright.calibration.store import as_calibrated, has_calibrations
 from tilewright.costmodel import CpuHardware, Hardware, compiled_for, fill_from_machine, load_hardware
-from tilewright.ir import InputError
-from tilewright.runtime.errors import DeviceError
+from tilewright.ir import InputError, WorkError
+from tilewright.runtime.errors import DeviceError, DeviceMissingError
 
-NAMES = ("auto", "cuda", "cuda:sm_XY", "opencl", "emulator", "reference", "null")
+NAMES = ("auto", "cuda", "cuda:sm_XY", "opencl", "opencl:NAME", "emulator", "reference", "null")
 DEFAULT_ARCH = "sm_90a"
+FLOAT_BITS = 32
+#: of OpenCL code for a device that is not there
+LEAST_VECTOR_BITS = 128
 
 
 @dataclass(frozen=True)
 class Target:
-    """`kind` is cuda, opencl, emulator, reference or null; `arch` is the architecture of CUDA C code."""
+    """`kind` is cuda, opencl, emulator, reference or null.
+
+    `arch` is the architecture of CUDA C code; of opencl what names the device, where one was asked for.
+    """
 
     kind: str
     arch: str
@@ -36,7 +42,9 @@ def resolve_target(text: str) -> Target:
 
     `cuda` takes the architecture of the GPU present, and sm_90a where there is none (compiling needs no GPU).
     The device found (of `auto`, `cuda` and `opencl`) brings its calibration, if it has one; a target that
-    names an architecture has the record as it comes with Tilewright. Raises InputError for anything else.
+    names an architecture has the record as it comes with Tilewright. `opencl:NAME` picks the device whose
+    implementation (`intel`, `pocl`) or name NAME means. Raises InputError for anything else, and
+    WorkError where no OpenCL device has the name.
     """
     kind, _, arch = text.partition(":")
     if kind == "auto" and not arch:
@@ -51,18 +59,19 @@ def resolve_target(text: str) -> Target:
         if found:
             return _present_gpu(found)
         return Target(kind, arch or DEFAULT_ARCH, _gpu_record(arch or DEFAULT_ARCH, ""))
-    if kind in ("opencl", "reference") and not arch:
-        record = _cpu_record()
-        return Target(kind, "", _calibrated_cpu(record) if kind == "opencl" else record)
+    if kind == "opencl":
+        return Target(kind, arch, _opencl_record(arch))
+    if kind == "reference" and not arch:
+        return Target(kind, "", _cpu_record())
     raise InputError(f"expected a target among {', '.join(NAMES)}, got '{text}'")
 
 
 def shipped_record(target: Target) -> Hardware:
     """The record of a target's device as it comes with Tilewright, of a CPU with this machine's cores."""
     shipped = load_hardware(target.hardware.name)
-    return (
-        fill_from_machine(shipped) if isinstance(shipped, CpuHardware) else compiled_for(shipped, target.arch)
-    )
+    if isinstance(shipped, CpuHardware) and isinstance(target.hardware, CpuHardware):
+        return fill_from_machine(shipped, FLOAT_BITS * target.hardware.simd_lanes)
+    return compiled_for(shipped, target.arch)
 
 
 @dataclass(frozen=True)
@@ -90,22 +99,31 @@ def _gpu() -> _Gpu | None:
         return None
 
 
-def _cpu_record() -> Hardware:
+def _cpu_record(vector_bits: int | None = None) -> Hardware:
     record = load_hardware("opencl")
-    return fill_from_machine(record) if isinstance(record, CpuHardware) else record
+    return fill_from_machine(record, vector_bits) if isinstance(record, CpuHardware) else record
 
 
-def _calibrated_cpu(record: Hardware) -> Hardware:
-    """The record with the calibration of the OpenCL device present; none is opened without a calibration."""
-    if not has_calibrations("opencl"):
-        return record
-    from tilewright.runtime.opencl.device import OpenClDevice
+def _opencl_record(name: str) -> Hardware:
+    """The record of the OpenCL device that would run: vectors as wide as it takes, and its calibration.
+
+    Without any device, and no name that asks for one, what is compiled has vectors that every CPU takes.
+    """
+    from tilewright.runtime.opencl.platforms import full_name, version_of
+    from tilewright.runtime.opencl.trust import find_device
 
     try:
-        with OpenClDevice() as device:
-            return as_calibrated(record, "opencl", device.name, device.driver_version)
-    except DeviceError:
+        device, vector_bits = find_device(name or None)
+    except DeviceMissingError as missing:
+        if name:
+            raise WorkError(str(missing)) from missing
+        return _cpu_record(LEAST_VECTOR_BITS)
+    except DeviceError as refused:
+        raise WorkError(str(refused)) from refused
+    record = _cpu_record(vector_bits)
+    if not has_calibrations("opencl"):
         return record
+    return as_calibrated(record, "opencl", full_name(device), version_of(device))
 
 
 def _gpu_record(arch: str, device: str) -> Hardware:

@@ -47,6 +47,10 @@ _MAY_BE_ZERO = frozenset(
         "wgmma_share",
     }
 )
+#: a lane of a SIMD register holds a float32; processors with registers of 512 bits have 32 of them, as those
+#: of ARM have, other x86 processors 16 (their manuals of the instruction set)
+_LANE_BITS, _WIDEST_BITS = 32, 512
+_ARM = ("aarch64", "arm64")
 _IDENTITY = ("name", "targets", "device_names", "sources", "origin")
 _MAX_RECORD_BYTES = 1 << 20
 
@@ -114,27 +118,29 @@ def load_hardware_file(path: str | Path) -> Hardware:
     return _record_from_table(table, where)
 
 
-def fill_from_machine(record: CpuHardware) -> CpuHardware:
+def fill_from_machine(record: CpuHardware, vector_bits: int | None = None) -> CpuHardware:
     """`record` with cores, SIMD lanes and vector registers of the running machine.
 
-    Cores are those this process may run on. Lanes and registers follow the CPU's feature flags where the
-    system shows them and stay as recorded otherwise.
+    Cores are those this process may run on. vector_bits: width of the vectors that the compiler of the device
+    takes, which may be older than the processor; None takes the widest that the processor's flags name, and
+    what is recorded where the system does not show them.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    lanes, registers = _simd_of_machine(record)
-    return replace(record, cores=cores, simd_lanes=lanes, vector_registers=registers)
+    lanes = _lanes_of_machine(record) if vector_bits is None else vector_bits // _LANE_BITS
+    many = platform.machine() in _ARM or lanes * _LANE_BITS == _WIDEST_BITS
+    return replace(record, cores=cores, simd_lanes=lanes, vector_registers=32 if many else 16)
 
 
-def _simd_of_machine(record: CpuHardware) -> tuple[int, int]:
-    if platform.machine() in ("aarch64", "arm64"):
-        return 4, 32
+def _lanes_of_machine(record: CpuHardware) -> int:
+    if platform.machine() in _ARM:
+        return 4
     try:
         flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
     except OSError:
-        return record.simd_lanes, record.vector_registers
+        return record.simd_lanes
     if "avx512f" in flags:
-        return 16, 32
-    return (8, 16) if "avx2" in flags else (4, 16)
+        return _WIDEST_BITS // _LANE_BITS
+    return 8 if "avx2" in flags else 4
 
 
 def _record_from_table(table: Mapping[str, Any], where: str) -> Hardware:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 
+from tilewright.costmodel.hardware import CpuHardware
 from tilewright.ir.builder import Builder
 from tilewright.ir.errors import InputError
 from tilewright.ir.expr import Expr, Sym, binary, substitute
@@ -32,11 +33,14 @@ def vectorise(func: Func, ctx: PassContext, *, max_bytes: int = 16, registers: b
     rewrite:  loop(v, 4) { %a = load(%x, at = [i, 4*j + v]); store(%a, %s, at = [4*j + v]) }
               -->   %a = load(%x, at = [i, 4*j], lanes = 4); store(%a, %s, at = [4*j])
 
-    max_bytes: widest vector. registers: also loops that touch register buffers alone (a CPU has vector
-    arithmetic; a GPU only gains from wide memory accesses). Each lane computes what its iteration computed.
+    max_bytes: widest vector in memory. registers: also loops that touch register buffers alone (a CPU has
+    vector arithmetic; a GPU only gains from wide memory accesses); then no value is wider than the vectors
+    of a CPU that `ctx` names, whatever its dtype. Each lane computes what its iteration computed.
     """
     if max_bytes < 1:
         raise InputError(f"expected max_bytes of at least 1, got {max_bytes}")
+    if registers and isinstance(ctx.hardware, CpuHardware):
+        max_bytes = min(max_bytes, ctx.hardware.simd_lanes * itemsize("f32"))
     v = _Vectoriser(max_bytes, registers)
     return func.with_body(v.block(func.body, launch_ranges(func)))
 
@@ -65,13 +69,20 @@ class _Vectoriser:
         for lanes in sorted(LANES - {1}, reverse=True):
             if lanes * max(sizes) <= self.max_bytes and extent_of(op) % lanes == 0:
                 wide = _Widener(loop_variable(op), lanes, ranges, self.registers).body(op.body)
-                if wide is not None:
+                if wide is not None and not (self.registers and _widest_bytes(wide) > self.max_bytes):
                     return replace(op.with_attrs(extent=extent_of(op) // lanes), body=wide)
         return op
 
 
 def _buffers(body: Block) -> list[Value]:
     return [v for o in body.ops if o.level == "thread" for v in o.operands if isinstance(v.type, TensorType)]
+
+
+def _widest_bytes(block: Block) -> int:
+    """Bytes of the widest vector that an op of a block gives; what it computes may be wider than memory."""
+    types = [v.type for op in block.ops for v in op.results]
+    vectors = (t for t in types if isinstance(t, ScalarType) and t.lanes > 1)
+    return max((t.lanes * itemsize(t.dtype) for t in vectors), default=0)
 
 
 class _Widener:

@@ -1,7 +1,4 @@
-"""The OpenCL device on pyopencl: any CPU or GPU, with the PoCL wheel as the embedded default.
-
-The wheel `pocl-binary-distribution` puts PoCL beside pyopencl's own ICD loader, which finds it there.
-"""
+"""The OpenCL device on pyopencl: any CPU or GPU, with implementations of the package index as the default."""
 
 from __future__ import annotations
 
@@ -16,23 +13,18 @@ from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.device import Progress
 from tilewright.runtime.errors import (
     DeviceError,
-    DeviceMissingError,
     KernelBuildError,
     OutOfMemoryError,
     RuntimeInputError,
 )
 from tilewright.runtime.loaded import Closable, describe_launch
 from tilewright.runtime.memory import layout_of, plan_with_layout
-from tilewright.runtime.opencl.driver import (
-    context_of,
-    driver_errors,
-    first_complaint,
-    import_pyopencl,
-    list_opencl_devices,
-)
+from tilewright.runtime.opencl.driver import context_of, driver_errors, first_complaint
 from tilewright.runtime.opencl.memory import OpenClPool, PlanMemory
 from tilewright.runtime.opencl.plan import OpenClPlan
+from tilewright.runtime.opencl.platforms import check_not_forked, full_name, import_pyopencl, version_of
 from tilewright.runtime.opencl.streamed import OpenClStreamedPlan
+from tilewright.runtime.opencl.trust import find_device
 from tilewright.runtime.plan import ExecutionPlan, KernelCode
 from tilewright.runtime.plan_check import ALIGNMENT
 
@@ -44,24 +36,18 @@ BUILD_OPTIONS = ("-cl-std=CL1.2", "-w")
 class OpenClDevice(Closable):
     """One OpenCL device; equal weights and programs of all plans loaded through one object are stored once.
 
-    `name` picks the first device whose own or platform name contains it, whatever the case; without it a GPU
-    is preferred. out_of_order: whether plans run on queues that are out of order, with events for their
-    dependencies; None means those of several streams, where the device can. Raises `DeviceMissingError` where
-    there is no such device.
+    `name` picks the first device that it means (`platforms.matches`); without it a GPU is preferred, then the
+    order of `platforms.IMPLEMENTATIONS`. out_of_order: whether plans run on queues that are out of order,
+    with events for their dependencies; None means those of several streams, where the device can. Raises
+    `DeviceMissingError` where there is no such device, or none that computes rightly on this machine.
     """
 
     language = "opencl"
 
     def __init__(self, name: str | None = None, *, out_of_order: bool | None = None) -> None:
         self.cl: Any = import_pyopencl()
-        devices = list_opencl_devices()
-        wanted = (name or "").lower()
-        found = [d for d in devices if wanted in d.name.lower() or wanted in d.platform.name.lower()]
-        if not found:
-            known = ", ".join(d.name.strip() for d in devices) or "none; pip install 'tilewright[opencl]'"
-            raise DeviceMissingError(f"expected an OpenCL device named like {wanted!r}, found: {known}")
-        self.device = found[0]
-        self.name = f"{self.device.name.strip()} ({self.device.platform.name.strip()})"
+        self.device, self.vector_bits = find_device(name)
+        self.name = full_name(self.device)
         self.out_of_order = out_of_order
         with driver_errors(self.cl, f"opening {self.name}"):
             self.context = context_of(self.cl, self.device)
@@ -85,9 +71,8 @@ class OpenClDevice(Closable):
 
     @property
     def driver_version(self) -> str:
-        """See `Device.driver_version`; a CPU's cores are those that this process may use."""
-        platform, driver = self.device.platform.version.strip(), self.device.driver_version.strip()
-        return f"{platform}, driver {driver}, {self.device.max_compute_units} compute units"
+        """See `Device.driver_version`."""
+        return version_of(self.device)
 
     @property
     def alignment(self) -> int:
@@ -104,6 +89,7 @@ class OpenClDevice(Closable):
     ) -> OpenClPlan:
         """See `Device.load`. The arena is laid out anew where the device wants a wider alignment."""
         self.check_open()
+        check_not_forked()
         plan.validate()
         checked = check_constants(plan, constants)
         if plan.arena_bytes and self.alignment > ALIGNMENT:

@@ -1,8 +1,7 @@
-"""What everything on OpenCL uses of its driver: the package, the devices, errors turned into ours."""
+"""What everything on OpenCL uses of its driver: one context per device, errors turned into ours."""
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections.abc import Iterator
@@ -10,44 +9,21 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from tilewright.runtime.errors import DeviceError, DeviceLostError, DeviceMissingError, OutOfMemoryError
+from tilewright.runtime.errors import DeviceError, DeviceLostError, OutOfMemoryError
 
 _COMPLAINT = re.compile(r"error: \S*?:(\d+):\d+: (.*)|:(\d+):\d+: error: (.*)")
 
 
-def import_pyopencl() -> ModuleType:
-    """The package; raises `DeviceMissingError` where it is not installed."""
-    try:
-        import pyopencl
-    except ImportError as error:
-        raise DeviceMissingError(
-            f"OpenCL needs pyopencl and a driver: pip install 'tilewright[opencl]' ({error})"
-        ) from None
-    return pyopencl
-
-
-def list_opencl_devices() -> list[Any]:
-    """Every OpenCL device of this machine, GPUs first; raises `DeviceMissingError` without pyopencl."""
-    cl = import_pyopencl()
-    try:
-        devices = [device for platform in cl.get_platforms() for device in platform.get_devices()]
-    except cl.Error:
-        # A loader without any driver reports an error where it could report an empty list.
-        return []
-    return sorted(devices, key=lambda device: not device.type & cl.device_type.GPU)
-
-
-_contexts: dict[tuple[int, int], Any] = {}
+_contexts: dict[int, Any] = {}
 _opening = threading.Lock()
 
 
 def context_of(cl: ModuleType, device: Any) -> Any:
     """The context of a device that this process shares: PoCL reads its library anew for each (0.5 s)."""
-    key = os.getpid(), device.int_ptr  # a forked process needs one of its own
     with _opening:
-        if key not in _contexts:
-            _contexts[key] = cl.Context([device])
-        return _contexts[key]
+        if device.int_ptr not in _contexts:
+            _contexts[device.int_ptr] = cl.Context([device])
+        return _contexts[device.int_ptr]
 
 
 def driver_error(cl: ModuleType, doing: str, error: Exception) -> DeviceError:

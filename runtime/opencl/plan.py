@@ -18,6 +18,7 @@ from tilewright.runtime.opencl.communication import CommunicationEvent, PlanComm
 from tilewright.runtime.opencl.driver import driver_error, driver_errors
 from tilewright.runtime.opencl.memory import PlanMemory
 from tilewright.runtime.opencl.order import order_of
+from tilewright.runtime.opencl.platforms import check_not_forked
 from tilewright.runtime.plan import ExecutionPlan, Launch
 from tilewright.runtime.work_lock import WorkLock
 
@@ -47,6 +48,7 @@ class OpenClPlan(Closable):
         self.plan = plan
         self._device, self._cl, self._memory = device, device.cl, memory
         self._lock = WorkLock()
+        self._arguments: list[Any] = []  # of all kernels: OpenCL keeps no reference to a kernel's arguments
         wanted = device.out_of_order if queue is None else False
         self._order = order_of(plan, wanted=wanted, supported=device.has_out_of_order, device=device.name)
         self._queue = queue or device.new_queue(out_of_order=self._order.out_of_order)
@@ -89,11 +91,13 @@ class OpenClPlan(Closable):
             if kernel.num_args != len(args):
                 raise RuntimeInputError(f"{doing}: expected {kernel.num_args} arguments, got {len(args)}")
             kernel.set_args(*args)
+        self._arguments += args
         return kernel
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
         """Exclusive use of the plan's memory; at the end, whatever happened, no command uses it any more."""
+        check_not_forked()
         with self._lock:
             self.check_open()
             self._device.check_open()
@@ -245,7 +249,7 @@ class OpenClPlan(Closable):
 
     def _release(self) -> None:
         with self._lock:
-            self._commands = []
+            self._commands, self._arguments = [], []
             self._memory.release()
 
 

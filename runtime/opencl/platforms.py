@@ -1,0 +1,198 @@
+"""OpenCL implementations: those of the package index and of the system behind one loader, the best first.
+
+Wheels put their libraries into the Python environment, where an OpenCL loader does not look. So the first
+listing of platforms gives the loader a folder for the time of its search that names the libraries of wheels
+by their true paths and holds the entries of the system as well; nobody needs to set a variable.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tilewright.runtime.errors import DeviceError, DeviceMissingError
+
+_SYSTEM_VENDORS = Path("/etc/OpenCL/vendors")
+#: where loaders look instead of there, by their environment
+_VENDOR_VARIABLES = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH")
+#: of one entry file, which holds a library's path
+_MAX_ENTRY_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """An OpenCL implementation for CPUs that the package index has.
+
+    `key` is how a target names it (`opencl:intel`); `platform` is what its platform's name contains;
+    `distribution` the wheel with the library `library` that a loader must be told of, or where the loader
+    finds it by itself, an empty name. `self_test`: whether it may be used only after a test on this machine,
+    because its compiler is too old to know every CPU.
+    """
+
+    key: str
+    platform: str
+    distribution: str = ""
+    library: str = ""
+    self_test: bool = False
+
+
+#: in order of preference
+IMPLEMENTATIONS = (
+    Implementation("intel", "Intel(R) OpenCL", "intel-opencl-rt", "libintelocl.so"),
+    Implementation("pocl", "Portable Computing Language", self_test=True),
+)
+
+_listing = threading.Lock()
+_used = False  # whether this process, or the one it was forked from, has listed devices
+_forked = False  # whether this process was forked after that
+
+
+def check_not_forked() -> None:
+    """Raise `DeviceError` in a process that was forked after OpenCL was used."""
+    if _forked:
+        raise DeviceError(
+            "OpenCL was used before this process was forked, and its threads did not come along; "
+            "start processes with the method 'spawn' (multiprocessing.set_start_method('spawn'))"
+        )
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = _used
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def import_pyopencl() -> ModuleType:
+    """The package; raises `DeviceMissingError` where it is not installed."""
+    try:
+        import pyopencl
+    except ImportError as error:
+        raise DeviceMissingError(
+            f"OpenCL needs pyopencl and a driver: pip install 'tilewright[opencl]' ({error})"
+        ) from None
+    return pyopencl
+
+
+def list_opencl_devices() -> list[Any]:
+    """Every OpenCL device of this machine: GPUs first, then by `IMPLEMENTATIONS`, then all others.
+
+    Raises `DeviceMissingError` without pyopencl, `DeviceError` in a process forked after OpenCL was used.
+    """
+    cl = import_pyopencl()
+    check_not_forked()
+    with _listing:
+        devices = _listed(cl)
+    return sorted(devices, key=lambda d: (not d.type & cl.device_type.GPU, _rank(d)))
+
+
+def implementation_of(device: Any) -> Implementation | None:
+    """The implementation that a device belongs to; None for any but `IMPLEMENTATIONS`."""
+    return next((i for i in IMPLEMENTATIONS if i.platform in device.platform.name), None)
+
+
+def matches(device: Any, name: str) -> bool:
+    """Whether `name` means a device: its implementation's key, or a part of a name, whatever the case."""
+    made_by = implementation_of(device)
+    wanted = name.lower()
+    if wanted in {i.key for i in IMPLEMENTATIONS}:
+        return made_by is not None and made_by.key == wanted
+    return wanted in device.name.lower() or wanted in device.platform.name.lower()
+
+
+def full_name(device: Any) -> str:
+    """A device with its platform: one processor may have several."""
+    return f"{device.name.strip()} ({device.platform.name.strip()})"
+
+
+def version_of(device: Any) -> str:
+    """What decides about the speed of a device's code; a CPU's cores are those that this process may use."""
+    platform, driver = device.platform.version.strip(), device.driver_version.strip()
+    return f"{platform}, driver {driver}, {device.max_compute_units} compute units"
+
+
+def _rank(device: Any) -> int:
+    made_by = implementation_of(device)
+    return len(IMPLEMENTATIONS) if made_by is None else IMPLEMENTATIONS.index(made_by)
+
+
+def _listed(cl: ModuleType) -> list[Any]:
+    global _used
+    with nullcontext() if _used else _vendors():
+        try:
+            platforms = cl.get_platforms()
+        except cl.Error:
+            # A loader without any driver reports an error where it could report an empty list.
+            return []
+        finally:
+            _used = True
+    # The loader may know a library by two entries; pyopencl's own one lists its neighbours besides.
+    distinct = {(p.name, p.vendor, p.version): p for p in platforms}
+    devices: list[Any] = []
+    for platform in distinct.values():
+        with suppress(cl.Error):  # a driver whose hardware is missing has no devices, which is no fault
+            devices += platform.get_devices()
+    return devices
+
+
+@contextmanager
+def _vendors() -> Iterator[None]:
+    """Have the loader, which reads its variable once, find the libraries of wheels beside the system's."""
+    libraries = list(_libraries_of_wheels())
+    if not libraries:
+        yield
+        return
+    before = {name: os.environ[name] for name in _VENDOR_VARIABLES if name in os.environ}
+    with tempfile.TemporaryDirectory(prefix="tilewright-opencl-") as folder:
+        for number, entry in enumerate([*map(str, libraries), *_entries(before, libraries)]):
+            Path(folder, f"{number:02}.icd").write_text(f"{entry}\n", encoding="utf-8")
+        os.environ.update(dict.fromkeys(_VENDOR_VARIABLES, folder))
+        try:
+            yield
+        finally:
+            for name in _VENDOR_VARIABLES:
+                os.environ.pop(name, None)
+            os.environ.update(before)
+
+
+def _libraries_of_wheels() -> Iterator[Path]:
+    for implementation in IMPLEMENTATIONS:
+        if not implementation.distribution:
+            continue
+        with suppress(importlib.metadata.PackageNotFoundError):
+            files = importlib.metadata.distribution(implementation.distribution).files or ()
+            found = (Path(str(f.locate())).resolve() for f in files if f.name == implementation.library)
+            yield from (path for path in found if path.is_file())
+
+
+def _entries(variables: dict[str, str], libraries: Sequence[Path]) -> Iterator[str]:
+    """What the loader would have read without us, but for other copies of the `libraries`."""
+    named = next((variables[name] for name in _VENDOR_VARIABLES if name in variables), None)
+    place = Path(named) if named is not None else _SYSTEM_VENDORS
+    if place.is_dir():
+        files = sorted(place.glob("*.icd"))
+    elif place.suffix == ".icd":
+        files = [place]
+    else:  # a loader takes a library in the place of a folder
+        if named and not _same_library(named, libraries):
+            yield named
+        return
+    for file in files:
+        with suppress(OSError, UnicodeDecodeError), open(file, "rb") as stream:
+            entry = stream.read(_MAX_ENTRY_BYTES).decode().strip()
+            if entry and not _same_library(entry, libraries):
+                yield entry
+
+
+def _same_library(entry: str, libraries: Sequence[Path]) -> bool:
+    """Whether an entry names a copy of one of the libraries, of whatever version."""
+    return Path(entry).name.partition(".so")[0] in {path.name.partition(".so")[0] for path in libraries}
