@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -114,10 +115,10 @@ def _cases(bits: int) -> Iterator[_Case]:
             yield _Case(called, dtype, source, answer)
         name = f"known_tile_{v}"
         tile = _TILE.format(name=name, t=c_type, v=v, lanes=lanes, elements=ELEMENTS, items=ITEMS)
-        yield _Case(name, dtype, tile, lambda x, lanes=lanes: _tile(x, lanes))
+        yield _Case(name, dtype, tile, partial(_tile, lanes))
 
 
-def _tile(x: Any, lanes: int) -> Any:
+def _tile(lanes: int, x: Any) -> Any:
     sums = [x[:, p] @ x[:, :lanes] for p in range(4)]
     y = x.copy()
     y[:, : 2 * lanes] = np.concatenate([sums[0] + sums[2], sums[1] + sums[3]])
@@ -126,7 +127,7 @@ def _tile(x: Any, lanes: int) -> Any:
 
 def _run(cl: Any, context: Any, queue: Any, case: _Case) -> bool:
     """Whether the device computes a case as NumPy does in float64."""
-    x = np.random.default_rng(7).uniform(0.1, 2.9, (ITEMS, ELEMENTS)).astype(case.dtype)
+    x: Any = np.random.default_rng(7).uniform(0.1, 2.9, (ITEMS, ELEMENTS)).astype(case.dtype)
     y = np.full_like(x, np.nan)
     flags = cl.mem_flags
     buffers = [cl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=a) for a in (x, y)]

@@ -26,7 +26,9 @@ def text_files() -> Iterator[Path]:
             for name in folders
             if name not in NOT_OURS and not name.endswith((".egg-info", "__pycache__")) and name[0] != "."
         ]
-        yield from (Path(folder, name) for name in names if Path(name).suffix in TEXT_SUFFIXES)
+        yield from (
+            Path(folder, name) for name in names if Path(name).suffix in TEXT_SUFFIXES and name != ".git"
+        )
     yield ROOT / ".ci" / "run"
 
 
