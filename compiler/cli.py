@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from tilewright.ir import InputError, TilewrightError
+from tilewright.one_line_warnings import one_line_warnings
 
 #: each has a module of its name with a function add_NAME
 COMMANDS = (
@@ -37,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser(known).parse_args(given)
     arguments.argv = given  # for commands that start themselves again
     try:
-        arguments.action(arguments)
+        with one_line_warnings():
+            arguments.action(arguments)
     except TilewrightError as e:
         print(f"error: {_one_line(str(e))}", file=sys.stderr)
         return 2 if isinstance(e, InputError) else 1

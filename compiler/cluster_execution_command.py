@@ -175,7 +175,9 @@ def _options(a: argparse.Namespace) -> Options:
 
 def _network(a: argparse.Namespace) -> Module:
     """The network with random weights, for the batch that was asked for."""
-    arguments = argparse.Namespace(network=a.model, params="random", inputs=None, shape=[], seed=a.seed)
+    arguments = argparse.Namespace(
+        network=a.model, params="random", inputs=None, shape=[], constant=[], seed=a.seed
+    )
     module = load_network(arguments)
     return module if a.batch is None else with_batch(module, a.batch)
 

@@ -37,7 +37,7 @@ def _model(model: str, inputs: str | None) -> Model:
 
 def _network(name: str, inputs: tuple[str, ...] | None) -> Model:
     """Units from the graph; the weights' values play no part, so none are made up."""
-    arguments = argparse.Namespace(network=name, params=None, inputs=None, shape=[], seed=0)
+    arguments = argparse.Namespace(network=name, params=None, inputs=None, shape=[], constant=[], seed=0)
     module = load_network(arguments)
     if inputs is None and Path(name).suffix in _RELAY:
         inputs = _sample_inputs(module)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from tilewright.ir import InputError, TilewrightError
+from tilewright.one_line_warnings import one_line_warnings
 from tilewright.tools.irdump_lists import op_list, pass_list
 from tilewright.tools.irdump_run import LEVELS, import_passes, run
 
@@ -60,6 +61,8 @@ def parser() -> argparse.ArgumentParser:
     relay.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random parameters (Relay)")
     relay.add_argument("--shape", action="append", default=[], metavar="X=1,3,224,224",
         help="extents of an ONNX file's input or symbolic dimension; may be repeated")  # fmt: skip
+    relay.add_argument("--constant", action="append", default=[], metavar="NAME=V,...",
+        help="fix an input of an ONNX file to a value; may be repeated")  # fmt: skip
     show = p.add_argument_group("what to show")
     show.add_argument("--print-after", action="append", default=[], metavar="PATTERN",
                       help="print the module after these passes (with * and ?); may be repeated")  # fmt: skip
@@ -92,7 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if listing:
             _list(arguments)
         else:
-            run(arguments)
+            with one_line_warnings("irdump"):
+                run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

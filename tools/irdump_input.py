@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tilewright.commands.network import BUNDLED, load_bundled, reject_shapes
+from tilewright.commands.network import BUNDLED, load_bundled, reject_constants, reject_shapes
 from tilewright.frontends import relay
 from tilewright.frontends.relay.importer import import_module
 from tilewright.frontends.relay.load import read_source
@@ -34,18 +34,20 @@ def read_source_file(
     inputs: Sequence[str] | None = None,
     seed: int = 0,
     shapes: Sequence[str] = (),
+    constants: Sequence[str] = (),
 ) -> Source:
     """Read a file, or stdin for `-`. Files without a telling suffix are told apart by content.
 
-    params, inputs, seed: as in `relay.load`; an error for what is no Relay. shapes: `--shape` arguments, for
-    ONNX files. Raises InputError.
+    params, inputs, seed: as in `relay.load`; an error for what is no Relay. shapes, constants: `--shape` and
+    `--constant` arguments, for ONNX files. Raises InputError.
     """
     path = Path(name)
     if path.suffix in BUNDLED:
         if params is not None or inputs is not None:
             raise InputError("--params and --inputs are for Relay networks", where=name)
-        return Source(load_bundled(path, shapes), name)
+        return Source(load_bundled(path, shapes, constants), name)
     reject_shapes(shapes)
+    reject_constants(constants)
     text = _stream(path)
     if path.suffix in _RELAY_SUFFIXES or not _is_ours(path, text):
         return Source(_relay(path, text, params, inputs, seed), _shown(name))

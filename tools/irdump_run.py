@@ -57,7 +57,9 @@ def _import_file(path: Path) -> ModuleType:
 def run(arguments: argparse.Namespace) -> None:
     """Read, run the passes, write the outputs. Raises InputError and WorkError; outputs are written last."""
     inputs = arguments.inputs.split(",") if arguments.inputs is not None else None
-    source = read_source_file(arguments.file, arguments.params, inputs, arguments.seed, arguments.shape)
+    source = read_source_file(
+        arguments.file, arguments.params, inputs, arguments.seed, arguments.shape, arguments.constant
+    )
     try:
         verify(source.module)
     except InputError as e:

@@ -55,6 +55,13 @@ def add_network_arguments(p: argparse.ArgumentParser, *, params: str | None) -> 
         help="compile for this shape of an input (repeatable); ONNX: also the extent of a symbolic "
         "dimension; of a saved executable: which of its plans",
     )
+    p.add_argument(
+        "--constant",
+        action="append",
+        default=[],
+        metavar="NAME=V,...",
+        help="ONNX: fix an input to a value, so that it is an input no more (repeatable)",
+    )
     p.add_argument("--seed", type=int, default=0, help="seed of random weights and inputs")
     p.add_argument(
         "--target", default="auto", help="auto, cuda, cuda:sm_90a, opencl, emulator, reference (default auto)"
@@ -139,6 +146,7 @@ def load_network(a: argparse.Namespace) -> Module:
     """The graph-level module the arguments name, for the shapes they name; raises InputError."""
     if a.network.startswith(ZOO):
         _reject_weights(a, "a network of the zoo")
+        reject_constants(a.constant)
         built = frontends.zoo.build(a.network.removeprefix(ZOO), seed=a.seed)
         return with_input_shapes(built, dict(map(parse_shape, a.shape)))
     path = Path(a.network)
@@ -147,7 +155,8 @@ def load_network(a: argparse.Namespace) -> Module:
     if (kind := {**BUNDLED, ".ir": "a file of IR"}.get(path.suffix)) is not None:
         _reject_weights(a, kind)
     if path.suffix == ".onnx":
-        return load_bundled(path, a.shape)
+        return load_bundled(path, a.shape, a.constant)
+    reject_constants(a.constant)
     return with_input_shapes(_as_written(a, path), dict(map(parse_shape, a.shape)))
 
 
@@ -180,11 +189,14 @@ def load_saved(a: argparse.Namespace) -> Executable:
     return exe.select(dict(map(parse_shape, a.shape)))
 
 
-def load_bundled(path: Path, shapes: Sequence[str]) -> Module:
-    """An ONNX file with the given `--shape` arguments, or a file of torch.export.save, whose are static."""
+def load_bundled(path: Path, shapes: Sequence[str], constants: Sequence[str] = ()) -> Module:
+    """An ONNX file with the given `--shape` and `--constant` arguments, or a file of torch.export.save."""
     if path.suffix == ".onnx":
-        return frontends.onnx.load(path, shapes=dict(map(parse_shape, shapes)))
+        return frontends.onnx.load(
+            path, shapes=dict(map(parse_shape, shapes)), constants=dict(map(parse_constant, constants))
+        )
     reject_shapes(shapes)
+    reject_constants(constants)
     return frontends.torch.load(path)
 
 
@@ -194,6 +206,34 @@ def reject_shapes(shapes: Sequence[str]) -> None:
         raise InputError(
             "expected an ONNX file: other networks are shown with their own shapes", where="--shape"
         )
+
+
+def reject_constants(constants: Sequence[str]) -> None:
+    """Raise InputError for `--constant` where a network is no ONNX file."""
+    if constants:
+        raise InputError("expected an ONNX file: inputs of other networks are not fixed", where="--constant")
+
+
+def parse_constant(text: str) -> tuple[str, Any]:
+    """Name and value of `sr=16000`, `axes=0,1` (`axes=` for none) or `causal=true`; raises InputError."""
+    name, sign, values = text.rpartition("=")
+    try:
+        given = [_number(v.strip()) for v in values.split(",")] if values else []
+    except ValueError:
+        sign = ""
+    if not name or not sign:
+        raise InputError(f"expected NAME=V,V,... with numbers, got '{text}'", where="--constant")
+    return name, given[0] if len(given) == 1 else given
+
+
+def _number(text: str) -> int | float | bool:
+    """A whole number, another number, true or false; raises ValueError."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
 
 
 def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:

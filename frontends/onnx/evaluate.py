@@ -182,8 +182,19 @@ class Evaluator:
             bound = {i.name: a for i, a in zip(graph.inputs, args, strict=True)}
             return self.graph(graph, bound, opsets, scope, outer_attrs)
 
+        def attempt(graph: syntax.Graph) -> tuple[Result, ...] | str:
+            kept, self.findings = self.findings, Findings()
+            try:
+                results = run(graph, ())
+                return self.findings.message() or results
+            except InputError as error:
+                return str(error)
+            finally:
+                self.findings = kept
+
         reader = Attributes({name: attr.value for name, attr in attrs.items()})
-        seen = Node(node.op, opsets[node.domain], inputs, tuple(map(bool, node.outputs)), reader, run)
+        wanted = tuple(map(bool, node.outputs))
+        seen = Node(node.op, opsets[node.domain], inputs, wanted, reader, run, attempt)
         results = rule(self._emitter, seen)
         reader.finish()
         return results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from tilewright.frontends.occurrences import Occurrences
@@ -32,16 +33,22 @@ class Findings:
         if isinstance(error, NotConstant):
             self.inputs += [name for name in error.inputs if name not in self.inputs]
 
-    def error(self, file: str) -> UnsupportedError:
-        """One error that lists all."""
+    def message(self) -> str:
+        """All of it in one sentence; empty where nothing was found."""
         parts = []
         if self.operators:
             parts.append(f"operators this version does not import: {self.operators.listed()}")
         if self.faults:
             parts.append(f"not imported: {self.faults.listed()}")
-        message = "; ".join(parts)
-        return (
-            NotConstant(message, self.inputs, where=file)
-            if self.inputs
-            else UnsupportedError(message, where=file)
-        )
+        return "; ".join(parts)
+
+    def error(self, file: str, choices: Collection[str]) -> UnsupportedError:
+        """One error that lists all; `choices` are the inputs that a caller may want to fix to a value."""
+        if not self.inputs:
+            return UnsupportedError(self.message(), where=file)
+        message = self.message()
+        if fixed := [name for name in self.inputs if name in choices]:
+            options = " ".join(f"--constant {name}=..." for name in fixed)
+            python = ", ".join(f"{name!r}: ..." for name in fixed)
+            message += f"; {options} fixes a value at import (in Python constants={{{python}}})"
+        return NotConstant(message, self.inputs, where=file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path, PurePath
@@ -10,7 +11,7 @@ from typing import Any
 
 from tilewright.frontends.emitter import Absent, Result, flatten
 from tilewright.frontends.onnx import syntax
-from tilewright.frontends.onnx.binding import Shapes, bind
+from tilewright.frontends.onnx.binding import Binding, Shapes, bind
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.evaluate import Evaluator
 from tilewright.frontends.onnx.findings import Poison
@@ -25,31 +26,44 @@ from tilewright.ir.nodes import Block, Func, Level, Module, Op, Value
 MAX_FILE_BYTES = 1 << 31
 #: The oldest version of ONNX's operators; broadcasting followed other rules before.
 OLDEST_OPSET = 7
+#: An input of more elements is data: errors do not offer to fix it to a value.
+MAX_FIXED = 16
+
+
+class ImportNote(UserWarning):
+    """What an import took for granted, and how to say otherwise."""
 
 
 def load(
-    model: str | Path | bytes | Any, shapes: Shapes | None = None, values: Mapping[str, Any] | None = None
+    model: str | Path | bytes | Any, shapes: Shapes | None = None, constants: Mapping[str, Any] | None = None
 ) -> Module:
     """The graph-level module of an ONNX model: a path, the bytes of a file, or a `ModelProto`.
 
-    shapes: static shapes by input name, and extents by the name of a symbolic dimension.
-    values: arrays by input name, for inputs that are to be constants (a shape, axes, a trip count).
+    shapes: static shapes by input name, and extents by the name of a symbolic dimension. A batch that stays
+        open is 1, which an `ImportNote` says.
+    constants: numbers or arrays by input name, for inputs that are to be fixed (a sampling rate, a shape, a
+        trip count); they are inputs of the module no more.
     Raises InputError (unreadable or contradictory model, unknown shapes) and UnsupportedError, which lists
     all operators and uses of operators that cannot be imported, at once.
     """
     proto, file, folder = _proto(model)
     proto = _modern(proto, file)
-    return import_model(syntax.Reader(file, folder).model(proto), shapes, values)
+    read = syntax.Reader(file, folder).model(proto)
+    binding = bind(read, shapes, constants)
+    module = import_model(read, binding)
+    if binding.assumed:
+        warnings.warn(f"{file}: {binding.assumed}", ImportNote, stacklevel=2)
+    return module
 
 
-def import_model(
-    model: syntax.Model, shapes: Shapes | None = None, values: Mapping[str, Any] | None = None
-) -> Module:
-    """Our module for a model that has been read; the arguments are those of `load`."""
-    binding = bind(model, shapes, values)
+def import_model(model: syntax.Model, binding: Binding) -> Module:
+    """Our module for a model that has been read, its inputs bound."""
     inputs: dict[str, Value] = {name: Value(kind, hint=name) for name, kind in binding.inputs.items()}
     emitter = FoldingEmitter((*model.graph.constants, *inputs), tuple(inputs.values()))
-    arguments = {**inputs, **{name: emitter.constant(array, name) for name, array in binding.values.items()}}
+    arguments = {
+        **inputs,
+        **{name: emitter.constant(array, name) for name, array in binding.constants.items()},
+    }
     evaluator = Evaluator(model, all_rules(), emitter)
     try:
         results = evaluator.graph(model.graph, arguments, model.opsets)
@@ -58,7 +72,8 @@ def import_model(
             raise
         raise type(error)(str(error), where=model.file) from None
     if any(isinstance(r, Poison) for r in results):
-        raise evaluator.findings.error(model.file)
+        choices = [name for name, t in binding.inputs.items() if t.size <= MAX_FIXED]
+        raise evaluator.findings.error(model.file, choices)
     outputs = [
         v for name, r in zip(model.graph.outputs, results, strict=True) for v in _tensors(r, name, model)
     ]

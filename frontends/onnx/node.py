@@ -62,7 +62,11 @@ class Attributes(PlainAttributes):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """One node with its operands evaluated. `wanted` says of each output whether anything may use it."""
+    """One node with its operands evaluated. `wanted` says of each output whether anything may use it.
+
+    run: evaluates a subgraph for values of its inputs.
+    attempt: the same without inputs, and where the subgraph cannot be imported, why: nothing is recorded.
+    """
 
     op: str
     opset: int
@@ -70,6 +74,7 @@ class Node:
     wanted: tuple[bool, ...]
     attrs: Attributes
     run: Callable[[syntax.Graph, Sequence[Result]], tuple[Result, ...]]
+    attempt: Callable[[syntax.Graph], tuple[Result, ...] | str]
 
     @property
     def count(self) -> int:

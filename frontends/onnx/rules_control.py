@@ -25,21 +25,28 @@ def _if(emit: FoldingEmitter, node: Node) -> Result:
     known = emit.known(condition)
     if known is not None:
         return node.run(then if known.any() else otherwise, ())
-    chosen = emit.reshape(condition, ())
-    both = [node.run(branch, ()) for branch in (then, otherwise)]
+    both: list[tuple[Result, ...]] = []
+    for name, branch in (("then_branch", then), ("else_branch", otherwise)):
+        results = node.attempt(branch)
+        if isinstance(results, str):
+            # the branch may be meant for other values: what is wrong is that nobody knows which is taken
+            emit.static(condition, f"the condition, whose {name} cannot be computed ({results}),")
+            raise UnsupportedError(results)
+        both.append(results)
     if len(both[0]) != len(both[1]):
         raise InputError(f"expected branches of as many results, got {len(both[0])} and {len(both[1])}")
-    return tuple(_chosen(emit, chosen, a, b, condition) for a, b in zip(*both, strict=True))
+    return tuple(_chosen(emit, condition, a, b) for a, b in zip(*both, strict=True))
 
 
-def _chosen(emit: FoldingEmitter, condition: Value, a: Result, b: Result, of: Value) -> Result:
+def _chosen(emit: FoldingEmitter, condition: Value, a: Result, b: Result) -> Result:
     if isinstance(a, Poison) or isinstance(b, Poison):
         return a if isinstance(a, Poison) else b
     if not isinstance(a, Value) or not isinstance(b, Value) or a.type != b.type:
         # results of two types can only be told apart where the condition is known
-        emit.static(of, "the condition, whose branches give results of different types,")
+        kinds = " and ".join(str(r.type) if isinstance(r, Value) else "no tensor" for r in (a, b))
+        emit.static(condition, f"the condition, whose branches give {kinds},")
         raise InputError("expected branches that give tensors")
-    return a if a is b else emit.value("where", condition, a, b)
+    return a if a is b else emit.value("where", emit.reshape(condition, ()), a, b)
 
 
 def _loop(emit: FoldingEmitter, node: Node) -> Result:

@@ -201,7 +201,9 @@ def _dimension(proto: Any) -> int | str | None:
     kind = proto.WhichOneof("value")
     if kind == "dim_value" and proto.dim_value >= 0:
         return int(proto.dim_value)
-    return text(proto.dim_param) or None if kind == "dim_param" else None
+    symbol = text(proto.dim_param) if kind == "dim_param" else ""
+    # several dimensions called '?' are not one: exporters write such marks where they have no name
+    return symbol if symbol != "None" and any(map(str.isalpha, symbol)) else None
 
 
 def _dense(proto: Any, file: str) -> np.ndarray | Absent:

@@ -60,7 +60,7 @@ def test_values_make_inputs_constant():
     with pytest.raises(NotConstant) as caught:
         tw.frontends.onnx.load(model)
     assert caught.value.inputs == ("n",)
-    module = tw.frontends.onnx.load(model, values={"n": np.array([6])})
+    module = tw.frontends.onnx.load(model, constants={"n": np.array([6])})
     assert module.input_names == ("x",)
     assert module.main.result_types[0].shape == (6,)
 
@@ -68,23 +68,6 @@ def test_values_make_inputs_constant():
 def test_unsupported_nodes_that_nothing_uses_do_no_harm():
     nodes = [node("RandomUniformLike", ["x"], ["r"]), node("Relu", ["x"], ["y"])]
     assert len(tw.frontends.onnx.load(a_model(nodes, X)).main.body.ops) == 2
-
-
-@pytest.mark.parametrize(
-    ("shapes", "message"),
-    [
-        (None, r"got x \(batch, 3\); give them as shapes=.* or --shape x=1"),
-        ({"x": (2, 4)}, r"expected a shape for x that fits \(batch, 3\), got \(2, 4\)"),
-        ({"z": (2, 3)}, r"inputs or symbolic dimensions of the model \(batch, x\), got z"),
-        ({"x": (2, 3), "batch": 4}, "expected one extent of 'batch', got 4 and 2"),
-        ({"batch": (1, 2)}, "expected one extent for the dimension 'batch'"),
-    ],
-)
-def test_dynamic_shapes_ask_for_static_ones(shapes, message):
-    model = a_model([node("Relu", ["x"], ["y"])], {"x": (TensorProto.FLOAT, ["batch", 3])})
-    with pytest.raises(tw.InputError, match=message):
-        tw.frontends.onnx.load(model, shapes=shapes)
-    assert tw.frontends.onnx.load(model, shapes={"batch": 5}).input_types[0].shape == (5, 3)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def imported(model: Any, inputs: Mapping[str, np.ndarray]) -> tuple[Module, tupl
     bound: tuple[str, ...] = ()
     while True:
         try:
-            return tw.frontends.onnx.load(model, shapes=None, values={n: inputs[n] for n in bound}), bound
+            return tw.frontends.onnx.load(model, constants={n: inputs[n] for n in bound}), bound
         except NotConstant as error:
             more = tuple(n for n in error.inputs if n in inputs and n not in bound)
             if not more:
