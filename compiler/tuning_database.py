@@ -19,6 +19,7 @@ from typing import Self, TypeVar
 from tilewright.codegen.cache import default_cache_folder
 from tilewright.ir import InputError, WorkError
 from tilewright.tuning_file import (
+    FAULTS,
     SCHEMA_VERSION,
     Damage,
     connect,
@@ -188,7 +189,7 @@ class TuningDatabase:
                 if self._connection is None:
                     self._connection = connect(self.path, make_folder=self.cache)
                 return work(self._connection)
-            except (Damage, sqlite3.Error, OSError) as error:
+            except FAULTS as error:
                 if isinstance(error, sqlite3.ProgrammingError):
                     raise
                 if is_moved(error):
@@ -220,7 +221,7 @@ class TuningDatabase:
         self.close()
         try:
             self._connection, moved = connect_anew(self.path, _all_entries)
-        except (Damage, sqlite3.Error, OSError) as second:
+        except FAULTS as second:
             self._do_without(second)
             return
         if moved is not None:
@@ -229,7 +230,7 @@ class TuningDatabase:
     def _do_without(self, error: Exception) -> None:
         memory = connect_memory()
         if self._connection is not None:
-            with suppress(Damage, sqlite3.Error):  # what can still be read serves on
+            with suppress(*FAULTS):  # what can still be read serves on
                 memory.executemany(_REPLACE, [_as_row(*row) for row in _all_rows(self._connection)])
                 chosen = [_as_choice_row(*row) for row in _all_choices(self._connection)]
                 memory.executemany(_REPLACE_CHOICE, chosen)

@@ -35,6 +35,10 @@ class Damage(Exception):
     """The file is readable, but no tuning database of this version."""
 
 
+#: whatever opening, reading and writing raise; SQLite's own messages quote what a damaged file holds
+FAULTS = (Damage, sqlite3.Error, OSError, UnicodeDecodeError)
+
+
 def is_damage(error: Exception) -> bool:
     """Whether the content is at fault, not the machine."""
     # Text that is not UTF-8 is an OperationalError without a code.
@@ -48,10 +52,7 @@ def is_moved(error: Exception) -> bool:
 
 
 def connect(path: Path, *, make_folder: bool) -> sqlite3.Connection:
-    """Open the file, or make it where there is none; an empty file counts as none.
-
-    Raises Damage, sqlite3.Error and OSError.
-    """
+    """Open the file, or make it where there is none; an empty file counts as none. Raises FAULTS."""
     if make_folder:
         path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
@@ -80,7 +81,7 @@ def connect_anew(
             with _closed_on_error(c):
                 read_all(c)
             return c, None
-        except (Damage, sqlite3.DatabaseError) as error:
+        except FAULTS as error:
             if not is_damage(error):
                 raise
         aside = path.with_name(path.name + ".damaged")

@@ -19,6 +19,8 @@ METHOD = "chained launches in one replay, random data"
 #: the first line of a file of JSON lines
 _HEADER = {"tilewright_tuning": 2, "method": METHOD}
 MAX_RECORD_CHARS = 1 << 20
+#: what a column of SQLite holds
+MAX_INTEGER = 2**63 - 1
 
 
 @dataclass(frozen=True, order=True)
@@ -77,9 +79,9 @@ def fault_of(key: Key, m: Measurement) -> str:
         return f"expected positive finite seconds, got {m.seconds!r:.40}"
     if not isinstance(m.spread_s, float) or not 0 <= m.spread_s < math.inf:
         return f"expected a finite spread, got {m.spread_s!r:.40}"
-    if type(m.repeats) is not int or m.repeats < 1:
+    if type(m.repeats) is not int or not 1 <= m.repeats <= MAX_INTEGER:
         return f"expected at least one repeat, got {m.repeats!r:.40}"
-    if type(m.measured_at) is not int or m.measured_at < 0:
+    if type(m.measured_at) is not int or not 0 <= m.measured_at <= MAX_INTEGER:
         return f"expected Unix seconds, got {m.measured_at!r:.40}"
     return ""
 
@@ -88,7 +90,7 @@ def choice_fault_of(key: Key, choice: Choice) -> str:
     """What no choice can be in a row, in a few words; empty where it is well-formed."""
     if not all(isinstance(text, str) for text in astuple(key)) or ":" not in key.program:
         return "expected a key of texts with what was chosen"
-    if type(choice.decided_at) is not int or choice.decided_at < 0:
+    if type(choice.decided_at) is not int or not 0 <= choice.decided_at <= MAX_INTEGER:
         return f"expected Unix seconds, got {choice.decided_at!r:.40}"
     if not isinstance(choice.record, str) or len(choice.record) > MAX_RECORD_CHARS:
         return f"expected a record of at most {MAX_RECORD_CHARS} characters"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
@@ -11,6 +12,7 @@ from tilewright.runtime.errors import RuntimeInputError
 T = TypeVar("T")
 
 MAX_JSON_CHARS = 32 << 20
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
 
 def load_strict_json(text: str, what: str) -> Any:
@@ -18,13 +20,24 @@ def load_strict_json(text: str, what: str) -> Any:
     if len(text) > MAX_JSON_CHARS:
         raise RuntimeInputError(f"{what}: expected at most {MAX_JSON_CHARS} characters, got {len(text)}")
     try:
-        return json.loads(
+        found = json.loads(
             text, parse_constant=_refuse_constant, parse_int=_bounded_int, object_pairs_hook=_unique_keys
         )
+        if _SURROGATE.search(text):
+            _refuse_halves(found)
+        return found
     except ValueError as error:
         raise RuntimeInputError(f"{what}: not JSON ({error})") from None
     except RecursionError:
         raise RuntimeInputError(f"{what}: nested too deeply") from None
+
+
+def _refuse_halves(found: Any) -> None:
+    """Raise ValueError where a text holds half of a surrogate pair, which no file and no database takes."""
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a text holds {error.object[error.start]!a}, which is no character") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:
