@@ -44,7 +44,7 @@ class Exact(Protocol):
     """What results are held against."""
 
     def error(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> float:
-        """The largest relative error of what is known exactly of the outputs; inf if not finite."""
+        """The largest relative error of what is known exactly of the outputs, as `relative_error` has it."""
         ...
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 import tilewright as tw
 from tilewright.api import Precision
+from tilewright.commands.network import relative_error
 from tilewright.dynamo import FallbackWarning
 from tilewright.frontends.torch.exported import host_array
 from tilewright.ir import UnsupportedError
@@ -111,14 +112,7 @@ WAYS: Mapping[str, Any] = {
 
 
 def relative_errors(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> list[float]:
-    """Of each result the norm of the difference over the norm; inf where shapes or finiteness differ."""
+    """Of each result the norm of the difference over the norm; inf where shapes or numbers differ."""
     if len(got) != len(wanted):
         return [float("inf")]
-    errors = []
-    for g, w in zip(got, wanted, strict=True):
-        if g.shape != w.shape:
-            return [float("inf")]
-        a, b = g.astype(np.float64), w.astype(np.float64)
-        error = float(np.linalg.norm(a - b)) / (float(np.linalg.norm(b)) or 1.0)
-        errors.append(error if np.isfinite(error) else float("inf"))
-    return errors
+    return [relative_error(g, w) for g, w in zip(got, wanted, strict=True)]
