@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tilewright.budget import budget_seconds
-from tilewright.ir import InputError, WorkError
+from tilewright.ir import InputError, TilewrightError, WorkError
 from tilewright.pipelines import PRECISIONS
 from tilewright.targets import resolve_target
 from tilewright.tools.bench.compare_kernel import compare_kernel
@@ -22,7 +24,9 @@ from tilewright.tools.bench.networks import SUITES, load_network, network_paths
 from tilewright.tools.bench.peers import check_peers, gpu_torch
 from tilewright.tools.bench.plot import require_plot, write_plot
 from tilewright.tools.bench.reference import Reference
+from tilewright.tools.bench.rows import Row, one_line
 from tilewright.tools.bench.table import document_text, kernel_text, row_text
+from tilewright.tools.bench.waves import rows_in_waves
 
 DEFAULT_PEERS = ("torch-eager", "torch-graph", "torch-compile")
 FOLDER = "tests/data/relay"
@@ -41,6 +45,13 @@ def add_bench(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     p.add_argument("--time-limit", type=float, default=math.inf, metavar="S", help="seconds for everything")
     p.add_argument(
         "--peer-limit", type=float, default=300.0, metavar="S", help="seconds to prepare a peer (default 300)"
+    )
+    p.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="networks prepared at once, in processes; they are timed one by one all the same (default 1)",
     )
     p.add_argument("--seed", type=int, default=0, help="seed of the inputs")
     p.add_argument("--json", metavar="FILE", help="write all results, after every row")
@@ -108,8 +119,9 @@ def run_bench(a: argparse.Namespace) -> None:
     settings = _settings(a, peers, lambda: end - time.monotonic())
     document = Document(_protocol(a, peers), a.json)
     try:
-        for path in paths:
-            _network_rows(a, path, settings, document)
+        for row in _network_rows(a, peers, paths, settings):
+            document.add(row)
+            print(row_text(row), flush=True)
         for case in cases:
             document.add_kernel(compare_kernel(case, settings))
             print(kernel_text(document.kernels[-1]), flush=True)
@@ -126,18 +138,56 @@ def run_bench(a: argparse.Namespace) -> None:
         raise WorkError("; ".join(wrong))
 
 
-def _network_rows(a: argparse.Namespace, path: Path, settings: Settings, document: Document) -> None:
-    module = load_network(path)
-    reference = Reference(module)
-    for batch in a.batch:
-        for precision in a.precision:
-            case = Case(path.stem, module, batch, precision)
-            document.add(compare_network(case, reference, settings))
-            print(row_text(document.rows[-1]), flush=True)
+def _network_rows(
+    a: argparse.Namespace, peers: tuple[str, ...], paths: Sequence[Path], settings: Settings
+) -> Iterator[Row]:
+    if a.jobs > 1:
+        asked = [
+            _Asked(a, peers, path, batch, precision, time.time() + settings.left_s())
+            for batch in a.batch
+            for precision in a.precision
+            for path in paths
+        ]
+        yield from rows_in_waves(_asked_row, asked, a.jobs, _lost_row)
+        return
+    for path in paths:
+        module = load_network(path)
+        reference = Reference(module)
+        for batch in a.batch:
+            for precision in a.precision:
+                yield compare_network(Case(path.stem, module, batch, precision), reference, settings)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A row that a process of its own makes; `ends_at` is when the whole run has to end, in Unix time."""
+
+    arguments: argparse.Namespace
+    peers: tuple[str, ...]
+    path: Path
+    batch: int
+    precision: str
+    ends_at: float
+
+
+def _asked_row(asked: _Asked, turn: Callable[[], AbstractContextManager[None]]) -> Row:
+    settings = _settings(asked.arguments, asked.peers, lambda: asked.ends_at - time.time())
+    try:
+        module = load_network(asked.path)
+        case = Case(asked.path.stem, module, asked.batch, asked.precision)
+        return compare_network(case, Reference(module), replace(settings, turn=turn))
+    except TilewrightError as e:
+        return _lost_row(asked, one_line(e))
+
+
+def _lost_row(asked: _Asked, reason: str) -> Row:
+    row = {"network": asked.path.stem, "batch": asked.batch, "precision": asked.precision}
+    return row | {"status": "failed", "reason": reason}
 
 
 def _check(a: argparse.Namespace) -> None:
     counts = {"--batch": a.batch, "--sizes": a.sizes, "--rounds": [a.rounds], "--replays": [a.replays]}
+    counts["--jobs"] = [a.jobs]
     for option, values in counts.items():
         if min(values) < 1:
             raise InputError(f"expected a positive number, got {min(values)}", where=option)

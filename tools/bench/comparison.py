@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,6 +39,9 @@ class Settings:
     seed: int
     left_s: Callable[[], float]
     all_variants: bool = False
+    #: around the timing of everybody, after all are set up and checked: where several comparisons are
+    #: prepared at once, each waits here until it is the only one that works
+    turn: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 class Exact(Protocol):
@@ -92,7 +96,9 @@ def compare(
             checks = [*errors(results, inputs, reference, limit), *({} for _ in entrants.unchecked)]
             everyone += entrants.unchecked
             right = [c for c, check in zip(everyone, checks, strict=True) if is_right(check, limit)]
-            timed = {id(t.contender): t for t in interleaved(right, settings.rounds, settings.replays)}
+            with settings.turn():
+                rounds = interleaved(right, settings.rounds, settings.replays)
+            timed = {id(t.contender): t for t in rounds}
             told = zip(everyone, checks, strict=True)
             rows = [contender_row(c, check, timed.get(id(c))) for c, check in told]
         finally:
