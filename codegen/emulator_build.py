@@ -24,6 +24,8 @@ KERNEL_FLAGS = ("-fPIC", "-shared", "-fsanitize=bounds,alignment", "-fno-sanitiz
 ENGINE_FLAGS = ("-rdynamic",)
 #: fills local arrays with a pattern before use; older compilers do not know it
 POISON_FLAG = "-ftrivial-auto-var-init=pattern"
+#: assembly could read files of this machine, as `#include` could; generated code has none here
+NO_ASSEMBLY = "#pragma GCC poison asm __asm __asm__\n"
 COMPILE_SECONDS = 300
 
 
@@ -96,7 +98,8 @@ class EmulatorBuilder:
 
         def one(item: tuple[int, tuple[str, str]]) -> Build:
             index, (entry, source) = item
-            text = f'#include "emulator.h"\n#line 1 "kernel.cu"\n{source}\nTW_EMULATOR_ENTRY({entry})\n'
+            head = f'#include "emulator.h"\n{NO_ASSEMBLY}#line 1 "kernel.cu"\n'
+            text = f"{head}{source}\nTW_EMULATOR_ENTRY({entry})\n"
             built = self._build(text, KERNEL_FLAGS, (), folder / f"kernel{index}.so")
             if done is not None:
                 done(index)

@@ -242,9 +242,13 @@ def inputs_of(batch: object) -> Sequence[object]:
     return batch if isinstance(batch, list | tuple) else (batch,)
 
 
-def load(path: str | Path) -> Executable:
+def load(path: str | Path, target: str = "auto") -> Executable:
     """Read a file written by `save`, running nothing from it; raises InputError on damage.
 
+    target: what the file must be for (`cuda`, `opencl`, ...); `auto` takes what it says. A file for the
+        emulator is C++ that runs on the host with your rights: it needs `target="emulator"`.
+
+    Any file is a program: run only files you trust.
     A file with plans for several input shapes gives a `tilewright.shaped.ShapedExecutable`, one of a rank a
     `tilewright.distributed.DistributedExecutable`.
     """
@@ -253,13 +257,30 @@ def load(path: str | Path) -> Executable:
     if isinstance(saved, SavedBuckets):
         from tilewright.shaped import loaded_buckets  # which imports this module
 
-        return loaded_buckets(saved, str(path))
-    target = saved.facts.get("target")
-    if not isinstance(target, str):
-        raise InputError("expected a saved executable that names its target", where=str(path))
+        named = target_of(saved.facts, saved.buckets[0].plan, target, str(path))
+        return loaded_buckets(saved, named, str(path))
+    named = target_of(saved.facts, saved.plan, target, str(path))
     facts = {k: v for k, v in saved.facts.items() if k != "target"}
+    artifact = Artifact(saved.plan, saved.constants, saved.texts, facts)
     if "distributed" in facts:
         from tilewright.distributed.executable import DistributedExecutable  # which imports this module
 
-        return DistributedExecutable(Artifact(saved.plan, saved.constants, saved.texts, facts), target)
-    return Executable(Artifact(saved.plan, saved.constants, saved.texts, facts), target)
+        return DistributedExecutable(artifact, named)
+    return Executable(artifact, named)
+
+
+def target_of(facts: Mapping[str, Any], plan: ExecutionPlan, asked: str, where: str) -> str:
+    """The target that a file names, where it is the one asked for; raises InputError."""
+    named = facts.get("target")
+    if named != plan.target:
+        raise InputError("expected a saved executable that names the target of its plan", where=where)
+    kind = plan.target.partition(":")[0]
+    if asked == "auto" and kind == "emulator":
+        raise InputError(
+            'expected --target emulator (in Python target="emulator") for a file that runs host code: the '
+            "emulator compiles its kernels as C++ and runs them with your rights",
+            where=where,
+        )
+    if asked not in ("auto", plan.target, kind):
+        raise InputError(f"expected a saved executable for {asked}, got one for {plan.target}", where=where)
+    return plan.target

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from tilewright.codegen import KernelSource, emit_cuda, emit_opencl
 from tilewright.codegen.compile_many import compile_many
 from tilewright.ir import Level, Module
+from tilewright.ir.types import itemsize
 from tilewright.passes.thread.overlap_launches import starts_early
-from tilewright.runtime.plan import KernelCode, KernelResources, Language
+from tilewright.runtime.plan import KernelCode, KernelContract, KernelResources, Language
 from tilewright.targets import Target
 
 
@@ -31,9 +33,15 @@ def kernel_codes(sources: Mapping[str, KernelSource], target: Target) -> dict[st
     language: Language = "cuda" if target.language == "cuda" else "opencl"
     able = starts_early(str(target))  # for others the text compiles to a kernel that does not wait
     return {
-        n: KernelCode(n, s.entry, language, s.source, overlaps=able and s.overlaps)
+        n: KernelCode(n, s.entry, language, s.source, overlaps=able and s.overlaps, contract=contract_of(s))
         for n, s in sources.items()
     }
+
+
+def contract_of(source: KernelSource) -> KernelContract:
+    """What the launches of a kernel must be."""
+    spans = tuple(math.prod(p.shape) * itemsize(p.dtype) for p in source.params)
+    return KernelContract(source.grid, source.block, source.shared_bytes_dynamic, spans, source.writes)
 
 
 def compiled(

@@ -158,11 +158,8 @@ class ShapedReference(ReferenceExecutable):
         return self.executables[self._buckets.of_arrays(inputs)](*inputs)
 
 
-def loaded_buckets(saved: SavedBuckets, where: str) -> ShapedExecutable:
+def loaded_buckets(saved: SavedBuckets, target: str, where: str) -> ShapedExecutable:
     """The executable of a file with several buckets; raises InputError."""
-    target = saved.facts.get("target")
-    if not isinstance(target, str):
-        raise InputError("expected a saved executable that names its target", where=where)
     artifacts = [Artifact(b.plan, b.constants, b.texts, b.facts) for b in saved.buckets]
     names = artifacts[0].plan.input_titles
     if any(a.plan.input_titles != names for a in artifacts):

@@ -65,6 +65,20 @@ class KernelResources:
 
 
 @dataclass(frozen=True)
+class KernelContract:
+    """What a kernel's text was made for: its launches have this grid, block and dynamic shared memory.
+
+    spans: per argument the bytes from its begin that the kernel may touch; writes: positions it writes.
+    """
+
+    grid: tuple[int, int, int]
+    block: int
+    shared_bytes: int
+    spans: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class KernelCode:
     """One kernel's source and, where it was built ahead of time, its binary (a CUBIN for `arch`).
 
@@ -75,6 +89,7 @@ class KernelCode:
 
     `overlaps`: it waits itself for the launches it depends on before it touches memory that they write or
     read, so it may start before they have ended: edges between such kernels may be programmatic.
+    `contract`: what its launches must be, where the text was emitted for one way of launching it.
     """
 
     name: str
@@ -85,6 +100,7 @@ class KernelCode:
     arch: str = ""
     resources: KernelResources | None = None
     overlaps: bool = False
+    contract: KernelContract | None = None
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,15 @@ from tilewright.runtime.plan import (
     Buffer,
     ExecutionPlan,
     KernelCode,
+    KernelContract,
     Launch,
 )
+from tilewright.runtime.source_check import source_faults
 
 MAX_BYTES = 1 << 46  # 64 TiB: beyond any device, far from overflowing 64-bit sizes
 MAX_RANK = 16
-MAX_BUFFERS = 1_000_000
-MAX_LAUNCHES = 200_000
+MAX_BUFFERS = 200_000
+MAX_LAUNCHES = 50_000  # happens-before is a bit per pair of launches: 300 MB
 MAX_ARGS = 1_000  # a CUDA kernel takes 4 KiB (32 KiB from Volta on CUDA 12.1) of 8-byte pointers
 MAX_DEPS = 2_000_000
 MAX_STREAMS = 1_024
@@ -59,7 +61,7 @@ def find_faults(plan: ExecutionPlan) -> list[str]:
         faults += (
             f"launch {index} ({launch.kernel}): {text}" for text in _launch_faults(plan, index, launch)
         )
-    return faults or [*_library_faults(plan), *_communication_faults(plan)]
+    return faults or [*_contract_faults(plan), *_library_faults(plan), *_communication_faults(plan)]
 
 
 def _is_count(value: object, low: int, high: int) -> bool:
@@ -107,6 +109,8 @@ def _kernel_faults(kernel: KernelCode) -> Iterator[str]:
             yield str(error)
         if kernel.overlaps or kernel.binary is not None:
             yield f"a {kernel.language} kernel has no binary and never overlaps"
+    else:
+        yield from source_faults(kernel.source)
     if type(kernel.overlaps) is not bool:
         yield f"expected overlaps to be true or false, got {kernel.overlaps!r:.100}"
     resources = kernel.resources
@@ -142,8 +146,6 @@ def _buffer_faults(plan: ExecutionPlan, buffer: Buffer) -> Iterator[str]:
         yield f"only arena and alias buffers have an offset, got {buffer.offset}"
     if buffer.base and buffer.kind != "alias":
         yield f"only alias buffers have a base, got {buffer.base!r:.100}"
-    if buffer.label and buffer.kind not in ("input", "constant"):
-        yield f"only inputs and constants have a label, got {buffer.label!r:.100}"
     if (buffer.strides or buffer.start) and buffer.kind != "alias":
         yield f"only alias buffers have strides and a start, got {buffer.strides!r:.100}"
 
@@ -244,6 +246,32 @@ def _in_place_faults(plan: ExecutionPlan, launch: Launch) -> Iterator[str]:
         one, other = (plan.buffer_by_name[launch.args[position]] for position in (read, written))
         if (one.dtype, one.nbytes) != (other.dtype, other.nbytes):
             yield f"in_place pairs {one.name!r} with {other.name!r}, which is of another type or size"
+
+
+def _contract_faults(plan: ExecutionPlan) -> Iterator[str]:
+    """Launches that are not what their kernel's text was made for."""
+    for index, launch in enumerate(plan.launches):
+        contract = plan.kernel_by_name[launch.kernel].contract
+        if contract is not None:
+            for text in _launch_contract_faults(plan, launch, contract):
+                yield f"launch {index} ({launch.kernel}): {text}"
+
+
+def _launch_contract_faults(plan: ExecutionPlan, launch: Launch, contract: KernelContract) -> Iterator[str]:
+    for what, wanted, got in (
+        ("the grid", contract.grid, launch.grid),
+        ("the block", contract.block, launch.block),
+        ("shared_bytes", contract.shared_bytes, launch.shared_bytes),
+        ("writes", contract.writes, launch.writes),
+        ("a number of arguments", len(contract.spans), len(launch.args)),
+    ):
+        if wanted != got:
+            yield f"expected {what} {wanted} that its kernel was made for, got {got}"
+            return
+    for name, span in zip(launch.args, contract.spans, strict=True):
+        if plan.buffer_by_name[name].nbytes < span:
+            held = plan.buffer_by_name[name].nbytes
+            yield f"its kernel touches {span} bytes of an argument, {name!r} holds {held}"
 
 
 def _library_faults(plan: ExecutionPlan) -> Iterator[str]:

@@ -6,13 +6,22 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from tilewright.runtime.arena_check import check_arena
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, KernelResources, Launch
+from tilewright.runtime.plan import (
+    Buffer,
+    ExecutionPlan,
+    KernelCode,
+    KernelContract,
+    KernelResources,
+    Launch,
+)
 from tilewright.runtime.strict_json import Fields, load_strict_json
 
 _PLAN_KEYS = (
     "format_version", "target", "arena_bytes", "inputs", "outputs", "kernels", "buffers", "launches",
 )  # fmt: skip
+_CONTRACT = tuple(KernelContract.__dataclass_fields__)
 
 
 def plan_to_json(plan: ExecutionPlan, *, sources: bool) -> str:
@@ -55,14 +64,18 @@ def _kernel_fields(kernel: KernelCode, sources: bool) -> dict[str, Any]:
             "shared_bytes": resources.shared_bytes,
         },
         "overlaps": kernel.overlaps,
+        "contract": kernel.contract and {f: getattr(kernel.contract, f) for f in _CONTRACT},
     } | ({"source": kernel.source} if sources else {})
 
 
 def plan_from_json(text: str, *, sources: Mapping[str, str], binaries: Mapping[str, bytes]) -> ExecutionPlan:
-    """Parse, type-check and validate a plan; raises `RuntimeInputError` on any fault."""
+    """Parse, type-check and validate a plan, and check that its order keeps data whole.
+
+    Raises `RuntimeInputError` on any fault.
+    """
     data = load_strict_json(text, "the plan")
     root = Fields(data, "plan", _PLAN_KEYS)
-    return ExecutionPlan(
+    plan = ExecutionPlan(
         target=root.text("target"),
         buffers=root.each("buffers", _read_buffer),
         kernels=root.each("kernels", lambda item, where: _read_kernel(item, where, sources, binaries)),
@@ -72,6 +85,8 @@ def plan_from_json(text: str, *, sources: Mapping[str, str], binaries: Mapping[s
         arena_bytes=root.integer("arena_bytes"),
         format_version=root.integer("format_version"),
     ).validate()
+    check_arena(plan)
+    return plan
 
 
 def _read_buffer(data: Any, where: str) -> Buffer:
@@ -97,7 +112,7 @@ def _read_kernel(
     data: Any, where: str, sources: Mapping[str, str], binaries: Mapping[str, bytes]
 ) -> KernelCode:
     keys = ("name", "entry", "language", "arch", "has_binary", "resources")
-    fields = Fields(data, where, keys, optional=("source", "overlaps"))
+    fields = Fields(data, where, keys, optional=("source", "overlaps", "contract"))
     name = fields.text("name")
     source = fields.text("source") if "source" in data else sources.get(name)
     if source is None:
@@ -121,20 +136,35 @@ def _read_kernel(
         arch=fields.text("arch"),
         resources=resources,
         overlaps="overlaps" in data and fields.flag("overlaps"),  # absent: written before kernels could
+        contract=_read_contract(data.get("contract"), f"{where}.contract"),
     )
+
+
+def _read_contract(data: Any, where: str) -> KernelContract | None:
+    if data is None:
+        return None
+    fields = Fields(data, where, _CONTRACT)
+    return KernelContract(
+        _grid(fields), fields.integer("block"), fields.integer("shared_bytes"), fields.integers("spans"),
+        fields.integers("writes"),
+    )  # fmt: skip
+
+
+def _grid(fields: Fields) -> tuple[int, int, int]:
+    grid = fields.integers("grid")
+    if len(grid) != 3:
+        raise RuntimeInputError(f"{fields.where}: expected a grid of three extents, got {len(grid)}")
+    return grid[0], grid[1], grid[2]
 
 
 def _read_launch(data: Any, where: str) -> Launch:
     # Without `in_place`: written before operands could be overwritten.
     required = tuple(name for name in Launch.__dataclass_fields__ if name != "in_place")
     fields = Fields(data, where, required, optional=("in_place",))
-    grid = fields.integers("grid")
-    if len(grid) != 3:
-        raise RuntimeInputError(f"{where}: expected a grid of three extents, got {len(grid)}")
     return Launch(
         kernel=fields.text("kernel"),
         args=fields.texts("args"),
-        grid=(grid[0], grid[1], grid[2]),
+        grid=_grid(fields),
         block=fields.integer("block"),
         shared_bytes=fields.integer("shared_bytes"),
         deps=fields.integers("deps"),

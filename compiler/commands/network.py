@@ -179,7 +179,7 @@ def _as_written(a: argparse.Namespace, path: Path) -> Module:
 
 def load_saved(a: argparse.Namespace) -> Executable:
     """The saved executable the arguments name; of one with several plans that for `--shape`, if given."""
-    exe = load(a.network)
+    exe = load(a.network, a.target)
     if not a.shape:
         return exe
     if not isinstance(exe, ShapedExecutable):

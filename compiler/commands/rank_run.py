@@ -174,7 +174,7 @@ def _executable(
             "--check needs the network itself, a saved executable has no reference", where=a.network
         )
     path = a.network.replace("{rank}", str(communicator.rank))
-    exe = load(path)
+    exe = load(path, a.target)
     if isinstance(exe, DistributedExecutable):
         exe.transport = a.transport
     else:

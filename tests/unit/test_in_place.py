@@ -162,7 +162,10 @@ def test_a_result_begun_earlier_overwrites_nothing():
 def test_malformed_pairs_are_faults_and_pairs_survive_json():
     plan = place_arena(sums(3, "t2"))
     assert ExecutionPlan.from_json(plan.to_json()) == plan
-    old = plan.to_json().replace(', "in_place": [[0, 2]]', "").replace(', "in_place": []', "")
+    with pytest.raises(RuntimeInputError, match="'t0' and 't1' share arena bytes"):
+        ExecutionPlan.from_json(plan.to_json().replace("[[0, 2]]", "[]"))
+    apart = place_arena(sums(3, "t2", ()))
+    old = apart.to_json().replace(', "in_place": []', "")
     assert "in_place" not in old
     assert all(not launch.in_place for launch in ExecutionPlan.from_json(old).launches)
     for bad in (((2, 2),), ((0, 1),), ((0, 3),), ((0, -1),)):

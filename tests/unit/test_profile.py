@@ -199,7 +199,7 @@ def test_profiling_on_the_emulator_sees_every_block_and_changes_nothing(emulated
 @pytest.mark.emulator
 def test_a_loaded_executable_can_be_profiled(emulated, tmp_path):
     emulated.save(tmp_path / "net.tw")
-    with tw.load(tmp_path / "net.tw") as exe:
+    with tw.load(tmp_path / "net.tw", target="emulator") as exe:
         profile = exe.profile(X, repeats=1)
     assert [x.kernel for x in profile.launches] == [x.kernel for x in emulated.plan.launches]
 
