@@ -6,9 +6,12 @@ Exit codes: 0 ok, 1 the work failed, 2 the input or the arguments are bad, each 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
@@ -38,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser(known).parse_args(given)
     arguments.argv = given  # for commands that start themselves again
     try:
-        with one_line_warnings():
+        with one_line_warnings(), _ended_by_sigterm():
             arguments.action(arguments)
     except TilewrightError as e:
         print(f"error: {_one_line(str(e))}", file=sys.stderr)
@@ -58,6 +61,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: internal fault at {where}: {type(e).__name__}: {_one_line(str(e))}", file=sys.stderr)
         return 1
     return 0
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the block as an error would, so that temporary files go; a second one kills."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _one_line(text: str) -> str:

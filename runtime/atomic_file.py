@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import glob
 import os
 import secrets
@@ -16,8 +17,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-#: age from which an unfinished file has lost its writer
-ABANDONED_S = 3600.0
+#: age from which an unfinished file that nobody has locked has lost its writer, which locks it when it begins
+ABANDONED_S = 60.0
+#: the same where the file system has no locks
+ABANDONED_WITHOUT_LOCKS_S = 3600.0
 #: what is written to a device or a pipe is kept in memory up to this size, and in a temporary file beyond it
 _MEMORY_BYTES = 64 << 20
 #: bytes of a name that unfinished files take over, so that long names stay within the file system's limit
@@ -33,7 +36,7 @@ def atomic_file(path: Path) -> Iterator[Any]:
     Links are followed, and stay. A regular file is replaced at once and keeps its mode and, where that is
     permitted, its owner; a new one gets the permissions that new files get. Anything else (a device, a FIFO,
     an open file of this process such as /dev/stdout) is written to in place; a FIFO waits for its reader.
-    What writers of the same path left beside it that were killed more than an hour ago is removed.
+    What writers of the same path that were killed left beside it is removed.
     Raises OSError where it cannot be written.
     """
     if "\0" in str(path):
@@ -101,6 +104,8 @@ def _replaced(path: Path, present: os.stat_result | None) -> Iterator[Any]:
     handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(handle, "wb") as file:
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if present is not None:
                 with suppress(PermissionError):
                     os.fchown(file.fileno(), present.st_uid, present.st_gid)
@@ -122,5 +127,19 @@ def _stem(path: Path) -> str:
 def _remove_abandoned(path: Path) -> None:
     for left in path.parent.glob(f".{glob.escape(_stem(path))}.????????.part"):  # as `_replaced` names them
         with suppress(OSError):
-            if left.stat().st_mtime < time.time() - ABANDONED_S:
+            age_s = time.time() - left.stat().st_mtime
+            if age_s > ABANDONED_S and _has_no_writer(left, age_s):
                 left.unlink()
+
+
+def _has_no_writer(left: Path, age_s: float) -> bool:
+    handle = os.open(left, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return age_s > ABANDONED_WITHOUT_LOCKS_S
+    finally:
+        os.close(handle)
+    return True

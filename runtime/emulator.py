@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +22,7 @@ from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import DeviceError, DeviceMissingError, KernelBuildError, RuntimeInputError
 from tilewright.runtime.loaded import Closable, describe_launch
 from tilewright.runtime.plan import ExecutionPlan
+from tilewright.runtime.temporary_folder import TemporaryFolder
 from tilewright.runtime.work_lock import WorkLock
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -116,8 +116,8 @@ class EmulatorPlan(Closable):
     ) -> None:
         self.plan, self._device = plan, device
         self._lock = WorkLock()
-        self._folder = tempfile.TemporaryDirectory(prefix="tilewright-emulator-")
-        self.folder = Path(self._folder.name)
+        self._folder = TemporaryFolder("tilewright-emulated-")
+        self.folder = self._folder.path
         try:
             self._build(progress)
             self._places = _write_arrays(self.folder / "constants.bin", constants)
@@ -255,7 +255,7 @@ class EmulatorPlan(Closable):
 
     def _release(self) -> None:
         with self._lock:
-            self._folder.cleanup()
+            self._folder.close()
 
 
 def _dense_bytes(plan: ExecutionPlan, name: str) -> int:

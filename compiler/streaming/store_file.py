@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from tilewright.executable import clear_errors
 from tilewright.ir import InputError, WorkError
 from tilewright.runtime.storage.store_writer import StoreWriter
+from tilewright.runtime.temporary_folder import TemporaryFolder
 from tilewright.streaming.step_modules import Step
 from tilewright.streaming.step_plans import StepCompiler, StepPlan, store_specs, tensor_name
 
@@ -21,13 +21,13 @@ class StoreFolder:
 
     def __init__(self, folder: str | Path | None) -> None:
         """Raises InputError where the folder is none."""
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary: TemporaryFolder | None = None
         if folder is None:
             try:
-                self._temporary = tempfile.TemporaryDirectory(prefix="tilewright-stream-")
+                self._temporary = TemporaryFolder("tilewright-stream-")
             except OSError as e:
                 raise WorkError(f"a temporary folder for weights cannot be made: {e.strerror}") from e
-            self.path = Path(self._temporary.name)
+            self.path = self._temporary.path
         else:
             self.path = Path(folder)
             if not self.path.is_dir():
@@ -41,7 +41,7 @@ class StoreFolder:
     def close(self) -> None:
         """Remove a temporary folder; a given one keeps its store."""
         if self._temporary is not None:
-            self._temporary.cleanup()
+            self._temporary.close()
             self._temporary = None
 
 

@@ -146,8 +146,14 @@ def test_what_killed_writers_left_is_removed(tmp_path):
         path.write_bytes(b"half")
     old = time.time() - ABANDONED_S - 60
     os.utime(left, (old, old))
-    write(tmp_path / "file")
+    with atomic_file(tmp_path / "file") as slow:
+        slow.write(b"slow")
+        (own,) = {*tmp_path.iterdir()} - {left, fresh}
+        os.utime(own, (old, old))
+        write(tmp_path / "file")  # another writer, who lets this one live
+        assert {p.name for p in tmp_path.iterdir()} == {fresh.name, own.name, "file"}
     assert sorted(p.name for p in tmp_path.iterdir()) == [fresh.name, "file"]
+    assert (tmp_path / "file").read_bytes() == b"slow"
 
 
 def test_compiling_keeps_links_and_modes(tmp_path):

@@ -132,4 +132,4 @@ def test_an_interpreter_ends_with_an_open_executable(tmp_path, target, how):
         env=env,
     )
     assert (out.returncode, out.stdout, out.stderr) == (0, "done\n", "")
-    assert not list(tmp_path.glob("tilewright-emulator-*"))
+    assert not list(tmp_path.glob("tilewright-emulated-*"))
