@@ -1,21 +1,30 @@
-"""Tilewright: a deep-learning compiler that decides by model and by measurement how work is cut."""
+"""Tilewright: a deep-learning compiler that decides by model and by measurement how work is cut.
 
-from tilewright import frontends
-from tilewright.api import compile
-from tilewright.executable import Executable, load
-from tilewright.ir import (
-    InputError,
-    Module,
-    TilewrightError,
-    UnsupportedError,
-    WorkError,
-    interpret,
-    parse,
-    show,
-    verify,
-)
-from tilewright.passes import register_pass
-from tilewright.passes.graph.set_input_shapes import with_input_shapes
+Names are imported when they are first used, so that `import tilewright` and help pages take no time.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tilewright import frontends
+    from tilewright.api import compile
+    from tilewright.executable import Executable, load
+    from tilewright.ir import (
+        InputError,
+        Module,
+        TilewrightError,
+        UnsupportedError,
+        WorkError,
+        interpret,
+        parse,
+        show,
+        verify,
+    )
+    from tilewright.passes import register_pass
+    from tilewright.passes.graph.set_input_shapes import with_input_shapes
 
 __version__ = "0.1.0"
 
@@ -36,3 +45,38 @@ __all__ = [
     "verify",
     "with_input_shapes",
 ]
+
+_HOMES = {
+    "tilewright.api": ("compile",),
+    "tilewright.executable": ("Executable", "load"),
+    "tilewright.ir": (
+        "InputError",
+        "Module",
+        "TilewrightError",
+        "UnsupportedError",
+        "WorkError",
+        "interpret",
+        "parse",
+        "show",
+        "verify",
+    ),
+    "tilewright.passes": ("register_pass",),
+    "tilewright.passes.graph.set_input_shapes": ("with_input_shapes",),
+}
+_PACKAGES = ("codegen", "costmodel", "frontends", "ir", "passes", "runtime")
+
+if not TYPE_CHECKING:  # a type checker knows the names from the imports above, and refuses all others
+
+    def __getattr__(name: str) -> object:
+        """A public name or a sub-package, at its first use (PEP 562)."""
+        if name in _PACKAGES:
+            return import_module(f"{__name__}.{name}")
+        for home, names in _HOMES.items():
+            if name in names:
+                value = getattr(import_module(home), name)
+                globals()[name] = value
+                return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__, *_PACKAGES})

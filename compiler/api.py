@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 from tilewright.buckets import GivenShapes
 from tilewright.budget import Budget, budget_seconds
+from tilewright.choices import PARTITIONER, ConvAlgorithm, Partitioner, Precision, Tune, Workspace
 from tilewright.convolution_facts import convolution_facts
 from tilewright.costmodel.calibration import calibrated_constants
 from tilewright.devices import open_device
@@ -20,7 +21,7 @@ from tilewright.layout_facts import layout_facts
 from tilewright.library_choice import SEARCH_SHARE, LibraryChoice
 from tilewright.measuring import Measurer, measurer
 from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
-from tilewright.pipelines import PARTITIONER, PRECISIONS
+from tilewright.pipelines import PRECISIONS
 from tilewright.planning import constants_of
 from tilewright.reference import ReferenceExecutable
 from tilewright.shaped import compile_shapes
@@ -29,12 +30,6 @@ from tilewright.targets import Target, resolve_target
 from tilewright.tuning import Tuner
 from tilewright.tuning_records import lines_of
 from tilewright.tuning_travel import TEXT as TUNING
-
-Tune = Literal["model", "measure"]
-Precision = Literal["fp32", "tf32", "fp16", "bf16"]
-Workspace = Literal["network", "any"]
-Partitioner = Literal["rules", "exact", "algorithm1", "none"]
-ConvAlgorithm = Literal["auto", "direct", "winograd2", "winograd4", "fft"]
 
 
 def compile(

@@ -1,11 +1,11 @@
 """The `tilewright` command: compile, run, tune, explain and report on networks.
 
 Exit codes: 0 ok, 1 the work failed, 2 the input or the arguments are bad, each with one line on stderr.
+Only the chosen command's work is imported, and after its arguments are known to be good.
 """
 
 from __future__ import annotations
 
-import argparse
 import signal
 import sys
 import threading
@@ -13,53 +13,51 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
+from pathlib import PurePath
 
-from tilewright.ir import InputError, TilewrightError
+from tilewright import __version__
+from tilewright.arguments.parsing import CommandParser
+from tilewright.arguments.scope import ArgumentError
 from tilewright.one_line_warnings import one_line_warnings
 
-#: each has a module of its name with a function add_NAME
+#: each has a module of its name in `tilewright.arguments`, with a function add_NAME
 COMMANDS = (
     "compile", "run", "tune", "db", "explain", "report", "streams", "bench", "calibrate", "partition",
     "cluster",
 )  # fmt: skip
 
 
-def parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
-    """The argument parser with these commands; what others import is not loaded."""
-    top = argparse.ArgumentParser(prog="tilewright", description="A deep-learning compiler.")
+def parser(commands: Sequence[str] = COMMANDS) -> CommandParser:
+    """The argument parser with these commands."""
+    top = CommandParser(prog="tilewright", description="A deep-learning compiler.")
+    top.add_argument("--version", action="version", version=f"tilewright {__version__}")
     sub = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in commands:
-        getattr(import_module(f"tilewright.commands.{name}"), f"add_{name}")(sub)
+        getattr(import_module(f"tilewright.arguments.{name}"), f"add_{name}")(sub)
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; never raises for bad input or failed work."""
     given = list(sys.argv[1:] if argv is None else argv)
-    known = given[:1] if given and given[0] in COMMANDS else COMMANDS
-    arguments = parser(known).parse_args(given)
-    arguments.argv = given  # for commands that start themselves again
     try:
+        known = given[:1] if given and given[0] in COMMANDS else COMMANDS
+        arguments = parser(known).parse_args(given)
+        arguments.argv = given  # for commands that start themselves again
+        module, _, action = arguments.action.partition(":")
         with one_line_warnings(), _ended_by_sigterm():
-            arguments.action(arguments)
-    except TilewrightError as e:
-        print(f"error: {_one_line(str(e))}", file=sys.stderr)
-        return 2 if isinstance(e, InputError) else 1
+            getattr(import_module(f"tilewright.commands.{module}"), action)(arguments)
+    except ArgumentError as e:
+        return _told(str(e), 2)
     except BrokenPipeError:
         sys.stderr.close()
         return 1
     except KeyboardInterrupt as e:
-        print(f"error: {_one_line(str(e)) or 'interrupted'}", file=sys.stderr)
-        return 130
-    except MemoryError:
-        print("error: out of memory", file=sys.stderr)
-        return 1
+        return _told(str(e) or "interrupted", 130)
+    except MemoryError as e:
+        return _told(str(e) or "out of memory", 1)
     except Exception as e:  # noqa: BLE001 - a fault of ours still ends in one line, and names its place
-        place = traceback.extract_tb(e.__traceback__)[-1]
-        where = f"{Path(place.filename).name}:{place.lineno}"
-        print(f"error: internal fault at {where}: {type(e).__name__}: {_one_line(str(e))}", file=sys.stderr)
-        return 1
+        return _failed(e)
     return 0
 
 
@@ -81,8 +79,20 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def _failed(error: Exception) -> int:
+    """The exit code of one of our errors, told in a line; of anything else the place as well."""
+    from tilewright.ir.errors import InputError, TilewrightError  # whose package takes a while to import
+
+    if isinstance(error, TilewrightError):
+        return _told(str(error), 2 if isinstance(error, InputError) else 1)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{PurePath(place.filename).name}:{place.lineno}"
+    return _told(f"internal fault at {where}: {type(error).__name__}: {error}", 1)
+
+
+def _told(text: str, code: int) -> int:
+    print(f"error: {' '.join(text.split())}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

@@ -9,11 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tilewright.cluster_execution_division import LEAST_WEIGHT_BYTES
+from tilewright.choices import LEAST_WEIGHT_BYTES, Pick
 from tilewright.cluster_execution_report import execution_facts, plan_facts
 from tilewright.cluster_execution_run import execute
 from tilewright.cluster_execution_search import Candidate, Problem, Wanted, best_division
-from tilewright.cluster_execution_trace import Pick
 from tilewright.cluster_execution_work import OpSeconds, op_seconds, with_batch
 from tilewright.commands.network import random_inputs
 from tilewright.costmodel.cluster.loaders import load_cluster

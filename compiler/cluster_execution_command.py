@@ -5,101 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
+from tilewright.arguments.scope import ZOO
+from tilewright.choices import TOLERANCE
 from tilewright.cluster_execution import Options, plan_network
-from tilewright.cluster_execution_division import LEAST_WEIGHT_BYTES
 from tilewright.cluster_execution_plot import write_execution_plot
 from tilewright.cluster_execution_report import report_text
 from tilewright.cluster_execution_search import Wanted
-from tilewright.cluster_execution_trace import Pick
 from tilewright.cluster_execution_work import with_batch
-from tilewright.commands.network import BUNDLED, ZOO, load_network
-from tilewright.commands.run import TOLERANCE
-from tilewright.distributed.launcher import MAX_RANKS, launch
+from tilewright.commands.network import BUNDLED, load_network
+from tilewright.distributed.launcher import launch
 from tilewright.distributed.result_output import keep_output_for_results
 from tilewright.distributed.world import together, world
 from tilewright.ir import InputError, Module, WorkError
-from tilewright.pipelines import PRECISIONS
-from tilewright.runtime.communication.communicator import TIMEOUT_S
 from tilewright.runtime.communication.mpi_world import started_by_mpi
 from tilewright.streaming.memory_size import memory_bytes
 from tilewright.tools.cluster_plots import require_plot
 
 _NETWORKS = (".relay", ".json", ".ir", *BUNDLED)
-#: arguments of the plan of a training, which have no meaning here
-_TRAINING_ONLY = ("training", "stack", "inputs")
-
-
-def add_execution_arguments(p: argparse.ArgumentParser) -> None:
-    """The arguments of a plan for a few devices of one machine."""
-    g = p.add_argument_group(
-        "one inference on a few devices of this machine (with --devices; --model is a network)"
-    )
-    g.add_argument("--devices", type=int, metavar="N", help="how many: each is one process")
-    g.add_argument(
-        "--measure-here",
-        action="store_true",
-        help="start N processes and measure compute, links and storage instead of reading --cluster",
-    )
-    g.add_argument(
-        "--part-sizes",
-        type=int,
-        default=4,
-        metavar="N",
-        help="how many smaller batches may be measured too, those of plans that may be fastest (default 4)",
-    )
-    g.add_argument("--record", metavar="FILE.toml", help="write what was measured, for --cluster")
-    g.add_argument(
-        "--execute", action="store_true", help="run the plan, compare predicted and measured times"
-    )
-    g.add_argument("--batch", type=int, metavar="B", help="samples of one run (default: the network's)")
-    for name, what in (
-        ("dp", "replicas that share the batch"),
-        ("wp", "parts of every weight"),
-        ("p", "pipeline stages"),
-        ("micro-batches", "parts of a replica's samples, one after another through the stages"),
-    ):
-        g.add_argument(f"--{name}", type=int, default=0, metavar="N", help=f"{what} (default: searched)")
-    g.add_argument("--target", default="auto", help="auto, cuda or opencl (default auto)")
-    g.add_argument("--precision", default="fp32", choices=tuple(PRECISIONS), help="default fp32")
-    g.add_argument("--memory", metavar="SIZE", help="memory of each device when measuring (default: all)")
-    g.add_argument("--storage", metavar="FOLDER", help="whose storage is measured (default: temporary files)")
-    g.add_argument(
-        "--min-weight",
-        default=str(LEAST_WEIGHT_BYTES),
-        metavar="SIZE",
-        help=f"smaller weights are not divided (default {LEAST_WEIGHT_BYTES >> 10}KiB)",
-    )
-    g.add_argument("--repeats", type=int, default=10, help="timed runs (default 10)")
-    g.add_argument(
-        "--pick",
-        default="median",
-        choices=get_args(Pick),
-        help="which of the timed runs counts; the fastest where other work disturbs (default median)",
-    )
-    g.add_argument("--seed", type=int, default=0, help="seed of random weights and inputs")
-    g.add_argument(
-        "--timeout",
-        type=float,
-        metavar="SECONDS",
-        help=f"how long each wait for another process may take (default {TIMEOUT_S:g})",
-    )
-    g.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
-
-
-def on_this_machine(a: argparse.Namespace) -> bool:
-    """Whether the arguments ask for a plan of a few devices; raises InputError for those that need it."""
-    if a.devices is not None:
-        return True
-    given = [
-        n
-        for n in ("measure_here", "execute", "record", "batch", "dp", "wp", "p", "micro_batches")
-        if getattr(a, n)
-    ]
-    if given:
-        raise InputError("expected --devices N with this option", where=f"--{given[0].replace('_', '-')}")
-    return False
 
 
 def plan_here(a: argparse.Namespace) -> None:
@@ -121,27 +45,10 @@ def plan_here(a: argparse.Namespace) -> None:
 
 def _options(a: argparse.Namespace) -> Options:
     """Check what can be checked before processes start."""
-    for name in _TRAINING_ONLY:
-        if getattr(a, name):
-            raise InputError(
-                "a plan with --devices is of one inference and takes no such option", where=f"--{name}"
-            )
     if a.mode != "corrected":
         raise InputError(f"a plan with --devices is priced by mode corrected, got {a.mode}", where="--mode")
     if bool(a.cluster) == bool(a.measure_here):
         raise InputError("expected a record (--cluster) or --measure-here, one of them", where="--cluster")
-    if a.record and not a.measure_here:
-        raise InputError("expected --measure-here with this option", where="--record")
-    for name, least, most in (("devices", 2, MAX_RANKS), ("repeats", 1, 10**6), ("part_sizes", 0, 64)):
-        value = getattr(a, name)
-        if not least <= value <= most:
-            raise InputError(f"expected {least} to {most}, got {value}", where=f"--{name.replace('_', '-')}")
-    for name in ("dp", "wp", "p", "micro_batches", "batch"):
-        value = getattr(a, name)
-        if (value is not None and value < 0) or (name == "batch" and value == 0):
-            raise InputError(f"expected at least 1, got {value}", where=f"--{name.replace('_', '-')}")
-    if a.timeout is not None and not a.timeout > 0:
-        raise InputError(f"expected more than 0 seconds, got {a.timeout:g}", where="--timeout")
     if not a.model.startswith(ZOO):
         if Path(a.model).suffix not in _NETWORKS:
             raise InputError(

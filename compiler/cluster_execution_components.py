@@ -11,9 +11,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from tilewright.choices import Pick
 from tilewright.cluster_execution_division import Division
 from tilewright.cluster_execution_prediction import RankTimes, component_of
-from tilewright.cluster_execution_trace import Pick, RankTrace, Span, busy_s, end_s, picked, union
+from tilewright.cluster_execution_trace import RankTrace, Span, busy_s, end_s, picked, union
 from tilewright.runtime.communication.kernel import CommunicationKernel
 
 #: one meeting of ranks: kind, members or ends and tag, and which of its sort

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilewright.choices import LEAST_WEIGHT_BYTES
 from tilewright.ir import InputError
-
-#: weights below this many bytes stay whole, where nothing else is asked for
-LEAST_WEIGHT_BYTES = 16 << 10
 
 
 @dataclass(frozen=True)

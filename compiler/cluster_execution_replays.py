@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.choices import Pick
 from tilewright.cluster_execution_division import Division
 from tilewright.cluster_execution_prediction import RankTimes, component_of, message_s, ring_s
-from tilewright.cluster_execution_trace import Pick, picked
+from tilewright.cluster_execution_trace import picked
 from tilewright.costmodel.cluster.machine import Link
 from tilewright.distributed.executable import DistributedExecutable
 from tilewright.executable import Executable, clear_errors

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.choices import Pick
 from tilewright.cluster_execution_components import measured_times
 from tilewright.cluster_execution_division import Division
 from tilewright.cluster_execution_parts import part_of
 from tilewright.cluster_execution_prediction import RankTimes
 from tilewright.cluster_execution_replays import ReplayTimes, timed_replays, times_by_replays
-from tilewright.cluster_execution_trace import Pick, RankTrace, TimedCommunicator
+from tilewright.cluster_execution_trace import RankTrace, TimedCommunicator
 from tilewright.commands.network import relative_error
 from tilewright.costmodel.cluster.machine import Link
 from tilewright.distributed import compile_part

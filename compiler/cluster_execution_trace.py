@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tilewright.choices import Pick
 from tilewright.runtime.arrays import Array
 from tilewright.runtime.communication.communicator import HostCommunicator, Pending
 from tilewright.runtime.communication.kernel import CommunicationKernel
 
 Span = tuple[float, float]
-#: which of several runs is told; on a machine with other work the fastest is disturbed least
-Pick = Literal["median", "fastest"]
 
 
 def picked(seconds: Sequence[float], pick: Pick) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tilewright.commands.network import BUNDLED, ZOO, load_network
+from tilewright.arguments.scope import ZOO
+from tilewright.commands.network import BUNDLED, load_network
 from tilewright.costmodel.cluster.loaders import load_cluster, load_model, load_training
 from tilewright.costmodel.cluster.machine import Cluster
 from tilewright.costmodel.cluster.model import Model

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tilewright.choices import PARTITIONER
 from tilewright.codegen import KernelSource
 from tilewright.ir import Module, verify
 from tilewright.kernel_builds import build_codes, emit_kernels
 from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
-from tilewright.pipelines import PACKING, PARTITIONER, stage_texts
+from tilewright.pipelines import PACKING, stage_texts
 from tilewright.planning import plan_module
 from tilewright.runtime.plan import ExecutionPlan
 from tilewright.targets import Target

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls
 
-from tilewright.cluster_execution_trace import Pick, picked
+from tilewright.choices import Pick
+from tilewright.cluster_execution_trace import picked
 from tilewright.costmodel.cluster.machine import Link
 from tilewright.distributed import compile_part
 from tilewright.executable import clear_errors

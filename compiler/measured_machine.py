@@ -16,7 +16,8 @@ from typing import Self
 import numpy as np
 
 from tilewright.api import compile as compile_whole
-from tilewright.cluster_execution_trace import Pick, busy_s, end_s, picked
+from tilewright.choices import Pick
+from tilewright.cluster_execution_trace import busy_s, end_s, picked
 from tilewright.cluster_execution_work import op_flops_of
 from tilewright.costmodel import CpuHardware
 from tilewright.costmodel.cluster.machine import Cluster, Device, Link, Storage

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from tilewright.choices import PARTITIONER
 from tilewright.driver import lower
 from tilewright.ir import InputError, Module
 from tilewright.passes import Instrument, PassContext, Step
 from tilewright.passes.tensor.partitioners import PARTITIONERS, choose, price
-from tilewright.pipelines import PARTITIONER
 from tilewright.targets import Target
 
 

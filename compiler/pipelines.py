@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
+from tilewright.choices import PARTITIONER
 from tilewright.ir import Level, UnsupportedError
 
 #: Relay-level clean-up and algebra on the graph
@@ -57,9 +57,6 @@ pack-weights,
 dce,
 prefetch-weights
 """
-
-#: what chooses the kernels of TENSOR where nothing else is asked for
-PARTITIONER: Final = "rules"
 
 #: the pass of TENSOR that needs the final parameters
 PACKING = "pack-weights"

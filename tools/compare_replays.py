@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 
 import tilewright as tw
-from tilewright.commands.network import add_network_arguments, load_network, random_inputs
+from tilewright.arguments.network import add_network_arguments
+from tilewright.arguments.parsing import CommandParser
+from tilewright.commands.network import load_network, random_inputs
 from tilewright.executable import Executable
 from tilewright.ir import WorkError
 from tilewright.runtime.cuda import CudaDevice
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def compare(network: str, a: argparse.Namespace) -> dict[str, Any]:
     """One network: bitwise equality, medians in microseconds, host time, edges, idle share."""
-    options = argparse.ArgumentParser()
+    options = CommandParser()
     add_network_arguments(options, params="random")
     module = load_network(options.parse_args([network]))
     exes = {

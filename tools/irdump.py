@@ -9,37 +9,35 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from pathlib import PurePath
 
-from tilewright.ir import InputError, TilewrightError
+from tilewright import __version__
+from tilewright.arguments.network import SEED
+from tilewright.arguments.parsing import CommandParser
+from tilewright.arguments.scope import ArgumentError
 from tilewright.one_line_warnings import one_line_warnings
-from tilewright.tools.irdump_lists import op_list, pass_list
-from tilewright.tools.irdump_run import LEVELS, import_passes, run
+
+LEVELS = ("graph", "tensor", "thread", "source")
 
 _EPILOG = """\
 examples:
   irdump net.relay --level tensor              the tensor level after the default passes
   irdump net.ir --pass-pipeline 'cse, dce' --diff
   irdump net.relay --level source --target cuda:sm_90a
-  irdump net.relay --level thread --html steps.html
+  irdump net.relay --html steps.html           a page that steps through the default passes
   irdump failing.ir                            rerun a reproducer: its first lines name the pipeline
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports bad arguments in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The argument parser."""
-    p = _Parser(
+    p = CommandParser(
         prog="irdump", description=__doc__, epilog=_EPILOG, formatter_class=argparse.RawTextHelpFormatter
     )
     add = p.add_argument
+    add("--version", action="version", version=f"irdump {__version__}")
     add(
         "file",
         nargs="?",
@@ -58,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     relay = p.add_argument_group("networks")
     relay.add_argument("--params", metavar="FILE|random", help="values of the parameters (Relay)")
     relay.add_argument("--inputs", metavar="A,B", help="parameters that stay inputs (Relay)")
-    relay.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random parameters (Relay)")
+    relay.add_argument("--seed", type=SEED, default=0, metavar="N", help="seed of random parameters (Relay)")
     relay.add_argument("--shape", action="append", default=[], metavar="X=1,3,224,224",
         help="extents of an ONNX file's input or symbolic dimension; may be repeated")  # fmt: skip
     relay.add_argument("--constant", action="append", default=[], metavar="NAME=V,...",
@@ -76,13 +74,33 @@ def parser() -> argparse.ArgumentParser:
                       help="lists and timing as JSON on stdout, in place of the module")  # fmt: skip
     out = p.add_argument_group("where to write")
     out.add_argument("-o", "--output", metavar="OUT", help="write the module here instead of stdout")
-    out.add_argument("--html", metavar="OUT", help="write a page that steps through the passes")
+    out.add_argument(
+        "--html",
+        metavar="OUT",
+        help="write a page that steps through the passes (the default ones where none are named)",
+    )
     out.add_argument("--dump-dir", metavar="DIR", help="write the module after each pass into this folder")
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; never raises for bad input or failed work."""
+    try:
+        _work(_arguments(argv))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except ArgumentError as e:
+        return _told(str(e), 2)
+    except KeyboardInterrupt:
+        return _told("interrupted", 130)
+    except Exception as e:  # noqa: BLE001 - a fault of ours still ends in one line, and names its place
+        return _report(e)
+    return 0
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     p = parser()
     arguments = p.parse_args(argv)
     listing = arguments.list_passes or arguments.list_ops
@@ -90,42 +108,42 @@ def main(argv: Sequence[str] | None = None) -> int:
         p.error("expected a FILE, or - for stdin")
     if arguments.json and not (listing or arguments.timing):
         p.error("--json goes with --timing, --list-passes or --list-ops")
-    try:
-        import_passes(arguments.imports)
-        if listing:
-            _list(arguments)
-        else:
-            with one_line_warnings("irdump"):
-                run(arguments)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except (TilewrightError, OSError, MemoryError, RecursionError, KeyboardInterrupt) as e:
-        return _report(e)
-    return 0
+    return arguments
 
 
-def _list(arguments: argparse.Namespace) -> None:
+def _work(arguments: argparse.Namespace) -> None:
+    """Import what the work needs, which takes a while, and do it."""
+    from tilewright.tools.irdump_lists import op_list, pass_list
+    from tilewright.tools.irdump_run import import_passes, run
+
+    import_passes(arguments.imports)
     if arguments.list_passes:
         print(pass_list(as_json=arguments.json))
     if arguments.list_ops:
         print(op_list(as_json=arguments.json))
+    if not (arguments.list_passes or arguments.list_ops):
+        with one_line_warnings("irdump"):
+            run(arguments)
 
 
-def _report(e: BaseException) -> int:
+def _report(e: Exception) -> int:
     """One line on stderr, and the exit code."""
-    code, text = 1, str(e)
-    if isinstance(e, InputError):
-        code = 2
-    elif isinstance(e, OSError):
-        code, text = 2, f"{e.filename}: {e.strerror}" if e.filename else str(e)
-    elif isinstance(e, MemoryError):
-        text = "out of memory"
-    elif isinstance(e, RecursionError):
-        code, text = 2, "the input is nested too deeply"
-    elif isinstance(e, KeyboardInterrupt):
-        code, text = 130, "interrupted"
+    from tilewright.ir.errors import InputError, TilewrightError
+
+    if isinstance(e, TilewrightError):
+        return _told(str(e), 2 if isinstance(e, InputError) else 1)
+    if isinstance(e, OSError):
+        return _told(f"{e.filename}: {e.strerror}" if e.filename else str(e), 2)
+    if isinstance(e, MemoryError):
+        return _told(str(e) or "out of memory", 1)
+    if isinstance(e, RecursionError):
+        return _told("the input is nested too deeply", 2)
+    place = traceback.extract_tb(e.__traceback__)[-1]
+    where = f"{PurePath(place.filename).name}:{place.lineno}"
+    return _told(f"internal fault at {where}: {type(e).__name__}: {e}", 1)
+
+
+def _told(text: str, code: int) -> int:
     print(f"irdump: error: {' '.join(text.split())}", file=sys.stderr)
     return code
 

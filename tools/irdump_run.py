@@ -21,11 +21,11 @@ from tilewright.passes import run_pipeline as run_passes
 from tilewright.pipelines import stage_texts
 from tilewright.runtime.atomic_file import atomic_file
 from tilewright.targets import Target, resolve_target
+from tilewright.tools.irdump import LEVELS
 from tilewright.tools.irdump_input import Source, read_source_file
 from tilewright.tools.irdump_page import page
 from tilewright.tools.irdump_record import Recorder
 
-LEVELS = ("graph", "tensor", "thread", "source")
 _DEFAULT_TARGET = "opencl"
 
 
@@ -104,6 +104,8 @@ def _pipeline(arguments: argparse.Namespace, source: Source, target: Target) -> 
         return Pipeline.parse(arguments.pass_pipeline, where="--pass-pipeline")
     if arguments.level is not None:
         return Pipeline.parse(level_text(source, arguments.level, target.language), where="default pipeline")
+    if arguments.html is not None and "pipeline" not in source.header:
+        return Pipeline.parse(level_text(source, "thread", target.language), where="default pipeline")
     return Pipeline.parse(source.header.get("pipeline", ""), where=f"{source.name}: pipeline")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -13,14 +12,14 @@ from typing import Any
 
 from tilewright.budget import budget_seconds
 from tilewright.ir import InputError, TilewrightError, WorkError
-from tilewright.pipelines import PRECISIONS
 from tilewright.targets import resolve_target
 from tilewright.tools.bench.compare_kernel import compare_kernel
 from tilewright.tools.bench.compare_network import Case, compare_network
 from tilewright.tools.bench.comparison import Settings
 from tilewright.tools.bench.document import Document
-from tilewright.tools.bench.kernel_cases import KERNELS, SIZES, kernel_cases
-from tilewright.tools.bench.networks import SUITES, load_network, network_paths
+from tilewright.tools.bench.kernel_cases import kernel_cases
+from tilewright.tools.bench.named import KERNELS
+from tilewright.tools.bench.networks import load_network, network_paths
 from tilewright.tools.bench.peers import check_peers, gpu_torch
 from tilewright.tools.bench.plot import require_plot, write_plot
 from tilewright.tools.bench.reference import Reference
@@ -28,83 +27,8 @@ from tilewright.tools.bench.rows import Row, one_line
 from tilewright.tools.bench.table import document_text, kernel_text, row_text
 from tilewright.tools.bench.waves import rows_in_waves
 
-DEFAULT_PEERS = ("torch-eager", "torch-graph", "torch-compile")
-FOLDER = "tests/data/relay"
 #: whether libraries may compete, by variant of ours
 LIBRARIES = {"on": {"": True}, "off": {"": False}, "both": {"": True, "no libraries": False}}
-
-
-def add_bench(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    p = sub.add_parser("bench", help="time networks beside PyTorch: batches x precisions x peers")
-    _add_what(p)
-    _add_ours(p)
-    p.add_argument("--rounds", type=int, default=10, help="rounds, all contenders in each (default 10)")
-    p.add_argument("--replays", type=int, default=10, help="timed runs per round at most (default 10)")
-    p.add_argument("--cold", action="store_true", help="replace what the L2 cache holds before each run")
-    p.add_argument("--time-limit", type=float, default=math.inf, metavar="S", help="seconds for everything")
-    p.add_argument(
-        "--peer-limit", type=float, default=300.0, metavar="S", help="seconds to prepare a peer (default 300)"
-    )
-    p.add_argument(
-        "--jobs",
-        type=int,
-        default=1,
-        metavar="N",
-        help="networks prepared at once, in processes; they are timed one by one all the same (default 1)",
-    )
-    p.add_argument("--seed", type=int, default=0, help="seed of the inputs")
-    p.add_argument("--json", metavar="FILE", help="write all results, after every row")
-    p.add_argument("--plot", metavar="FILE.svg", help="draw the ratios (needs matplotlib)")
-    p.set_defaults(action=run_bench)
-
-
-def _add_what(p: argparse.ArgumentParser) -> None:
-    p.add_argument("networks", nargs="*", metavar="NET", help="names of networks, or files")
-    p.add_argument("--suite", nargs="+", default=[], choices=tuple(SUITES), help="named groups of networks")
-    p.add_argument("--folder", default=FOLDER, metavar="DIR", help=f"of named networks (default {FOLDER})")
-    p.add_argument("--batch", nargs="+", type=int, default=[1], metavar="N", help="batch sizes (default 1)")
-    p.add_argument("--precision", nargs="+", default=["fp32"], choices=tuple(PRECISIONS), help="default fp32")
-    p.add_argument(
-        "--peers",
-        nargs="+",
-        default=list(DEFAULT_PEERS),
-        metavar="PEER",
-        help="torch-eager, torch-graph, torch-compile (reduce-overhead), torch-max-autotune, or none "
-        f"(default {' '.join(DEFAULT_PEERS)})",
-    )
-    p.add_argument(
-        "--all-variants",
-        action="store_true",
-        help="compile peers in every variant (default: in the one that is fastest without compiling)",
-    )
-    p.add_argument(
-        "--kernels",
-        nargs="*",
-        choices=KERNELS,
-        metavar="KERNEL",
-        help=f"time kernels alone: {', '.join(KERNELS)} (without names all of them)",
-    )
-    p.add_argument(
-        "--sizes", nargs="+", type=int, default=list(SIZES), metavar="N", help="extents of square products"
-    )
-
-
-def _add_ours(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--target", default="auto", help="as in tilewright run (default auto)")
-    p.add_argument("--tune", default="model", choices=("model", "measure"), help="default model")
-    p.add_argument("--tuning-db", metavar="FILE", help="measurements that are looked up and kept")
-    p.add_argument("--budget", metavar="TIME", help="how long tuning one network may take (60s, 5min)")
-    p.add_argument(
-        "--libraries",
-        default="on",
-        choices=tuple(LIBRARIES),
-        help="whether library kernels may compete; both times a network with and without (default on)",
-    )
-    p.add_argument(
-        "--no-libraries", dest="libraries", action="store_const", const="off", help="--libraries off"
-    )
-    p.add_argument("--streams", metavar="POLICY", help="as in tilewright run")
 
 
 def run_bench(a: argparse.Namespace) -> None:
@@ -186,14 +110,6 @@ def _lost_row(asked: _Asked, reason: str) -> Row:
 
 
 def _check(a: argparse.Namespace) -> None:
-    counts = {"--batch": a.batch, "--sizes": a.sizes, "--rounds": [a.rounds], "--replays": [a.replays]}
-    counts["--jobs"] = [a.jobs]
-    for option, values in counts.items():
-        if min(values) < 1:
-            raise InputError(f"expected a positive number, got {min(values)}", where=option)
-    for option, seconds in (("--time-limit", a.time_limit), ("--peer-limit", a.peer_limit)):
-        if not seconds > 0:
-            raise InputError(f"expected a positive number of seconds, got {seconds:g}", where=option)
     if budget_seconds(a.budget, where="--budget") is not None and a.tune != "measure":
         raise InputError("expected --tune measure: the model measures nothing", where="--budget")
     if a.plot:

@@ -16,28 +16,8 @@ from tilewright.ir import InputError
 from tilewright.targets import Target, resolve_target, shipped_record
 
 
-def add_calibrate(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    p = sub.add_parser("calibrate", help="measure the device's constants, which bounds and estimates use")
-    p.add_argument(
-        "--target", default="auto", help="cuda or opencl (default auto: cuda where there is a GPU)"
-    )
-    p.add_argument(
-        "--output",
-        metavar="FILE",
-        help="write the calibration to FILE, and not to where compilations find it",
-    )
-    p.add_argument("--json", action="store_true", help="print the result as JSON")
-    p.add_argument(
-        "--show", action="store_true", help="measure nothing; show the record that compilations use"
-    )
-    p.set_defaults(action=run_calibrate)
-
-
 def run_calibrate(a: argparse.Namespace) -> None:
     """Measure and store, or show what is stored."""
-    if a.show and a.output:
-        raise InputError("expected --show or --output, got both: --show measures nothing")
     if a.output and not Path(a.output).absolute().parent.is_dir():
         raise InputError("expected a file in a folder that exists", where=a.output)
     target = resolve_target(a.target)

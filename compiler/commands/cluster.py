@@ -7,10 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tilewright.cluster_execution_command import add_execution_arguments, on_this_machine, plan_here
+from tilewright.cluster_execution_command import plan_here
 from tilewright.cluster_inputs import load_inputs
 from tilewright.cluster_text import plan_text, table_text, validation_text
-from tilewright.costmodel.cluster.evaluate import MODES
 from tilewright.costmodel.cluster.in_memory_search import search_in_memory
 from tilewright.costmodel.cluster.machine import Cluster
 from tilewright.costmodel.cluster.measured_rows import citation, source_names
@@ -23,62 +22,15 @@ from tilewright.costmodel.cluster.validation_best import predict_best
 from tilewright.ir import InputError, WorkError
 from tilewright.tools.cluster_plots import require_plot, write_plan_plot, write_validation_plot
 
-_PLOT = "draw a picture (.png or .svg; needs matplotlib)"
-
-
-def add_cluster(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command and its actions."""
-    p = sub.add_parser("cluster", help="model training on many devices: plan, table, validate")
-    actions = p.add_subparsers(dest="cluster_action", required=True, metavar="ACTION")
-    plan = actions.add_parser("plan", help="the fastest ways to divide a model over a cluster")
-    plan.add_argument("--cluster", metavar="FILE|NAME", help="TOML file or shipped record")
-    plan.add_argument(
-        "--model", required=True, metavar="FILE|NAME|NET", help="TOML file, shipped record, or a network"
-    )
-    plan.add_argument(
-        "--inputs",
-        metavar="NAME,...",
-        help="of a network: the parameters that carry samples (Relay: the first and integer ones)",
-    )
-    plan.add_argument("--training", metavar="FILE|NAME", help="TOML file or shipped record")
-    plan.add_argument("--mode", default="corrected", help=f"{', '.join(MODES)} (default corrected)")
-    plan.add_argument(
-        "--stack",
-        metavar="NAME",
-        help="price schedule IM with knobs fitted to the measured steps of a software stack "
-        f"({', '.join(s.name for s in stacks())})",
-    )
-    plan.add_argument("--top", type=int, default=10, metavar="K", help="configurations shown (default 10)")
-    plan.add_argument("--json", action="store_true", help="print the configurations as JSON")
-    plan.add_argument(
-        "--plot", metavar="FILE", help=f"{_PLOT}: seconds by component, memory against capacity"
-    )
-    add_execution_arguments(plan)
-    plan.set_defaults(action=run_plan)
-    table = actions.add_parser("table", help="the normalised times of the BigCuts thesis, table 5.6")
-    table.add_argument(
-        "--json",
-        action="store_true",
-        help="print a list of {model, cluster, schedule, dp, wp, p, normalized}",
-    )
-    table.set_defaults(action=run_table)
-    validate = actions.add_parser("validate", help="errors against measured training steps, per source")
-    validate.add_argument("--refit", action="store_true", help="fit all knobs again first (some seconds)")
-    validate.add_argument("--json", action="store_true", help="print sources, stacks and errors as JSON")
-    validate.add_argument("--plot", metavar="FILE", help=f"{_PLOT}: predicted against measured seconds")
-    validate.set_defaults(action=run_validate)
-
 
 def run_plan(a: argparse.Namespace) -> None:
     """Search all configurations and print the fastest that fit."""
-    if on_this_machine(a):
+    if a.devices is not None:
         plan_here(a)
         return
     for option in ("cluster", "training"):
         if getattr(a, option) is None:
             raise InputError("expected this option, or --devices for one inference", where=f"--{option}")
-    if a.top < 1:
-        raise InputError(f"expected at least 1, got {a.top}", where="--top")
     if a.plot:
         require_plot(a.plot)
     cluster, model, training = load_inputs(a.cluster, a.model, a.training, a.inputs)

@@ -9,8 +9,6 @@ from typing import Any
 
 from tilewright.api import compile as compile_module
 from tilewright.commands.network import (
-    add_choice_arguments,
-    add_network_arguments,
     choices_of,
     load_network,
     parse_shapes,
@@ -19,22 +17,6 @@ from tilewright.executable import Executable
 from tilewright.ir import UnsupportedError
 from tilewright.layout_facts import layout_text
 from tilewright.shaped import ShapedExecutable
-
-
-def add_compile(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    p = sub.add_parser("compile", help="compile a network into one file")
-    add_choice_arguments(p)
-    add_network_arguments(p, params=None)
-    p.add_argument(
-        "--shapes",
-        action="append",
-        metavar="NAME=N,...[; NAME=N,...]",
-        help="keep a plan for these input shapes, over shared weights (repeatable, one plan each)",
-    )
-    p.add_argument("-o", "--output", metavar="FILE", help="where to write the executable (.tw)")
-    p.add_argument("--json", action="store_true", help="print the report as JSON")
-    p.set_defaults(action=run_compile)
 
 
 def run_compile(a: argparse.Namespace) -> None:

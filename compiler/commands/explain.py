@@ -7,28 +7,13 @@ import json
 from typing import Any
 
 from tilewright.api import facts_of
-from tilewright.commands.network import add_network_arguments, load_network
+from tilewright.commands.network import load_network
 from tilewright.costmodel.explain import LIMITS
 from tilewright.driver import lower
 from tilewright.ir import Ref
 from tilewright.layout_facts import layout_text
 from tilewright.partition_table import compare_partitioners, partitioner_table
 from tilewright.targets import resolve_target
-
-
-def add_explain(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    p = sub.add_parser(
-        "explain", help="show how each kernel is cut, its performance bound and what limits it"
-    )
-    add_network_arguments(p, params="random")
-    p.add_argument(
-        "--partitioners",
-        action="store_true",
-        help="compare what chooses which ops share a kernel: launches and seconds by the model",
-    )
-    p.add_argument("--json", action="store_true", help="print a list of kernels as JSON")
-    p.set_defaults(action=run_explain)
 
 
 def run_explain(a: argparse.Namespace) -> None:

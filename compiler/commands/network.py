@@ -6,125 +6,22 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from tilewright import frontends
-from tilewright.api import ConvAlgorithm, Partitioner, Workspace
+from tilewright.arguments.scope import ZOO
 from tilewright.budget import budget_seconds
 from tilewright.executable import Executable, load
 from tilewright.ir import ArrayType, InputError, Module, parse_file
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
-from tilewright.pipelines import PARTITIONER, PRECISIONS
 from tilewright.shaped import ShapedExecutable
 
-#: files that hold their weights and name their inputs, and what they are
-BUNDLED = {".onnx": "an ONNX file", ".pt2": "an exported program"}
+#: files that hold their weights and name their inputs
+BUNDLED = (".onnx", ".pt2")
 #: the `;` after a shape; names may hold one
 _BETWEEN_SHAPES = re.compile(r"(?<=[0-9=]);")
-#: what names of networks that are built, not read, begin with
-ZOO = "zoo:"
-
-
-def add_network_arguments(p: argparse.ArgumentParser, *, params: str | None) -> None:
-    """Arguments that name a network, its weights and the target."""
-    default = f" (default {params})" if params else ""
-    p.add_argument(
-        "network",
-        metavar="NET",
-        help="a Relay (.relay text, .json), ONNX (.onnx), torch.export (.pt2) or Tilewright IR (.ir) file, "
-        "or zoo:nasnet_mobile, zoo:gpt2_small{sequence=64}, ...",
-    )
-    p.add_argument(
-        "--params",
-        default=params,
-        metavar="FILE|random",
-        help="weights: a Relay param-dict file, .npz, .safetensors, or 'random'" + default,
-    )
-    p.add_argument(
-        "--inputs",
-        metavar="NAME,...",
-        help="parameters that stay inputs with random weights (default: the first)",
-    )
-    p.add_argument(
-        "--shape",
-        action="append",
-        default=[],
-        metavar="NAME=N,...",
-        help="compile for this shape of an input (repeatable); ONNX: also the extent of a symbolic "
-        "dimension; of a saved executable: which of its plans",
-    )
-    p.add_argument(
-        "--constant",
-        action="append",
-        default=[],
-        metavar="NAME=V,...",
-        help="ONNX: fix an input to a value, so that it is an input no more (repeatable)",
-    )
-    p.add_argument("--seed", type=int, default=0, help="seed of random weights and inputs")
-    p.add_argument(
-        "--target", default="auto", help="auto, cuda, cuda:sm_90a, opencl, emulator, reference (default auto)"
-    )
-
-
-def add_choice_arguments(p: argparse.ArgumentParser) -> None:
-    """The arguments of a compilation: precision, and how algorithms and parameters are chosen."""
-    p.add_argument(
-        "--tune",
-        default="model",
-        choices=("model", "measure"),
-        help="how parameters are chosen (default model)",
-    )
-    add_shared_choice_arguments(p)
-
-
-def add_shared_choice_arguments(p: argparse.ArgumentParser) -> None:
-    """Those that `tilewright tune` has as well, which always measures."""
-    p.add_argument(
-        "--precision", default="fp32", choices=tuple(PRECISIONS), help="storage and products (default fp32)"
-    )
-    p.add_argument(
-        "--tuning-db",
-        metavar="FILE",
-        help="where measurements are kept and looked up (default: $TILEWRIGHT_TUNING_DB, else in the cache); "
-        "of a saved executable, those that travel with it",
-    )
-    p.add_argument(
-        "--budget",
-        metavar="TIME",
-        help="how long measuring may take, such as 60s or 5min; 0 takes what is known (default: as long as "
-        "the search sees gains)",
-    )
-    p.add_argument(
-        "--no-libraries",
-        action="store_true",
-        help="take no kernels of cuBLASLt and cuDNN, even where they are measured to be faster",
-    )
-    p.add_argument(
-        "--conv-algorithm",
-        default="auto",
-        choices=get_args(ConvAlgorithm),
-        help="how convolutions are computed, where legal (default auto: as --tune chooses)",
-    )
-    p.add_argument(
-        "--workspace",
-        default="network",
-        choices=get_args(Workspace),
-        help="memory that chosen algorithms may take: the network's peak without them (default), or any",
-    )
-    p.add_argument(
-        "--partitioner",
-        default=PARTITIONER,
-        choices=get_args(Partitioner),
-        help=f"what chooses which ops share a kernel (default {PARTITIONER})",
-    )
-    p.add_argument(
-        "--streams",
-        metavar="POLICY",
-        help="which launches run side by side: model, auto (measured), serial, exact, ios, limited(K), ... "
-        "(default as --tune chooses)",
-    )
 
 
 def choices_of(a: argparse.Namespace) -> dict[str, Any]:
@@ -145,26 +42,14 @@ def choices_of(a: argparse.Namespace) -> dict[str, Any]:
 def load_network(a: argparse.Namespace) -> Module:
     """The graph-level module the arguments name, for the shapes they name; raises InputError."""
     if a.network.startswith(ZOO):
-        _reject_weights(a, "a network of the zoo")
-        reject_constants(a.constant)
         built = frontends.zoo.build(a.network.removeprefix(ZOO), seed=a.seed)
         return with_input_shapes(built, dict(map(parse_shape, a.shape)))
     path = Path(a.network)
     if not path.exists():
         raise InputError("no such file", where=str(path))
-    if (kind := {**BUNDLED, ".ir": "a file of IR"}.get(path.suffix)) is not None:
-        _reject_weights(a, kind)
     if path.suffix == ".onnx":
         return load_bundled(path, a.shape, a.constant)
-    reject_constants(a.constant)
     return with_input_shapes(_as_written(a, path), dict(map(parse_shape, a.shape)))
-
-
-def _reject_weights(a: argparse.Namespace, kind: str) -> None:
-    """Raise InputError where arguments name weights or inputs of a network that has its own."""
-    for option, value in (("--params", a.params not in (None, "random")), ("--inputs", a.inputs)):
-        if value:
-            raise InputError(f"{kind} has its own weights and inputs", where=option)
 
 
 def _as_written(a: argparse.Namespace, path: Path) -> Module:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
-from tilewright.commands.partition_network import add_network_partition
 from tilewright.costmodel.partition.exact import least_objective
 from tilewright.costmodel.partition.intervals import (
     IntervalSpace,
@@ -19,65 +18,6 @@ from tilewright.costmodel.partition.naive import Interval, naive_pieces, output_
 from tilewright.costmodel.partition.objective import LayerObjective, Weights, limited
 from tilewright.costmodel.partition.pruned import pruned_search
 from tilewright.ir import InputError
-
-MAX_ROWS = 1 << 16
-MAX_DEVICES = 4096
-METHODS = ("exact", "pruned")
-
-
-def add_partition(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command and its subcommands."""
-    p = sub.add_parser("partition", help="cut one inference over several devices")
-    actions = p.add_subparsers(dest="partition_command", required=True, metavar="ACTION")
-    for add in SUBCOMMANDS:
-        add(actions)
-
-
-def _add_count(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    p = sub.add_parser("count", help="count the partitions of one layer's rows")
-    _add_space(p)
-    p.set_defaults(action=run_count)
-
-
-def _add_search(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    p = sub.add_parser("search", help="find the partition of least objective")
-    _add_space(p)
-    p.add_argument(
-        "--next",
-        metavar="K,S,P",
-        help="kernel, stride and padding of the next layer, cut evenly by the speeds (default: none follows)",
-    )
-    p.add_argument("--method", choices=METHODS, default="exact", help="default exact; pruned: as the thesis")
-    p.add_argument(
-        "--weights",
-        metavar="A,B,C,D",
-        default="1,1,1,1",
-        help="of slowest device, fetched rows, cropped rows, imbalance (default 1,1,1,1)",
-    )
-    p.add_argument("--corrected", action="store_true", help="imbalance against the unweighted maximum")
-    p.set_defaults(action=run_search)
-
-
-SUBCOMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
-    _add_count,
-    _add_search,
-    add_network_partition,
-)
-
-
-def _add_space(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--output", type=int, required=True, metavar="W", help="rows of the layer's output")
-    p.add_argument("--devices", type=int, required=True, metavar="N", help="how many devices share them")
-    p.add_argument(
-        "--threshold",
-        default="5",
-        metavar="T",
-        help="percent that a device's rows may differ from its even share (default 5)",
-    )
-    p.add_argument("--speeds", metavar="V,...", help="relative speed of every device (default: all equal)")
-    p.add_argument("--max-rows", metavar="R,...", help="most rows that every device has memory for")
-    p.add_argument("--no-overlap", action="store_true", help="no row may be made by two devices")
-    p.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run_count(a: argparse.Namespace) -> None:
@@ -122,9 +62,6 @@ def _space(a: argparse.Namespace, speeds: Sequence[float]) -> IntervalSpace:
 
 
 def _speeds(a: argparse.Namespace) -> tuple[float, ...]:
-    for option, value, most in (("--output", a.output, MAX_ROWS), ("--devices", a.devices, MAX_DEVICES)):
-        if not 1 <= value <= most:
-            raise InputError(f"expected a number from 1 to {most}, got {value}", where=option)
     return _numbers(a.speeds, "--speeds", a.devices) if a.speeds is not None else (1.0,) * a.devices
 
 

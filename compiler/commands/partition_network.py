@@ -10,9 +10,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, cast
 
-from tilewright.commands.network import add_network_arguments, load_network, random_inputs, relative_error
+from tilewright.commands.network import load_network, random_inputs, relative_error
 from tilewright.costmodel.op_work import is_counted, op_flops
-from tilewright.distributed import MODES, rank_module
+from tilewright.distributed import rank_module
 from tilewright.ir import InputError, Module, Op, WorkError, interpret, show
 from tilewright.ir.graph_ops.communication import halo_pieces
 from tilewright.ir.lockstep import interpret_ranks
@@ -25,27 +25,8 @@ from tilewright.runtime.atomic_file import atomic_file
 TOLERANCE = 1e-9
 
 
-def add_network_partition(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the subcommand."""
-    p = sub.add_parser("network", help="show what every device runs of a network")
-    add_network_arguments(p, params="random")
-    p.add_argument("--devices", type=int, required=True, metavar="N", help="how many devices share it")
-    p.add_argument("--mode", choices=tuple(MODES), default="space", help="what is divided (default space)")
-    p.add_argument(
-        "--mode-options", metavar="NAME=VALUE,...", default="", help="options of the pass, such as axis=w"
-    )
-    p.add_argument("-o", "--output", metavar="FOLDER", help="write rank0.ir, rank1.ir, ... there")
-    p.add_argument(
-        "--check", action="store_true", help="interpret all devices together and compare, in float64"
-    )
-    p.add_argument("--json", action="store_true", help="print the result as JSON")
-    p.set_defaults(action=run_network_partition)
-
-
 def run_network_partition(a: argparse.Namespace) -> None:
     """Divide, check where asked, write, report."""
-    if not 1 <= a.devices <= 1024:
-        raise InputError(f"expected 1 to 1024 devices, got {a.devices}", where="--devices")
     module = load_network(a)
     parts = [rank_module(module, a.mode, a.devices, rank, a.mode_options) for rank in range(a.devices)]
     whole = run_pipeline(module, Pipeline.parse(" ".join(GRAPH.split())), PassContext())

@@ -11,65 +11,22 @@ from typing import Any
 import numpy as np
 
 from tilewright.commands.network import choices_of, load_network, random_inputs, read_inputs, relative_error
-from tilewright.distributed import MODES, DistributedExecutable
+from tilewright.distributed import DistributedExecutable
 from tilewright.distributed import compile as compile_rank
-from tilewright.distributed.executable import TRANSPORTS
-from tilewright.distributed.launcher import MAX_RANKS, launch
+from tilewright.distributed.launcher import launch
 from tilewright.distributed.result_output import keep_output_for_results
 from tilewright.distributed.world import together, world
 from tilewright.executable import clear_errors, load
-from tilewright.ir import InputError, Module, UnsupportedError, WorkError, interpret
-from tilewright.runtime.communication.communicator import TIMEOUT_S
+from tilewright.ir import InputError, Module, WorkError, interpret
 from tilewright.runtime.communication.mpi import MpiCommunicator
 from tilewright.runtime.communication.mpi_world import started_by_mpi
 
 Arrays = list[np.ndarray]
 
 
-def add_rank_arguments(p: argparse.ArgumentParser) -> None:
-    """The arguments of a run on several devices."""
-    group = p.add_argument_group("several devices (one process each)")
-    group.add_argument(
-        "--devices",
-        type=int,
-        metavar="N",
-        help="start N processes with mpirun and run the network on all of them; `mpirun -n N tilewright run "
-        "NET --mode MODE` does the same",
-    )
-    group.add_argument(
-        "--mode",
-        choices=tuple(MODES),
-        help="how the network is divided (default space): one inference in space, the batch, the weights, or "
-        "stages of a pipeline",
-    )
-    group.add_argument(
-        "--mode-options",
-        metavar="NAME=VALUE,...",
-        help="options of the pass that divides the network, such as axis=w (see irdump --list-passes)",
-    )
-    group.add_argument(
-        "--timeout",
-        type=float,
-        metavar="SECONDS",
-        help=f"how long each wait for another process may take (default {TIMEOUT_S:g})",
-    )
-    group.add_argument(
-        "--transport",
-        default="device",
-        choices=TRANSPORTS,
-        help="how messages travel between GPUs: directly, with NCCL (default device), or through host memory",
-    )
-    group.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
-
-
 def on_ranks(a: argparse.Namespace) -> bool:
-    """Whether the arguments ask for several devices; raises InputError for those that need it."""
-    if a.devices is not None or a.mode is not None or a.as_rank:
-        return True
-    for option, value in (("--mode-options", a.mode_options), ("--timeout", a.timeout)):
-        if value is not None:
-            raise InputError("expected --devices or --mode with this option", where=option)
-    return False
+    """Whether the arguments ask for several devices."""
+    return a.devices is not None or a.mode is not None
 
 
 def is_rank(a: argparse.Namespace) -> bool:
@@ -79,9 +36,6 @@ def is_rank(a: argparse.Namespace) -> bool:
 
 def start_ranks(a: argparse.Namespace) -> None:
     """Run the same command as so many ranks; raises WorkError and InputError where one of them failed."""
-    _check(a)
-    if not 1 <= a.devices <= MAX_RANKS:
-        raise InputError(f"expected 1 to {MAX_RANKS} devices, got {a.devices}", where="--devices")
     named = a.network.startswith("zoo:") or "{rank}" in a.network
     if not named and not Path(a.network).exists():
         raise InputError("no such file", where=a.network)
@@ -96,7 +50,6 @@ def run_rank(a: argparse.Namespace) -> tuple[dict[str, Any], Arrays] | None:
 
     Raises InputError and WorkError, on every rank if on any while they still need each other.
     """
-    _check(a)
     keep_output_for_results()
     communicator = world(a.timeout)
     with together(communicator):
@@ -150,15 +103,6 @@ def rank_lines(facts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _check(a: argparse.Namespace) -> None:
-    """Raise UnsupportedError for what one device alone can do."""
-    for option, value in (("--trace", a.trace), ("--memory-cap", a.memory_cap)):
-        if value:
-            raise UnsupportedError("expected one device with this option", where=option)
-    if a.timeout is not None and not a.timeout > 0:
-        raise InputError(f"expected more than 0 seconds, got {a.timeout:g}", where="--timeout")
-
-
 def _executable(
     a: argparse.Namespace, communicator: MpiCommunicator
 ) -> tuple[Module | None, DistributedExecutable]:
@@ -168,10 +112,6 @@ def _executable(
         options = {"mode": a.mode or "space", "options": a.mode_options or "", "transport": a.transport}
         return module, compile_rank(
             module, target=a.target, communicator=communicator, **options, **choices_of(a)
-        )
-    if a.check:
-        raise InputError(
-            "--check needs the network itself, a saved executable has no reference", where=a.network
         )
     path = a.network.replace("{rank}", str(communicator.rank))
     exe = load(path, a.target)

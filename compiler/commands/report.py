@@ -7,8 +7,6 @@ from pathlib import Path
 
 from tilewright.api import compile as compile_module
 from tilewright.commands.network import (
-    add_choice_arguments,
-    add_network_arguments,
     choices_of,
     load_network,
     load_saved,
@@ -20,25 +18,8 @@ from tilewright.tools.report import FusedOps, collect, report_page, require_matp
 from tilewright.tools.report.wording import counted
 
 
-def add_report(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    p = sub.add_parser("report", help="write a page: graph, roofline, times, memory, choices, generated code")
-    add_choice_arguments(p)
-    add_network_arguments(p, params="random")
-    p.add_argument("-o", "--output", metavar="FILE", required=True, help="where to write the page (.html)")
-    p.add_argument(
-        "--repeats",
-        type=int,
-        default=5,
-        help="timed runs where the target's device is present; 0 takes the model's times (default 5)",
-    )
-    p.set_defaults(action=run_report)
-
-
 def run_report(a: argparse.Namespace) -> None:
     """Compile or load, time, and write the page."""
-    if a.repeats < 0:
-        raise InputError(f"expected at least 0 repeats, got {a.repeats}", where="--repeats")
     require_matplotlib()
     fused = None
     if Path(a.network).suffix == ".tw":

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from tilewright.api import compile as compile_module
+from tilewright.choices import TOLERANCE
 from tilewright.commands.network import (
-    add_choice_arguments,
-    add_network_arguments,
     choices_of,
     load_network,
     load_saved,
@@ -21,7 +20,6 @@ from tilewright.commands.network import (
     relative_error,
 )
 from tilewright.commands.rank_run import (
-    add_rank_arguments,
     is_rank,
     on_ranks,
     rank_lines,
@@ -29,8 +27,6 @@ from tilewright.commands.rank_run import (
     start_ranks,
 )
 from tilewright.commands.stream_run import (
-    add_stream_arguments,
-    reject_stream_arguments,
     run_streamed,
     streaming_lines,
 )
@@ -39,38 +35,9 @@ from tilewright.ir import InputError, WorkError, interpret
 from tilewright.profile import Profile
 from tilewright.runtime.atomic_file import atomic_file
 
-#: relative error against float64 above which a result counts as wrong, by precision
-TOLERANCE = {"fp32": 1e-4, "tf32": 5e-3, "fp16": 2e-2, "bf16": 1e-1}
-
-
-def add_run(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    p = sub.add_parser("run", help="run a network or a saved executable (.tw)")
-    add_choice_arguments(p)
-    add_network_arguments(p, params="random")
-    p.add_argument("--input", metavar="FILE.npz", help="arrays by input name (default: seeded random)")
-    p.add_argument("--output", metavar="FILE.npz", help="write the outputs as out0, out1, ...")
-    p.add_argument(
-        "--check",
-        action="store_true",
-        help=f"compare with the float64 reference (error below {TOLERANCE['fp32']:g} in fp32)",
-    )
-    p.add_argument("--repeats", type=int, default=10, help="timed runs (default 10)")
-    p.add_argument(
-        "--trace",
-        metavar="FILE.json",
-        help="record a replay: print when kernels ran and how a serial plan compares, write a Perfetto trace",
-    )
-    p.add_argument("--json", action="store_true", help="print results as JSON")
-    add_stream_arguments(p)
-    add_rank_arguments(p)
-    p.set_defaults(action=run_network)
-
 
 def run_network(a: argparse.Namespace) -> None:
     """Run once, check where asked, time, report."""
-    if a.repeats < 1:
-        raise InputError(f"expected at least 1 repeat, got {a.repeats}", where="--repeats")
     if on_ranks(a):
         _run_on_ranks(a)
         return
@@ -78,13 +45,8 @@ def run_network(a: argparse.Namespace) -> None:
         streamed, outputs = run_streamed(a)
         _finish(a, {**streamed, "outputs": [_summary(o) for o in outputs]}, outputs, None)
         return
-    reject_stream_arguments(a)
     module = None
     if Path(a.network).suffix == ".tw":
-        if a.check:
-            raise InputError(
-                "--check needs the network itself, a saved executable has no reference", where=a.network
-            )
         exe = load_saved(a)
     else:
         module = load_network(a)

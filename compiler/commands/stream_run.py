@@ -15,75 +15,27 @@ from tilewright.commands.network import (
     read_inputs,
     relative_error,
 )
-from tilewright.ir import InputError, Module, interpret
+from tilewright.ir import Module, interpret
 from tilewright.streaming import StreamedExecutable
 from tilewright.streaming import compile as compile_streamed
-from tilewright.streaming.memory_size import shown_bytes
+from tilewright.streaming.memory_size import memory_bytes, shown_bytes
 from tilewright.streaming.streaming_report import compared
 
 Arrays = list[np.ndarray]
 
 
-def add_stream_arguments(p: argparse.ArgumentParser) -> None:
-    """The arguments of a run under a memory cap."""
-    group = p.add_argument_group("weights on storage")
-    group.add_argument(
-        "--memory-cap",
-        metavar="SIZE",
-        help="device memory to use at most, such as 2GiB: weights stay on storage and stream through it",
-    )
-    group.add_argument(
-        "--micro-batches",
-        type=int,
-        metavar="N",
-        help="run N inputs of the network's shape in one go (default 1)",
-    )
-    group.add_argument(
-        "--schedule",
-        choices=("auto", "pr", "ar"),
-        help="fetch weights once for all micro-batches (pr), or again for each (ar); default: the faster",
-    )
-    group.add_argument(
-        "--weights-folder",
-        metavar="FOLDER",
-        help="where the weights are written and stay (default: a temporary folder, removed at the end)",
-    )
-    group.add_argument(
-        "--host-memory",
-        metavar="SIZE",
-        help="host memory for values of micro-batches between steps; the rest goes to the folder",
-    )
-    group.add_argument(
-        "--gpudirect",
-        action="store_const",
-        const=True,
-        help="storage writes straight into the GPU's memory (GPUDirect Storage, needs kvikio)",
-    )
-
-
-def reject_stream_arguments(a: argparse.Namespace) -> None:
-    """Raise InputError for arguments that only mean something with a memory cap."""
-    for option in ("--micro-batches", "--schedule", "--weights-folder", "--host-memory", "--gpudirect"):
-        if getattr(a, option[2:].replace("-", "_")) is not None:
-            raise InputError("expected --memory-cap with this option", where=option)
-
-
 def run_streamed(a: argparse.Namespace) -> tuple[dict[str, Any], list[np.ndarray]]:
     """Compile, run once, then timed; results of the first micro-batch and what there is to report."""
     batches = 1 if a.micro_batches is None else a.micro_batches
-    if batches < 1:
-        raise InputError(f"expected at least 1 micro-batch, got {batches}", where="--micro-batches")
-    if a.trace:
-        raise InputError("expected a run without --memory-cap: streamed ones have no trace", where="--trace")
-    if a.network.endswith(".tw"):
-        raise InputError("--memory-cap needs the network itself, a saved executable has its own plan")
+    cap = memory_bytes(a.memory_cap, where="--memory-cap")
+    host = None if a.host_memory is None else memory_bytes(a.host_memory, where="--host-memory")
     module = load_network(a)
     with compile_streamed(
         module,
         a.target,
-        memory_cap=a.memory_cap,
+        memory_cap=cap,
         folder=a.weights_folder,
-        host_memory=a.host_memory,
+        host_memory=host,
         gpudirect=bool(a.gpudirect),
         **choices_of(a),
     ) as exe:

@@ -10,7 +10,6 @@ from pathlib import Path
 from tilewright.ir import InputError
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.streams import (
-    NAMES,
     Dag,
     StreamPlan,
     Work,
@@ -21,26 +20,6 @@ from tilewright.runtime.streams import (
 )
 
 MAX_SHOWN = 24  # nodes of a stream or order, and synchronisations, that the text output spells out
-
-
-def add_streams(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    p = sub.add_parser("streams", help="plan streams and synchronisations for a graph")
-    p.add_argument(
-        "graph",
-        metavar="GRAPH.json",
-        help='a file like {"n": 3, "edges": [[0, 1], [0, 2]]}, with optional "costs" (time of each node '
-        'alone), "resources" (share of the device each occupies, 0 to 1) and "sync_cost"',
-    )
-    p.add_argument(
-        "--policy",
-        default="exact",
-        help=f"{', '.join(NAMES)} (default exact: most concurrency, fewest synchronisations, fewest streams);"
-        " auto takes the fastest by the model of replay",
-    )
-    p.add_argument("--json", action="store_true", help='print {"streams": [...], "syncs": [[u, v], ...]}')
-    p.add_argument("--order", action="store_true", help='with --json: add the launch order as "order"')
-    p.set_defaults(action=run_streams)
 
 
 def run_streams(a: argparse.Namespace) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 
 from tilewright.api import compile as compile_module
 from tilewright.commands.network import (
-    add_network_arguments,
-    add_shared_choice_arguments,
     choices_of,
     load_network,
 )
@@ -22,18 +20,6 @@ from tilewright.tuning_travel import TEXT, is_saved_executable
 
 #: kernels that the table shows, those that take most of the time
 SHOWN = 20
-
-
-def add_tune(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    p = sub.add_parser(
-        "tune", help="measure candidates on the device; compiling with --tune measure uses them"
-    )
-    add_shared_choice_arguments(p)
-    add_network_arguments(p, params="random")
-    p.add_argument("--json", action="store_true", help="print the result as JSON")
-    p.add_argument("-o", "--output", metavar="FILE", help="save the tuned executable, entries included")
-    p.set_defaults(action=run_tune, tune="measure")
 
 
 def run_tune(a: argparse.Namespace) -> None:

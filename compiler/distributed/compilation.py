@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from tilewright.api import compile as compile_whole
-from tilewright.distributed.executable import DistributedExecutable, Transport
+from tilewright.choices import Transport
+from tilewright.distributed.executable import DistributedExecutable
 from tilewright.distributed.modes import mode_pipeline
 from tilewright.distributed.world import world
 from tilewright.executable import Artifact, Executable

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
+from tilewright.choices import Transport
 from tilewright.distributed.world import world
 from tilewright.executable import Artifact, Executable
 from tilewright.ir import InputError
@@ -12,9 +13,6 @@ from tilewright.opened_device import OpenedDevice
 from tilewright.runtime.communication.agreement import agree, communications
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.device import Device, LoadedPlan
-
-Transport = Literal["device", "host"]
-TRANSPORTS: tuple[str, ...] = get_args(Transport)
 
 
 class DistributedExecutable(Executable):
@@ -41,8 +39,8 @@ class DistributedExecutable(Executable):
         memory and the processes, step by step, also where ranks share a GPU.
         """
         super().__init__(artifact, target, instances=instances, device=device)
-        if transport not in TRANSPORTS:
-            raise InputError(f"expected transport among {', '.join(TRANSPORTS)}, got {transport!r}")
+        if transport not in get_args(Transport):
+            raise InputError(f"expected transport among {', '.join(get_args(Transport))}, got {transport!r}")
         self._communicator, self.transport = communicator, transport
         self.distribution = _read_facts(artifact.facts)
 

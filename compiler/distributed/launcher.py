@@ -11,11 +11,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tilewright.choices import MAX_RANKS
 from tilewright.ir import InputError, WorkError
 from tilewright.runtime.communication.processes import end_with_parent
 
-#: ranks of one machine at most
-MAX_RANKS = 1_024
 #: what Open MPI takes from the environment: root may start ranks, more than there are cores, on any core
 _OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",

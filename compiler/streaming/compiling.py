@@ -55,10 +55,10 @@ def compile(
     check_streaming(resolved.kind)
     if gpudirect:
         check_direct(resolved.kind)
-    compiler = StepCompiler(resolved, options)
-    planned, window = plan_steps(Line.of(_prepared(module, resolved)), cap, compiler)
     place = StoreFolder(folder)
     try:
+        compiler = StepCompiler(resolved, options)
+        planned, window = plan_steps(Line.of(_prepared(module, resolved)), cap, compiler)
         write_store(place.store, planned, compiler)
         run = StreamOptions(cap, host, io or IoOptions(), gpudirect)
         return StreamedExecutable(planned, window, str(resolved), place, run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ class StoreFolder:
     """A folder for the store and for scratch space: the caller's, which stays, or one that is removed."""
 
     def __init__(self, folder: str | Path | None) -> None:
-        """Raises InputError where the folder is none."""
+        """Raises InputError where the folder is missing, none, or cannot be written."""
         self._temporary: TemporaryFolder | None = None
         if folder is None:
             try:
@@ -30,8 +31,16 @@ class StoreFolder:
             self.path = self._temporary.path
         else:
             self.path = Path(folder)
-            if not self.path.is_dir():
-                raise InputError("expected a folder for the weights of a streamed network", where=str(folder))
+            if not self.path.exists():
+                raise InputError(
+                    "no such folder: make it first, the weights of a streamed network stay in it",
+                    where=str(folder),
+                )
+            if not self.path.is_dir() or not os.access(self.path, os.W_OK | os.X_OK):
+                raise InputError(
+                    "expected a folder that can be written, for the weights of a streamed network",
+                    where=str(folder),
+                )
 
     @property
     def store(self) -> Path:

@@ -11,7 +11,8 @@ from tilewright.ir import InputError
 from tilewright.tools.bench.comparison import errors, is_right
 from tilewright.tools.bench.contender import interleaved
 from tilewright.tools.bench.document import Document, read_document
-from tilewright.tools.bench.kernel_cases import KERNELS, kernel_cases
+from tilewright.tools.bench.kernel_cases import kernel_cases
+from tilewright.tools.bench.named import KERNELS
 from tilewright.tools.bench.networks import index_bounds, load_network, random_batch, with_batch
 from tilewright.tools.bench.reference import Reference
 from tilewright.tools.bench.rows import better_peer, judged, summary

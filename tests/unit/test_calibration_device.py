@@ -99,7 +99,7 @@ def test_the_command_measures_stores_and_shows(monkeypatch, folder, tmp_path, ca
         (["--target", "reference"], "expected a target with a device to measure (cuda, opencl), got"),
         (["--target", "emulator"], "expected a target with a device to measure (cuda, opencl), got"),
         (["--target", "tpu"], "expected a target among"),
-        (["--show", "--output", "x.toml"], "expected --show or --output, got both"),
+        (["--show", "--output", "x.toml"], "--output: expected this option without --show"),
         (
             ["--output", "no-such-folder/x.toml"],
             "no-such-folder/x.toml: expected a file in a folder that exists",

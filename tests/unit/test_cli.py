@@ -49,7 +49,7 @@ def test_networks_with_weights_of_their_own_take_no_file(network, capsys, tmp_pa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.ir").write_text("")
     assert main(["run", network, "--params", "absent.npz"]) == 2
-    assert "has its own weights and inputs" in capsys.readouterr().err
+    assert "--params: expected a Relay network with this option" in capsys.readouterr().err
 
 
 def test_explain_names_bound_and_limit(mlp, capsys):

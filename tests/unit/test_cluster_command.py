@@ -147,7 +147,7 @@ def test_pictures_as_svg_and_png(capsys, training, tmp_path):
     ("changed", "told"),
     [
         (["--mode", "exact"], "expected a mode of printed, table, corrected, got 'exact'"),
-        (["--top", "0"], "--top: expected at least 1, got 0"),
+        (["--top", "0"], "--top: expected an integer from 1 to 1000000, got '0'"),
         (["--plot", "plan.pdf"], "--plot: expected a file name that ends in .png or .svg"),
         (
             ["--plot", "no/such/folder/plan.svg"],

@@ -59,9 +59,9 @@ def test_two_processes_one_report(network: Path, tmp_path: Path, capfd: pytest.C
     [
         (["--mode-options", "axis=w"], "--mode-options: expected --devices or --mode with this option"),
         (["--timeout", "3"], "--timeout: expected --devices or --mode"),
-        (["--devices", "0"], "--devices: expected 1 to 1024 devices, got 0"),
-        (["--devices", "2", "--timeout", "-1"], "--timeout: expected more than 0 seconds, got -1"),
-        (["--devices", "2", "--trace", "t.json"], "--trace: expected one device with this option"),
+        (["--devices", "0"], "--devices: expected an integer from 1 to 1024, got '0'"),
+        (["--devices", "2", "--timeout", "-1"], "--timeout: expected a positive number of seconds, got '-1'"),
+        (["--devices", "2", "--trace", "t.json"], "--trace: expected this option without --devices"),
     ],
 )
 def test_arguments_that_do_not_fit(

@@ -72,8 +72,8 @@ def test_memory_limits_rows(run):
     ("line", "message"),
     [
         ("count --output 8 --devices 2 --max-rows 4", "--max-rows: expected 2 numbers"),
-        ("count --output 0 --devices 2", "--output: expected a number from 1"),
-        ("count --output 8 --devices 0", "--devices: expected a number from 1"),
+        ("count --output 0 --devices 2", "--output: expected an integer from 1"),
+        ("count --output 8 --devices 0", "--devices: expected an integer from 1"),
         ("count --output 8 --devices 2 --threshold x", "--threshold: expected a number like 5 or 100/3"),
         ("count --output 8 --devices 2 --threshold -1", "expected a threshold of at least 0"),
         ("count --output 8 --devices 2 --speeds 1", "--speeds: expected 2 numbers separated by commas"),

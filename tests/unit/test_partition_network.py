@@ -83,7 +83,7 @@ def test_as_text(network: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--devices", "0"], "--devices: expected 1 to 1024 devices, got 0"),
+        (["--devices", "0"], "--devices: expected an integer from 1 to 1024, got '0'"),
         (["--devices", "2", "--mode-options", "axis=z"], "option 'axis' expects one of"),
         (
             ["--devices", "2", "-o", "/dev/null/parts"],

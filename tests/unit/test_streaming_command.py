@@ -41,16 +41,22 @@ def test_one_run_as_json_and_as_text(capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "code", "fault"),
     [
-        (["--memory-cap", "lots"], 2, "expected an amount of memory"),
+        (["--memory-cap", "lots"], 2, "error: --memory-cap: expected an amount of memory"),
         (["--memory-cap", "3KiB"], 1, "the least that would do is"),
         (["--memory-cap", ""], 2, "expected an amount of memory"),
         (["--memory-cap", "1MiB", "--devices", "2"], 2, "--memory-cap"),
         (["--micro-batches", "2"], 2, "expected --memory-cap"),
         (["--gpudirect"], 2, "--gpudirect: expected --memory-cap"),
         (["--memory-cap", "1MiB", "--gpudirect"], 2, "GPUDirect Storage needs the target cuda, got 'opencl'"),
-        (["--memory-cap", "1MiB", "--micro-batches", "0"], 2, "at least 1 micro-batch"),
-        (["--memory-cap", "1MiB", "--trace", "t.json"], 2, "no trace"),
-        (["--memory-cap", "1MiB", "--weights-folder", "no/such/folder"], 2, "expected a folder"),
+        (["--memory-cap", "1MiB", "--micro-batches", "0"], 2, "--micro-batches: expected an integer from 1"),
+        (
+            ["--memory-cap", "1MiB", "--trace", "t.json"],
+            2,
+            "--trace: expected this option without --memory-cap",
+        ),
+        (["--memory-cap", "1MiB", "--weights-folder", "no/such/folder"], 2, "no/such/folder: no such folder"),
+        (["--memory-cap", "-5GiB"], 2, "--memory-cap: expected an amount of memory"),
+        (["--memory-cap", "1MiB", "--host-memory", "x"], 2, "--host-memory: expected an amount"),
     ],
 )
 def test_bad_arguments_end_in_one_line(capsys, arguments, code, fault):
@@ -62,7 +68,10 @@ def test_bad_arguments_end_in_one_line(capsys, arguments, code, fault):
 
 def test_saved_executables_have_their_own_plan(capsys):
     assert main(["run", "net.tw", "--memory-cap", "1MiB"]) == 2
-    assert "network itself" in capsys.readouterr().err
+    assert (
+        "--memory-cap: expected a network with this option, got the saved executable"
+        in capsys.readouterr().err
+    )
 
 
 def test_documentation_is_true():

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tilewright.commands.run import TOLERANCE
+from tilewright.choices import TOLERANCE
 from tilewright.ir import Module
 from tilewright.tools.bench.contender import Contender, interleaved
 from tilewright.tools.bench.ours import Ours

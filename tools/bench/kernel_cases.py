@@ -11,10 +11,6 @@ from tilewright.ir import Module
 
 #: what each precision stores; TF32 is a permission to round factors of float32
 DTYPES = {"fp32": "f32", "tf32": "f32", "fp16": "f16", "bf16": "bf16"}
-#: kernels by name; all but the first move more bytes than any L2 cache of a GPU holds
-KERNELS = ("gemm", "pointwise", "norm", "softmax", "pool", "depthwise")
-SIZES = (1024, 2048, 4096, 8192)
-
 _TEXTS = {
     "gemm": """%x: T[{n}, {n}], %w: T[{n}, {n}]) -> T[{n}, {n}] {{
         %r = graph.dense(%x, %w) : T[{n}, {n}]""",

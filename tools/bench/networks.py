@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,20 +11,8 @@ import numpy as np
 import tilewright as tw
 from tilewright.ir import InputError, Module, Value
 from tilewright.ir.types import array_type
+from tilewright.tools.bench.named import SUITES
 
-#: named groups of networks; `main` are those the project is judged by
-SUITES: Mapping[str, tuple[str, ...]] = {
-    "main": (
-        "resnet50",
-        "pt_mobilenet_v2",
-        "inception_v3",
-        "densenet121",
-        "pt_efficientnet_b0",
-        "bert_base",
-    ),
-    "classic": ("resnet18", "mobilenet", "squeezenet", "vgg16", "dqn", "mlp"),
-    "recurrent": ("lstm", "pt_bilstm", "pt_bigru"),
-}
 #: integer inputs that index nothing lie below this
 INTEGERS_BELOW = 100
 

@@ -18,7 +18,7 @@ from typing import get_args
 
 from tqdm import tqdm
 
-from tilewright.api import Precision
+from tilewright.choices import Precision
 from tilewright.ir import InputError
 from tilewright.targets import resolve_target
 from tilewright.tools.conformance.case import FAILED, Suite

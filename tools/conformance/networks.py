@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 
 import tilewright as tw
-from tilewright.api import Precision
+from tilewright.choices import TOLERANCE, Precision
 from tilewright.commands.network import relative_error
-from tilewright.commands.run import TOLERANCE
 from tilewright.frontends.relay.random_weights import random_input
 from tilewright.ir import InputError
 from tilewright.tools.conformance.case import Suite

@@ -1,0 +1,93 @@
+"""Scopes of options: for which networks, targets and other options an option has a meaning."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import PurePath
+
+#: what names of networks that are built, not read, begin with
+ZOO = "zoo:"
+
+
+class ArgumentError(Exception):
+    """The arguments are bad (exit code 2); as `tilewright.ir.InputError`, without loading what that needs."""
+
+
+class Given(Enum):
+    """What an argument NET names."""
+
+    RELAY = "Relay network"
+    IR = "file of Tilewright IR"
+    ONNX = "ONNX file"
+    EXPORTED = "exported program"
+    ZOO = "network of the zoo"
+    SAVED = "saved executable"
+
+    @staticmethod
+    def of(network: str) -> Given:
+        """By the beginning and the suffix of its name; what has no known suffix is read as Relay."""
+        if network.startswith(ZOO):
+            return Given.ZOO
+        suffixes = {".ir": Given.IR, ".onnx": Given.ONNX, ".pt2": Given.EXPORTED, ".tw": Given.SAVED}
+        return suffixes.get(PurePath(network).suffix, Given.RELAY)
+
+
+ANYTHING = frozenset(Given)
+#: all that is compiled first
+NETWORKS = ANYTHING - {Given.SAVED}
+#: all whose weights are not in the file, so that random ones may be drawn
+WITHOUT_WEIGHTS = frozenset({Given.RELAY, Given.ZOO})
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Where an option has a meaning: elsewhere it is refused, so that nobody believes it did something.
+
+    inputs: what the network may be. kernels: the target must be one that has kernels, not the interpreter.
+    needs: options of which one at least must be given, or options with a value (`--tune measure`) that they
+    must have. without: options that must not be given.
+    """
+
+    inputs: frozenset[Given] = ANYTHING
+    kernels: bool = False
+    needs: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+
+
+#: options of a compilation
+COMPILED = Scope(NETWORKS, kernels=True)
+
+
+def check_scope(flag: str, scope: Scope, arguments: argparse.Namespace) -> None:
+    """Raise ArgumentError where `flag` was given and has no meaning beside the other arguments."""
+    network = getattr(arguments, "network", None)
+    if isinstance(network, str) and (kind := Given.of(network)) not in scope.inputs:
+        raise ArgumentError(
+            f"{flag}: expected {_listed(scope.inputs)} with this option, got the {kind.value} {network}"
+        )
+    if scope.kernels and getattr(arguments, "target", "") == "reference":
+        raise ArgumentError(
+            f"{flag}: expected a target with kernels with this option, got reference, which interprets"
+        )
+    if scope.needs and not any(_is_given(other, arguments) for other in scope.needs):
+        raise ArgumentError(f"{flag}: expected {' or '.join(scope.needs)} with this option")
+    for other in scope.without:
+        if _is_given(other, arguments):
+            raise ArgumentError(f"{flag}: expected this option without {other}")
+
+
+def _is_given(option: str, arguments: argparse.Namespace) -> bool:
+    flag, _, value = option.partition(" ")
+    name = flag.lstrip("-").replace("-", "_")
+    return getattr(arguments, name, None) == value if value else name in arguments.given
+
+
+def _listed(kinds: Iterable[Given]) -> str:
+    known = frozenset(kinds)
+    if known == NETWORKS:
+        return "a network"
+    *rest, last = [f"{'an' if k.value[0] in 'aeiouO' else 'a'} {k.value}" for k in Given if k in known]
+    return f"{', '.join(rest)} or {last}" if rest else last
