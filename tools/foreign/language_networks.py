@@ -34,10 +34,10 @@ def _llama_like(**options: Any) -> dict[str, Any]:
 
 
 def _net(name: str, family: str, model: str, sizes: dict[str, Any], *, masked: bool = False) -> Entry:
-    """A network whose configuration is named as its class begins; `masked` ones also take a padding mask."""
+    """A network whose configuration is named as its class begins; decoders also take a padding mask."""
     stem = next(model[: -len(end)] for end in _ENDS if model.endswith(end))
     feeds = tokens(_LENGTH, _WORDS)
-    if masked:
+    if masked or model.endswith(("ForCausalLM", "LMHeadModel")):
         feeds = (*feeds, Feed((_LENGTH,), 2))
     build = partial(transformer, model, f"{stem}Config", **sizes)
     return Entry(name, family, "transformers", build, feeds, _MASKED[: len(feeds)])

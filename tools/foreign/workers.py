@@ -1,4 +1,4 @@
-"""Runs cases in child processes, one per network: a crash or a hang costs one row."""
+"""Runs cases in child processes: a crash or a hang costs one row."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from functools import partial
 from importlib import import_module
 from itertools import groupby
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 from tilewright.api import Precision
@@ -37,8 +36,8 @@ from tilewright.tools.foreign.row import (
 )
 from tilewright.tools.foreign.ways import WAYS, ExporterError, FellBack, Way, relative_errors
 
-#: what a process does: the end of its pipe, cases of one network, threads for torch, whether to compile only
-Child = Callable[[Connection, Sequence[Case], int, bool], None]
+#: what a process does: the end of its pipe, threads for torch, whether to compile only
+Child = Callable[[Connection, int, bool], None]
 #: a network is built and its imports are made before its first row: that much more time than a row has
 STARTING_SECONDS = 120.0
 
@@ -52,83 +51,104 @@ def run_all(
     child: Child | None = None,
     starting: float = STARTING_SECONDS,
 ) -> Iterator[Row]:
-    """Rows in the order they finish; cases of one network share a process.
+    """Rows in the order they finish; cases of one network run one after another in one process.
 
-    seconds: the bound of each row; the first of a process has `starting` seconds more.
-    child: what a process does: it sends a row per case through the pipe.
+    seconds: the bound of each row; the first of a network has `starting` seconds more.
+    child: what a process does: it sends a row for every case of the lists it receives.
     """
-    queue: SimpleQueue[Row | None] = SimpleQueue()
-    groups = [list(group) for _, group in groupby(cases, lambda c: c.network)]
+    rows: SimpleQueue[Row | None] = SimpleQueue()
+    groups: SimpleQueue[list[Case]] = SimpleQueue()
+    for _, group in groupby(cases, lambda c: c.network):
+        groups.put(list(group))
     threads = max(1, (os.cpu_count() or 1) // jobs)
 
-    def run(group: list[Case]) -> None:
-        start = partial(_start, child or run_cases, threads, only_compile)
+    def work() -> None:
         try:
-            _supervise(group, start, seconds, starting, queue.put)
+            start = partial(_Process, child or run_cases, threads, only_compile)
+            _supervise(groups, start, seconds, starting, rows.put)
         finally:
-            queue.put(None)
+            rows.put(None)
 
     with ThreadPoolExecutor(jobs) as pool:
-        for group in groups:
-            pool.submit(run, group)
-        ended = 0
-        while ended < len(groups):
-            row = queue.get()
-            if row is None:
-                ended += 1
-            else:
+        running = [pool.submit(work) for _ in range(jobs)]
+        for _ in running:
+            while (row := rows.get()) is not None:
                 yield row
+        for worker in running:
+            worker.result()
 
 
-def _start(
-    child: Child, threads: int, only_compile: bool, cases: list[Case]
-) -> tuple[Connection, SpawnProcess]:
-    """A process that runs cases, and the end of the pipe its rows come from."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=child, args=(theirs, cases, threads, only_compile), daemon=True)
-    process.start()
-    theirs.close()
-    return ours, process
+class _Process:
+    """A child process and the pipe that takes lists of cases to it and rows back."""
+
+    def __init__(self, child: Child, threads: int, only_compile: bool) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=child, args=(theirs, threads, only_compile), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def end(self) -> None:
+        """Close the pipe, at which the process ends."""
+        self.pipe.close()
+        self.process.join()
 
 
 def _supervise(
-    cases: Sequence[Case],
-    start: Callable[[list[Case]], tuple[Connection, SpawnProcess]],
+    groups: SimpleQueue[list[Case]],
+    start: Callable[[], _Process],
     seconds: float,
     starting: float,
     put: Callable[[Row], None],
 ) -> None:
-    """Rows of one network; a process that dies or hangs is replaced for the cases that are left."""
-    left = list(cases)
-    while left:
-        pipe, process = start(left)
-        limit, began, state = seconds + starting, time.perf_counter(), ""
-        while left and not state:
-            try:
-                if pipe.poll(limit):
-                    put(pipe.recv())
-                    del left[0]
-                    limit, began = seconds, time.perf_counter()
-                else:
-                    state = TIMEOUT
-                    process.kill()
-            except (EOFError, OSError):
-                state = DIED
-        process.join()
-        if state:
-            ended = f"no result within {limit:g} s" if state == TIMEOUT else f"exit code {process.exitcode}"
-            put(Row(left.pop(0), state, seconds=time.perf_counter() - began, reason=ended))
+    """Rows of networks until none is left; a process that dies or hangs is replaced for what is left."""
+    running: _Process | None = None
+    while True:
+        try:
+            left = groups.get_nowait()
+        except Empty:
+            break
+        while left:
+            running = running or start()
+            if _run_until_end(running, left, seconds, starting, put):
+                running = None
+    if running:
+        running.end()
 
 
-def run_cases(pipe: Connection, cases: Sequence[Case], threads: int, only_compile: bool) -> None:
-    """The rows of cases of one network, sent as they end."""
+def _run_until_end(
+    running: _Process, left: list[Case], seconds: float, starting: float, put: Callable[[Row], None]
+) -> bool:
+    """Takes the cases it has rows for off `left`; whether the process ended before all had one."""
+    limit, began, state = seconds + starting, time.perf_counter(), TIMEOUT
+    try:
+        running.pipe.send(left)
+        while left and running.pipe.poll(limit):
+            put(running.pipe.recv())
+            del left[0]
+            limit, began = seconds, time.perf_counter()
+    except (EOFError, OSError):
+        state = DIED
+    if not left:
+        return False
+    if state == TIMEOUT:
+        running.process.kill()
+    running.end()
+    ended = f"no result within {limit:g} s" if state == TIMEOUT else f"exit code {running.process.exitcode}"
+    put(Row(left.pop(0), state, seconds=time.perf_counter() - began, reason=ended))
+    return True
+
+
+def run_cases(pipe: Connection, threads: int, only_compile: bool) -> None:
+    """The rows of lists of cases, each of one network, sent as they end, until the pipe is closed."""
     warnings.simplefilter("ignore")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # torch's exporters print whole graphs where they fail
     import_module("torch").set_num_threads(threads)
-    runner = _Runner(cases[0].network, only_compile)
-    for case in cases:
-        pipe.send(runner.row(case))
-    pipe.close()
+    with suppress(EOFError):
+        while cases := pipe.recv():
+            runner = _Runner(cases[0].network, only_compile)
+            for case in cases:
+                pipe.send(runner.row(case))
     os._exit(0)  # libraries of torch and TVM may hang at a regular end
 
 
