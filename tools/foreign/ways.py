@@ -84,7 +84,14 @@ def _onnx_dynamo(network: Any, inputs: Sequence[Any]) -> Way:
 
 def _onnx_script(network: Any, inputs: Sequence[Any]) -> Way:
     file = io.BytesIO()
-    _exported(lambda torch: torch.onnx.export(network, tuple(inputs), file, dynamo=False, opset_version=17))
+    # This exporter has no form for torch's fused encoder layers, which stand for their parts anyway.
+    import_module("torch").backends.mha.set_fastpath_enabled(False)
+    try:
+        _exported(
+            lambda torch: torch.onnx.export(network, tuple(inputs), file, dynamo=False, opset_version=17)
+        )
+    finally:
+        import_module("torch").backends.mha.set_fastpath_enabled(True)
     return Imported(tw.frontends.onnx.load(file.getvalue()))
 
 
