@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, get_type_hints
 
-from tilewright.ir.errors import InputError
+from tilewright.ir.errors import InputError, WorkError
 from tilewright.ir.nodes import Func, Level, Module
 from tilewright.passes.context import PassContext
 from tilewright.passes.options import Option, OptionDef, check_options, option_of, show_option
@@ -15,6 +16,8 @@ from tilewright.passes.options import Option, OptionDef, check_options, option_o
 P = ParamSpec("P")
 S = TypeVar("S", Func, Module)
 _ARROW = "-->"
+#: where the modules of our passes are
+OWN_PACKAGE = "tilewright.passes."
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +54,28 @@ class PassDef(Generic[P]):
             return Pass(self, check_options(self.options, options))
         except InputError as e:
             raise InputError(f"pass '{self.name}': {e}") from None
+
+    @property
+    def file(self) -> str:
+        """The file that defines it, as Python names it."""
+        return str(self.run.__code__.co_filename)
+
+    @property
+    def own(self) -> bool:
+        """Whether it comes with Tilewright."""
+        return self.origin.startswith(OWN_PACKAGE)
+
+    @property
+    def importable(self) -> str:
+        """What `--import` takes to register it: a module of a package or a file; else empty."""
+        if "." in self.origin:
+            return self.origin
+        return self.file if Path(self.file).is_file() else ""
+
+    @property
+    def place(self) -> str:
+        """The module that defines it, and of a foreign one its file."""
+        return self.origin if self.own else f"{self.origin} ({self.file})"
 
     @property
     def summary(self) -> str:
@@ -91,13 +116,17 @@ class Pass:
         return f"{self.name}{{{inside}}}"
 
     def apply(self, module: Module, ctx: PassContext) -> Module:
-        """Run the function itself, without checks and instruments; the same module when nothing changed."""
+        """Run the function itself, without instruments; the same module when nothing changed.
+
+        Raises WrongResult where it returns anything but what it takes.
+        """
         d, options = self.definition, dict(self.options)
         if d.scope == "module":
-            result: Module = d.run(module, ctx, **options)
-            return result
+            return _returned(d.run(module, ctx, **options), Module)
         return module.with_funcs(
-            tuple(d.run(f, ctx, **options) if f.level in d.levels else f for f in module.funcs)
+            tuple(
+                _returned(d.run(f, ctx, **options), Func) if f.level in d.levels else f for f in module.funcs
+            )
         )
 
     def __call__(self, module: Module, ctx: PassContext | None = None) -> Module:
@@ -106,6 +135,16 @@ class Pass:
         from tilewright.passes.runner import run_pipeline
 
         return run_pipeline(module, Pipeline((self,)), ctx or PassContext())
+
+
+class WrongResult(WorkError):
+    """What a pass returned is no IR; most often it has no `return`."""
+
+
+def _returned(result: object, kind: type[S]) -> S:
+    if not isinstance(result, kind):
+        raise WrongResult(f"returned {type(result).__name__}, expected a {kind.__name__}")
+    return result
 
 
 class _Decorator(Protocol):

@@ -22,29 +22,27 @@ _loaded: set[str] = set()
 
 def add_pass(definition: PassDef[Any]) -> None:
     """Make a pass known. A taken name is an error naming both modules, unless the same module is reloaded."""
+    if not definition.own:
+        load_own()  # a foreign pass takes no name of ours, whichever is loaded first
     other = _PASSES.get(definition.name)
     if other is not None and not _same_source(other, definition):
         raise InputError(
-            f"pass '{definition.name}' is defined twice: by {other.origin} and by {definition.origin}"
+            f"pass '{definition.name}' is defined twice: by {other.place} and by {definition.place}"
         )
     _PASSES[definition.name] = definition
 
 
 def _same_source(a: PassDef[Any], b: PassDef[Any]) -> bool:
     """A reloaded module defines its passes again; that replaces them."""
-    return (a.origin, a.run.__qualname__, a.run.__code__.co_filename) == (
-        b.origin,
-        b.run.__qualname__,
-        b.run.__code__.co_filename,
-    )
+    return (a.origin, a.run.__qualname__, a.file) == (b.origin, b.run.__qualname__, b.file)
 
 
 def find_pass(name: str) -> PassDef[Any]:
-    """The pass of this name; raises InputError with a hint. Plugins are loaded when ours do not have it."""
-    if name not in _PASSES:
+    """The pass of this name; raises InputError with a hint. Plugins are loaded when it is none of ours."""
+    if name not in _PASSES or not _PASSES[name].own:
         load_own()
-    if name not in _PASSES:
-        load_plugins()
+    if name not in _PASSES or not _PASSES[name].own:
+        load_plugins()  # of two foreign passes of one name neither is taken silently
     if name in _PASSES:
         return _PASSES[name]
     raise InputError(f"unknown pass '{name}'{did_you_mean(name, _PASSES)}")

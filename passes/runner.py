@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from types import TracebackType
 
 from tilewright.ir.errors import InputError, TilewrightError, UnsupportedError, WorkError
 from tilewright.ir.nodes import Module, Op
 from tilewright.passes.context import PassContext, Step
+from tilewright.passes.definition import WrongResult
 from tilewright.passes.invariants import find_invariant
 from tilewright.passes.pipeline import Pipeline
 from tilewright.passes.reproducer import write_reproducer
@@ -93,13 +96,40 @@ def _explained(
     text = str(e) if isinstance(e, TilewrightError) else f"{type(e).__name__}: {e}"
     op = failing_op(e.__traceback__)
     at = f" at {op.name}" + (f" [{op.loc}]" if op.loc else "") if op is not None else ""
-    message = f"pass '{step.configured.name}' ({step.position} of {step.total}) {failure.when}{at}: {text}"
-    kind = UnsupportedError if isinstance(e, UnsupportedError) else InputError
+    told = f"pass '{step.configured.name}' ({step.position} of {step.total})"
     refused = isinstance(e, InputError)
+    if isinstance(e, WrongResult):
+        message = f"{told} {text}"
+    else:
+        line = "" if refused else _line_of(step.configured.definition.file, e.__traceback__)
+        message = f"{told} {failure.when}{at}: {text}{line}"
+    kind = UnsupportedError if isinstance(e, UnsupportedError) else InputError
     if ctx.reproducer_folder is not None and not refused:
-        path = write_reproducer(module, rest, ctx, message, ctx.reproducer_folder)
-        message += f"\nrerun it with: irdump {path}"
+        message += _rerun(module, rest, ctx, message, ctx.reproducer_folder)
     return kind(message) if refused else PassError(message)
+
+
+def _rerun(module: Module, rest: Pipeline, ctx: PassContext, message: str, folder: Path) -> str:
+    """How the failure can be seen again: a reproducer, or why there is none."""
+    try:
+        path = write_reproducer(module, rest, ctx, message, folder)
+    except Exception as e:  # noqa: BLE001 - whatever stands in its way must not hide the failure itself
+        reason = e.strerror if isinstance(e, OSError) and e.strerror else f"{type(e).__name__}: {e}"
+        return f"\nno reproducer could be written to {folder}: {reason}"
+    foreign = dict.fromkeys(p.definition.importable for p in rest if not p.definition.own)
+    imports = "".join(f" --import {shlex.quote(name)}" for name in foreign if name)
+    hint = " (a pass of it is in no file: register it first)" if "" in foreign else ""
+    return f"\nrerun it with: irdump {shlex.quote(str(path))}{imports}{hint}"
+
+
+def _line_of(file: str, traceback: TracebackType | None) -> str:
+    """The last line of the pass's own file on the way to the error; nothing where it raised none itself."""
+    line = None
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == file:
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return f" ({file}:{line})" if line is not None else ""
 
 
 def failing_op(traceback: TracebackType | None) -> Op | None:

@@ -30,7 +30,7 @@ def _pass(d: PassDef[Any]) -> dict[str, Any]:
         "breaks": sorted(d.breaks),
         "summary": d.summary,
         "rewrite": d.rewrite,
-        "origin": d.origin,
+        "origin": d.place,
     }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -182,9 +184,22 @@ def test_a_failing_pass_leaves_a_file_that_irdump_reruns(
     assert run("g.ir", *arguments) == 1
     err = capsys.readouterr().err
     assert "cannot go on" in err
-    reproducer = err.split("rerun it with: irdump ")[1].strip()
-    assert run(reproducer, "--import", "plugin.py") == 1
+    assert re.search(r"cannot go on.*plugin\.py:\d+\)", err)  # the line of the pass that raised
+    rerun = shlex.split(err.split("rerun it with: irdump ")[1])
+    assert rerun[1:] == ["--import", str(folder / "plugin.py")]
+    assert run(*rerun) == 1
     assert "pass 'rename-for-test' (1 of 2) failed" in capsys.readouterr().err
+
+
+def test_a_failure_is_told_where_no_reproducer_can_be_written(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "tilewright-reproducers").write_text("a file where the folder should be")
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    assert run("g.ir", "--import", "plugin.py", "--pass-pipeline", "rename-for-test{name=boom}") == 1
+    err = capsys.readouterr().err
+    assert "cannot go on" in err
+    assert f"no reproducer could be written to {folder / 'tilewright-reproducers'}: File exists" in err
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Registering passes, their options, and pipelines as text."""
 
 import dataclasses
+import importlib
 from importlib.metadata import EntryPoint
 from typing import Literal
 
@@ -225,7 +226,8 @@ def test_a_name_clash_names_both_modules():
             """rewrite: a --> b"""
             return func
 
-    assert str(e.value) == f"pass 'same-name' is defined twice: by {__name__} and by {__name__}"
+    place = f"{__name__} ({__file__})"
+    assert str(e.value) == f"pass 'same-name' is defined twice: by {place} and by {place}"
     assert find_pass("same-name") is first
 
 
@@ -278,6 +280,32 @@ def test_installed_plugins_are_found_on_demand(monkeypatch, tmp_path):
     plugins(monkeypatch, ("sample", "tilewright_plugin_sample"))
     assert str(Pipeline.parse("foreign-pass")) == "foreign-pass"
     assert find_pass("foreign-pass").origin == "tilewright_plugin_sample"
+
+
+def test_a_foreign_pass_takes_no_name_of_ours(monkeypatch, tmp_path):
+    (tmp_path / "tilewright_plugin_dce.py").write_text(PLUGIN.replace("foreign_pass", "dce"))
+    (tmp_path / "tilewright_plugin_other.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    ours = "pass 'dce' is defined twice: by tilewright.passes.graph.dce and by tilewright_plugin_dce"
+    with pytest.raises(InputError, match=ours):
+        importlib.import_module("tilewright_plugin_dce")
+    assert find_pass("dce").own
+    plugins(monkeypatch, ("one", "tilewright_plugin_dce"))
+    with pytest.raises(InputError, match=ours):
+        pass_defs()
+
+
+def test_of_two_foreign_passes_of_one_name_neither_is_taken(monkeypatch, tmp_path):
+    (tmp_path / "tilewright_plugin_first.py").write_text(PLUGIN)
+    (tmp_path / "tilewright_plugin_second.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins(monkeypatch, ("second", "tilewright_plugin_second"))
+    importlib.import_module("tilewright_plugin_first")
+    for ask in (lambda: find_pass("foreign-pass"), pass_defs):
+        with pytest.raises(
+            InputError, match=r"by tilewright_plugin_first .* and by tilewright_plugin_second"
+        ):
+            ask()
 
 
 def test_a_broken_plugin_is_named(monkeypatch, tmp_path):
