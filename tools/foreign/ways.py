@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import tilewright as tw
-from tilewright.api import Precision
+from tilewright.choices import Precision
 from tilewright.commands.network import relative_error
 from tilewright.dynamo import FallbackWarning
 from tilewright.frontends.torch.exported import host_array

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Any, cast
 
-from tilewright.api import Precision
+from tilewright.choices import Precision
 from tilewright.ir import UnsupportedError
 from tilewright.tools.foreign.network import Prepared
 from tilewright.tools.foreign.registry import ENTRIES
