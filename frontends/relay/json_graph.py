@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -64,6 +65,11 @@ class JsonGraph:
         version = attrs.get("tvm_version", "") if isinstance(attrs, dict) else ""
         self.version = version if isinstance(version, str) else ""
         self.root = self.index(document.get("root"), -1)
+
+    def is_older_than(self, major: int, minor: int) -> bool:
+        """Whether a TVM before this version wrote the file; False where the file does not say."""
+        numbers = re.match(r"(\d{1,6})\.(\d{1,6})", self.version, re.ASCII)
+        return numbers is not None and (int(numbers[1]), int(numbers[2])) < (major, minor)
 
     def error(self, message: str, node: int) -> InputError:
         """An error that names the node."""

@@ -33,6 +33,8 @@ from tilewright.ir.errors import InputError
 
 _FOREIGN = frozenset({"Match", "Constructor", "RefCreate", "RefRead", "RefWrite", "MetaPattern"})
 _NAMED_TYPES = frozenset({"TypeVar", "GlobalTypeVar", "TypeCall", "IncompleteType", "RefType", "TypeData"})
+#: before TVM 0.12 these called the channels of the data O and those of the result I
+_SWAPPED = frozenset({"attrs.Conv1DTransposeAttrs", "attrs.Conv3DTransposeAttrs"})
 _MAX_ATTR_PARTS = 1_000_000
 _MAX_ATTR_DEPTH = 32
 
@@ -166,6 +168,9 @@ class NodeReader:
         out: dict[str, Attr] = {}
         for name in graph.fields(node):
             out[name] = self._field(node, name, literals.get(name, ""))
+        layout = out.get("kernel_layout")
+        if kind in _SWAPPED and isinstance(layout, str) and graph.is_older_than(0, 12):
+            out["kernel_layout"] = layout.translate(str.maketrans("OI", "IO"))
         return out
 
     def _field(self, node: int, name: str, kind: str) -> Attr:

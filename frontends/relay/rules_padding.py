@@ -78,18 +78,31 @@ def _mirror_pad(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Res
     return padded(emit, data, attrs.pairs("pad_width"), mode=mode.lower())
 
 
-def _blocks(name: str) -> Rule:
-    def rule(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-        """space_to_depth leaves the mode empty: it knows one order only."""
-        return emit.value(
-            name,
-            *emit.tensors(args, 1),
-            block_size=attrs.integer("block_size", 1),
-            layout=attrs.text("layout", "NCHW"),
-            mode=attrs.text("mode", "DCR") or "DCR",
-        )
+#: Relay's orders of channels -> ours. Its own description says CDR; importers of TVM also write CRD.
+_ORDERS = {"DCR": "DCR", "CDR": "CRD", "CRD": "CRD"}
 
-    return rule
+
+def _depth_to_space(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    order = attrs.text("mode", "DCR")
+    if order not in _ORDERS:
+        raise InputError(f"expected mode DCR or CDR, got '{order}'")
+    return _blocks(emit, "depth_to_space", args, attrs, _ORDERS[order])
+
+
+def _space_to_depth(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    """The attributes are those of depth_to_space, but there is one order only, whatever the mode says."""
+    attrs.drop("mode")
+    return _blocks(emit, "space_to_depth", args, attrs, "DCR")
+
+
+def _blocks(emit: Emitter, name: str, args: Sequence[Result], attrs: Attributes, order: str) -> Result:
+    return emit.value(
+        name,
+        *emit.tensors(args, 1),
+        block_size=attrs.integer("block_size", 1),
+        layout=attrs.text("layout", "NCHW"),
+        mode=order,
+    )
 
 
 def _space_to_batch_nd(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
@@ -198,8 +211,8 @@ RULES: Mapping[str, Rule] = {
     "nn.dilate": _dilate,
     "nn.pad": _pad,
     "nn.mirror_pad": _mirror_pad,
-    "nn.depth_to_space": _blocks("depth_to_space"),
-    "nn.space_to_depth": _blocks("space_to_depth"),
+    "nn.depth_to_space": _depth_to_space,
+    "nn.space_to_depth": _space_to_depth,
     "nn.space_to_batch_nd": _space_to_batch_nd,
     "nn.batch_to_space_nd": _batch_to_space_nd,
     "layout_transform": _layout_transform,

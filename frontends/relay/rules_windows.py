@@ -112,17 +112,12 @@ def _convolution(spatial: int) -> Rule:
 
 
 def _transposed(spatial: int) -> Rule:
-    # Only the two-dimensional operator names its kernel's channels by what they are; the others call those
-    # of the data O and those of the result I.
-    swapped = spatial != 2
-    default = f"{'OI' if swapped else 'IO'}{_SPATIAL[spatial]}"
+    default = f"IO{_SPATIAL[spatial]}"
 
     def rule(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
         data, weight = factors(emit, args, attrs)
         groups = attrs.integer("groups", 1)
         kernel_layout = attrs.text("kernel_layout", default)
-        if swapped:
-            kernel_layout = kernel_layout.translate(str.maketrans("OI", "IO"))
         weight, kernel_layout = plain(emit, weight, kernel_layout, kernel_layouts(spatial))
         given = window(attrs, spatial)
         data, layout, finish = images(emit, data, attrs, "data_layout", spatial)

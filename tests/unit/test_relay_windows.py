@@ -74,13 +74,16 @@ def test_blocked_pools(call):
     np.testing.assert_allclose(out, blocked(run(f"{call})", x=X), 4), rtol=1e-6)
 
 
-def test_letters_of_transposed_kernels():
-    """Relay calls the channels of the data O where the operator has one or three dimensions, I where two."""
-    x, w = randoms(1, 3, 4), randoms(3, 2, 3)
-    wanted = run("nn.conv2d_transpose(%x, %w, strides=[1, 2])", x=x[:, :, None], w=w[:, :, None])[:, :, 0]
-    for layout, axes in (("OIW", (0, 1, 2)), ("IOW", (1, 0, 2)), ("WOI", (2, 0, 1))):
-        given = f'strides=[2], channels=2, kernel_size=[3], kernel_layout="{layout}"'
-        out = run(f"nn.conv1d_transpose(%x, %w, {given})", x=x, w=w.transpose(axes))
+@pytest.mark.parametrize(("count", "space"), [(1, "W"), (2, "HW"), (3, "DHW")])
+def test_letters_of_transposed_kernels(count, space):
+    """I are the channels of the data and O those of the result; that order is the default."""
+    x, w = randoms(1, 3, *(4,) * count), randoms(3, 2, *(3,) * count)
+    call = f"nn.conv{count}d_transpose(%x, %w, channels=2, kernel_size=[{', '.join('3' * count)}]"
+    wanted = run(f"{call})", x=x, w=w)
+    assert wanted.shape == (1, 2, *(6,) * count)
+    for layout in (f"IO{space}", f"OI{space}", f"{space}OI"):
+        axes = [f"IO{space}".index(c) for c in layout]
+        out = run(f'{call}, kernel_layout="{layout}")', x=x, w=np.ascontiguousarray(w.transpose(axes)))
         np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-6)
 
 
