@@ -24,6 +24,15 @@ def _conv2d(torch: Any, x: Sequence[Any], op: Op) -> Any:
     return torch.nn.functional.conv2d(data, x[1], bias, op["strides"], padding, op["dilation"], op["groups"])
 
 
+def _conv2d_transpose(torch: Any, x: Sequence[Any], op: Op) -> Any:
+    top, left, bottom, right = _padding(op)
+    if (top, left) != (bottom, right):
+        raise UnsupportedError("a transposed convolution with uneven padding", where=op.loc)
+    return torch.nn.functional.conv_transpose2d(
+        x[0], x[1], None, op["strides"], (top, left), op["output_padding"], op["groups"], op["dilation"]
+    )
+
+
 def _pool(name: str) -> Rule:
     def rule(torch: Any, x: Sequence[Any], op: Op) -> Any:
         top, left, bottom, right = _padding(op)
@@ -56,6 +65,7 @@ def _batch_norm(torch: Any, x: Sequence[Any], op: Op) -> Any:
 RULES: dict[str, Rule] = {
     **TRANSFORMER_AND_MOBILE_RULES,
     "graph.conv2d": _conv2d,
+    "graph.conv2d_transpose": _conv2d_transpose,
     "graph.max_pool2d": _pool("max"),
     "graph.avg_pool2d": _pool("avg"),
     "graph.global_avg_pool2d": lambda torch, x, op: x[0].mean((2, 3), keepdim=True),

@@ -11,7 +11,6 @@ from tilewright.arguments.scope import Scope
 from tilewright.choices import Precision, Tune
 from tilewright.tools.bench.named import KERNELS, SIZES, SUITES
 
-DEFAULT_PEERS = ("torch-eager", "torch-graph", "torch-compile")
 FOLDER = "tests/data/relay"
 _COUNT = whole(1, 1 << 20)
 
@@ -58,10 +57,10 @@ def _add_what(p: CommandParser) -> None:
     p.add_argument(
         "--peers",
         nargs="+",
-        default=list(DEFAULT_PEERS),
         metavar="PEER",
-        help="torch-eager, torch-graph, torch-compile (reduce-overhead), torch-max-autotune, or none "
-        f"(default {' '.join(DEFAULT_PEERS)})",
+        help="torch-eager, torch-graph, torch-compile (reduce-overhead), torch-max-autotune, onnxruntime (on "
+        "CPUs), or none (default on a GPU torch-eager torch-graph torch-compile, on a CPU onnxruntime "
+        "torch-eager)",
     )
     p.add_argument(
         "--all-variants",

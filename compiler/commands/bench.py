@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from tilewright.tools.bench.compare_kernel import compare_kernel
 from tilewright.tools.bench.compare_network import Case, compare_network
 from tilewright.tools.bench.comparison import Settings
 from tilewright.tools.bench.document import Document
+from tilewright.tools.bench.host_clock import processor_name
 from tilewright.tools.bench.kernel_cases import kernel_cases
 from tilewright.tools.bench.named import KERNELS
 from tilewright.tools.bench.networks import load_network, network_paths
-from tilewright.tools.bench.peers import check_peers, gpu_torch
+from tilewright.tools.bench.peers import check_peers, cpu_torch, gpu_torch
 from tilewright.tools.bench.plot import require_plot, write_plot
 from tilewright.tools.bench.reference import Reference
 from tilewright.tools.bench.rows import Row, one_line
@@ -35,7 +37,7 @@ def run_bench(a: argparse.Namespace) -> None:
     """Compare row by row; raises WorkError at the end where a result was wrong."""
     end = time.monotonic() + a.time_limit
     _check(a)
-    peers = check_peers(a.peers)
+    peers = check_peers(a.peers, _device_of(a))
     named = a.kernels is None or a.networks or a.suite
     paths = network_paths(a.networks, a.suite, Path(a.folder)) if named else []
     cases = [] if a.kernels is None else kernel_cases(a.kernels or KERNELS, a.sizes, a.precision)
@@ -119,15 +121,29 @@ def _check(a: argparse.Namespace) -> None:
 def _check_device(a: argparse.Namespace, peers: tuple[str, ...]) -> None:
     if not peers and not a.cold:
         return
-    option = "--peers" if peers else "--cold"
-    if resolve_target(a.target).kind != "cuda":
+    if _device_of(a) == "cpu":
+        if a.cold:
+            raise InputError(f"expected an NVIDIA GPU and --target cuda, got {a.target}", where="--cold")
+        missing = [name for name in ("torch", *_PACKAGES_OF.intersection(peers)) if find_spec(name) is None]
+        if missing:
+            raise InputError(
+                f"expected {' and '.join(missing)} (pip install 'tilewright[peers]'), or --peers none",
+                where="--peers",
+            )
+    elif gpu_torch() is None:
         raise InputError(
-            f"expected an NVIDIA GPU and --target cuda, or --peers none, got {a.target}", where=option
+            "expected PyTorch that sees an NVIDIA GPU (pip install torch), or --peers none",
+            where="--peers" if peers else "--cold",
         )
-    if gpu_torch() is None:
-        raise InputError(
-            "expected PyTorch that sees an NVIDIA GPU (pip install torch), or --peers none", where=option
-        )
+
+
+#: peers that are packages of their own
+_PACKAGES_OF = frozenset({"onnxruntime"})
+
+
+def _device_of(a: argparse.Namespace) -> str:
+    """Where peers run beside the target."""
+    return "cuda" if resolve_target(a.target).kind == "cuda" else "cpu"
 
 
 def _settings(a: argparse.Namespace, peers: tuple[str, ...], left_s: Callable[[], float]) -> Settings:
@@ -148,14 +164,16 @@ def _settings(a: argparse.Namespace, peers: tuple[str, ...], left_s: Callable[[]
         seed=a.seed,
         left_s=left_s,
         all_variants=a.all_variants,
+        device=_device_of(a),
     )
 
 
 def _protocol(a: argparse.Namespace, peers: tuple[str, ...]) -> dict[str, Any]:
-    torch = gpu_torch()
+    target = resolve_target(a.target)
+    torch = gpu_torch() if target.kind == "cuda" else cpu_torch() if peers else None
     return {
-        "target": str(resolve_target(a.target)),
-        "device": torch.cuda.get_device_name() if torch else None,
+        "target": str(target),
+        "device": torch.cuda.get_device_name() if torch and target.kind == "cuda" else processor_name(),
         "torch": torch.__version__ if torch else None,
         "peers": list(peers),
         "all_variants": a.all_variants,

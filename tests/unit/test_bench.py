@@ -70,7 +70,7 @@ def test_a_kernel_from_end_to_end(folder, tmp_path, capsys):
         (["mlp", "--time-limit", "-1"], "--time-limit"),
         (["mlp", "--budget", "5s"], "--tune measure"),
         (["mlp", "--peers", "tensorflow"], "got 'tensorflow'"),
-        (["mlp", "--peers", "torch-graph"], "--peers none"),
+        (["mlp", "--peers", "torch-graph"], "expected peers on cpu"),
         (["mlp", "--cold"], "--cold"),
         (["mlp", "--plot", "bench.png"], ".svg"),
         (["mlp", "--json", "no/such/folder.json"], "cannot write"),
@@ -96,10 +96,14 @@ def test_suites_name_networks_that_exist(folder):
 
 
 def test_peers_are_named():
-    assert check_peers(["none"]) == ()
-    assert check_peers(["torch-graph", "torch-graph", "torch-eager"]) == ("torch-graph", "torch-eager")
+    assert check_peers(["none"], "cpu") == ()
+    assert check_peers(["torch-graph", "torch-graph", "torch-eager"], "cuda") == (
+        "torch-graph",
+        "torch-eager",
+    )
+    assert check_peers(None, "cpu") == ("onnxruntime", "torch-eager")
     with pytest.raises(InputError, match="none alone"):
-        check_peers(["none", "torch-graph"])
+        check_peers(["none", "torch-graph"], "cuda")
 
 
 def test_a_wrong_result_ends_in_exit_code_1(folder, tmp_path, monkeypatch, capsys):

@@ -39,6 +39,8 @@ class Settings:
     seed: int
     left_s: Callable[[], float]
     all_variants: bool = False
+    #: where peers run, cuda or cpu
+    device: str = "cuda"
     #: around the timing of everybody, after all are set up and checked: where several comparisons are
     #: prepared at once, each waits here until it is the only one that works
     turn: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -76,6 +78,7 @@ def compare(
     with Peers(
         settings.peers,
         precision,
+        device=settings.device,
         cold=settings.cold,
         limit_s=settings.peer_limit_s,
         left_s=settings.left_s,

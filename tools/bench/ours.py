@@ -12,13 +12,18 @@ import tilewright as tw
 from tilewright.executable import Executable
 from tilewright.ir import Module, UnsupportedError
 from tilewright.runtime.cuda_plan import CudaPlan
+from tilewright.tools.bench.host_clock import HostClock
+from tilewright.tools.bench.torch_clock import TorchClock
 
 if TYPE_CHECKING:
-    from tilewright.tools.bench.torch_clock import TorchClock
+    from tilewright.tools.bench.torch_contenders import Clock
 
 
 class Ours:
-    """A compiled network with its inputs on the device. Without a clock the runtime's own times count."""
+    """A compiled network. Without a clock the runtime's own times count.
+
+    On a GPU's clock its inputs lie on the device; on a CPU's a call goes from host arrays to host arrays.
+    """
 
     peer = "tilewright"
 
@@ -27,7 +32,7 @@ class Ours:
         module: Module,
         inputs: Sequence[np.ndarray],
         options: Mapping[str, Any],
-        clock: TorchClock | None,
+        clock: Clock | None,
         variant: str = "",
     ) -> None:
         begin = time.perf_counter()
@@ -50,25 +55,28 @@ class Ours:
         """Results of one run from host arrays; leaves the inputs on the device."""
         return self.exe(*self.inputs)
 
-    def _replay(self) -> None:
-        assert isinstance(self._loaded, CudaPlan)
-        assert self.clock is not None
-        self._loaded.replay(self.clock.stream_handle)
+    def _run(self) -> None:
+        if isinstance(self._loaded, CudaPlan) and isinstance(self.clock, TorchClock):
+            self._loaded.replay(self.clock.stream_handle)
+        else:
+            self.exe(*self.inputs)
 
     @property
     def _on_clock(self) -> bool:
-        return self.clock is not None and isinstance(self._loaded, CudaPlan)
+        return isinstance(self.clock, HostClock) or (
+            self.clock is not None and isinstance(self._loaded, CudaPlan)
+        )
 
     def device_times(self, repeats: int) -> list[float]:
-        """Seconds of one replay each, by events around it."""
+        """Seconds of one run each, by the clock that the peers are timed with."""
         if self._on_clock and self.clock is not None:
-            return self.clock.device_times(self._replay, repeats, ahead=True)
+            return self.clock.device_times(self._run, repeats, ahead=True)
         return self.exe.time(*self.inputs, repeats=repeats)
 
     def wall_times(self, repeats: int) -> list[float]:
         """Seconds on the host of one replay and the wait for it; without a clock, of a call with copies."""
         if self._on_clock and self.clock is not None:
-            return self.clock.wall_times(self._replay, repeats)
+            return self.clock.wall_times(self._run, repeats)
         seconds = []
         for _ in range(repeats):
             begin = time.perf_counter()

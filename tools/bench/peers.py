@@ -11,11 +11,13 @@ from typing import Any, Self
 import numpy as np
 
 from tilewright.ir import InputError, Module, UnsupportedError
+from tilewright.tools.bench.host_clock import HostClock
 from tilewright.tools.bench.rows import one_line
 from tilewright.tools.bench.torch_clock import TorchClock
 from tilewright.tools.bench.torch_contenders import (
     PEERS,
     VARIANTS,
+    Clock,
     TorchContender,
     torch_contender,
     torch_flags,
@@ -28,8 +30,20 @@ from tilewright.tools.bench.torch_contenders import (
 TRIALS = 5
 
 
-def check_peers(names: Sequence[str]) -> tuple[str, ...]:
-    """The peers named, none for `none`; raises InputError for unknown names."""
+#: where nobody names any
+DEFAULT_PEERS = {
+    "cuda": ("torch-eager", "torch-graph", "torch-compile"),
+    "cpu": ("onnxruntime", "torch-eager"),
+}
+
+
+def check_peers(names: Sequence[str] | None, device: str) -> tuple[str, ...]:
+    """The peers named, none for `none`, those that run on `device` (cuda or cpu) for None.
+
+    Raises InputError for unknown names and for peers of another device.
+    """
+    if names is None:
+        return DEFAULT_PEERS[device]
     if list(names) == ["none"]:
         return ()
     for name in names:
@@ -37,16 +51,25 @@ def check_peers(names: Sequence[str]) -> tuple[str, ...]:
             raise InputError(
                 f"expected peers among {', '.join(PEERS)}, or none alone, got '{name}'", where="--peers"
             )
+        if device not in PEERS[name].devices:
+            fitting = ", ".join(n for n, peer in PEERS.items() if device in peer.devices)
+            raise InputError(f"expected peers on {device}: {fitting}, got '{name}'", where="--peers")
     return tuple(dict.fromkeys(names))
 
 
 def gpu_torch() -> Any:
     """PyTorch, where it is installed and sees an NVIDIA GPU, else None."""
+    torch = cpu_torch()
+    return torch if torch is not None and torch.cuda.is_available() else None
+
+
+def cpu_torch() -> Any:
+    """PyTorch, where it is installed, else None."""
     try:
         import torch
     except ImportError:
         return None
-    return torch if torch.cuda.is_available() else None
+    return torch
 
 
 def _fastest(contenders: Sequence[TorchContender]) -> str:
@@ -56,13 +79,17 @@ def _fastest(contenders: Sequence[TorchContender]) -> str:
 
 
 class Peers:
-    """A context with PyTorch's flags set for one precision. `clock` is None where PyTorch has no GPU."""
+    """A context with PyTorch's flags set for one precision.
+
+    device: cuda or cpu. `clock` is None where PyTorch has no GPU, and on a CPU where there are no peers.
+    """
 
     def __init__(
         self,
         names: Sequence[str],
         precision: str,
         *,
+        device: str = "cuda",
         cold: bool,
         limit_s: float,
         left_s: Callable[[], float],
@@ -70,8 +97,10 @@ class Peers:
     ) -> None:
         self._names, self._precision, self._limit_s, self._left_s = names, precision, limit_s, left_s
         self._all_variants = all_variants
-        self._torch = gpu_torch()
-        self.clock = TorchClock(self._torch, cold=cold) if self._torch else None
+        self._torch = gpu_torch() if device == "cuda" else cpu_torch() if names else None
+        self.clock: Clock | None = None
+        if self._torch:
+            self.clock = TorchClock(self._torch, cold=cold) if device == "cuda" else HostClock(self._torch)
         self.failures: list[dict[str, str]] = []
         self._stack = ExitStack()
 
@@ -86,7 +115,8 @@ class Peers:
         self._stack.close()
         if self._torch:
             self._torch._dynamo.reset()
-            self._torch.cuda.empty_cache()
+            if self.clock is not None and self.clock.device == "cuda":
+                self._torch.cuda.empty_cache()
 
     @contextmanager
     def told(self, peer: str, variant: str) -> Iterator[None]:
@@ -108,7 +138,7 @@ class Peers:
         except UnsupportedError as e:
             self.failures += [{"peer": p, "variant": "", "reason": one_line(e)} for p in self._names]
             return made
-        compiled = [p for p in self._names if PEERS[p] is not None]
+        compiled = [p for p in self._names if PEERS[p].mode is not None]
         for variant in variants:
             for peer in self._names:
                 if peer not in compiled:
@@ -129,7 +159,7 @@ class Peers:
             return made
         for variant in VARIANTS[: 2 if any(x.ndim == 4 for x in inputs) else 1]:
             with self.told("torch", variant):
-                tensors = torch_inputs(self._torch, inputs, self._precision, variant)
+                tensors = torch_inputs(self.clock, inputs, self._precision, variant)
                 run = partial(call, self._torch, tensors)
                 made.append(TorchContender("torch", variant, self.clock, run, 0.0))
         return made
@@ -139,8 +169,8 @@ class Peers:
         if self.clock is None or not self._names:
             return []
         with self.told("copy", ""):
-            source = self._torch.randn(moved_bytes // 8, device="cuda")
-            target = self._torch.empty_like(source)
+            source = self.clock.torch.randn(moved_bytes // 8, device=self.clock.device)
+            target = self.clock.torch.empty_like(source)
             return [TorchContender("copy", "", self.clock, lambda: [target.copy_(source)], 0.0)]
         return []
 
@@ -148,9 +178,9 @@ class Peers:
         self, peer: str, variant: str, module: Module, inputs: Sequence[np.ndarray]
     ) -> TorchContender:
         if self.clock is None:
-            raise InputError("PyTorch is not installed, or sees no NVIDIA GPU")
+            raise InputError("PyTorch is not installed, or does not see the device")
         limit = min(self._limit_s, self._left_s())
         if limit <= 0:
             raise InputError("the time of the whole run was over")
-        network = torch_network(self._torch, module, inputs, self._precision, variant)
+        network = torch_network(self.clock, module, inputs, self._precision, variant)
         return torch_contender(peer, network, self.clock, limit)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 #: clock ticks of the kernel that keeps the GPU busy while runs are queued: about four milliseconds
@@ -12,6 +13,8 @@ LEAD_TICKS = 8_000_000
 
 class TorchClock:
     """Events around each run on `stream`. cold: everything in the L2 cache is replaced before each run."""
+
+    device = "cuda"
 
     def __init__(self, torch: Any, *, cold: bool) -> None:
         self.torch, self.cold = torch, cold
@@ -23,6 +26,16 @@ class TorchClock:
     def stream_handle(self) -> int:
         """The driver's handle of the stream."""
         return int(self.stream.cuda_stream)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Issue work on the clock's stream."""
+        with self.torch.cuda.stream(self.stream):
+            yield
+
+    def finish(self) -> None:
+        """Wait for all that was issued."""
+        self.stream.synchronize()
 
     def device_times(self, run: Callable[[], object], repeats: int, *, ahead: bool) -> list[float]:
         """Seconds between the events before and after each of `repeats` runs, after one that is not timed.

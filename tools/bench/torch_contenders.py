@@ -1,4 +1,4 @@
-"""PyTorch as a contender: eager, in a CUDA graph and compiled, in both memory formats."""
+"""PyTorch as a contender: eager, in a CUDA graph, compiled, in both memory formats; ONNX Runtime on CPUs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,28 @@ import numpy as np
 
 from tilewright.ir import Module
 from tilewright.tools.bench.deadline import deadline
+from tilewright.tools.bench.host_clock import HostClock
+from tilewright.tools.bench.onnx_session import onnx_session
 from tilewright.tools.bench.torch_clock import TorchClock
 from tilewright.tools.torch_module import fused_calls, torch_module
 
-#: peers by name, and the mode that torch.compile is called with, where it is
-PEERS: dict[str, str | None] = {
-    "torch-eager": None,
-    "torch-graph": None,
-    "torch-compile": "reduce-overhead",
-    "torch-max-autotune": "max-autotune",
+
+@dataclass(frozen=True)
+class Peer:
+    """Where a peer runs, and the mode that torch.compile is called with, where it is."""
+
+    devices: tuple[str, ...]
+    mode: str | None = None
+
+
+PEERS = {
+    "torch-eager": Peer(("cuda", "cpu")),
+    "torch-graph": Peer(("cuda",)),
+    "torch-compile": Peer(("cuda", "cpu"), "reduce-overhead"),
+    "torch-max-autotune": Peer(("cuda", "cpu"), "max-autotune"),
+    "onnxruntime": Peer(("cpu",)),
 }
+Clock = TorchClock | HostClock
 DTYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 #: how a network may be set up: as written, with images and filters channels last, with attention as one call
 VARIANTS = ("contiguous", "channels_last", "attention")
@@ -44,7 +56,7 @@ def torch_flags(torch: Any, precision: str) -> Iterator[None]:
 
 @dataclass
 class TorchNetwork:
-    """A network's weights and inputs on the GPU, set up in one way."""
+    """A network's weights and inputs on the device, set up in one way."""
 
     module: Any
     inputs: list[Any]
@@ -52,21 +64,23 @@ class TorchNetwork:
 
 
 def torch_network(
-    torch: Any, module: Module, inputs: Sequence[np.ndarray], precision: str, variant: str
+    clock: Clock, module: Module, inputs: Sequence[np.ndarray], precision: str, variant: str
 ) -> TorchNetwork:
-    """The network and its inputs on the GPU, floats in what the precision stores."""
-    net = torch_module(module, dtype=DTYPES[precision], attention=variant == "attention").to("cuda")
+    """The network and its inputs on the clock's device, floats in what the precision stores."""
+    torch = clock.torch
+    net = torch_module(module, dtype=DTYPES[precision], attention=variant == "attention").to(clock.device)
     if variant == "channels_last":
         net = net.to(memory_format=torch.channels_last)
-    return TorchNetwork(net, torch_inputs(torch, inputs, precision, variant), variant)
+    return TorchNetwork(net, torch_inputs(clock, inputs, precision, variant), variant)
 
 
-def torch_inputs(torch: Any, inputs: Sequence[np.ndarray], precision: str, variant: str) -> list[Any]:
-    """Tensors on the GPU: floats as the precision stores them, images in the variant's memory format."""
+def torch_inputs(clock: Clock, inputs: Sequence[np.ndarray], precision: str, variant: str) -> list[Any]:
+    """Tensors on the device: floats as the precision stores them, images in the variant's memory format."""
+    torch = clock.torch
     tensors = []
     for array in inputs:
         exotic = array.dtype.kind == "V"  # bfloat16, which PyTorch does not take from NumPy
-        tensor = torch.from_numpy(array.astype(np.float32) if exotic else array).to("cuda")
+        tensor = torch.from_numpy(array.astype(np.float32) if exotic else array).to(clock.device)
         if tensor.is_floating_point():
             tensor = tensor.to(getattr(torch, DTYPES[precision]))
         last = variant == "channels_last" and tensor.dim() == 4
@@ -87,7 +101,7 @@ class TorchContender:
     """One way PyTorch runs a network; made by `torch_contender`."""
 
     def __init__(
-        self, peer: str, variant: str, clock: TorchClock, run: Callable[[], Any], prepare_s: float
+        self, peer: str, variant: str, clock: Clock, run: Callable[[], Any], prepare_s: float
     ) -> None:
         self.peer, self.variant, self.prepare_s = peer, variant, prepare_s
         self.facts: dict[str, Any] = {}
@@ -95,10 +109,9 @@ class TorchContender:
 
     def outputs(self) -> list[np.ndarray]:
         """Results of one run, as float32 where they are floats."""
-        torch, stream = self._clock.torch, self._clock.stream
-        with torch.cuda.stream(stream):
+        with self._clock.working():
             made = [t.float() if t.is_floating_point() else t.clone() for t in self._run()]
-            stream.synchronize()
+            self._clock.finish()
             return [t.cpu().numpy() for t in made]
 
     def device_times(self, repeats: int) -> list[float]:
@@ -114,19 +127,20 @@ class TorchContender:
         self._run = list
 
 
-def torch_contender(peer: str, network: TorchNetwork, clock: TorchClock, limit_s: float) -> TorchContender:
+def torch_contender(peer: str, network: TorchNetwork, clock: Clock, limit_s: float) -> TorchContender:
     """Warm up, compile or capture within `limit_s`; raises what PyTorch raises, WorkError at the limit."""
-    torch = clock.torch
     begin = time.perf_counter()
-    with torch.cuda.stream(clock.stream), deadline(limit_s, f"preparing {peer}"):
-        run = _prepared(torch, peer, network)
-        clock.stream.synchronize()
+    with clock.working(), deadline(limit_s, f"preparing {peer}"):
+        run = _prepared(clock, peer, network)
+        clock.finish()
     return TorchContender(peer, network.variant, clock, run, time.perf_counter() - begin)
 
 
-def _prepared(torch: Any, peer: str, network: TorchNetwork) -> Callable[[], Any]:
-    module, inputs = network.module, network.inputs
-    mode = PEERS[peer]
+def _prepared(clock: Clock, peer: str, network: TorchNetwork) -> Callable[[], Any]:
+    torch, module, inputs = clock.torch, network.module, network.inputs
+    if isinstance(clock, HostClock) and peer == "onnxruntime":
+        return onnx_session(torch, module, inputs, clock.threads)
+    mode = PEERS[peer].mode
     if mode is not None:
         from torch._inductor import config
 

@@ -47,20 +47,20 @@ def _wave(make: Make, asked: Sequence[Any], lost: Callable[[Any, str], Row]) -> 
             theirs.close()
             workers.append((process, ours))
         rows: dict[int, Row] = {}
-        waiting = {ours: number for number, (_, ours) in enumerate(workers)}
-        while waiting:
-            for ready in wait(list(waiting)):
-                number = waiting.pop(ready)  # type: ignore[call-overload]
-                process = workers[number][0]
+        while len(rows) < len(workers):
+            waiting = {id(ours): number for number, (_, ours) in enumerate(workers) if number not in rows}
+            for ready in wait([workers[number][1] for number in waiting.values()]):
+                number = waiting[id(ready)]
+                worker, ours = workers[number]
                 try:
-                    rows[number] = ready.recv()  # type: ignore[union-attr]
+                    rows[number] = ours.recv()
                 except EOFError:
-                    process.join()
-                    rows[number] = lost(asked[number], f"its process ended with code {process.exitcode}")
+                    worker.join()
+                    rows[number] = lost(asked[number], f"its process ended with code {worker.exitcode}")
                     # The others wait for everybody, so somebody must arrive in its place.
                     threading.Thread(target=prepared.wait, daemon=True).start()
-        for process, _ in workers:
-            process.join()
+        for worker, _ in workers:
+            worker.join()
         yield from (rows[number] for number in sorted(rows))
 
 
