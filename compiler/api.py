@@ -20,8 +20,9 @@ from tilewright.ir import Func, InputError, Level, Module, Pairs, show
 from tilewright.layout_facts import layout_facts
 from tilewright.library_choice import SEARCH_SHARE, LibraryChoice
 from tilewright.measuring import Measurer, measurer
+from tilewright.own_passes import GivenPasses, OwnPasses
 from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
-from tilewright.pipelines import PRECISIONS
+from tilewright.pipelines import GRAPH, PRECISIONS
 from tilewright.planning import constants_of
 from tilewright.reference import ReferenceExecutable
 from tilewright.shaped import compile_shapes
@@ -48,7 +49,9 @@ def compile(
     instances: int = 1,
     shapes: Sequence[GivenShapes] | None = None,
     progress: bool | None = None,
+    passes: GivenPasses = (),
     instruments: Sequence[Instrument] = (),
+    verify_each: bool = False,
 ) -> Executable:
     """Compile a module (graph level, or tensor level with or without chosen parameters) for a target.
 
@@ -82,6 +85,12 @@ def compile(
     shapes: compile for each of these input shapes: mappings of input names to shapes (the others keep
         theirs), or shapes where there is one input. Gives a `tilewright.shaped.ShapedExecutable`, which runs
         the plan for the shapes it is called with.
+    passes: passes of your own, or the text of pipelines, by level or each at the one level it runs on:
+        `[merge_relus(), "thread: my-pass"]`, `{"graph": "merge-relus, cse"}`. Those of the graph level run
+        after the clean-up of the graph, those of the tensor level right after lowering, those of the thread
+        level before barriers are placed; the module is verified after each. Kernels that are measured to
+        choose parameters are made without those of the thread level.
+    instruments: watch every pass. verify_each: verify the module after every pass.
     progress: draw a bar on stderr while kernels compile; by default where stderr is a terminal.
 
     Raises InputError for bad modules and arguments, WorkError where the work fails.
@@ -95,12 +104,11 @@ def compile(
     check_options(asked)
     policy = streams or ("auto" if tune == "measure" else "model")
     check_policy(policy)
+    own = OwnPasses.of(passes)
     resolved = resolve_target(target)
     if resolved.kind == "reference":
-        if module.main.level is Level.GRAPH and "graph" in PRECISIONS[precision]:
-            passes = Pipeline.parse(f"infer-shapes, {PRECISIONS[precision]['graph']}")
-            module = run_pipeline(module, passes, PassContext())
-        return cast("Executable", ReferenceExecutable(module))
+        context = PassContext(instruments=tuple(instruments), verify_each=verify_each)
+        return cast("Executable", _interpreted(module, precision, own, context))
     missing = [n for n in _constant_names(module) if n not in module.constants]
     if missing:
         raise InputError(
@@ -123,6 +131,8 @@ def compile(
             conv_algorithm=conv_algorithm,
             workspace=workspace,
             partitioner=partitioner,
+            own=own,
+            verify_each=verify_each,
             choose=choose,
             choose_algorithms=tuner.choose_algorithms if tuner else None,
         )
@@ -139,7 +149,20 @@ def compile(
         device = partial(open_device, str(resolved))
         chosen = choose_streams(plan, policy, work, constants=constants, device=device)
     facts["streams"] = chosen.facts()
+    if own.pipelines:
+        facts["passes"] = own.facts()
     return Executable(Artifact(chosen.plan, constants, texts, facts), str(resolved), instances=instances)
+
+
+def _interpreted(module: Module, precision: str, own: OwnPasses, context: PassContext) -> ReferenceExecutable:
+    """What the interpreter runs: the module after own passes of the graph level and those of a precision."""
+    levels = ("graph",) if module.main.level is Level.GRAPH else ()
+    own.check(levels, "the reference target, which interprets the module")
+    module, _ = own.run(module, "graph", " ".join(GRAPH.split()), context)
+    if levels and "graph" in PRECISIONS[precision]:
+        narrow = Pipeline.parse(f"infer-shapes, {PRECISIONS[precision]['graph']}")
+        module = run_pipeline(module, narrow, context)
+    return ReferenceExecutable(module)
 
 
 def _one_after_the_other(tuner: Tuner, libraries: LibraryChoice | None) -> Callable[[Module], Module]:

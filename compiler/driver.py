@@ -9,6 +9,7 @@ from tilewright.choices import PARTITIONER
 from tilewright.codegen import KernelSource
 from tilewright.ir import Module, verify
 from tilewright.kernel_builds import build_codes, emit_kernels
+from tilewright.own_passes import NO_PASSES, OwnPasses
 from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import PACKING, stage_texts
 from tilewright.planning import plan_module
@@ -35,6 +36,8 @@ def lower(
     conv_algorithm: str = "auto",
     workspace: str = "network",
     partitioner: str = PARTITIONER,
+    own: OwnPasses = NO_PASSES,
+    verify_each: bool = False,
     choose: Callable[[Module], Module] | None = None,
     choose_algorithms: Callable[[Module], Module] | None = None,
 ) -> Lowered:
@@ -44,24 +47,32 @@ def lower(
     conv_algorithm: auto, direct, winograd2, winograd4 or fft; workspace: network or any (see the pass
         choose-algorithms).
     partitioner: rules, exact, algorithm1 or none (see the pass fuse-kernels).
+    own: passes of the user, at their point of each stage (see `tilewright.pipelines.own_point`).
+    verify_each: verify the module after every pass.
     choose: may change the parameters the model chose, before weights are packed for them.
     choose_algorithms: sets the algorithms of convolutions in place of the model, where that would compare.
     Raises InputError or PassError naming op and pass.
     """
     verify(module)
-    context = PassContext(target=str(target), hardware=target.hardware, instruments=tuple(instruments))
+    context = PassContext(
+        target=str(target), hardware=target.hardware, instruments=tuple(instruments), verify_each=verify_each
+    )
     levels: dict[str, Module] = {}
     measured = choose_algorithms is not None and conv_algorithm == "auto" and precision != "tf32"
     asked = "" if measured else conv_algorithm
     texts = stage_texts(module.main.level, target.language, precision, asked, workspace, partitioner)
-    for stage, text in texts.items():
+    own.check(
+        [stage for stage, text in texts.items() if text], f"a module of the {module.main.level.value} level"
+    )
+    for stage, whole in texts.items():
+        module, text = own.run(module, stage, whole, context)
         parts = text.split(PACKING) if stage == "tensor" and choose is not None else [text]
         for part in parts:
             if part is not parts[0] and choose is not None:
                 module, part = choose(module), PACKING + part
             if part:
                 module = run_pipeline(module, Pipeline.parse(part.strip(" ,")), context)
-        if stage == "graph" and text and measured and choose_algorithms is not None:
+        if stage == "graph" and whole and measured and choose_algorithms is not None:
             module = choose_algorithms(module)
         levels[stage] = module
     return Lowered(levels["graph"], levels["tensor"], levels["thread"], emit_kernels(module, target))

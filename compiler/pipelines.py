@@ -124,6 +124,27 @@ def stage_texts(
     return {k: " ".join(v.split()) for k, v in stages.items()}
 
 
+#: what tidies up after own passes of the graph level; those of others are followed by the like anyway
+OWN_GRAPH_PASSES_END = "fold-constants, cse, dce"
+
+#: the pass before which own passes of the thread level run: barriers are placed for the code they leave
+_BARRIERS = "place-barriers"
+
+
+def own_point(stage: str, text: str) -> int:
+    """Where in the pipeline text of a stage own passes run.
+
+    graph: after the clean-up (batch norms and scales folded), before precision and algorithms are decided.
+    tensor: right after lowering, before anything is cut into kernels. thread: after simplification and
+    vectorisation, before barriers are placed.
+    """
+    if stage == Level.GRAPH.value:
+        return len(" ".join(GRAPH.split()))
+    if stage == Level.TENSOR.value:
+        return len(GRAPH_TO_TENSOR) if text.startswith(GRAPH_TO_TENSOR) else 0
+    return text.index(_BARRIERS)
+
+
 def pipeline_text(level: str, language: str = "opencl") -> str:
     """The whole pipeline from the graph level down to `level` (graph, tensor or thread) as one line."""
     names = ("graph", "tensor", "thread")

@@ -113,8 +113,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _work(arguments: argparse.Namespace) -> None:
     """Import what the work needs, which takes a while, and do it."""
+    from tilewright.passes.importing import import_passes
     from tilewright.tools.irdump_lists import op_list, pass_list
-    from tilewright.tools.irdump_run import import_passes, run
+    from tilewright.tools.irdump_run import run
 
     import_passes(arguments.imports)
     if arguments.list_passes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import get_args
 
-from tilewright.arguments.network import SEED
+from tilewright.arguments.network import SEED, add_pass_arguments
 from tilewright.arguments.parsing import CommandParser, Sub, seconds, whole
 from tilewright.arguments.scope import Scope
 from tilewright.choices import Precision, Tune
@@ -109,3 +109,4 @@ def _add_ours(p: CommandParser) -> None:
         "--no-libraries", dest="libraries", action="store_const", const="off", help="--libraries off"
     )
     p.add_scoped(p, kernels, "--streams", metavar="POLICY", help="as in tilewright run")
+    add_pass_arguments(p, Scope())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.arguments.network import add_network_arguments
+from tilewright.arguments.network import add_network_arguments, add_pass_arguments
 from tilewright.arguments.parsing import Sub
 from tilewright.arguments.scope import NETWORKS, Scope
 
@@ -13,9 +13,10 @@ def add_explain(sub: Sub) -> None:
         "explain", help="show how each kernel is cut, its performance bound and what limits it"
     )
     add_network_arguments(p, params="random")
+    add_pass_arguments(p, Scope(NETWORKS))
     p.add_scoped(
         p,
-        Scope(NETWORKS),
+        Scope(NETWORKS, without=("--pass-pipeline",)),
         "--partitioners",
         action="store_true",
         help="compare what chooses which ops share a kernel: launches and seconds by the model",

@@ -153,3 +153,32 @@ def add_lowering_arguments(p: CommandParser) -> None:
         help="which launches run side by side: model, auto (measured), serial, exact, ios, limited(K), ... "
         "(default as --tune chooses)",
     )
+    add_pass_arguments(p, Scope(NETWORKS))
+
+
+def add_pass_arguments(p: CommandParser, scope: Scope) -> None:
+    """The arguments that bring passes of the user into a compilation."""
+    group = p.add_argument_group("own passes")
+    p.add_scoped(
+        group,
+        replace(scope, needs=("--pass-pipeline",)),
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="FILE_OR_MODULE",
+        help="Python code that registers passes (repeatable)",
+    )
+    p.add_scoped(
+        group,
+        scope,
+        "--pass-pipeline",
+        action="append",
+        default=[],
+        metavar="LEVEL:PASSES",
+        help="run these passes at their point of the pipeline, as in graph:'my-pass{limit=2}, cse'; LEVEL is "
+        "graph, tensor or thread (repeatable)",
+    )
+    p.add_scoped(
+        group, scope, "--verify-each", action="store_true", help="verify the module after every pass"
+    )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.budget import budget_seconds
+from tilewright.commands.network import passes_of
 from tilewright.ir import InputError, TilewrightError, WorkError
 from tilewright.targets import resolve_target
 from tilewright.tools.bench.compare_kernel import compare_kernel
@@ -153,6 +154,7 @@ def _settings(a: argparse.Namespace, peers: tuple[str, ...], left_s: Callable[[]
         "tuning_db": a.tuning_db,
         "budget": a.budget,
         "streams": a.streams,
+        **passes_of(a),
     }
     return Settings(
         ours={name: {**given, "libraries": allowed} for name, allowed in LIBRARIES[a.libraries].items()},

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from tilewright.api import facts_of
-from tilewright.commands.network import load_network
+from tilewright.commands.network import load_network, passes_of
 from tilewright.costmodel.explain import LIMITS
 from tilewright.driver import lower
 from tilewright.ir import Ref
@@ -23,7 +23,8 @@ def run_explain(a: argparse.Namespace) -> None:
         compared = compare_partitioners(module, target)
         print(json.dumps(compared, indent=1) if a.json else partitioner_table(a.network, target, compared))
         return
-    lowered = lower(module, target)
+    chosen = passes_of(a)
+    lowered = lower(module, target, own=chosen["passes"], verify_each=chosen["verify_each"])
     facts = facts_of(lowered, target)
     calls = [op["callee"] for op in lowered.thread.main.body.ops if op.name == "tensor.call"]
     times: dict[str, int] = {}

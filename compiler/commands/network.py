@@ -15,6 +15,7 @@ from tilewright.arguments.scope import ZOO
 from tilewright.budget import budget_seconds
 from tilewright.executable import Executable, load
 from tilewright.ir import ArrayType, InputError, Module, parse_file
+from tilewright.own_passes import named_passes
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
 from tilewright.shaped import ShapedExecutable
 
@@ -36,7 +37,13 @@ def choices_of(a: argparse.Namespace) -> dict[str, Any]:
         "partitioner": a.partitioner,
         "streams": a.streams,
         "libraries": not a.no_libraries,
+        **passes_of(a),
     }
+
+
+def passes_of(a: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of `tilewright.compile` that `add_pass_arguments` defines."""
+    return {"passes": named_passes(a.imports, a.pass_pipeline), "verify_each": a.verify_each}
 
 
 def load_network(a: argparse.Namespace) -> Module:

@@ -13,6 +13,7 @@ from tilewright.api import compile as compile_module
 from tilewright.executable import Artifact, Executable
 from tilewright.ir import Module
 from tilewright.ir.compare import equal
+from tilewright.own_passes import OwnPasses
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import stage_texts
 from tilewright.planning import constants_of
@@ -117,8 +118,10 @@ class StepCompiler:
         given = {k: v for k, v in zip(PASS_OPTIONS, chosen, strict=True) if v is not None}
         texts = stage_texts(module.main.level, target.language, **given)
         context = PassContext(target=str(target), hardware=target.hardware)
+        own = OwnPasses.of(self._options.get("passes", ()))
         for stage in ("graph", "tensor"):
-            module = run_pipeline(module, Pipeline.parse(texts[stage]), context)
+            module, rest = own.run(module, stage, texts[stage], context)
+            module = run_pipeline(module, Pipeline.parse(rest), context)
         return module
 
 

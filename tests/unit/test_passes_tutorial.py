@@ -9,7 +9,11 @@ from pathlib import Path
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial-pass.md"
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.M | re.S)
-COMMANDS = {"irdump": [sys.executable, "-m", "tilewright.tools.irdump"], "python": [sys.executable]}
+COMMANDS = {
+    "irdump": [sys.executable, "-m", "tilewright.tools.irdump"],
+    "tilewright": [sys.executable, "-m", "tilewright"],
+    "python": [sys.executable],
+}
 
 
 def run(arguments: list[str], folder: Path) -> str:
@@ -42,4 +46,5 @@ def test_every_block_of_the_tutorial(tmp_path):
             arguments = shlex.split(command.removeprefix("$ "))
             output = run(arguments, tmp_path)
             assert expected.strip() in output, f"{command}\n{output}"
-    assert kinds == ["python", "text", "console", "console", "console", "python", "python", "console", "toml"]
+    console, running = ["console", "console", "console"], ["python", "python", "console"]
+    assert kinds == ["python", "text", *console, *running, "python", "console", "toml"]
