@@ -22,7 +22,7 @@ def case(network: str, via: str = "export") -> Case:
 def test_there_are_enough_networks_of_several_packages():
     assert len(ENTRIES) >= 45
     assert {e.package for e in ENTRIES.values()} >= {"timm", "torchvision", "transformers", "torch"}
-    assert [n for n, e in ENTRIES.items() if n != e.name or not e.feeds] == []
+    assert [n for n, e in ENTRIES.items() if n != e.name or not e.ways] == []
 
 
 def test_other_tolerances_give_their_reason():

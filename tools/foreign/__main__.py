@@ -1,7 +1,9 @@
 """`python -m tilewright.tools.foreign [NAMES...]`: networks of other packages through every way in.
 
-Needs torch, timm, torchvision, transformers, onnx and onnxscript. Weights are random with a seed. Errors are
-norms of differences over norms, against torch in float64. The exit code is 1 where a row is wrong or failed.
+Networks of torch have random weights with a seed and are compared with torch in float64; they need torch,
+timm, torchvision, transformers, onnx and onnxscript. Trained networks that packages ship as ONNX files are
+compared with ONNX Runtime in float32. Where a package is not installed, the row says so. Errors are norms of
+differences over norms. The exit code is 1 where a row is wrong or failed.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from tilewright.targets import resolve_target
 from tilewright.tools.foreign.entry import TOLERANCE
 from tilewright.tools.foreign.registry import chosen
 from tilewright.tools.foreign.row import BAD, HEAD, Case, Row, markdown, summary
-from tilewright.tools.foreign.ways import WAYS
+from tilewright.tools.foreign.ways import FILE, WAYS
 from tilewright.tools.foreign.workers import run_all
 
 
@@ -31,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--target", nargs="+", default=["auto"], help="targets (default auto)")
     p.add_argument("--precision", nargs="+", default=["fp32"], choices=tuple(TOLERANCE), help="default fp32")
     p.add_argument("--batch", nargs="+", type=int, default=[1, 4], help="default 1 and 4")
-    p.add_argument("--via", nargs="+", default=list(WAYS), choices=tuple(WAYS), help="ways in (default all)")
+    p.add_argument(
+        "--via", nargs="+", default=[*WAYS, FILE], choices=(*WAYS, FILE), help="ways in (default all)"
+    )
     p.add_argument("--jobs", type=int, default=1, help="networks side by side (default 1)")
     p.add_argument("--seconds", type=float, default=300.0, help="time limit of a row (default 300)")
     p.add_argument("--only-compile", action="store_true", help="run nothing: for targets not present")
@@ -47,13 +51,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {e}", file=sys.stderr)
         return 2
     if a.list:
-        print("\n".join(f"{e.name:32s} {e.package:13s} {e.family}" for e in entries))
+        print("\n".join(f"{e.name:32s} {e.package:24s} {e.family}" for e in entries))
         return 0
     cases = [
         Case(e.name, via, batch, target, precision)
         for e in entries
         for via in a.via
+        if via in e.ways
         for batch in a.batch
+        if batch == 1 or e.batched
         for target in targets
         for precision in a.precision
     ]

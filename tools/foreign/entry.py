@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilewright.tools.foreign.ways import WAYS
+
 #: norm of the difference over the norm, against torch in float64
 TOLERANCE: Mapping[str, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 
@@ -35,6 +37,16 @@ class Entry:
     names: tuple[str, ...] = ()
     tolerance: Mapping[str, float] = field(default_factory=dict)
     because: str = ""
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """All that lead from torch."""
+        return tuple(WAYS)
+
+    @property
+    def batched(self) -> bool:
+        """Whether other batches than one are possible."""
+        return True
 
     def limit(self, precision: str) -> float:
         """The relative error that is still right."""

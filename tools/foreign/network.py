@@ -10,6 +10,7 @@ import numpy as np
 
 from tilewright.frontends.torch.exported import host_array
 from tilewright.tools.foreign.entry import Entry
+from tilewright.tools.foreign.ways import WAYS, Way
 
 
 class Prepared:
@@ -42,6 +43,11 @@ class Prepared:
                 array = rng.integers(0, feed.below, shape)
             tensors.append(torch.from_numpy(array))
         return tensors
+
+    def way(self, via: str, inputs: list[Any]) -> Way:
+        """The network by one of the ways in, for inputs of these shapes."""
+        way: Way = WAYS[via](self.network, inputs)
+        return way
 
     def exact(self, inputs: list[Any]) -> list[np.ndarray]:
         """What torch computes in float64."""

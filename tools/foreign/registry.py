@@ -1,4 +1,4 @@
-"""All foreign networks; modules that hold torch classes are imported when one of them is built."""
+"""All foreign networks; what holds torch classes is imported when one of them is built."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import Any
 from tilewright.ir import InputError
 from tilewright.tools.foreign import (
     language_networks,
+    packaged_networks,
     perception_networks,
     timm_networks,
     torchvision_networks,
 )
 from tilewright.tools.foreign.entry import Entry, Feed, image, tokens
+from tilewright.tools.foreign.packaged import Packaged
 
 
 def _written(name: str, **options: Any) -> Any:
@@ -43,7 +45,7 @@ WRITTEN = (
     _net("translator", "torch.nn.Transformer", "Translator", (*tokens(20, 300), *tokens(16, 300))),
 )
 
-ENTRIES: Mapping[str, Entry] = {
+ENTRIES: Mapping[str, Entry | Packaged] = {
     e.name: e
     for e in (
         *timm_networks.NETWORKS,
@@ -51,11 +53,12 @@ ENTRIES: Mapping[str, Entry] = {
         *language_networks.NETWORKS,
         *perception_networks.NETWORKS,
         *WRITTEN,
+        *packaged_networks.NETWORKS,
     )
 }
 
 
-def chosen(names: Sequence[str]) -> list[Entry]:
+def chosen(names: Sequence[str]) -> list[Entry | Packaged]:
     """The entries of these names, all where none is given; raises InputError for an unknown one."""
     for name in names:
         if name not in ENTRIES:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-#: results agree; they do not; we decline it; part of it ran in torch; torch's exporter fails; only compiled
-RIGHT, WRONG, DECLINED, FALLBACK, EXPORTER, COMPILED = (
-    "right", "wrong", "declined", "fallback", "exporter", "compiled",
+#: results agree; they do not; we decline it; part of it ran in torch; torch's exporter fails; only compiled;
+#: a package is not installed
+RIGHT, WRONG, DECLINED, FALLBACK, EXPORTER, COMPILED, ABSENT = (
+    "right", "wrong", "declined", "fallback", "exporter", "compiled", "absent",
 )  # fmt: skip
 #: an error that is no refusal; the process died; the time limit came
 FAILED, DIED, TIMEOUT = "failed", "died", "timeout"
@@ -30,7 +31,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """A case with its state. `seconds` go from the network in torch to its first result."""
+    """A case with its state. `seconds` go from the network in torch, or its file, to its first result."""
 
     case: Case
     state: str

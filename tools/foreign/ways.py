@@ -38,17 +38,26 @@ class Way(Protocol):
 
 
 class Imported:
-    """A module of ours, imported from what torch exported."""
+    """A module of ours, imported from what torch exported or from a file.
 
-    def __init__(self, module: tw.Module) -> None:
+    order: the places among the inputs that the module still has, in its order; by default all.
+    """
+
+    def __init__(self, module: tw.Module, order: Sequence[int] | None = None) -> None:
         self._module = module
+        self._order = order
 
     def run(
         self, target: str, precision: Precision, inputs: Sequence[Any], *, only_compile: bool
     ) -> list[Any]:
         """Compile, and call with the inputs the module still has."""
+        given = inputs if self._order is None else [inputs[i] for i in self._order]
         with tw.compile(self._module, target=target, precision=precision, progress=False) as exe:
-            return [] if only_compile else exe(*(host_array(x) for x in inputs))
+            return (
+                []
+                if only_compile
+                else exe(*(x if isinstance(x, np.ndarray) else host_array(x) for x in given))
+            )
 
 
 class Dynamo:
@@ -110,6 +119,9 @@ def _exported(export: Any) -> Any:
         raise ExporterError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
 
 
+#: the way in of networks that come as a file
+FILE = "file"
+#: the ways in of networks of torch
 WAYS: Mapping[str, Any] = {
     "onnx-dynamo": _onnx_dynamo,
     "onnx-script": _onnx_script,

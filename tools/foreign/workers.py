@@ -20,8 +20,10 @@ from typing import Any, cast
 from tilewright.choices import Precision
 from tilewright.ir import UnsupportedError
 from tilewright.tools.foreign.network import Prepared
+from tilewright.tools.foreign.packaged import Absent, Packaged, Trained
 from tilewright.tools.foreign.registry import ENTRIES
 from tilewright.tools.foreign.row import (
+    ABSENT,
     COMPILED,
     DECLINED,
     DIED,
@@ -34,7 +36,7 @@ from tilewright.tools.foreign.row import (
     Case,
     Row,
 )
-from tilewright.tools.foreign.ways import WAYS, ExporterError, FellBack, Way, relative_errors
+from tilewright.tools.foreign.ways import ExporterError, FellBack, Way, relative_errors
 
 #: what a process does: the end of its pipe, threads for torch, whether to compile only
 Child = Callable[[Connection, int, bool], None]
@@ -143,10 +145,9 @@ def run_cases(pipe: Connection, threads: int, only_compile: bool) -> None:
     """The rows of lists of cases, each of one network, sent as they end, until the pipe is closed."""
     warnings.simplefilter("ignore")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # torch's exporters print whole graphs where they fail
-    import_module("torch").set_num_threads(threads)
     with suppress(EOFError):
         while cases := pipe.recv():
-            runner = _Runner(cases[0].network, only_compile)
+            runner = _Runner(cases[0].network, only_compile, threads)
             for case in cases:
                 pipe.send(runner.row(case))
     os._exit(0)  # libraries of torch and TVM may hang at a regular end
@@ -155,10 +156,10 @@ def run_cases(pipe: Connection, threads: int, only_compile: bool) -> None:
 class _Runner:
     """Runs cases of one network; what a way in gives is kept for the next precision and target."""
 
-    def __init__(self, name: str, only_compile: bool) -> None:
+    def __init__(self, name: str, only_compile: bool, threads: int = 1) -> None:
         self._entry = ENTRIES[name]
         self._only_compile = only_compile
-        self._prepared: Prepared | None = None
+        self._threads = threads
         self._known: dict[Any, Any] = {}
 
     def row(self, case: Case) -> Row:
@@ -173,6 +174,10 @@ class _Runner:
                 state = COMPILED
             elif not error <= self._entry.limit(case.precision):
                 state, reason = WRONG, f"expected at most {self._entry.limit(case.precision):g}"
+        except Absent as e:
+            state, reason = ABSENT, _line(e)
+        except ModuleNotFoundError as e:
+            state, reason = ABSENT, f"pip install {e.name}"
         except FellBack as e:
             state, reason = FALLBACK, _line(e)
         except UnsupportedError as e:
@@ -184,15 +189,12 @@ class _Runner:
         return Row(case, state, error, seconds or time.perf_counter() - start, reason)
 
     def _error(self, case: Case) -> tuple[float, float]:
-        """The largest relative error, and the seconds from the network in torch to its first result."""
-        if self._prepared is None:
-            self._prepared = Prepared(self._entry)
-        inputs = self._kept(("inputs", case.batch), lambda: self._prepared.inputs(case.batch))  # type: ignore[union-attr]
-        wanted = self._kept(("exact", case.batch), lambda: self._prepared.exact(inputs))  # type: ignore[union-attr]
-        start = time.perf_counter()
-        network = self._prepared.network
-        way: Way = self._kept((case.via, case.batch), lambda: WAYS[case.via](network, inputs))
-        imported = self._known[case.via, case.batch, "seconds"]
+        """The largest relative error, and the seconds from the network to its first result."""
+        prepared: Prepared | Trained = self._kept("prepared", self._prepare)
+        inputs = self._kept(("inputs", case.batch), lambda: prepared.inputs(case.batch))
+        wanted = self._kept(("exact", case.batch), lambda: prepared.exact(inputs))
+        way: Way = self._kept((case.via, case.batch), lambda: prepared.way(case.via, inputs))
+        imported = self._known[(case.via, case.batch), "seconds"]
         start = time.perf_counter()
         precision = cast("Precision", case.precision)
         got = way.run(case.target, precision, inputs, only_compile=self._only_compile)
@@ -201,7 +203,13 @@ class _Runner:
             return float("nan"), seconds
         return max(relative_errors(got, wanted), default=float("inf")), seconds
 
-    def _kept(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    def _prepare(self) -> Prepared | Trained:
+        if isinstance(self._entry, Packaged):
+            return Trained(self._entry)
+        import_module("torch").set_num_threads(self._threads)
+        return Prepared(self._entry)
+
+    def _kept(self, key: object, make: Callable[[], Any]) -> Any:
         """What was made before, failures included; how long it took is kept beside it."""
         if key not in self._known:
             start = time.perf_counter()
@@ -209,7 +217,7 @@ class _Runner:
                 self._known[key] = make()
             except Exception as error:  # noqa: BLE001 - raised below, for this case and the next
                 self._known[key] = error
-            self._known[*key, "seconds"] = time.perf_counter() - start
+            self._known[key, "seconds"] = time.perf_counter() - start
         if isinstance(self._known[key], Exception):
             raise self._known[key]
         return self._known[key]

