@@ -11,12 +11,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from tilewright.ir.bounded_file import read_bounded
+from tilewright.ir.errors import InputError
+
 _MAGIC = b"tilewright-cache-2\n"
 _DIGEST_BYTES = 32
 _SUFFIX, _UNFINISHED = ".bin", ".part"
 #: age from which an unfinished file has lost its writer
 _ABANDONED_S = 3600.0
 DEFAULT_MAX_BYTES = 2 << 30
+#: no compiler's output comes near it
+MAX_ENTRY_BYTES = 256 << 20
 
 
 def default_cache_folder() -> Path:
@@ -59,8 +64,8 @@ class BinaryCache:
         """
         path = self._path(key)
         try:
-            data = path.read_bytes()
-        except OSError:
+            data = read_bounded(path, MAX_ENTRY_BYTES, "cache entry")
+        except InputError:
             return None
         head = len(_MAGIC) + _DIGEST_BYTES
         payload = data[head:]

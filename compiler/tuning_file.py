@@ -57,6 +57,8 @@ def connect(path: Path, *, make_folder: bool) -> sqlite3.Connection:
         path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         raise IsADirectoryError(0, "it is a folder")
+    if path.exists() and not path.is_file():
+        raise OSError(0, "it is no regular file")
     if not path.parent.is_dir():
         raise NotADirectoryError(0, f"there is no folder {path.parent}")
     return _checked(sqlite3.connect(path, timeout=BUSY_S, isolation_level=None))

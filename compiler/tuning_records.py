@@ -10,6 +10,7 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 from tilewright.ir import InputError
+from tilewright.ir.bounded_file import read_bounded
 from tilewright.runtime.atomic_file import atomic_file
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.strict_json import Fields, load_strict_json
@@ -19,6 +20,8 @@ METHOD = "chained launches in one replay, random data"
 #: the first line of a file of JSON lines
 _HEADER = {"tilewright_tuning": 2, "method": METHOD}
 MAX_RECORD_CHARS = 1 << 20
+#: files of JSON lines larger than this are refused unread
+MAX_FILE_BYTES = 1 << 30
 #: what a column of SQLite holds
 MAX_INTEGER = 2**63 - 1
 
@@ -125,10 +128,9 @@ def lines_of(entries: Entries) -> str:
 def read_lines(path: str | os.PathLike[str]) -> Entries:
     """The entries of a file of `write_lines`; raises InputError naming the line that is wrong."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise InputError(f"cannot be read ({reason})", where=str(path)) from error
+        text = read_bounded(Path(path), MAX_FILE_BYTES, "file of measurements").decode()
+    except UnicodeDecodeError:
+        raise InputError("cannot read the file of measurements: not UTF-8 text", where=str(path)) from None
     return entries_of(text, str(path))
 
 

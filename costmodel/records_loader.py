@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tilewright.costmodel.hardware import CpuHardware, GpuHardware, Hardware
+from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.errors import InputError
 
 _RECORDS = Path(__file__).parent / "records"
@@ -106,13 +107,7 @@ def load_hardware_file(path: str | Path) -> Hardware:
     """The record in the TOML file `path`. Raises InputError naming the file and the faulty key."""
     where = str(path)
     try:
-        with open(path, "rb") as stream:
-            raw = stream.read(_MAX_RECORD_BYTES + 1)
-        if len(raw) > _MAX_RECORD_BYTES:
-            raise InputError(f"expected a hardware record of at most {_MAX_RECORD_BYTES} bytes", where=where)
-        table = tomllib.loads(raw.decode("utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read the hardware record: {error.strerror}", where=where) from error
+        table = tomllib.loads(read_bounded(path, _MAX_RECORD_BYTES, "hardware record").decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"expected TOML in UTF-8: {error}", where=where) from error
     return _record_from_table(table, where)

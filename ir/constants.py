@@ -9,6 +9,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from tilewright.ir.bounded_file import require_regular
 from tilewright.ir.errors import InputError
 
 
@@ -50,6 +51,7 @@ def save_constants(constants: Mapping[str, np.ndarray], path: str | Path) -> Non
 
 def load_constants(path: str | Path) -> Constants:
     """Read a safetensors file; raises InputError on anything damaged."""
+    require_regular(path, "constants")
     try:
         return Constants(load_file(str(path)))
     except (SafetensorError, OSError, ValueError, KeyError) as e:

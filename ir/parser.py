@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 from lark import Lark, Token, Transformer, UnexpectedInput
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedToken
 
+from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.constants import Constants, load_constants
 from tilewright.ir.errors import InputError
 from tilewright.ir.expr import BinOp, Sym, binary
@@ -328,12 +329,7 @@ def _parser() -> Lark:
 def parse_file(path: str | Path) -> Module:
     """Parse an `.ir` file; constants come from the `.safetensors` file of the same name where one exists."""
     path = Path(path)
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as e:
-        raise InputError(f"cannot read the file: {e.strerror}", where=str(path)) from e
-    text = decode(data, str(path))
+    text = decode(read_bounded(path, MAX_BYTES, "file of IR"), str(path))
     side = path.with_suffix(".safetensors")
     return parse(text, constants=load_constants(side) if side.exists() else None, where=str(path))
 
@@ -343,7 +339,7 @@ def decode(data: bytes, where: str) -> str:
     if len(data) > MAX_BYTES:
         raise InputError(f"expected at most {MAX_BYTES} bytes of IR", where=where)
     try:
-        return data.decode("utf-8").replace("\r\n", "\n")
+        return data.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
     except UnicodeDecodeError as e:
         raise InputError(f"expected UTF-8 text, got other bytes at offset {e.start}", where=where) from e
 

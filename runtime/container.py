@@ -103,6 +103,9 @@ def read_container(path: str | os.PathLike[str]) -> SavedExecutable:
 def opened_archive(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
     """The archive of a container; whatever is wrong inside is one `RuntimeInputError` naming the file."""
     try:
+        # Opening a pipe would wait for a writer, and a device may have no end.
+        if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
+            raise RuntimeInputError("expected a saved executable, got no regular file")
         with zipfile.ZipFile(path) as archive:
             yield archive
     except RuntimeInputError as error:

@@ -12,6 +12,7 @@ from tilewright.frontends import relay
 from tilewright.frontends.relay.importer import import_module
 from tilewright.frontends.relay.load import read_source
 from tilewright.ir import InputError, Module, parse, parse_file
+from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.parser import MAX_BYTES, decode
 from tilewright.passes import read_header
 
@@ -63,13 +64,12 @@ def _shown(name: str) -> str:
 
 
 def _stream(path: Path) -> str | None:
-    """Text of stdin, a pipe or a device, of bounded length; None for files and what does not exist."""
+    """Text of stdin or of a pipe, of bounded length; None for files and what does not exist."""
     if str(path) == "-":
         return decode(sys.stdin.buffer.read(MAX_BYTES + 1), _STDIN)
     if not path.exists() or path.is_file() or path.is_dir():
         return None
-    with path.open("rb") as stream:
-        return decode(stream.read(MAX_BYTES + 1), str(path))
+    return decode(read_bounded(path, MAX_BYTES, "file"), str(path))
 
 
 def _is_ours(path: Path, text: str | None) -> bool:

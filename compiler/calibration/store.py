@@ -18,6 +18,7 @@ from tilewright.costmodel.calibration import (
     read_calibration,
 )
 from tilewright.ir import InputError, WorkError
+from tilewright.ir.bounded_file import read_bounded
 from tilewright.runtime.atomic_file import atomic_file
 
 FOLDER_VARIABLE = "TILEWRIGHT_CALIBRATION_DIR"
@@ -61,17 +62,7 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
 
 def load_calibration(path: str | os.PathLike[str]) -> Calibration:
     """The calibration in a file; raises InputError naming the file and what is wrong with it."""
-    where = str(path)
-    try:
-        with open(path, "rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise InputError(
-            f"the calibration cannot be read ({error.strerror or error})", where=where
-        ) from error
-    if len(raw) > MAX_BYTES:
-        raise InputError(f"expected a calibration of at most {MAX_BYTES} bytes", where=where)
-    return read_calibration(raw, where)
+    return read_calibration(read_bounded(Path(path), MAX_BYTES, "calibration"), str(path))
 
 
 def as_calibrated(record: Hardware, kind: str, device: str, driver: str) -> Hardware:

@@ -15,6 +15,7 @@ from tilewright.arguments.scope import ZOO
 from tilewright.budget import budget_seconds
 from tilewright.executable import Executable, load
 from tilewright.ir import ArrayType, InputError, Module, parse_file
+from tilewright.ir.npz_file import NpzFile
 from tilewright.own_passes import named_passes
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
 from tilewright.shaped import ShapedExecutable
@@ -160,18 +161,20 @@ def random_inputs(names: Sequence[str], types: Sequence[ArrayType], seed: int) -
     return out
 
 
-def read_inputs(path: str, names: Sequence[str]) -> list[np.ndarray]:
-    """Arrays of an .npz file, by input name; raises InputError naming every missing one."""
-    try:
-        with np.load(path, allow_pickle=False) as data:
-            missing = [n for n in names if n not in data.files]
-            if missing:
-                raise InputError(
-                    f"expected arrays named {', '.join(names)}; missing {', '.join(missing)}", where=path
-                )
-            return [data[n] for n in names]
-    except (OSError, ValueError, KeyError) as e:
-        raise InputError(f"expected an .npz file with the inputs: {e}", where=path) from e
+def read_inputs(path: str, names: Sequence[str], types: Sequence[ArrayType]) -> list[np.ndarray]:
+    """Arrays of an .npz file, by input name; raises InputError naming every missing and every wrong one."""
+    file = NpzFile(path)
+    missing = [n for n in names if n not in file.headers]
+    if missing:
+        raise InputError(
+            f"expected arrays named {', '.join(names)}; missing {', '.join(missing)}", where=path
+        )
+    found = [ArrayType(h.shape, h.dtype.name) for h in map(file.headers.__getitem__, names)]
+    wrong = [f"'{n}' is {got}, not {t}" for n, t, got in zip(names, types, found, strict=True) if got != t]
+    if wrong:
+        raise InputError(f"expected the inputs of the network: {'; '.join(wrong)}", where=path)
+    arrays = file.read(names)
+    return [arrays[n] for n in names]
 
 
 def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:

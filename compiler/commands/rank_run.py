@@ -126,7 +126,7 @@ def _executable(
 
 def _inputs(a: argparse.Namespace, exe: DistributedExecutable) -> Arrays:
     names, types = exe.input_names, exe.input_types
-    return read_inputs(a.input, names) if a.input else random_inputs(names, types, a.seed)
+    return read_inputs(a.input, names, types) if a.input else random_inputs(names, types, a.seed)
 
 
 def _streamed(exe: DistributedExecutable, inputs: Arrays, repeats: int) -> float:

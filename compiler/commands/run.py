@@ -52,7 +52,7 @@ def run_network(a: argparse.Namespace) -> None:
         module = load_network(a)
         exe = compile_module(module, target=a.target, **choices_of(a))
     names, types = exe.input_names, exe.input_types
-    inputs = read_inputs(a.input, names) if a.input else random_inputs(names, types, a.seed)
+    inputs = read_inputs(a.input, names, types) if a.input else random_inputs(names, types, a.seed)
     outputs = exe(*inputs)
     result: dict[str, Any] = {
         "target": exe.target,

@@ -41,7 +41,7 @@ def run_streamed(a: argparse.Namespace) -> tuple[dict[str, Any], list[np.ndarray
     ) as exe:
         names, types = exe.input_names, exe.input_types
         inputs = [
-            read_inputs(a.input, names) if a.input else random_inputs(names, types, a.seed + number)
+            read_inputs(a.input, names, types) if a.input else random_inputs(names, types, a.seed + number)
             for number in range(batches)
         ]
         outputs = exe.run(inputs, a.schedule or "auto")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from tilewright.ir import InputError
+from tilewright.ir.bounded_file import read_bounded
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.streams import (
     Dag,
@@ -18,6 +18,7 @@ from tilewright.runtime.streams import (
     plan_streams,
     replay_time,
 )
+from tilewright.runtime.strict_json import MAX_JSON_CHARS
 
 MAX_SHOWN = 24  # nodes of a stream or order, and synchronisations, that the text output spells out
 
@@ -25,10 +26,9 @@ MAX_SHOWN = 24  # nodes of a stream or order, and synchronisations, that the tex
 def run_streams(a: argparse.Namespace) -> None:
     """Read the graph, plan and print."""
     try:
-        text = Path(a.graph).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        reason = e.strerror if isinstance(e, OSError) else "not UTF-8 text"
-        raise InputError(f"cannot read the graph: {reason}", where=a.graph) from e
+        text = read_bounded(a.graph, MAX_JSON_CHARS, "graph").decode()
+    except UnicodeDecodeError as e:
+        raise InputError("cannot read the graph: not UTF-8 text", where=a.graph) from e
     try:
         dag, work = graph_from_json(text)
     except RuntimeInputError as e:

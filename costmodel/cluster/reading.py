@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.costmodel.cluster.quantities import quantity
+from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.errors import InputError
 
 MAX_FILE_BYTES = 1 << 20
@@ -138,13 +139,7 @@ def read_fields(path_or_name: str | Path, kind: str) -> Fields:
     path = _path_of(path_or_name, kind)
     where = str(path_or_name)
     try:
-        with open(path, "rb") as stream:
-            raw = stream.read(MAX_FILE_BYTES + 1)
-        if len(raw) > MAX_FILE_BYTES:
-            raise InputError(f"expected at most {MAX_FILE_BYTES} bytes", where=where)
-        table = tomllib.loads(raw.decode("utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read the {kind} file: {error.strerror}", where=where) from error
+        table = tomllib.loads(read_bounded(path, MAX_FILE_BYTES, f"{kind} file").decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"expected TOML in UTF-8: {error}", where=where) from error
     fields = Fields(table, where)

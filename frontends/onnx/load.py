@@ -18,6 +18,7 @@ from tilewright.frontends.onnx.findings import Poison
 from tilewright.frontends.onnx.package import onnx_module
 from tilewright.frontends.onnx.rules import all_rules
 from tilewright.frontends.onnx.tensors import text
+from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.constants import Constants
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Block, Func, Level, Module, Op, Value
@@ -122,14 +123,7 @@ def _proto(model: str | Path | bytes | Any) -> tuple[Any, str, Path | None]:
     if not isinstance(model, str | Path):
         raise InputError(f"expected a path, bytes or an onnx.ModelProto, got {type(model).__name__}")
     file = Path(model)
-    try:
-        if (size := file.stat().st_size) > MAX_FILE_BYTES:
-            raise InputError(
-                f"expected a file of at most {MAX_FILE_BYTES} bytes, got {size}", where=str(file)
-            )
-        return _parsed(file.read_bytes(), str(file)), str(file), file.parent
-    except OSError as error:
-        raise InputError(f"cannot read the model: {error.strerror or error}", where=str(file)) from None
+    return _parsed(read_bounded(file, MAX_FILE_BYTES, "model"), str(file)), str(file), file.parent
 
 
 def _parsed(data: bytes, file: str) -> Any:

@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from tilewright.frontends.relay import ast
-from tilewright.frontends.relay.params import load_params
+from tilewright.frontends.relay.params import open_params
 from tilewright.frontends.relay.random_weights import random_weight
 from tilewright.ir.errors import InputError, UnsupportedError
+from tilewright.ir.npz_file import ArrayHeader, NpzFile
 from tilewright.ir.types import TensorType, dtype_name, storage_dtype
 
 #: What `load` takes as `params`: nothing, "random", a file, or arrays by name.
 Params = None | str | Path | Mapping[str, np.ndarray]
+#: An array, or what a file says of one that was not read yet.
+Described = np.ndarray | ArrayHeader
 #: Element types of token numbers and masks, which weights rarely have.
 _INDEX_TYPES = ("int32", "int64", "bool")
 #: Names that a message lists.
@@ -58,7 +61,8 @@ def bind(main: ast.Function, params: Params, inputs: Sequence[str] | None, seed:
     named = None if inputs is None else _named_inputs(leaves, inputs, file)
     if isinstance(params, str) and params == "random":
         return _random(leaves, _first_and_integers(leaves) if named is None else named, seed, file)
-    arrays = _arrays(params)
+    given = _arrays(params)
+    arrays = given.headers if isinstance(given, NpzFile) else given
     if named is not None:
         wanted = named
     elif params is None:
@@ -66,12 +70,12 @@ def bind(main: ast.Function, params: Params, inputs: Sequence[str] | None, seed:
     else:
         wanted = _leading_inputs(main, arrays)
     _check_names(leaves, arrays, wanted, inputs, file)
-    bound = {
-        leaf.name: arrays[leaf.name] for leaf in leaves if leaf.name in arrays and leaf.name not in wanted
-    }
-    faults = [fault for leaf in leaves if leaf.name in bound for fault in _mismatch(leaf, bound[leaf.name])]
+    valued = [leaf for leaf in leaves if leaf.name in arrays and leaf.name not in wanted]
+    faults = [fault for leaf in valued for fault in _mismatch(leaf, arrays[leaf.name])]
     if faults:
         raise InputError(f"expected parameters as @main declares them: {'; '.join(faults)}", where=file)
+    names = [leaf.name for leaf in valued]
+    bound = given.read(names) if isinstance(given, NpzFile) else {name: given[name] for name in names}
     return Binding(_input_types([leaf for leaf in leaves if leaf.name not in bound], file), bound)
 
 
@@ -95,7 +99,7 @@ def _first_and_integers(leaves: Sequence[Leaf]) -> frozenset[str]:
     return frozenset(leaf.name for i, leaf in enumerate(leaves) if i == 0 or _is_integer(leaf.type))
 
 
-def _leading_inputs(main: ast.Function, arrays: Mapping[str, np.ndarray]) -> frozenset[str]:
+def _leading_inputs(main: ast.Function, arrays: Mapping[str, Described]) -> frozenset[str]:
     """The leaves of the first parameter, and of the indices right behind it, as far as none has a value.
 
     Any other parameter without a value is a weight that was forgotten: nobody can tell it from an input.
@@ -129,11 +133,11 @@ def _random(leaves: Sequence[Leaf], wanted: frozenset[str], seed: int, file: str
     return Binding({name: t for name, t in types.items() if name in wanted}, constants)
 
 
-def _arrays(params: Params) -> Mapping[str, np.ndarray]:
+def _arrays(params: Params) -> NpzFile | Mapping[str, np.ndarray]:
     if params is None:
         return {}
     if isinstance(params, str | Path):
-        return load_params(params)
+        return open_params(params)
     if not isinstance(params, Mapping):
         kind = type(params).__name__
         raise InputError(f"expected params to be None, 'random', a path or a dict of arrays, got {kind}")
@@ -142,7 +146,7 @@ def _arrays(params: Params) -> Mapping[str, np.ndarray]:
 
 def _check_names(
     leaves: Sequence[Leaf],
-    arrays: Mapping[str, np.ndarray],
+    arrays: Mapping[str, Described],
     wanted: frozenset[str],
     inputs: Sequence[str] | None,
     file: str,
@@ -166,7 +170,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:_SHOWN])) + more
 
 
-def _mismatch(leaf: Leaf, array: np.ndarray) -> Iterator[str]:
+def _mismatch(leaf: Leaf, array: Described) -> Iterator[str]:
     try:
         dtype = dtype_name(array.dtype)
     except InputError:

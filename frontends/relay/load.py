@@ -14,6 +14,7 @@ from tilewright.frontends.relay.binding import Params
 from tilewright.frontends.relay.importer import import_module
 from tilewright.frontends.relay.json_reader import read_json
 from tilewright.frontends.relay.text import read_text
+from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Module
 
@@ -66,13 +67,7 @@ def read(path: str | Path) -> ast.Module:
     """The syntax of a Relay file, without importing it."""
     file = Path(path)
     try:
-        if (size := file.stat().st_size) > MAX_FILE_BYTES:
-            raise InputError(
-                f"expected a file of at most {MAX_FILE_BYTES} bytes, got {size}", where=str(file)
-            )
-        text = file.read_text("utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read the network: {error.strerror or error}", where=str(file)) from None
+        text = read_bounded(file, MAX_FILE_BYTES, "network").decode("utf-8")
     except UnicodeDecodeError as error:
         where = f"{file}, byte {error.start}"
         raise InputError("expected Relay text or JSON in UTF-8, got other bytes", where=where) from None
@@ -81,7 +76,8 @@ def read(path: str | Path) -> ast.Module:
 
 def read_source(text: str, file: str) -> ast.Module:
     """The syntax of Relay text or JSON; `file` names it in messages."""
-    start = text.lstrip("\ufeff \t\r\n")[:1]
+    text = text.removeprefix("\ufeff")
+    start = text.lstrip(" \t\r\n")[:1]
     if not start:
         raise InputError("expected Relay text or JSON, got an empty file", where=file)
     return read_json(text, file) if start == "{" else read_text(text, file)

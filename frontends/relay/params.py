@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import math
 import struct
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,11 +17,15 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from tilewright.ir.bounded_file import read_bounded, require_regular
 from tilewright.ir.errors import InputError
+from tilewright.ir.npz_file import NpzFile
 
 _DICT_MAGIC = 0xF7E58D4F05049CB7
 _ARRAY_MAGIC = 0xDD5E40F096B4A13F
 _MAX_RANK = 32
+#: Files of parameters larger than this are refused unread.
+MAX_BYTES = 1 << 36
 _MAX_NAME_BYTES = 1 << 16
 _CODES: dict[tuple[int, int], np.dtype] = {
     **{(0, bits): np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
@@ -34,12 +35,6 @@ _CODES: dict[tuple[int, int], np.dtype] = {
     (6, 8): np.dtype(np.bool_),
     (4, 16): np.dtype(ml_dtypes.bfloat16),
 }
-#: Everything zipfile, zlib and NumPy's header reader raise for damaged files.
-_NPZ_FAULTS = (
-    ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile, zlib.error, MemoryError, SyntaxError,
-    RuntimeError, NotImplementedError, OverflowError, TypeError, struct.error, tokenize.TokenError,
-    IndexError,
-)  # fmt: skip
 _WRITE = {dtype: key for key, dtype in reversed(_CODES.items()) if key != (6, 8)}
 
 
@@ -144,37 +139,29 @@ def _ndarray_bytes(name: str, array: np.ndarray) -> bytes:
     return head + struct.pack(f"<{array.ndim}qq", *array.shape, array.nbytes) + raw.tobytes()
 
 
-def load_params(path: str | Path) -> dict[str, np.ndarray]:
-    """Tensors by name from a .npz, a .safetensors or a Relay parameter dictionary file (told by content)."""
+def open_params(path: str | Path) -> NpzFile | dict[str, np.ndarray]:
+    """Tensors by name from a .npz, a .safetensors or a Relay parameter dictionary file (told by content).
+
+    Those of a .npz, which may be far larger than the file, are not read yet.
+    """
     file = Path(path)
+    require_regular(file, "parameters")
     try:
         with file.open("rb") as stream:
             start = stream.read(10)
-        if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-            return _load_npz(file)
+        if start.startswith((b"PK\x03\x04", b"PK\x05\x06", b"\x93NUMPY")):
+            return NpzFile(file)
         if start[8:9] == b"{" or file.suffix == ".safetensors":
             return _load_safetensors(file)
-        return load_param_dict(file.read_bytes(), str(file))
+        return load_param_dict(read_bounded(file, MAX_BYTES, "file of parameters"), str(file))
     except OSError as error:
         raise InputError(f"cannot read the parameters: {error.strerror or error}", where=str(file)) from None
 
 
-def _load_npz(file: Path) -> dict[str, np.ndarray]:
-    size = file.stat().st_size
-    try:
-        with zipfile.ZipFile(file) as archive:
-            # Deflate packs at most 1032 to 1, so a member that claims more is a lie.
-            lies = [m.filename for m in archive.infolist() if m.file_size > 1032 * size + 1024]
-        if lies:
-            raise InputError(
-                f"expected sizes that fit a file of {size} bytes, '{lies[0]}' claims more", where=str(file)
-            )
-        with np.load(file, allow_pickle=False) as archive:
-            return {name: _dense(archive[name], name, file) for name in archive.files}
-    except InputError:
-        raise
-    except _NPZ_FAULTS as error:
-        raise _unreadable("an .npz file of plain arrays", error, file) from None
+def load_params(path: str | Path) -> dict[str, np.ndarray]:
+    """All tensors of `open_params`."""
+    found = open_params(path)
+    return found.read(found.headers) if isinstance(found, NpzFile) else found
 
 
 def _load_safetensors(file: Path) -> dict[str, np.ndarray]:
@@ -182,12 +169,6 @@ def _load_safetensors(file: Path) -> dict[str, np.ndarray]:
         return dict(safetensors.numpy.load_file(file))
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise _unreadable("a .safetensors file of plain arrays", error, file) from None
-
-
-def _dense(array: np.ndarray, name: str, file: Path) -> np.ndarray:
-    if array.dtype.kind not in "biuf":
-        raise InputError(f"expected numbers in '{name}', got dtype {array.dtype}", where=str(file))
-    return array
 
 
 def _unreadable(expected: str, error: Exception, file: Path) -> InputError:

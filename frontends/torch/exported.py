@@ -12,6 +12,7 @@ import numpy as np
 from tilewright.frontends.relax import from_module
 from tilewright.frontends.torch.decompositions import core_program
 from tilewright.frontends.torch.survey import survey
+from tilewright.ir.bounded_file import require_regular
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Module
 from tilewright.ir.types import TensorType, dtype_name
@@ -54,6 +55,7 @@ def load(path: str | Path) -> Module:
     Raises InputError where the file cannot be read, and as `from_exported`.
     """
     torch = _installed("torch")
+    require_regular(path, "program")
     try:
         program = torch.export.load(str(path))
     except (*_FAILURES, OSError, EOFError, BadZipFile) as error:

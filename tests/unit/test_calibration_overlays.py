@@ -202,7 +202,7 @@ def test_a_bad_file_of_the_user_is_an_error_and_stays(monkeypatch, tmp_path):
 
 
 def test_files_that_cannot_be_used_are_named(monkeypatch, tmp_path):
-    with pytest.raises(InputError, match=r"cannot be read .*absent\.toml|absent\.toml.*cannot be read"):
+    with pytest.raises(InputError, match=r"absent\.toml: cannot read the calibration: No such file"):
         store.load_calibration(tmp_path / "absent.toml")
     big = tmp_path / "big.toml"
     big.write_bytes(b"#" * ((1 << 20) + 1))

@@ -11,10 +11,13 @@ from typing import Any
 
 import tilewright as tw
 from tilewright.ir import InputError
+from tilewright.ir.bounded_file import read_bounded
 from tilewright.runtime.atomic_file import atomic_file
 from tilewright.tools.bench.rows import Row, summary
 
 FORMAT = "tilewright bench 1"
+#: files larger than this are refused unread
+MAX_FILE_BYTES = 256 << 20
 
 
 class Document:
@@ -61,8 +64,8 @@ class Document:
 def read_document(path: str) -> dict[str, Any]:
     """What `Document` wrote; raises InputError for anything else."""
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
+        data = json.loads(read_bounded(path, MAX_FILE_BYTES, "file of tilewright bench").decode())
+    except (ValueError, RecursionError) as e:
         raise InputError(f"expected a file of tilewright bench: {e}", where=path) from e
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise InputError(f"expected a file of the format '{FORMAT}'", where=path)
