@@ -17,6 +17,7 @@ from tilewright.devices import open_device
 from tilewright.driver import Lowered, build, lower
 from tilewright.executable import Artifact, Executable, clear_errors
 from tilewright.ir import Func, InputError, Level, Module, Pairs, show
+from tilewright.ir.given import given
 from tilewright.layout_facts import layout_facts
 from tilewright.library_choice import SEARCH_SHARE, LibraryChoice
 from tilewright.measuring import Measurer, measurer
@@ -31,6 +32,15 @@ from tilewright.targets import Target, resolve_target
 from tilewright.tuning import Tuner
 from tilewright.tuning_records import lines_of
 from tilewright.tuning_travel import TEXT as TUNING
+
+#: options of `compile` that only kernels have, with the values that ask for nothing
+_OF_KERNELS = {
+    "tune": "model",
+    "conv_algorithm": "auto",
+    "workspace": "network",
+    "partitioner": PARTITIONER,
+    "streams": None,
+}
 
 
 def compile(
@@ -96,8 +106,7 @@ def compile(
     Raises InputError for bad modules and arguments, WorkError where the work fails.
     """
     asked = dict(locals())
-    if not isinstance(module, Module):
-        raise InputError(f"expected a Module, got {type(module).__name__}")
+    given(module, Module, "a Module")
     if shapes is not None:
         del asked["module"]
         return compile_shapes(partial(compile, **{**asked, "shapes": None}), module, shapes)
@@ -108,7 +117,7 @@ def compile(
     resolved = resolve_target(target)
     if resolved.kind == "reference":
         context = PassContext(instruments=tuple(instruments), verify_each=verify_each)
-        return cast("Executable", _interpreted(module, precision, own, context))
+        return cast("Executable", _interpreted(module, asked, own, context))
     missing = [n for n in _constant_names(module) if n not in module.constants]
     if missing:
         raise InputError(
@@ -154,14 +163,24 @@ def compile(
     return Executable(Artifact(chosen.plan, constants, texts, facts), str(resolved), instances=instances)
 
 
-def _interpreted(module: Module, precision: str, own: OwnPasses, context: PassContext) -> ReferenceExecutable:
-    """What the interpreter runs: the module after own passes of the graph level and those of a precision."""
+def _interpreted(
+    module: Module, asked: Mapping[str, Any], own: OwnPasses, context: PassContext
+) -> ReferenceExecutable:
+    """What the interpreter runs: the module after own passes of the graph level and those of a precision.
+
+    Raises InputError for options that mean nothing without kernels.
+    """
+    for name, default in _OF_KERNELS.items():
+        if asked[name] != default:
+            raise InputError(
+                f"expected a target with kernels with {name}={asked[name]!r}, got reference, which interprets"
+            )
+    precision = PRECISIONS[asked["precision"]]
     levels = ("graph",) if module.main.level is Level.GRAPH else ()
     own.check(levels, "the reference target, which interprets the module")
     module, _ = own.run(module, "graph", " ".join(GRAPH.split()), context)
-    if levels and "graph" in PRECISIONS[precision]:
-        narrow = Pipeline.parse(f"infer-shapes, {PRECISIONS[precision]['graph']}")
-        module = run_pipeline(module, narrow, context)
+    if levels and "graph" in precision:
+        module = run_pipeline(module, Pipeline.parse(f"infer-shapes, {precision['graph']}"), context)
     return ReferenceExecutable(module)
 
 
@@ -179,7 +198,7 @@ def _tuner(m: Measurer, budget: Budget, asked: Mapping[str, Any], libraries: Lib
     return Tuner(m, budget.share(SEARCH_SHARE), streams=streams, libraries=libraries.quietly, **named)
 
 
-def check_options(given: Mapping[str, Any]) -> None:
+def check_options(asked: Mapping[str, Any]) -> None:
     """Raise InputError naming the first option of `compile` that has no such value."""
     choices = {
         "tune": get_args(Tune),
@@ -189,14 +208,18 @@ def check_options(given: Mapping[str, Any]) -> None:
         "partitioner": get_args(Partitioner),
     }
     for name, known in choices.items():
-        if given[name] not in known:
-            raise InputError(f"expected {name} among {', '.join(known)}, got {given[name]!r}")
-    if given["tuning_db"] is not None and given["tune"] != "measure":
+        if asked[name] not in known:
+            raise InputError(f"expected {name} among {', '.join(known)}, got {asked[name]!r}")
+    if asked["tuning_db"] is not None and asked["tune"] != "measure":
         raise InputError('expected tune="measure" with tuning_db: the model measures nothing')
-    if budget_seconds(given["budget"]) is not None and given["tune"] != "measure":
+    if budget_seconds(asked["budget"]) is not None and asked["tune"] != "measure":
         raise InputError('expected tune="measure" with budget: the model measures nothing')
-    if type(given["instances"]) is not int or given["instances"] < 1:
-        raise InputError(f"expected a positive number of instances, got {given['instances']!r}")
+    if type(asked["instances"]) is not int or asked["instances"] < 1:
+        raise InputError(f"expected a positive number of instances, got {asked['instances']!r}")
+    if not isinstance(asked["libraries"], bool):
+        raise InputError(f"expected libraries to be true or false, got {asked['libraries']!r}")
+    for instrument in given(asked["instruments"], Sequence, "instruments as a list"):
+        given(instrument, Instrument, "instruments that are objects of tilewright.passes.Instrument")
 
 
 def _constant_names(module: Module) -> list[str]:

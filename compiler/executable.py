@@ -18,6 +18,8 @@ from tqdm import tqdm
 from tilewright.batch_stream import stream_batches
 from tilewright.instances import InstancePool
 from tilewright.ir import ArrayType, InputError, WorkError
+from tilewright.ir.given import file_path
+from tilewright.named_inputs import in_order
 from tilewright.opened_device import OpenedDevice
 from tilewright.profile import Profile
 from tilewright.profiling import Subject, profile_loaded
@@ -146,13 +148,14 @@ class Executable:
                     self.close()
             raise
 
-    def __call__(self, *inputs: object) -> list[np.ndarray]:
+    def __call__(self, /, *inputs: object, **named: object) -> list[np.ndarray]:
         """Outputs for one array per input (NumPy or DLPack; shapes and dtypes as `input_types` says).
 
+        Inputs come in the order of `input_names`, or by name: `exe(data=x)`, `exe(**{"x.1": x})`.
         Threads may call together: up to `instances` calls run side by side, others wait.
         """
         with self._working() as pool, pool.lent() as instance:
-            return instance.run(inputs)
+            return instance.run(in_order(self.input_names, inputs, named))
 
     def map(self, batches: Iterable[object]) -> Iterator[list[np.ndarray]]:
         """The outputs of every batch, in order, while later batches are copied in and earlier ones out.
@@ -213,7 +216,7 @@ class Executable:
         a = self.artifact
         facts = {**a.facts, "target": self.target}
         with clear_errors():
-            write_container(path, SavedExecutable(a.plan, dict(a.constants), dict(a.texts), facts))
+            write_container(file_path(path), SavedExecutable(a.plan, dict(a.constants), dict(a.texts), facts))
 
     def close(self) -> None:
         """Free the device. The executable can be called again, which opens it anew."""
@@ -253,7 +256,7 @@ def load(path: str | Path, target: str = "auto") -> Executable:
     `tilewright.distributed.DistributedExecutable`.
     """
     with clear_errors():
-        saved = read_saved(path)
+        saved = read_saved(file_path(path))
     if isinstance(saved, SavedBuckets):
         from tilewright.shaped import loaded_buckets  # which imports this module
 

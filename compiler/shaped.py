@@ -13,6 +13,8 @@ import numpy as np
 from tilewright.buckets import Buckets, GivenShapes, Shape
 from tilewright.executable import Artifact, Executable, clear_errors, inputs_of
 from tilewright.ir import InputError, Module
+from tilewright.ir.given import file_path
+from tilewright.named_inputs import in_order
 from tilewright.opened_device import OpenedDevice
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
 from tilewright.profile import Profile
@@ -75,8 +77,9 @@ class ShapedExecutable(Executable):
         first, *_ = [e.load() for e in self.executables]
         return first
 
-    def __call__(self, *inputs: object) -> list[np.ndarray]:
+    def __call__(self, /, *inputs: object, **named: object) -> list[np.ndarray]:
         """Outputs for one array per input, by the plan for their shapes (see `Executable.__call__`)."""
+        inputs = tuple(in_order(self.input_names, inputs, named))
         return self.executables[self._buckets.of_arrays(inputs)](*inputs)
 
     def map(self, batches: Iterable[object]) -> Iterator[list[np.ndarray]]:
@@ -127,7 +130,7 @@ class ShapedExecutable(Executable):
             for a in (e.artifact for e in self.executables)
         ]
         with clear_errors():
-            write_buckets(path, SavedBuckets(tuple(saved), {"target": self.target}))
+            write_buckets(file_path(path), SavedBuckets(tuple(saved), {"target": self.target}))
 
     def close(self) -> None:
         """Free the device. The executable can be called again, which opens it anew."""
@@ -153,8 +156,9 @@ class ShapedReference(ReferenceExecutable):
         """The executable of one bucket. Raises InputError."""
         return self.executables[self._buckets.of_shapes(shapes)]
 
-    def __call__(self, *inputs: Any) -> list[np.ndarray]:
+    def __call__(self, /, *inputs: Any, **named: Any) -> list[np.ndarray]:
         """Outputs by reference semantics."""
+        inputs = tuple(in_order(self.input_names, inputs, named))
         return self.executables[self._buckets.of_arrays(inputs)](*inputs)
 
 

@@ -62,7 +62,7 @@ class StreamChoice:
 
 def check_policy(name: str) -> None:
     """Raise InputError unless `name` is a way to choose streams."""
-    if name not in NAMES and not LIMITED.fullmatch(name):
+    if not isinstance(name, str) or (name not in NAMES and not LIMITED.fullmatch(name)):
         raise InputError(f"expected streams among {', '.join(NAMES)}, got {name!r:.60}")
 
 

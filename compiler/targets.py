@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tilewright.calibration.store import as_calibrated, has_calibrations
 from tilewright.costmodel import CpuHardware, Hardware, compiled_for, fill_from_machine, load_hardware
 from tilewright.ir import InputError, WorkError
+from tilewright.ir.given import given
 from tilewright.runtime.errors import DeviceError, DeviceMissingError
 
 NAMES = ("auto", "cuda", "cuda:sm_XY", "opencl", "opencl:NAME", "emulator", "reference", "null")
@@ -46,7 +47,7 @@ def resolve_target(text: str) -> Target:
     implementation (`intel`, `pocl`) or name NAME means. Raises InputError for anything else, and
     WorkError where no OpenCL device has the name.
     """
-    kind, _, arch = text.partition(":")
+    kind, _, arch = given(text, str, f"a target as text ({', '.join(NAMES)})").partition(":")
     if kind == "auto" and not arch:
         present = _gpu()
         return _present_gpu(present) if present else resolve_target("opencl")

@@ -18,6 +18,7 @@ from typing import Self, TypeVar
 
 from tilewright.codegen.cache import default_cache_folder
 from tilewright.ir import InputError, WorkError
+from tilewright.ir.given import file_path
 from tilewright.tuning_file import (
     FAULTS,
     SCHEMA_VERSION,
@@ -76,7 +77,9 @@ def named_tuning_database(path: str | os.PathLike[str] | None = None) -> tuple[P
     """
     named = path if path is not None else os.environ.get("TILEWRIGHT_TUNING_DB")
     return (
-        (Path(named), False) if named else (default_cache_folder() / f"tuning-{SCHEMA_VERSION}.sqlite", True)
+        (file_path(named), False)
+        if named
+        else (default_cache_folder() / f"tuning-{SCHEMA_VERSION}.sqlite", True)
     )
 
 

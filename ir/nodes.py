@@ -169,7 +169,7 @@ class Block:
         return replace(self, ops=ops)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Func:
     """A function of one level. Thread-level functions return nothing: results are trailing global buffers."""
 
@@ -178,6 +178,14 @@ class Func:
     body: Block
     result_types: tuple[Type, ...] = ()
     attrs: tuple[tuple[str, Attr], ...] = ()
+
+    def __str__(self) -> str:
+        from tilewright.ir.printer import show_func  # which imports this module
+
+        return show_func(self)
+
+    def __repr__(self) -> str:
+        return f"<Func @{self.name} of level {self.level.value}: {len(self.body.ops)} ops>"
 
     def __getitem__(self, key: str) -> Attr:
         value = _found(self.attrs, key, _ABSENT)
@@ -202,7 +210,7 @@ class Func:
         return replace(self, attrs=_changed(self.attrs, changes))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Module:
     """Functions (`main` is the entry), attributes such as `target`, and the named constants."""
 
@@ -210,6 +218,16 @@ class Module:
     funcs: tuple[Func, ...] = ()
     attrs: tuple[tuple[str, Attr], ...] = ()
     constants: Constants = field(default_factory=Constants)
+
+    def __str__(self) -> str:
+        from tilewright.ir.printer import show  # which imports this module
+
+        return show(self)
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"@{f.name}" for f in self.funcs)
+        ops = sum(len(f.body.ops) for f in self.funcs)
+        return f"<Module @{self.name}: {names or 'no functions'}, {ops} ops, {len(self.constants)} constants>"
 
     def __getitem__(self, name: str) -> Func:
         for f in self.funcs:

@@ -16,6 +16,7 @@ from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.constants import Constants, load_constants
 from tilewright.ir.errors import InputError
 from tilewright.ir.expr import BinOp, Sym, binary
+from tilewright.ir.given import file_path, given
 from tilewright.ir.nodes import Attr, Block, Func, Level, Module, Op, Pairs, Ref, Value
 from tilewright.ir.opdef import op_def
 from tilewright.ir.types import TensorType, Type, parse_scalar
@@ -297,7 +298,7 @@ def parse(text: str, *, constants: Constants | None = None, where: str = "<text>
     where: file name for error messages.
     Raises InputError (`file:line:column: ...`) on anything not well-formed; `verify` checks the meaning.
     """
-    if len(text) > MAX_BYTES:
+    if len(given(text, str, "IR as text")) > MAX_BYTES:
         raise InputError(f"expected at most {MAX_BYTES} characters of IR, got {len(text)}", where=where)
     _check_nesting(text, where)
     try:
@@ -328,7 +329,7 @@ def _parser() -> Lark:
 
 def parse_file(path: str | Path) -> Module:
     """Parse an `.ir` file; constants come from the `.safetensors` file of the same name where one exists."""
-    path = Path(path)
+    path = file_path(path)
     text = decode(read_bounded(path, MAX_BYTES, "file of IR"), str(path))
     side = path.with_suffix(".safetensors")
     return parse(text, constants=load_constants(side) if side.exists() else None, where=str(path))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tilewright.ir.errors import InputError
 from tilewright.ir.expr import BinOp, Sym, symbols
+from tilewright.ir.given import given
 from tilewright.ir.nodes import Block, Func, Level, Module, Op, Ref, Value
 from tilewright.ir.opdef import OpDef, op_def
 from tilewright.ir.printer import show_attr, show_head
@@ -56,7 +57,7 @@ class VerifyError(InputError):
 
 def verify(module: Module) -> None:
     """Raise VerifyError with all faults of the module, or return."""
-    faults = faults_of(module)
+    faults = faults_of(given(module, Module, "a Module"))
     if faults:
         raise VerifyError(faults)
 

@@ -14,6 +14,7 @@ import numpy as np
 from tilewright.executable import clear_errors
 from tilewright.ir import ArrayType, InputError
 from tilewright.ir.types import array_type
+from tilewright.named_inputs import in_order
 from tilewright.runtime.arrays import host_array
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.placed import Block, Lane
@@ -104,9 +105,9 @@ class StreamedExecutable:
         with self._working():
             return self._open().lane.name
 
-    def __call__(self, *inputs: object) -> list[Array]:
-        """Outputs for one micro-batch: one array per input (NumPy or DLPack in host memory)."""
-        return self.run([inputs])[0]
+    def __call__(self, /, *inputs: object, **named: object) -> list[Array]:
+        """Outputs for one micro-batch: an array per input (NumPy or DLPack in host memory), or by name."""
+        return self.run([in_order(self.input_names, inputs, named)])[0]
 
     def run(self, batches: Sequence[Sequence[object]], schedule: str = "auto") -> list[list[Array]]:
         """The outputs of every micro-batch, in order.

@@ -21,6 +21,7 @@ from tilewright.frontends.onnx.tensors import text
 from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.constants import Constants
 from tilewright.ir.errors import InputError, UnsupportedError
+from tilewright.ir.given import file_path
 from tilewright.ir.nodes import Block, Func, Level, Module, Op, Value
 
 #: Files larger than this are refused unread; larger models keep their weights in files of their own.
@@ -122,7 +123,7 @@ def _proto(model: str | Path | bytes | Any) -> tuple[Any, str, Path | None]:
         return _parsed(model, "model"), "model", None
     if not isinstance(model, str | Path):
         raise InputError(f"expected a path, bytes or an onnx.ModelProto, got {type(model).__name__}")
-    file = Path(model)
+    file = file_path(model)
     return _parsed(read_bounded(file, MAX_FILE_BYTES, "model"), str(file)), str(file), file.parent
 
 

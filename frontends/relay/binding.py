@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from tilewright.frontends.relay import ast
 from tilewright.frontends.relay.params import open_params
 from tilewright.frontends.relay.random_weights import random_weight
 from tilewright.ir.errors import InputError, UnsupportedError
+from tilewright.ir.given import given
 from tilewright.ir.npz_file import ArrayHeader, NpzFile
 from tilewright.ir.types import TensorType, dtype_name, storage_dtype
 
@@ -81,7 +82,9 @@ def bind(main: ast.Function, params: Params, inputs: Sequence[str] | None, seed:
 
 def _named_inputs(leaves: Sequence[Leaf], inputs: Sequence[str], file: str) -> frozenset[str]:
     """The leaves of the parameters that the caller names; InputError for a name that @main has not."""
-    names = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+    names = (
+        (inputs,) if isinstance(inputs, str) else tuple(given(inputs, Iterable, "inputs as a list of names"))
+    )
     known = {leaf.name: {leaf.name} for leaf in leaves}
     for leaf in leaves:
         known.setdefault(leaf.name.split(".")[0], set()).add(leaf.name)

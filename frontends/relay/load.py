@@ -16,6 +16,7 @@ from tilewright.frontends.relay.json_reader import read_json
 from tilewright.frontends.relay.text import read_text
 from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.errors import InputError
+from tilewright.ir.given import file_path
 from tilewright.ir.nodes import Module
 
 #: Files larger than this are refused unread.
@@ -65,7 +66,7 @@ def from_module(
 
 def read(path: str | Path) -> ast.Module:
     """The syntax of a Relay file, without importing it."""
-    file = Path(path)
+    file = file_path(path)
     try:
         text = read_bounded(file, MAX_FILE_BYTES, "network").decode("utf-8")
     except UnicodeDecodeError as error:

@@ -19,6 +19,7 @@ import safetensors.numpy
 
 from tilewright.ir.bounded_file import read_bounded, require_regular
 from tilewright.ir.errors import InputError
+from tilewright.ir.given import file_path
 from tilewright.ir.npz_file import NpzFile
 
 _DICT_MAGIC = 0xF7E58D4F05049CB7
@@ -144,7 +145,7 @@ def open_params(path: str | Path) -> NpzFile | dict[str, np.ndarray]:
 
     Those of a .npz, which may be far larger than the file, are not read yet.
     """
-    file = Path(path)
+    file = file_path(path)
     require_regular(file, "parameters")
     try:
         with file.open("rb") as stream:

@@ -48,7 +48,7 @@ def _is_integer(dtype: str) -> bool:
 def _generator(name: str, shape: tuple[int, ...], seed: int) -> np.random.Generator:
     if math.prod(shape) * 8 > MAX_BYTES:
         raise InputError(f"expected at most {MAX_BYTES} bytes, got shape {shape}", where=f"parameter %{name}")
-    if not 0 <= seed < 2**63:
-        raise InputError(f"expected a seed of 0 to 2**63 - 1, got {seed}")
+    if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
+        raise InputError(f"expected a seed of 0 to 2**63 - 1, got {seed!r}")
     key = zlib.crc32(name.encode())
     return np.random.default_rng([key, seed] if seed else key)

@@ -14,6 +14,7 @@ from tilewright.frontends.torch.decompositions import core_program
 from tilewright.frontends.torch.survey import survey
 from tilewright.ir.bounded_file import require_regular
 from tilewright.ir.errors import InputError, UnsupportedError
+from tilewright.ir.given import file_path
 from tilewright.ir.nodes import Module
 from tilewright.ir.types import TensorType, dtype_name
 
@@ -54,10 +55,11 @@ def load(path: str | Path) -> Module:
     The file is read by torch, which unpickles parts of it: read files of people you trust only.
     Raises InputError where the file cannot be read, and as `from_exported`.
     """
+    file = file_path(path)
     torch = _installed("torch")
     require_regular(path, "program")
     try:
-        program = torch.export.load(str(path))
+        program = torch.export.load(str(file))
     except (*_FAILURES, OSError, EOFError, BadZipFile) as error:
         raise InputError(
             f"expected a file written by torch.export.save: {_first_line(error)}", where=str(path)

@@ -47,19 +47,20 @@ def gpt(
     orders. Raises InputError for impossible sizes.
     """
     sizes = {
-        "layers": layers,
-        "width": width,
-        "heads": heads,
-        "vocabulary": vocabulary,
-        "sequence": sequence,
-        "batch": batch,
+        "layers": (layers, 1 << 10),
+        "width": (width, 1 << 17),
+        "heads": (heads, 1 << 17),
+        "vocabulary": (vocabulary, 1 << 24),
+        "context": (context, 1 << 24),
+        "sequence": (sequence, 1 << 24),
+        "batch": (batch, 1 << 16),
     }
-    for what, value in sizes.items():
-        if type(value) is not int or value < 1:
-            raise InputError(f"{name}: expected {what} of at least 1, got {value!r}")
+    for what, (value, most) in sizes.items():
+        if type(value) is not int or not 1 <= value <= most:
+            raise InputError(f"{name}: expected {what} of 1 to {most}, got {value!r}")
     if width % heads:
         raise InputError(f"{name}: expected width to be a multiple of {heads} heads, got {width}")
-    if type(context) is not int or context < sequence:
+    if context < sequence:
         raise InputError(f"{name}: expected a context of at least the sequence {sequence}, got {context!r}")
     if type(tied) is not bool or logits not in ("all", "last"):
         raise InputError(

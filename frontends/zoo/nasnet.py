@@ -63,11 +63,19 @@ def nasnet_mobile(
     a multiple of 3 * 2**(stem_cells + stages). size: rows and columns, at least 32. Raises InputError for
     anything else.
     """
-    least = {"batch": 1, "stem_cells": 1, "stages": 1, "cells": 1, "filters": 1, "size": 32, "classes": 1}
+    bounds = {
+        "batch": (1, 1 << 16),
+        "stem_cells": (1, 8),
+        "stages": (1, 8),
+        "cells": (1, 64),
+        "filters": (1, 1 << 16),
+        "size": (32, 1 << 14),
+        "classes": (1, 1 << 20),
+    }
     given = (batch, stem_cells, stages, cells, filters, size, classes)
-    for (what, bound), value in zip(least.items(), given, strict=True):
-        if value < bound:
-            raise InputError(f"nasnet_mobile: expected {what} of at least {bound}, got {value}")
+    for (what, (least, most)), value in zip(bounds.items(), given, strict=True):
+        if type(value) is not int or not least <= value <= most:
+            raise InputError(f"nasnet_mobile: expected {what} of {least} to {most}, got {value!r}")
     growth = len(NORMAL_RESULT) * 2 ** (stages - 1)
     unit = growth * 2**stem_cells
     if filters % unit:

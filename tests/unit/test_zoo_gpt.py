@@ -110,7 +110,7 @@ def test_constants_that_are_made_are_a_mapping_like_any_other():
     ("name", "fault"),
     [
         ("gpt{width=10, heads=4}", "multiple of 4 heads"),
-        ("gpt{layers=0}", "layers of at least 1"),
+        ("gpt{layers=0}", "layers of 1 to 1024"),
         ("gpt{sequence=65}", "context of at least the sequence 65"),
         ("gpt{logits=first}", "all or last"),
         ("gpt{tied=1}", "tied to be true or false"),
