@@ -50,6 +50,9 @@ def _input(name: str, t: TensorType, given: Any) -> np.ndarray:
         array = np.asarray(given)
     except (TypeError, ValueError) as e:
         raise InputError(f"input '{name}': expected an array, got {type(given).__name__} ({e})") from e
+    array = array.astype(
+        array.dtype.newbyteorder("="), copy=False
+    )  # the order of bytes is no part of the type
     dtypes = (storage_dtype(t.dtype), numpy_dtype(t.dtype))
     if array.shape != t.shape or array.dtype not in dtypes:
         got = f"{array.dtype}[{', '.join(map(str, array.shape))}]"

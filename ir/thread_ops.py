@@ -44,6 +44,13 @@ def _infer_store(types: Sequence[Type], a: Attrs) -> Sequence[Type]:
     return []
 
 
+def _verify_alloc(op: Op) -> list[str]:
+    t = op.result.type
+    if isinstance(t, TensorType) and t.space in ("shared", "reg", "frag"):
+        return []
+    return [f"expected a buffer in shared, reg or frag, got {t}: global memory comes as parameters"]
+
+
 _MASK = AttrDef("mask", (), "conjunction of [expr, low, high]")
 define(
     OpDef(
@@ -56,6 +63,7 @@ define(
                 "bool", False, "the 16-byte pieces of each row are permuted: columns of pieces meet all banks"
             ),
         },
+        verify=_verify_alloc,
         effects=frozenset({"alloc"}),
     )
 )

@@ -35,6 +35,8 @@ FLOATS = frozenset({"f64", "f32", "f16", "bf16"})
 SPACES = frozenset({"global", "shared", "reg", "frag"})
 #: more elements than any memory holds; sizes in bytes stay within 64 bits
 MAX_ELEMENTS = 1 << 48
+#: dimensions of NumPy's arrays
+MAX_RANK = 64
 LANES = frozenset({1, 2, 4, 8, 16})
 
 _LONG = {"float": "f", "int": "i", "uint": "u", "bfloat": "bf"}
@@ -78,6 +80,8 @@ class TensorType:
             raise InputError(f"expected a dtype among {', '.join(sorted(DTYPES))}, got '{self.dtype}'")
         if self.space not in SPACES:
             raise InputError(f"expected a memory space among {', '.join(sorted(SPACES))}, got '{self.space}'")
+        if len(self.shape) > MAX_RANK:
+            raise InputError(f"expected at most {MAX_RANK} dimensions, got {len(self.shape)}")
         if any(type(d) is not int or d < 0 for d in self.shape):
             raise InputError(f"expected non-negative integer dimensions, got {self.shape}")
         if self.size > MAX_ELEMENTS:

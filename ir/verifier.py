@@ -14,7 +14,7 @@ from tilewright.ir.opdef import OpDef, op_def
 from tilewright.ir.printer import show_attr, show_head
 from tilewright.ir.tensor_ops import domain
 from tilewright.ir.thread_launch_ops import CONSTANT_PARAMS, launch_order_faults
-from tilewright.ir.types import TensorType, dtype_name
+from tilewright.ir.types import MAX_ELEMENTS, TensorType, dtype_name
 
 #: op prefixes a function of each level may hold at its top level and inside bodies
 ALLOWED = {
@@ -24,6 +24,10 @@ ALLOWED = {
 }
 #: faults a message spells out; `VerifyError.faults` holds all
 MAX_SHOWN = 20
+#: blocks along x, y and z that devices launch (CUDA C++ Programming Guide, technical specifications)
+MAX_GRID = (2**31 - 1, 65_535, 65_535)
+#: kinds of attributes that hold indices and extents
+_INDEX_KINDS = frozenset({"expr", "exprs", "mask", "int", "ints"})
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.]*")
 _THREAD_SYMBOLS = frozenset({"tid", "bid.x", "bid.y", "bid.z"})
 
@@ -105,6 +109,9 @@ class _Checker:
         grid, block = self.func.get("grid"), self.func.get("block")
         if not (isinstance(grid, tuple) and len(grid) == 3 and all(type(g) is int and g > 0 for g in grid)):
             self.faults.append(Fault(self.func.name, f"expected grid = [x, y, z], got {grid!r}", ""))
+        elif any(isinstance(g, int) and g > most for g, most in zip(grid, MAX_GRID, strict=True)):
+            message = f"expected a grid of at most {list(MAX_GRID)} blocks, got {list(grid)}"
+            self.faults.append(Fault(self.func.name, message, ""))
         if type(block) is not int or not 0 < block <= 1024:
             self.faults.append(Fault(self.func.name, f"expected block = 1..1024 threads, got {block!r}", ""))
         if self.func.result_types:
@@ -235,6 +242,12 @@ class _Checker:
         if op.level == "thread" or op.name == "scalar.index":
             used = {n for k, a in op.attrs if k != "var" for n in _attr_symbols(a)}
             faults += [f"symbol '{n}' is not in scope" for n in sorted(used - scope)]
+            kinds = op_def(op.name).attrs
+            faults += [
+                f"expected {name} within {MAX_ELEMENTS}, which no memory exceeds, got {large}"
+                for name, a in op.attrs
+                if kinds[name].kind in _INDEX_KINDS and (large := _largest(a)) > MAX_ELEMENTS
+            ]
         if op.name == "thread.loop":
             var = op.get("var")
             if isinstance(var, Sym) and var.name in scope:
@@ -246,6 +259,20 @@ class _Checker:
 
 def _listed(items: Sequence[object]) -> str:
     return f"({', '.join(map(str, items))})"
+
+
+def _largest(a: object) -> int:
+    """The largest magnitude of a number in an attribute."""
+    largest, stack = 0, [a]
+    while stack:
+        x = stack.pop()
+        if isinstance(x, BinOp):
+            stack += (x.lhs, x.rhs)
+        elif isinstance(x, tuple):
+            stack += x
+        elif type(x) is int:
+            largest = max(largest, abs(x))
+    return largest
 
 
 def _attr_symbols(a: object) -> set[str]:

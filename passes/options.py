@@ -31,6 +31,7 @@ class OptionDef:
         if self.type is float and type(value) is int:
             value = float(value)
         fits = type(value) is self.type and (not self.choices or value in self.choices)
+        fits = fits and value == value  # NaN is equal to nothing, so no two pipelines with it would be
         if not fits:
             raise InputError(f"option '{self.name}' expects {self.expected}, got {show_option(value)}")
         checked: Option = value
@@ -44,7 +45,7 @@ class OptionDef:
             if self.type is int and len(text) <= 20:
                 return int(text)
             if self.type is float:
-                return float(text)
+                return self.check(float(text))
             if self.type is str:
                 return self.check(str(json.loads(text)) if text.startswith('"') else text)
         except ValueError:

@@ -12,6 +12,7 @@ from typing import Any
 from tilewright.frontends.emitter import Absent, Result, flatten
 from tilewright.frontends.onnx import syntax
 from tilewright.frontends.onnx.binding import Binding, Shapes, bind
+from tilewright.frontends.onnx.declared import check_declared
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.evaluate import Evaluator
 from tilewright.frontends.onnx.findings import Poison
@@ -28,6 +29,8 @@ from tilewright.ir.nodes import Block, Func, Level, Module, Op, Value
 MAX_FILE_BYTES = 1 << 31
 #: The oldest version of ONNX's operators; broadcasting followed other rules before.
 OLDEST_OPSET = 7
+#: The newest version whose node tests pass (see docs/conformance.md); a later one may mean other things.
+NEWEST_OPSET = 28
 #: An input of more elements is data: errors do not offer to fix it to a value.
 MAX_FIXED = 16
 
@@ -60,6 +63,8 @@ def load(
 
 def import_model(model: syntax.Model, binding: Binding) -> Module:
     """Our module for a model that has been read, its inputs bound."""
+    if not model.graph.outputs:
+        raise InputError("expected a graph with an output, got none", where=model.file)
     inputs: dict[str, Value] = {name: Value(kind, hint=name) for name, kind in binding.inputs.items()}
     emitter = FoldingEmitter((*model.graph.constants, *inputs), tuple(inputs.values()))
     arguments = {
@@ -76,9 +81,11 @@ def import_model(model: syntax.Model, binding: Binding) -> Module:
     if any(isinstance(r, Poison) for r in results):
         choices = [name for name, t in binding.inputs.items() if t.size <= MAX_FIXED]
         raise evaluator.findings.error(model.file, choices)
-    outputs = [
-        v for name, r in zip(model.graph.outputs, results, strict=True) for v in _tensors(r, name, model)
-    ]
+    outputs = []
+    for declared, result in zip(model.graph.declared, results, strict=True):
+        values = _tensors(result, declared.name, model)
+        check_declared(declared, values, model)
+        outputs += values
     emitter.builder.do("graph.return", *outputs)
     ops = _used(emitter.builder.ops)
     func = Func(Level.GRAPH, "main", Block(tuple(inputs.values()), ops), tuple(v.type for v in outputs))
@@ -140,6 +147,12 @@ def _parsed(data: bytes, file: str) -> Any:
 
 def _modern(proto: Any, file: str) -> Any:
     """The model with operators of version 7 or newer, after ONNX's own conversion where they are older."""
+    imports = (proto.opset_import, *(f.opset_import for f in proto.functions))
+    newest = max(syntax.opsets_of(i).get("", OLDEST_OPSET) for i in imports)
+    if newest > NEWEST_OPSET:
+        raise UnsupportedError(
+            f"expected operators of versions {OLDEST_OPSET} to {NEWEST_OPSET}, got {newest}", where=file
+        )
     version = syntax.opsets_of(proto.opset_import).get("", OLDEST_OPSET)
     if version >= OLDEST_OPSET:
         return proto

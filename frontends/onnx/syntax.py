@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,11 +60,12 @@ class Input:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
-    """A graph with the constants it brings."""
+    """A graph with the constants it brings; `declared` are its outputs as the file types them."""
 
     name: str
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
+    declared: tuple[Input, ...]
     nodes: tuple[Node, ...]
     constants: Mapping[str, np.ndarray | Absent]
 
@@ -108,7 +110,8 @@ class Reader:
         )
 
     def graph(self, proto: Any) -> Graph:
-        """The graph of a GraphProto."""
+        """The graph of a GraphProto; raises InputError where two values have one name."""
+        self._check_names(proto)
         constants = {text(t.name): read_tensor(t, self._folder, self._file) for t in proto.initializer}
         for sparse in proto.sparse_initializer:
             constants[text(sparse.values.name)] = _dense(sparse, self._file)
@@ -116,9 +119,34 @@ class Reader:
             text(proto.name),
             tuple(_input(i) for i in proto.input),
             tuple(text(o.name) for o in proto.output),
+            tuple(_input(o) for o in proto.output),
             tuple(self.node(n) for n in proto.node),
             constants,
         )
+
+    def _check_names(self, proto: Any) -> None:
+        """Values have names of their own, but for an input and the initialiser that is its default."""
+        inputs = [text(i.name) for i in proto.input]
+        initialisers = [text(t.name) for t in proto.initializer]
+        initialisers += [text(s.values.name) for s in proto.sparse_initializer]
+        made = [name for n in proto.node for name in map(text, n.output) if name]
+        if "" in inputs:
+            raise InputError("expected a name of every graph input, got an empty one", where=self._file)
+        kinds = {"graph input": inputs, "initialiser": initialisers, "output of a node": made}
+        for kind, names in kinds.items():
+            repeated = [name for name, count in Counter(names).items() if count > 1]
+            if repeated:
+                raise InputError(
+                    f"expected values of different names, got more than one {kind} '{repeated[0]}'",
+                    where=self._file,
+                )
+        for kind, names in (("a graph input", inputs), ("an initialiser", initialisers)):
+            both = sorted(set(names) & set(made))
+            if both:
+                raise InputError(
+                    f"expected values of different names, got {kind} and an output of a node '{both[0]}'",
+                    where=self._file,
+                )
 
     def function(self, proto: Any) -> Function:
         """The function of a FunctionProto."""

@@ -130,13 +130,22 @@ def _arange(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
 def _shape_of(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
     (data,) = emit.tensors(args, 1)
     dtype = attrs.dtype("dtype") or "i32"
-    return emit.constant(np.asarray(data.tensor.shape, storage_dtype(dtype)))
+    return emit.constant(_extents(data.tensor.shape, dtype))
 
 
 def _ndarray_size(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
     (data,) = emit.tensors(args, 1)
     dtype = attrs.dtype("dtype") or "i32"
-    return emit.constant(np.asarray(data.tensor.size, storage_dtype(dtype)))
+    return emit.constant(_extents(data.tensor.size, dtype))
+
+
+def _extents(values: tuple[int, ...] | int, dtype: str) -> np.ndarray:
+    """Extents as an array; raises InputError where the type cannot hold one."""
+    exact = np.asarray(values, np.int64)
+    array = exact.astype(storage_dtype(dtype))
+    if not np.array_equal(array.astype(np.int64), exact):
+        raise InputError(f"expected a type that holds {exact.max()}, got {dtype}")
+    return array
 
 
 RULES: Mapping[str, Rule] = {

@@ -351,3 +351,17 @@ def test_live_module_of_a_tvm_without_relay(monkeypatch):
         relay.from_module(mod, {})
     with pytest.raises(InputError, match=r"expected a tvm\.IRModule, got builtins\.int"):
         relay.from_module(3, {})
+
+
+def test_extents_that_a_type_cannot_hold_are_refused():
+    large, long = "%x: Tensor[(70000, 70000), float32]", "%x: Tensor[(5000000000, 2), float32]"
+    assert "expected a type that holds 4900000000, got i32" in fault('ndarray_size(%x, dtype="int32")', large)
+    assert "expected a type that holds 5000000000, got i32" in fault('shape_of(%x, dtype="int32")', long)
+    (size,) = net('ndarray_size(%x, dtype="int64")', large).constants.values()
+    assert size == 70000**2
+
+
+@pytest.mark.parametrize("params", [None, "random"])
+def test_ranks_beyond_numpys_are_refused(params):
+    declared = f"{X}, %w: Tensor[({', '.join(['1'] * 65)}), float32]"
+    assert "expected at most 64 dimensions, got 65" in fault("nn.relu(%w)", declared, params=params)

@@ -328,3 +328,12 @@ def test_scatter_applies_points_in_order_and_drops_those_outside(
                 want[i[a], b] = fold(want[i[a], b], u[a, b])
         np.testing.assert_array_equal(got, want)
         assert (x == 1).all()
+
+
+def test_the_order_of_bytes_is_no_part_of_an_input():
+    m = parse("module @m {\n  graph.func @main(%x: f32[3]) -> f32[3] {\n    %0 = graph.relu(%x) : f32[3]\n"
+              "    graph.return(%0)\n  }\n}")  # fmt: skip
+    x = np.array([-1, 2, 3], ">f4")
+    (y,) = interpret(m, x)
+    np.testing.assert_array_equal(y, [0, 2, 3])
+    assert y.dtype.isnative

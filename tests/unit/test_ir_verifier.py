@@ -204,3 +204,39 @@ def test_constants_must_have_the_type_the_op_says() -> None:
     for array in (np.zeros(3, np.float32), np.zeros(2)):
         with pytest.raises(InputError, match="constant 'c' is float"):
             verify(parse(text, constants=Constants({"c": array})))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("grid = [99999999999, 1, 1]", "expected a grid of at most [2147483647, 65535, 65535] blocks"),
+        ("grid = [1, 65536, 1]", "expected a grid of at most"),
+    ],
+)
+def test_grids_that_no_device_launches_are_faults(text, told):
+    module = parse(f"module @m {{\n  thread.func @k({text}, block = 4) {{\n    thread.return()\n  }}\n}}")
+    assert told in str(faults_of(module)[0])
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("%a = thread.alloc() : f32[4] in global", "expected a buffer in shared, reg or frag, got"),
+        (
+            "%a = thread.load(%x, at = [tid + 99999999999999999999]) : f32",
+            "expected at within 281474976710656, which no memory exceeds, got 99999999999999999999",
+        ),
+        (
+            "thread.loop(var = i, extent = 1000000000000000000) {\n      thread.yield()\n    }",
+            "expected extent within",
+        ),
+        (
+            "%a = thread.load(%x, at = [0], mask = [[tid, 0, 1000000000000000000]]) : f32",
+            "expected mask within",
+        ),
+    ],
+)
+def test_indices_beyond_any_memory_are_faults(body, told):
+    head = "module @m {\n  thread.func @k(%x: f32[4], grid = [1, 1, 1], block = 4) {\n"
+    text = f"{head}    {body}\n    thread.return()\n  }}\n}}"
+    assert told in str(faults_of(parse(text))[0])

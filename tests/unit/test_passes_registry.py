@@ -332,3 +332,19 @@ def test_every_built_in_pass_says_what_it_rewrites_and_names_known_invariants():
         assert d.summary.endswith(".")
         assert d.requires | d.establishes | d.breaks <= set(invariant_names())
         assert d.scope in ("function", "module")
+
+
+def test_nan_is_no_option():
+    @register_pass(Level.GRAPH)
+    def limited(func: Func, ctx: PassContext, *, limit: float = 1.0) -> Func:
+        """Limit.
+
+        rewrite: a --> b
+        """
+        return func
+
+    with pytest.raises(InputError, match="option 'limit' expects a number, got nan"):
+        Pipeline.parse("limited{limit=nan}")
+    with pytest.raises(InputError, match="option 'limit' expects a number, got nan"):
+        limited(limit=float("nan"))
+    assert str(Pipeline.parse("limited{limit=-inf}")) == "limited{limit=-inf}"
