@@ -18,7 +18,7 @@ from pathlib import PurePath
 from tilewright import __version__
 from tilewright.arguments.parsing import CommandParser
 from tilewright.arguments.scope import ArgumentError
-from tilewright.one_line_warnings import one_line_warnings
+from tilewright.one_line_warnings import one_line, one_line_warnings
 
 #: each has a module of its name in `tilewright.arguments`, with a function add_NAME
 COMMANDS = (
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError as e:
         return _told(str(e) or "out of memory", 1)
     except Exception as e:  # noqa: BLE001 - a fault of ours still ends in one line, and names its place
-        return _failed(e)
+        return _failed(e, given)
     return 0
 
 
@@ -79,19 +79,25 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _failed(error: Exception) -> int:
-    """The exit code of one of our errors, told in a line; of anything else the place as well."""
+def _failed(error: Exception, given: Sequence[str]) -> int:
+    """The exit code of one of our errors, told in a line; of anything else the place as well.
+
+    What the system says of a file that the arguments name (`given`) is about the input.
+    """
     from tilewright.ir.errors import InputError, TilewrightError  # whose package takes a while to import
 
     if isinstance(error, TilewrightError):
         return _told(str(error), 2 if isinstance(error, InputError) else 1)
+    if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str) and error.filename:
+        named = any(error.filename in word for word in given)
+        return _told(f"{error.filename}: {error.strerror}", 2 if named else 1)
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{PurePath(place.filename).name}:{place.lineno}"
     return _told(f"internal fault at {where}: {type(error).__name__}: {error}", 1)
 
 
 def _told(text: str, code: int) -> int:
-    print(f"error: {' '.join(text.split())}", file=sys.stderr)
+    print(f"error: {one_line(text)}", file=sys.stderr)
     return code
 
 

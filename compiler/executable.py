@@ -190,7 +190,9 @@ class Executable:
         """
         loaded = self.load()
         with clear_errors():
-            thread = self.artifact.texts["thread"]
+            thread = self.artifact.texts.get("thread")
+            if thread is None:
+                raise InputError("expected an executable with its IR, the text 'thread' is missing")
             subject = Subject(
                 resolve_target(self.target), self._open()[0], loaded, self.artifact.constants, thread,
                 self.communicator,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from functools import cache
 from importlib.resources import files
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from lark import Lark, Token, Transformer, UnexpectedInput
-from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedToken
+from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 
 from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.constants import Constants, load_constants
@@ -78,7 +79,8 @@ def _float(token: Token) -> float:
 def _text(token: Token, start: int = 0) -> str:
     """The string a quoted token stands for."""
     try:
-        return str(json.loads(token[start:]))
+        (text := str(json.loads(token[start:]))).encode()  # half of a surrogate pair is no character
+        return text
     except ValueError as e:
         raise _SyntaxFault(f"expected a string with JSON escapes, got {_short(token)}", token) from e
 
@@ -300,6 +302,7 @@ def parse(text: str, *, constants: Constants | None = None, where: str = "<text>
     """
     if len(given(text, str, "IR as text")) > MAX_BYTES:
         raise InputError(f"expected at most {MAX_BYTES} characters of IR, got {len(text)}", where=where)
+    text = text.removeprefix("\ufeff")
     _check_nesting(text, where)
     try:
         parsed: Any = _parser().parse(text)
@@ -307,7 +310,7 @@ def parse(text: str, *, constants: Constants | None = None, where: str = "<text>
         module_attrs = _Scope(where).attrs(attrs)
         built = _funcs(funcs, where)
     except UnexpectedInput as e:
-        raise _syntax_error(e, where) from None
+        raise _syntax_error(e, where, text) from None
     except _SyntaxFault as e:
         raise _fault(e, where) from None
     return Module(str(name)[1:], built, module_attrs, constants or Constants())
@@ -332,7 +335,8 @@ def parse_file(path: str | Path) -> Module:
     path = file_path(path)
     text = decode(read_bounded(path, MAX_BYTES, "file of IR"), str(path))
     side = path.with_suffix(".safetensors")
-    return parse(text, constants=load_constants(side) if side.exists() else None, where=str(path))
+    held = load_constants(side) if os.path.exists(side) else None  # a name grown too long is no file's
+    return parse(text, constants=held, where=str(path))
 
 
 def decode(data: bytes, where: str) -> str:
@@ -366,16 +370,17 @@ def _fault(e: _SyntaxFault, where: str) -> InputError:
     return InputError(str(e), where=place)
 
 
-def _syntax_error(e: UnexpectedInput, where: str) -> InputError:
+def _syntax_error(e: UnexpectedInput, where: str, text: str) -> InputError:
+    line, column = e.line, e.column
     if isinstance(e, UnexpectedToken) and e.token.type != "$END":
         expected, got = e.accepts or e.expected, repr(str(e.token))
     elif isinstance(e, UnexpectedCharacters):
         expected, got = e.allowed, repr(e.char)
     else:
         expected, got = getattr(e, "expected", set()), "the end of the text"
-        if isinstance(e, UnexpectedEOF | UnexpectedToken):
-            return InputError(f"expected {_names(expected)}, got {got}", where=where)
-    return InputError(f"expected {_names(expected)}, got {got}", where=f"{where}:{e.line}:{e.column}")
+        lines = text.rstrip().split("\n")
+        line, column = len(lines), len(lines[-1]) + 1
+    return InputError(f"expected {_names(expected)}, got {got}", where=f"{where}:{line}:{column}")
 
 
 _TERMINALS = {

@@ -17,7 +17,7 @@ from tilewright import __version__
 from tilewright.arguments.network import SEED
 from tilewright.arguments.parsing import CommandParser
 from tilewright.arguments.scope import ArgumentError
-from tilewright.one_line_warnings import one_line_warnings
+from tilewright.one_line_warnings import one_line, one_line_warnings
 
 LEVELS = ("graph", "tensor", "thread", "source")
 
@@ -145,7 +145,7 @@ def _report(e: Exception) -> int:
 
 
 def _told(text: str, code: int) -> int:
-    print(f"irdump: error: {' '.join(text.split())}", file=sys.stderr)
+    print(f"irdump: error: {one_line(text)}", file=sys.stderr)
     return code
 
 

@@ -85,7 +85,7 @@ def _is_ours(path: Path, text: str | None) -> bool:
 def _head(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return file.read(1 << 16).decode("utf-8", errors="replace")
+            return file.read(1 << 16).decode("utf-8", errors="replace").removeprefix("\ufeff")
     except OSError as e:
         raise InputError(f"cannot read the file: {e.strerror}", where=str(path)) from e
 

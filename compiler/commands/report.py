@@ -30,7 +30,10 @@ def run_report(a: argparse.Namespace) -> None:
     if not isinstance(exe, Executable):
         raise UnsupportedError("the reference target has no kernels to report on; name another --target")
     with exe:
-        facts = collect(exe, Path(a.network).name, fused=fused, repeats=a.repeats, seed=a.seed)
+        try:
+            facts = collect(exe, Path(a.network).name, fused=fused, repeats=a.repeats, seed=a.seed)
+        except InputError as e:
+            raise InputError(str(e), where=a.network) from None
     _write(a.output, report_page(facts))
     print(
         f"{a.network} for {facts.target}: {counted(len(facts.kernels), 'kernel')}, "

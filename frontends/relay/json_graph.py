@@ -20,6 +20,7 @@ from tilewright.frontends.relay.params import Reader, read_ndarray
 from tilewright.ir.errors import InputError
 
 _MAX_KEY = 100
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _STRINGS = frozenset(
     {"runtime.String", "StringImm", "tir.StringImm", "SourceName", "relay.SourceName", "relay.Id"}
 )
@@ -29,6 +30,11 @@ def parse_json(text: str, file: str) -> dict[str, Any]:
     """The JSON object in `text`; raises InputError for anything else, however deep or large its numbers."""
     try:
         document = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(document, ensure_ascii=False).encode()  # half of a pair is no character of a name
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise InputError(f"expected text, got {half!a}, which is no character", where=file) from None
     except json.JSONDecodeError as error:
         where = f"{file}:{error.lineno}:{error.colno}"
         raise InputError(f"expected JSON, got a fault: {error.msg}", where=where) from None

@@ -12,7 +12,7 @@ from tilewright.costmodel.bound import LAUNCH, PEAK
 from tilewright.costmodel.calibration import with_constants
 from tilewright.costmodel.hardware import SHIPPED
 from tilewright.executable import Executable
-from tilewright.ir import Func, InputError, Module, Op, parse, show_func
+from tilewright.ir import Func, InputError, Op, parse, show_func
 from tilewright.modelled_profile import modelled_profile
 from tilewright.profile import Profile
 from tilewright.runtime.plan import ExecutionPlan, KernelResources
@@ -21,6 +21,7 @@ from tilewright.tools.report.candidates import Candidate, candidates_of
 from tilewright.tools.report.fused_ops import FusedOps, locations_in
 from tilewright.tools.report.kernel_work import kernel_bytes, kernel_operations
 from tilewright.tools.report.operator_class import class_of, op_title, ops_by_location
+from tilewright.tools.report.saved_facts import check_saved
 from tilewright.tools.report.timing import Timing, timing_of
 
 
@@ -104,7 +105,8 @@ def collect(
     """Everything the page shows of a compiled or loaded executable; times it where its device is present.
 
     network: the name to show. fused: the instrument that watched the compilation; a loaded executable has
-    none. repeats: timed runs; 0 takes the model's times. Raises WorkError where the device fails.
+    none. repeats: timed runs; 0 takes the model's times. Raises WorkError where the device fails, InputError
+    where a loaded one says odd things of itself.
     """
     return _Collector(exe, fused).collect(network, repeats, seed)
 
@@ -113,9 +115,10 @@ class _Collector:
     def __init__(self, exe: Executable, fused: FusedOps | None) -> None:
         self.exe, self.plan = exe, exe.plan
         self.report = exe.report()
+        check_saved(self.report, exe.artifact.texts, self.plan)
         self.hardware = _hardware(self.report)
         texts = exe.artifact.texts
-        self.tensor, self.thread = _kernels(parse(texts["tensor"])), _kernels(parse(texts["thread"]))
+        self.tensor, self.thread = (_kernels(texts, name, self.plan) for name in ("tensor", "thread"))
         self.graph_ops = ops_by_location(parse(texts["graph"]))
         self.found = fused.of_launches(self.plan) if fused is not None else None
 
@@ -205,8 +208,12 @@ class _Collector:
         )
 
 
-def _kernels(module: Module) -> dict[str, Func]:
-    return {f.name: f for f in module.funcs if f.name != "main"}
+def _kernels(texts: Mapping[str, str], name: str, plan: ExecutionPlan) -> dict[str, Func]:
+    """The kernels of one text; raises InputError where one that is launched is not among them."""
+    found = {f.name: f for f in parse(texts[name], where=f"text {name!r}").funcs if f.name != "main"}
+    if missing := sorted({launch.kernel for launch in plan.launches} - found.keys()):
+        raise InputError(f"expected every kernel in the text {name!r}, {missing[0]!r:.80} is missing")
+    return found
 
 
 def _text(f: Func) -> str:
