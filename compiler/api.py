@@ -19,7 +19,7 @@ from tilewright.executable import Artifact, Executable, clear_errors
 from tilewright.ir import Func, InputError, Level, Module, Pairs, show
 from tilewright.ir.given import given
 from tilewright.layout_facts import layout_facts
-from tilewright.library_choice import SEARCH_SHARE, LibraryChoice
+from tilewright.library_choice import SEARCH_SHARE, LibraryChoice, facts_without_measurement
 from tilewright.measuring import Measurer, measurer
 from tilewright.own_passes import GivenPasses, OwnPasses
 from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
@@ -79,7 +79,8 @@ def compile(
         `fp16` and `bf16` store tensors in 16 bits between ops and accumulate in float32. Inputs and outputs
         keep their types.
     libraries: whether kernels of cuBLASLt and cuDNN may compete with generated ones: with
-        `tune="measure"` they are taken where they are measured to be faster. `tune="model"` takes none.
+        `tune="measure"` they are taken where they are measured to be faster. `tune="model"` measures nothing
+        and so takes none, which the facts of the executable say (`exe.report()["libraries"]`).
     conv_algorithm: how convolutions are computed: `auto` takes an alternative (Winograd, FFT) where the cost
         model sees a clear gain or, with `tune="measure"`, where it is faster; a named one is used wherever it
         is legal.
@@ -147,7 +148,8 @@ def compile(
         )
         tuning = {"tuning": tuner.facts} if tuner else {}
         entries = {TUNING: lines_of(tuner.entries)} if tuner else {}
-        tuning |= {"libraries": competing.facts} if competing else {}
+        if libraries and (competing or resolved.kind == "cuda"):
+            tuning["libraries"] = competing.facts if competing else facts_without_measurement()
     plan = build(lowered, resolved, progress=progress)
     constants = constants_of(plan, lowered.thread.constants)
     texts = {"graph": show(lowered.graph), "tensor": show(lowered.tensor), "thread": show(lowered.thread)}

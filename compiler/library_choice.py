@@ -43,6 +43,12 @@ LEAST_GAIN = 0.1
 LEAST_S = 1e-6
 
 
+def facts_without_measurement() -> dict[str, Any]:
+    """What is told of libraries that may compete where nothing is measured."""
+    reason = 'tune="model" measures nothing; a library kernel is taken where it is measured to be faster'
+    return {"unavailable": dict.fromkeys(FINDERS, reason), "compared": []}
+
+
 class LibraryChoice:
     """Puts library kernels in the place of generated ones where they are measured to be faster.
 

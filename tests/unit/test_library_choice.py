@@ -14,7 +14,7 @@ from tilewright import library_comparison
 from tilewright.budget import Budget, Turns
 from tilewright.ir import Block, Builder, Func, Level, Module, Pairs
 from tilewright.library_candidates import library_candidates
-from tilewright.library_choice import LibraryChoice
+from tilewright.library_choice import LibraryChoice, facts_without_measurement
 from tilewright.library_facts import library_lines, won_by
 from tilewright.library_program import library_kernels
 from tilewright.library_records import Record
@@ -266,3 +266,10 @@ def test_a_network_of_generated_kernels_is_won_by_them() -> None:
     facts = won_by(whole(named_kernel("rows by columns")))
     assert facts["launches"] == {"generated": 1}
     assert facts["generated_share_of_time"] == 1.0
+
+
+def test_without_measurement_the_facts_say_why_there_is_no_library_kernel():
+    facts = facts_without_measurement()
+    assert set(facts["unavailable"]) == {"cublaslt", "cudnn"}
+    assert all('tune="model" measures nothing' in reason for reason in facts["unavailable"].values())
+    assert facts["compared"] == []
