@@ -116,8 +116,8 @@ class NpzFile:
             data = member.read(header.nbytes + 1)
         if len(data) != header.nbytes:
             raise ValueError(f"expected {header.nbytes} bytes, got {len(data)}")
-        order = "F" if header.fortran_order else "C"
-        array = np.frombuffer(data, header.dtype).reshape(header.shape, order=order)
+        flat = np.frombuffer(data, header.dtype)
+        array = flat.reshape(header.shape, order="F" if header.fortran_order else "C")
         return array.astype(header.dtype.newbyteorder("="))
 
     def _fault(self, message: str) -> InputError:
