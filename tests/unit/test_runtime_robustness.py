@@ -18,7 +18,8 @@ from tilewright.runtime.errors import (
     RuntimeInputError,
 )
 from tilewright.runtime.null import NullDevice
-from tilewright.runtime.opencl.driver import driver_error, import_pyopencl
+from tilewright.runtime.opencl.driver import driver_error
+from tilewright.runtime.opencl.platforms import import_pyopencl
 from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
 
 PLAN = diamond()
