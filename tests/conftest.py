@@ -1,13 +1,20 @@
-"""Test session set-up: private caches, Hypothesis profiles, `--update-golden`, tests that need a device."""
+"""Test session set-up: private caches, Hypothesis profiles, tests that need a device, and options.
+
+`--update-golden` rewrites case files, `--shuffle SEED` runs the tests in another order, and `--vector-bits N`
+compiles for the OpenCL device as on a processor with narrower vectors.
+"""
 
 import ctypes
 import os
+import random
 import shutil
 import tempfile
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tilewright.runtime.opencl import trust
 
 TESTS = Path(__file__).parent
 CACHE_VARIABLES = ("TILEWRIGHT_CACHE_DIR", "XDG_CACHE_HOME", "POCL_CACHE_DIR", "TILEWRIGHT_CALIBRATION_DIR")
@@ -22,18 +29,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="rewrite the expected output of the case files below tests/cases with what came out",
     )
+    parser.addoption(
+        "--shuffle", type=int, metavar="SEED", help="run the tests in a random order, the same for one seed"
+    )
+    parser.addoption(
+        "--vector-bits",
+        type=int,
+        choices=(128, 256, 512),
+        help="let the OpenCL device have vectors of at most so many bits (not in processes that tests start)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     repeatable = "CI" in os.environ or "TILEWRIGHT_REPEATABLE" in os.environ
     hypothesis.settings.load_profile("repeatable" if repeatable else "explore")
+    trust.MOST_BITS = config.getoption("--vector-bits") or trust.MOST_BITS
     if not hasattr(config, "workerinput"):  # parallel workers inherit the controller's folder
         folder = tempfile.mkdtemp(prefix="tilewright-test-cache-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
         os.environ.update(dict.fromkeys(CACHE_VARIABLES, folder))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (seed := config.getoption("--shuffle")) is not None:
+        random.Random(seed).shuffle(items)
     missing = {"device": missing_gpu(), "emulator": missing_cxx()}
     for item in items:
         if TESTS / "device" in item.path.parents:

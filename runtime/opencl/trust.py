@@ -32,17 +32,22 @@ from tilewright.runtime.opencl.platforms import (
 #: vectors of OpenCL devices that nobody asked about are 128 bits wide, which every CPU has
 LEAST_BITS = 128
 MOST_BITS = 512
-#: how long a compiler may take over all known answers
-_SELF_TEST_S = 120.0
+#: how long all known answers may take where the driver hangs or the machine is busy; what a compiler may take
+#: of the processor's time is `selftest.CPU_S`, which does not depend on what else runs
+_SELF_TEST_S = 600.0
 _MAX_VERDICT_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`bits`: width of the widest vectors that a device computes rightly, 0 where none are; then why."""
+    """`bits`: width of the widest vectors that a device computes rightly, 0 where none are; then why.
+
+    `lasting`: whether it holds until driver or processor change; not where the machine was too busy to tell.
+    """
 
     bits: int
     reason: str
+    lasting: bool = True
 
 
 _verdicts: dict[str, Verdict] = {}
@@ -119,6 +124,8 @@ def _stored(path: Path) -> Verdict | None:
 
 
 def _stored_anew(path: Path, verdict: Verdict) -> Verdict:
+    if not verdict.lasting:
+        return verdict
     with suppress(OSError):  # a folder that cannot be written costs the test anew in the next process
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
@@ -133,7 +140,7 @@ def _judge(device: Any) -> Verdict:
     bits, first = MOST_BITS, ""
     while bits >= LEAST_BITS:
         verdict, tried = _test(str(device.name), bits)
-        if verdict.bits:
+        if verdict.bits or not verdict.lasting:
             return verdict
         first = first or verdict.reason
         bits = min(bits, tried) // 2
@@ -142,6 +149,7 @@ def _judge(device: Any) -> Verdict:
 
 def _test(name: str, bits: int) -> tuple[Verdict, int]:
     """Test a device with vectors of at most `bits`; the width tried besides."""
+    late = False
     with tempfile.TemporaryDirectory(prefix="tilewright-opencl-") as folder:
         # What a compiler leaves behind when it crashes must not be found by anybody later.
         environment = {**os.environ, "POCL_CACHE_DIR": folder}
@@ -151,8 +159,8 @@ def _test(name: str, bits: int) -> tuple[Verdict, int]:
                 command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=_SELF_TEST_S
             )
             output, ended = done.stdout, _how_ended(done.returncode)
-        except subprocess.TimeoutExpired as late:
-            output, ended = late.stdout or b"", f"took more than {_SELF_TEST_S:.0f} s"
+        except subprocess.TimeoutExpired as stopped:
+            output, ended, late = stopped.stdout or b"", f"took more than {_SELF_TEST_S:.0f} s", True
     lines = [_facts(line) for line in output.splitlines()]
     tried = next((int(line["bits"]) for line in lines if "bits" in line), bits)
     wrong = [str(line["ends"]) for line in lines if line.get("right") is False]
@@ -160,7 +168,7 @@ def _test(name: str, bits: int) -> tuple[Verdict, int]:
     if wrong:
         return Verdict(0, f"it computes {_spoken(wrong[0])} wrongly on this machine"), tried
     if not any(line.get("finished") for line in lines):
-        return Verdict(0, f"its compiler {ended} on {_spoken(begun)} on this machine"), tried
+        return Verdict(0, f"its compiler {ended} on {_spoken(begun)} on this machine", not late), tried
     return Verdict(tried, f"known answers came out right with vectors of {tried} bits"), tried
 
 
@@ -182,6 +190,8 @@ def _spoken(case: str) -> str:
 def _how_ended(code: int) -> str:
     if code >= 0:
         return "failed"
+    if code == -signal.SIGXCPU:
+        return f"took more than {selftest.CPU_S} s of the processor"
     with suppress(ValueError):
         return f"crashed ({signal.Signals(-code).name})"
     return f"crashed (signal {-code})"

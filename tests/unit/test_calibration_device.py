@@ -1,4 +1,4 @@
-"""`tilewright calibrate` as a whole: measured on PoCL, stored, found again, and used by compilations."""
+"""`tilewright calibrate` as a whole: measured on OpenCL, stored, found again, and used by compilations."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Plans of ranks that compute their inner rows while halos are under way, run by threads on PoCL."""
+"""Plans of ranks that compute their inner rows while halos are under way, run by threads on OpenCL."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Communication through the whole compile chain, run on PoCL by ranks that are threads."""
+"""Communication through the whole compile chain, run on OpenCL by ranks that are threads."""
 
 from collections.abc import Sequence
 from typing import Any, cast

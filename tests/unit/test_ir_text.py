@@ -214,13 +214,13 @@ def large(count: int) -> Module:
     return Module("m", (Func(Level.TENSOR, "main", main.block((x,)), (value.type,)),))
 
 
-def test_ten_thousand_ops_print_in_3_s_and_parse_in_10_s() -> None:
+def test_ten_thousand_ops_print_in_3_s_and_parse_in_10_s_of_the_processor() -> None:
     module = large(10_000)
-    start = time.perf_counter()
+    start = time.process_time()
     text = show(module)
-    printed = time.perf_counter()
+    printed = time.process_time()
     again = parse(text)
-    parsed = time.perf_counter()
+    parsed = time.process_time()
     assert equal(module, again)
     assert printed - start < 3
     assert parsed - printed < 10

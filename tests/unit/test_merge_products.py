@@ -165,7 +165,7 @@ def test_branches_that_are_joined_alone_are_written_as_one_piece():
 
 
 @pytest.mark.parametrize("make", [attention, inception])
-def test_on_pocl(make):
+def test_on_opencl(make):
     module = make()
     x = RNG.normal(size=module.main.params[0].tensor.shape).astype(np.float32)
     with tw.compile(module, target="opencl", progress=False) as exe:

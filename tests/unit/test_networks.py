@@ -1,4 +1,4 @@
-"""Networks end to end: stored results of TVM on PoCL, and CUDA builds for several architectures."""
+"""Networks end to end: stored results of TVM on OpenCL, and CUDA builds for several architectures."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from tilewright.driver import build, lower
 from tilewright.targets import resolve_target
 from tilewright.tools.conformance.networks import network_suite
 
-#: one of each kind that compiles in a few seconds on PoCL; `make conformance` runs all of them
-ON_POCL = [
+#: one of each kind that compiles in a few seconds on OpenCL; `make conformance` runs all of them
+ON_OPENCL = [
     "mlp", "dqn", "resnet18", "squeezenet", "lstm", "dcgan", "densenet121", "bert_base", "pt_dlrm",
     "pt_mobilenet_v2",
 ]  # fmt: skip
@@ -24,8 +24,8 @@ def load(data_dir, name):
     )
 
 
-@pytest.mark.parametrize("name", ON_POCL)
-def test_on_pocl_as_tvm_and_as_float64(data_dir, name):
+@pytest.mark.parametrize("name", ON_OPENCL)
+def test_on_opencl_as_tvm_and_as_float64(data_dir, name):
     assert network_suite(data_dir / "relay").run(name, "opencl") < 1e-5
 
 
