@@ -222,6 +222,10 @@ def test_the_command_line_takes_them(folder, capsys):
     assert main([*compiled, *own]) == 0
     assert json.loads(capsys.readouterr().out)["passes"] == {"graph": "exp-to-relu{times=2}"}
     assert main(["explain", net, "--target", "opencl", *own]) == 0
+    assert (
+        main(["report", net, "--target", "opencl", "-o", str(folder / "r.html"), "--repeats", "0", *own]) == 0
+    )
+    assert "own passes graph: exp-to-relu{times=2}" in (folder / "r.html").read_text(encoding="utf-8")
 
 
 def test_the_command_line_tells_what_is_wrong(folder, capsys):

@@ -100,7 +100,7 @@ def _library_time_share(exe: Executable, inputs: Sequence[np.ndarray]) -> float:
 def _facts(exe: Executable) -> dict[str, Any]:
     """Launches, memory, spills and tuning of a compilation, as plain data."""
     report = exe.report()
-    known = ("launches", "kernels_compiled", "arena_bytes", "constant_bytes", "tuning", "libraries")
+    known = ("launches", "kernels_compiled", "arena_bytes", "constant_bytes", "tuning", "libraries", "passes")
     facts = {name: report[name] for name in known if name in report}
     library = {k.name for k in exe.plan.kernels if k.language == "library"}
     streams = report.get("streams", {})

@@ -71,6 +71,7 @@ class Facts:
     replay: one recorded replay of the network, or what the model says of it.
     convolutions: the algorithms that competed, alike convolutions once (see `Executable.report`).
     exact_ops: the ops of each launch are its own; else those of the first launch of the same kernel.
+    passes: what the user brought into the compilation, as `graph: merge-relus`.
     """
 
     network: str
@@ -85,6 +86,7 @@ class Facts:
     plan: ExecutionPlan
     exact_ops: bool
     convolutions: tuple[dict[str, Any], ...] = ()
+    passes: tuple[str, ...] = ()
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -149,6 +151,7 @@ class _Collector:
             plan=self.plan,
             exact_ops=self.found is not None,
             convolutions=tuple(self.report.get("convolutions", ())),
+            passes=tuple(f"{level}: {text}" for level, text in dict(self.report.get("passes", {})).items()),
         )
 
     def modelled_replay(self) -> Profile:

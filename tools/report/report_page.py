@@ -54,9 +54,10 @@ def report_page(facts: Facts) -> str:
 
 
 def _about(facts: Facts) -> str:
+    own = f" · own passes {'; '.join(facts.passes)}" if facts.passes else ""
     return (
         f"{facts.target} · {facts.precision} · {counted(len(facts.launches), 'launch')} of "
-        f"{counted(len(facts.kernels), 'kernel')}"
+        f"{counted(len(facts.kernels), 'kernel')}{own}"
     )
 
 
