@@ -149,7 +149,8 @@ class Measurer:
     def _times(self, program: Program, built: ExecutionPlan) -> list[float]:
         arrays = _inputs(program.module)
         plan, constants, runs = repeated(built, program.copies, self.target.hardware)
-        constants |= self._constants(program, plan)
+        # Of several copies, weights are views of the pools; what is left is called as before.
+        constants |= {n: a for n, a in self._constants(program, built).items() if n in plan.buffer_by_name}
         loaded = self.device.load(plan, constants)
         try:
             return [seconds / runs for seconds in loaded.time(arrays, REPLAYS)]
