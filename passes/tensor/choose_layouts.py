@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from tilewright.costmodel import GpuHardware, load_hardware
+from tilewright.costmodel import CpuHardware, load_hardware
 from tilewright.ir import Func, Level, Pairs, Value
 from tilewright.ir.tensor_ops import STRUCTURED
 from tilewright.passes import PassContext, register_pass
@@ -36,13 +36,14 @@ def choose_layouts(
     Values are dense and row-major: the order of their dimensions is their layout, and every read follows it.
     Parameters, constants and results of the network keep theirs. `last` moves the channels of all other
     values to the end, `first` changes nothing; `auto` compares both for each value by the costs of all that
-    read and make it (a minimum cut), where there are contractions for tensor cores, and changes nothing
-    elsewhere. How many values changed, and which ops must move elements for it, stands in the attribute
-    `layouts`. Constant weights of windows get a copy in the order that is read, for `fold-constant-tensors`.
+    read and make it (a minimum cut), on CPUs and where there are contractions for tensor cores, and changes
+    nothing elsewhere. How many values changed, and which ops must move elements for it, stands in the
+    attribute `layouts`. Constant weights of windows get a copy in the order that is read, for
+    `fold-constant-tensors`.
     """
     if layout == "first" or any(op.name == "tensor.call" for op in func.body.ops):
         return func
-    if layout == "auto" and not has_matrix_units(func, ctx):
+    if layout == "auto" and not (has_matrix_units(func, ctx) or _on_cpu(func, ctx)):
         return func
     orders = channels_last_orders(func)
     if layout == "auto":
@@ -67,10 +68,15 @@ def has_matrix_units(func: Func, ctx: PassContext) -> bool:
     return new_enough and any(map(on_tensor_cores, func.body.ops))
 
 
+def _on_cpu(func: Func, ctx: PassContext) -> bool:
+    """Whether the device is a CPU, whose vectors lie along channels, and the program has contractions."""
+    products = any(op.name == "tensor.contract" for op in func.body.ops)
+    return products and isinstance(ctx.hardware or load_hardware(ctx.target), CpuHardware)
+
+
 def _cheapest(func: Func, orders: Mapping[Value, Order], ctx: PassContext) -> dict[Value, Order]:
     """The orders worth changing to."""
     hardware = ctx.hardware or load_hardware(ctx.target)
-    assert isinstance(hardware, GpuHardware)
     last = least_cost(LayoutCosts(orders, hardware).energy(func))
     leaders = {r: op.results[0] for op in func.body.ops for r in op.results}
     return {v: order for v, order in orders.items() if leaders[v] in last}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilewright.ir import Expr, Func, Level, Module, Op, Pairs, Ref, Sym, Value
+from tilewright.ir.expr import binary
 from tilewright.ir.tensor_ops import dims, reads
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.tensor.kernel_problem import contract_roles
@@ -21,7 +22,9 @@ def pack_weights(module: Module, ctx: PassContext) -> Module:
               -->   tensor.contract(%x, %w: f32[64, 3, 3, 64], reads = [..., [c, r, s, k]])
 
     Vector loads of neighbouring columns need it; kernels on tensor cores (skeleton `matrix`) copy runs of
-    the channel that they cut into chunks instead: [r, s, k, c]. The weights are permuted once, at compile
+    the channel that they cut into chunks instead: [r, s, k, c]. Kernels of CPUs (staging `direct`) read all
+    weights of one tile of columns after the other: [k // tile, c, r, s, k % tile], so that the processor
+    prefetches them; what the last tile has too many of is zero. The weights are permuted once, at compile
     time. Kernels that multiply in TF32 get weights that are rounded to it, and are told by `rounded` in their
     parameters.
     """
@@ -29,7 +32,7 @@ def pack_weights(module: Module, ctx: PassContext) -> Module:
     constants = {op.result: op for op in main.body.ops if op.name == "tensor.constant"}
     funcs = {f.name: f for f in module.funcs}
     packed: dict[str, np.ndarray] = {}
-    fresh: dict[tuple[Value, tuple[int, ...], bool], Op] = {}
+    fresh: dict[tuple[Value, _Order], Op] = {}
     calls_of: dict[object, list[Op]] = {}
     for op in main.body.ops:
         calls_of.setdefault(op.get("callee"), []).append(op)
@@ -53,12 +56,48 @@ def pack_weights(module: Module, ctx: PassContext) -> Module:
 
 
 @dataclass(frozen=True)
+class _Order:
+    """How weights are stored: order of their dimensions, whether rounded to TF32, and the tile into which the
+    last one is cut (0: not cut), whose number then comes first."""
+
+    axes: tuple[int, ...]
+    rounds: bool
+    tile: int = 0
+
+    @property
+    def suffix(self) -> str:
+        """What tells such weights from others, for names."""
+        tile = f"_by{self.tile}" if self.tile else ""
+        return f"packed_{''.join(map(str, self.axes))}{tile}{'_tf32' if self.rounds else ''}"
+
+    def at(self, place: Sequence[Expr]) -> tuple[Expr, ...]:
+        """The index of the element that lies at index `place` of the weights as they were."""
+        moved = tuple(place[axis] for axis in self.axes)
+        if not self.tile:
+            return moved
+        return (binary("//", moved[-1], self.tile), *moved[:-1], binary("%", moved[-1], self.tile))
+
+    def shape(self, extents: Sequence[int]) -> tuple[int, ...]:
+        """The extents of weights that had these."""
+        moved = tuple(extents[axis] for axis in self.axes)
+        return (-(-moved[-1] // self.tile), *moved[:-1], self.tile) if self.tile else moved
+
+    def stored(self, array: np.ndarray) -> np.ndarray:
+        """The weights in this order, contiguous."""
+        moved = array.transpose(self.axes)
+        if self.tile:
+            missing = -moved.shape[-1] % self.tile
+            moved = np.pad(moved, [(0, 0)] * (moved.ndim - 1) + [(0, missing)])
+            moved = np.moveaxis(moved.reshape(*moved.shape[:-1], -1, self.tile), -2, 0)
+        return round_to_tf32(moved) if self.rounds else np.ascontiguousarray(moved)
+
+
+@dataclass(frozen=True)
 class _Packing:
-    """Parameter position of the weights, order of their dimensions, and whether to round to TF32."""
+    """Parameter position of the weights, and how they are stored."""
 
     position: int
-    order: tuple[int, ...]
-    rounds: bool
+    order: _Order
 
 
 def _packing(kernel: Func) -> _Packing | None:
@@ -76,9 +115,21 @@ def _packing(kernel: Func) -> _Packing | None:
         _columns_last(at, columns) if kernel["skeleton"] == "contract" else _channel_last(kernel, at, columns)
     )
     rounds = kernel["skeleton"] == "matrix" and weights.tensor.dtype == "f32" and not _rounded(kernel)
-    if order == tuple(range(len(at))) and not rounds:
+    tile = _tile(kernel, weights.tensor.shape[order[-1]], columns[-1])
+    if order == tuple(range(len(at))) and not rounds and not tile:
         return None
-    return _Packing(kernel.params.index(weights), order, rounds)
+    return _Packing(kernel.params.index(weights), _Order(order, rounds, tile))
+
+
+def _tile(kernel: Func, extent: int, column: str) -> int:
+    """Columns that a work-item of a CPU's kernel computes, where there are several such tiles; else 0."""
+    params = kernel["params"]
+    if not isinstance(params, Pairs) or params.as_dict().get("staging") != "direct":
+        return 0
+    thread = params["thread"]
+    assert isinstance(thread, Pairs)
+    tile = int(str(thread[column]))
+    return tile if 1 < tile < extent else 0
 
 
 def _rounded(kernel: Func) -> bool:
@@ -103,14 +154,13 @@ def _channel_last(kernel: Func, at: Sequence[Expr], columns: Sequence[str]) -> t
 
 def _permute(kernel: Func, packing: _Packing) -> Func:
     old, order = kernel.params[packing.position], packing.order
-    shape = tuple(old.tensor.shape[i] for i in order)
-    new = Value(replace(old.tensor, shape=shape), old.hint)
+    new = Value(replace(old.tensor, shape=order.shape(old.tensor.shape)), old.hint)
 
     def edit(op: Op) -> Op:
         if old not in op.operands:
             return op
         at = list(reads(op))
-        at[1] = tuple(at[1][i] for i in order)
+        at[1] = order.at(at[1])
         return op.with_attrs(reads=tuple(at)).with_operands(
             tuple(new if v is old else v for v in op.operands)
         )
@@ -118,27 +168,27 @@ def _permute(kernel: Func, packing: _Packing) -> Func:
     params = tuple(new if p is old else p for p in kernel.params)
     packed = replace(kernel, body=replace(kernel.body, params=params, ops=tuple(map(edit, kernel.body.ops))))
     chosen = kernel["params"]
-    if not packing.rounds or not isinstance(chosen, Pairs):
+    if not order.rounds or not isinstance(chosen, Pairs):
         return packed
     return packed.with_attrs(params=Pairs.of({**dict(chosen.items), "rounded": True}))
 
 
 def _constant(
     module: Module, param: Value, op: Op, packing: _Packing, packed: dict[str, np.ndarray],
-    fresh: dict[tuple[Value, tuple[int, ...], bool], Op],
+    fresh: dict[tuple[Value, _Order], Op],
 ) -> None:  # fmt: skip
-    """A constant op for the permuted weights (as the kernel sees them, whatever shape the constant has)."""
+    """A constant op for the packed weights (as the kernel sees them, whatever shape the constant has)."""
     order = packing.order
-    if (op.result, order, packing.rounds) in fresh:
+    if (op.result, order) in fresh:
         return
     name = str(op["name"])
-    array = module.constants[name].reshape(param.tensor.shape).transpose(order)
-    new_name = f"{name}.packed_{''.join(map(str, order))}{'_tf32' if packing.rounds else ''}"
+    array = order.stored(module.constants[name].reshape(param.tensor.shape))
+    new_name = f"{name}.{order.suffix}"
     while new_name in module.constants and new_name not in packed:
         new_name += "_"
-    packed[new_name] = round_to_tf32(array) if packing.rounds else np.ascontiguousarray(array)
+    packed[new_name] = array
     result = Value(replace(op.result.tensor, shape=array.shape), op.result.hint)
-    fresh[(op.result, order, packing.rounds)] = replace(op.with_attrs(name=new_name), results=(result,))
+    fresh[(op.result, order)] = replace(op.with_attrs(name=new_name), results=(result,))
 
 
 def round_to_tf32(array: np.ndarray) -> np.ndarray:
@@ -151,7 +201,7 @@ def round_to_tf32(array: np.ndarray) -> np.ndarray:
 def _redirect(
     main: Func,
     packings: dict[str, _Packing | None],
-    fresh: dict[tuple[Value, tuple[int, ...], bool], Op],
+    fresh: dict[tuple[Value, _Order], Op],
 ) -> Func:
     def edit(op: Op) -> Op:
         ref = op.get("callee")
@@ -159,7 +209,7 @@ def _redirect(
         if found is None:
             return op
         operands = list(op.operands)
-        operands[found.position] = fresh[(operands[found.position], found.order, found.rounds)].result
+        operands[found.position] = fresh[(operands[found.position], found.order)].result
         return op.with_operands(tuple(operands))
 
     return main.with_body(main.body.with_ops((*fresh.values(), *map(edit, main.body.ops))))

@@ -16,7 +16,8 @@ from typing import Any
 from tilewright.costmodel.warp_reads import UNROLL_BUDGET, UNROLL_POINTS
 from tilewright.ir import Expr, Func, InputError, Op, Sym, Value
 from tilewright.ir.expr import binary, substitute, symbols
-from tilewright.ir.tensor_ops import dims, fills, reads
+from tilewright.ir.simplify import interval
+from tilewright.ir.tensor_ops import dims, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.lower.skeletons.contract_plan import ContractPlan
 from tilewright.passes.lower.skeletons.prefetch import emit_prefetch, prefetched
@@ -130,8 +131,11 @@ class _Contract:
 
     def _needs_fill(self, index: int) -> bool:
         """Direct reads are best unless bounds checks (or a prologue) would sit in the innermost loop."""
-        computed = self.op.operands[index] not in self.w.inputs
-        return computed or fills(self.op)[index] is not None
+        v = self.op.operands[index]
+        if v not in self.w.inputs or fills(self.op)[index] is None:
+            return v not in self.w.inputs
+        spans = (interval(e, ranges_of(self.op)) for e in reads(self.op)[index])
+        return any(low < 0 or high >= n for (low, high), n in zip(spans, v.tensor.shape, strict=True))
 
     def _origin(self, chunk: Mapping[str, Expr]) -> dict[str, Expr]:
         origin = {d: self.grid.origin(d) for d in self.par}
@@ -232,12 +236,20 @@ class _Contract:
                 offsets = {d: item.get(d, 0) for d in self.par}
             return w.load(o.buffer, o.region.stored(o.region.local({**offsets, **local})))
         env = {d: binary("+", self.grid.origin(d), offsets[d]) for d in self.par}
+        if self.plan.staging == "direct" and o.index == 0:
+            env = {d: self._within(d, e) for d, e in env.items()}
         env.update({d: binary("+", binary("*", chunk[d], self.step[d]), local[d]) for d in self.red})
         at = tuple(w.simple(substitute(e, env)) for e in reads(self.op)[o.index])
         v = self.op.operands[o.index]
         if v not in w.inputs or fills(self.op)[o.index] is not None:
             return Points(w).filled(v, at, fills(self.op)[o.index])
         return w.load(w.inputs[v], at, w.bounds(at, v.tensor.shape))
+
+    def _within(self, d: str, index: Expr) -> Expr:
+        """An index of a tile that may reach beyond the domain, kept inside: what is computed from it is never
+        stored, and a loop without conditions keeps its sums in registers."""
+        _, last = interval(self.w.simple(index), self.w.ranges)
+        return index if last < self.par[d] else binary("min", index, self.par[d] - 1)
 
     def _offset(self, d: str, item: Expr) -> Expr:
         """Index within the block tile; direct kernels own consecutive items in every dimension."""

@@ -1,0 +1,234 @@
+"""Factors that a CPU's contractions would pad or compute for every tile become arrays of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tilewright.costmodel import CpuHardware, load_hardware
+from tilewright.ir import Block, Builder, Expr, Func, Level, Module, Op, Ref, Sym, TensorType, Value
+from tilewright.ir.expr import binary
+from tilewright.ir.simplify import interval, simplify
+from tilewright.ir.tensor_ops import dims, domain, fills, ranges_of, reads
+from tilewright.ir.types import itemsize
+from tilewright.passes import PassContext, register_pass
+from tilewright.passes.tensor.copies import copied
+from tilewright.passes.tensor.index_sets import POINTWISE
+from tilewright.passes.tensor.kernel_problem import contract_roles
+from tilewright.passes.tensor.outline_kernel import kernel_name
+
+#: columns of the tile that one work-item computes at most, for which it would make its factor again
+TILE_COLUMNS = 64
+#: clock cycles to make one element of a factor with its bounds checks. Of ResNet-18's 3x3 convolutions of
+#: stride 2 on Zen 4, tiles of 128 channels in 16 x 2 x 14 outputs took 120 us, 20 of them in products
+ELEMENT_CLK = 5.0
+
+#: bytes of a line of the caches
+LINE_BYTES = 64
+#: rows that lie a multiple of this many bytes apart share a few sets of the first-level cache (64 sets of
+#: lines on x86-64), which then holds fewer of them than a window needs: on Zen 4, 3x3 convolutions of 512
+#: channels ran at 30 GFLOP/s a core, and with one line more between rows at 85
+SAME_SET_BYTES = 1024
+
+
+@register_pass(Level.TENSOR, requires={"kernels-outlined"})
+def store_factors(
+    module: Module, ctx: PassContext, *, when: Literal["auto", "always", "never"] = "auto"
+) -> Module:
+    """Let a kernel before it pad and compute the factors of a contraction, where its tiles would do so anew.
+
+    rewrite:  call(%x, callee = @conv), whose tensor.contract reads %x at [c, y + r - 1] with fill = 0
+        -->   %p = call(%x, callee = @conv_factor): the padded copy of %x; call(%p, callee = @conv),
+              whose tensor.contract reads %p at [c, y + r]
+
+    A work-item of a CPU has no others to share such a tile with, and bounds checks leave its vectors empty.
+    With `auto` factors stay where making them for all tiles takes less time than one more launch, and GPUs
+    keep all of theirs.
+    """
+    hardware = ctx.hardware or load_hardware(ctx.target)
+    if when == "never" or (when == "auto" and not isinstance(hardware, CpuHardware)):
+        return module
+    judge = hardware if when == "auto" and isinstance(hardware, CpuHardware) else None
+    taken = {f.name for f in module.funcs}
+    splits: dict[str, _Split] = {}
+    for kernel in module.funcs:
+        if kernel.name != "main" and (split := _split(kernel, judge, taken)) is not None:
+            splits[kernel.name] = split
+    if not splits:
+        return module
+    main = _redirected(module.main, splits)
+    funcs: list[Func] = []
+    for f in module.funcs:
+        split = splits.get(f.name)
+        funcs += [f if f is not module.main else main] if split is None else [*split.makers, split.kernel]
+    return module.with_funcs(tuple(funcs))
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Kernels that make factors, one result each; the kernel that reads them: its parameters are those of the
+    old kernel at `kept`, then the factors. arguments: the old kernel's parameters that each maker takes."""
+
+    makers: tuple[Func, ...]
+    arguments: tuple[tuple[int, ...], ...]
+    kernel: Func
+    kept: tuple[int, ...]
+
+
+def _split(kernel: Func, hardware: CpuHardware | None, taken: set[str]) -> _Split | None:
+    """A kernel's factors as kernels of their own; None where it keeps them.
+
+    hardware: what judges whether that is worth a launch; None takes it for granted.
+    """
+    products = [op for op in kernel.body.ops if op.name == "tensor.contract"]
+    if len(products) != 1:
+        return None
+    (product,) = products
+    makers: list[Func] = []
+    arguments: list[tuple[int, ...]] = []
+    factors: list[Value] = []
+    for index in (0, 1):
+        before = _made_before(kernel, product.operands[index])
+        at, shape = _whole(product, index)
+        if before is None or not (before or at is not None):
+            continue
+        if hardware is not None and not _worth(product, index, hardware):
+            continue
+        maker, position = _maker(kernel, product, index, before, shape, taken)
+        makers.append(maker)
+        arguments.append(position)
+        factors.append(Value(maker.result_types[0], product.operands[index].hint))
+        product = _reading(product, index, factors[-1], at)
+    if not makers:
+        return None
+    ops = [product if op.name == "tensor.contract" else op for op in kernel.body.ops]
+    ops = _needed(ops)
+    used = {v for op in ops for v in op.operands}
+    kept = tuple(i for i, p in enumerate(kernel.params) if p in used)
+    params = (*(kernel.params[i] for i in kept), *factors)
+    reader = replace(kernel, body=Block(params, tuple(ops)))
+    return _Split(tuple(makers), tuple(arguments), reader, kept)
+
+
+def _made_before(kernel: Func, factor: Value) -> list[Op] | None:
+    """The ops that compute a factor, in their order; None where they are not computed point by point."""
+    wanted = {factor}
+    found: list[Op] = []
+    for op in reversed(kernel.body.ops):
+        if wanted & set(op.results):
+            if op.name not in POINTWISE:
+                return None
+            found.append(op)
+            wanted |= set(op.operands)
+    return found[::-1]
+
+
+def _whole(product: Op, index: int) -> tuple[tuple[Expr, ...] | None, tuple[tuple[int, int], ...]]:
+    """Where the product reads its padded factor, None where it never leaves it, and the padded extents.
+
+    The extents are first index and number of indices of each dimension, counted in the factor as it is.
+    """
+    v, ranges = product.operands[index], ranges_of(product)
+    spans = []
+    for e, extent in zip(reads(product)[index], v.tensor.shape, strict=True):
+        low, high = interval(simplify(e, ranges), ranges)
+        first, last = min(0, int(low)), max(extent - 1, int(high))
+        spans.append((first, last - first + 1))
+    if fills(product)[index] is None or all(s == (0, n) for s, n in zip(spans, v.tensor.shape, strict=True)):
+        return None, tuple((0, n) for n in v.tensor.shape)
+    at = tuple(
+        simplify(binary("-", e, first), ranges)
+        for e, (first, _) in zip(reads(product)[index], spans, strict=True)
+    )
+    first, extent = spans[-1]
+    if extent * itemsize(v.tensor.dtype) % SAME_SET_BYTES == 0:
+        spans[-1] = (first, extent + LINE_BYTES // itemsize(v.tensor.dtype))
+    return at, tuple(spans)
+
+
+def _worth(product: Op, index: int, hardware: CpuHardware) -> bool:
+    """Whether making the factor for all tiles keeps a core busy for longer than a launch and moving it."""
+    roles, sizes = contract_roles(product), domain(product)
+    across = roles.columns if index == 0 else [d for d in dims(product, "par") if d not in roles.columns]
+    others = 1
+    for d in across:
+        others *= sizes[d]
+    elements = product.operands[index].tensor.size
+    clk = elements * -(-others // TILE_COLUMNS) * ELEMENT_CLK
+    moved = 2 * product.operands[index].tensor.nbytes / hardware.estimate_l2_bytes_per_core_per_clk
+    return (clk - moved) / hardware.estimate_clock_hz > hardware.estimate_launch_s
+
+
+def _maker(
+    kernel: Func,
+    product: Op,
+    index: int,
+    before: list[Op],
+    spans: tuple[tuple[int, int], ...],
+    taken: set[str],
+) -> tuple[Func, tuple[int, ...]]:
+    """The kernel that stores one factor, and the parameters of the old kernel that it takes."""
+    factor, (fill, shape) = product.operands[index], (fills(product)[index], product.operands[index].tensor)
+    b = Builder(product.loc)
+    for op in before:
+        b.append(op)
+    result = factor
+    if not before or any(s != (0, n) for s, n in zip(spans, shape.shape, strict=True)):
+        names = [f"p{axis}" for axis in range(len(spans))]
+        par = dict(zip(names, (n for _, n in spans), strict=True))
+        at = tuple(binary("+", Sym(d), first) for d, (first, _) in zip(names, spans, strict=True))
+        result = copied(b, factor, par, at, fill=fill)  # type: ignore[arg-type]
+    ops = list(b.ops)
+    used = {v for op in ops for v in op.operands}
+    position = tuple(i for i, p in enumerate(kernel.params) if p in used)
+    fresh = {kernel.params[i]: Value(kernel.params[i].type, kernel.params[i].hint) for i in position}
+    renamed: dict[Value, Value] = dict(fresh)
+    body: list[Op] = []
+    for op in ops:
+        results = tuple(Value(r.type, r.hint) for r in op.results)
+        body.append(replace(op.with_operands(tuple(renamed[v] for v in op.operands)), results=results))
+        renamed.update(zip(op.results, results, strict=True))
+    body.append(Op("tensor.return", (renamed[result],)))
+    name = kernel_name([*before, product], taken)
+    stored = TensorType(result.tensor.dtype, result.tensor.shape)
+    return Func(Level.TENSOR, name, Block(tuple(fresh.values()), tuple(body)), (stored,)), position
+
+
+def _reading(product: Op, index: int, factor: Value, at: tuple[Expr, ...] | None) -> Op:
+    """The product with a stored factor."""
+    operands = list(product.operands)
+    operands[index] = factor
+    if at is None:
+        return product.with_operands(tuple(operands))
+    places, given = list(reads(product)), list(fills(product))
+    places[index], given[index] = at, None
+    return product.with_attrs(reads=tuple(places), fill=tuple(given)).with_operands(tuple(operands))
+
+
+def _needed(ops: list[Op]) -> list[Op]:
+    """The ops that the last one depends on."""
+    wanted = set(ops[-1].operands)
+    kept = [ops[-1]]
+    for op in reversed(ops[:-1]):
+        if wanted & set(op.results):
+            kept.append(op)
+            wanted |= set(op.operands)
+    return kept[::-1]
+
+
+def _redirected(main: Func, splits: dict[str, _Split]) -> Func:
+    """@main with the makers called before their readers."""
+    b = Builder()
+    for op in main.body.ops:
+        ref = op.get("callee")
+        split = splits.get(ref.name) if isinstance(ref, Ref) else None
+        if split is None:
+            b.append(op)
+            continue
+        factors = []
+        for maker, position in zip(split.makers, split.arguments, strict=True):
+            given = [op.operands[i] for i in position]
+            types = maker.result_types
+            factors += b.emit("tensor.call", given, {"callee": Ref(maker.name)}, types=types, loc=op.loc)
+        b.append(op.with_operands((*(op.operands[i] for i in split.kept), *factors)))
+    return replace(main, body=b.block(main.params))
