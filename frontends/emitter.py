@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.frontends.deferred import Deferred, made
 from tilewright.ir.builder import Builder
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Attr, Op, Value
@@ -31,9 +32,9 @@ class Emitter:
 
     def __init__(self, taken: Iterable[str]) -> None:
         self.builder = Builder()
-        self.constants: dict[str, np.ndarray] = {}
+        self.constants: dict[str, np.ndarray | Deferred] = {}
         self._taken = set(taken)
-        self._arrays: dict[Value, np.ndarray] = {}
+        self._arrays: dict[Value, np.ndarray | Deferred] = {}
         self._producers: dict[Value, int] = {}
         self._indexed = 0
 
@@ -46,7 +47,7 @@ class Emitter:
         """Append a graph op with any number of results."""
         return self.builder.emit(f"graph.{name}", operands, attrs)
 
-    def constant(self, array: np.ndarray, name: str = "") -> Value:
+    def constant(self, array: np.ndarray | Deferred, name: str = "") -> Value:
         """A constant op for `array`, under `name` or a fresh one."""
         kind = TensorType(dtype_name(array.dtype), array.shape)
         if not name:
@@ -60,7 +61,8 @@ class Emitter:
 
     def known(self, value: Result) -> np.ndarray | None:
         """The array of a constant, None for everything else."""
-        return self._arrays.get(value) if isinstance(value, Value) else None
+        array = self._arrays.get(value) if isinstance(value, Value) else None
+        return None if array is None else made(array)
 
     def remember(self, value: Value, array: np.ndarray) -> None:
         """From now on the array of `value` is known."""

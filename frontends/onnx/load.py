@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path, PurePath
 from typing import Any
 
+from tilewright.frontends.deferred import made
 from tilewright.frontends.emitter import Absent, Result, flatten
 from tilewright.frontends.onnx import syntax
 from tilewright.frontends.onnx.binding import Binding, Shapes, bind
@@ -90,7 +91,7 @@ def import_model(model: syntax.Model, binding: Binding) -> Module:
     ops = _used(emitter.builder.ops)
     func = Func(Level.GRAPH, "main", Block(tuple(inputs.values()), ops), tuple(v.type for v in outputs))
     kept = {str(op["name"]) for op in ops if op.name == "graph.constant"}
-    constants = Constants({name: array for name, array in emitter.constants.items() if name in kept})
+    constants = Constants({name: made(array) for name, array in emitter.constants.items() if name in kept})
     return Module(_module_name(model), (func,), (), constants)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tilewright.frontends.deferred import Deferred
 from tilewright.frontends.relay import ast
 from tilewright.frontends.relay.params import open_params
 from tilewright.frontends.relay.random_weights import random_weight
@@ -37,10 +38,13 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Binding:
-    """Types of the inputs and arrays of the constants, by leaf name, in parameter order."""
+    """Types of the inputs and arrays of the constants, by leaf name, in parameter order.
+
+    Random ones are drawn when they are read: what is wrong with a network is found before.
+    """
 
     inputs: Mapping[str, TensorType]
-    constants: Mapping[str, np.ndarray]
+    constants: Mapping[str, np.ndarray | Deferred]
 
 
 def leaves_of(variable: ast.Var) -> Iterator[Leaf]:
@@ -128,12 +132,13 @@ def _is_integer(kind: ast.Type | None) -> bool:
 
 def _random(leaves: Sequence[Leaf], wanted: frozenset[str], seed: int, file: str) -> Binding:
     types = _input_types(leaves, file)
-    constants = {
-        name: random_weight(name, t.shape, storage_dtype(t.dtype).name, seed)
-        for name, t in types.items()
-        if name not in wanted
-    }
+    constants = {name: _drawn(name, t, seed) for name, t in types.items() if name not in wanted}
     return Binding({name: t for name, t in types.items() if name in wanted}, constants)
+
+
+def _drawn(name: str, t: TensorType, seed: int) -> Deferred:
+    dtype = storage_dtype(t.dtype)
+    return Deferred(t.shape, dtype, lambda: random_weight(name, t.shape, dtype.name, seed))
 
 
 def _arrays(params: Params) -> NpzFile | Mapping[str, np.ndarray]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
+from tilewright.frontends.deferred import made
 from tilewright.frontends.emitter import Absent, Emitter, Result, flatten
 from tilewright.frontends.relay import ast
 from tilewright.frontends.relay.binding import Params, bind, leaves_of
@@ -49,7 +50,7 @@ def import_module(
     ops = _without_unused_constants(emitter.builder.ops)
     func = Func(Level.GRAPH, "main", Block(arguments, ops), tuple(v.type for v in results))
     used = {str(op["name"]) for op in ops if op.name == "graph.constant"}
-    constants = Constants({name: array for name, array in emitter.constants.items() if name in used})
+    constants = Constants({name: made(array) for name, array in emitter.constants.items() if name in used})
     return Module(_module_name(module.file), (func,), (), constants)
 
 

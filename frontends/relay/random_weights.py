@@ -10,7 +10,7 @@ import zlib
 
 import numpy as np
 
-from tilewright.ir.errors import InputError
+from tilewright.ir.errors import InputError, WorkError
 
 #: One-dimensional parameters with these endings multiply; they are drawn around one.
 _FACTORS = ("var", "gamma", "weight", "scale")
@@ -21,8 +21,15 @@ def random_weight(name: str, shape: tuple[int, ...], dtype: str, seed: int = 0) 
     """An array of `shape` and `dtype` (a NumPy name) for parameter `name`; InputError beyond 64 GiB.
 
     Integers are 0 or 1, matrices and kernels uniform with variance 1 / fan-in, vectors near one where they
-    multiply and near zero elsewhere.
+    multiply and near zero elsewhere. Raises WorkError where memory does not suffice.
     """
+    try:
+        return _drawn(name, shape, dtype, seed)
+    except MemoryError as e:
+        raise WorkError(f"parameter %{name}: out of memory: {e}") from e
+
+
+def _drawn(name: str, shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
     rng = _generator(name, shape, seed)
     if _is_integer(dtype) or dtype == "bool":
         return rng.integers(0, 2, shape).astype(dtype)

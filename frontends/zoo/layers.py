@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from tilewright.frontends.deferred import made
 from tilewright.frontends.emitter import Emitter
 from tilewright.frontends.relay.random_weights import random_weight
 from tilewright.ir.constants import Constants
@@ -104,7 +105,7 @@ class Layers:
         builder = self._emit.builder
         builder.do("graph.return", result)
         func = Func(Level.GRAPH, "main", builder.block(inputs), (result.type,))
-        return Module(name, (func,), (), Constants(self._emit.constants))
+        return Module(name, (func,), (), Constants({n: made(a) for n, a in self._emit.constants.items()}))
 
 
 def image(batch: int, channels: int, size: int) -> Value:
