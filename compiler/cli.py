@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as e:
         return _told(str(e) or "interrupted", 130)
     except MemoryError as e:
-        return _told(str(e) or "out of memory", 1)
+        return _told(f"out of memory: {e}" if str(e) else "out of memory", 1)
     except Exception as e:  # noqa: BLE001 - a fault of ours still ends in one line, and names its place
         return _failed(e, given)
     return 0

@@ -15,7 +15,7 @@ from tilewright.cluster_execution_report import report_text
 from tilewright.cluster_execution_search import Wanted
 from tilewright.cluster_execution_work import with_batch
 from tilewright.commands.network import BUNDLED, load_network
-from tilewright.distributed.launcher import launch
+from tilewright.distributed.launcher import launch_command
 from tilewright.distributed.result_output import keep_output_for_results
 from tilewright.distributed.world import together, world
 from tilewright.ir import InputError, Module, WorkError
@@ -37,10 +37,7 @@ def plan_here(a: argparse.Namespace) -> None:
     elif a.as_rank or started_by_mpi():
         _run_rank(a, options)
     else:
-        code = launch(a.devices, ["-m", "tilewright.cli", *a.argv, "--as-rank"])
-        if code:
-            told = f"a rank of {a.devices} failed with exit code {code}; what it said stands above"
-            raise InputError(told) if code == 2 else WorkError(told)
+        launch_command(a.devices, a.argv)
 
 
 def _options(a: argparse.Namespace) -> Options:

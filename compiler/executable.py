@@ -206,6 +206,8 @@ class Executable:
         return {
             **self.artifact.facts,
             "target": plan.target,
+            "inputs": _listed(self.input_names, self.input_types),
+            "outputs": _listed(self.plan.outputs, self.output_types),
             "launches": len(plan.launches),
             "kernels_compiled": len(plan.kernels),
             "arena_bytes": plan.arena_bytes,
@@ -240,6 +242,11 @@ class Executable:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _listed(names: Sequence[str], types: Sequence[ArrayType]) -> list[dict[str, Any]]:
+    """Names, shapes and dtypes as plain data."""
+    return [{"name": n, "shape": list(t.shape), "dtype": t.dtype} for n, t in zip(names, types, strict=True)]
 
 
 def inputs_of(batch: object) -> Sequence[object]:

@@ -136,7 +136,7 @@ def _report(e: Exception) -> int:
     if isinstance(e, OSError):
         return _told(f"{e.filename}: {e.strerror}" if e.filename else str(e), 2)
     if isinstance(e, MemoryError):
-        return _told(str(e) or "out of memory", 1)
+        return _told(f"out of memory: {e}" if str(e) else "out of memory", 1)
     if isinstance(e, RecursionError):
         return _told("the input is nested too deeply", 2)
     place = traceback.extract_tb(e.__traceback__)[-1]

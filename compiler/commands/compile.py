@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from tilewright.api import compile as compile_module
+from tilewright.arguments.scope import Given
 from tilewright.commands.network import (
     choices_of,
     load_network,
@@ -17,6 +18,10 @@ from tilewright.executable import Executable
 from tilewright.ir import UnsupportedError
 from tilewright.layout_facts import layout_text
 from tilewright.shaped import ShapedExecutable
+from tilewright.tools.report.wording import counted
+
+#: inputs that the text names
+MOST_INPUTS = 8
 
 
 def run_compile(a: argparse.Namespace) -> None:
@@ -43,8 +48,18 @@ def run_compile(a: argparse.Namespace) -> None:
         print(
             f"{report['constant_bytes'] / 1e6:.1f} MB of weights in all; sharing saves {saved / 1e6:.1f} MB"
         )
+    print(_inputs(a, report["inputs"]))
     if a.output:
         print(f"wrote {a.output}")
+
+
+def _inputs(a: argparse.Namespace, inputs: list[dict[str, Any]]) -> str:
+    """What a call takes; where no weights were named, that they are inputs as well."""
+    shown = [f"{i['name']} {i['dtype']}{i['shape']}" for i in inputs[:MOST_INPUTS]]
+    more = f" and {len(inputs) - MOST_INPUTS} more" if len(inputs) > MOST_INPUTS else ""
+    unbound = a.params is None and Given.of(a.network) is Given.RELAY and len(inputs) > 1
+    note = " (no weights are bound: --params FILE or --params random binds them)" if unbound else ""
+    return f"{counted(len(inputs), 'input')}: {', '.join(shown) or 'none'}{more}{note}"
 
 
 def _sizes(exe: Executable, report: dict[str, Any]) -> str:

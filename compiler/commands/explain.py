@@ -4,45 +4,63 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tilewright.api import facts_of
-from tilewright.commands.network import load_network, passes_of
+from tilewright.commands.network import load_network, load_saved, passes_of
 from tilewright.costmodel.explain import LIMITS
 from tilewright.driver import lower
-from tilewright.ir import Ref
+from tilewright.ir import InputError, Ref
 from tilewright.layout_facts import layout_text
 from tilewright.partition_table import compare_partitioners, partitioner_table
 from tilewright.targets import resolve_target
 
 
 def run_explain(a: argparse.Namespace) -> None:
-    """Lower without building and print the choices."""
-    module, target = load_network(a), resolve_target(a.target)
+    """Lower without building, or read what was saved, and print the choices."""
     if a.partitioners:
+        module, target = load_network(a), resolve_target(a.target)
         compared = compare_partitioners(module, target)
         print(json.dumps(compared, indent=1) if a.json else partitioner_table(a.network, target, compared))
         return
+    name, facts, called = _saved(a) if Path(a.network).suffix == ".tw" else _lowered(a)
+    calls = Counter(called)
+    try:
+        rows = [{**k, "calls": calls[k["name"]]} for k in facts["kernels"]]
+        text = _document(f"{a.network} for {name} ({facts['hardware']})", facts, rows, calls.total())
+    except (KeyError, TypeError, AttributeError, ValueError) as e:
+        raise InputError("expected a saved executable with facts of its kernels", where=a.network) from e
+    print(json.dumps(rows, indent=1) if a.json else text)
+
+
+def _lowered(a: argparse.Namespace) -> tuple[str, Mapping[str, Any], list[str]]:
+    """Target, facts, and the kernel of every launch of a network."""
+    module, target = load_network(a), resolve_target(a.target)
     chosen = passes_of(a)
     lowered = lower(module, target, own=chosen["passes"], verify_each=chosen["verify_each"])
-    facts = facts_of(lowered, target)
     calls = [op["callee"] for op in lowered.thread.main.body.ops if op.name == "tensor.call"]
-    times: dict[str, int] = {}
-    for ref in calls:
-        if isinstance(ref, Ref):
-            times[ref.name] = times.get(ref.name, 0) + 1
-    rows = [{**k, "calls": times.get(k["name"], 0)} for k in facts["kernels"]]
-    if a.json:
-        print(json.dumps(rows, indent=1))
-        return
-    print(f"{a.network} for {target} ({facts['hardware']}): {len(rows)} kernels, {len(calls)} launches")
-    if line := layout_text(facts["layouts"]):
-        print(line)
-    for k in rows:
-        print(_text(k))
+    return str(target), facts_of(lowered, target), [ref.name for ref in calls if isinstance(ref, Ref)]
+
+
+def _saved(a: argparse.Namespace) -> tuple[str, Mapping[str, Any], list[str]]:
+    """The same of a saved executable."""
+    exe = load_saved(a)
+    return exe.target, exe.artifact.facts, [launch.kernel for launch in exe.plan.launches]
+
+
+def _document(head: str, facts: Mapping[str, Any], rows: list[dict[str, Any]], launches: int) -> str:
     bound = sum(k["calls"] * k["cost"]["bound_s"] for k in rows)
     estimate = sum(k["calls"] * k["cost"]["estimate_s"] for k in rows)
-    print(f"sum over launches: bound {1e6 * bound:.1f} us, estimate {1e6 * estimate:.1f} us")
+    lines = [
+        f"{head}: {len(rows)} kernels, {launches} launches",
+        layout_text(facts["layouts"]),
+        *map(_text, rows),
+        f"sum over launches: bound {1e6 * bound:.1f} us, estimate {1e6 * estimate:.1f} us",
+    ]
+    return "\n".join(filter(None, lines))
 
 
 def _text(k: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +14,14 @@ import numpy as np
 from tilewright import frontends
 from tilewright.arguments.scope import ZOO
 from tilewright.budget import budget_seconds
-from tilewright.executable import Executable, load
+from tilewright.devices import open_device
+from tilewright.executable import Executable, clear_errors, load
 from tilewright.ir import ArrayType, InputError, Module, parse_file
 from tilewright.ir.npz_file import NpzFile
 from tilewright.own_passes import named_passes
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
 from tilewright.shaped import ShapedExecutable
+from tilewright.targets import resolve_target
 
 #: files that hold their weights and name their inputs
 BUNDLED = (".onnx", ".pt2")
@@ -53,8 +56,13 @@ def load_network(a: argparse.Namespace) -> Module:
         built = frontends.zoo.build(a.network.removeprefix(ZOO), seed=a.seed)
         return with_input_shapes(built, dict(map(parse_shape, a.shape)))
     path = Path(a.network)
-    if not path.exists():
-        raise InputError("no such file", where=str(path))
+    if path.suffix == ".tw":
+        raise InputError(
+            "expected a network, got a saved executable: `tilewright run`, `report` and `explain` take those",
+            where=str(path),
+        )
+    if not os.path.exists(path):  # unlike the method, also False for names that are too long
+        raise InputError("no such file", where=f"{path!s:.200}")
     if path.suffix == ".onnx":
         return load_bundled(path, a.shape, a.constant)
     return with_input_shapes(_as_written(a, path), dict(map(parse_shape, a.shape)))
@@ -68,6 +76,14 @@ def _as_written(a: argparse.Namespace, path: Path) -> Module:
         return load_bundled(path, ())
     inputs = tuple(a.inputs.split(",")) if a.inputs else None
     return frontends.relay.load(str(path), params=a.params, inputs=inputs, seed=a.seed)
+
+
+def require_device(target: str) -> None:
+    """Raise WorkError where the device is missing that kernels are to run on, before they are compiled."""
+    resolved = resolve_target(target)
+    if resolved.kind != "reference":
+        with clear_errors():
+            open_device(str(resolved)).close()
 
 
 def load_saved(a: argparse.Namespace) -> Executable:

@@ -10,14 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.commands.network import choices_of, load_network, random_inputs, read_inputs, relative_error
+from tilewright.commands.network import (
+    choices_of,
+    load_network,
+    random_inputs,
+    read_inputs,
+    relative_error,
+    require_device,
+)
 from tilewright.distributed import DistributedExecutable
 from tilewright.distributed import compile as compile_rank
-from tilewright.distributed.launcher import launch
+from tilewright.distributed.launcher import launch_command
 from tilewright.distributed.result_output import keep_output_for_results
 from tilewright.distributed.world import together, world
 from tilewright.executable import clear_errors, load
-from tilewright.ir import InputError, Module, WorkError, interpret
+from tilewright.ir import InputError, Module, interpret
 from tilewright.runtime.communication.mpi import MpiCommunicator
 from tilewright.runtime.communication.mpi_world import started_by_mpi
 
@@ -39,10 +46,9 @@ def start_ranks(a: argparse.Namespace) -> None:
     named = a.network.startswith("zoo:") or "{rank}" in a.network
     if not named and not Path(a.network).exists():
         raise InputError("no such file", where=a.network)
-    code = launch(a.devices, ["-m", "tilewright.cli", *a.argv, "--as-rank"])
-    if code:
-        told = f"a rank of {a.devices} failed with exit code {code}; what it said stands above"
-        raise InputError(told) if code == 2 else WorkError(told)
+    if Path(a.network).suffix != ".tw":
+        require_device(a.target)
+    launch_command(a.devices, a.argv)
 
 
 def run_rank(a: argparse.Namespace) -> tuple[dict[str, Any], Arrays] | None:
@@ -98,6 +104,8 @@ def rank_lines(facts: dict[str, Any]) -> str:
         f"{r['bytes_communicated'] / 1e6:.3f} MB in all, {r['device']}"
         for r in facts["ranks"]
     ]
+    if len(facts["ranks"]) > 1 and not any(r["communications"] for r in facts["ranks"]):
+        lines.append("nothing of the network was divided: every device computes all of it")
     if "seconds_per_request" in facts:
         lines.append(f"one request after another: {1e3 * facts['seconds_per_request']:.3f} ms each")
     return "\n".join(lines)

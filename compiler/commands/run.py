@@ -18,6 +18,7 @@ from tilewright.commands.network import (
     random_inputs,
     read_inputs,
     relative_error,
+    require_device,
 )
 from tilewright.commands.rank_run import (
     is_rank,
@@ -50,6 +51,7 @@ def run_network(a: argparse.Namespace) -> None:
         exe = load_saved(a)
     else:
         module = load_network(a)
+        require_device(a.target)
         exe = compile_module(module, target=a.target, **choices_of(a))
     names, types = exe.input_names, exe.input_types
     inputs = read_inputs(a.input, names, types) if a.input else random_inputs(names, types, a.seed)

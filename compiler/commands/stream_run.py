@@ -14,6 +14,7 @@ from tilewright.commands.network import (
     random_inputs,
     read_inputs,
     relative_error,
+    require_device,
 )
 from tilewright.ir import Module, interpret
 from tilewright.streaming import StreamedExecutable
@@ -30,6 +31,7 @@ def run_streamed(a: argparse.Namespace) -> tuple[dict[str, Any], list[np.ndarray
     cap = memory_bytes(a.memory_cap, where="--memory-cap")
     host = None if a.host_memory is None else memory_bytes(a.host_memory, where="--host-memory")
     module = load_network(a)
+    require_device(a.target)
     with compile_streamed(
         module,
         a.target,

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tilewright.choices import MAX_RANKS
+from tilewright.distributed.rank_errors import RankErrors
 from tilewright.ir import InputError, WorkError
 from tilewright.runtime.communication.processes import end_with_parent
 
@@ -35,11 +36,29 @@ def find_mpirun() -> str:
     return found
 
 
-def launch(devices: int, command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
+def launch_command(devices: int, argv: Sequence[str]) -> None:
+    """Run a `tilewright` command as so many ranks.
+
+    Raises InputError or WorkError where one of them failed, as its exit code says, with what it said.
+    """
+    errors = RankErrors()
+    code = launch(devices, ["-m", "tilewright.cli", *argv, "--as-rank"], errors=errors)
+    if code:
+        told = errors.told() or f"a rank of {devices} failed with exit code {code}"
+        raise InputError(told) if code == 2 else WorkError(told)
+
+
+def launch(
+    devices: int,
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    errors: RankErrors | None = None,
+) -> int:
     """Run `python COMMAND...` as `devices` ranks of this machine; the first exit code that is not 0, else 0.
 
-    Standard output and error are those of this process. Ranks end when this process does, however it does.
-    Raises InputError for a bad number of ranks, WorkError where there is no mpirun or no mpi4py.
+    Standard output is that of this process, standard error too unless `errors` reads it. Ranks end when this
+    process does, however it does. Raises InputError for a bad number of ranks, WorkError where there is no
+    mpirun or no mpi4py.
     """
     if not 1 <= devices <= MAX_RANKS:
         raise InputError(f"expected 1 to {MAX_RANKS} devices, got {devices}", where="--devices")
@@ -51,8 +70,14 @@ def launch(devices: int, command: Sequence[str], environment: Mapping[str, str] 
         stdin=subprocess.DEVNULL,
         env={**_OPEN_MPI, **os.environ, **(environment or {})},
         preexec_fn=end_with_parent,
+        stderr=None if errors is None else subprocess.PIPE,
+        text=True,
+        errors="replace",
     )
     try:
+        if errors is not None and ranks.stderr is not None:
+            with ranks.stderr as stream:
+                errors.read(stream)
         return ranks.wait()
     except BaseException:
         ranks.send_signal(signal.SIGTERM)

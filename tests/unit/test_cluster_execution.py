@@ -175,7 +175,12 @@ def test_options_of_devices_need_devices(capsys):
 
 def test_ranks_are_started_with_the_same_command(monkeypatch, capsys, network):
     started = []
-    monkeypatch.setattr(command, "launch", lambda n, given: started.append((n, given)) or len(started) - 1)
+
+    def launch(n, given, errors):
+        started.append((n, given))
+        return len(started) - 1
+
+    monkeypatch.setattr("tilewright.distributed.launcher.launch", launch)
     arguments = [*PLAN, network, "--measure-here"]
     assert main(arguments) == 0
     assert started[0] == (2, ["-m", "tilewright.cli", *arguments, "--as-rank"])
