@@ -38,19 +38,22 @@ class Target:
         return f"{self.kind}:{self.arch}" if self.arch else self.kind
 
 
-def resolve_target(text: str) -> Target:
+def resolve_target(text: str, *, with_calibration: bool = True) -> Target:
     """The target `text` names. `auto` is CUDA where an NVIDIA GPU is present, else OpenCL.
 
     `cuda` takes the architecture of the GPU present, and sm_90a where there is none (compiling needs no GPU).
     The device found (of `auto`, `cuda` and `opencl`) brings its calibration, if it has one; a target that
-    names an architecture has the record as it comes with Tilewright. `opencl:NAME` picks the device whose
+    names an architecture has the record as it comes with Tilewright, and so has every one without
+    `with_calibration`, whatever state its file is in. `opencl:NAME` picks the device whose
     implementation (`intel`, `pocl`) or name NAME means. Raises InputError for anything else, and
     WorkError where no OpenCL device has the name.
     """
     kind, _, arch = given(text, str, f"a target as text ({', '.join(NAMES)})").partition(":")
     if kind == "auto" and not arch:
         present = _gpu()
-        return _present_gpu(present) if present else resolve_target("opencl")
+        if present is None:
+            return resolve_target("opencl", with_calibration=with_calibration)
+        return _present_gpu(present, with_calibration)
     if kind in ("cuda", "emulator", "null"):
         if arch and not re.fullmatch(r"sm_\d{2,3}a?", arch):
             raise InputError(
@@ -58,10 +61,10 @@ def resolve_target(text: str) -> Target:
             )
         found = None if arch or kind != "cuda" else _gpu()
         if found:
-            return _present_gpu(found)
+            return _present_gpu(found, with_calibration)
         return Target(kind, arch or DEFAULT_ARCH, _gpu_record(arch or DEFAULT_ARCH, ""))
     if kind == "opencl":
-        return Target(kind, arch, _opencl_record(arch))
+        return Target(kind, arch, _opencl_record(arch, with_calibration))
     if kind == "reference" and not arch:
         return Target(kind, "", _cpu_record())
     raise InputError(f"expected a target among {', '.join(NAMES)}, got '{text}'")
@@ -84,9 +87,11 @@ class _Gpu:
     driver: str
 
 
-def _present_gpu(gpu: _Gpu) -> Target:
+def _present_gpu(gpu: _Gpu, with_calibration: bool) -> Target:
     record = _gpu_record(gpu.arch, gpu.name)
-    return Target("cuda", gpu.arch, as_calibrated(record, "cuda", gpu.name, gpu.driver))
+    if with_calibration:
+        record = as_calibrated(record, "cuda", gpu.name, gpu.driver)
+    return Target("cuda", gpu.arch, record)
 
 
 def _gpu() -> _Gpu | None:
@@ -105,7 +110,7 @@ def _cpu_record(vector_bits: int | None = None) -> Hardware:
     return fill_from_machine(record, vector_bits) if isinstance(record, CpuHardware) else record
 
 
-def _opencl_record(name: str) -> Hardware:
+def _opencl_record(name: str, with_calibration: bool) -> Hardware:
     """The record of the OpenCL device that would run: vectors as wide as it takes, and its calibration.
 
     Without any device, and no name that asks for one, what is compiled has vectors that every CPU takes.
@@ -122,7 +127,7 @@ def _opencl_record(name: str) -> Hardware:
     except DeviceError as refused:
         raise WorkError(str(refused)) from refused
     record = _cpu_record(vector_bits)
-    if not has_calibrations("opencl"):
+    if not with_calibration or not has_calibrations("opencl"):
         return record
     return as_calibrated(record, "opencl", full_name(device), version_of(device))
 

@@ -20,7 +20,8 @@ def run_calibrate(a: argparse.Namespace) -> None:
     """Measure and store, or show what is stored."""
     if a.output and not Path(a.output).absolute().parent.is_dir():
         raise InputError("expected a file in a folder that exists", where=a.output)
-    target = resolve_target(a.target)
+    # Measuring anew is the way out of a damaged calibration.
+    target = resolve_target(a.target, with_calibration=a.show)
     if a.show:
         shown = _record_facts(target.hardware, shipped_record(target))
         print(json.dumps(shown) if a.json else _record_text(shown))

@@ -112,13 +112,18 @@ def test_bad_arguments_are_named(folder, capsys, arguments, fault):
     assert not Path("no-such-folder").exists()
 
 
-def test_a_bad_file_stops_the_command_and_names_it(measured, folder, capsys):
+def test_a_bad_file_stops_the_command_and_measuring_again_mends_it(monkeypatch, measured, folder, capsys):
+    monkeypatch.setattr(measuring, "cpu_sizes", lambda hardware: SMALL)
     path = calibration_path("opencl", measured.device, measured.driver)
     save_calibration(measured, path)
     path.write_text(path.read_text().replace("format = 1", "format = 0"))
     assert main(["calibrate", "--target", "opencl", "--show"]) == 2
     said = capsys.readouterr().err
     assert f"error: {path}: expected format 1 of a calibration, got 0; remove this file, or measure" in said
+    with pytest.raises(InputError, match="remove this file"):
+        resolve_target("opencl")
+    assert main(["calibrate", "--target", "opencl"]) == 0
+    assert main(["calibrate", "--target", "opencl", "--show"]) == 0
 
 
 def test_noise_never_makes_a_launch_free():
