@@ -37,7 +37,7 @@ MAX_FIXED = 16
 
 
 class ImportNote(UserWarning):
-    """What an import took for granted, and how to say otherwise."""
+    """What an import took for granted, or took although the file contradicts itself without harm."""
 
 
 def load(
@@ -46,7 +46,7 @@ def load(
     """The graph-level module of an ONNX model: a path, the bytes of a file, or a `ModelProto`.
 
     shapes: static shapes by input name, and extents by the name of a symbolic dimension. A batch that stays
-        open is 1, which an `ImportNote` says.
+        open is 1, which an `ImportNote` says, as of declared shapes of results that are others.
     constants: numbers or arrays by input name, for inputs that are to be fixed (a sampling rate, a shape, a
         trip count); they are inputs of the module no more.
     Raises InputError (unreadable or contradictory model, unknown shapes) and UnsupportedError, which lists
@@ -56,14 +56,14 @@ def load(
     proto = _modern(proto, file)
     read = syntax.Reader(file, folder).model(proto)
     binding = bind(read, shapes, constants)
-    module = import_model(read, binding)
-    if binding.assumed:
-        warnings.warn(f"{file}: {binding.assumed}", ImportNote, stacklevel=2)
+    module, notes = import_model(read, binding)
+    for note in notes:
+        warnings.warn(f"{file}: {note}", ImportNote, stacklevel=2)
     return module
 
 
-def import_model(model: syntax.Model, binding: Binding) -> Module:
-    """Our module for a model that has been read, its inputs bound."""
+def import_model(model: syntax.Model, binding: Binding) -> tuple[Module, tuple[str, ...]]:
+    """Our module for a model that has been read, its inputs bound; and what to tell of the import."""
     if not model.graph.outputs:
         raise InputError("expected a graph with an output, got none", where=model.file)
     inputs: dict[str, Value] = {name: Value(kind, hint=name) for name, kind in binding.inputs.items()}
@@ -83,16 +83,17 @@ def import_model(model: syntax.Model, binding: Binding) -> Module:
         choices = [name for name, t in binding.inputs.items() if t.size <= MAX_FIXED]
         raise evaluator.findings.error(model.file, choices)
     outputs = []
+    notes = [binding.assumed]
     for declared, result in zip(model.graph.declared, results, strict=True):
         values = _tensors(result, declared.name, model)
-        check_declared(declared, values, model)
+        notes.append(check_declared(declared, values, model))
         outputs += values
     emitter.builder.do("graph.return", *outputs)
     ops = _used(emitter.builder.ops)
     func = Func(Level.GRAPH, "main", Block(tuple(inputs.values()), ops), tuple(v.type for v in outputs))
     kept = {str(op["name"]) for op in ops if op.name == "graph.constant"}
     constants = Constants({name: made(array) for name, array in emitter.constants.items() if name in kept})
-    return Module(_module_name(model), (func,), (), constants)
+    return Module(_module_name(model), (func,), (), constants), tuple(filter(None, notes))
 
 
 def _tensors(result: Result, name: str, model: syntax.Model) -> list[Value]:

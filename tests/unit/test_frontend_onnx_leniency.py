@@ -60,10 +60,13 @@ def test_values_have_names_of_their_own():
 
 
 def test_declared_outputs_agree_with_computed_ones():
-    for kind, shape in ((TensorProto.INT64, (2, 3)), (FLOAT, (2, 3, 1)), (FLOAT, (7, 3))):
-        told = fault(model(outputs=[info("y", kind, shape)]))
-        assert "declares output 'y' as" in told
-        assert told.endswith("but its value is f32[2, 3]")
+    told = fault(model(outputs=[info("y", TensorProto.INT64, (2, 3))]))
+    assert "declares output 'y' as i64[2, 3]" in told
+    assert told.endswith("but its value is f32[2, 3]")
+    for shape in ((2, 3, 1), (7, 3)):
+        # other runtimes take such files, and trained networks come with them
+        with pytest.warns(tw.frontends.onnx.ImportNote, match=r"declares output 'y' as .* is f32\[2, 3\]$"):
+            tw.frontends.onnx.load(model(outputs=[info("y", FLOAT, shape)]))
     for good in (("n", 3), (None, 3), None):
         tw.frontends.onnx.load(model(outputs=[info("y", FLOAT, good)]))
     tw.frontends.onnx.load(model(outputs=[onnx.ValueInfoProto(name="y")]))
