@@ -60,6 +60,47 @@ def dequantised(emit: FoldingEmitter, x: Value, scale: Value, zero: Value | None
     return emit.cast(emit.value("multiply", emit.cast(whole, held), emit.cast(scale, held)), dtype)
 
 
+def _dynamically_quantised(emit: FoldingEmitter, x: Value) -> tuple[Value, Value, Value]:
+    """x as u8, the scale and the zero point, under which zero and all elements are in range.
+
+    Where all elements are zero, the standard divides by zero; the scale is 1 then, as in ONNX Runtime.
+    """
+    axes, zero = tuple(range(x.tensor.rank)), emit.full(0, x.tensor.dtype)
+    low = emit.value("minimum", emit.value("min", x, axis=axes), zero)
+    high = emit.value("maximum", emit.value("max", x, axis=axes), zero)
+    step = emit.value("divide", emit.value("subtract", high, low), emit.full(255, x.tensor.dtype))
+    scale = emit.value("where", emit.value("equal", step, zero), emit.full(1, x.tensor.dtype), step)
+    start = emit.value("round", emit.value("divide", emit.value("negative", low), scale))
+    start = saturated(emit, start, "u8")
+    return quantised(emit, x, scale, start, "u8"), scale, start
+
+
+def _dynamic_quantize_linear(emit: FoldingEmitter, node: Node) -> Result:
+    return _dynamically_quantised(emit, node.tensor(0))
+
+
+def dynamic_product(emit: FoldingEmitter, x: Value, weight: Value, scale: Value, zero: Value | None) -> Value:
+    """x [m, k] times weights [k, n] of integers: x is quantised by the range of all rows, the product is f32.
+
+    scale, zero: of all weights (one element) or one per column.
+    """
+    whole, x_scale, x_zero = _dynamically_quantised(emit, x)
+    product = matrix_product(
+        emit, _centred(emit, whole, x_zero), _centred(emit, weight, _columns(emit, zero))
+    )
+    spread = _columns(emit, scale)
+    assert spread is not None
+    both = emit.value("multiply", x_scale, spread)
+    return emit.value("multiply", emit.cast(product, "f32"), both)
+
+
+def _columns(emit: FoldingEmitter, parameter: Value | None) -> Value | None:
+    """A parameter of all weights, or one per column, as it broadcasts to [k, n]."""
+    if parameter is None:
+        return None
+    return emit.reshape(parameter, () if parameter.tensor.size == 1 else (1, parameter.tensor.size))
+
+
 def _quantize_linear(emit: FoldingEmitter, node: Node) -> Result:
     x, scale, zero = node.tensor(0), node.tensor(1), node.optional(2)
     axis, block = node.attrs.integer("axis", 1), node.attrs.integer("block_size", 0)
@@ -147,6 +188,7 @@ def _qlinear_conv(emit: FoldingEmitter, node: Node) -> Result:
 RULES: Rules = {
     "ConvInteger": _conv_integer,
     "DequantizeLinear": _dequantize_linear,
+    "DynamicQuantizeLinear": _dynamic_quantize_linear,
     "MatMulInteger": _matmul_integer,
     "QLinearConv": _qlinear_conv,
     "QLinearMatMul": _qlinear_matmul,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tilewright.frontends.emitter import Result
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rule, Rules
+from tilewright.frontends.onnx.rules_quantised import dynamic_product
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Value
 
@@ -30,7 +31,10 @@ _PLAIN = {"relu": "relu", "sigmoid": "sigmoid", "tanh": "tanh"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cell:
-    """One direction: weights [hidden, gates * hidden] of the state, peepholes, activations, options."""
+    """One direction: weights [hidden, gates * hidden] of the state, peepholes, activations, options.
+
+    scale, zero: those of weights that are integers.
+    """
 
     emit: FoldingEmitter
     hidden: int
@@ -40,6 +44,8 @@ class _Cell:
     activations: tuple[Activation, ...]
     clip: float
     flag: bool
+    scale: Value | None = None
+    zero: Value | None = None
 
     def clipped(self, x: Value) -> Value:
         """`x` within the clip bound, where there is one."""
@@ -57,6 +63,8 @@ class _Cell:
 
     def product(self, state: Value, weight: Value) -> Value:
         """State times weights."""
+        if self.scale is not None:
+            return dynamic_product(self.emit, state, weight, self.scale, self.zero)
         return self.emit.value("matmul", state, weight)
 
 
@@ -181,7 +189,11 @@ def _activations(
     return found
 
 
-def _recurrent(gates: int, states: int, defaults: Sequence[str], step: Step, flag: str) -> Rule:
+def _recurrent(
+    gates: int, states: int, defaults: Sequence[str], step: Step, flag: str, *, integers: bool = False
+) -> Rule:
+    """The rule of a layer; that of one with weights of integers, which come transposed, if `integers`."""
+
     def rule(emit: FoldingEmitter, node: Node) -> Result:
         """All outputs [time, directions, batch, hidden], and the last states [directions, batch, hidden]."""
         x, weight, recurrence = (_cubic(node, i) for i in range(3))
@@ -192,7 +204,7 @@ def _recurrent(gates: int, states: int, defaults: Sequence[str], step: Step, fla
         if direction not in kinds:
             raise InputError(f"expected direction {', '.join(kinds)}, got '{direction}'")
         backwards = kinds[direction]
-        hidden = recurrence.tensor.shape[-1]
+        hidden = recurrence.tensor.shape[1 if integers else 2]
         if node.attrs.integer("hidden_size", hidden) != hidden:
             raise InputError(f"expected hidden_size {hidden} as the weights {recurrence.type} have it")
         functions = _activations(emit, node, defaults, len(backwards))
@@ -208,8 +220,11 @@ def _recurrent(gates: int, states: int, defaults: Sequence[str], step: Step, fla
                 if given is None
                 else (emit.cut(given, 0, k * gates * hidden, gates * hidden) for k in (1, 0))
             )
-            rows = _gated_input(emit, x, _entry(emit, weight, d), outer)
-            turned = emit.transpose(_entry(emit, recurrence, d), (1, 0))
+            outside, turned = (_entry(emit, v, d) for v in (weight, recurrence))
+            if not integers:
+                turned = emit.transpose(turned, (1, 0))
+            scales = [_part(emit, node, k, d) if integers else None for k in range(8, 12)]
+            rows = _gated_input(emit, x, outside, outer, *scales[:2])
             cell = _Cell(
                 emit,
                 hidden,
@@ -219,6 +234,7 @@ def _recurrent(gates: int, states: int, defaults: Sequence[str], step: Step, fla
                 tuple(functions[d * count : (d + 1) * count]),
                 clip,
                 option,
+                *scales[2:],
             )
             start = tuple(_initial(emit, node, 5 + k, d, x, hidden, batch_first) for k in range(states))
             ends.append(_unrolled(emit, cell, step, rows, start, lens, back))
@@ -255,12 +271,26 @@ def _initial(
     return _entry(emit, value, direction, 1 if batch_first else 0)
 
 
-def _gated_input(emit: FoldingEmitter, x: Value, weight: Value, bias: Value | None) -> Value:
-    """What the inputs of all steps give to the gates, in one product: [time, batch, gates * hidden]."""
+def _gated_input(
+    emit: FoldingEmitter,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    scale: Value | None,
+    zero: Value | None,
+) -> Value:
+    """What the inputs of all steps give to the gates, in one product: [time, batch, gates * hidden].
+
+    weight: [gates * hidden, width]; with a scale integers [width, gates * hidden].
+    """
     time, batch, width = x.tensor.shape
-    flat = emit.value("matmul", emit.reshape(x, (time * batch, width)), weight, transpose_b=True)
+    rows = emit.reshape(x, (time * batch, width))
+    if scale is None:
+        flat = emit.value("matmul", rows, weight, transpose_b=True)
+    else:
+        flat = dynamic_product(emit, rows, weight, scale, zero)
     flat = flat if bias is None else emit.value("add", flat, bias)
-    return emit.reshape(flat, (time, batch, weight.tensor.shape[0]))
+    return emit.reshape(flat, (time, batch, flat.tensor.shape[1]))
 
 
 def _unrolled(
@@ -308,6 +338,9 @@ def _outputs(
 
 
 RULES: Rules = {
+    "com.microsoft.DynamicQuantizeLSTM": _recurrent(
+        4, 2, ("Sigmoid", "Tanh", "Tanh"), _lstm_step, "input_forget", integers=True
+    ),
     "GRU": _recurrent(3, 1, ("Sigmoid", "Tanh"), _gru_step, "linear_before_reset"),
     "LSTM": _recurrent(4, 2, ("Sigmoid", "Tanh", "Tanh"), _lstm_step, "input_forget"),
     "RNN": _recurrent(1, 1, ("Tanh",), _rnn_step, ""),
