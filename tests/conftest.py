@@ -30,7 +30,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="rewrite the expected output of the case files below tests/cases with what came out",
     )
     parser.addoption(
-        "--shuffle", type=int, metavar="SEED", help="run the tests in a random order, the same for one seed"
+        "--shuffle",
+        type=int,
+        metavar="SEED",
+        help="run files, and tests in them, in a random order that the seed decides",
     )
     parser.addoption(
         "--vector-bits",
@@ -52,7 +55,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if (seed := config.getoption("--shuffle")) is not None:
-        random.Random(seed).shuffle(items)
+        rng = random.Random(seed)
+        places = {path: rng.random() for path in dict.fromkeys(item.path for item in items)}
+        # Tests of one file stay together, as what they share is made once for all of them.
+        items.sort(key=lambda item: (places[item.path], rng.random()))
     missing = {"device": missing_gpu(), "emulator": missing_cxx()}
     for item in items:
         if TESTS / "device" in item.path.parents:
