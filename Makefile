@@ -28,7 +28,7 @@ demo: .venv/with-$(DEMO_WITH)
 
 test: static
 	@echo "running the tests ..."
-	@TILEWRIGHT_REPEATABLE=1 $(PY) -m pytest -q -n 2 --dist worksteal
+	@TILEWRIGHT_REPEATABLE=1 $(PY) -m pytest -q -n 2 --dist worksteal --max-worker-restart 40
 
 conformance: .venv/with-cuda-opencl-dev
 	@$(PY) -m tilewright.tools.conformance tests/data $(CONFORMANCE)
