@@ -161,3 +161,10 @@ def test_the_deadline_ends_work():
         forever()
     with deadline(60.0, "nothing"):
         pass
+
+
+def test_a_folder_without_networks_says_which_option_names_another(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "--suite", "main", "--peers", "none", "--target", "null"]) == 2
+    assert "tests/data/relay: expected NAME.relay files in the folder for" in (err := capsys.readouterr().err)
+    assert "name another with --folder" in err

@@ -51,3 +51,10 @@ def test_every_data_file_is_packaged():
         if file.is_file() and not {file.name, file.suffix} & (kinds | {".py", ".pyc"})
     ]
     assert not left_out
+
+
+def test_the_readme_says_what_every_extra_is_for():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text[text.index("| extra |") :].split("\n\n")[0]
+    named = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert sorted(named) == sorted(PROJECT["project"]["optional-dependencies"])

@@ -37,7 +37,9 @@ def _path(name: str, folder: Path) -> Path:
     known = sorted(p.stem for p in folder.glob("*.relay"))
     if not known:
         raise InputError(
-            f"expected NAME.relay files in the folder for '{name}', found none", where=str(folder)
+            f"expected NAME.relay files in the folder for '{name}', found none: name another with --folder, "
+            "such as tests/data/relay of a checkout, or give the networks as files",
+            where=str(folder),
         )
     near = difflib.get_close_matches(name, known, 1, 0.5)
     hint = f", did you mean '{near[0]}'" if near else f"; known: {', '.join(known)}"
