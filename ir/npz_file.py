@@ -17,6 +17,7 @@ from tilewright.ir.bounded_file import require_regular
 from tilewright.ir.errors import InputError
 
 _SUFFIX = ".npy"
+MAX_MEMBERS = 50_000
 #: bytes of a header that NumPy reads; ours are a tenth of it
 _MAX_HEADER_BYTES = 12_000
 _NUMBERS = "biufc"
@@ -69,7 +70,10 @@ class NpzFile:
         require_regular(path, "arrays")
         try:
             with zipfile.ZipFile(self.path) as archive:
-                for info in archive.infolist():
+                members = archive.infolist()
+                if len(members) > MAX_MEMBERS:
+                    raise self._fault(f"at most {MAX_MEMBERS} arrays, got {len(members)}")
+                for info in members:
                     self._add(archive, info)
         except _FAULTS as error:
             raise self._fault(_what_it_is(self.path) or _reason(error)) from None
@@ -85,6 +89,8 @@ class NpzFile:
 
     def _add(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
         name = info.filename.removesuffix(_SUFFIX)
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise self._fault(f"{name!r:.100} is compressed in a way that NumPy does not write")
         if name in self.headers:
             raise self._fault(f"two arrays are called {name!r:.100}")
         with archive.open(info) as member:

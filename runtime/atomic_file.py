@@ -55,6 +55,12 @@ def atomic_file(path: Path) -> Iterator[Any]:
         yield file
 
 
+def write_atomically(path: str | Path, text: str) -> None:
+    """The text, in UTF-8, as an `atomic_file`; raises OSError."""
+    with atomic_file(Path(path)) as file:
+        file.write(text.encode())
+
+
 def _status(path: Path) -> os.stat_result | None:
     """What is at the end of the links, or None where nothing is yet."""
     try:

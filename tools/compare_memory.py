@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import tilewright as tw
+from tilewright.runtime.atomic_file import write_atomically
 from tilewright.runtime.memory import arena_lower_bound
 from tilewright.runtime.plan import BufferKind, ExecutionPlan
 from tilewright.tools.bench.networks import with_batch
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(_paragraph(row), flush=True)
             rows.append(row)
     if a.json:
-        Path(a.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        write_atomically(a.json, json.dumps(rows, indent=1))
     return 0
 
 

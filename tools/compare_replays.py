@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from tilewright.arguments.parsing import CommandParser
 from tilewright.commands.network import load_network, random_inputs
 from tilewright.executable import Executable
 from tilewright.ir import WorkError
+from tilewright.runtime.atomic_file import write_atomically
 from tilewright.runtime.cuda import CudaDevice
 from tilewright.runtime.cuda_plan import CudaPlan, ReplayKind
 from tilewright.runtime.plan import ExecutionPlan
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.append(compare(network, a))
         print(json.dumps(rows[-1]), flush=True)
         if a.json:
-            Path(a.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")
+            write_atomically(a.json, json.dumps(rows, indent=1))
     return 0 if all(row["equal"] for row in rows) else 1
 
 

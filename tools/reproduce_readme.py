@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright import cli
+from tilewright.runtime.atomic_file import write_atomically
 from tilewright.tools import compare_replays
 from tilewright.tools.bench.document import read_document
 from tilewright.tools.bench.table import document_text
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         right = right and good
         print(f"\n<!-- reproduce_readme: {name} -->\n\n{table}\n\n<!-- end: {name} -->", flush=True)
         if a.json:
-            Path(a.json).write_text(json.dumps(measured, indent=1), encoding="utf-8")
+            write_atomically(a.json, json.dumps(measured, indent=1))
     return 0 if right else 1
 
 

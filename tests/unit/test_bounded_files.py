@@ -14,7 +14,7 @@ import tilewright as tw
 from tilewright.cli import main
 from tilewright.codegen.cache import BinaryCache
 from tilewright.frontends.relay.params import load_params
-from tilewright.ir import InputError, bounded_file, load_constants, parse_file
+from tilewright.ir import InputError, bounded_file, load_constants, npz_file, parse_file
 from tilewright.ir.bounded_file import read_bounded, require_regular
 from tilewright.ir.npz_file import NpzFile, read_npz
 from tilewright.runtime.bucket_container import read_saved
@@ -232,6 +232,16 @@ def test_two_members_of_one_name(tmp_path):
     path = member(saved(tmp_path / "f.npz", a=np.zeros(3)), "a", npy((1,), data=b"abcd"))
     with pytest.raises(InputError, match="two arrays are called 'a'"):
         NpzFile(path)
+
+
+def test_other_compressions_and_many_members(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "f.npz", "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("a.npy", npy((1,), data=b"abcd"))
+    with pytest.raises(InputError, match="'a' is compressed in a way that NumPy does not write"):
+        NpzFile(tmp_path / "f.npz")
+    monkeypatch.setattr(npz_file, "MAX_MEMBERS", 2)
+    with pytest.raises(InputError, match="at most 2 arrays, got 3"):
+        NpzFile(saved(tmp_path / "g.npz", a=np.zeros(1), b=np.zeros(1), c=np.zeros(1)))
 
 
 def test_damage_that_only_inflating_finds(tmp_path):

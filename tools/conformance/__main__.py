@@ -13,13 +13,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import get_args
 
 from tqdm import tqdm
 
 from tilewright.choices import Precision
 from tilewright.ir import InputError
+from tilewright.runtime.atomic_file import write_atomically
 from tilewright.targets import resolve_target
 from tilewright.tools.conformance.case import FAILED, Suite
 from tilewright.tools.conformance.suites import SUITES, open_suites
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = sorted(bar, key=lambda r: (r.suite, r.target, r.name))
     print("\n\n".join(filter(None, (findings(results), errors_by_network(results), summary(results)))))
     if a.json:
-        Path(a.json).write_text(json.dumps([asdict(r) for r in results], indent=1), encoding="utf-8")
+        write_atomically(a.json, json.dumps([asdict(r) for r in results], indent=1))
     return 1 if any(r.status == FAILED for r in results) else 0
 
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from tilewright.ir import InputError
+from tilewright.runtime.atomic_file import write_atomically
 from tilewright.targets import resolve_target
 from tilewright.tools.foreign.entry import TOLERANCE
 from tilewright.tools.foreign.registry import chosen
@@ -69,18 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(row.line(), flush=True)
         rows.append(row)
         if a.json:
-            _write(Path(a.json), json.dumps([asdict(r) for r in rows], indent=1))
+            write_atomically(a.json, json.dumps([asdict(r) for r in rows], indent=1))
     print(summary(rows))
     if a.markdown:
-        _write(Path(a.markdown), markdown(rows) + "\n")
+        write_atomically(a.markdown, markdown(rows) + "\n")
     return 1 if any(r.state in BAD for r in rows) else 0
-
-
-def _write(path: Path, text: str) -> None:
-    """Replaces the file at once, so that a reader never sees half of it."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
 
 
 if __name__ == "__main__":
