@@ -34,7 +34,7 @@ from tilewright.codegen.stamps import Stamps
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Level, Value, walk
 from tilewright.ir.thread_launch_ops import waits_for_launches
-from tilewright.ir.types import TensorType
+from tilewright.ir.types import ScalarType, TensorType
 
 STATIC_SHARED_BYTES = 48 * 1024
 #: blocks of one multiprocessor at most, on any device
@@ -78,7 +78,7 @@ def _emit(func: Func, dialect: Dialect, stamped: bool = False) -> KernelSource:
         for part in (
             _pragmas(func, dialect),
             e.prelude.text(),
-            _kernel(dialect, entry, (block, _resident(func)), pointers, lines),
+            _kernel(_head(func, dialect, entry, block), pointers, lines),
         )
         if part
     )
@@ -199,14 +199,29 @@ def _uses_f64(func: Func) -> bool:
     return any(v.type.dtype == "f64" for v in values)
 
 
-def _kernel(
-    dialect: Dialect, entry: str, bounds: tuple[int, int], pointers: list[str], lines: list[str]
-) -> str:
-    block, resident = bounds
-    if dialect.native_vectors:
-        head = f"__kernel __attribute__((reqd_work_group_size({block}, 1, 1)))\nvoid {entry}("
-    else:
-        head = f'extern "C" __global__ void __launch_bounds__({block}, {resident}) {entry}('
+def _head(func: Func, dialect: Dialect, entry: str, block: int) -> str:
+    """What stands before a kernel's parameters."""
+    resident = _resident(func)
+    if not dialect.native_vectors:
+        return f'extern "C" __global__ void __launch_bounds__({block}, {resident}) {entry}('
+    hint = _vector_hint(func, dialect)
+    return f"__kernel {hint}__attribute__((reqd_work_group_size({block}, 1, 1)))\nvoid {entry}("
+
+
+def _vector_hint(func: Func, dialect: Dialect) -> str:
+    """Of a kernel that computes with vectors, their type: compilers then do not join work-items to vectors.
+
+    Intel's compiler would make vectors of vectors, which takes four times as long and runs no faster.
+    """
+    types = (r.type for op in walk(func.body) for r in op.results)
+    vectors = [(t.lanes, t.dtype) for t in types if isinstance(t, ScalarType) and t.lanes > 1]
+    if not vectors:
+        return ""
+    lanes, dtype = max(vectors)
+    return f"__attribute__((vec_type_hint({dialect.reg_type(dtype, lanes)}))) "
+
+
+def _kernel(head: str, pointers: list[str], lines: list[str]) -> str:
     one_line = head + ", ".join(pointers) + ")"
     if len(one_line.splitlines()[-1]) > 110:
         one_line = head + "\n    " + ",\n    ".join(pointers) + ")"
