@@ -17,9 +17,10 @@ def open_device(target: str) -> Device:
 
         return CudaDevice()
     if kind == "opencl":
+        from tilewright.codegen.cache import BinaryCache
         from tilewright.runtime.opencl.device import OpenClDevice
 
-        return OpenClDevice(name or None)
+        return OpenClDevice(name or None, store=BinaryCache())
     if kind == "emulator":
         from tilewright.codegen.emulator_build import EmulatorBuilder
         from tilewright.runtime.emulator import EmulatorDevice

@@ -25,7 +25,7 @@ from tilewright.pipelines import PACKING, stage_texts
 from tilewright.planning import constants_of, plan_module
 from tilewright.repeated_plan import RUNS, SPREAD, copies_in, repeated
 from tilewright.runtime.device import Device, LoadedPlan
-from tilewright.runtime.opencl.device import BUILD_OPTIONS
+from tilewright.runtime.opencl.programs import BUILD_OPTIONS
 from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
 from tilewright.targets import Target
 from tilewright.tuning_database import TuningDatabase

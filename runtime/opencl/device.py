@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
+from itertools import count
 from typing import Any
 
 from tilewright.runtime.arrays import Array, check_constants
@@ -13,24 +12,27 @@ from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.device import Progress
 from tilewright.runtime.errors import (
     DeviceError,
-    KernelBuildError,
     OutOfMemoryError,
     RuntimeInputError,
 )
 from tilewright.runtime.loaded import Closable, describe_launch
 from tilewright.runtime.memory import layout_of, plan_with_layout
-from tilewright.runtime.opencl.driver import context_of, driver_errors, first_complaint
+from tilewright.runtime.opencl.driver import context_of, driver_errors
 from tilewright.runtime.opencl.memory import OpenClPool, PlanMemory
 from tilewright.runtime.opencl.plan import OpenClPlan
-from tilewright.runtime.opencl.platforms import check_not_forked, full_name, import_pyopencl, version_of
+from tilewright.runtime.opencl.platforms import (
+    check_not_forked,
+    full_name,
+    implementation_of,
+    import_pyopencl,
+    version_of,
+)
+from tilewright.runtime.opencl.programs import BinaryStore, ProgramBuilder
+from tilewright.runtime.opencl.proof import Prover
 from tilewright.runtime.opencl.streamed import OpenClStreamedPlan
 from tilewright.runtime.opencl.trust import find_device
 from tilewright.runtime.plan import ExecutionPlan, KernelCode
 from tilewright.runtime.plan_check import ALIGNMENT
-
-#: kernels that are built as one program
-GROUP = 16
-BUILD_OPTIONS = ("-cl-std=CL1.2", "-w")
 
 
 class OpenClDevice(Closable):
@@ -38,13 +40,16 @@ class OpenClDevice(Closable):
 
     `name` picks the first device that it means (`platforms.matches`); without it a GPU is preferred, then the
     order of `platforms.IMPLEMENTATIONS`. out_of_order: whether plans run on queues that are out of order,
-    with events for their dependencies; None means those of several streams, where the device can. Raises
+    with events for their dependencies; None means those of several streams, where the device can. store:
+    where compiled kernels are kept between runs, and which of them are proven; None keeps nothing. Raises
     `DeviceMissingError` where there is no such device, or none that computes rightly on this machine.
     """
 
     language = "opencl"
 
-    def __init__(self, name: str | None = None, *, out_of_order: bool | None = None) -> None:
+    def __init__(
+        self, name: str | None = None, *, out_of_order: bool | None = None, store: BinaryStore | None = None
+    ) -> None:
         self.cl: Any = import_pyopencl()
         self.device, self.vector_bits = find_device(name)
         self.name = full_name(self.device)
@@ -53,6 +58,10 @@ class OpenClDevice(Closable):
             self.context = context_of(self.cl, self.device)
         uploads = self.new_queue(out_of_order=False)
         self.pool = OpenClPool(self.cl, self.context, uploads, self.device, self.name)
+        self.builder = ProgramBuilder(self.cl, self.context, self.device, store)
+        made_by = implementation_of(self.device)
+        proves = made_by is not None and made_by.self_test
+        self.prover = Prover(self.device, store) if proves else None
 
     @property
     def has_out_of_order(self) -> bool:
@@ -146,38 +155,27 @@ class OpenClDevice(Closable):
                     f"kernel {kernel.name!r}: expected OpenCL C for {self.name}, got {kernel.language}"
                 )
         new = [k for k in kernels if not self.pool.programs.users(k.source)]
-        group_of = {k.name: new[i - i % GROUP : i - i % GROUP + GROUP] for i, k in enumerate(new)}
-        built: dict[str, Any] = {}  # by source: programs that nobody has taken yet
-        programs: dict[str, Any] = {}
-        for index, kernel in enumerate(kernels):
-            build = partial(self._built_in_group, kernel, group_of.get(kernel.name, [kernel]), built)
-            programs[kernel.name] = memory.program(kernel.source, build)
+        if self.prover is not None:
+            self.prover.prove(plan, self.builder.groups(new))
+        done = count(1)
+
+        def advance(name: str) -> None:
             if progress is not None:
-                progress(index + 1, len(kernels), kernel.name)
-        return programs
+                progress(next(done), len(kernels), name)
 
-    def _built_in_group(self, kernel: KernelCode, group: Sequence[KernelCode], built: dict[str, Any]) -> Any:
-        """The program of a kernel, built together with those of its group: a build of its own costs 0.2 s."""
-        if kernel.source not in built:
-            built.update(dict.fromkeys(k.source for k in group))
-            if len({k.entry for k in group}) == len(group) > 1:
-                with warnings.catch_warnings(), contextlib.suppress(self.cl.Error):
-                    warnings.simplefilter("ignore", self.cl.CompilerWarning)
-                    text = "\n".join(k.source for k in group)
-                    program = self.cl.Program(self.context, text).build(list(BUILD_OPTIONS))
-                    built.update((k.source, program) for k in group)
-        # What cannot be built together is built alone, which names the kernel at fault.
-        return built[kernel.source] or self._build_program(kernel.name, kernel.source)
+        for kernel in kernels:
+            if kernel not in new:
+                advance(kernel.name)
+        built = self.builder.build(new, advance)
+        return {k.name: memory.program(k.source, partial(self._program, built, k)) for k in kernels}
 
-    def _build_program(self, name: str, source: str) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", self.cl.CompilerWarning)
-            try:
-                return self.cl.Program(self.context, source).build(list(BUILD_OPTIONS))
-            except self.cl.Error as error:
-                raise KernelBuildError(
-                    f"kernel {name!r}: {self.name} cannot build it: {first_complaint(str(error), source)}"
-                ) from None
+    def _program(self, built: Mapping[str, Any], kernel: KernelCode) -> Any:
+        """A program of `built`, or where another plan had it until now, a new one."""
+        if kernel.source in built:
+            return built[kernel.source]
+        return self.builder.build([kernel], lambda _: None)[kernel.source]
 
     def _release(self) -> None:
-        return  # plans that are still open, or being loaded, have references of their own
+        # Plans that are still open, or being loaded, have references to the rest.
+        if self.prover is not None:
+            self.prover.close()

@@ -90,7 +90,8 @@ class OpenClPlan(Closable):
                 args.append(self._cl.LocalMemory(launch.shared_bytes))
             if kernel.num_args != len(args):
                 raise RuntimeInputError(f"{doing}: expected {kernel.num_args} arguments, got {len(args)}")
-            kernel.set_args(*args)
+            for position, argument in enumerate(args):  # set_args would write and store a function first
+                kernel.set_arg(position, argument)
         self._arguments += args
         return kernel
 

@@ -34,7 +34,9 @@ class Implementation:
     `key` is how a target names it (`opencl:intel`); `platform` is what its platform's name contains;
     `distribution` the wheel with the library `library` that a loader must be told of, or where the loader
     finds it by itself, an empty name. `self_test`: whether it may be used only after a test on this machine,
-    because its compiler is too old to know every CPU.
+    because its compiler is too old to know every CPU. `cache_variable`: where it compiles a kernel when that
+    is first launched and keeps the result in files of its own, the variable that names their folder, and
+    `cache_folder` the folder below the user's cache that is taken without the variable.
     """
 
     key: str
@@ -42,12 +44,25 @@ class Implementation:
     distribution: str = ""
     library: str = ""
     self_test: bool = False
+    cache_variable: str = ""
+    cache_folder: str = ""
+
+    @property
+    def compiles_at_launch(self) -> bool:
+        """Whether its compiler runs when a kernel is first launched."""
+        return bool(self.cache_variable)
 
 
 #: in order of preference
 IMPLEMENTATIONS = (
     Implementation("intel", "Intel(R) OpenCL", "intel-opencl-rt", "libintelocl.so"),
-    Implementation("pocl", "Portable Computing Language", self_test=True),
+    Implementation(
+        "pocl",
+        "Portable Computing Language",
+        self_test=True,
+        cache_variable="POCL_CACHE_DIR",
+        cache_folder="pocl/kcache",
+    ),
 )
 
 _listing = threading.Lock()

@@ -94,12 +94,12 @@ def verdict_on(device: Any) -> Verdict:
 
 
 def _key(device: Any) -> str:
-    facts = (device.name, device.version, device.driver_version, device.platform.version, _processor())
+    facts = (device.name, device.version, device.driver_version, device.platform.version, processor())
     source = Path(selftest.__file__).read_text(encoding="utf-8")
     return hashlib.sha256("\0".join((*facts, source)).encode()).hexdigest()
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's name and features as the system shows them."""
     wanted = ("model name", "flags", "Features", "CPU part")
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as stream:
@@ -158,7 +158,7 @@ def _test(name: str, bits: int) -> tuple[Verdict, int]:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=_SELF_TEST_S
             )
-            output, ended = done.stdout, _how_ended(done.returncode)
+            output, ended = done.stdout, how_ended(done.returncode)
         except subprocess.TimeoutExpired as stopped:
             output, ended, late = stopped.stdout or b"", f"took more than {_SELF_TEST_S:.0f} s", True
     lines = [_facts(line) for line in output.splitlines()]
@@ -187,7 +187,8 @@ def _spoken(case: str) -> str:
     return f"{function} of {kind}" if function else case
 
 
-def _how_ended(code: int) -> str:
+def how_ended(code: int) -> str:
+    """What became of a process by its exit status, as a predicate."""
     if code >= 0:
         return "failed"
     if code == -signal.SIGXCPU:

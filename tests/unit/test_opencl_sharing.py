@@ -14,6 +14,7 @@ from tilewright.codegen.prelude import Prelude
 from tilewright.runtime.errors import DeviceError, KernelBuildError, OutOfMemoryError, RuntimeInputError
 from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.opencl.memory import OpenClPool
+from tilewright.runtime.opencl.programs import ProgramBuilder
 from tilewright.runtime.plan import Buffer, ExecutionPlan
 
 PLAN = diamond()
@@ -76,8 +77,9 @@ def test_plans_of_one_source_share_its_program(device):
 def test_kernels_of_a_plan_are_built_together(device, monkeypatch):
     texts = []
     program = device.cl.Program
-    monkeypatch.setattr(device, "cl", SimpleNamespace(**{**vars(device.cl), "Program": None}))
-    monkeypatch.setattr(device.cl, "Program", lambda c, text: texts.append(text) or program(c, text))
+    watched = SimpleNamespace(**{**vars(device.cl), "Program": None})
+    watched.Program = lambda c, text: texts.append(text) or program(c, text)
+    monkeypatch.setattr(device, "builder", ProgramBuilder(watched, device.context, device.device, None))
     with device.load(PLAN, {"w": W}) as loaded:
         np.testing.assert_allclose(loaded.run([X])[0], diamond_result(X, W), rtol=1e-6)
         with device.load(PLAN, {"w": W}):

@@ -163,3 +163,12 @@ def test_names_of_implementations():
     assert platforms.matches(POCL, "pocl")
     assert not platforms.matches(POCL, "intel")
     assert platforms.matches(OTHER, "PROCESSOR")
+
+
+def test_another_processor_or_driver_is_tested_anew(judged, monkeypatch):
+    tried = judged(always=(0, FINISHED))
+    trust.verdict_on(POCL)
+    monkeypatch.setattr(trust, "processor", lambda: "another")
+    trust.verdict_on(POCL)
+    trust.verdict_on(SimpleNamespace(**{**vars(POCL), "driver_version": "2"}))
+    assert tried == [512] * 3

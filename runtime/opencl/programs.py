@@ -1,0 +1,160 @@
+"""OpenCL C -> built programs of one device: groups of kernels at once, binaries kept from run to run."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any, Protocol
+
+from tilewright.runtime.errors import KernelBuildError
+from tilewright.runtime.opencl.driver import first_complaint
+from tilewright.runtime.opencl.platforms import full_name, implementation_of
+from tilewright.runtime.plan import KernelCode
+
+BUILD_OPTIONS = ("-cl-std=CL1.2", "-w")
+#: kernels that are built as one program at most: a build of its own costs 0.05 to 0.2 s
+GROUP = 16
+#: kernels from which another thread pays, and threads at most: drivers compile in part behind a lock
+LEAST_KERNELS, MOST_THREADS = 4, 4
+_DIGEST_BYTES = 64
+
+
+class BinaryStore(Protocol):
+    """Where binaries are kept between runs; it gives back what was stored, whole, or nothing."""
+
+    def get(self, key: str) -> bytes | None: ...
+
+    def put(self, key: str, payload: bytes) -> None: ...
+
+
+class ProgramBuilder:
+    """Builds kernels for one device; with a `store`, what was built once is loaded.
+
+    A binary is stored by the texts of its group, and for each kernel the group that has it. Implementations
+    that compile when a kernel is first launched keep their own files, so nothing of theirs is stored.
+    """
+
+    def __init__(self, cl: Any, context: Any, device: Any, store: BinaryStore | None) -> None:
+        made_by = implementation_of(device)
+        self._late = made_by is not None and made_by.compiles_at_launch
+        self._cl, self._context, self._device = cl, context, device
+        self._store = None if self._late else store
+        self._name = full_name(device)
+        self._made_by = (device.platform.version, device.version, device.driver_version, self._name)
+
+    def build(self, kernels: Sequence[KernelCode], progress: Callable[[str], None]) -> dict[str, Any]:
+        """The program of every kernel, by its source; `progress` hears the name of each.
+
+        Raises `KernelBuildError` naming the kernel that the device's compiler refuses.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", self._cl.CompilerWarning)
+            programs = self._stored(kernels)
+            self._tell(kernels, programs, progress)
+            groups = self.groups([k for k in kernels if k.source not in programs])
+            with ThreadPoolExecutor(self._threads(groups), thread_name_prefix="opencl") as pool:
+                futures = [pool.submit(self._built, group) for group in groups]
+                try:
+                    for future in as_completed(futures):
+                        built = future.result()
+                        programs.update(built)
+                        self._tell(kernels, built, progress)
+                except BaseException:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise
+        return programs
+
+    def _tell(
+        self, kernels: Sequence[KernelCode], built: Mapping[str, Any], progress: Callable[[str], None]
+    ) -> None:
+        for kernel in kernels:
+            if kernel.source in built:
+                progress(kernel.name)
+
+    def groups(self, kernels: Sequence[KernelCode]) -> list[list[KernelCode]]:
+        """Which kernels `build` puts into one program where nothing is stored: the same ones every time."""
+        unique = {k.source: k for k in kernels}
+        threads = 1 if self._late else min(_cores(), MOST_THREADS, len(unique) // LEAST_KERNELS)
+        return _grouped(list(unique.values()), max(threads, -(-len(unique) // GROUP)))
+
+    def _threads(self, groups: Sequence[object]) -> int:
+        return 1 if self._late else max(1, min(_cores(), MOST_THREADS, len(groups)))
+
+    def _built(self, group: Sequence[KernelCode]) -> dict[str, Any]:
+        if len(group) > 1:
+            with contextlib.suppress(self._cl.Error):
+                program = self._compiled("\n".join(k.source for k in group))
+                self._keep(group, program)
+                return {k.source: program for k in group}
+        # What cannot be built together is built alone, which names the kernel at fault.
+        programs = {}
+        for kernel in group:
+            try:
+                programs[kernel.source] = self._compiled(kernel.source)
+            except self._cl.Error as error:
+                raise KernelBuildError(
+                    f"kernel {kernel.name!r}: {self._name} cannot build it: "
+                    f"{first_complaint(str(error), kernel.source)}"
+                ) from None
+            self._keep([kernel], programs[kernel.source])
+        return programs
+
+    def _compiled(self, text: str) -> Any:
+        # pyopencl's own cache is off: it unpickles, has no checksums and waits for locks of killed processes.
+        return self._cl.Program(self._context, text).build(list(BUILD_OPTIONS), cache_dir=False)
+
+    def _key(self, *parts: str) -> str:
+        return hashlib.sha256(json.dumps([self._made_by, BUILD_OPTIONS, *parts]).encode()).hexdigest()
+
+    def _keep(self, group: Sequence[KernelCode], program: Any) -> None:
+        if self._store is None:
+            return
+        (binary,) = program.get_info(self._cl.program_info.BINARIES)
+        key = self._key("binary", *(k.source for k in group))
+        self._store.put(key, binary)
+        for kernel in group:
+            self._store.put(self._key("kernel", kernel.source), key.encode())
+
+    def _stored(self, kernels: Sequence[KernelCode]) -> dict[str, Any]:
+        """Programs of kernels that were built before, by source."""
+        if self._store is None:
+            return {}
+        programs: dict[str, Any] = {}
+        loaded: dict[str, Any] = {}
+        for kernel in kernels:
+            key = (self._store.get(self._key("kernel", kernel.source)) or b"").decode()
+            if len(key) == _DIGEST_BYTES and key not in loaded:
+                loaded[key] = self._loaded(self._store.get(key))
+            if loaded.get(key) is not None:
+                programs[kernel.source] = loaded[key]
+        return programs
+
+    def _loaded(self, binary: bytes | None) -> Any:
+        """The program of a binary; None where there is none, or the driver takes it no more."""
+        if binary is None:
+            return None
+        with contextlib.suppress(self._cl.Error):
+            return self._cl.Program(self._context, [self._device], [binary]).build(list(BUILD_OPTIONS))
+        return None
+
+
+def _grouped(kernels: Sequence[KernelCode], count: int) -> list[list[KernelCode]]:
+    """`count` groups about equal in text; more where one would have more than `GROUP`, or equal entries."""
+    groups: list[list[KernelCode]] = [[] for _ in range(count)]
+    for kernel in sorted(kernels, key=lambda k: (-len(k.source), k.source)):
+        free = [g for g in groups if len(g) < GROUP and all(k.entry != kernel.entry for k in g)]
+        if free:
+            min(free, key=lambda g: sum(len(k.source) for k in g)).append(kernel)
+        else:
+            groups.append([kernel])
+    place = {kernel.source: i for i, kernel in enumerate(kernels)}
+    return [sorted(group, key=lambda k: place[k.source]) for group in groups if group]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
