@@ -20,8 +20,8 @@ from tilewright.runtime.communication.processes import end_with_parent
 _RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 #: seconds a rank that failed gives the others to say so themselves, before it ends and mpirun ends them
 GRACE_S = 3.0
-#: PoCL reads from it how many threads it may start
-POCL_THREADS = "POCL_MAX_PTHREAD_COUNT"
+#: OpenCL implementations for CPUs read from these how many threads run kernels: PoCL's and Intel's
+THREADS = ("POCL_MAX_PTHREAD_COUNT", "CL_CONFIG_CPU_TBB_NUM_WORKERS")
 
 _opening = threading.Lock()
 _opened: list[MpiCommunicator] = []
@@ -54,12 +54,13 @@ def open_world(timeout_s: float | None = None) -> MpiCommunicator:
 
 
 def _limit_threads(communicator: MpiCommunicator) -> None:
-    """Give every rank of a machine its share of the cores, where PoCL has not been told otherwise."""
+    """Give every rank of a machine its share of the cores, where OpenCL has not been told otherwise."""
     cores = os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     # Fewer than there are: mpirun has given this rank cores of its own.
     share = allowed if 1 < allowed < cores else allowed // communicator.ranks_here
-    os.environ.setdefault(POCL_THREADS, str(max(1, share)))
+    for name in THREADS:
+        os.environ.setdefault(name, str(max(1, share)))
 
 
 @contextmanager
