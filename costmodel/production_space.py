@@ -53,16 +53,24 @@ def production_space(
     """All production points within `limits`, at least one. Raises InputError where the limits admit none."""
     if isinstance(hardware, CpuHardware):
         return _cpu_space(problem, hardware, rule, limits)
-    for multiple in (WARP, 1):
-        least = limits.min_threads if multiple == WARP else 1
-        space = _gpu_space(problem, hardware, rule, limits, least, multiple)
-        if len(space):
-            return space
+    # windows that reach far leave room for few channels at a time: short steps are a last resort
+    for steps in (_channel_steps(problem), _short_steps(problem)):
+        for multiple in (WARP, 1):
+            least = limits.min_threads if multiple == WARP else 1
+            space = _gpu_space(problem, hardware, rule, limits, least, multiple, steps)
+            if len(space):
+                return space
     raise InputError(f"no implementation parameters of {problem} fit {hardware.name} within {limits}")
 
 
 def _gpu_space(
-    problem: ContractProblem, hardware: GpuHardware, rule: Rule, limits: Limits, least: int, multiple: int
+    problem: ContractProblem,
+    hardware: GpuHardware,
+    rule: Rule,
+    limits: Limits,
+    least: int,
+    multiple: int,
+    steps: list[int],
 ) -> ContractSpace:
     most = min(limits.max_threads, hardware.max_threads_per_block)
     crowded = problem.h * problem.w > _PIXELS_WORTH_BATCHING
@@ -80,7 +88,7 @@ def _gpu_space(
     for table, chosen in zip(tables, index, strict=True):
         threads *= (table[:, 1] // table[:, 0])[chosen]
     keep = (threads >= least) & (threads % multiple == 0)
-    space = _with_tails(problem, tables, [i[keep] for i in index], limits, "shared")
+    space = _with_tails(problem, tables, [i[keep] for i in index], limits, "shared", steps)
     fetch = contract_fetch(problem, space)
     limit = min(limits.smem_limit_bytes, hardware.smem_per_block_max_bytes)
     fits = problem.element_bytes * fetch.words <= limit
@@ -103,14 +111,18 @@ def _cpu_space(problem: ContractProblem, hardware: CpuHardware, rule: Rule, limi
         _pairs(problem.w, pixels, rule, max(_CPU_WORK_ITEMS)),
     ]
     index = _cross(tables, max(_CPU_WORK_ITEMS), limits.max_accumulators * lanes)
-    return _with_tails(problem, tables, index, Limits(stages=(1,)), "direct")
+    return _with_tails(problem, tables, index, Limits(stages=(1,)), "direct", [problem.c])
 
 
 def _with_tails(
-    problem: ContractProblem, tables: list[IntArray], index: list[IntArray], limits: Limits, staging: Staging
+    problem: ContractProblem,
+    tables: list[IntArray],
+    index: list[IntArray],
+    limits: Limits,
+    staging: Staging,
+    steps: list[int],
 ) -> ContractSpace:
     """Attach every channel step, stage count and row padding to the tile combinations at `index`."""
-    steps = [problem.c] if staging == "direct" else _channel_steps(problem)
     tails = np.array(
         [
             (c, s, p)
@@ -137,6 +149,12 @@ def _channel_steps(problem: ContractProblem) -> list[int]:
     sized = [c for c in divisors if _MIN_STEP_TAPS <= c * problem.taps <= _MAX_STEP_TAPS]
     even = [c for c in sized if c & (c - 1) == 0]
     return (even if len(even) >= 2 else sized or divisors[:1])[-_MAX_STEPS:]
+
+
+def _short_steps(problem: ContractProblem) -> list[int]:
+    """Divisors of the channel count below the sensible lengths."""
+    least = _channel_steps(problem)[0]
+    return _dividing(list(range(1, least)), problem.c)
 
 
 def _pairs(extent: int, thread_tiles: list[int], rule: Rule, most_threads: int) -> IntArray:
