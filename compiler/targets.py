@@ -78,6 +78,25 @@ def shipped_record(target: Target) -> Hardware:
     return compiled_for(shipped, target.arch)
 
 
+def device_name(target: Target) -> str:
+    """The device that a target's kernels run on here, as `Device.name` says it.
+
+    Of OpenCL the processor and the implementation; empty where there is none, or the target has none.
+    """
+    if target.kind == "cuda":
+        present = _gpu()
+        return present.name if present else ""
+    if target.kind != "opencl":
+        return ""
+    from tilewright.runtime.opencl.platforms import full_name
+    from tilewright.runtime.opencl.trust import find_device
+
+    try:
+        return full_name(find_device(target.arch or None)[0])
+    except DeviceError:
+        return ""
+
+
 @dataclass(frozen=True)
 class _Gpu:
     """An NVIDIA GPU of this machine."""

@@ -14,7 +14,7 @@ from typing import Any
 from tilewright.budget import budget_seconds
 from tilewright.commands.network import passes_of
 from tilewright.ir import InputError, TilewrightError, WorkError
-from tilewright.targets import resolve_target
+from tilewright.targets import device_name, resolve_target
 from tilewright.tools.bench.compare_kernel import compare_kernel
 from tilewright.tools.bench.compare_network import Case, compare_network
 from tilewright.tools.bench.comparison import Settings
@@ -44,7 +44,9 @@ def run_bench(a: argparse.Namespace) -> None:
     cases = [] if a.kernels is None else kernel_cases(a.kernels or KERNELS, a.sizes, a.precision)
     _check_device(a, peers)
     settings = _settings(a, peers, lambda: end - time.monotonic())
-    document = Document(_protocol(a, peers), a.json)
+    protocol = _protocol(a, peers)
+    document = Document(protocol, a.json)
+    print(f"on {protocol['device']}", flush=True)
     try:
         for row in _network_rows(a, peers, paths, settings):
             document.add(row)
@@ -173,9 +175,10 @@ def _settings(a: argparse.Namespace, peers: tuple[str, ...], left_s: Callable[[]
 def _protocol(a: argparse.Namespace, peers: tuple[str, ...]) -> dict[str, Any]:
     target = resolve_target(a.target)
     torch = gpu_torch() if target.kind == "cuda" else cpu_torch() if peers else None
+    device = device_name(target)
     return {
         "target": str(target),
-        "device": torch.cuda.get_device_name() if torch and target.kind == "cuda" else processor_name(),
+        "device": device if target.kind == "cuda" else "; ".join(filter(None, (device, processor_name()))),
         "torch": torch.__version__ if torch else None,
         "peers": list(peers),
         "all_variants": a.all_variants,

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from tilewright.choices import Precision
 from tilewright.ir import InputError
 from tilewright.runtime.atomic_file import write_atomically
-from tilewright.targets import resolve_target
+from tilewright.targets import device_name, resolve_target
 from tilewright.tools.conformance.case import FAILED, Suite
 from tilewright.tools.conformance.suites import SUITES, open_suites
 from tilewright.tools.conformance.table import errors_by_network, findings, summary
@@ -52,9 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     bar = tqdm(run_all(opened, work, a.jobs), total=len(work), unit="case", disable=not sys.stderr.isatty())
     results = sorted(bar, key=lambda r: (r.suite, r.target, r.name))
-    print("\n\n".join(filter(None, (findings(results), errors_by_network(results), summary(results)))))
+    devices = {t: device_name(resolve_target(t)) for t in dict.fromkeys(r.target for r in results)}
+    ran = "\n".join(f"{target} ran on {device}" for target, device in devices.items() if device)
+    print("\n\n".join(filter(None, (findings(results), errors_by_network(results), summary(results), ran))))
     if a.json:
-        write_atomically(a.json, json.dumps([asdict(r) for r in results], indent=1))
+        rows = [{**asdict(r), "device": devices[r.target]} for r in results]
+        write_atomically(a.json, json.dumps(rows, indent=1))
     return 1 if any(r.status == FAILED for r in results) else 0
 
 
