@@ -41,7 +41,8 @@ def add_network_arguments(p: CommandParser, *, params: str | None, draws_inputs:
         relay,
         "--inputs",
         metavar="NAME,...",
-        help="parameters that stay inputs with random weights (default: the first)",
+        help="parameters that stay inputs; every other one needs a value (default: the first, and with "
+        "random weights the integer ones, with a file the indices right behind it)",
     )
     p.add_argument(
         "--shape",
