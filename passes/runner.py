@@ -115,11 +115,11 @@ def _rerun(module: Module, rest: Pipeline, ctx: PassContext, message: str, folde
         path = write_reproducer(module, rest, ctx, message, folder)
     except Exception as e:  # noqa: BLE001 - whatever stands in its way must not hide the failure itself
         reason = e.strerror if isinstance(e, OSError) and e.strerror else f"{type(e).__name__}: {e}"
-        return f"\nno reproducer could be written to {folder}: {reason}"
+        return f";\nno reproducer could be written to {folder}: {reason}"
     foreign = dict.fromkeys(p.definition.importable for p in rest if not p.definition.own)
     imports = "".join(f" --import {shlex.quote(name)}" for name in foreign if name)
     hint = " (a pass of it is in no file: register it first)" if "" in foreign else ""
-    return f"\nrerun it with: irdump {shlex.quote(str(path))}{imports}{hint}"
+    return f";\nrerun it with: irdump {shlex.quote(str(path))}{imports}{hint}"
 
 
 def _line_of(file: str, traceback: TracebackType | None) -> str:

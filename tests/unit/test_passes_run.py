@@ -292,7 +292,7 @@ def test_a_pass_that_returns_no_ir_is_told_so(tmp_path):
         return str(module)  # type: ignore[return-value]
 
     m, ctx = parse(TEXT), PassContext(reproducer_folder=tmp_path)
-    with pytest.raises(PassError, match=r"^pass 'none-pass' \(1 of 1\) returned NoneType, expected a Func\n"):
+    with pytest.raises(PassError, match=r"^pass 'none-pass' \(1 of 1\) returned NoneType, expected a Func;"):
         none_pass()(m, ctx)
     for name, told in (("none-pass", "NoneType, expected a Func"), ("text-pass", "str, expected a Module")):
         with pytest.raises(PassError, match=f"pass '{name}' \\(2 of 2\\) returned {told}"):
