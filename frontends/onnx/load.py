@@ -160,10 +160,41 @@ def _modern(proto: Any, file: str) -> Any:
         return proto
     converter = onnx_module("version_converter")
     try:
-        return converter.convert_version(proto, OLDEST_OPSET)
+        return converter.convert_version(_aligned(proto), OLDEST_OPSET)
     except (RuntimeError, ValueError, converter.ConvertError) as error:
         raise UnsupportedError(
             f"expected operators of version {OLDEST_OPSET} or newer, got {version}, which ONNX does not "
             f"convert: {' '.join(str(error).split())}",
             where=file,
         ) from None
+
+
+def _aligned(proto: Any) -> Any:
+    """The model with operands of old broadcasts as many-dimensional as their partners, where ranks are known.
+
+    Up to version 6 `axis` names the axis of the first operand at which the second one begins; ONNX's
+    conversion takes it for the first axis.
+    """
+    onnx = onnx_module()
+    proto = onnx_module("shape_inference").infer_shapes(proto)
+    graph = proto.graph
+    typed = (*graph.input, *graph.value_info)
+    ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in typed if v.type.tensor_type.HasField("shape")}
+    ranks |= {t.name: len(t.dims) for t in graph.initializer}
+    nodes = []
+    for number, node in enumerate(graph.node):
+        axes = [a for a in node.attribute if a.name == "axis"]
+        old = any(a.name == "broadcast" and a.i for a in node.attribute)
+        if old and axes and len(node.input) == 2 and all(name in ranks for name in node.input):
+            first, second = (ranks[name] for name in node.input)
+            begin = axes[0].i + first if axes[0].i < 0 else axes[0].i
+            if behind := list(range(second, first - begin)):
+                spread = f"{node.input[1]}.aligned.{number}"
+                nodes.append(onnx.helper.make_node("Unsqueeze", [node.input[1]], [spread], axes=behind))
+                node.input[1] = spread
+            node.attribute.remove(axes[0])
+        nodes.append(node)
+    kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
+    return proto

@@ -340,3 +340,27 @@ def test_sequences_pass_through(rng):
         node("Concat", ["a", "all"], ["y"], axis=0),
     ]
     agrees(a_model(nodes, {"x": [2, 3]}, ["y"], {"at": np.array(-1)}), normal(rng, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("shape", "other", "axis"),
+    [
+        ((1, 2, 3, 3), (2,), 1),
+        ((2, 3, 4), (2,), 0),
+        ((2, 3, 4), (3,), 1),
+        ((2, 3, 4), (4,), 2),
+        ((2, 3), (3,), None),
+    ],
+)
+def test_broadcasts_of_old_versions_begin_at_their_axis(rng, shape, other, axis):
+    given = {} if axis is None else {"axis": axis}
+    node = helper.make_node("Mul", ["x", "b"], ["y"], broadcast=1, **given)
+    b, x = normal(rng, *other), normal(rng, *shape)
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, a.shape) for n, a in (("x", x), ("b", b))]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)]
+    graph = helper.make_graph([node], "old", values, outputs, [onnx.numpy_helper.from_array(b, "b")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 6)], ir_version=3)
+    (got,) = tw.interpret(tw.frontends.onnx.load(model), x)
+    place = len(shape) - len(other) if axis is None else axis
+    behind = len(shape) - place - len(other)
+    np.testing.assert_array_equal(got, x * b.reshape(*other, *(1,) * behind))
