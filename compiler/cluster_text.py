@@ -21,10 +21,17 @@ def plan_text(facts: Mapping[str, Any]) -> str:
         lines.append(f"     {_components(row['components_s'])}")
         if row["memory_bytes"]:
             lines.append(f"     {_capacities(row)}")
+    if any(components_overlap(row) for row in facts["best"]):
+        lines += ["", "components overlap in time, so they add up to more than the step takes"]
     against = ", ".join(f"{reason} ({count})" for reason, count in facts["infeasible"].items() if count)
     if against:
         lines += ["", f"not feasible: {against}"]
     return "\n".join(lines)
+
+
+def components_overlap(row: Mapping[str, Any]) -> bool:
+    """Whether the components of a configuration add up to more than its time, rounding apart."""
+    return sum(row["components_s"].values()) > 1.001 * float(row["total_s"])
 
 
 def choices_text(row: Mapping[str, Any], mode: str) -> str:

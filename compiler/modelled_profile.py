@@ -15,7 +15,8 @@ def modelled_profile(plan: ExecutionPlan, work: Work, device: str) -> Profile:
     """Launches start in plan order, one kernel boundary after what they wait for, while their shares fit.
 
     work: times without boundaries, and shares, of the launches (`tilewright.stream_choice.work_of`). device:
-    the name of what is modelled. The serial plan takes the sum of all times and the boundaries between them.
+    the name of what is modelled. The serial plan takes the sum of all times and the boundaries between them;
+    on one stream it is the plan itself, and not compared.
     """
     starts, end_s = _simulated(plan, work)
     launches = tuple(
@@ -35,7 +36,7 @@ def modelled_profile(plan: ExecutionPlan, work: Work, device: str) -> Profile:
         total_s=end_s,
         recorded_s=None,
         resolution_s=0.0,
-        serial_s=sum(work.costs) + boundaries * BOUNDARY_S,
+        serial_s=sum(work.costs) + boundaries * BOUNDARY_S if len({x.stream for x in launches}) > 1 else None,
     )
 
 

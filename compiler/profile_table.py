@@ -49,6 +49,8 @@ def _numbers(p: Profile) -> Iterator[str]:
     for copy in p.copies:
         where = "to the device" if copy.direction == "in" else "to the host"
         yield f"copies {where}: {copy.nbytes} bytes in {_us(copy.seconds)} by the host's clock"
+    if p.streams == 1:
+        yield "one stream: the plan is serial"
     if p.serial_s is not None and p.speedup_over_serial is not None:
         yield f"serial plan: {_us(p.serial_s)}, {p.speedup_over_serial:.2f} times as long"
 

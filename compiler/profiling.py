@@ -62,8 +62,9 @@ def profile_loaded(
 ) -> Profile:
     """Time `repeats` replays as they are, record as many, and keep the recorded one of median length.
 
-    compare_serial: time the same kernels one after the other as well. Raises UnsupportedError for a device
-    that runs nothing, RuntimeInputError for bad inputs, DeviceError where the device fails.
+    compare_serial: time the same kernels one after the other as well, unless they run so anyway, on one
+    stream. Raises UnsupportedError for a device that runs nothing, RuntimeInputError for bad inputs,
+    DeviceError where the device fails.
     """
     check_repeats(repeats)
     if subject.target.kind == "null":
@@ -74,7 +75,7 @@ def profile_loaded(
         found = _by_stamps(subject, inputs, repeats)
     if subject.target.kind != "emulator":
         found = replace(found, copies=copy_spans(subject.device, subject.plan, inputs, repeats))
-    if compare_serial:
+    if compare_serial and found.streams > 1:
         total_s, serial_s = _against_serial(subject, inputs, repeats)
         found = replace(found, total_s=total_s, serial_s=serial_s)
     return found

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewright.cluster_text import choices_text
+from tilewright.cluster_text import choices_text, components_overlap
 from tilewright.costmodel.cluster.in_memory import step_time
 from tilewright.costmodel.cluster.measured_rows import measured_rows
 from tilewright.costmodel.cluster.validation import Stack
@@ -100,7 +100,11 @@ def _draw_components(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
         start = [a + b for a, b in zip(start, widths, strict=True)]
     totals = [row["total_s"] for row in rows]
     (mark,) = axes.plot(totals, range(len(rows)), "D", color=_INK, markersize=4.5, label="whole step")
-    axes.set_xlabel("seconds of a step by component")
+    overlap = any(map(components_overlap, rows))
+    axes.set_xlabel(
+        "seconds of a step by component"
+        + (" (they overlap: the step ends at the diamond)" if overlap else "")
+    )
     axes.set_xlim(left=0)
     axes.grid(True, axis="x")
     axes.set_axisbelow(True)

@@ -191,3 +191,16 @@ def test_words_for_seconds_and_choices():
     assert choices_text(row, "corrected") == (
         "AR (dp 2, wp 4, p 1), micro-batch 4, recompute, ZeRO-3, interleave 2, gradients on storage"
     )
+
+
+def test_components_that_overlap_are_said_to():
+    from tilewright.cluster_text import components_overlap, plan_text
+
+    row = {"schedule": "PR", "dp": 1, "wp": 1, "p": 1, "total_s": 2.0, "memory_bytes": 0}
+    row["components_s"] = {"compute": 1.5, "storage_read": 1.0}
+    facts = {"model": "m", "cluster": "c", "devices": 2, "training": "t", "mode": "printed", "stack": None}
+    facts |= {"feasible": 1, "configurations": 1, "infeasible": {}, "best": [row]}
+    assert "components overlap in time" in plan_text(facts)
+    row["components_s"] = {"compute": 1.0, "storage_read": 1.0}
+    assert not components_overlap(row)
+    assert "overlap" not in plan_text(facts)

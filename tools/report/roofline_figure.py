@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -19,6 +20,10 @@ NAMED = 8
 _PLACES = tuple(
     (dx, dy, side) for dy in (5, -11, 17, -23, 29, -35) for dx, side in ((8, "left"), (-8, "right"))
 )
+#: points between a mark and its name beyond which a line joins them
+FAR = 10.0
+#: boxes that stand for a line between a point and its name
+LEADER_PARTS = 8
 _LETTER = 5.6
 _LABEL_HEIGHT = 11.0
 
@@ -147,26 +152,49 @@ def _diameter(k: KernelFacts, total: float) -> float:
 
 
 def _labels(ax: Any, shown: list[tuple[int, KernelFacts]], total: float) -> None:
-    """Names beside the points that take longest, each where it covers no other name and no point."""
+    """Names beside the points that take longest, each where it covers no other name and no point.
+
+    A name that does not touch its point has a thin line to it, which crosses no name.
+    """
     dots = 72.0 / ax.figure.dpi
     (left, bottom), (right, top) = ax.bbox.get_points() * dots
     places = {i: ax.transData.transform((intensity(k), rate(k))) * dots for i, k in shown}
-    taken = []
+    discs, taken = [], []
     for i, k in shown:
         (x, y), r = places[i], 0.4 * _diameter(k, total)
-        taken.append((x - r, y - r, x + r, y + r))
+        discs.append((x - r, y - r, x + r, y + r))
     for i, k in shown[:NAMED]:
         name = f"{i} {k.name}" if len(k.name) <= 30 else f"{i} {k.name[:29]}…"
         for text, (dx, dy, align) in product((name, str(i)), _PLACES):
             box = _box(places[i][0], places[i][1], (dx, dy, align), len(text) * _LETTER)
             inside = left <= box[0] and box[2] <= right and bottom <= box[1] and box[3] <= top
-            if inside and not any(_overlap(box, t) for t in taken):
-                taken.append(box)
+            near = np.hypot(dx, dy if dy > 0 else dy + _LABEL_HEIGHT) - _diameter(k, total) / 2
+            far = near > FAR
+            line = _leader_boxes(places[i], (dx, dy)) if far else []
+            covered = any(_overlap(part, t) for part in (box, *line) for t in taken)
+            if inside and not covered and not any(_overlap(box, d) for d in discs):
+                taken += [box, *line]
                 ax.annotate(
                     text, (intensity(k), rate(k)), (dx, dy), textcoords="offset points", ha=align,
-                    fontsize=8.5, color=INK, zorder=4,
+                    fontsize=8.5, color=INK, zorder=4, arrowprops=_leader(k, total, dx, dy) if far else None,
                 )  # fmt: skip
                 break
+
+
+def _leader(k: KernelFacts, total: float, dx: int, dy: int) -> dict[str, Any]:
+    """A thin line from the edge of a point to the nearest corner of its name."""
+    return {
+        "arrowstyle": "-", "color": INK, "lw": 0.6, "alpha": 0.7, "shrinkA": 0,
+        "shrinkB": 0.4 * _diameter(k, total),
+        "relpos": (0.0 if dx > 0 else 1.0, 0.0 if dy > 0 else 1.0),
+    }  # fmt: skip
+
+
+def _leader_boxes(point: Sequence[float], corner: tuple[int, int]) -> list[tuple[float, float, float, float]]:
+    """Small boxes along the line from a point to what lies `corner` away from it."""
+    dx, dy = corner[0], corner[1] + (_LABEL_HEIGHT if corner[1] < 0 else 0.0)
+    at = [(point[0] + dx * n / LEADER_PARTS, point[1] + dy * n / LEADER_PARTS) for n in range(LEADER_PARTS)]
+    return [(x - 0.5, y - 0.5, x + 0.5, y + 0.5) for x, y in at]
 
 
 def _box(
