@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -145,12 +146,20 @@ def run_cases(pipe: Connection, threads: int, only_compile: bool) -> None:
     """The rows of lists of cases, each of one network, sent as they end, until the pipe is closed."""
     warnings.simplefilter("ignore")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # torch's exporters print whole graphs where they fail
+    threading.Thread(target=_follow_parent, daemon=True).start()
     with suppress(EOFError):
         while cases := pipe.recv():
             runner = _Runner(cases[0].network, only_compile, threads)
             for case in cases:
                 pipe.send(runner.row(case))
     os._exit(0)  # libraries of torch and TVM may hang at a regular end
+
+
+def _follow_parent() -> None:
+    """End this process with its parent, however that ends: a row may go on for minutes."""
+    if parent := multiprocessing.parent_process():
+        parent.join()
+    os._exit(1)
 
 
 class _Runner:
