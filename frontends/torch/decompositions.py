@@ -5,12 +5,20 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from tilewright.ir.errors import UnsupportedError
+
+#: what torch and TVM raise on programs they cannot take
+FAILURES = (
+    AssertionError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError,
+    ValueError,
+)  # fmt: skip
 #: composites that the importer, with our corrections, turns into fewer and better operators than their parts
 _KEPT = (
     "linear.default", "matmul.default", "scaled_dot_product_attention.default", "layer_norm.default",
     "silu.default", "pixel_shuffle.default", "hardswish.default", "hardsigmoid.default", "einsum.default",
     "instance_norm.default", "one_hot.default", "upsample_bicubic2d.vec", "upsample_bilinear2d.vec",
     "upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec",
+    "_scaled_dot_product_flash_attention_for_cpu.default",
 )  # fmt: skip
 
 
@@ -22,9 +30,25 @@ def core_program(program: Any) -> Any:
         packet, overload = name.split(".")
         table.pop(getattr(getattr(torch.ops.aten, packet), overload), None)
     table[torch.ops.aten._transformer_encoder_layer_fwd.default] = _encoder_layer
-    program = program.run_decompositions(table)
+    table[torch.ops.aten.view.default] = _view
+    try:
+        program = program.run_decompositions(table)
+    except FAILURES as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UnsupportedError(
+            f"torch cannot take the program apart into core operators: {lines[0]}"
+        ) from error
     _drop_specialised_inputs(program)
     return program
+
+
+def _view(x: Any, shape: Any) -> Any:
+    """A view of elements in order, whatever the strides of `x`.
+
+    Programs that torch.compile captured hold views made for the strides an operator gave; its parts may give
+    others, of which torch has no such view.
+    """
+    return NotImplemented if x.is_contiguous() else x.contiguous().view(shape)
 
 
 def _encoder_layer(

@@ -10,19 +10,13 @@ from zipfile import BadZipFile
 import numpy as np
 
 from tilewright.frontends.relax import from_module
-from tilewright.frontends.torch.decompositions import core_program
+from tilewright.frontends.torch.decompositions import FAILURES, core_program
 from tilewright.frontends.torch.survey import survey
 from tilewright.ir.bounded_file import require_regular
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.given import file_path
 from tilewright.ir.nodes import Module
 from tilewright.ir.types import TensorType, dtype_name
-
-#: what TVM and torch raise on programs they cannot take
-_FAILURES = (
-    AssertionError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError,
-    ValueError,
-)  # fmt: skip
 
 
 def from_exported(program: Any) -> Module:
@@ -60,7 +54,7 @@ def load(path: str | Path) -> Module:
     require_regular(path, "program")
     try:
         program = torch.export.load(str(file))
-    except (*_FAILURES, OSError, EOFError, BadZipFile) as error:
+    except (*FAILURES, OSError, EOFError, BadZipFile) as error:
         raise InputError(
             f"expected a file written by torch.export.save: {_first_line(error)}", where=str(path)
         ) from error

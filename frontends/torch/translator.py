@@ -12,15 +12,10 @@ from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from tilewright.frontends.torch.corrections import CORRECTIONS
+from tilewright.frontends.torch.decompositions import FAILURES
 from tilewright.frontends.torch.nodes import FLOATS
 from tilewright.frontends.torch.survey import operator_name, place_of
 from tilewright.ir.errors import UnsupportedError
-
-#: what TVM's importer raises where it cannot translate a node
-_FAILURES = (
-    AssertionError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError,
-    ValueError,
-)  # fmt: skip
 
 
 class _NamingBuilder:
@@ -68,7 +63,7 @@ class _Translator(ExportedProgramImporter):  # type: ignore[misc]
                 if error.where:
                     raise
                 raise UnsupportedError(str(error), where=place_of(node)) from None
-            except _FAILURES as error:
+            except FAILURES as error:
                 lines = str(error).strip().splitlines() or [type(error).__name__]
                 raise UnsupportedError(
                     f"TVM's importer cannot translate {operator_name(node)}: {lines[-1]}",
@@ -122,6 +117,6 @@ def translated(program: Any) -> Any:
         )
     except UnsupportedError:
         raise
-    except _FAILURES as error:
+    except FAILURES as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UnsupportedError(f"TVM's importer refuses the program: {lines[-1]}") from error

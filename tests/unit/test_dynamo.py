@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: E402, N812
 
 import tilewright as tw  # noqa: E402
 from tilewright.dynamo import FallbackWarning, backend  # noqa: E402
+from tilewright.frontends.torch import decompositions  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +74,39 @@ def test_attention_runs_compiled():
 
 
 @torch.no_grad()
+class Joined(nn.Module):
+    """Attention whose heads are joined again: a view that depends on the strides of what attention gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x):
+        q, k, v = self.into(x).view(3, 5, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(3, 5, 8))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_views_do_not_depend_on_the_strides_of_an_operator_taken_apart(kept, monkeypatch):
+    if not kept:
+        names = [n for n in decompositions._KEPT if "flash_attention" not in n]
+        monkeypatch.setattr(decompositions, "_KEPT", tuple(names))
+    model, x = Joined().eval(), torch.randn(3, 5, 8)
+    run = compiled(model, options={"target": "reference"}, dynamic=False)
+    with torch.no_grad(), quiet():
+        torch.testing.assert_close(run(x), model(x))
+
+
+def test_a_program_that_torch_cannot_take_apart_falls_back(monkeypatch):
+    def refuse(*_):
+        raise ValueError("no such view")
+
+    monkeypatch.setattr(decompositions, "_view", refuse)
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(6, 2)).eval(), torch.randn(2, 2, 3)
+    with torch.no_grad(), pytest.warns(FallbackWarning, match=r"cannot take .* apart .*: no such view"):
+        torch.testing.assert_close(compiled(model)(x), model(x))
+
+
 def test_weights_that_change_are_noticed():
     model = network()
     fast = compiled(model)
