@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.frontends.deferred import Deferred
 from tilewright.frontends.emitter import Emitter
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Attr, Value
@@ -62,7 +63,7 @@ class FoldingEmitter(Emitter):
             self._folded[key] = tuple(self.constant(np.asarray(a)) for a in definition.evaluate(arrays, full))
         return self._folded[key]
 
-    def constant(self, array: np.ndarray, name: str = "") -> Value:
+    def constant(self, array: np.ndarray | Deferred, name: str = "") -> Value:
         """As in Emitter; a name that is given is not given to another constant."""
         if name:
             self._taken.add(name)
