@@ -15,13 +15,12 @@ from tilewright.ir.nodes import Value
 
 #: operators that take the operands and attributes of Relay's operator of the same name
 _AS_RELAY = """
-    nn.conv1d nn.conv2d nn.conv3d nn.conv2d_transpose nn.adaptive_avg_pool1d nn.adaptive_avg_pool2d
-    nn.adaptive_avg_pool3d nn.batch_flatten nn.cross_entropy_with_logits image.grid_sample
-    vision.roi_pool
+    nn.conv1d nn.conv2d nn.conv3d nn.conv1d_transpose nn.conv2d_transpose nn.conv3d_transpose
+    nn.adaptive_avg_pool1d nn.adaptive_avg_pool2d nn.adaptive_avg_pool3d nn.batch_flatten
+    nn.cross_entropy_with_logits image.grid_sample vision.roi_pool
 """
 
 
-_CONVOLUTION = "strides padding dilation groups data_layout kernel_layout out_layout out_dtype"
 _POOL = "pool_size strides dilation padding ceil_mode count_include_pad layout out_layout"
 _RESIZE = (
     "roi layout method coordinate_transformation_mode rounding_method cubic_alpha cubic_exclude "
@@ -40,16 +39,6 @@ def _as_relay(name: str, emit: Emitter, args: Sequence[Result], given: Mapping[s
 def _taken(attrs: Attributes, names: str) -> dict[str, Any]:
     """The attributes of these names that are there."""
     return {name: value for name in names.split() if (value := attrs.take(name, None)) is not None}
-
-
-def _transposed(spatial: int, default: str) -> Rule:
-    def rule(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-        """As Relay's, which swaps the names of a kernel's channels in one and in three dimensions."""
-        given = _taken(attrs, _CONVOLUTION + " output_padding")
-        swapped = str(given.get("kernel_layout", default)).translate(str.maketrans("OI", "IO"))
-        return _as_relay(f"nn.conv{spatial}d_transpose", emit, args, {**given, "kernel_layout": swapped})
-
-    return rule
 
 
 def _pool(kind: str, spatial: int) -> Rule:
@@ -123,8 +112,6 @@ def _affine_grid(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Re
 RULES: Mapping[str, Rule] = {
     **{name: RELAY[name] for name in _AS_RELAY.split()},
     "image.affine_grid": _affine_grid,
-    "nn.conv1d_transpose": _transposed(1, "IOW"),
-    "nn.conv3d_transpose": _transposed(3, "IODHW"),
     **{f"nn.{kind}_pool{n}d": _pool(kind, n) for kind in ("max", "avg") for n in (1, 2, 3)},
     "nn.softmax": _softmax("softmax"),
     "nn.log_softmax": _softmax("log_softmax"),
