@@ -97,3 +97,10 @@ def test_choices_are_those_of_the_work():
     assert get_args(DivisionMode) == tuple(MODES)
     assert get_args(ClusterMode) == CLUSTER_MODES
     assert RANK_TIMEOUT_S == TIMEOUT_S
+
+
+def test_a_reader_of_networks_waits_for_no_other():
+    used = "import sys, tilewright as tw; tw.frontends.relay.load; import tilewright.frontends as f\n"
+    shown = 'print([n for n in f.__all__ if f"tilewright.frontends.{n}" in sys.modules], f.zoo.__name__)'
+    done = python(used + shown)
+    assert (done.stdout.strip(), done.stderr) == ("['relay'] tilewright.frontends.zoo", "")
