@@ -177,7 +177,7 @@ def _maker(
         names = [f"p{axis}" for axis in range(len(spans))]
         par = dict(zip(names, (n for _, n in spans), strict=True))
         at = tuple(binary("+", Sym(d), first) for d, (first, _) in zip(names, spans, strict=True))
-        result = copied(b, factor, par, at, fill=fill)  # type: ignore[arg-type]
+        result = copied(b, factor, par, at, fill=fill)
     ops = list(b.ops)
     used = {v for op in ops for v in op.operands}
     position = tuple(i for i, p in enumerate(kernel.params) if p in used)
@@ -225,7 +225,7 @@ def _redirected(main: Func, splits: dict[str, _Split]) -> Func:
         if split is None:
             b.append(op)
             continue
-        factors = []
+        factors: list[Value] = []
         for maker, position in zip(split.makers, split.arguments, strict=True):
             given = [op.operands[i] for i in position]
             types = maker.result_types

@@ -159,7 +159,8 @@ def _labels(ax: Any, shown: list[tuple[int, KernelFacts]], total: float) -> None
     dots = 72.0 / ax.figure.dpi
     (left, bottom), (right, top) = ax.bbox.get_points() * dots
     places = {i: ax.transData.transform((intensity(k), rate(k))) * dots for i, k in shown}
-    discs, taken = [], []
+    discs: list[tuple[float, float, float, float]] = []
+    taken: list[tuple[float, float, float, float]] = []
     for i, k in shown:
         (x, y), r = places[i], 0.4 * _diameter(k, total)
         discs.append((x - r, y - r, x + r, y + r))
