@@ -20,12 +20,15 @@ from tilewright.codegen.cache import default_cache_folder
 from tilewright.ir import InputError, WorkError
 from tilewright.ir.given import file_path
 from tilewright.tuning_file import (
+    BUSY_S,
     FAULTS,
+    NOTICE_S,
     SCHEMA_VERSION,
     Damage,
     connect,
     connect_anew,
     connect_memory,
+    is_busy,
     is_damage,
     is_moved,
     transaction,
@@ -96,6 +99,7 @@ class TuningDatabase:
         self.path = Path(os.path.abspath(path))
         self.cache = cache
         self._connection: sqlite3.Connection | None = connect_memory() if in_memory else None
+        self._busy_s = NOTICE_S
         self._run(lambda c: None)
 
     @classmethod
@@ -190,12 +194,19 @@ class TuningDatabase:
             opening = self._connection is None
             try:
                 if self._connection is None:
-                    self._connection = connect(self.path, make_folder=self.cache)
+                    self._connection = connect(self.path, make_folder=self.cache, busy_s=self._busy_s)
                 return work(self._connection)
             except FAULTS as error:
                 if isinstance(error, sqlite3.ProgrammingError):
                     raise
-                if is_moved(error):
+                if is_busy(error) and self._busy_s < BUSY_S:
+                    self.close()
+                    self._busy_s = BUSY_S
+                    _warn(
+                        f"the tuning database {self.path} is locked by another process; waiting for it, at "
+                        f"most {BUSY_S:g} s"
+                    )
+                elif is_moved(error):
                     self.close()  # another process began the file anew
                 elif not self.cache:
                     raise self._error(error, opening) from error

@@ -19,6 +19,8 @@ APPLICATION_ID = 0x74776462
 SCHEMA_VERSION = 2
 #: how long a process waits for others that write; each holds the lock for milliseconds
 BUSY_S = 30.0
+#: after which of that it says what it waits for
+NOTICE_S = 1.0
 _KEY = "program TEXT NOT NULL, device TEXT NOT NULL, driver TEXT NOT NULL, compiler TEXT NOT NULL"
 _UNIQUE = "PRIMARY KEY (program, device, driver, compiler)) WITHOUT ROWID"
 _TABLES = (
@@ -51,8 +53,16 @@ def is_moved(error: Exception) -> bool:
     return getattr(error, "sqlite_errorname", "") == "SQLITE_READONLY_DBMOVED"
 
 
-def connect(path: Path, *, make_folder: bool) -> sqlite3.Connection:
-    """Open the file, or make it where there is none; an empty file counts as none. Raises FAULTS."""
+def is_busy(error: Exception) -> bool:
+    """Whether another process had the file locked for as long as the connection waits."""
+    return getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY")
+
+
+def connect(path: Path, *, make_folder: bool, busy_s: float = BUSY_S) -> sqlite3.Connection:
+    """Open the file, or make it where there is none; an empty file counts as none. Raises FAULTS.
+
+    busy_s: how long every use of the connection waits for other processes.
+    """
     if make_folder:
         path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
@@ -61,7 +71,7 @@ def connect(path: Path, *, make_folder: bool) -> sqlite3.Connection:
         raise OSError(0, "it is no regular file")
     if not path.parent.is_dir():
         raise NotADirectoryError(0, f"there is no folder {path.parent}")
-    return _checked(sqlite3.connect(path, timeout=BUSY_S, isolation_level=None))
+    return _checked(sqlite3.connect(path, timeout=busy_s, isolation_level=None))
 
 
 def connect_memory() -> sqlite3.Connection:

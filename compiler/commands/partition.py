@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
+
+from tqdm import tqdm
 
 from tilewright.costmodel.partition.exact import least_objective
 from tilewright.costmodel.partition.intervals import (
@@ -39,7 +43,8 @@ def run_search(a: argparse.Namespace) -> None:
     objective = LayerObjective(speeds, _required(a, speeds), weights)
     evaluated = ""
     if a.method == "pruned":
-        pruned = pruned_search(space, objective)
+        with _search_bar() as progress:
+            pruned = pruned_search(space, objective, progress)
         intervals, value = pruned.intervals, pruned.value
         evaluated = f", {pruned.evaluated} partitions evaluated"
     else:
@@ -50,6 +55,26 @@ def run_search(a: argparse.Namespace) -> None:
     print(f"{a.method} search over {a.devices} devices: objective {value:.6g}{evaluated}")
     for device, (start, end) in enumerate(intervals):
         print(f"  device {device}: rows [{start}, {end}), {end - start} of {a.output}")
+
+
+@contextmanager
+def _search_bar() -> Iterator[Callable[[float, int], None]]:
+    """A bar on stderr, where that is a terminal: the share that is done, and partitions evaluated."""
+    with tqdm(
+        total=100.0,
+        desc="searching",
+        bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}",
+        file=sys.stderr,
+        leave=False,
+        disable=not sys.stderr.isatty(),
+    ) as bar:
+
+        def advance(share: float, evaluated: int) -> None:
+            bar.set_postfix_str(f"{evaluated} evaluated", refresh=False)
+            bar.n = round(100.0 * share, 2)
+            bar.refresh()
+
+        yield advance
 
 
 def _space(a: argparse.Namespace, speeds: Sequence[float]) -> IntervalSpace:

@@ -167,3 +167,17 @@ def test_bad_objectives_are_refused():
         LayerObjective((1.0,), objective.required)
     with pytest.raises(InputError, match="expected 2 speeds, got 1"):
         least_objective(space, LayerObjective((1.0,)))
+
+
+def test_the_pruned_search_tells_how_far_it_is(monkeypatch):
+    from tilewright.costmodel.partition import pruned
+
+    monkeypatch.setattr(pruned, "PROGRESS_EVERY", 1)
+    case = equal_devices(64, 3, 20, 3)
+    told = []
+    found = pruned_search(*case, progress=lambda share, evaluated: told.append((share, evaluated)))
+    assert found == pruned_search(*case)
+    shares = [share for share, _ in told]
+    assert shares == sorted(shares)
+    assert 0 <= shares[0] < shares[-1] < 1
+    assert told[-1][1] <= found.evaluated

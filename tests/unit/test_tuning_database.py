@@ -4,6 +4,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from python_processes import finish, start
 
-from tilewright import tuning_file
+from tilewright import tuning_database
 from tilewright.ir import InputError, WorkError
 from tilewright.tuning_database import TuningDatabase, named_tuning_database
 from tilewright.tuning_records import Entries, Key, Measurement
@@ -287,7 +288,8 @@ def test_a_file_that_may_only_be_read():
 
 
 def test_a_lock_that_is_never_given_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning_file, "BUSY_S", 0.05)
+    monkeypatch.setattr(tuning_database, "NOTICE_S", 0.05)
+    monkeypatch.setattr(tuning_database, "BUSY_S", 0.05)
     path = filled(tmp_path / "t.sqlite", 1)
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
@@ -360,3 +362,21 @@ def test_a_writer_that_is_killed_leaves_nothing_half_written(tmp_path):
         assert db.rows() == contents(300)
         db.put(key(300), FOUND)
     assert [p.name for p in tmp_path.iterdir()] == ["t.sqlite"]
+
+
+def test_a_locked_database_is_told_and_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning_database, "NOTICE_S", 0.05)
+    monkeypatch.setattr(tuning_database, "BUSY_S", 10.0)
+    path = tmp_path / "t.sqlite"
+    TuningDatabase.open(path).close()
+    locking = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    locking.execute("BEGIN EXCLUSIVE")
+    freed = threading.Timer(0.5, lambda: locking.execute("ROLLBACK"))
+    freed.start()
+    with (
+        pytest.warns(RuntimeWarning, match="is locked by another process; waiting for it, at most 10 s"),
+        TuningDatabase.open(path) as database,
+    ):
+        assert not database.entries().rows
+    freed.join()
+    locking.close()
