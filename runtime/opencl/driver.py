@@ -46,10 +46,11 @@ def driver_errors(cl: ModuleType, doing: str) -> Iterator[None]:
 
 
 def first_complaint(log: str, source: str) -> str:
-    """The first error of an OpenCL compiler's log with the source line it is about; else the whole log."""
+    """The first error of an OpenCL compiler's log with the source line it is about; else all of it, once."""
     match = _COMPLAINT.search(log)
     if match is None:
-        return log
+        head, mark, rest = log.partition("\n")
+        return " - ".join(dict.fromkeys(head.split(" - "))) + mark + rest  # pyopencl repeats what failed
     line, text = int(match[1] or match[3]), match[2] or match[4]
     lines = source.splitlines()
     return f"line {line}: {text}: {lines[line - 1].strip() if 0 < line <= len(lines) else ''}"

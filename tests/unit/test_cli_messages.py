@@ -117,3 +117,12 @@ def test_steps_of_a_network_are_those_of_the_default_passes(network, capsys, tmp
     assert irdump.main([network, "--html", str(out)]) == 0
     assert "graph-to-tensor" in out.read_text()
     assert "vectorise" in out.read_text()
+
+
+def test_what_a_build_complains_of_is_told_once():
+    from tilewright.runtime.opencl.driver import first_complaint
+
+    failed = "clBuildProgram failed: BUILD_PROGRAM_FAILURE"
+    assert (
+        first_complaint(f"{failed} - {failed} - {failed}\n\nBuild on CPU", "") == f"{failed}\n\nBuild on CPU"
+    )
