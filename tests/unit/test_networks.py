@@ -9,8 +9,7 @@ from tilewright.tools.conformance.networks import network_suite
 
 #: one of each kind that compiles in a few seconds on OpenCL; `make conformance` runs all of them
 ON_OPENCL = [
-    "mlp", "dqn", "resnet18", "squeezenet", "lstm", "dcgan", "densenet121", "bert_base", "pt_dlrm",
-    "pt_mobilenet_v2",
+    "mlp", "dqn", "resnet18", "squeezenet", "lstm", "dcgan", "bert_base", "pt_dlrm", "pt_mobilenet_v2",
 ]  # fmt: skip
 #: several kinds of networks, each for an architecture
 ON_CUDA = [
