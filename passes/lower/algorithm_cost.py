@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
-from tilewright.costmodel import Hardware
+from tilewright.costmodel import CpuHardware, Hardware
 from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, TensorType, Type, Value
 from tilewright.ir.nodes import Attr
 from tilewright.passes import PassContext, Pipeline, run_pipeline
@@ -17,7 +17,7 @@ from tilewright.passes.lower.lowering import RULES
 from tilewright.passes.tensor.choose_parameters import least_s
 
 #: tensor ops to kernels with chosen parameters
-_KERNELS = "forward-copies, cse, dce, fuse-kernels, split-dims, merge-dims, choose-parameters"
+_KERNELS = "forward-copies, cse, dce, fuse-kernels, store-factors, split-dims, merge-dims, choose-parameters"
 #: the same where long sums may be cut into parts, as in a network
 _PARTS_KERNELS = f"split-reductions, {_KERNELS}"
 
@@ -71,11 +71,24 @@ def algorithm_cost(
     """Cost of all kernels of graph.conv2d `op` by an algorithm that is legal for it. Memoised.
 
     constant_weight: whether the kernel's transform is done at compile time. parts: long sums are cut into
-    parts where the pass split-reductions would do so.
+    parts where the pass split-reductions would do so. On a CPU direct sums read and write images with their
+    channels last, as the pass choose-layouts lets them.
     """
-    attrs = tuple((k, algorithm if k == "algorithm" else v) for k, v in op.attrs)
     types = tuple(v.type for v in op.operands)
-    return _cost(types, attrs, op.result.type, hardware, constant_weight, parts)
+    attrs: dict[str, Attr] = {**dict(op.attrs), "algorithm": algorithm}
+    result = op.result.type
+    if isinstance(hardware, CpuHardware) and algorithm == "direct" and attrs["data_layout"] == "NCHW":
+        attrs["data_layout"] = "NHWC"
+        types = (_channels_last(types[0]), *types[1:])
+        result = _channels_last(result)
+    return _cost(types, tuple(attrs.items()), result, hardware, constant_weight, parts)
+
+
+def _channels_last(image: Type) -> Type:
+    """The type of an image in NCHW as NHWC."""
+    assert isinstance(image, TensorType)
+    n, c, h, w = image.shape
+    return TensorType(image.dtype, (n, h, w, c))
 
 
 @lru_cache(maxsize=1024)
