@@ -51,8 +51,11 @@ class OpenClPlan(Closable):
         self._arguments: list[Any] = []  # of all kernels: OpenCL keeps no reference to a kernel's arguments
         wanted = device.out_of_order if queue is None else False
         self._order = order_of(plan, wanted=wanted, supported=device.has_out_of_order, device=device.name)
-        self._queue = queue or device.new_queue(out_of_order=self._order.out_of_order)
+        self._queue = queue or device.new_queue(out_of_order=self._order.out_of_order, times=False)
+        self._timed: Any = queue  # what times are taken on; None until somebody asks for times
         talking = communicator_for(plan, communicator, "host", device.name)
+        if talking and self._timed is None:  # communications stay on the queue that they begin on
+            self._queue = self._timed = device.new_queue(out_of_order=self._order.out_of_order)
         self._communications = (
             PlanCommunications(self._cl, self._queue, plan, memory, talking) if talking else None
         )
@@ -96,19 +99,32 @@ class OpenClPlan(Closable):
         return kernel
 
     @contextlib.contextmanager
-    def _working(self) -> Iterator[None]:
-        """Exclusive use of the plan's memory; at the end, whatever happened, no command uses it any more."""
+    def _working(self, *, times: bool = False) -> Iterator[None]:
+        """Exclusive use of the plan's memory; at the end, whatever happened, no command uses it any more.
+
+        times: commands go to a queue whose events know when they ran.
+        """
         check_not_forked()
         with self._lock:
             self.check_open()
             self._device.check_open()
+            usual = self._queue
             try:
+                if times:
+                    self._queue = self._timing_queue()
                 yield
             except BaseException:
                 # What failed is the news; that what was enqueued before may fail as well is not.
                 with contextlib.suppress(self._cl.Error):
                     self._queue.finish()
                 raise
+            finally:
+                self._queue = usual
+
+    def _timing_queue(self) -> Any:
+        if self._timed is None:
+            self._timed = self._device.new_queue(out_of_order=self._order.out_of_order)
+        return self._timed
 
     def run(self, inputs: Sequence[object]) -> list[Array]:
         """See `LoadedPlan.run`."""
@@ -208,14 +224,14 @@ class OpenClPlan(Closable):
     def time(self, inputs: Sequence[object], repeats: int) -> list[float]:
         """See `LoadedPlan.time`: from the first kernel's start to the last one's end, by OpenCL profiling."""
         check_repeats(repeats)
-        with self._working():
+        with self._working(times=True):
             self._warm_up(inputs)
             return [_span(self._replay()) for _ in range(repeats)]
 
     def launch_spans(self, inputs: Sequence[object], repeats: int) -> list[list[tuple[float, float]]]:
         """Per replay, start and end of every launch in seconds since the first start, by OpenCL profiling."""
         check_repeats(repeats)
-        with self._working():
+        with self._working(times=True):
             self._warm_up(inputs)
             return [_spans(self._replay()) for _ in range(repeats)]
 
@@ -225,7 +241,7 @@ class OpenClPlan(Closable):
     def time_kernels(self, inputs: Sequence[object], repeats: int) -> list[list[float]]:
         """See `LoadedPlan.time_kernels`."""
         check_repeats(repeats)
-        with self._working():
+        with self._working(times=True):
             self._warm_up(inputs)
             seconds: list[list[float]] = [[] for _ in self.plan.launches]
             # Whole replays, so that every kernel sees the data it was made for: the arena's bytes are reused.

@@ -157,3 +157,15 @@ def test_a_plan_outlives_its_device_object_only_to_be_closed():
         loaded.run([X])
     loaded.close()
     assert (pool.bytes_in_use, len(pool.weights), len(pool.programs)) == (0, 0, 0)
+
+
+def test_times_are_taken_on_a_queue_of_their_own(device, monkeypatch):
+    opened = []
+    new_queue = device.new_queue
+    monkeypatch.setattr(device, "new_queue", lambda **kw: opened.append(kw) or new_queue(**kw))
+    with device.load(PLAN, {"w": W}) as loaded:
+        for _ in range(2):
+            np.testing.assert_allclose(loaded.run([X])[0], diamond_result(X, W), rtol=1e-6)
+            assert min(loaded.time([X], 3)) > 0
+            assert min(map(min, loaded.time_kernels([X], 2))) > 0
+    assert [kw.get("times", True) for kw in opened] == [False, True]
