@@ -211,14 +211,14 @@ def reached(kernel: Func, p: Value) -> int:
             for d, (e, extent) in enumerate(zip(at, p.tensor.shape, strict=True)):
                 low, high = interval(e, ranges)
                 span = max(0, int(min(high, extent - 1)) - int(max(low, 0)) + 1)
-                taken = -(-span // _step(e, ranges))
+                taken = -(-span // index_step(e, ranges))
                 # Neighbours in memory come along with what is taken.
                 box *= taken if d < rank - 1 else min(span, taken * max(1, SECTOR_BYTES // size))
             most = max(most, box)
     return most
 
 
-def _step(e: Expr, ranges: Ranges) -> int:
+def index_step(e: Expr, ranges: Ranges) -> int:
     """What all values of an index are multiples of, from its first value on; 1 where that is not seen."""
     moving = [name for name in dict.fromkeys(symbols(e)) if ranges[name][0] < ranges[name][1]]
     form = coefficients(e, moving, ranges)

@@ -14,7 +14,7 @@ from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.tensor.copies import copied
 from tilewright.passes.tensor.index_sets import POINTWISE
-from tilewright.passes.tensor.kernel_problem import contract_roles
+from tilewright.passes.tensor.kernel_problem import contract_roles, index_step
 from tilewright.passes.tensor.outline_kernel import kernel_name
 
 #: columns of the tile that one work-item computes at most, for which it would make its factor again
@@ -40,6 +40,8 @@ def store_factors(
     rewrite:  call(%x, callee = @conv), whose tensor.contract reads %x at [c, y + r - 1] with fill = 0
         -->   %p = call(%x, callee = @conv_factor): the padded copy of %x; call(%p, callee = @conv),
               whose tensor.contract reads %p at [c, y + r]
+
+    Of a factor that is read in steps, as of a 1x1 convolution with strides, what is read becomes dense.
 
     A work-item of a CPU has no others to share such a tile with, and bounds checks leave its vectors empty.
     With `auto` factors stay where making them for all tiles takes less time than one more launch, and GPUs
@@ -73,6 +75,15 @@ class _Split:
     arguments: tuple[tuple[int, ...], ...]
     kernel: Func
     kept: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Span:
+    """What is stored of one axis of a factor: `count` indices from `first` on, `step` apart."""
+
+    first: int
+    count: int
+    step: int
 
 
 def _split(kernel: Func, hardware: CpuHardware | None, taken: set[str]) -> _Split | None:
@@ -123,26 +134,29 @@ def _made_before(kernel: Func, factor: Value) -> list[Op] | None:
     return found[::-1]
 
 
-def _whole(product: Op, index: int) -> tuple[tuple[Expr, ...] | None, tuple[tuple[int, int], ...]]:
-    """Where the product reads its padded factor, None where it never leaves it, and the padded extents.
+def _whole(product: Op, index: int) -> tuple[tuple[Expr, ...] | None, tuple[_Span, ...]]:
+    """Where the product reads its factor when that is stored as it is read, and what is stored of each axis.
 
-    The extents are first index and number of indices of each dimension, counted in the factor as it is.
+    None where it reads a factor without padding and in steps of one: what is stored is the factor as it is.
     """
     v, ranges = product.operands[index], ranges_of(product)
+    whole = tuple(_Span(0, n, 1) for n in v.tensor.shape)
     spans = []
     for e, extent in zip(reads(product)[index], v.tensor.shape, strict=True):
         low, high = interval(simplify(e, ranges), ranges)
-        first, last = min(0, int(low)), max(extent - 1, int(high))
-        spans.append((first, last - first + 1))
-    if fills(product)[index] is None or all(s == (0, n) for s, n in zip(spans, v.tensor.shape, strict=True)):
-        return None, tuple((0, n) for n in v.tensor.shape)
+        step = index_step(e, ranges)
+        first, last = (int(low), int(high)) if step > 1 else (min(0, int(low)), max(extent - 1, int(high)))
+        spans.append(_Span(first, (last - first) // step + 1, step))
+    padded = fills(product)[index] is not None
+    if tuple(spans) == whole or not (padded or any(s.step > 1 for s in spans)):
+        return None, whole
     at = tuple(
-        simplify(binary("-", e, first), ranges)
-        for e, (first, _) in zip(reads(product)[index], spans, strict=True)
+        simplify(binary("//", binary("-", e, s.first), s.step), ranges)
+        for e, s in zip(reads(product)[index], spans, strict=True)
     )
-    first, extent = spans[-1]
-    if extent * itemsize(v.tensor.dtype) % SAME_SET_BYTES == 0:
-        spans[-1] = (first, extent + LINE_BYTES // itemsize(v.tensor.dtype))
+    size = itemsize(v.tensor.dtype)
+    if spans[-1].count * size % SAME_SET_BYTES == 0 and spans[-1].step == 1:
+        spans[-1] = replace(spans[-1], count=spans[-1].count + LINE_BYTES // size)
     return at, tuple(spans)
 
 
@@ -164,7 +178,7 @@ def _maker(
     product: Op,
     index: int,
     before: list[Op],
-    spans: tuple[tuple[int, int], ...],
+    spans: tuple[_Span, ...],
     taken: set[str],
 ) -> tuple[Func, tuple[int, ...]]:
     """The kernel that stores one factor, and the parameters of the old kernel that it takes."""
@@ -173,11 +187,14 @@ def _maker(
     for op in before:
         b.append(op)
     result = factor
-    if not before or any(s != (0, n) for s, n in zip(spans, shape.shape, strict=True)):
+    if not before or spans != tuple(_Span(0, n, 1) for n in shape.shape):
         names = [f"p{axis}" for axis in range(len(spans))]
-        par = dict(zip(names, (n for _, n in spans), strict=True))
-        at = tuple(binary("+", Sym(d), first) for d, (first, _) in zip(names, spans, strict=True))
-        result = copied(b, factor, par, at, fill=fill)
+        par = dict(zip(names, (s.count for s in spans), strict=True))
+        at = tuple(
+            binary("+", binary("*", Sym(d), s.step), s.first) for d, s in zip(names, spans, strict=True)
+        )
+        longer = any(s.first + (s.count - 1) * s.step >= n for s, n in zip(spans, shape.shape, strict=True))
+        result = copied(b, factor, par, at, fill=0.0 if fill is None and longer else fill)
     ops = list(b.ops)
     used = {v for op in ops for v in op.operands}
     position = tuple(i for i, p in enumerate(kernel.params) if p in used)

@@ -27,6 +27,7 @@ def checked(net, result, *, factors, tiles):
         (1, 32, 80, (23, 29), 3, "padding=[1, 1, 1, 1]"),
         (4, 16, 70, (19, 17), 3, "strides=[2, 2], padding=[1, 1, 1, 1]"),
         (1, 256, 96, (9, 7), 3, "padding=[2, 0, 1, 3]"),  # rows that lie in the same sets of the cache
+        (4, 256, 96, (15, 13), 1, "strides=[2, 2]"),
         (1, 48, 130, (13, 15), 5, "dilation=[2, 2], padding=[4, 4, 4, 4]"),
     ],
 )
