@@ -78,20 +78,19 @@ def _flat(torch: Any, network: Any, names: tuple[str, ...]) -> Any:
 
 
 def _enliven(torch: Any, network: Any) -> None:
-    """Redraw what training starts at one value: a scale of 0 or 1e-6 would hide the branch behind it."""
+    """Redraw what training starts at one value or near zero: such a scale would hide the branch behind it."""
     with torch.no_grad():
         for name, weight in network.named_parameters():
-            if (
-                weight.numel() < 2
-                or weight.dtype == torch.bool
-                or bool((weight != weight.flatten()[0]).any())
-            ):
+            if weight.numel() < 2 or weight.dtype == torch.bool:
                 continue
+            alike = bool((weight == weight.flatten()[0]).all())
             if weight.dim() > 1 and "gamma" not in name and "scale" not in name:
-                weight.normal_(0.0, 0.05)
-            elif name.endswith(("bias", "beta")):
+                # A head that starts at a thousandth would leave the biases alone to be compared.
+                if alike or float(weight.std()) < 1e-3:
+                    weight.normal_(0.0, 0.05)
+            elif alike and name.endswith(("bias", "beta")):
                 weight.normal_(0.0, 0.1)
-            else:
+            elif alike:
                 weight.uniform_(0.5, 1.0)
 
 

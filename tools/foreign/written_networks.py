@@ -121,8 +121,9 @@ class Tagger(nn.Module):  # type: ignore[misc]
         self.head = nn.Linear(2 * width, 12)
 
     def forward(self, ids: Any) -> Any:
-        """Log-probabilities of 12 tags per token."""
-        return functional.log_softmax(self.head(self.cells(self.words(ids))[0]), -1)
+        """Scores and log-probabilities of 12 tags per token."""
+        scores = self.head(self.cells(self.words(ids))[0])
+        return scores, functional.log_softmax(scores, -1)
 
 
 class SuperResolution(nn.Module):  # type: ignore[misc]
@@ -194,11 +195,12 @@ class Recogniser(nn.Module):  # type: ignore[misc]
         self.head = nn.Linear(64, letters)
 
     def forward(self, x: Any) -> Any:
-        """Log-probabilities [batch, columns, letters] of images [batch, 1, 32, width]."""
+        """Scores and log-probabilities [batch, columns, letters] of images [batch, 1, 32, width]."""
         for i, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
             x = functional.max_pool2d(functional.hardswish(norm(layer(x))), (2, 2 if i < 2 else 1))
         x = functional.adaptive_avg_pool2d(x, (1, x.shape[3])).squeeze(2).transpose(1, 2)
-        return self.head(self.cells(x)[0]).log_softmax(-1)
+        scores = self.head(self.cells(x)[0])
+        return scores, scores.log_softmax(-1)
 
 
 class Points(nn.Module):  # type: ignore[misc]
