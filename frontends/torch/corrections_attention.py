@@ -58,6 +58,8 @@ def _attention(importer: Any, node: Any) -> Any:
     if narrow != wide:
         weights = emit(_op.astype(weights, narrow))
     out = emit(_op.matmul(weights, v))
+    if mask is not None:
+        out = emit(_op.where(_any_seen(importer, mask), out, relax.const(0.0, narrow)))
     if name == "scaled_dot_product_attention.default":
         return out
     return _only_first(node, out)
@@ -70,6 +72,16 @@ def _with_mask(importer: Any, scores: Any, mask: Any, held: torch.dtype) -> Any:
         unseen = relax.const(-float("inf"), importer._convert_data_type(held))
         return emit(_op.where(importer.env[mask], scores, unseen))
     return emit(_op.add(scores, as_type(importer, mask, held)))
+
+
+def _any_seen(importer: Any, mask: Any) -> Any:
+    """Whether a query sees any key, by the mask alone: torch gives zeros for those that see none."""
+    emit = importer.block_builder.emit
+    if tensor_of(mask).dtype == torch.bool:
+        counts = emit(_op.astype(importer.env[mask], "int32"))
+        return emit(_op.greater(emit(_op.max(counts, -1, True)), relax.const(0, "int32")))
+    lowest = relax.const(-float("inf"), importer._convert_data_type(tensor_of(mask).dtype))
+    return emit(_op.greater(emit(_op.max(importer.env[mask], -1, True)), lowest))
 
 
 def _repeated(importer: Any, q: Any, item: Any) -> Any:

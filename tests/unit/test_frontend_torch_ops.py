@@ -206,6 +206,16 @@ CASES = {
         f(1, 2, 3, 8), f(1, 2, 6, 8), f(1, 2, 6, 8), b(3, 6) | torch.eye(3, 6).bool(),
     ),
     "attention-bias": (F.scaled_dot_product_attention, f(2, 4, 8), f(2, 6, 8), f(2, 6, 8), f(4, 6)),
+    "attention-unseen": (
+        lambda x, m: F.scaled_dot_product_attention(x, x, x, attn_mask=m),
+        f(1, 2, 3, 4),
+        torch.tensor([[True, False, False], [False] * 3, [True, True, False]]),
+    ),
+    "attention-unseen-bias": (
+        lambda x, m: F.scaled_dot_product_attention(x, x, x, attn_mask=m),
+        f(1, 2, 3, 4),
+        torch.tensor([[0.5, float("-inf"), 0.0], [float("-inf")] * 3, [0.0, 1.0, 2.0]]),
+    ),
     "attention-scale": (
         lambda q, k: F.scaled_dot_product_attention(q, k, k, is_causal=True, scale=0.1),
         f(1, 2, 4, 8), f(1, 2, 4, 8),
