@@ -84,8 +84,9 @@ def test_constants_that_were_fitted_together_stay():
 
 def test_choices_follow_the_constants_they_were_made_with():
     shipped = choose_contract(LAYER, CPU)
-    slower = calibrated(CPU, calibration(CPU.name, estimate_launch_s=1e-2))
-    assert choose_contract(LAYER, slower).estimate_s > 10 * shipped.estimate_s
+    launch_s = 900 * CPU.estimate_launch_s
+    slower = calibrated(CPU, calibration(CPU.name, estimate_launch_s=launch_s))
+    assert choose_contract(LAYER, slower).estimate_s > shipped.estimate_s + launch_s / 2
     assert choose_contract(LAYER, CPU).estimate_s == shipped.estimate_s
 
 
