@@ -9,10 +9,22 @@ import pytest
 
 from tilewright.ir import InputError
 from tilewright.tools.foreign.__main__ import main
+from tilewright.tools.foreign.network import Prepared
 from tilewright.tools.foreign.registry import ENTRIES, chosen
-from tilewright.tools.foreign.row import DECLINED, DIED, RIGHT, TIMEOUT, Case, Row, markdown, summary
+from tilewright.tools.foreign.row import (
+    AS_TORCH,
+    DECLINED,
+    DIED,
+    RIGHT,
+    TIMEOUT,
+    WRONG,
+    Case,
+    Row,
+    markdown,
+    summary,
+)
 from tilewright.tools.foreign.ways import relative_errors
-from tilewright.tools.foreign.workers import run_all
+from tilewright.tools.foreign.workers import _Runner, run_all
 
 
 def case(network: str, via: str = "export") -> Case:
@@ -53,6 +65,36 @@ def test_tables():
     assert summary(rows) == "1 of 2 networks are right in every row; 3 rows: 2 right, 1 declined"
     assert markdown(rows).splitlines()[2:] == ["| a | declined: no a/b | 1.0e-07 |", "| b |  | 2.0e-07 |"]
     assert rows[0].line().split() == ["a", "export", "1", "reference", "fp32", "1.0e-07", "2.0", "right"]
+
+
+class Rounding(Prepared):
+    """A network whose results in 16 bits are off by a given share, or that torch cannot run in them."""
+
+    def __init__(self, off):
+        self.off = off
+
+    def rounded(self, inputs, precision):
+        if self.off is None:
+            raise RuntimeError("not implemented for 'Half'")
+        return [np.array([1.0 + self.off])]
+
+
+@pytest.mark.parametrize(
+    ("precision", "own", "state", "reason"),
+    [
+        ("fp16", 0.05, AS_TORCH, "torch's own error in fp16: 5.0e-02"),
+        ("fp16", float("inf"), AS_TORCH, "torch's own error in fp16: inf"),
+        ("fp16", 0.04, WRONG, "expected at most 0.02; torch's own error in fp16: 4.0e-02"),
+        ("fp16", None, WRONG, "torch has no result in fp16: not implemented for 'Half'"),
+        ("fp32", 0.05, WRONG, "expected at most 0.0001"),
+    ],
+)
+def test_results_in_16_bits_are_held_against_those_of_torch(precision, own, state, reason):
+    runner = _Runner(next(n for n, e in ENTRIES.items() if not e.tolerance), False)
+    runner._known = {"prepared": Rounding(own), ("inputs", 1): [], ("exact", 1): [np.array([1.0])]}
+    found = runner._judged(Case("any", "export", 1, "cuda", precision), 0.09)
+    assert found[0] == state
+    assert reason in found[1]
 
 
 def planned(pipe, threads, only_compile):

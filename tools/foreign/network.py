@@ -57,6 +57,16 @@ class Prepared:
             results = wide(*(x.double() if x.is_floating_point() else x for x in inputs))
         return [host_array(y) for y in results]
 
+    def rounded(self, inputs: list[Any], precision: str) -> list[np.ndarray]:
+        """What torch computes with weights and inputs in 16 bits, on a GPU where it sees one."""
+        torch = import_module("torch")
+        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[precision]
+        place = "cuda" if torch.cuda.is_available() else "cpu"
+        with torch.no_grad():
+            narrow = copy.deepcopy(self.network).to(place, dtype)
+            given = (x.to(place, dtype) if x.is_floating_point() else x.to(place) for x in inputs)
+            return [host_array(y.float().cpu()) for y in narrow(*given)]
+
 
 def _flat(torch: Any, network: Any, names: tuple[str, ...]) -> Any:
     leaves = import_module("torch.utils._pytree").tree_leaves

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import multiprocessing
 import os
 import threading
@@ -25,6 +26,7 @@ from tilewright.tools.foreign.packaged import Absent, Packaged, Trained
 from tilewright.tools.foreign.registry import ENTRIES
 from tilewright.tools.foreign.row import (
     ABSENT,
+    AS_TORCH,
     COMPILED,
     DECLINED,
     DIED,
@@ -43,6 +45,8 @@ from tilewright.tools.foreign.ways import ExporterError, FellBack, Way, relative
 Child = Callable[[Connection, int, bool], None]
 #: a network is built and its imports are made before its first row: that much more time than a row has
 STARTING_SECONDS = 120.0
+#: how much further off than torch's own a result in 16 bits may be
+TWICE = 2.0
 
 
 def run_all(
@@ -182,7 +186,7 @@ class _Runner:
             if self._only_compile:
                 state = COMPILED
             elif not error <= self._entry.limit(case.precision):
-                state, reason = WRONG, f"expected at most {self._entry.limit(case.precision):g}"
+                state, reason = self._judged(case, error)
         except Absent as e:
             state, reason = ABSENT, _line(e)
         except ModuleNotFoundError as e:
@@ -196,6 +200,21 @@ class _Runner:
         except Exception as e:  # noqa: BLE001 - whatever is raised is this row's finding
             state, reason = FAILED, f"{type(e).__name__}: {_line(e)}"
         return Row(case, state, error, seconds or time.perf_counter() - start, reason)
+
+    def _judged(self, case: Case, error: float) -> tuple[str, str]:
+        """The state of a result beyond the limit: in 16 bits torch itself may be as far off, or overflow."""
+        prepared = self._known["prepared"]
+        expected = f"expected at most {self._entry.limit(case.precision):g}"
+        if case.precision == "fp32" or not isinstance(prepared, Prepared):
+            return WRONG, expected
+        inputs, wanted = self._known["inputs", case.batch], self._known["exact", case.batch]
+        try:
+            own = max(relative_errors(prepared.rounded(inputs, case.precision), wanted))
+        except Exception as e:  # noqa: BLE001 - what torch raises excuses nothing
+            return WRONG, f"{expected}; torch has no result in {case.precision}: {_line(e)}"
+        if error <= TWICE * own or not math.isfinite(own):
+            return AS_TORCH, f"torch's own error in {case.precision}: {own:.1e}"
+        return WRONG, f"{expected}; torch's own error in {case.precision}: {own:.1e}"
 
     def _error(self, case: Case) -> tuple[float, float]:
         """The largest relative error, and the seconds from the network to its first result."""
