@@ -15,6 +15,7 @@ from tilewright.tools.foreign.row import (
     AS_TORCH,
     DECLINED,
     DIED,
+    EXPORTER,
     RIGHT,
     TIMEOUT,
     WRONG,
@@ -23,7 +24,7 @@ from tilewright.tools.foreign.row import (
     markdown,
     summary,
 )
-from tilewright.tools.foreign.ways import relative_errors
+from tilewright.tools.foreign.ways import Imported, relative_errors
 from tilewright.tools.foreign.workers import _Runner, run_all
 
 
@@ -95,6 +96,25 @@ def test_results_in_16_bits_are_held_against_those_of_torch(precision, own, stat
     found = runner._judged(Case("any", "export", 1, "cuda", precision), 0.09)
     assert found[0] == state
     assert reason in found[1]
+
+
+class Exported(Imported):
+    """A file from which ONNX Runtime computes `theirs`."""
+
+    def __init__(self, theirs):
+        self.theirs = [np.array([theirs])]
+
+    def as_exported(self, inputs):
+        return self.theirs
+
+
+@pytest.mark.parametrize(("theirs", "state"), [(1.5, EXPORTER), (1.0, WRONG), (2.0, WRONG)])
+def test_what_an_exporter_changed_is_no_fault_of_the_import(theirs, state):
+    runner = _Runner(next(n for n, e in ENTRIES.items() if not e.tolerance), False)
+    runner._known = {"prepared": Rounding(None), ("inputs", 1): [], ("exact", 1): [np.array([1.0])]}
+    runner._known["onnx-dynamo", 1] = Exported(theirs)
+    runner._got = [np.array([1.5])]
+    assert runner._judged(Case("any", "onnx-dynamo", 1, "cuda", "fp32"), 0.5)[0] == state
 
 
 def planned(pipe, threads, only_compile):

@@ -40,12 +40,30 @@ class Way(Protocol):
 class Imported:
     """A module of ours, imported from what torch exported or from a file.
 
-    order: the places among the inputs that the module still has, in its order; by default all.
+    order: the places among the inputs that the module still has, in its order; by default all. exported: the
+    ONNX file that torch wrote, where that was the way.
     """
 
-    def __init__(self, module: tw.Module, order: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, module: tw.Module, order: Sequence[int] | None = None, exported: bytes | None = None
+    ) -> None:
         self._module = module
         self._order = order
+        self._exported = exported
+
+    def as_exported(self, inputs: Sequence[Any]) -> list[np.ndarray] | None:
+        """What ONNX Runtime computes from the file that torch wrote; None where there is no such file.
+
+        Raises ModuleNotFoundError where ONNX Runtime is not installed.
+        """
+        if self._exported is None:
+            return None
+        runtime = import_module("onnxruntime")
+        runtime.set_default_logger_severity(3)
+        session = runtime.InferenceSession(self._exported, providers=["CPUExecutionProvider"])
+        names = [x.name for x in session.get_inputs()]
+        feed = dict(zip(names, (host_array(x) for x in inputs), strict=True))
+        return [np.asarray(y) for y in session.run(None, feed)]
 
     def run(
         self, target: str, precision: Precision, inputs: Sequence[Any], *, only_compile: bool
@@ -88,7 +106,8 @@ class Dynamo:
 
 def _onnx_dynamo(network: Any, inputs: Sequence[Any]) -> Way:
     program = _exported(lambda torch: torch.onnx.export(network, tuple(inputs), dynamo=True, verbose=False))
-    return Imported(tw.frontends.onnx.load(program.model_proto))
+    model = program.model_proto
+    return Imported(tw.frontends.onnx.load(model), exported=model.SerializeToString())
 
 
 def _onnx_script(network: Any, inputs: Sequence[Any]) -> Way:
@@ -101,7 +120,7 @@ def _onnx_script(network: Any, inputs: Sequence[Any]) -> Way:
         )
     finally:
         import_module("torch").backends.mha.set_fastpath_enabled(True)
-    return Imported(tw.frontends.onnx.load(file.getvalue()))
+    return Imported(tw.frontends.onnx.load(file.getvalue()), exported=file.getvalue())
 
 
 def _export(network: Any, inputs: Sequence[Any]) -> Way:
