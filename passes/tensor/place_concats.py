@@ -68,7 +68,8 @@ class _Placer:
         for op in reversed(self.main.body.ops):
             if op.name == "tensor.join":
                 self._place_operands(op)
-        return self._rebuilt()
+        placed = not any(self.copies.values()) and all(self._typed(v) is v for v in self.places)
+        return self.module if placed else self._rebuilt()
 
     # -- where values lie ------------------------------------------------------------------------------------
     def _place_operands(self, join: Op) -> None:

@@ -47,7 +47,8 @@ def _marked(kernel: Func, constant: tuple[int, ...]) -> Func:
         return kernel
     op = next(o for o in kernel.body.ops if o.name == "tensor.contract")
     wanted = tuple(i for i, p in enumerate(kernel.params) if i in constant and _is_large_factor(op, p))
-    return kernel.with_attrs(**{PREFETCHED: wanted}) if wanted else kernel
+    known = not wanted or kernel.get(PREFETCHED) == wanted
+    return kernel if known else kernel.with_attrs(**{PREFETCHED: wanted})
 
 
 def _is_large_factor(op: Op, v: Value) -> bool:

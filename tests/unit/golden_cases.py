@@ -1,21 +1,40 @@
-"""Case files: a pipeline, a reason, an input module and the module that must come out, as one `.ir` text."""
+"""Case files: a pipeline, a reason, an input module and the module that must come out, as one `.ir` text.
+
+Keys of the header, one `# key: value` a line:
+
+pipeline, reason: the passes that run, and what the case shows.
+target: the device of the context; `cuda:sm_90a` by default.
+idempotent: `no` where a second run may change the module again.
+tolerance: largest difference of results, as a share of their largest value; 0 by default.
+invalid: `yes` where the verifier refuses the given module, which then has no results to compare with.
+ranks: `3` where the pass makes the module of one of 3 ranks, which the pipeline names. All ranks run
+  together, and each must have the results of the given module.
+resized: `yes` where the pass makes inputs larger. The given module computes on the first elements of what the
+  new one gets, and its results are the first elements of those of the new one.
+"""
 
 import re
 import zlib
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 from thread_kernels import outputs, run_calls
 
 from tilewright.ir import Constants, Level, Module, equal, interpret, parse, show, verify, walk
+from tilewright.ir.lockstep import interpret_ranks
 from tilewright.ir.types import storage_dtype
+from tilewright.ir.verifier import VerifyError
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.targets import resolve_target
 
 SEPARATOR = "# -----\n"
 _HEADER = re.compile(r"# (\w+): (.*)\n")
-KEYS = {"pipeline", "reason", "target", "idempotent", "tolerance"}
+KEYS = {"pipeline", "reason", "target", "idempotent", "tolerance", "invalid", "ranks", "resized"}
+_RANK = re.compile(r"rank=\d+")
 
 
 @dataclass(frozen=True)
@@ -59,26 +78,61 @@ def seeded_constants(module: Module) -> Module:
     return module.with_constants(Constants(arrays))
 
 
-def results(module: Module) -> list[np.ndarray]:
-    """What a module computes on seeded inputs; of kernels without an @main, what each leaves in memory."""
-    names = {f.name for f in module.funcs}
-    kernels = [f for f in module.funcs if f.level is Level.THREAD]
-    if "main" not in names:
-        return [a for f in kernels for a in outputs(f, races=False)]
+def seeded_inputs(module: Module) -> list[np.ndarray]:
+    """Numbers for the inputs of @main that depend on their shapes only."""
     rng = np.random.default_rng(17)
     inputs = []
     for p in module.main.params:
         t = p.tensor
         values = rng.standard_normal(t.shape) if t.dtype.startswith("f") else rng.integers(0, 3, t.shape)
         inputs.append(values.astype(storage_dtype(t.dtype)))
-    return run_calls(module, inputs) if kernels else interpret(module, *inputs)
+    return inputs
+
+
+def results(module: Module, inputs: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
+    """What a module computes; of kernels without an @main, what each leaves in memory."""
+    names = {f.name for f in module.funcs}
+    kernels = [f for f in module.funcs if f.level is Level.THREAD]
+    if "main" not in names:
+        return [a for f in kernels for a in outputs(f, races=False)]
+    return run_calls(module, list(inputs)) if kernels else interpret(module, *inputs)
+
+
+def compared(case: Case, before: Module, after: Module) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Pairs of arrays that have to agree: results before and after the passes."""
+    ranks = int(case.header.get("ranks", "0"))
+    if not any(f.name == "main" for f in before.funcs):
+        return list(zip(results(before), results(after), strict=True))
+    inputs = seeded_inputs(before)
+    if case.header.get("resized", "no") == "yes":
+        larger = seeded_inputs(after)
+        inputs = [common(a, p.tensor.shape) for a, p in zip(larger, before.main.params, strict=True)]
+        pairs = zip(results(before, inputs), results(after, larger), strict=True)
+        return [(a, common(b, a.shape)) for a, b in pairs]
+    wanted = results(before, inputs)
+    if not ranks:
+        return list(zip(wanted, results(after, inputs), strict=True))
+    text = case.header["pipeline"]
+    assert _RANK.search(text), f"{case.path}: the pipeline names no rank"
+    modules = [
+        run_pipeline(before, Pipeline.parse(_RANK.sub(f"rank={r}", text)), case.context) for r in range(ranks)
+    ]
+    assert any(show(m) == show(after) for m in modules), f"{case.path}: the pipeline is that of no rank"
+    return [pair for got in interpret_ranks(modules, *inputs) for pair in zip(wanted, got, strict=True)]
+
+
+def common(a: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """The first elements of `a` along every dimension, as many as `shape` has."""
+    return a[tuple(slice(n) for n in shape)]
 
 
 def check(case: Case, *, update: bool = False) -> None:
     """Assert everything that must hold for a case; with `update`, rewrite its expected output first."""
     where = str(case.path)
     before = seeded_constants(parse(case.given, where=where))
-    verify(before)
+    invalid = case.header.get("invalid", "no") == "yes"
+    with pytest.raises(VerifyError) if invalid else nullcontext():
+        verify(before)
     pipeline = Pipeline.parse(case.header["pipeline"], where=where)
     after = run_pipeline(before, pipeline, case.context)
     for m in (before, after):
@@ -89,8 +143,10 @@ def check(case: Case, *, update: bool = False) -> None:
     assert show(after) == case.expected, f"{where}: another output (pytest --update-golden rewrites it)"
     if case.header.get("idempotent", "yes") == "yes":
         assert run_pipeline(after, pipeline, case.context) is after, f"{where}: a second run changes it again"
+    if invalid:
+        return
     tolerance = float(case.header.get("tolerance", "0"))
-    for a, b in zip(results(before), results(after), strict=True):
+    for a, b in compared(case, before, after):
         assert a.dtype == b.dtype
         error = np.abs(a.astype(np.float64) - b.astype(np.float64)).max(initial=0)
         scale = np.abs(a.astype(np.float64)).max(initial=0)

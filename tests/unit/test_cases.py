@@ -1,11 +1,13 @@
 """Every case file below tests/cases: output, text, verification, a second run, results before and after."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from golden_cases import SEPARATOR, Case, check
 
-from tilewright.passes import pass_defs
+from tilewright.ir import parse, show
+from tilewright.passes import Pipeline, pass_defs
 
 CASES = Path(__file__).parents[1] / "cases"
 FILES = sorted(CASES.rglob("*.ir"))
@@ -16,15 +18,24 @@ def test_case(path: Path, update_golden: bool):
     check(Case.read(path), update=update_golden)
 
 
+def owners_of(path: Path, passes: Iterable[str]) -> list[str]:
+    """The passes, in snake case, that a case file is named after."""
+    return [n for n in passes if path.stem == n or path.stem.startswith(f"{n}_")]
+
+
 def test_cases_are_named_as_the_pass_they_show():
-    known = {
-        d.name.replace("-", "_"): d.origin.split(".")[2]
-        for d in pass_defs()
-        if d.origin.startswith("tilewright")
-    }
+    known = {d.name.replace("-", "_"): d.origin.split(".")[2] for d in pass_defs() if d.own}
     for path in FILES:
-        owners = [n for n in known if path.stem == n or path.stem.startswith(f"{n}_")]
-        assert [known[n] for n in owners] == [path.parent.name], path
+        assert [known[n] for n in owners_of(path, known)] == [path.parent.name], path
+
+
+def test_every_pass_has_a_case_that_runs_it_and_that_it_changes():
+    shown = set()
+    for case in map(Case.read, FILES):
+        run = [p.name.replace("-", "_") for p in Pipeline.parse(case.header["pipeline"])]
+        if case.expected != show(parse(case.given)):
+            shown |= {n.replace("_", "-") for n in owners_of(case.path, run)}
+    assert {d.name for d in pass_defs() if d.own} - shown == set()
 
 
 GIVEN = """# pipeline: cse
@@ -71,10 +82,20 @@ def test_the_harness_needs_a_reason(tmp_path):
         case(tmp_path, given=GIVEN.replace("# reason", "# because"))
 
 
-def test_the_harness_compares_results(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("pipeline", "key"),
+    [
+        ("cse", ""),
+        ("split-batch{devices=2, rank=1}", "# ranks: 2\n"),
+        ('set-input-shapes{shapes="x=3"}', "# resized: yes\n"),
+    ],
+    ids=["alone", "ranks", "resized"],
+)
+def test_the_harness_compares_results(tmp_path, monkeypatch, pipeline, key):
     import golden_cases
 
-    wrong = case(tmp_path)
+    given = GIVEN.replace("pipeline: cse\n", f"pipeline: {pipeline}\n# idempotent: no\n{key}")
+    check(case(tmp_path, given, expected=""), update=True)
     real = golden_cases.run_pipeline
 
     def spoil(module, pipeline, ctx):
@@ -82,9 +103,8 @@ def test_the_harness_compares_results(tmp_path, monkeypatch):
         return golden_cases.parse(text)
 
     monkeypatch.setattr(golden_cases, "run_pipeline", spoil)
-    monkeypatch.setitem(wrong.header, "idempotent", "no")
     with pytest.raises(AssertionError, match="results differ"):
-        check(Case(wrong.path, wrong.header, wrong.given, EXPECTED.replace("graph.add", "graph.multiply")))
+        check(Case.read(tmp_path / "cse.ir"), update=True)
 
 
 def test_the_harness_runs_passes_a_second_time(tmp_path, monkeypatch):
