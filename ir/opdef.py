@@ -11,6 +11,7 @@ import numpy as np
 
 from tilewright.ir.errors import InputError
 from tilewright.ir.expr import BinOp, Sym
+from tilewright.ir.facts import Facts
 from tilewright.ir.nodes import Attr, Op, Pairs, Ref
 from tilewright.ir.types import DTYPES, Type
 
@@ -81,6 +82,8 @@ class OpDef:
       read, write: memory; alloc: a buffer; barrier, async, warp: waits for or works with other threads;
       control: runs its body when and as often as it says; terminator: ends its block;
       communicate: meets other devices, in program order.
+    elementwise: a scalar op that computes each lane by itself.
+    facts: of a graph op; `define` demands them all.
     """
 
     name: str
@@ -94,6 +97,7 @@ class OpDef:
     effects: frozenset[str] = frozenset()
     body: bool = False
     elementwise: bool = False
+    facts: Facts | None = None
 
     @property
     def operand_range(self) -> tuple[int, int | None]:
@@ -130,6 +134,9 @@ def define(definition: OpDef) -> OpDef:
     for a in definition.attrs.values():
         if a.kind.removesuffix("?") not in _KINDS:
             raise ValueError(f"op '{definition.name}': unknown attribute kind '{a.kind}'")
+    if definition.name.startswith("graph."):
+        for fact, meaning in (definition.facts or Facts()).unstated():
+            raise ValueError(f"op '{definition.name}' must state the fact '{fact}' ({meaning})")
     _DEFS[definition.name] = definition
     return definition
 
@@ -140,6 +147,14 @@ def op_def(name: str) -> OpDef:
         return _DEFS[name]
     except KeyError:
         raise InputError(f"unknown op '{name}'{_hint(name, _DEFS)}") from None
+
+
+def facts_of(name: str) -> Facts:
+    """The facts of the graph op `name`; raises InputError for an unknown op and for one of another level."""
+    facts = op_def(name).facts
+    if facts is None:
+        raise InputError(f"expected a graph op, which states facts, got '{name}'")
+    return facts
 
 
 def is_defined(name: str) -> bool:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 from tilewright.ir.errors import UnsupportedError
+from tilewright.ir.facts import Elements
 from tilewright.ir.graph_ops.interpolation import spatial
 from tilewright.ir.nodes import Attr
-from tilewright.ir.opdef import Attrs, op_def
+from tilewright.ir.opdef import Attrs, facts_of
 from tilewright.passes.extents import Dim, Dims, regrouped
 
 #: dimensions of the operands, attributes -> the attributes that change; raises UnsupportedError
@@ -24,7 +25,7 @@ def changed_attributes(name: str, operands: Sequence[Dims], attrs: Attrs) -> Map
     that keeps its extent would broadcast, or cut the result short, where it did not before.
     """
     rule = RULES.get(name)
-    if rule is None and len(operands) > 1 and op_def(name).elementwise:
+    if rule is None and len(operands) > 1 and facts_of(name).elements is Elements.MAPS:
         rule = _no_new_broadcast
     return rule(operands, attrs) if rule is not None else {}
 

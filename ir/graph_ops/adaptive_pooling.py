@@ -8,6 +8,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts, flops_per_element
 from tilewright.ir.graph_ops.convolution import layout_attr
 from tilewright.ir.graph_ops.layouts import SPATIAL, arranged, check_layout, data_layouts, permuted
 from tilewright.ir.graph_ops.operands import dtype_of, entries, require, require_rank, tensors, wide
@@ -87,6 +88,10 @@ for _spatial in SPATIAL:
                 attrs={"layout": layout_attr(_spatial)},
                 infer=partial(_infer_global, _spatial, _name),
                 evaluate=partial(_evaluate_global, _spatial, _kind == "max"),
+                facts=Facts(
+                    elements=Elements.SLIDES,
+                    flops=flops_per_element,
+                ),
             )
         )
         _name = f"graph.adaptive_{_kind}_pool{_spatial}d"
@@ -102,5 +107,9 @@ for _spatial in SPATIAL:
                 },
                 infer=partial(_infer_adaptive, _spatial, _name),
                 evaluate=partial(_evaluate_adaptive, _spatial, _kind == "max"),
+                facts=Facts(
+                    elements=Elements.SLIDES,
+                    flops=flops_per_element,
+                ),
             )
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tilewright.ir.errors import InputError
+from tilewright.ir.facts import Elements, Facts, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import alike, broadcast_shapes, tensors
 from tilewright.ir.opdef import Attrs, OpDef, define, op_def
 from tilewright.ir.types import FLOATS, ScalarType, TensorType, Type
@@ -70,7 +71,19 @@ def _table_op(name: str, doc: str) -> None:
         (out,) = scalar(inputs, {})
         return [np.floor(out)] if floating and name == ROUNDED_DOWN else [out]
 
-    define(OpDef(full, ("a", "b"), f"{doc}, with broadcasting.", infer=infer, evaluate=run, elementwise=True))
+    define(
+        OpDef(
+            full,
+            ("a", "b"),
+            f"{doc}, with broadcasting.",
+            infer=infer,
+            evaluate=run,
+            facts=Facts(
+                elements=Elements.MAPS,
+                flops=flops_per_element,
+            ),
+        )
+    )
 
 
 for _name, (_, _, _doc) in BINARY.items():
@@ -90,6 +103,9 @@ define(
         "a where the condition is true (not zero), else b, with broadcasting.",
         infer=_infer_where,
         evaluate=lambda x, _: [np.where(x[0] != 0, x[1], x[2]).astype(x[1].dtype)],
-        elementwise=True,
+        facts=Facts(
+            elements=Elements.MAPS,
+            flops=no_flops,
+        ),
     )
 )

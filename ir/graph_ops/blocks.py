@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts, no_flops
 from tilewright.ir.graph_ops.layouts import permuted
 from tilewright.ir.graph_ops.operands import require, require_rank, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -82,6 +83,10 @@ define(
         attrs=_ATTRS,
         infer=_infer_depth_to_space,
         evaluate=_depth_to_space,
+        facts=Facts(
+            elements=Elements.MOVES,
+            flops=no_flops,
+        ),
     )
 )
 define(
@@ -92,5 +97,9 @@ define(
         attrs=_ATTRS,
         infer=_infer_space_to_depth,
         evaluate=_space_to_depth,
+        facts=Facts(
+            elements=Elements.MOVES,
+            flops=no_flops,
+        ),
     )
 )

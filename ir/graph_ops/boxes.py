@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts, flops_per_element
 from tilewright.ir.graph_ops.operands import dtype_of, require, require_float, require_rank, tensors, wide
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
@@ -47,6 +48,10 @@ define(
         },
         infer=_infer_overlap,
         evaluate=_evaluate_overlap,
+        facts=Facts(
+            elements=Elements.COMPUTES,
+            flops=flops_per_element,
+        ),
     )
 )
 
@@ -76,6 +81,10 @@ define(
         "Candidates [B, N] in order, i kept unless a kept t before it suppresses it: suppresses[b, i, t].",
         infer=_infer_keep,
         evaluate=_evaluate_keep,
+        facts=Facts(
+            elements=Elements.COMPUTES,
+            flops=flops_per_element,
+        ),
     )
 )
 
@@ -108,5 +117,9 @@ define(
         results=2,
         infer=_infer_compact,
         evaluate=_evaluate_compact,
+        facts=Facts(
+            elements=Elements.MOVES,
+            flops=flops_per_element,
+        ),
     )
 )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from tilewright.ir.facts import Elements, Facts, flops_per_element
 from tilewright.ir.graph_ops.operands import axis_of, require, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
@@ -172,6 +173,10 @@ define(
         results=0,
         infer=_infer_send,
         effects=COMMUNICATE,
+        facts=Facts(
+            elements=Elements.COMMUNICATES,
+            flops=flops_per_element,
+        ),
     )
 )
 define(
@@ -187,6 +192,10 @@ define(
         },
         infer=_infer_recv,
         effects=COMMUNICATE,
+        facts=Facts(
+            elements=Elements.COMMUNICATES,
+            flops=flops_per_element,
+        ),
     )
 )
 define(
@@ -205,6 +214,10 @@ define(
         },
         infer=_infer_halo,
         effects=COMMUNICATE,
+        facts=Facts(
+            elements=Elements.COMMUNICATES,
+            flops=flops_per_element,
+        ),
     )
 )
 define(
@@ -215,6 +228,10 @@ define(
         attrs={"axis": _AXIS, **_GROUP, **_EXTENTS},
         infer=_infer_gather,
         effects=COMMUNICATE,
+        facts=Facts(
+            elements=Elements.COMMUNICATES,
+            flops=flops_per_element,
+        ),
     )
 )
 define(
@@ -225,6 +242,10 @@ define(
         attrs={**_GROUP, "reduction": AttrDef("str", "sum", " or ".join(REDUCTIONS))},
         infer=_infer_reduce,
         effects=COMMUNICATE,
+        facts=Facts(
+            elements=Elements.COMMUNICATES,
+            flops=flops_per_element,
+        ),
     )
 )
 define(
@@ -235,5 +256,9 @@ define(
         attrs={"axis": _AXIS, **_GROUP, **_EXTENTS},
         infer=_infer_scatter,
         effects=COMMUNICATE,
+        facts=Facts(
+            elements=Elements.COMMUNICATES,
+            flops=flops_per_element,
+        ),
     )
 )

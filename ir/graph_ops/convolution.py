@@ -9,6 +9,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts
 from tilewright.ir.graph_ops.layouts import (
     SPATIAL,
     Window,
@@ -23,6 +24,7 @@ from tilewright.ir.graph_ops.layouts import (
 )
 from tilewright.ir.graph_ops.linear import OUT_DTYPE, result_dtype
 from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_rank, wide
+from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
@@ -112,6 +114,13 @@ def _evaluate(spatial: int, name: str, inputs: Sequence[np.ndarray], attrs: Attr
     return [permuted(out, f"NC{letters}", attrs["data_layout"])]
 
 
+def _flops(spatial: int, name: str, op: Op) -> int:
+    """2 x results x summed products; padding counts."""
+    x, weight = (v.tensor for v in op.operands[:2])
+    found = convolution_of(x, weight, dict(op.attrs), spatial, name)
+    return 2 * op.result.tensor.size * found.channels * prod(w.kernel for w in found.windows)
+
+
 def convolve(x: np.ndarray, w: np.ndarray, g: Convolution) -> np.ndarray:
     """Convolution of data [N, C, ..] with a kernel [O, I, ..], one matrix product per sample and group."""
     taps = sliding(padded(x, g.windows, 0), g.windows)
@@ -149,5 +158,9 @@ for _spatial in SPATIAL:
             },
             infer=partial(_infer, _spatial, _name),
             evaluate=partial(_evaluate, _spatial, _name),
+            facts=Facts(
+                elements=Elements.CONTRACTS,
+                flops=partial(_flops, _spatial, _name),
+            ),
         )
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts, flops_per_element, uncounted
 from tilewright.ir.graph_ops.layouts import Window, arranged, check_layout, padded, permuted, sliding, windows
 from tilewright.ir.graph_ops.operands import (
     alike,
@@ -107,6 +108,10 @@ define(
         },
         infer=_infer_correlation,
         evaluate=_evaluate_correlation,
+        facts=Facts(
+            elements=Elements.CONTRACTS,
+            flops=uncounted,
+        ),
     )
 )
 
@@ -156,5 +161,9 @@ define(
         },
         infer=_infer_dilation,
         evaluate=_evaluate_dilation,
+        facts=Facts(
+            elements=Elements.SLIDES,
+            flops=flops_per_element,
+        ),
     )
 )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from math import prod
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts
 from tilewright.ir.graph_ops.convolution import (
     Convolution,
     convolution_of,
@@ -17,6 +19,7 @@ from tilewright.ir.graph_ops.convolution import (
 from tilewright.ir.graph_ops.layouts import Window, arranged, kernel_layouts, permuted
 from tilewright.ir.graph_ops.linear import OUT_DTYPE, result_dtype
 from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_float, wide
+from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
@@ -90,6 +93,13 @@ def _evaluate(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray
     return [permuted(out.astype(numpy_dtype(dtype), copy=False), "NCHW", attrs["data_layout"])]
 
 
+def _flops(op: Op) -> int:
+    """2 x results x summed products; the interpolation of elements is not counted."""
+    x, offset, weight = (v.tensor for v in op.operands)
+    found, _ = deformable_convolution_of(x, offset, weight, dict(op.attrs))
+    return 2 * op.result.tensor.size * found.channels * prod(w.kernel for w in found.windows)
+
+
 define(
     OpDef(
         _NAME,
@@ -105,5 +115,9 @@ define(
         },
         infer=_infer,
         evaluate=_evaluate,
+        facts=Facts(
+            elements=Elements.CONTRACTS,
+            flops=_flops,
+        ),
     )
 )

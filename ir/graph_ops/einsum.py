@@ -5,11 +5,14 @@ from __future__ import annotations
 import string
 from collections import Counter
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
 from tilewright.ir.errors import InputError
+from tilewright.ir.facts import Elements, Facts
 from tilewright.ir.graph_ops.operands import accumulator_dtype, alike, dtype_of, require, wide
+from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
@@ -90,6 +93,11 @@ def _evaluate(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray
     return [np.asarray(out).astype(numpy_dtype(dtype), copy=False)]
 
 
+def _flops(op: Op) -> int:
+    """2 x the product of the extents of all labels."""
+    return 2 * prod(extents_of(str(op["equation"]), [v.tensor.shape for v in op.operands]).values())
+
+
 define(
     OpDef(
         _NAME,
@@ -99,5 +107,9 @@ define(
         attrs={"equation": AttrDef("str", doc="a letter per dimension: 'ab,bc->ac'")},
         infer=_infer,
         evaluate=_evaluate,
+        facts=Facts(
+            elements=Elements.CONTRACTS,
+            flops=_flops,
+        ),
     )
 )

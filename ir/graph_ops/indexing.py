@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewright.ir.errors import InputError
+from tilewright.ir.facts import Elements, Facts, no_flops
 from tilewright.ir.graph_ops.operands import axis_of, broadcast_shapes, require, require_integer, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
@@ -92,6 +93,10 @@ define(
         },
         infer=_infer_take,
         evaluate=_evaluate_take,
+        facts=Facts(
+            elements=Elements.LOOKS_UP,
+            flops=no_flops,
+        ),
     )
 )
 
@@ -124,6 +129,10 @@ define(
         attrs={"axis": AttrDef("int")},
         infer=_infer_gather,
         evaluate=_evaluate_gather,
+        facts=Facts(
+            elements=Elements.LOOKS_UP,
+            flops=no_flops,
+        ),
     )
 )
 
@@ -170,6 +179,10 @@ define(
         },
         infer=_infer_gather_nd,
         evaluate=_evaluate_gather_nd,
+        facts=Facts(
+            elements=Elements.LOOKS_UP,
+            flops=no_flops,
+        ),
     )
 )
 
@@ -198,6 +211,10 @@ define(
         "indexed. Indices wrap around.",
         infer=_infer_adv_index,
         evaluate=_evaluate_adv_index,
+        facts=Facts(
+            elements=Elements.LOOKS_UP,
+            flops=no_flops,
+        ),
     )
 )
 
@@ -235,5 +252,9 @@ define(
         },
         infer=_infer_one_hot,
         evaluate=_evaluate_one_hot,
+        facts=Facts(
+            elements=Elements.MOVES,
+            flops=no_flops,
+        ),
     )
 )

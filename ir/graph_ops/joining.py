@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from tilewright.ir.errors import InputError
+from tilewright.ir.facts import Elements, Facts, no_flops
 from tilewright.ir.graph_ops.operands import alike, axis_of, require, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
@@ -50,6 +51,10 @@ define(
         attrs={"axis": AttrDef("int", 0)},
         infer=_infer_concatenate,
         evaluate=lambda x, a: [np.concatenate(x, axis=a["axis"])],
+        facts=Facts(
+            elements=Elements.MOVES,
+            flops=no_flops,
+        ),
     )
 )
 define(
@@ -60,6 +65,10 @@ define(
         attrs={"axis": AttrDef("int", 0)},
         infer=_infer_stack,
         evaluate=lambda x, a: [np.stack(x, axis=a["axis"])],
+        facts=Facts(
+            elements=Elements.MOVES,
+            flops=no_flops,
+        ),
     )
 )
 
@@ -94,5 +103,9 @@ define(
         results=None,
         infer=_infer_split,
         evaluate=lambda x, a: np.split(x[0], a["indices"], axis=a["axis"]),
+        facts=Facts(
+            elements=Elements.MOVES,
+            flops=no_flops,
+        ),
     )
 )

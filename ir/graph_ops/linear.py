@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, axis_of, broadcast_shapes, dtype_of, require, wide
 from tilewright.ir.graph_ops.unary import along
+from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
@@ -32,6 +34,11 @@ def _infer_dense(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     return [TensorType(result_dtype(x, attrs), (*x.shape[:-1], w.shape[0]))]
 
 
+def _dense_flops(op: Op) -> int:
+    """2 x results x summed products."""
+    return 2 * op.result.tensor.size * op.operands[0].tensor.shape[-1]
+
+
 define(
     OpDef(
         "graph.dense",
@@ -40,6 +47,10 @@ define(
         attrs={"out_dtype": OUT_DTYPE},
         infer=_infer_dense,
         evaluate=lambda x, a: [product(x[0], x[1].T, a)],
+        facts=Facts(
+            elements=Elements.CONTRACTS,
+            flops=_dense_flops,
+        ),
     )
 )
 
@@ -65,6 +76,11 @@ def _evaluate_matmul(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.
     return [product(a, b, attrs)]
 
 
+def _matmul_flops(op: Op) -> int:
+    """2 x results x summed products."""
+    return 2 * op.result.tensor.size * op.operands[0].tensor.shape[-2 if op["transpose_a"] else -1]
+
+
 _TRANSPOSES = {"transpose_a": AttrDef("bool", False), "transpose_b": AttrDef("bool", False)}
 define(
     OpDef(
@@ -74,6 +90,10 @@ define(
         attrs={**_TRANSPOSES, "out_dtype": OUT_DTYPE},
         infer=_infer_matmul,
         evaluate=_evaluate_matmul,
+        facts=Facts(
+            elements=Elements.CONTRACTS,
+            flops=_matmul_flops,
+        ),
     )
 )
 
@@ -92,6 +112,10 @@ define(
         attrs={**_TRANSPOSES, "out_dtype": OUT_DTYPE},
         infer=_infer_batch_matmul,
         evaluate=_evaluate_matmul,
+        facts=Facts(
+            elements=Elements.CONTRACTS,
+            flops=_matmul_flops,
+        ),
     )
 )
 
@@ -112,5 +136,9 @@ define(
         attrs={"axis": AttrDef("int", 1)},
         infer=_infer_bias_add,
         evaluate=lambda x, a: [x[0] + along(x[1], a["axis"], x[0].ndim)],
+        facts=Facts(
+            elements=Elements.MAPS_PER_CHANNEL,
+            flops=flops_per_element,
+        ),
     )
 )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts, flops_per_element
 from tilewright.ir.graph_ops.operands import require, require_integer, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
@@ -42,6 +43,10 @@ define(
         attrs={"k": AttrDef("int", 0), "upper": AttrDef("bool", True)},
         infer=_infer_trilu,
         evaluate=_evaluate_trilu,
+        facts=Facts(
+            elements=Elements.MOVES,
+            flops=flops_per_element,
+        ),
     )
 )
 
@@ -93,5 +98,9 @@ define(
         },
         infer=_infer_set_diag,
         evaluate=_evaluate_set_diag,
+        facts=Facts(
+            elements=Elements.MOVES,
+            flops=flops_per_element,
+        ),
     )
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from tilewright.ir.errors import InputError
+from tilewright.ir.facts import Elements, Facts, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import axes_of, axis_of, broadcast_shapes, entries, require, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, Evaluate, OpDef, define
 from tilewright.ir.types import TensorType, Type
@@ -18,6 +19,7 @@ def _define(
     attrs: Mapping[str, AttrDef],
     shape: Callable[[TensorType, Attrs], Sequence[int]],
     evaluate: Evaluate,
+    facts: Facts,
 ) -> None:
     full = f"graph.{name}"
 
@@ -25,7 +27,7 @@ def _define(
         (x,) = tensors(types, full)
         return [TensorType(x.dtype, tuple(shape(x, attrs)))]
 
-    define(OpDef(full, ("x",), doc, attrs=attrs, infer=infer, evaluate=evaluate))
+    define(OpDef(full, ("x",), doc, attrs=attrs, infer=infer, evaluate=evaluate, facts=facts))
 
 
 def _transposed(x: TensorType, attrs: Attrs) -> Sequence[int]:
@@ -116,6 +118,10 @@ _define(
     {"axes": AttrDef("ints")},
     _transposed,
     lambda x, a: [x[0].transpose(a["axes"])],
+    facts=Facts(
+        elements=Elements.STRIDES,
+        flops=no_flops,
+    ),
 )
 _define(
     "broadcast_to",
@@ -123,6 +129,10 @@ _define(
     {"shape": AttrDef("ints")},
     _broadcast,
     lambda x, a: [np.broadcast_to(x[0], a["shape"])],
+    facts=Facts(
+        elements=Elements.STRIDES,
+        flops=no_flops,
+    ),
 )
 _define(
     "strided_slice",
@@ -130,6 +140,10 @@ _define(
     {"begin": AttrDef("ints"), "size": AttrDef("ints"), "strides": AttrDef("ints")},
     _sliced,
     lambda x, a: [x[0][slices(a["begin"], a["size"], a["strides"])]],
+    facts=Facts(
+        elements=Elements.CUTS,
+        flops=no_flops,
+    ),
 )
 _define(
     "reverse",
@@ -137,6 +151,10 @@ _define(
     {"axis": AttrDef("int")},
     _reversed,
     lambda x, a: [np.flip(x[0], a["axis"])],
+    facts=Facts(
+        elements=Elements.MOVES,
+        flops=no_flops,
+    ),
 )
 _define(
     "tile",
@@ -144,6 +162,10 @@ _define(
     {"reps": AttrDef("ints", doc="of the result's rank, which may be larger than that of x")},
     _tiled,
     lambda x, a: [np.tile(x[0], a["reps"])],
+    facts=Facts(
+        elements=Elements.MOVES,
+        flops=no_flops,
+    ),
 )
 _define(
     "repeat",
@@ -151,6 +173,10 @@ _define(
     {"repeats": AttrDef("int"), "axis": AttrDef("int")},
     _repeated,
     lambda x, a: [np.repeat(x[0], a["repeats"], a["axis"])],
+    facts=Facts(
+        elements=Elements.MOVES,
+        flops=no_flops,
+    ),
 )
 
 
@@ -160,6 +186,10 @@ _define(
     {"axis": AttrDef("int"), "window_shape": AttrDef("ints"), "strides": AttrDef("ints")},
     _windowed,
     _evaluate_windows,
+    facts=Facts(
+        elements=Elements.MOVES,
+        flops=flops_per_element,
+    ),
 )
 
 
@@ -186,6 +216,10 @@ define(
         attrs={"begin": AttrDef("ints"), "strides": AttrDef("ints")},
         infer=_infer_set,
         evaluate=_evaluate_set,
+        facts=Facts(
+            elements=Elements.MOVES,
+            flops=flops_per_element,
+        ),
     )
 )
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, axes_of, axis_of, dtype_of, require, require_float, wide
 from tilewright.ir.graph_ops.unary import along
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -55,6 +56,10 @@ define(
         attrs={"axis": AttrDef("int", 1), **_AFFINE},
         infer=lambda t, a: _infer_affine("graph.batch_norm", t, a),
         evaluate=_evaluate_batch_norm,
+        facts=Facts(
+            elements=Elements.MAPS_PER_CHANNEL,
+            flops=flops_per_element,
+        ),
     )
 )
 
@@ -95,6 +100,10 @@ define(
         attrs={"axis": AttrDef("int", -1), **_AFFINE},
         infer=lambda t, a: _infer_affine("graph.layer_norm", t, a),
         evaluate=_evaluate_layer_norm,
+        facts=Facts(
+            elements=Elements.NORMALISES,
+            flops=flops_per_element,
+        ),
     )
 )
 define(
@@ -105,6 +114,10 @@ define(
         attrs={"num_groups": AttrDef("int"), "axis": AttrDef("int", 1, "the channels"), **_AFFINE},
         infer=lambda t, a: _infer_affine("graph.group_norm", t, a),
         evaluate=_evaluate_group_norm,
+        facts=Facts(
+            elements=Elements.NORMALISES,
+            flops=flops_per_element,
+        ),
     )
 )
 define(
@@ -115,6 +128,10 @@ define(
         attrs={"axis": AttrDef("int", 1, "the channels"), **_AFFINE},
         infer=lambda t, a: _infer_affine("graph.instance_norm", t, a),
         evaluate=_evaluate_instance_norm,
+        facts=Facts(
+            elements=Elements.NORMALISES,
+            flops=flops_per_element,
+        ),
     )
 )
 
@@ -141,6 +158,10 @@ define(
         attrs={"eps": AttrDef("float"), "axis": AttrDef("ints", (), "empty: all axes")},
         infer=_infer_l2,
         evaluate=_evaluate_l2,
+        facts=Facts(
+            elements=Elements.NORMALISES,
+            flops=flops_per_element,
+        ),
     )
 )
 
@@ -186,6 +207,10 @@ define(
         },
         infer=_infer_lrn,
         evaluate=_evaluate_lrn,
+        facts=Facts(
+            elements=Elements.NORMALISES,
+            flops=flops_per_element,
+        ),
     )
 )
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tilewright.ir.builder import Builder
+from tilewright.ir.facts import Elements, Facts, uncounted
 from tilewright.ir.graph_ops.layouts import check_layout
 from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_rank
 from tilewright.ir.nodes import Value
@@ -85,5 +86,9 @@ define(
         results=2,
         infer=_infer,
         evaluate=_evaluate,
+        facts=Facts(
+            elements=Elements.CONTRACTS,
+            flops=uncounted,
+        ),
     )
 )

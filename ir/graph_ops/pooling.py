@@ -8,6 +8,7 @@ from functools import partial, reduce
 import ml_dtypes
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts, flops_per_tap
 from tilewright.ir.graph_ops.convolution import layout_attr
 from tilewright.ir.graph_ops.layouts import (
     SPATIAL,
@@ -125,6 +126,10 @@ for _spatial in SPATIAL:
             attrs=_pool_attrs(_spatial),
             infer=partial(_infer, _spatial, _name),
             evaluate=partial(_evaluate_max, _spatial, _name),
+            facts=Facts(
+                elements=Elements.SLIDES,
+                flops=flops_per_tap,
+            ),
         )
     )
     _name = f"graph.avg_pool{_spatial}d"
@@ -137,5 +142,9 @@ for _spatial in SPATIAL:
             attrs={**_pool_attrs(_spatial), "count_include_pad": AttrDef("bool", False)},
             infer=partial(_infer, _spatial, _name),
             evaluate=partial(_evaluate_avg, _spatial, _name),
+            facts=Facts(
+                elements=Elements.SLIDES,
+                flops=flops_per_tap,
+            ),
         )
     )

@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts, flops_per_element
 from tilewright.ir.graph_ops.operands import (
     accumulator_dtype,
     alike,
@@ -73,7 +74,12 @@ def _smallest(x: np.ndarray, axes: tuple[int, ...], keep: bool) -> np.ndarray:
 
 
 def _define_fold(
-    name: str, doc: str, fold: Callable[[np.ndarray, tuple[int, ...], bool], np.ndarray], truth: bool = False
+    name: str,
+    doc: str,
+    fold: Callable[[np.ndarray, tuple[int, ...], bool], np.ndarray],
+    *,
+    truth: bool = False,
+    facts: Facts,
 ) -> None:
     full = f"graph.{name}"
 
@@ -88,15 +94,65 @@ def _define_fold(
             out = fold(wide(x, dtype_of(x)), tuple(attrs["axis"]), attrs["keepdims"])
             return [out.astype(x.dtype, copy=False)]
 
-    define(OpDef(full, ("x",), doc, attrs=_ATTRS, infer=infer, evaluate=run))
+    define(OpDef(full, ("x",), doc, attrs=_ATTRS, infer=infer, evaluate=run, facts=facts))
 
 
-_define_fold("sum", "The sum over `axis` in the dtype of x; any for bool.", _sum)
-_define_fold("prod", "The product over `axis` in the dtype of x; all for bool.", _product)
-_define_fold("max", "The largest element over `axis`; nan where one is.", _largest)
-_define_fold("min", "The smallest element over `axis`; nan where one is.", _smallest)
-_define_fold("all", "True where every element over `axis` is.", _product, truth=True)
-_define_fold("any", "True where an element over `axis` is.", _sum, truth=True)
+_define_fold(
+    "sum",
+    "The sum over `axis` in the dtype of x; any for bool.",
+    _sum,
+    facts=Facts(
+        elements=Elements.REDUCES,
+        flops=flops_per_element,
+    ),
+)
+_define_fold(
+    "prod",
+    "The product over `axis` in the dtype of x; all for bool.",
+    _product,
+    facts=Facts(
+        elements=Elements.REDUCES,
+        flops=flops_per_element,
+    ),
+)
+_define_fold(
+    "max",
+    "The largest element over `axis`; nan where one is.",
+    _largest,
+    facts=Facts(
+        elements=Elements.REDUCES,
+        flops=flops_per_element,
+    ),
+)
+_define_fold(
+    "min",
+    "The smallest element over `axis`; nan where one is.",
+    _smallest,
+    facts=Facts(
+        elements=Elements.REDUCES,
+        flops=flops_per_element,
+    ),
+)
+_define_fold(
+    "all",
+    "True where every element over `axis` is.",
+    _product,
+    truth=True,
+    facts=Facts(
+        elements=Elements.REDUCES,
+        flops=flops_per_element,
+    ),
+)
+_define_fold(
+    "any",
+    "True where an element over `axis` is.",
+    _sum,
+    truth=True,
+    facts=Facts(
+        elements=Elements.REDUCES,
+        flops=flops_per_element,
+    ),
+)
 
 
 def quotient(total: np.ndarray, elements: int) -> np.ndarray:
@@ -138,6 +194,10 @@ define(
         attrs=_ATTRS,
         infer=_infer_mean,
         evaluate=_evaluate_mean,
+        facts=Facts(
+            elements=Elements.REDUCES,
+            flops=flops_per_element,
+        ),
     )
 )
 
@@ -175,6 +235,10 @@ define(
         attrs={**_ATTRS, "unbiased": AttrDef("bool", False, "divide by count - 1")},
         infer=_infer_variance,
         evaluate=_evaluate_variance,
+        facts=Facts(
+            elements=Elements.REDUCES,
+            flops=flops_per_element,
+        ),
     )
 )
 
@@ -214,5 +278,9 @@ for _kind, _what in (("max", "largest"), ("min", "smallest")):
             attrs={**_ATTRS, "select_last_index": AttrDef("bool", False)},
             infer=lambda t, a, kind=_kind: _infer_position(f"graph.arg{kind}", t, a),  # type: ignore[misc]
             evaluate=lambda x, a, kind=_kind: _evaluate_position(x, a, kind == "max"),  # type: ignore[misc]
+            facts=Facts(
+                elements=Elements.REDUCES,
+                flops=flops_per_element,
+            ),
         )
     )

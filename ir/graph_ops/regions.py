@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts, flops_per_element
 from tilewright.ir.graph_ops.layouts import arranged, permuted
 from tilewright.ir.graph_ops.operands import (
     dtype_of,
@@ -101,6 +102,10 @@ define(
         },
         infer=_infer_align,
         evaluate=_evaluate_align,
+        facts=Facts(
+            elements=Elements.SAMPLES,
+            flops=flops_per_element,
+        ),
     )
 )
 
@@ -141,5 +146,9 @@ define(
         attrs=_REGION,
         infer=lambda t, a: _infer("graph.roi_pool", t, a),
         evaluate=_evaluate_pool,
+        facts=Facts(
+            elements=Elements.SAMPLES,
+            flops=flops_per_element,
+        ),
     )
 )

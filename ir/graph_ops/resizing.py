@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts, flops_per_element
 from tilewright.ir.graph_ops.interpolation import (
     CROPPING,
     METHODS,
@@ -150,6 +151,10 @@ def _define(count: int) -> None:
             },
             infer=_infer(name, dimensions),
             evaluate=_evaluate,
+            facts=Facts(
+                elements=Elements.SAMPLES,
+                flops=flops_per_element,
+            ),
         )
     )
 

@@ -10,6 +10,7 @@ from itertools import product
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts, flops_per_element
 from tilewright.ir.graph_ops.interpolation import first_tap, is_layout, letters, polynomials, rounded, spatial
 from tilewright.ir.graph_ops.operands import (
     dtype_of,
@@ -159,6 +160,10 @@ define(
         },
         infer=_infer_grid,
         evaluate=_evaluate_grid,
+        facts=Facts(
+            elements=Elements.SAMPLES,
+            flops=flops_per_element,
+        ),
     )
 )
 
@@ -190,6 +195,10 @@ define(
         attrs={"target_shape": AttrDef("ints", doc="height and width")},
         infer=_infer_affine,
         evaluate=_evaluate_affine,
+        facts=Facts(
+            elements=Elements.COMPUTES,
+            flops=flops_per_element,
+        ),
     )
 )
 
@@ -258,5 +267,9 @@ define(
         },
         infer=_infer_crop,
         evaluate=_evaluate_crop,
+        facts=Facts(
+            elements=Elements.SAMPLES,
+            flops=flops_per_element,
+        ),
     )
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts, flops_per_element
 from tilewright.ir.graph_ops.operands import accumulator_dtype, axis_of, dtype_of, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
@@ -49,6 +50,10 @@ define(
         attrs=_ATTRS,
         infer=lambda t, a: _infer("graph.cumsum", t, a),
         evaluate=lambda x, a: _evaluate(x, a, (np.add, np.logical_or)),
+        facts=Facts(
+            elements=Elements.SCANS,
+            flops=flops_per_element,
+        ),
     )
 )
 define(
@@ -59,5 +64,9 @@ define(
         attrs=_ATTRS,
         infer=lambda t, a: _infer("graph.cumprod", t, a),
         evaluate=lambda x, a: _evaluate(x, a, (np.multiply, np.logical_and)),
+        facts=Facts(
+            elements=Elements.SCANS,
+            flops=flops_per_element,
+        ),
     )
 )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts, flops_per_element
 from tilewright.ir.graph_ops.indexing import ramp
 from tilewright.ir.graph_ops.operands import axis_of, dtype_of, require, require_integer, tensors, wide
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define, op_def
@@ -104,6 +105,10 @@ define(
         },
         infer=_infer_scatter_elements,
         evaluate=_evaluate_scatter_elements,
+        facts=Facts(
+            elements=Elements.SCATTERS,
+            flops=flops_per_element,
+        ),
     )
 )
 
@@ -140,6 +145,10 @@ define(
         attrs={"mode": AttrDef("str", "update", "update, add, mul, min or max")},
         infer=_infer_scatter_nd,
         evaluate=_evaluate_scatter_nd,
+        facts=Facts(
+            elements=Elements.SCATTERS,
+            flops=flops_per_element,
+        ),
     )
 )
 
@@ -176,5 +185,9 @@ define(
         attrs={"output_shape": AttrDef("ints")},
         infer=_infer_sparse_to_dense,
         evaluate=_evaluate_sparse_to_dense,
+        facts=Facts(
+            elements=Elements.SCATTERS,
+            flops=flops_per_element,
+        ),
     )
 )

@@ -7,6 +7,7 @@ from math import ceil, isfinite
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import accumulator_dtype, axis_of, require, require_integer, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import FLOATS, TensorType, Type, numpy_dtype
@@ -49,6 +50,10 @@ define(
         attrs={"seq_axis": AttrDef("int", 1), "batch_axis": AttrDef("int", 0)},
         infer=_infer_reverse,
         evaluate=_evaluate_reverse,
+        facts=Facts(
+            elements=Elements.MOVES,
+            flops=flops_per_element,
+        ),
     )
 )
 
@@ -79,6 +84,10 @@ define(
         attrs={"mask_value": AttrDef("number", 0.0), "axis": AttrDef("int", 0)},
         infer=_infer_mask,
         evaluate=_evaluate_mask,
+        facts=Facts(
+            elements=Elements.MOVES,
+            flops=flops_per_element,
+        ),
     )
 )
 
@@ -119,5 +128,9 @@ define(
         },
         infer=_infer_arange,
         evaluate=lambda x, a: [range_values(a["start"], a["stop"], a["step"], a["dtype"])],
+        facts=Facts(
+            elements=Elements.CREATES,
+            flops=no_flops,
+        ),
     )
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 from tilewright.ir.errors import InputError
+from tilewright.ir.facts import Elements, Facts, no_flops
 from tilewright.ir.graph_ops.operands import axes_of, entries, require, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
@@ -16,6 +17,7 @@ def _same_elements(
     shape_of: Callable[[TensorType, Attrs], tuple[int, ...]],
     doc: str,
     attrs: Mapping[str, AttrDef],
+    facts: Facts,
 ) -> None:
     full = f"graph.{name}"
 
@@ -33,6 +35,7 @@ def _same_elements(
             attrs=attrs,
             infer=infer,
             evaluate=lambda x, a: [x[0].reshape(shape_of(_type(x[0].shape), a))],
+            facts=facts,
         )
     )
 
@@ -70,20 +73,41 @@ _same_elements(
     lambda x, a: entries(a["newshape"], len(a["newshape"]), "graph.reshape", "newshape"),
     "x with another shape of as many elements, which keep their row-major order.",
     {"newshape": AttrDef("ints", doc="the result's shape, without codes")},
+    facts=Facts(
+        elements=Elements.RENAMES,
+        flops=no_flops,
+    ),
 )
 _same_elements(
     "expand_dims",
     _expanded,
     "x with `num_newaxis` dimensions of extent 1 put in before `axis`.",
     {"axis": AttrDef("int"), "num_newaxis": AttrDef("int", 1)},
+    facts=Facts(
+        elements=Elements.RENAMES,
+        flops=no_flops,
+    ),
 )
 _same_elements(
     "squeeze",
     _squeezed,
     "x without dimensions of extent 1: those in `axis`, or all.",
     {"axis": AttrDef("ints?", None)},
+    facts=Facts(
+        elements=Elements.RENAMES,
+        flops=no_flops,
+    ),
 )
-_same_elements("batch_flatten", _flattened, "x as a matrix: all dimensions after the first become one.", {})
+_same_elements(
+    "batch_flatten",
+    _flattened,
+    "x as a matrix: all dimensions after the first become one.",
+    {},
+    facts=Facts(
+        elements=Elements.RENAMES,
+        flops=no_flops,
+    ),
+)
 
 
 def resolve_reshape(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts, no_flops
 from tilewright.ir.graph_ops.layouts import arranged, check_layout, permuted
 from tilewright.ir.graph_ops.operands import require, require_integer, require_rank, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -49,5 +50,9 @@ define(
         attrs={"data_layout": AttrDef("str", "NCHW", "NCHW or NHWC, of x and of the result")},
         infer=_infer,
         evaluate=_evaluate,
+        facts=Facts(
+            elements=Elements.MOVES,
+            flops=no_flops,
+        ),
     )
 )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts, flops_per_element
 from tilewright.ir.graph_ops.operands import axis_of, dtype_of, require_float, tensors, wide
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import Type
@@ -38,6 +39,10 @@ define(
         attrs={"axis": AttrDef("int", -1)},
         infer=lambda t, a: _infer("graph.softmax", t, a),
         evaluate=lambda x, a: _evaluate(x, a, logarithm=False),
+        facts=Facts(
+            elements=Elements.NORMALISES,
+            flops=flops_per_element,
+        ),
     )
 )
 define(
@@ -48,5 +53,9 @@ define(
         attrs={"axis": AttrDef("int", -1)},
         infer=lambda t, a: _infer("graph.log_softmax", t, a),
         evaluate=lambda x, a: _evaluate(x, a, logarithm=True),
+        facts=Facts(
+            elements=Elements.NORMALISES,
+            flops=flops_per_element,
+        ),
     )
 )

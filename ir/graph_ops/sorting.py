@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, axis_of, dtype_of, require, require_rank, tensors, wide
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
@@ -54,6 +55,10 @@ define(
         attrs=_ORDER,
         infer=lambda t, a: [_along(t, a, "graph.sort")[0]],
         evaluate=_evaluate_sort,
+        facts=Facts(
+            elements=Elements.SORTS,
+            flops=flops_per_element,
+        ),
     )
 )
 define(
@@ -64,6 +69,10 @@ define(
         attrs={**_ORDER, "dtype": _INDEX},
         infer=lambda t, a: [TensorType(a["dtype"], _along(t, a, "graph.argsort")[0].shape)],
         evaluate=lambda x, a: [order_of(x[0], a["axis"], a["is_ascend"]).astype(numpy_dtype(a["dtype"]))],
+        facts=Facts(
+            elements=Elements.SORTS,
+            flops=flops_per_element,
+        ),
     )
 )
 
@@ -92,6 +101,10 @@ define(
         results=2,
         infer=_infer_topk,
         evaluate=_evaluate_topk,
+        facts=Facts(
+            elements=Elements.SORTS,
+            flops=flops_per_element,
+        ),
     )
 )
 
@@ -126,6 +139,10 @@ define(
         attrs={"right": AttrDef("bool", False), "dtype": _INDEX},
         infer=_infer_searchsorted,
         evaluate=_evaluate_searchsorted,
+        facts=Facts(
+            elements=Elements.SORTS,
+            flops=flops_per_element,
+        ),
     )
 )
 
@@ -175,5 +192,9 @@ define(
         results=None,
         infer=_infer_unique,
         evaluate=_evaluate_unique,
+        facts=Facts(
+            elements=Elements.SORTS,
+            flops=flops_per_element,
+        ),
     )
 )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, require, require_integer, require_rank
 from tilewright.ir.opdef import Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
@@ -46,6 +47,10 @@ define(
         "operand); remainders where out of bounds.",
         infer=_infer_unravel_index,
         evaluate=_evaluate_unravel_index,
+        facts=Facts(
+            elements=Elements.COMPUTES,
+            flops=flops_per_element,
+        ),
     )
 )
 
@@ -86,5 +91,9 @@ define(
         results=2,
         infer=_infer_sparse_reshape,
         evaluate=_evaluate_sparse_reshape,
+        facts=Facts(
+            elements=Elements.COMPUTES,
+            flops=flops_per_element,
+        ),
     )
 )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts, uncounted
 from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_float, tensors, wide
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
@@ -47,6 +48,10 @@ define(
         results=2,
         infer=_infer_dft,
         evaluate=_evaluate_dft,
+        facts=Facts(
+            elements=Elements.CONTRACTS,
+            flops=uncounted,
+        ),
     )
 )
 
@@ -96,5 +101,9 @@ define(
         },
         infer=_infer_stft,
         evaluate=_evaluate_stft,
+        facts=Facts(
+            elements=Elements.CONTRACTS,
+            flops=uncounted,
+        ),
     )
 )

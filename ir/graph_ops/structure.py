@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from tilewright.ir.facts import Elements, Facts, no_flops
 from tilewright.ir.graph_ops.operands import tensors
 from tilewright.ir.opdef import AttrDef, OpDef, define
 
-define(OpDef("graph.constant", (), "A named constant of the module.", attrs={"name": AttrDef("str")}))
+define(
+    OpDef(
+        "graph.constant",
+        (),
+        "A named constant of the module.",
+        attrs={"name": AttrDef("str")},
+        facts=Facts(
+            elements=Elements.CREATES,
+            flops=no_flops,
+        ),
+    )
+)
 define(
     OpDef(
         "graph.return",
@@ -14,6 +26,10 @@ define(
         results=0,
         infer=lambda t, a: [],
         effects=frozenset({"terminator"}),
+        facts=Facts(
+            elements=Elements.RETURNS,
+            flops=no_flops,
+        ),
     )
 )
 define(
@@ -24,6 +40,10 @@ define(
         attrs={"rate": AttrDef("float", 0.5)},
         infer=lambda t, a: tensors(t, "graph.dropout"),
         evaluate=lambda x, a: [x[0]],
+        facts=Facts(
+            elements=Elements.RENAMES,
+            flops=no_flops,
+        ),
     )
 )
 define(
@@ -33,5 +53,9 @@ define(
         "x.",
         infer=lambda t, a: tensors(t, "graph.copy"),
         evaluate=lambda x, a: [x[0]],
+        facts=Facts(
+            elements=Elements.RENAMES,
+            flops=no_flops,
+        ),
     )
 )

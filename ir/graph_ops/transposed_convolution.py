@@ -9,6 +9,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.ir.facts import Elements, Facts
 from tilewright.ir.graph_ops.convolution import layout_attr, window_attrs
 from tilewright.ir.graph_ops.layouts import (
     SPATIAL,
@@ -21,6 +22,7 @@ from tilewright.ir.graph_ops.layouts import (
 )
 from tilewright.ir.graph_ops.linear import OUT_DTYPE, result_dtype
 from tilewright.ir.graph_ops.operands import alike, dtype_of, entries, require, require_rank, wide
+from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
@@ -110,6 +112,13 @@ def _evaluate(spatial: int, name: str, inputs: Sequence[np.ndarray], attrs: Attr
     return [permuted(out, f"NC{letters}", attrs["data_layout"])]
 
 
+def _flops(spatial: int, name: str, op: Op) -> int:
+    """2 x elements of x x taps and filters that each is multiplied by."""
+    x, weight = (v.tensor for v in op.operands[:2])
+    found = transposed_convolution_of(x, weight, dict(op.attrs), spatial, name)
+    return 2 * x.size * found.filters * prod(w.kernel for w in found.windows)
+
+
 for _spatial in SPATIAL:
     _name = f"graph.conv{_spatial}d_transpose"
     define(
@@ -128,5 +137,9 @@ for _spatial in SPATIAL:
             },
             infer=partial(_infer, _spatial, _name),
             evaluate=partial(_evaluate, _spatial, _name),
+            facts=Facts(
+                elements=Elements.CONTRACTS,
+                flops=partial(_flops, _spatial, _name),
+            ),
         )
     )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.errors import InputError
+from tilewright.ir.facts import Elements, Facts, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import alike, axis_of, require, require_float, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define, op_def
 from tilewright.ir.types import FLOATS, TensorType, Type, numpy_dtype
@@ -75,7 +76,15 @@ def _table_op(name: str, scalar: str) -> None:
 
     define(
         OpDef(
-            full, ("x",), f"{definition.doc}, for every a of x.", infer=infer, evaluate=run, elementwise=True
+            full,
+            ("x",),
+            f"{definition.doc}, for every a of x.",
+            infer=infer,
+            evaluate=run,
+            facts=Facts(
+                elements=Elements.MAPS,
+                flops=flops_per_element,
+            ),
         )
     )
 
@@ -89,7 +98,9 @@ def _activation(
     fn: Callable[[np.ndarray, Attrs], np.ndarray],
     doc: str,
     attrs: Mapping[str, AttrDef] | None = None,
+    *,
     floats: bool = True,
+    facts: Facts,
 ) -> None:
     full = f"graph.{name}"
 
@@ -104,7 +115,7 @@ def _activation(
         with np.errstate(all="ignore"):
             return [np.asarray(fn(inputs[0], attrs), dtype=inputs[0].dtype)]
 
-    define(OpDef(full, ("x",), doc, attrs=attrs or {}, infer=infer, evaluate=run, elementwise=True))
+    define(OpDef(full, ("x",), doc, attrs=attrs or {}, infer=infer, evaluate=run, facts=facts))
 
 
 def typed(value: Any, x: np.ndarray) -> np.ndarray:
@@ -112,13 +123,34 @@ def typed(value: Any, x: np.ndarray) -> np.ndarray:
     return np.asarray(value).astype(x.dtype)
 
 
-_activation("relu", lambda x, a: np.maximum(x, typed(0, x)), "max(x, 0).", floats=False)
-_activation("sigmoid", lambda x, a: typed(1, x) / (typed(1, x) + np.exp(-x)), "1 / (1 + exp(-x)).")
+_activation(
+    "relu",
+    lambda x, a: np.maximum(x, typed(0, x)),
+    "max(x, 0).",
+    floats=False,
+    facts=Facts(
+        elements=Elements.MAPS,
+        flops=flops_per_element,
+    ),
+)
+_activation(
+    "sigmoid",
+    lambda x, a: typed(1, x) / (typed(1, x) + np.exp(-x)),
+    "1 / (1 + exp(-x)).",
+    facts=Facts(
+        elements=Elements.MAPS,
+        flops=flops_per_element,
+    ),
+)
 _activation(
     "leaky_relu",
     lambda x, a: np.where(x > 0, x, x * typed(a["alpha"], x)),
     "x where positive, else alpha * x.",
     {"alpha": AttrDef("float", 0.25)},
+    facts=Facts(
+        elements=Elements.MAPS,
+        flops=flops_per_element,
+    ),
 )
 _activation(
     "clip",
@@ -126,6 +158,10 @@ _activation(
     "min(max(x, a_min), a_max); the bounds are converted to the dtype of x.",
     {"a_min": AttrDef("number"), "a_max": AttrDef("number")},
     floats=False,
+    facts=Facts(
+        elements=Elements.MAPS,
+        flops=flops_per_element,
+    ),
 )
 
 
@@ -156,6 +192,10 @@ define(
         evaluate=lambda x, a: [
             np.where(x[0] > 0, x[0], x[0] * along(x[1], a["axis"], x[0].ndim)).astype(x[0].dtype)
         ],
+        facts=Facts(
+            elements=Elements.MAPS_PER_CHANNEL,
+            flops=flops_per_element,
+        ),
     )
 )
 
@@ -173,6 +213,9 @@ define(
         attrs={"dtype": AttrDef("dtype")},
         infer=lambda t, a: [TensorType(a["dtype"], tensors(t, "graph.cast")[0].shape)],
         evaluate=_evaluate_cast,
-        elementwise=True,
+        facts=Facts(
+            elements=Elements.MAPS,
+            flops=no_flops,
+        ),
     )
 )

@@ -9,7 +9,8 @@ from itertools import takewhile
 import numpy as np
 
 from tilewright.ir import Func, Op, Value
-from tilewright.ir.opdef import op_def
+from tilewright.ir.facts import Elements
+from tilewright.ir.opdef import facts_of
 from tilewright.ir.types import TensorType, itemsize
 from tilewright.passes.constant_pool import ConstantPool
 
@@ -143,7 +144,7 @@ class _Finder:
         return Product(op, tuple(steps), value)
 
     def _step(self, op: Op, value: Value, channel: int) -> Step | None:
-        elementwise = op.name in _ALONG_AXIS or op_def(op.name).elementwise
+        elementwise = op.name in _ALONG_AXIS or facts_of(op.name).elements is Elements.MAPS
         if not elementwise or len(op.results) != 1 or op.result.tensor.shape != value.tensor.shape:
             return None
         if len(op.operands) == 1:

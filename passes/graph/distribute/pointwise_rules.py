@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from tilewright.ir.facts import Elements
 from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import op_defs
 from tilewright.passes.graph.distribute.distribution import Need, Sliced, along, slice_rule
 
-_VECTORS = ("bias_add", "prelu", "batch_norm")
-_ELEMENTWISE = tuple(
-    d.name.removeprefix("graph.")
-    for d in op_defs()
-    if d.elementwise and d.name.startswith("graph.") and d.name.removeprefix("graph.") not in _VECTORS
-)
+
+def _that(elements: Elements) -> tuple[str, ...]:
+    """Names of the graph ops that do this to elements."""
+    found = (d.name.removeprefix("graph.") for d in op_defs() if d.facts and d.facts.elements is elements)
+    return tuple(found)
 
 
-@slice_rule(*_ELEMENTWISE, "dropout", "copy")
+@slice_rule(*_that(Elements.MAPS), "dropout", "copy")
 def elementwise_rows(op: Op, axis: int, start: int, end: int) -> Sliced:
     """The same rows of every operand that is not repeated along them."""
     result = op.result.tensor
@@ -26,7 +26,7 @@ def elementwise_rows(op: Op, axis: int, start: int, end: int) -> Sliced:
     return Sliced(tuple(needs))
 
 
-@slice_rule(*_VECTORS)
+@slice_rule(*_that(Elements.MAPS_PER_CHANNEL))
 def vector_rows(op: Op, axis: int, start: int, end: int) -> Sliced:
     """Rows of x; where they lie along the axis of the vectors, the same entries of those."""
     same = axis == op.integer("axis") % op.result.tensor.rank

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from tilewright.ir.facts import Elements
 from tilewright.ir.graph_ops.einsum import terms_of
 from tilewright.ir.nodes import Op
-from tilewright.ir.opdef import op_def
+from tilewright.ir.opdef import facts_of, op_def
 
 #: one label per dimension; None where the dimension is needed whole
 Dims = tuple[int | str | None, ...]
@@ -39,7 +40,7 @@ def labels_of(op: Op) -> Labels | None:
     rule = RULES.get(op.name)
     if rule is not None:
         return rule(op)
-    return _elementwise(op) if op_def(op.name).elementwise else None
+    return _elementwise(op) if facts_of(op.name).elements is Elements.MAPS else None
 
 
 def _ranks(op: Op) -> list[int]:

@@ -1,0 +1,105 @@
+"""Facts that every graph op states of itself, so that passes and cost models need no lists of op names.
+
+Functions among them read the types and the attributes of an op and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from enum import Enum, auto
+from math import prod
+from typing import Any
+
+from tilewright.ir.errors import UnsupportedError
+from tilewright.ir.nodes import Op
+
+
+class Elements(Enum):
+    """What an op does to the elements of tensors."""
+
+    CREATES = auto()
+    """Gives elements without reading a tensor."""
+    RETURNS = auto()
+    """Hands tensors on to the caller."""
+    RENAMES = auto()
+    """Gives all elements of its operand in their order, perhaps under another shape."""
+    CUTS = auto()
+    """Gives a part of its operand, at regular distances."""
+    STRIDES = auto()
+    """Gives the elements of its operand in another order or several times, as strides alone can say."""
+    MOVES = auto()
+    """Gives elements of its operands, or given ones, at other places."""
+    LOOKS_UP = auto()
+    """Gives the elements of its first operand that indices name: it reads as many as it gives."""
+    SCATTERS = auto()
+    """Puts elements where indices say."""
+    MAPS = auto()
+    """Computes each element from those at its place; operands broadcast from the right, as NumPy's do."""
+    MAPS_PER_CHANNEL = auto()
+    """Computes each element from that at its place and vectors with one element per index of `axis`."""
+    REDUCES = auto()
+    """Computes each element from those along whole dimensions."""
+    SLIDES = auto()
+    """Computes each element from a window of its operand, or from a part of an image."""
+    NORMALISES = auto()
+    """Reduces lines, and then maps their elements by what was found."""
+    CONTRACTS = auto()
+    """Sums products of elements of its operands, as a layer of parameters does."""
+    SCANS = auto()
+    """Computes each element from those before it."""
+    SORTS = auto()
+    """Compares elements with each other to order or to find them."""
+    SAMPLES = auto()
+    """Interpolates between elements at real places."""
+    COMPUTES = auto()
+    """Computes in a way of its own."""
+    COMMUNICATES = auto()
+    """Exchanges elements with other devices."""
+
+
+#: FLOP of one execution of an op
+Flops = Callable[[Op], int]
+
+
+class _Unstated:
+    def __repr__(self) -> str:
+        return "not stated"
+
+
+UNSTATED: Any = _Unstated()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What passes, cost models and reports know of a graph op beside its types.
+
+    No fact has a default: `define` refuses a graph op that leaves one out.
+    """
+
+    elements: Elements = field(default=UNSTATED, metadata={"meaning": "what it does to elements"})
+    flops: Flops = field(default=UNSTATED, metadata={"meaning": "its floating-point operations"})
+
+    def unstated(self) -> list[tuple[str, str]]:
+        """Name and meaning of every fact that is missing."""
+        return [(f.name, f.metadata["meaning"]) for f in fields(self) if getattr(self, f.name) is UNSTATED]
+
+
+def no_flops(op: Op) -> int:
+    """Nothing is computed: elements are only moved or named."""
+    return 0
+
+
+def flops_per_element(op: Op) -> int:
+    """One per element of the results together or of the largest operand, whichever are more."""
+    return max(sum(v.tensor.size for v in op.results), *(v.tensor.size for v in op.operands), 0)
+
+
+def flops_per_tap(op: Op) -> int:
+    """One per result element and element of its window `pool_size`."""
+    return sum(v.tensor.size for v in op.results) * prod(op.integers("pool_size"))
+
+
+def uncounted(op: Op) -> int:
+    """The work does not follow from the results alone and has no count: raises UnsupportedError."""
+    raise UnsupportedError(f"the FLOP of {op.name} are not known", where=op.loc)
