@@ -23,7 +23,7 @@ _NO_WORK = frozenset({"graph.constant", "graph.return"})
 
 
 def op_flops_of(func: Func) -> float:
-    """FLOP of one run of a graph-level function; raises UnsupportedError for ops without a count."""
+    """FLOP of one run of a graph-level function."""
     return float(sum(op_flops(op) for op in func.body.ops))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.ir.facts import Elements, no_flops, uncounted
+from tilewright.ir.facts import Elements, no_flops
 from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import facts_of
 
@@ -12,19 +12,11 @@ def is_moving(op: Op) -> bool:
     return facts_of(op.name).flops is no_flops
 
 
-def is_counted(op: Op) -> bool:
-    """True for ops whose FLOP are known."""
-    return facts_of(op.name).flops is not uncounted
-
-
 def is_contraction(op: Op) -> bool:
     """True for ops that sum products: what a layer of parameters does."""
     return facts_of(op.name).elements is Elements.CONTRACTS
 
 
 def op_flops(op: Op) -> int:
-    """FLOP of a graph-level op; a multiply-add counts two.
-
-    Raises UnsupportedError for ops without a count.
-    """
+    """FLOP of a graph-level op; a multiply-add counts two."""
     return facts_of(op.name).flops(op)

@@ -11,7 +11,6 @@ from enum import Enum, auto
 from math import prod
 from typing import Any
 
-from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.nodes import Op
 
 
@@ -98,8 +97,3 @@ def flops_per_element(op: Op) -> int:
 def flops_per_tap(op: Op) -> int:
     """One per result element and element of its window `pool_size`."""
     return sum(v.tensor.size for v in op.results) * prod(op.integers("pool_size"))
-
-
-def uncounted(op: Op) -> int:
-    """The work does not follow from the results alone and has no count: raises UnsupportedError."""
-    raise UnsupportedError(f"the FLOP of {op.name} are not known", where=op.loc)

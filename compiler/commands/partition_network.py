@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tilewright.commands.network import load_network, random_inputs, relative_error
-from tilewright.costmodel.op_work import is_counted, op_flops
+from tilewright.costmodel.op_work import op_flops
 from tilewright.distributed import rank_module
 from tilewright.ir import InputError, Module, Op, WorkError, interpret, show
 from tilewright.ir.graph_ops.communication import halo_pieces
@@ -56,7 +56,7 @@ def facts_of_part(part: Module) -> dict[str, Any]:
         received[op.name.removeprefix("graph.")] += bytes_received(op)
     return {
         "ops": len(ops) - 1,
-        "flop": sum(op_flops(op) for op in ops if op not in talking and is_counted(op)),
+        "flop": sum(op_flops(op) for op in ops if op not in talking),
         "weight_bytes": sum(op.result.tensor.nbytes for op in ops if op.name == "graph.constant"),
         "communications": len(talking),
         "bytes_received": dict(received),

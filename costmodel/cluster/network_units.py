@@ -46,8 +46,7 @@ def network_units(
 
     inputs: names of the parameters that carry samples; all others count as parameters of the network, as its
     constants do. None: all carry samples. samples: how many one execution computes; None takes the first
-    extent of the first input. Raises InputError where names are unknown or there is nothing to compute, and
-    UnsupportedError for ops without a known count.
+    extent of the first input. Raises InputError where names are unknown or there is nothing to compute.
     """
     flow = _flow(func, _sample_inputs(func, inputs))
     count = samples if samples is not None else _first_extent(func, flow)

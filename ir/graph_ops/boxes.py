@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, flops_per_element
+from tilewright.ir.facts import Elements, Facts, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import dtype_of, require, require_float, require_rank, tensors, wide
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
@@ -119,7 +119,7 @@ define(
         evaluate=_evaluate_compact,
         facts=Facts(
             elements=Elements.MOVES,
-            flops=flops_per_element,
+            flops=no_flops,
         ),
     )
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, flops_per_element, uncounted
+from tilewright.ir.facts import Elements, Facts, flops_per_element
 from tilewright.ir.graph_ops.layouts import Window, arranged, check_layout, padded, permuted, sliding, windows
 from tilewright.ir.graph_ops.operands import (
     alike,
@@ -18,6 +18,7 @@ from tilewright.ir.graph_ops.operands import (
     require_rank,
     wide,
 )
+from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
@@ -93,6 +94,12 @@ def _evaluate_correlation(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequenc
     return [(out / count).astype(inputs[0].dtype, copy=False)]
 
 
+def _correlation_flops(op: Op) -> int:
+    """Per result, a product (or a difference) and a sum for each pixel of a patch and each channel."""
+    channels = op.operands[0].tensor.shape[1]
+    return 2 * op.result.tensor.size * channels * op.integer("kernel_size") ** 2
+
+
 define(
     OpDef(
         "graph.correlation",
@@ -110,7 +117,7 @@ define(
         evaluate=_evaluate_correlation,
         facts=Facts(
             elements=Elements.CONTRACTS,
-            flops=uncounted,
+            flops=_correlation_flops,
         ),
     )
 )

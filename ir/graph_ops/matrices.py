@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, flops_per_element
+from tilewright.ir.facts import Elements, Facts, no_flops
 from tilewright.ir.graph_ops.operands import require, require_integer, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
@@ -45,7 +45,7 @@ define(
         evaluate=_evaluate_trilu,
         facts=Facts(
             elements=Elements.MOVES,
-            flops=flops_per_element,
+            flops=no_flops,
         ),
     )
 )
@@ -100,7 +100,7 @@ define(
         evaluate=_evaluate_set_diag,
         facts=Facts(
             elements=Elements.MOVES,
-            flops=flops_per_element,
+            flops=no_flops,
         ),
     )
 )

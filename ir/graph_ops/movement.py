@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from tilewright.ir.errors import InputError
-from tilewright.ir.facts import Elements, Facts, flops_per_element, no_flops
+from tilewright.ir.facts import Elements, Facts, no_flops
 from tilewright.ir.graph_ops.operands import axes_of, axis_of, broadcast_shapes, entries, require, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, Evaluate, OpDef, define
 from tilewright.ir.types import TensorType, Type
@@ -188,7 +188,7 @@ _define(
     _evaluate_windows,
     facts=Facts(
         elements=Elements.MOVES,
-        flops=flops_per_element,
+        flops=no_flops,
     ),
 )
 
@@ -218,7 +218,7 @@ define(
         evaluate=_evaluate_set,
         facts=Facts(
             elements=Elements.MOVES,
-            flops=flops_per_element,
+            flops=no_flops,
         ),
     )
 )

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tilewright.ir.builder import Builder
-from tilewright.ir.facts import Elements, Facts, uncounted
+from tilewright.ir.facts import Elements, Facts
 from tilewright.ir.graph_ops.layouts import check_layout
 from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_rank
-from tilewright.ir.nodes import Value
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define, op_def
+from tilewright.ir.nodes import Op, Value
+from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define, facts_of, op_def
 from tilewright.ir.types import TensorType, Type
 
 NAME = "graph.octave_conv2d"
@@ -73,6 +73,13 @@ def _evaluate(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray
     return [held[r] for r in results]
 
 
+def _flops(op: Op) -> int:
+    """Those of its parts."""
+    b = Builder()
+    octave_parts(b.emit, op.operands, dict(op.attrs))
+    return sum(facts_of(part.name).flops(part) for part in b.ops)
+
+
 define(
     OpDef(
         NAME,
@@ -88,7 +95,7 @@ define(
         evaluate=_evaluate,
         facts=Facts(
             elements=Elements.CONTRACTS,
-            flops=uncounted,
+            flops=_flops,
         ),
     )
 )

@@ -7,7 +7,7 @@ from math import ceil, isfinite
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, flops_per_element, no_flops
+from tilewright.ir.facts import Elements, Facts, no_flops
 from tilewright.ir.graph_ops.operands import accumulator_dtype, axis_of, require, require_integer, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import FLOATS, TensorType, Type, numpy_dtype
@@ -52,7 +52,7 @@ define(
         evaluate=_evaluate_reverse,
         facts=Facts(
             elements=Elements.MOVES,
-            flops=flops_per_element,
+            flops=no_flops,
         ),
     )
 )
@@ -86,7 +86,7 @@ define(
         evaluate=_evaluate_mask,
         facts=Facts(
             elements=Elements.MOVES,
-            flops=flops_per_element,
+            flops=no_flops,
         ),
     )
 )

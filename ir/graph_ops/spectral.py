@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, uncounted
+from tilewright.ir.facts import Elements, Facts
 from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_float, tensors, wide
+from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
 
@@ -38,6 +39,11 @@ def _evaluate_dft(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.nda
     return [x.astype(inputs[0].dtype, copy=False) for x in out]
 
 
+def _dft_flops(op: Op) -> int:
+    """As a matrix product: every result sums both parts of all N elements."""
+    return sum(v.tensor.size for v in op.results) * 4 * op.operands[0].tensor.shape[-1]
+
+
 define(
     OpDef(
         "graph.dft",
@@ -50,7 +56,7 @@ define(
         evaluate=_evaluate_dft,
         facts=Facts(
             elements=Elements.CONTRACTS,
-            flops=uncounted,
+            flops=_dft_flops,
         ),
     )
 )
@@ -86,6 +92,11 @@ def _evaluate_stft(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.nd
     return [np.stack(parts, axis=-1).astype(inputs[0].dtype, copy=False)]
 
 
+def _stft_flops(op: Op) -> int:
+    """As a matrix product: every result sums the elements of a window."""
+    return op.result.tensor.size * 2 * op.integer("win_length")
+
+
 define(
     OpDef(
         "graph.stft",
@@ -103,7 +114,7 @@ define(
         evaluate=_evaluate_stft,
         facts=Facts(
             elements=Elements.CONTRACTS,
-            flops=uncounted,
+            flops=_stft_flops,
         ),
     )
 )

@@ -16,7 +16,7 @@ from tilewright.costmodel.cluster import (
     network_units,
     search,
 )
-from tilewright.ir.errors import InputError, UnsupportedError
+from tilewright.ir.errors import InputError
 
 CHAIN = """
 module @net() {
@@ -138,8 +138,3 @@ def test_faults():
         network_units(tw.parse(nothing).main)
     with pytest.raises(InputError, match="as no input has dimensions"):
         network_units(tw.parse(nothing.replace("f32[2]", "f32[]")).main)
-    spectral = """module @m() { graph.func @main(%x: f32[2, 8], %y: f32[2, 8]) -> f32[2, 8] {
-        %0, %1 = graph.dft(%x, %y) : f32[2, 8], f32[2, 8]
-        graph.return(%0) } }"""
-    with pytest.raises(UnsupportedError, match=r"graph.dft are not known"):
-        network_units(tw.parse(spectral).main)

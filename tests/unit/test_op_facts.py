@@ -4,8 +4,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from tilewright.ir import InputError, OpDef, define
-from tilewright.ir.facts import UNSTATED, Facts
+from tilewright.ir import Builder, InputError, OpDef, TensorType, Value, define
+from tilewright.ir.facts import UNSTATED, Elements, Facts, no_flops
 from tilewright.ir.opdef import facts_of, is_defined, op_defs
 
 GRAPH = [d for d in op_defs() if d.name.startswith("graph.")]
@@ -33,3 +33,53 @@ def test_a_graph_op_without_facts_is_not_registered():
 def test_ops_of_other_levels_have_no_facts_to_ask_for():
     with pytest.raises(InputError, match=r"expected a graph op, which states facts, got 'tensor.map'"):
         facts_of("tensor.map")
+
+
+#: what moves, names or makes elements computes nothing
+IDLE = {
+    *(Elements.CREATES, Elements.RETURNS, Elements.RENAMES, Elements.CUTS, Elements.STRIDES),
+    *(Elements.MOVES, Elements.LOOKS_UP),
+}
+
+
+def test_ops_that_compute_nothing_have_no_work():
+    assert not [d.name for d in GRAPH if d.facts.elements in IDLE and d.facts.flops is not no_flops]
+
+
+#: ops of a network whose work is written down by hand: a multiply-add counts two
+WORK = {
+    "graph.dft": ((2, 8), [(2, 8), (2, 8)], {"inverse": False}, 2 * (2 * 8) * (2 * 2 * 8)),
+    "graph.stft": (
+        (2, 5, 3, 2),
+        [(2, 16), (6,)],
+        {"n_fft": 8, "hop_length": 4, "win_length": 6, "normalized": False, "onesided": True},
+        (2 * 5 * 3 * 2) * 2 * 6,
+    ),
+    "graph.correlation": (
+        (1, 9, 6, 6),
+        [(1, 3, 8, 8), (1, 3, 8, 8)],
+        {"kernel_size": 3, "max_displacement": 1, "stride1": 1, "stride2": 1, "padding": (1, 1, 1, 1)},
+        (9 * 6 * 6) * 2 * (3 * 3 * 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_the_work_of_sums_of_products(name):
+    expected, operands, attrs, flops = WORK[name]
+    b = Builder()
+    b.emit(name, [Value(TensorType("f32", s)) for s in operands], attrs)
+    (op,) = b.ops
+    assert op.results[0].tensor.shape == expected
+    assert facts_of(name).flops(op) == flops
+
+
+def test_the_work_of_an_octave_convolution_is_that_of_its_parts():
+    b = Builder()
+    maps, kernel = [(1, 2, 8, 8), (1, 2, 4, 4)], (2, 2, 3, 3)
+    operands = [Value(TensorType("f32", s)) for s in (*maps, *[kernel] * 4)]
+    b.emit("graph.octave_conv2d", operands, {"padding": (1, 1, 1, 1)})
+    (op,) = b.ops
+    convolutions = 2 * (2 * 8 * 8 + 3 * (2 * 4 * 4)) * (2 * 3 * 3)
+    mean, additions = (2 * 4 * 4) * 4, 2 * 8 * 8 + 2 * 4 * 4
+    assert facts_of(op.name).flops(op) == convolutions + mean + additions

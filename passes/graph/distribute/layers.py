@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tilewright.costmodel.op_work import op_flops
 from tilewright.ir.graph_ops.layouts import SPATIAL
 from tilewright.ir.nodes import Func, Op, Value
 from tilewright.passes.graph.distribute.directions import Direction, direction_axis
 from tilewright.passes.graph.distribute.placement import preserved_axis
-from tilewright.passes.graph.distribute.space_cost import operations, row_bytes
+from tilewright.passes.graph.distribute.space_cost import row_bytes
 from tilewright.passes.graph.distribute.space_plan import layer_ops
 
 
@@ -71,7 +72,7 @@ def layers_of(func: Func, direction: Direction) -> tuple[Layer, ...]:
         else:
             sources.update((r, kept) for r in op.results)
             latest = max(kept[1])
-            extra[latest] = extra.get(latest, 0.0) + operations(op) / 2 / found[latest].output
+            extra[latest] = extra.get(latest, 0.0) + op_flops(op) / 2 / found[latest].output
     leaving |= _read(func.body.ops[-1], sources)
     return tuple(
         replace(x, macs_per_row=x.macs_per_row + extra.get(n, 0.0), leaves=n in leaving)
@@ -124,7 +125,7 @@ def _layer(
         dilation=dilation,
         pad_before=before,
         pad_after=max(0, needed - before - extent),
-        macs_per_row=operations(op) / 2 / output if output else 0.0,
+        macs_per_row=op_flops(op) / 2 / output if output else 0.0,
         row_bytes=row_bytes(op.result, axis),
         input_row_bytes=row_bytes(x, axis),
         weight_bytes=sum(v.tensor.nbytes for v in op.operands[1:]),

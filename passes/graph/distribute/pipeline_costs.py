@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilewright.costmodel.op_work import op_flops
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.opdef import op_def
 from tilewright.passes.graph.distribute.shard_regrouping import RESHAPES
-from tilewright.passes.graph.distribute.space_cost import Rates, operations
+from tilewright.passes.graph.distribute.space_cost import Rates
 
 #: ops that read as much of their first operand as they give
 LOOKUPS = frozenset({"graph.take", "graph.gather", "graph.gather_nd", "graph.adv_index"})
@@ -17,7 +18,7 @@ VIEWS = RESHAPES | {"graph.strided_slice", "graph.copy", "graph.dropout"}
 
 def flops_of(op: Op) -> int:
     """Floating-point operations of an op; none for views."""
-    return 0 if op.name in VIEWS else operations(op)
+    return 0 if op.name in VIEWS else op_flops(op)
 
 
 def seconds_of(op: Op, rates: Rates) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tilewright.costmodel.op_work import is_counted, op_flops
+from tilewright.costmodel.op_work import op_flops
 from tilewright.ir.nodes import Op, Value
 from tilewright.passes.graph.distribute.distribution import Distribution, Need, Split
 
@@ -33,7 +33,7 @@ class Rates:
     def compute_s(self, op: Op) -> float:
         """Seconds of a whole op: the larger of its operations and its memory traffic."""
         moved = sum(v.tensor.nbytes for v in (*op.operands, *op.results))
-        return max(operations(op) / self.flops_per_s, moved / self.bytes_per_s)
+        return max(op_flops(op) / self.flops_per_s, moved / self.bytes_per_s)
 
     def rows_s(self, op: Op, axis: int, rows: int) -> float:
         """Seconds of some rows of the result of an op, along an axis, as a kernel of its own."""
@@ -45,13 +45,6 @@ class Rates:
     def move_s(self, nbytes: float) -> float:
         """Seconds until the rank that receives most has its bytes; nothing for nothing."""
         return self.link_latency_s + nbytes / self.link_bytes_per_s if nbytes else 0.0
-
-
-def operations(op: Op) -> int:
-    """Floating-point operations as `op_flops` counts them; one per element where it has no count."""
-    if is_counted(op):
-        return op_flops(op)
-    return sum(v.tensor.size for v in (*op.operands, *op.results))
 
 
 def row_bytes(value: Value, axis: int) -> float:

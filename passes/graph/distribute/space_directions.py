@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tilewright.costmodel.op_work import op_flops
 from tilewright.costmodel.partition import directions as search
 from tilewright.costmodel.partition.chain import Device, Link
 from tilewright.ir.graph_ops.layouts import SPATIAL
 from tilewright.ir.nodes import Func, Op
 from tilewright.passes.graph.distribute.directions import INNER, Direction
-from tilewright.passes.graph.distribute.space_cost import Rates, operations
+from tilewright.passes.graph.distribute.space_cost import Rates
 from tilewright.passes.graph.distribute.space_plan import layer_ops
 from tilewright.passes.graph.distribute.spreading import PlannedLayer
 
@@ -69,7 +70,7 @@ def _layer(op: Op) -> search.SpatialLayer:
         c_out=y["C"],
         h_out=y["H"],
         w_out=y["W"],
-        macs=operations(op) / 2,
+        macs=op_flops(op) / 2,
         h=_window(op, "H"),
         w=_window(op, "W"),
         weight_bytes=sum(v.tensor.nbytes for v in op.operands[1:]),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tilewright.costmodel.op_work import op_flops
 from tilewright.costmodel.partition.chain import Device, Link
 from tilewright.costmodel.partition.directions import Window
 from tilewright.costmodel.partition.grids import GridProblem, alternating_grid, best_grid
@@ -16,7 +17,6 @@ from tilewright.passes.graph.distribute.directions import direction_axis
 from tilewright.passes.graph.distribute.distribution import Distribution
 from tilewright.passes.graph.distribute.layers import Layer, layers_of
 from tilewright.passes.graph.distribute.rank_module import rank_module
-from tilewright.passes.graph.distribute.space_cost import operations
 from tilewright.passes.graph.distribute.spreading import Request, Spread, spread
 
 
@@ -129,7 +129,7 @@ def _problem(func: Func, request: Request) -> GridProblem | None:
     both = [(high[op], wide[op]) for op in high if op in wide and _plain(high[op]) and _plain(wide[op])]
     if not both:
         return None
-    h, w = max(both, key=lambda x: operations(x[0].op))
+    h, w = max(both, key=lambda x: op_flops(x[0].op))
     plane = h.output * w.output
     rates = request.rates
     return GridProblem(
@@ -137,7 +137,7 @@ def _problem(func: Func, request: Request) -> GridProblem | None:
         w.output,
         tuple(Device(rates.flops_per_s * v) for v in request.speeds),
         Link(rates.link_bytes_per_s, rates.link_latency_s),
-        operations(h.op) / 2 / plane,
+        op_flops(h.op) / 2 / plane,
         h.op.operands[0].tensor.nbytes / (h.extent * w.extent),
         _window(h),
         _window(w),
