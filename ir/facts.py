@@ -57,6 +57,21 @@ class Elements(Enum):
     """Exchanges elements with other devices."""
 
 
+class Precision(Enum):
+    """What storing tensors in 16 bits instead of float32 does to an op."""
+
+    NARROW = auto()
+    """A product: it reads 16 bits and sums in float32."""
+    WIDE = auto()
+    """It overflows, cancels, divides unevenly or orders elements: it reads float32."""
+    BOUNDED = auto()
+    """It follows what it reads and gives numbers of moderate size: they are stored in 16 bits."""
+    FOLLOWS = auto()
+    """It works in the type of what it reads."""
+    ANY = auto()
+    """It says nothing of the type of what it reads."""
+
+
 #: FLOP of one execution of an op
 Flops = Callable[[Op], int]
 
@@ -78,6 +93,7 @@ class Facts:
 
     elements: Elements = field(default=UNSTATED, metadata={"meaning": "what it does to elements"})
     flops: Flops = field(default=UNSTATED, metadata={"meaning": "its floating-point operations"})
+    precision: Precision = field(default=UNSTATED, metadata={"meaning": "what mixed precision may do"})
 
     def unstated(self) -> list[tuple[str, str]]:
         """Name and meaning of every fact that is missing."""

@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.convolution import layout_attr
 from tilewright.ir.graph_ops.layouts import SPATIAL, arranged, check_layout, data_layouts, permuted
 from tilewright.ir.graph_ops.operands import dtype_of, entries, require, require_rank, tensors, wide
@@ -91,6 +91,7 @@ for _spatial in SPATIAL:
                 facts=Facts(
                     elements=Elements.SLIDES,
                     flops=flops_per_element,
+                    precision=Precision.FOLLOWS,
                 ),
             )
         )
@@ -110,6 +111,7 @@ for _spatial in SPATIAL:
                 facts=Facts(
                     elements=Elements.SLIDES,
                     flops=flops_per_element,
+                    precision=Precision.FOLLOWS,
                 ),
             )
         )

@@ -7,38 +7,38 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tilewright.ir.errors import InputError
-from tilewright.ir.facts import Elements, Facts, flops_per_element, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import alike, broadcast_shapes, tensors
 from tilewright.ir.opdef import Attrs, OpDef, define, op_def
 from tilewright.ir.types import FLOATS, ScalarType, TensorType, Type
 
-#: graph op -> (scalar op for floats, scalar op for integers and bools, what it computes)
-BINARY: Mapping[str, tuple[str, str, str]] = {
-    "add": ("add", "add", "a + b"),
-    "subtract": ("sub", "sub", "a - b"),
-    "multiply": ("mul", "mul", "a * b"),
-    "divide": ("div", "truncdiv", "a / b; integers round towards zero"),
-    "floor_divide": ("div", "div", "a / b rounded down"),
-    "mod": ("truncmod", "truncmod", "remainder with the sign of a"),
-    "floor_mod": ("mod", "mod", "a - b * floor(a / b)"),
-    "power": ("pow", "pow", "a ** b"),
-    "maximum": ("max", "max", "the larger, nan where either is nan"),
-    "minimum": ("min", "min", "the smaller, nan where either is nan"),
-    "atan2": ("atan2", "atan2", "angle of the point (b, a)"),
-    "equal": ("eq", "eq", "a == b"),
-    "not_equal": ("ne", "ne", "a != b"),
-    "less": ("lt", "lt", "a < b"),
-    "less_equal": ("le", "le", "a <= b"),
-    "greater": ("gt", "gt", "a > b"),
-    "greater_equal": ("ge", "ge", "a >= b"),
-    "logical_and": ("and", "and", "a and b"),
-    "logical_or": ("or", "or", "a or b"),
-    "logical_xor": ("xor", "xor", "either a or b"),
-    "bitwise_and": ("bit_and", "bit_and", "bits set in both"),
-    "bitwise_or": ("bit_or", "bit_or", "bits set in one at least"),
-    "bitwise_xor": ("bit_xor", "bit_xor", "bits set in exactly one"),
-    "left_shift": ("shl", "shl", "a * 2**b"),
-    "right_shift": ("shr", "shr", "a / 2**b rounded down"),
+#: graph op -> (scalar op for floats, scalar op for integers and bools, what it computes, precision class)
+BINARY: Mapping[str, tuple[str, str, str, Precision]] = {
+    "add": ("add", "add", "a + b", Precision.FOLLOWS),
+    "subtract": ("sub", "sub", "a - b", Precision.FOLLOWS),
+    "multiply": ("mul", "mul", "a * b", Precision.FOLLOWS),
+    "divide": ("div", "truncdiv", "a / b; integers round towards zero", Precision.FOLLOWS),
+    "floor_divide": ("div", "div", "a / b rounded down", Precision.WIDE),
+    "mod": ("truncmod", "truncmod", "remainder with the sign of a", Precision.WIDE),
+    "floor_mod": ("mod", "mod", "a - b * floor(a / b)", Precision.WIDE),
+    "power": ("pow", "pow", "a ** b", Precision.WIDE),
+    "maximum": ("max", "max", "the larger, nan where either is nan", Precision.FOLLOWS),
+    "minimum": ("min", "min", "the smaller, nan where either is nan", Precision.FOLLOWS),
+    "atan2": ("atan2", "atan2", "angle of the point (b, a)", Precision.WIDE),
+    "equal": ("eq", "eq", "a == b", Precision.FOLLOWS),
+    "not_equal": ("ne", "ne", "a != b", Precision.FOLLOWS),
+    "less": ("lt", "lt", "a < b", Precision.FOLLOWS),
+    "less_equal": ("le", "le", "a <= b", Precision.FOLLOWS),
+    "greater": ("gt", "gt", "a > b", Precision.FOLLOWS),
+    "greater_equal": ("ge", "ge", "a >= b", Precision.FOLLOWS),
+    "logical_and": ("and", "and", "a and b", Precision.FOLLOWS),
+    "logical_or": ("or", "or", "a or b", Precision.FOLLOWS),
+    "logical_xor": ("xor", "xor", "either a or b", Precision.FOLLOWS),
+    "bitwise_and": ("bit_and", "bit_and", "bits set in both", Precision.FOLLOWS),
+    "bitwise_or": ("bit_or", "bit_or", "bits set in one at least", Precision.FOLLOWS),
+    "bitwise_xor": ("bit_xor", "bit_xor", "bits set in exactly one", Precision.FOLLOWS),
+    "left_shift": ("shl", "shl", "a * 2**b", Precision.FOLLOWS),
+    "right_shift": ("shr", "shr", "a / 2**b rounded down", Precision.FOLLOWS),
 }
 #: a quotient of floats that is rounded down afterwards
 ROUNDED_DOWN = "floor_divide"
@@ -46,11 +46,11 @@ ROUNDED_DOWN = "floor_divide"
 
 def scalar_of(name: str, dtype: str) -> str:
     """The scalar op that a binary graph op (named without prefix) applies to elements of `dtype`."""
-    floating, other, _ = BINARY[name]
+    floating, other, _, _ = BINARY[name]
     return floating if dtype in FLOATS else other
 
 
-def _table_op(name: str, doc: str) -> None:
+def _table_op(name: str, doc: str, precision: Precision) -> None:
     full = f"graph.{name}"
 
     def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
@@ -81,13 +81,14 @@ def _table_op(name: str, doc: str) -> None:
             facts=Facts(
                 elements=Elements.MAPS,
                 flops=flops_per_element,
+                precision=precision,
             ),
         )
     )
 
 
-for _name, (_, _, _doc) in BINARY.items():
-    _table_op(_name, _doc)
+for _name, (_, _, _doc, _precision) in BINARY.items():
+    _table_op(_name, _doc, _precision)
 
 
 def _infer_where(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
@@ -106,6 +107,7 @@ define(
         facts=Facts(
             elements=Elements.MAPS,
             flops=no_flops,
+            precision=Precision.FOLLOWS,
         ),
     )
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, flops_per_element, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import dtype_of, require, require_float, require_rank, tensors, wide
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
@@ -51,6 +51,7 @@ define(
         facts=Facts(
             elements=Elements.COMPUTES,
             flops=flops_per_element,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -84,6 +85,7 @@ define(
         facts=Facts(
             elements=Elements.COMPUTES,
             flops=flops_per_element,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -120,6 +122,7 @@ define(
         facts=Facts(
             elements=Elements.MOVES,
             flops=no_flops,
+            precision=Precision.FOLLOWS,
         ),
     )
 )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tilewright.ir.facts import Elements, Facts, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import axis_of, require, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
@@ -176,6 +176,7 @@ define(
         facts=Facts(
             elements=Elements.COMMUNICATES,
             flops=flops_per_element,
+            precision=Precision.WIDE,
         ),
     )
 )
@@ -195,6 +196,7 @@ define(
         facts=Facts(
             elements=Elements.COMMUNICATES,
             flops=flops_per_element,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -217,6 +219,7 @@ define(
         facts=Facts(
             elements=Elements.COMMUNICATES,
             flops=flops_per_element,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -231,6 +234,7 @@ define(
         facts=Facts(
             elements=Elements.COMMUNICATES,
             flops=flops_per_element,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -245,6 +249,7 @@ define(
         facts=Facts(
             elements=Elements.COMMUNICATES,
             flops=flops_per_element,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -259,6 +264,7 @@ define(
         facts=Facts(
             elements=Elements.COMMUNICATES,
             flops=flops_per_element,
+            precision=Precision.FOLLOWS,
         ),
     )
 )

@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts
+from tilewright.ir.facts import Elements, Facts, Precision
 from tilewright.ir.graph_ops.layouts import (
     SPATIAL,
     Window,
@@ -161,6 +161,7 @@ for _spatial in SPATIAL:
             facts=Facts(
                 elements=Elements.CONTRACTS,
                 flops=partial(_flops, _spatial, _name),
+                precision=Precision.NARROW,
             ),
         )
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.layouts import Window, arranged, check_layout, padded, permuted, sliding, windows
 from tilewright.ir.graph_ops.operands import (
     alike,
@@ -118,6 +118,7 @@ define(
         facts=Facts(
             elements=Elements.CONTRACTS,
             flops=_correlation_flops,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -171,6 +172,7 @@ define(
         facts=Facts(
             elements=Elements.SLIDES,
             flops=flops_per_element,
+            precision=Precision.FOLLOWS,
         ),
     )
 )

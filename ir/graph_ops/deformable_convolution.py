@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts
+from tilewright.ir.facts import Elements, Facts, Precision
 from tilewright.ir.graph_ops.convolution import (
     Convolution,
     convolution_of,
@@ -118,6 +118,7 @@ define(
         facts=Facts(
             elements=Elements.CONTRACTS,
             flops=_flops,
+            precision=Precision.NARROW,
         ),
     )
 )

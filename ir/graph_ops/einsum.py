@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from tilewright.ir.errors import InputError
-from tilewright.ir.facts import Elements, Facts
+from tilewright.ir.facts import Elements, Facts, Precision
 from tilewright.ir.graph_ops.operands import accumulator_dtype, alike, dtype_of, require, wide
 from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -110,6 +110,7 @@ define(
         facts=Facts(
             elements=Elements.CONTRACTS,
             flops=_flops,
+            precision=Precision.NARROW,
         ),
     )
 )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewright.ir.errors import InputError
-from tilewright.ir.facts import Elements, Facts, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import axis_of, broadcast_shapes, require, require_integer, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
@@ -96,6 +96,7 @@ define(
         facts=Facts(
             elements=Elements.LOOKS_UP,
             flops=no_flops,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -132,6 +133,7 @@ define(
         facts=Facts(
             elements=Elements.LOOKS_UP,
             flops=no_flops,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -182,6 +184,7 @@ define(
         facts=Facts(
             elements=Elements.LOOKS_UP,
             flops=no_flops,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -214,6 +217,7 @@ define(
         facts=Facts(
             elements=Elements.LOOKS_UP,
             flops=no_flops,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -255,6 +259,7 @@ define(
         facts=Facts(
             elements=Elements.MOVES,
             flops=no_flops,
+            precision=Precision.WIDE,
         ),
     )
 )

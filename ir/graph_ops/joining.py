@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from tilewright.ir.errors import InputError
-from tilewright.ir.facts import Elements, Facts, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import alike, axis_of, require, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
@@ -54,6 +54,7 @@ define(
         facts=Facts(
             elements=Elements.MOVES,
             flops=no_flops,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -68,6 +69,7 @@ define(
         facts=Facts(
             elements=Elements.MOVES,
             flops=no_flops,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -106,6 +108,7 @@ define(
         facts=Facts(
             elements=Elements.MOVES,
             flops=no_flops,
+            precision=Precision.FOLLOWS,
         ),
     )
 )

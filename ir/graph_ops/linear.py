@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, axis_of, broadcast_shapes, dtype_of, require, wide
 from tilewright.ir.graph_ops.unary import along
 from tilewright.ir.nodes import Op
@@ -50,6 +50,7 @@ define(
         facts=Facts(
             elements=Elements.CONTRACTS,
             flops=_dense_flops,
+            precision=Precision.NARROW,
         ),
     )
 )
@@ -93,6 +94,7 @@ define(
         facts=Facts(
             elements=Elements.CONTRACTS,
             flops=_matmul_flops,
+            precision=Precision.NARROW,
         ),
     )
 )
@@ -115,6 +117,7 @@ define(
         facts=Facts(
             elements=Elements.CONTRACTS,
             flops=_matmul_flops,
+            precision=Precision.NARROW,
         ),
     )
 )
@@ -139,6 +142,7 @@ define(
         facts=Facts(
             elements=Elements.MAPS_PER_CHANNEL,
             flops=flops_per_element,
+            precision=Precision.FOLLOWS,
         ),
     )
 )

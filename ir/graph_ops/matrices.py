@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import require, require_integer, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
@@ -46,6 +46,7 @@ define(
         facts=Facts(
             elements=Elements.MOVES,
             flops=no_flops,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -101,6 +102,7 @@ define(
         facts=Facts(
             elements=Elements.MOVES,
             flops=no_flops,
+            precision=Precision.FOLLOWS,
         ),
     )
 )

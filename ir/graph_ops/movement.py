@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from tilewright.ir.errors import InputError
-from tilewright.ir.facts import Elements, Facts, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import axes_of, axis_of, broadcast_shapes, entries, require, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, Evaluate, OpDef, define
 from tilewright.ir.types import TensorType, Type
@@ -121,6 +121,7 @@ _define(
     facts=Facts(
         elements=Elements.STRIDES,
         flops=no_flops,
+        precision=Precision.FOLLOWS,
     ),
 )
 _define(
@@ -132,6 +133,7 @@ _define(
     facts=Facts(
         elements=Elements.STRIDES,
         flops=no_flops,
+        precision=Precision.FOLLOWS,
     ),
 )
 _define(
@@ -143,6 +145,7 @@ _define(
     facts=Facts(
         elements=Elements.CUTS,
         flops=no_flops,
+        precision=Precision.FOLLOWS,
     ),
 )
 _define(
@@ -154,6 +157,7 @@ _define(
     facts=Facts(
         elements=Elements.MOVES,
         flops=no_flops,
+        precision=Precision.FOLLOWS,
     ),
 )
 _define(
@@ -165,6 +169,7 @@ _define(
     facts=Facts(
         elements=Elements.MOVES,
         flops=no_flops,
+        precision=Precision.FOLLOWS,
     ),
 )
 _define(
@@ -176,6 +181,7 @@ _define(
     facts=Facts(
         elements=Elements.MOVES,
         flops=no_flops,
+        precision=Precision.FOLLOWS,
     ),
 )
 
@@ -189,6 +195,7 @@ _define(
     facts=Facts(
         elements=Elements.MOVES,
         flops=no_flops,
+        precision=Precision.FOLLOWS,
     ),
 )
 
@@ -219,6 +226,7 @@ define(
         facts=Facts(
             elements=Elements.MOVES,
             flops=no_flops,
+            precision=Precision.FOLLOWS,
         ),
     )
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, axes_of, axis_of, dtype_of, require, require_float, wide
 from tilewright.ir.graph_ops.unary import along
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -59,6 +59,7 @@ define(
         facts=Facts(
             elements=Elements.MAPS_PER_CHANNEL,
             flops=flops_per_element,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -103,6 +104,7 @@ define(
         facts=Facts(
             elements=Elements.NORMALISES,
             flops=flops_per_element,
+            precision=Precision.BOUNDED,
         ),
     )
 )
@@ -117,6 +119,7 @@ define(
         facts=Facts(
             elements=Elements.NORMALISES,
             flops=flops_per_element,
+            precision=Precision.BOUNDED,
         ),
     )
 )
@@ -131,6 +134,7 @@ define(
         facts=Facts(
             elements=Elements.NORMALISES,
             flops=flops_per_element,
+            precision=Precision.BOUNDED,
         ),
     )
 )
@@ -161,6 +165,7 @@ define(
         facts=Facts(
             elements=Elements.NORMALISES,
             flops=flops_per_element,
+            precision=Precision.WIDE,
         ),
     )
 )
@@ -210,6 +215,7 @@ define(
         facts=Facts(
             elements=Elements.NORMALISES,
             flops=flops_per_element,
+            precision=Precision.WIDE,
         ),
     )
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tilewright.ir.builder import Builder
-from tilewright.ir.facts import Elements, Facts
+from tilewright.ir.facts import Elements, Facts, Precision
 from tilewright.ir.graph_ops.layouts import check_layout
 from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_rank
 from tilewright.ir.nodes import Op, Value
@@ -96,6 +96,7 @@ define(
         facts=Facts(
             elements=Elements.CONTRACTS,
             flops=_flops,
+            precision=Precision.NARROW,
         ),
     )
 )

@@ -8,7 +8,7 @@ from functools import partial, reduce
 import ml_dtypes
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, flops_per_tap
+from tilewright.ir.facts import Elements, Facts, Precision, flops_per_tap
 from tilewright.ir.graph_ops.convolution import layout_attr
 from tilewright.ir.graph_ops.layouts import (
     SPATIAL,
@@ -129,6 +129,7 @@ for _spatial in SPATIAL:
             facts=Facts(
                 elements=Elements.SLIDES,
                 flops=flops_per_tap,
+                precision=Precision.FOLLOWS,
             ),
         )
     )
@@ -145,6 +146,7 @@ for _spatial in SPATIAL:
             facts=Facts(
                 elements=Elements.SLIDES,
                 flops=flops_per_tap,
+                precision=Precision.FOLLOWS,
             ),
         )
     )

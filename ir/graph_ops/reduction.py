@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import (
     accumulator_dtype,
     alike,
@@ -104,6 +104,7 @@ _define_fold(
     facts=Facts(
         elements=Elements.REDUCES,
         flops=flops_per_element,
+        precision=Precision.FOLLOWS,
     ),
 )
 _define_fold(
@@ -113,6 +114,7 @@ _define_fold(
     facts=Facts(
         elements=Elements.REDUCES,
         flops=flops_per_element,
+        precision=Precision.WIDE,
     ),
 )
 _define_fold(
@@ -122,6 +124,7 @@ _define_fold(
     facts=Facts(
         elements=Elements.REDUCES,
         flops=flops_per_element,
+        precision=Precision.FOLLOWS,
     ),
 )
 _define_fold(
@@ -131,6 +134,7 @@ _define_fold(
     facts=Facts(
         elements=Elements.REDUCES,
         flops=flops_per_element,
+        precision=Precision.FOLLOWS,
     ),
 )
 _define_fold(
@@ -141,6 +145,7 @@ _define_fold(
     facts=Facts(
         elements=Elements.REDUCES,
         flops=flops_per_element,
+        precision=Precision.FOLLOWS,
     ),
 )
 _define_fold(
@@ -151,6 +156,7 @@ _define_fold(
     facts=Facts(
         elements=Elements.REDUCES,
         flops=flops_per_element,
+        precision=Precision.FOLLOWS,
     ),
 )
 
@@ -197,6 +203,7 @@ define(
         facts=Facts(
             elements=Elements.REDUCES,
             flops=flops_per_element,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -238,6 +245,7 @@ define(
         facts=Facts(
             elements=Elements.REDUCES,
             flops=flops_per_element,
+            precision=Precision.WIDE,
         ),
     )
 )
@@ -281,6 +289,7 @@ for _kind, _what in (("max", "largest"), ("min", "smallest")):
             facts=Facts(
                 elements=Elements.REDUCES,
                 flops=flops_per_element,
+                precision=Precision.WIDE,
             ),
         )
     )

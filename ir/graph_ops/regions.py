@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.layouts import arranged, permuted
 from tilewright.ir.graph_ops.operands import (
     dtype_of,
@@ -105,6 +105,7 @@ define(
         facts=Facts(
             elements=Elements.SAMPLES,
             flops=flops_per_element,
+            precision=Precision.WIDE,
         ),
     )
 )
@@ -149,6 +150,7 @@ define(
         facts=Facts(
             elements=Elements.SAMPLES,
             flops=flops_per_element,
+            precision=Precision.WIDE,
         ),
     )
 )

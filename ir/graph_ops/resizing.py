@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.interpolation import (
     CROPPING,
     METHODS,
@@ -154,6 +154,7 @@ def _define(count: int) -> None:
             facts=Facts(
                 elements=Elements.SAMPLES,
                 flops=flops_per_element,
+                precision=Precision.WIDE,
             ),
         )
     )

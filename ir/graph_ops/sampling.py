@@ -10,7 +10,7 @@ from itertools import product
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.interpolation import first_tap, is_layout, letters, polynomials, rounded, spatial
 from tilewright.ir.graph_ops.operands import (
     dtype_of,
@@ -163,6 +163,7 @@ define(
         facts=Facts(
             elements=Elements.SAMPLES,
             flops=flops_per_element,
+            precision=Precision.WIDE,
         ),
     )
 )
@@ -198,6 +199,7 @@ define(
         facts=Facts(
             elements=Elements.COMPUTES,
             flops=flops_per_element,
+            precision=Precision.WIDE,
         ),
     )
 )
@@ -270,6 +272,7 @@ define(
         facts=Facts(
             elements=Elements.SAMPLES,
             flops=flops_per_element,
+            precision=Precision.WIDE,
         ),
     )
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import accumulator_dtype, axis_of, dtype_of, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
@@ -53,6 +53,7 @@ define(
         facts=Facts(
             elements=Elements.SCANS,
             flops=flops_per_element,
+            precision=Precision.WIDE,
         ),
     )
 )
@@ -67,6 +68,7 @@ define(
         facts=Facts(
             elements=Elements.SCANS,
             flops=flops_per_element,
+            precision=Precision.WIDE,
         ),
     )
 )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.indexing import ramp
 from tilewright.ir.graph_ops.operands import axis_of, dtype_of, require, require_integer, tensors, wide
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define, op_def
@@ -108,6 +108,7 @@ define(
         facts=Facts(
             elements=Elements.SCATTERS,
             flops=flops_per_element,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -148,6 +149,7 @@ define(
         facts=Facts(
             elements=Elements.SCATTERS,
             flops=flops_per_element,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -188,6 +190,7 @@ define(
         facts=Facts(
             elements=Elements.SCATTERS,
             flops=flops_per_element,
+            precision=Precision.FOLLOWS,
         ),
     )
 )

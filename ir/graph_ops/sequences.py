@@ -7,7 +7,7 @@ from math import ceil, isfinite
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import accumulator_dtype, axis_of, require, require_integer, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import FLOATS, TensorType, Type, numpy_dtype
@@ -53,6 +53,7 @@ define(
         facts=Facts(
             elements=Elements.MOVES,
             flops=no_flops,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -87,6 +88,7 @@ define(
         facts=Facts(
             elements=Elements.MOVES,
             flops=no_flops,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -131,6 +133,7 @@ define(
         facts=Facts(
             elements=Elements.CREATES,
             flops=no_flops,
+            precision=Precision.FOLLOWS,
         ),
     )
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 from tilewright.ir.errors import InputError
-from tilewright.ir.facts import Elements, Facts, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import axes_of, entries, require, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
@@ -76,6 +76,7 @@ _same_elements(
     facts=Facts(
         elements=Elements.RENAMES,
         flops=no_flops,
+        precision=Precision.FOLLOWS,
     ),
 )
 _same_elements(
@@ -86,6 +87,7 @@ _same_elements(
     facts=Facts(
         elements=Elements.RENAMES,
         flops=no_flops,
+        precision=Precision.FOLLOWS,
     ),
 )
 _same_elements(
@@ -96,6 +98,7 @@ _same_elements(
     facts=Facts(
         elements=Elements.RENAMES,
         flops=no_flops,
+        precision=Precision.FOLLOWS,
     ),
 )
 _same_elements(
@@ -106,6 +109,7 @@ _same_elements(
     facts=Facts(
         elements=Elements.RENAMES,
         flops=no_flops,
+        precision=Precision.FOLLOWS,
     ),
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import axis_of, dtype_of, require_float, tensors, wide
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import Type
@@ -42,6 +42,7 @@ define(
         facts=Facts(
             elements=Elements.NORMALISES,
             flops=flops_per_element,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -56,6 +57,7 @@ define(
         facts=Facts(
             elements=Elements.NORMALISES,
             flops=flops_per_element,
+            precision=Precision.FOLLOWS,
         ),
     )
 )

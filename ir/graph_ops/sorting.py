@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, axis_of, dtype_of, require, require_rank, tensors, wide
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
@@ -58,6 +58,7 @@ define(
         facts=Facts(
             elements=Elements.SORTS,
             flops=flops_per_element,
+            precision=Precision.WIDE,
         ),
     )
 )
@@ -72,6 +73,7 @@ define(
         facts=Facts(
             elements=Elements.SORTS,
             flops=flops_per_element,
+            precision=Precision.WIDE,
         ),
     )
 )
@@ -104,6 +106,7 @@ define(
         facts=Facts(
             elements=Elements.SORTS,
             flops=flops_per_element,
+            precision=Precision.WIDE,
         ),
     )
 )
@@ -142,6 +145,7 @@ define(
         facts=Facts(
             elements=Elements.SORTS,
             flops=flops_per_element,
+            precision=Precision.WIDE,
         ),
     )
 )
@@ -195,6 +199,7 @@ define(
         facts=Facts(
             elements=Elements.SORTS,
             flops=flops_per_element,
+            precision=Precision.WIDE,
         ),
     )
 )

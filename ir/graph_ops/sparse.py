@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, require, require_integer, require_rank
 from tilewright.ir.opdef import Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
@@ -50,6 +50,7 @@ define(
         facts=Facts(
             elements=Elements.COMPUTES,
             flops=flops_per_element,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -94,6 +95,7 @@ define(
         facts=Facts(
             elements=Elements.COMPUTES,
             flops=flops_per_element,
+            precision=Precision.FOLLOWS,
         ),
     )
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.ir.facts import Elements, Facts
+from tilewright.ir.facts import Elements, Facts, Precision
 from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_float, tensors, wide
 from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -57,6 +57,7 @@ define(
         facts=Facts(
             elements=Elements.CONTRACTS,
             flops=_dft_flops,
+            precision=Precision.WIDE,
         ),
     )
 )
@@ -115,6 +116,7 @@ define(
         facts=Facts(
             elements=Elements.CONTRACTS,
             flops=_stft_flops,
+            precision=Precision.WIDE,
         ),
     )
 )

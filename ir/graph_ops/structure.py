@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.ir.facts import Elements, Facts, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import tensors
 from tilewright.ir.opdef import AttrDef, OpDef, define
 
@@ -15,6 +15,7 @@ define(
         facts=Facts(
             elements=Elements.CREATES,
             flops=no_flops,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -29,6 +30,7 @@ define(
         facts=Facts(
             elements=Elements.RETURNS,
             flops=no_flops,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -43,6 +45,7 @@ define(
         facts=Facts(
             elements=Elements.RENAMES,
             flops=no_flops,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -56,6 +59,7 @@ define(
         facts=Facts(
             elements=Elements.RENAMES,
             flops=no_flops,
+            precision=Precision.FOLLOWS,
         ),
     )
 )

@@ -8,51 +8,51 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.errors import InputError
-from tilewright.ir.facts import Elements, Facts, flops_per_element, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import alike, axis_of, require, require_float, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define, op_def
 from tilewright.ir.types import FLOATS, TensorType, Type, numpy_dtype
 
-#: graph op -> the scalar op it applies to every element; what each accepts is the scalar op's business
-UNARY: Mapping[str, str] = {
-    "negative": "neg",
-    "abs": "abs",
-    "exp": "exp",
-    "exp2": "exp2",
-    "log": "log",
-    "log2": "log2",
-    "log10": "log10",
-    "sqrt": "sqrt",
-    "rsqrt": "rsqrt",
-    "sin": "sin",
-    "cos": "cos",
-    "tan": "tan",
-    "sinh": "sinh",
-    "cosh": "cosh",
-    "tanh": "tanh",
-    "asin": "asin",
-    "acos": "acos",
-    "atan": "atan",
-    "asinh": "asinh",
-    "acosh": "acosh",
-    "atanh": "atanh",
-    "erf": "erf",
-    "floor": "floor",
-    "ceil": "ceil",
-    "trunc": "trunc",
-    "round": "round",
-    "sign": "sign",
-    "bitwise_not": "bit_not",
-    "logical_not": "not",
-    "isnan": "isnan",
-    "isinf": "isinf",
-    "isfinite": "isfinite",
+#: graph op -> the scalar op it applies to every element (which says what it accepts), its precision class
+UNARY: Mapping[str, tuple[str, Precision]] = {
+    "negative": ("neg", Precision.FOLLOWS),
+    "abs": ("abs", Precision.FOLLOWS),
+    "exp": ("exp", Precision.WIDE),
+    "exp2": ("exp2", Precision.WIDE),
+    "log": ("log", Precision.WIDE),
+    "log2": ("log2", Precision.WIDE),
+    "log10": ("log10", Precision.WIDE),
+    "sqrt": ("sqrt", Precision.FOLLOWS),
+    "rsqrt": ("rsqrt", Precision.WIDE),
+    "sin": ("sin", Precision.FOLLOWS),
+    "cos": ("cos", Precision.FOLLOWS),
+    "tan": ("tan", Precision.WIDE),
+    "sinh": ("sinh", Precision.WIDE),
+    "cosh": ("cosh", Precision.WIDE),
+    "tanh": ("tanh", Precision.FOLLOWS),
+    "asin": ("asin", Precision.WIDE),
+    "acos": ("acos", Precision.WIDE),
+    "atan": ("atan", Precision.WIDE),
+    "asinh": ("asinh", Precision.WIDE),
+    "acosh": ("acosh", Precision.WIDE),
+    "atanh": ("atanh", Precision.WIDE),
+    "erf": ("erf", Precision.WIDE),
+    "floor": ("floor", Precision.FOLLOWS),
+    "ceil": ("ceil", Precision.FOLLOWS),
+    "trunc": ("trunc", Precision.FOLLOWS),
+    "round": ("round", Precision.FOLLOWS),
+    "sign": ("sign", Precision.FOLLOWS),
+    "bitwise_not": ("bit_not", Precision.FOLLOWS),
+    "logical_not": ("not", Precision.FOLLOWS),
+    "isnan": ("isnan", Precision.FOLLOWS),
+    "isinf": ("isinf", Precision.FOLLOWS),
+    "isfinite": ("isfinite", Precision.FOLLOWS),
 }
 #: roundings leave integers as they are
 ROUNDINGS = frozenset({"floor", "ceil", "trunc", "round"})
 
 
-def _table_op(name: str, scalar: str) -> None:
+def _table_op(name: str, scalar: str, precision: Precision) -> None:
     full, definition = f"graph.{name}", op_def(f"scalar.{scalar}")
 
     def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
@@ -84,13 +84,14 @@ def _table_op(name: str, scalar: str) -> None:
             facts=Facts(
                 elements=Elements.MAPS,
                 flops=flops_per_element,
+                precision=precision,
             ),
         )
     )
 
 
-for _name, _scalar in UNARY.items():
-    _table_op(_name, _scalar)
+for _name, (_scalar, _precision) in UNARY.items():
+    _table_op(_name, _scalar, _precision)
 
 
 def _activation(
@@ -131,6 +132,7 @@ _activation(
     facts=Facts(
         elements=Elements.MAPS,
         flops=flops_per_element,
+        precision=Precision.FOLLOWS,
     ),
 )
 _activation(
@@ -140,6 +142,7 @@ _activation(
     facts=Facts(
         elements=Elements.MAPS,
         flops=flops_per_element,
+        precision=Precision.FOLLOWS,
     ),
 )
 _activation(
@@ -150,6 +153,7 @@ _activation(
     facts=Facts(
         elements=Elements.MAPS,
         flops=flops_per_element,
+        precision=Precision.FOLLOWS,
     ),
 )
 _activation(
@@ -161,6 +165,7 @@ _activation(
     facts=Facts(
         elements=Elements.MAPS,
         flops=flops_per_element,
+        precision=Precision.FOLLOWS,
     ),
 )
 
@@ -195,6 +200,7 @@ define(
         facts=Facts(
             elements=Elements.MAPS_PER_CHANNEL,
             flops=flops_per_element,
+            precision=Precision.FOLLOWS,
         ),
     )
 )
@@ -216,6 +222,7 @@ define(
         facts=Facts(
             elements=Elements.MAPS,
             flops=no_flops,
+            precision=Precision.ANY,
         ),
     )
 )

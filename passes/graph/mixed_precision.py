@@ -4,36 +4,12 @@ from __future__ import annotations
 
 from tilewright.ir.builder import Builder
 from tilewright.ir.errors import InputError
+from tilewright.ir.facts import Precision
 from tilewright.ir.nodes import Func, Level, Op, Value
-from tilewright.ir.opdef import op_def
+from tilewright.ir.opdef import facts_of, op_def
 from tilewright.ir.types import TensorType
 from tilewright.passes.context import PassContext
 from tilewright.passes.definition import register_pass
-
-#: products: their operands are always narrowed; sums are kept in float32 by their lowering
-PRODUCTS = frozenset(
-    f"graph.{n}"
-    for n in (
-        "conv1d", "conv2d", "conv3d", "conv1d_transpose", "conv2d_transpose", "conv3d_transpose", "dense",
-        "matmul", "batch_matmul", "einsum", "deformable_conv2d", "octave_conv2d",
-    )
-)  # fmt: skip
-#: ops that overflow, cancel or order elements: they see float32 only. Receivers name a dtype: sends keep it
-WIDE = frozenset(
-    f"graph.{n}"
-    for n in (
-        "exp", "exp2", "log", "log2", "log10", "power", "sinh", "cosh", "tan", "asin", "acos", "atan",
-        "atan2", "asinh", "acosh", "atanh", "erf", "rsqrt", "floor_divide", "floor_mod", "mod", "variance",
-        "prod", "cumsum", "cumprod", "l2_normalize", "lrn", "sort", "argsort", "topk", "argmax", "argmin",
-        "unique", "searchsorted", "nll_loss", "stft", "dft", "one_hot", "non_max_suppression",
-        "get_valid_counts", "multibox_prior", "multibox_transform_loc", "proposal", "roi_align", "roi_pool",
-        "grid_sample", "affine_grid", "resize1d", "resize2d", "resize3d", "crop_and_resize", "send",
-    )
-)  # fmt: skip
-#: ops whose results are of moderate size whatever they read: what follows them may be narrow
-NORMS = frozenset(f"graph.{n}" for n in ("layer_norm", "group_norm", "instance_norm"))
-#: ops that say nothing of the type of what they read
-_NEUTRAL = frozenset({"graph.cast"})
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"})
@@ -79,7 +55,7 @@ class _Narrower:
         hint = op.results[0].hint if op.results else ""
         results = self.b.emit(op.name, operands, dict(op.attrs), types=types, hint=hint)
         self.home.update(zip(op.results, results, strict=True))
-        if op.name in NORMS:
+        if facts_of(op.name).precision is Precision.BOUNDED:
             self.narrow(op.results[0])
         if op.name == "graph.constant" or (operands and all(v in self.constants for v in operands)):
             self.constants.update(results)
@@ -93,12 +69,12 @@ class _Narrower:
 
     def wanted(self, op: Op, v: Value) -> str:
         """The dtype in which `op` reads operand `v`."""
-        dtype = self.home[v].tensor.dtype
-        if dtype not in ("f32", self.dtype) or op.name in _NEUTRAL:
+        dtype, precision = self.home[v].tensor.dtype, facts_of(op.name).precision
+        if dtype not in ("f32", self.dtype) or precision is Precision.ANY:
             return dtype
-        if op.name in PRODUCTS:
+        if precision is Precision.NARROW:
             return self.dtype
-        if op.name in WIDE:
+        if precision is Precision.WIDE:
             return "f32"
         floats = [self.home[x] for x in op.operands]
         floats = [x for x in floats if x.tensor.dtype in ("f32", self.dtype)]
