@@ -1,0 +1,1 @@
+"""Process replay: the networks compiled by two commits, their kernels and plans compared."""
