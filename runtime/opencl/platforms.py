@@ -36,7 +36,8 @@ class Implementation:
     finds it by itself, an empty name. `self_test`: whether it may be used only after a test on this machine,
     because its compiler is too old to know every CPU. `cache_variable`: where it compiles a kernel when that
     is first launched and keeps the result in files of its own, the variable that names their folder, and
-    `cache_folder` the folder below the user's cache that is taken without the variable.
+    `cache_folder` the folder below the user's cache that is taken without the variable. `one_at_a_time`:
+    whether threads of one process that build programs wait for each other.
     """
 
     key: str
@@ -46,6 +47,7 @@ class Implementation:
     self_test: bool = False
     cache_variable: str = ""
     cache_folder: str = ""
+    one_at_a_time: bool = False
 
     @property
     def compiles_at_launch(self) -> bool:
@@ -55,7 +57,7 @@ class Implementation:
 
 #: in order of preference
 IMPLEMENTATIONS = (
-    Implementation("intel", "Intel(R) OpenCL", "intel-opencl-rt", "libintelocl.so"),
+    Implementation("intel", "Intel(R) OpenCL", "intel-opencl-rt", "libintelocl.so", one_at_a_time=True),
     Implementation(
         "pocl",
         "Portable Computing Language",

@@ -9,9 +9,11 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from tilewright.runtime.errors import KernelBuildError
+from tilewright.runtime.opencl.build_process import BuildProcess, ProcessEndedError
 from tilewright.runtime.opencl.driver import first_complaint
 from tilewright.runtime.opencl.platforms import full_name, implementation_of
 from tilewright.runtime.plan import KernelCode
@@ -21,6 +23,11 @@ BUILD_OPTIONS = ("-cl-std=CL1.2", "-w")
 GROUP = 16
 #: kernels from which another thread pays, and threads at most: drivers compile in part behind a lock
 LEAST_KERNELS, MOST_THREADS = 4, 4
+#: characters of kernels that pay for a process of their own: Intel's compiler takes 3 us for each on Zen 4,
+#: and the process 0.5 s until it compiles
+PROCESS_CHARACTERS = 200_000
+#: programs per process, so that none waits long for the last one of another
+PROGRAMS_PER_PROCESS = 4
 _DIGEST_BYTES = 64
 
 
@@ -42,6 +49,7 @@ class ProgramBuilder:
     def __init__(self, cl: Any, context: Any, device: Any, store: BinaryStore | None) -> None:
         made_by = implementation_of(device)
         self._late = made_by is not None and made_by.compiles_at_launch
+        self._one_at_a_time = made_by is not None and made_by.one_at_a_time
         self._cl, self._context, self._device = cl, context, device
         self._store = None if self._late else store
         self._name = full_name(device)
@@ -56,18 +64,34 @@ class ProgramBuilder:
             warnings.simplefilter("ignore", self._cl.CompilerWarning)
             programs = self._stored(kernels)
             self._tell(kernels, programs, progress)
-            groups = self.groups([k for k in kernels if k.source not in programs])
-            with ThreadPoolExecutor(self._threads(groups), thread_name_prefix="opencl") as pool:
-                futures = [pool.submit(self._built, group) for group in groups]
+            self._build([k for k in kernels if k.source not in programs], programs, progress)
+        return programs
+
+    def _build(
+        self, kernels: Sequence[KernelCode], programs: dict[str, Any], progress: Callable[[str], None]
+    ) -> None:
+        """Build kernels into `programs`, some in other processes where that is faster."""
+        groups = self.groups(kernels)
+        processes = [BuildProcess(self._name) for _ in range(self._processes(kernels) - 1)]
+        places: SimpleQueue[BuildProcess | None] = SimpleQueue()  # who is free to build; None is this process
+        for place in [*processes, *[None] * (1 if processes else self._threads(groups))]:
+            places.put(place)
+        try:
+            with ThreadPoolExecutor(places.qsize(), thread_name_prefix="opencl") as pool:
+                futures = [pool.submit(self._built_at, places, group) for group in groups]
                 try:
                     for future in as_completed(futures):
                         built = future.result()
                         programs.update(built)
                         self._tell(kernels, built, progress)
                 except BaseException:
+                    for process in processes:
+                        process.close()
                     pool.shutdown(wait=False, cancel_futures=True)
                     raise
-        return programs
+        finally:
+            for process in processes:
+                process.close()
 
     def _tell(
         self, kernels: Sequence[KernelCode], built: Mapping[str, Any], progress: Callable[[str], None]
@@ -79,17 +103,72 @@ class ProgramBuilder:
     def groups(self, kernels: Sequence[KernelCode]) -> list[list[KernelCode]]:
         """Which kernels `build` puts into one program where nothing is stored: the same ones every time."""
         unique = {k.source: k for k in kernels}
-        threads = 1 if self._late else min(_cores(), MOST_THREADS, len(unique) // LEAST_KERNELS)
-        return _grouped(list(unique.values()), max(threads, -(-len(unique) // GROUP)))
+        processes = self._processes(kernels)
+        if processes > 1:
+            count = processes * PROGRAMS_PER_PROCESS
+        else:
+            count = 1 if self._late else min(_cores(), MOST_THREADS, len(unique) // LEAST_KERNELS)
+        return _grouped(list(unique.values()), max(count, -(-len(unique) // GROUP)))
+
+    def _processes(self, kernels: Sequence[KernelCode]) -> int:
+        """How many processes, this one included, are to build kernels."""
+        characters = sum(map(len, {k.source for k in kernels}))
+        most = characters // PROCESS_CHARACTERS if self._one_at_a_time else 1
+        return max(1, min(_cores(), MOST_THREADS, most))
 
     def _threads(self, groups: Sequence[object]) -> int:
         return 1 if self._late else max(1, min(_cores(), MOST_THREADS, len(groups)))
+
+    def _built_at(
+        self, places: SimpleQueue[BuildProcess | None], group: Sequence[KernelCode]
+    ) -> dict[str, Any]:
+        """The programs of a group, built where somebody is free."""
+        place = places.get()
+        try:
+            return self._built(group) if place is None else self._built_by(place, group)
+        except ProcessEndedError as ended:
+            place = None
+            if ended.crashed:
+                return self._built_apart(group)
+            warnings.warn(
+                f"a process that builds kernels {ended}; they are built in this process",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return self._built(group)
+        finally:
+            places.put(place)
+
+    def _built_by(self, process: BuildProcess, group: Sequence[KernelCode]) -> dict[str, Any]:
+        """The program of a group, built by another process. Raises `ProcessEndedError` where that ends."""
+        binary = process.build("\n".join(k.source for k in group), BUILD_OPTIONS)
+        program = self._loaded(binary)
+        if binary is None or program is None:
+            return self._built(group)  # which says what the compiler complains of
+        self._keep(group, binary)
+        return {k.source: program for k in group}
+
+    def _built_apart(self, group: Sequence[KernelCode]) -> dict[str, Any]:
+        """The programs of a group on which the compiler crashed, each built alone in another process.
+
+        Raises `KernelBuildError` naming the kernel on which it crashes again.
+        """
+        programs: dict[str, Any] = {}
+        with contextlib.closing(BuildProcess(self._name)) as process:
+            for kernel in group:
+                try:
+                    programs |= self._built_by(process, [kernel])
+                except ProcessEndedError as ended:
+                    raise KernelBuildError(
+                        f"kernel {kernel.name!r}: {self._name} {ended} when building it"
+                    ) from None
+        return programs
 
     def _built(self, group: Sequence[KernelCode]) -> dict[str, Any]:
         if len(group) > 1:
             with contextlib.suppress(self._cl.Error):
                 program = self._compiled("\n".join(k.source for k in group))
-                self._keep(group, program)
+                self._keep(group, self._binary(program))
                 return {k.source: program for k in group}
         # What cannot be built together is built alone, which names the kernel at fault.
         programs = {}
@@ -101,8 +180,12 @@ class ProgramBuilder:
                     f"kernel {kernel.name!r}: {self._name} cannot build it: "
                     f"{first_complaint(str(error), kernel.source)}"
                 ) from None
-            self._keep([kernel], programs[kernel.source])
+            self._keep([kernel], self._binary(programs[kernel.source]))
         return programs
+
+    def _binary(self, program: Any) -> bytes:
+        (binary,) = program.get_info(self._cl.program_info.BINARIES)
+        return bytes(binary)
 
     def _compiled(self, text: str) -> Any:
         # pyopencl's own cache is off: it unpickles, has no checksums and waits for locks of killed processes.
@@ -111,10 +194,9 @@ class ProgramBuilder:
     def _key(self, *parts: str) -> str:
         return hashlib.sha256(json.dumps([self._made_by, BUILD_OPTIONS, *parts]).encode()).hexdigest()
 
-    def _keep(self, group: Sequence[KernelCode], program: Any) -> None:
+    def _keep(self, group: Sequence[KernelCode], binary: bytes) -> None:
         if self._store is None:
             return
-        (binary,) = program.get_info(self._cl.program_info.BINARIES)
         key = self._key("binary", *(k.source for k in group))
         self._store.put(key, binary)
         for kernel in group:
