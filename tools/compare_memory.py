@@ -23,6 +23,9 @@ from tilewright.tools.report.wording import bytes_text
 from tilewright.tools.torch_memory import torch_peaks
 from tilewright.tools.torch_program import TorchProgram
 
+#: how PyTorch runs a network whose memory is measured
+TORCH_WAYS = ("eager", "graph", "compile")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one paragraph per network and batch size, and write all numbers as JSON if asked to."""
@@ -75,8 +78,8 @@ def memory_row(
     row["ratio_to_estimate"] = beyond / row["torch_estimate"]
     if measured:
         row |= torch_peaks(program)
-        row["ratio_to_eager"] = beyond / row["torch_eager"]
-        row["ratio_to_graph"] = beyond / row["torch_graph"]
+        for way in TORCH_WAYS:
+            row[f"ratio_to_{way}"] = beyond / row[f"torch_{way}"]
     return row
 
 
@@ -107,7 +110,9 @@ def _paragraph(row: dict[str, Any]) -> str:
         lines.append(
             f"  PyTorch {row['torch']} on {row['device']}: eager {text['torch_eager']} (besides "
             f"{text['torch_kept_workspace']} of workspace kept between runs), captured graph "
-            f"{text['torch_graph']}; ours: {row['ratio_to_eager']:.3f}, {row['ratio_to_graph']:.3f} of them"
+            f"{text['torch_graph']}, compiled {text['torch_compile']}; ours: "
+            + ", ".join(f"{row[f'ratio_to_{way}']:.3f}" for way in TORCH_WAYS)
+            + " of them"
         )
     return "\n".join(lines)
 

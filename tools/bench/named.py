@@ -17,7 +17,7 @@ SUITES: Mapping[str, tuple[str, ...]] = {
     "classic": ("resnet18", "mobilenet", "squeezenet", "vgg16", "dqn", "mlp"),
     "recurrent": ("lstm", "pt_bilstm", "pt_bigru"),
 }
-#: kernels that are timed alone; all but the first move more bytes than any L2 cache of a GPU holds
-KERNELS = ("gemm", "pointwise", "norm", "softmax", "pool", "depthwise")
+#: kernels that are timed alone; those without products move more bytes than any L2 cache of a GPU holds
+KERNELS = ("gemm", "attention", "causal", "pointwise", "norm", "softmax", "pool", "depthwise")
 #: extents of square products
 SIZES = (1024, 2048, 4096, 8192)
