@@ -126,11 +126,16 @@ def _matched(
 
     First those of equal text, then those of equal name, then the others in order where as many are left.
     """
+    equal = [(name, name) for name, kernel in olds.items() if news.get(name) == kernel]
+    unchanged = {name for name, _ in equal}
     pool: dict[str, list[str]] = defaultdict(list)
     for name, kernel in news.items():
-        pool[kernel_text(kernel)].append(name)
-    equal, rest = [], []
+        if name not in unchanged:
+            pool[kernel_text(kernel)].append(name)
+    rest = []
     for name, kernel in olds.items():
+        if name in unchanged:
+            continue
         alike = pool[kernel_text(kernel)]
         if alike:
             equal.append((name, alike.pop(alike.index(name) if name in alike else 0)))

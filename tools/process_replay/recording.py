@@ -6,13 +6,14 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import distributions
+from importlib.metadata import distributions, requires
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from tilewright.tools.process_replay.snapshot import Source
 
 #: what differs between machines and runs must not reach a record
 _LEFT_OUT = ("TILEWRIGHT_", "PYTHON")
+#: the extra whose packages answer what the OpenCL device of the machine is
+_OF_COMPILING = re.compile(r"""extra == ['"]opencl['"]""")
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,9 @@ class Networks:
 
 def environment_digest() -> str:
     """Of what records depend on besides code and network: recorder, machine, Python and its packages."""
-    packages = sorted(f"{d.name} {d.version}" for d in distributions() if d.name != "tilewright")
+    asked = (r for r in requires("tilewright") or () if "extra ==" not in r or _OF_COMPILING.search(r))
+    names = sorted({re.split(r"[^\w.-]", r)[0] for r in asked})
+    packages = (f"{d.name} {d.version}" for name in names for d in distributions(name=name))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     machine = (platform.machine(), platform.node(), str(cores), platform.python_version())
     text = Path(recorder.__file__).read_text(encoding="utf-8")
