@@ -240,8 +240,7 @@ def estimate_attention(work: AttentionWork, hardware: GpuHardware) -> float:
     l2_s = work.blocks * _fetched(work) / (hardware.l2_bytes_per_s * _L2_EFFICIENCY)
     traffic_s, exposed = max(dram_s, l2_s), _EXPOSED_SHARE + _EXPOSED_ALONE / resident
     seconds = hardware.contract_launch_s + max(busy_s, traffic_s) + exposed * min(busy_s, traffic_s)
-    seconds += _EXPOSED_SHARE * min(dram_s, l2_s)
-    return max(seconds, bound_attention(work, hardware).seconds)
+    return seconds + _EXPOSED_SHARE * min(dram_s, l2_s)
 
 
 def _round_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 
 from tilewright.costmodel.geometry import WARP, ceil_div, resident_blocks
 from tilewright.costmodel.hardware import GpuHardware
-from tilewright.costmodel.matrix_bound import matrix_bound, tensor_fma
+from tilewright.costmodel.matrix_bound import tensor_fma
 from tilewright.costmodel.matrix_space import (
     DEPTH_BYTES,
     TILE_M,
@@ -66,8 +66,7 @@ def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHar
     dram_s = problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
     longest, shorter = np.maximum(busy_s, dram_s), np.minimum(busy_s, dram_s)
     seconds = hardware.contract_launch_s + longest + (_EXPOSED_SHARE + _EXPOSED_ALONE / resident) * shorter
-    least = matrix_bound(problem, space, hardware).seconds
-    return np.asarray(np.where(fits > 0, np.maximum(seconds, least), np.inf))
+    return np.asarray(np.where(fits > 0, seconds, np.inf))
 
 
 def _round_clk(

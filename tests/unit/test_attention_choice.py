@@ -71,7 +71,7 @@ def test_few_heads_get_small_blocks():
 
 def test_bounds_and_resources():
     """No estimate is below its bound; every point fits, and registers of those with more rows are more."""
-    for kernel in (sized(12, 128, 64), sized(4, 197, 64), sized(2, 1000, 128)):
+    for kernel in (sized(12, 128, 64), sized(4, 197, 64), sized(2, 1000, 128), sized(768, 1024, 64)):
         for p in attention_points(kernel, H100):
             assert bound_attention(p.work, H100).seconds <= p.estimate_s == estimate_attention(p.work, H100)
             assert resident_attention(p.work, H100) > 0
