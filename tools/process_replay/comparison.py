@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright.tools.process_replay.normalise import kernel_text, plan_lines, renamed_ir
+from tilewright.tools.process_replay.normalise import kernel_text, named_kernel_text, plan_lines, renamed_ir
 from tilewright.tools.process_replay.recording import Case
 
 CONTEXT = 3
@@ -157,8 +157,12 @@ def _change(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> Ker
     if old is None or new is None:
         return KernelChange(before, after, False, ())
     commented = kernel_text(old, comments=False) == kernel_text(new, comments=False)
-    diff = _diff(kernel_text(old).splitlines(), kernel_text(new).splitlines(), after)
-    return KernelChange(before, after, commented, diff)
+    # Where few names changed, the text with names is the shorter diff: numbers shift behind a new variable.
+    diffs = (
+        _diff(text(old).splitlines(), text(new).splitlines(), after)
+        for text in (kernel_text, named_kernel_text)
+    )
+    return KernelChange(before, after, commented, min(diffs, key=len))
 
 
 def _diff(old: Sequence[str], new: Sequence[str], title: str) -> tuple[str, ...]:

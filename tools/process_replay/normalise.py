@@ -25,9 +25,18 @@ _IR_NAME = re.compile(r"""(?P<text>"(?:\\.|[^"\\])*")|(?P<name>[%@][\w.]+)""")
 
 def kernel_text(kernel: Mapping[str, Any], *, comments: bool = True) -> str:
     """The emitted source and the facts of a kernel, with numbers for names."""
+    source = renamed_source(str(kernel["source"]), str(kernel["entry"]), comments=comments)
+    return "\n".join((*_kernel_facts(kernel), source))
+
+
+def named_kernel_text(kernel: Mapping[str, Any]) -> str:
+    """The same with the names that the commit gave."""
+    return "\n".join((*_kernel_facts(kernel), str(kernel["source"])))
+
+
+def _kernel_facts(kernel: Mapping[str, Any]) -> list[str]:
     facts = {k: v for k, v in kernel.items() if k not in ("name", "entry", "source")}
-    lines = [f"{name}: {_shown(facts[name])}" for name in sorted(facts) if _says(facts[name])]
-    return "\n".join((*lines, renamed_source(str(kernel["source"]), str(kernel["entry"]), comments=comments)))
+    return [f"{name}: {_shown(facts[name])}" for name in sorted(facts) if _says(facts[name])]
 
 
 def renamed_source(source: str, entry: str, *, comments: bool = True) -> str:

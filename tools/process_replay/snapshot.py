@@ -58,31 +58,40 @@ def resolve(repository: Path, revision: str | None) -> Source:
 
 
 def import_root(repository: Path, source: Source, into: Path) -> Path:
-    """Copy the files of `source` to a folder of `into`; the folder to import the package from."""
-    tree, root = into / "tree", into / "root"
+    """Copy the package of `source` to a folder of `into`; the folder to import it from."""
+    return link_package(export(repository, source, into / "tree"), into / "root")
+
+
+def export(repository: Path, source: Source, tree: Path, more: Sequence[str] = ()) -> Path:
+    """Copy pyproject.toml, the package folders that it names, and the folders `more` to the folder `tree`."""
     if source.commit:
         listing = git(repository, "show", f"{source.commit}:{PROJECT}").decode()
-        wanted = (PROJECT, *sorted(set(_folders(listing, source.title).values())))
+    else:
+        listing = (repository / PROJECT).read_text(encoding="utf-8")
+    wanted = (PROJECT, *sorted({*_folders(listing, source.title).values(), *more}))
+    if source.commit:
         archive = git(repository, "archive", "--format=tar", source.commit, "--", *wanted)
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             tar.extractall(tree, filter="data")
-    else:
-        listing = (repository / PROJECT).read_text(encoding="utf-8")
-        wanted = (PROJECT, *sorted(set(_folders(listing, source.title).values())))
-        names = git(repository, "ls-files", "-z", "-co", "--exclude-standard", "--", *wanted).decode()
-        for name in filter(None, names.split("\0")):
-            if (repository / name).is_file():  # a file that is listed may have been removed
-                (tree / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(repository / name, tree / name)
-    return link_package(tree, root)
+        return tree
+    names = git(repository, "ls-files", "-z", "-co", "--exclude-standard", "--", *wanted).decode()
+    for name in filter(None, names.split("\0")):
+        if (repository / name).is_file():  # a file that is listed may have been removed
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(repository / name, tree / name)
+    return tree
 
 
 def link_package(tree: Path, root: Path) -> Path:
     """Make `root` a folder of links to the folders that pyproject.toml in `tree` maps to packages."""
-    folders = _folders((tree / PROJECT).read_text(encoding="utf-8"), str(tree))
     root.mkdir()
-    _link({p: tree / f for p, f in folders.items()}, PACKAGE, root / PACKAGE)
+    _link({p: tree / f for p, f in package_folders(tree).items()}, PACKAGE, root / PACKAGE)
     return root
+
+
+def package_folders(tree: Path) -> dict[str, str]:
+    """Folder by package, as pyproject.toml in `tree` maps them; raises InputError where it does not."""
+    return _folders((tree / PROJECT).read_text(encoding="utf-8"), str(tree))
 
 
 def _folders(project: str, title: str) -> dict[str, str]:
