@@ -37,10 +37,12 @@ def test_a_good_plan_has_no_faults():
     assert PLAN.validate() is PLAN
 
 
+END = max(b.offset + b.nbytes for b in PLAN.buffers if b.kind == "arena")
 FAULTY = {
     "version": (PLAN.replace(format_version=2), "format version"),
     "target": (PLAN.replace(target="a b"), "target name"),
     "arena too small": (PLAN.replace(arena_bytes=256), "ends at byte"),
+    "arena a byte too small": (PLAN.replace(arena_bytes=END - 1), "ends at byte"),
     "arena negative": (PLAN.replace(arena_bytes=-1), "arena_bytes"),
     "arena huge": (PLAN.replace(arena_bytes=1 << 60), "arena_bytes"),
     "buffer twice": (PLAN.replace(buffers=(*PLAN.buffers, PLAN.buffers[0])), "occurs twice"),
