@@ -24,7 +24,7 @@ help:
 	@echo "make clean   remove .venv and build"
 
 demo: .venv/with-$(DEMO_WITH)
-	@$(PY) -m tilewright.demo
+	@$(PY) -m tilewright.tools.demo
 
 test: static
 	@echo "running the tests ..."

@@ -2,7 +2,7 @@
 
 import sys
 
-from tilewright.cli import main
+from tilewright.tools.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,30 +8,30 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast, get_args
 
-from tilewright.buckets import GivenShapes
-from tilewright.budget import Budget, budget_seconds
 from tilewright.choices import PARTITIONER, ConvAlgorithm, Partitioner, Precision, Tune, Workspace
-from tilewright.convolution_facts import convolution_facts
-from tilewright.costmodel.calibration import calibrated_constants
-from tilewright.devices import open_device
+from tilewright.costmodel.hardware.calibration import calibrated_constants
 from tilewright.driver import Lowered, build, lower
 from tilewright.executable import Artifact, Executable, clear_errors
 from tilewright.ir import Func, InputError, Level, Module, Pairs, show
 from tilewright.ir.given import given
-from tilewright.layout_facts import layout_facts
-from tilewright.library_choice import SEARCH_SHARE, LibraryChoice, facts_without_measurement
-from tilewright.measuring import Measurer, measurer
+from tilewright.libraries.choice import SEARCH_SHARE, LibraryChoice, facts_without_measurement
+from tilewright.libraries.matching.convolution_facts import convolution_facts
+from tilewright.libraries.matching.layout_facts import layout_facts
 from tilewright.own_passes import GivenPasses, OwnPasses
 from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import GRAPH, PRECISIONS
 from tilewright.planning import constants_of
-from tilewright.reference import ReferenceExecutable
-from tilewright.shaped import compile_shapes
-from tilewright.stream_choice import check_policy, choose_streams, kernel_costs, work_of
+from tilewright.running.buckets import GivenShapes
+from tilewright.running.devices import open_device
+from tilewright.running.reference import ReferenceExecutable
+from tilewright.running.shaped import compile_shapes
 from tilewright.targets import Target, resolve_target
-from tilewright.tuning import Tuner
-from tilewright.tuning_records import lines_of
-from tilewright.tuning_travel import TEXT as TUNING
+from tilewright.tuning.budget import Budget, budget_seconds
+from tilewright.tuning.database.records import lines_of
+from tilewright.tuning.database.travel import TEXT as TUNING
+from tilewright.tuning.kernels.measuring import Measurer, measurer
+from tilewright.tuning.stream_choice import check_policy, choose_streams, kernel_costs, work_of
+from tilewright.tuning.tuner import Tuner
 
 #: options of `compile` that only kernels have, with the values that ask for nothing
 _OF_KERNELS = {
@@ -94,8 +94,8 @@ def compile(
         policy by name (`serial`, `exact`, `nimble`, `ios`, `limited(2)`, ...). By default as `tune` chooses.
     instances: how many calls may run side by side, each with buffers of its own; weights are shared.
     shapes: compile for each of these input shapes: mappings of input names to shapes (the others keep
-        theirs), or shapes where there is one input. Gives a `tilewright.shaped.ShapedExecutable`, which runs
-        the plan for the shapes it is called with.
+        theirs), or shapes where there is one input. Gives a `tilewright.running.shaped.ShapedExecutable`,
+        which runs the plan for the shapes it is called with.
     passes: passes of your own, or the text of pipelines, by level or each at the one level it runs on:
         `[merge_relus(), "thread: my-pass"]`, `{"graph": "merge-relus, cse"}`. Those of the graph level run
         after the clean-up of the graph, those of the tensor level right after lowering, those of the thread

@@ -13,7 +13,7 @@ from tilewright.own_passes import NO_PASSES, OwnPasses
 from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import PACKING, stage_texts
 from tilewright.planning import plan_module
-from tilewright.runtime.plan import ExecutionPlan
+from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.targets import Target
 
 

@@ -15,21 +15,21 @@ from typing import Any, Self
 import numpy as np
 from tqdm import tqdm
 
-from tilewright.batch_stream import stream_batches
-from tilewright.instances import InstancePool
 from tilewright.ir import ArrayType, InputError, WorkError
 from tilewright.ir.given import file_path
-from tilewright.named_inputs import in_order
-from tilewright.opened_device import OpenedDevice
-from tilewright.profile import Profile
-from tilewright.profiling import Subject, profile_loaded
-from tilewright.runtime.bucket_container import SavedBuckets, read_saved
+from tilewright.profiling.kernel_times import Subject, profile_loaded
+from tilewright.profiling.profile import Profile
+from tilewright.running.batch_stream import stream_batches
+from tilewright.running.instances import InstancePool
+from tilewright.running.named_inputs import in_order
+from tilewright.running.opened_device import OpenedDevice
+from tilewright.runtime.arena.placement import arena_lower_bound
 from tilewright.runtime.communication.communicator import AnyCommunicator
-from tilewright.runtime.container import SavedExecutable, write_container
 from tilewright.runtime.device import Device, LoadedPlan, Progress
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
-from tilewright.runtime.memory import arena_lower_bound
-from tilewright.runtime.plan import ExecutionPlan
+from tilewright.runtime.plan.bucket_container import SavedBuckets, read_saved
+from tilewright.runtime.plan.container import SavedExecutable, write_container
+from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.targets import resolve_target
 
 
@@ -131,7 +131,7 @@ class Executable:
         """The plan on its device: opened, allocated, uploaded, built; happens by itself at the first call.
 
         Its fixed inputs and outputs and `replay` are the fast path of a caller that keeps data on the device
-        (see `tilewright.runtime.cuda_plan.CudaPlan`).
+        (see `tilewright.runtime.cuda.plan.CudaPlan`).
         """
         with self._working() as pool:
             return pool.first()
@@ -261,13 +261,13 @@ def load(path: str | Path, target: str = "auto") -> Executable:
         emulator is C++ that runs on the host with your rights: it needs `target="emulator"`.
 
     Any file is a program: run only files you trust.
-    A file with plans for several input shapes gives a `tilewright.shaped.ShapedExecutable`, one of a rank a
-    `tilewright.distributed.DistributedExecutable`.
+    A file with plans for several input shapes gives a `tilewright.running.shaped.ShapedExecutable`, one of
+    a rank a `tilewright.distributed.DistributedExecutable`.
     """
     with clear_errors():
         saved = read_saved(file_path(path))
     if isinstance(saved, SavedBuckets):
-        from tilewright.shaped import loaded_buckets  # which imports this module
+        from tilewright.running.shaped import loaded_buckets
 
         named = target_of(saved.facts, saved.buckets[0].plan, target, str(path))
         return loaded_buckets(saved, named, str(path))

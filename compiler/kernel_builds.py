@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilewright.codegen import KernelSource, emit_cuda, emit_opencl
-from tilewright.codegen.compile_many import compile_many
+from tilewright.codegen.builders.compile_many import compile_many
 from tilewright.ir import Level, Module
 from tilewright.ir.types import itemsize
 from tilewright.passes.thread.overlap_launches import starts_early
-from tilewright.runtime.plan import KernelCode, KernelContract, KernelResources, Language
+from tilewright.runtime.plan.execution_plan import KernelCode, KernelContract, KernelResources, Language
 from tilewright.targets import Target
 
 

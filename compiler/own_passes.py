@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.ir import InputError, Level, Module
 from tilewright.passes import Pass, PassContext, PassDef, Pipeline, run_pipeline
-from tilewright.passes.importing import import_passes
+from tilewright.passes.framework.importing import import_passes
 from tilewright.pipelines import OWN_GRAPH_PASSES_END, own_point
 
 #: a pass, or several: configured, by definition with its defaults, or as the text of a pipeline

@@ -9,16 +9,16 @@ from itertools import count
 
 import numpy as np
 
+from tilewright.cluster.communication_kernel import communication_kernel
 from tilewright.codegen import KernelSource
-from tilewright.codegen.in_place import in_place_pairs
-from tilewright.communication_kernel import communication_kernel
+from tilewright.codegen.emit.in_place import in_place_pairs
 from tilewright.ir import Func, InputError, Level, Module, Op, Ref, TensorType, Value
-from tilewright.ir.communication_ops import COMMUNICATE
-from tilewright.ir.join_ops import boxes_of
+from tilewright.ir.tensor.communication_ops import COMMUNICATE
+from tilewright.ir.tensor.join_ops import boxes_of
 from tilewright.ir.types import array_type, itemsize
-from tilewright.library_program import library_kernels
-from tilewright.runtime.memory import place_arena
-from tilewright.runtime.plan import Buffer, BufferKind, ExecutionPlan, KernelCode, Launch
+from tilewright.libraries.program import library_kernels
+from tilewright.runtime.arena.placement import place_arena
+from tilewright.runtime.plan.execution_plan import Buffer, BufferKind, ExecutionPlan, KernelCode, Launch
 
 _FOREIGN = re.compile(r"[^A-Za-z0-9_.%:/@#-]")
 _LONGEST = 150  # of the 200 characters of a name in a plan; numbers and suffixes need some

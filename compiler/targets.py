@@ -115,7 +115,7 @@ def _present_gpu(gpu: _Gpu, with_calibration: bool) -> Target:
 
 def _gpu() -> _Gpu | None:
     """The first NVIDIA GPU, or None where there is none."""
-    from tilewright.runtime.cuda import CudaDevice
+    from tilewright.runtime.cuda.device import CudaDevice
 
     try:
         with CudaDevice() as device:

@@ -2,17 +2,21 @@
 model.
 """
 
-from tilewright.costmodel.bound import Bound, contract_bound, contract_bound_of, global_bound
-from tilewright.costmodel.bound_terms import Assumptions
-from tilewright.costmodel.check_measured import Violation, check_measured
-from tilewright.costmodel.choose import Choice, choose_contract, likely_contract, rank_contract
-from tilewright.costmodel.choose_chunks import choose_chunk
-from tilewright.costmodel.choose_lines import choose_lines
-from tilewright.costmodel.choose_scatter import sorting_pays
-from tilewright.costmodel.choose_streams import choose_map, choose_row_reduce, choose_window
-from tilewright.costmodel.explain import Explanation, explain
-from tilewright.costmodel.hardware import CpuHardware, GpuHardware, Hardware
-from tilewright.costmodel.parameters import (
+from tilewright.costmodel.hardware.check_measured import Violation, check_measured
+from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, Hardware
+from tilewright.costmodel.hardware.loader import (
+    compiled_for,
+    fill_from_machine,
+    known_hardware,
+    load_hardware,
+    load_hardware_file,
+)
+from tilewright.costmodel.kernels.bound import Bound, contract_bound, contract_bound_of, global_bound
+from tilewright.costmodel.kernels.bound_terms import Assumptions
+from tilewright.costmodel.kernels.choose import Choice, choose_contract, likely_contract, rank_contract
+from tilewright.costmodel.kernels.choose_streams import choose_map, choose_row_reduce, choose_window
+from tilewright.costmodel.kernels.explain import Explanation, explain
+from tilewright.costmodel.kernels.parameters import (
     ContractParameters,
     LineParameters,
     MapParameters,
@@ -20,7 +24,7 @@ from tilewright.costmodel.parameters import (
     RowReduceParameters,
     WindowParameters,
 )
-from tilewright.costmodel.problem import (
+from tilewright.costmodel.kernels.problem import (
     ContractProblem,
     LineProblem,
     Problem,
@@ -30,14 +34,7 @@ from tilewright.costmodel.problem import (
     conv_problem,
     matmul_problem,
 )
-from tilewright.costmodel.production_space import Limits
-from tilewright.costmodel.records_loader import (
-    compiled_for,
-    fill_from_machine,
-    known_hardware,
-    load_hardware,
-    load_hardware_file,
-)
+from tilewright.costmodel.kernels.production_space import Limits
 
 __all__ = [
     "Assumptions",
@@ -62,9 +59,7 @@ __all__ = [
     "WindowParameters",
     "WindowProblem",
     "check_measured",
-    "choose_chunk",
     "choose_contract",
-    "choose_lines",
     "choose_map",
     "choose_row_reduce",
     "choose_window",
@@ -81,5 +76,4 @@ __all__ = [
     "load_hardware_file",
     "matmul_problem",
     "rank_contract",
-    "sorting_pays",
 ]

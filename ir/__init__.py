@@ -1,30 +1,16 @@
 """The intermediate representation: types, nodes, ops of three levels, text, verifier, reference semantics."""
 
-from tilewright.ir import (  # noqa: F401  (importing defines the ops)
-    communication_ops,
-    graph_ops,
-    indexed_ops,
-    join_ops,
-    recurrence_ops,
-    scalar_ops,
-    tensor_ops,
-    thread_fragment_ops,
-    thread_indexed_ops,
-    thread_launch_ops,
-    thread_matrix_ops,
-    thread_ops,
-    thread_warpgroup_ops,
-)
+from tilewright.ir import graph_ops, scalar_ops, tensor, thread  # noqa: F401  (importing defines the ops)
 from tilewright.ir.builder import Builder, scalar_body, structured
 from tilewright.ir.compare import equal, equal_funcs
 from tilewright.ir.constants import Constants, load_constants, save_constants
 from tilewright.ir.errors import InputError, TilewrightError, UnsupportedError, WorkError
 from tilewright.ir.expr import BinOp, Expr, Sym
-from tilewright.ir.interpreter import interpret
+from tilewright.ir.interpreter.run import interpret
 from tilewright.ir.nodes import Attr, Block, Func, Level, Module, Op, Pairs, Ref, Value, walk
 from tilewright.ir.opdef import REQUIRED, AttrDef, OpDef, define, op_def, op_defs
-from tilewright.ir.parser import parse, parse_file
-from tilewright.ir.printer import show, show_func, show_op
+from tilewright.ir.text.parser import parse, parse_file
+from tilewright.ir.text.printer import show, show_func, show_op
 from tilewright.ir.types import ArrayType, ScalarType, TensorType, Type, dtype_name, numpy_dtype, widened
 from tilewright.ir.verifier import Fault, VerifyError, verify
 

@@ -1,18 +1,25 @@
 """Passes: the decorator that registers them, pipelines as data, instruments, the driver of rewrites."""
 
 from tilewright.ir.nodes import Func, Level, Module
-from tilewright.passes.bisection import first_bad_pass, prefixes
-from tilewright.passes.context import Instrument, PassContext, Step
-from tilewright.passes.definition import Pass, PassDef, register_pass
-from tilewright.passes.instruments import DumpFolder, PrintAfter, PrintDiff, Statistics, Timing, diff
-from tilewright.passes.invariants import find_invariant, invariant_names, register_invariant
-from tilewright.passes.options import OptionDef
-from tilewright.passes.pipeline import Pipeline
-from tilewright.passes.registry import find_pass, pass_defs, scoped_registry
-from tilewright.passes.reproducer import read_header, read_reproducer, write_reproducer
-from tilewright.passes.rewrite import Pattern, Rewriter, pattern, rewrite_func, rewrite_module
-from tilewright.passes.runner import PassError, run_pipeline
-from tilewright.passes.values import producers, replace_values, use_counts
+from tilewright.passes.framework.bisection import first_bad_pass, prefixes
+from tilewright.passes.framework.context import Instrument, PassContext, Step
+from tilewright.passes.framework.definition import Pass, PassDef, register_pass
+from tilewright.passes.framework.instruments import (
+    DumpFolder,
+    PrintAfter,
+    PrintDiff,
+    Statistics,
+    Timing,
+    diff,
+)
+from tilewright.passes.framework.invariants import find_invariant, invariant_names, register_invariant
+from tilewright.passes.framework.options import OptionDef
+from tilewright.passes.framework.pipeline import Pipeline
+from tilewright.passes.framework.registry import find_pass, pass_defs, scoped_registry
+from tilewright.passes.framework.reproducer import read_header, read_reproducer, write_reproducer
+from tilewright.passes.framework.runner import PassError, run_pipeline
+from tilewright.passes.rewriting.rewrite import Pattern, Rewriter, pattern, rewrite_func, rewrite_module
+from tilewright.passes.rewriting.values import producers, replace_values, use_counts
 
 __all__ = [
     "DumpFolder", "Func", "Instrument", "Level", "Module", "OptionDef", "Pass", "PassContext", "PassDef",

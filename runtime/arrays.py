@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.runtime import dlpack
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.plan import Buffer, ExecutionPlan
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

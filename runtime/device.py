@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from tilewright.runtime.communication.communicator import AnyCommunicator
-from tilewright.runtime.plan import ExecutionPlan
+from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[int, int, str], None]

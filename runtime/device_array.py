@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.runtime import dlpack
 from tilewright.runtime.arrays import Array
-from tilewright.runtime.cuda_context import Context
+from tilewright.runtime.cuda.context import Context
 from tilewright.runtime.dtypes import DTYPES
 
 

@@ -21,7 +21,7 @@ from tilewright.runtime.device import Progress
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import DeviceError, DeviceMissingError, KernelBuildError, RuntimeInputError
 from tilewright.runtime.loaded import Closable, describe_launch
-from tilewright.runtime.plan import ExecutionPlan
+from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.temporary_folder import TemporaryFolder
 from tilewright.runtime.work_lock import WorkLock
 

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from tilewright.runtime.errors import DeviceError
-from tilewright.runtime.plan import Launch
+from tilewright.runtime.plan.execution_plan import Launch
 
 _closing = threading.Lock()
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewright.cluster_text import choices_text, components_overlap
+from tilewright.cluster.text import choices_text, components_overlap
 from tilewright.costmodel.cluster.in_memory import step_time
 from tilewright.costmodel.cluster.measured_rows import measured_rows
 from tilewright.costmodel.cluster.validation import Stack

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 import tilewright as tw
-from tilewright.arguments.parsing import whole
 from tilewright.ir import Constants, Module
 from tilewright.runtime.atomic_file import write_atomically
+from tilewright.tools.arguments.parsing import whole
 
 ALGORITHMS = ("direct", "winograd2", "winograd4", "fft")
 AUTO = "auto"

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import tilewright as tw
+from tilewright.runtime.arena.placement import arena_lower_bound
 from tilewright.runtime.atomic_file import write_atomically
-from tilewright.runtime.memory import arena_lower_bound
-from tilewright.runtime.plan import BufferKind, ExecutionPlan
+from tilewright.runtime.plan.execution_plan import BufferKind, ExecutionPlan
 from tilewright.tools.bench.networks import with_batch
 from tilewright.tools.report.wording import bytes_text
-from tilewright.tools.torch_memory import torch_peaks
-from tilewright.tools.torch_program import TorchProgram
+from tilewright.tools.torch_peer.memory import torch_peaks
+from tilewright.tools.torch_peer.program import TorchProgram
 
 #: how PyTorch runs a network whose memory is measured
 TORCH_WAYS = ("eager", "graph", "compile")

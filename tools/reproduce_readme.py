@@ -15,9 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tilewright import cli
 from tilewright.runtime.atomic_file import write_atomically
-from tilewright.tools import compare_replays
+from tilewright.tools import cli, compare_replays
 from tilewright.tools.bench.document import read_document
 from tilewright.tools.bench.table import document_text
 from tilewright.tools.conformance import __main__ as conformance

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from tilewright.calibration.timing import Times
 from tilewright.calibration.trials import CHAINED_DTYPES, MATRIX_DTYPES, Trial
 from tilewright.costmodel import CpuHardware, GpuHardware
-from tilewright.costmodel.calibration import Measured
+from tilewright.costmodel.hardware.calibration import Measured
 
 Quantities = dict[str, Measured]
 

@@ -8,9 +8,9 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
-from tilewright.codegen.cache import cache_key, default_cache_folder
+from tilewright.codegen.builders.cache import cache_key, default_cache_folder
 from tilewright.costmodel import Hardware
-from tilewright.costmodel.calibration import (
+from tilewright.costmodel.hardware.calibration import (
     MAX_BYTES,
     Calibration,
     calibrated,

@@ -12,9 +12,9 @@ from tilewright.calibration.trials import Trial
 from tilewright.ir import Func, Module, Value
 from tilewright.ir.types import itemsize, storage_dtype
 from tilewright.kernel_builds import build_codes, emit_kernels
+from tilewright.runtime.arena.placement import place_arena
 from tilewright.runtime.device import Device
-from tilewright.runtime.memory import place_arena
-from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 from tilewright.targets import Target
 
 #: replays of each plan

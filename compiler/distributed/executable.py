@@ -9,7 +9,7 @@ from tilewright.choices import Transport
 from tilewright.distributed.world import world
 from tilewright.executable import Artifact, Executable
 from tilewright.ir import InputError
-from tilewright.opened_device import OpenedDevice
+from tilewright.running.opened_device import OpenedDevice
 from tilewright.runtime.communication.agreement import agree, communications
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.device import Device, LoadedPlan
@@ -65,7 +65,7 @@ class DistributedExecutable(Executable):
         if own.size == 1 or not (communications(self.plan) or device.language == "cuda"):
             return super()._load_on(device)
         if device.language == "cuda" and self.transport == "host":
-            from tilewright.runtime.cuda_staged import StagedCommunicator
+            from tilewright.runtime.cuda.staged import StagedCommunicator
 
             staged: Any = StagedCommunicator(cast("Any", own), cast("Any", device).context)
             return device.load(self.plan, constants, communicator=staged)

@@ -42,7 +42,7 @@ def launch_command(devices: int, argv: Sequence[str]) -> None:
     Raises InputError or WorkError where one of them failed, as its exit code says, with what it said.
     """
     errors = RankErrors()
-    code = launch(devices, ["-m", "tilewright.cli", *argv, "--as-rank"], errors=errors)
+    code = launch(devices, ["-m", "tilewright.tools.cli", *argv, "--as-rank"], errors=errors)
     if code:
         told = errors.told() or f"a rank of {devices} failed with exit code {code}"
         raise InputError(told) if code == 2 else WorkError(told)

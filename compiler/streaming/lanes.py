@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tilewright.devices import open_device
 from tilewright.ir import UnsupportedError
-from tilewright.runtime.placed import Lane
+from tilewright.running.devices import open_device
+from tilewright.runtime.plan.placed import Lane
 from tilewright.runtime.storage.gpudirect import DeviceReader
 from tilewright.runtime.storage.reader import StepReader
 from tilewright.runtime.storage.source import IoOptions
@@ -46,8 +46,8 @@ def open_lane(target: str, cap_bytes: int | None, *, direct: bool = False) -> La
 
 def _lane(kind: str, device: object, cap_bytes: int | None, direct: bool) -> Lane:
     if kind == "cuda":
-        from tilewright.runtime.cuda import CudaDevice
-        from tilewright.runtime.cuda_lane import CudaLane
+        from tilewright.runtime.cuda.device import CudaDevice
+        from tilewright.runtime.cuda.lane import CudaLane
 
         assert isinstance(device, CudaDevice)
         return CudaLane(device, cap_bytes, direct=direct)
@@ -57,8 +57,8 @@ def _lane(kind: str, device: object, cap_bytes: int | None, direct: bool) -> Lan
 
         assert isinstance(device, OpenClDevice)
         return OpenClLane(device, cap_bytes)
-    from tilewright.runtime.null import NullDevice
-    from tilewright.runtime.null_lane import NullLane
+    from tilewright.runtime.null.device import NullDevice
+    from tilewright.runtime.null.lane import NullLane
 
     assert isinstance(device, NullDevice)
     return NullLane(device, cap_bytes)
@@ -68,7 +68,7 @@ def open_reader(store: Path, io: IoOptions, lane: Lane) -> StepReader | DeviceRe
     """What reads a store into the slots of a lane; raises as its class does."""
     if not getattr(lane, "direct", False):
         return StepReader(store, io)
-    from tilewright.runtime.cuda_lane import CudaLane
+    from tilewright.runtime.cuda.lane import CudaLane
 
     assert isinstance(lane, CudaLane)
     return DeviceReader(store, lane.context.current)

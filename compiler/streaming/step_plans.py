@@ -17,8 +17,8 @@ from tilewright.own_passes import OwnPasses
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import stage_texts
 from tilewright.planning import constants_of
-from tilewright.runtime.memory import place_arena
-from tilewright.runtime.plan import Buffer, ExecutionPlan
+from tilewright.runtime.arena.placement import place_arena
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 from tilewright.runtime.storage.layout import StepSpec, StoredStep, TensorSpec, plan_layout
 from tilewright.streaming.step_modules import Step, share_templates
 from tilewright.targets import Target

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir import Value
-from tilewright.runtime.memory import plan_arena
+from tilewright.runtime.arena.placement import plan_arena
 from tilewright.streaming.step_modules import Step
 
 

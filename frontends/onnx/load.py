@@ -18,7 +18,7 @@ from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.evaluate import Evaluator
 from tilewright.frontends.onnx.findings import Poison
 from tilewright.frontends.onnx.package import onnx_module
-from tilewright.frontends.onnx.rules import all_rules
+from tilewright.frontends.onnx.rule_table import all_rules
 from tilewright.frontends.onnx.tensors import text
 from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.constants import Constants

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.frontends.relax import tvm_objects as tvm
 from tilewright.frontends.relax.reader import read_module
-from tilewright.frontends.relax.rules import RULES
+from tilewright.frontends.relax.rule_table import RULES
 from tilewright.frontends.relay.importer import import_module
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Module

@@ -14,7 +14,7 @@ import numpy as np
 
 from tilewright.frontends.relax import tvm_objects as tvm
 from tilewright.frontends.relax.findings import Findings
-from tilewright.frontends.relay import ast
+from tilewright.frontends.relay.reading import ast
 from tilewright.ir.errors import InputError
 
 OPERATORS = "operators this version does not import"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.frontends.relay.ast import Attr, Constant
+from tilewright.frontends.relay.reading.ast import Attr, Constant
 from tilewright.ir.errors import InputError
 from tilewright.ir.types import dtype_name
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from tilewright.frontends.deferred import Deferred
-from tilewright.frontends.relay import ast
 from tilewright.frontends.relay.params import open_params
 from tilewright.frontends.relay.random_weights import random_weight
+from tilewright.frontends.relay.reading import ast
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.given import given
 from tilewright.ir.npz_file import ArrayHeader, NpzFile

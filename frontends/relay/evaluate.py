@@ -9,10 +9,10 @@ from pathlib import PurePath
 from typing import Protocol
 
 from tilewright.frontends.emitter import Emitter, Result, flatten
-from tilewright.frontends.relay import ast
 from tilewright.frontends.relay.attributes import Attributes
+from tilewright.frontends.relay.reading import ast
+from tilewright.frontends.relay.reading.trampoline import Step
 from tilewright.frontends.relay.static_operands import known_array
-from tilewright.frontends.relay.trampoline import Step
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import TensorType, dtype_name

@@ -8,12 +8,12 @@ from pathlib import PurePath
 
 from tilewright.frontends.deferred import made
 from tilewright.frontends.emitter import Absent, Emitter, Result, flatten
-from tilewright.frontends.relay import ast
 from tilewright.frontends.relay.binding import Params, bind, leaves_of
 from tilewright.frontends.relay.evaluate import Evaluator, Rule
-from tilewright.frontends.relay.rules import RULES
+from tilewright.frontends.relay.reading import ast
+from tilewright.frontends.relay.reading.trampoline import run
+from tilewright.frontends.relay.rule_table import RULES
 from tilewright.frontends.relay.survey import survey
-from tilewright.frontends.relay.trampoline import run
 from tilewright.ir.constants import Constants
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.nodes import Block, Func, Level, Module, Op, Value

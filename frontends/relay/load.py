@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.frontends.relay import ast
 from tilewright.frontends.relay.binding import Params
 from tilewright.frontends.relay.importer import import_module
-from tilewright.frontends.relay.json_reader import read_json
-from tilewright.frontends.relay.text import read_text
+from tilewright.frontends.relay.reading import ast
+from tilewright.frontends.relay.reading.json_reader import read_json
+from tilewright.frontends.relay.reading.text import read_text
 from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.errors import InputError
 from tilewright.ir.given import file_path

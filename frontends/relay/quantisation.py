@@ -10,7 +10,7 @@ from math import frexp
 import numpy as np
 
 from tilewright.frontends.emitter import Emitter
-from tilewright.frontends.relay.rules_numbers import rounded_half_away
+from tilewright.frontends.relay.rules.numbers import rounded_half_away
 from tilewright.frontends.relay.static_operands import static_array
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Value

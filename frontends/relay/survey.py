@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 
 from tilewright.frontends.occurrences import Occurrences
-from tilewright.frontends.relay import ast
+from tilewright.frontends.relay.reading import ast
 from tilewright.ir.errors import InputError, UnsupportedError
 
 #: Why operators of a family (by the start of their names) are not imported

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from tilewright.ir.nodes import Attr, Block, Func, Level, Op, Pairs, Value
 from tilewright.ir.opdef import op_def
-from tilewright.passes.context import PassContext
-from tilewright.passes.definition import register_pass
-from tilewright.passes.values import replace_in_op
+from tilewright.passes.framework.context import PassContext
+from tilewright.passes.framework.definition import register_pass
+from tilewright.passes.rewriting.values import replace_in_op
 
 
 @register_pass(Level.GRAPH, Level.TENSOR)

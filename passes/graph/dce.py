@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewright.ir.nodes import Block, Func, Level, Module, walk
-from tilewright.passes.context import PassContext
-from tilewright.passes.dead_ops import live_ops
-from tilewright.passes.definition import register_pass
+from tilewright.passes.framework.context import PassContext
+from tilewright.passes.framework.definition import register_pass
+from tilewright.passes.rewriting.dead_ops import live_ops
 
 _LEVELS = (Level.GRAPH, Level.TENSOR)
 

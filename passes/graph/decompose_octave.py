@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tilewright.ir import Level, Module, Op, Value
 from tilewright.ir.graph_ops.octave import octave_parts
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.rewrite import Pattern, Rewriter, rewrite_module
+from tilewright.passes.rewriting.rewrite import Pattern, Rewriter, rewrite_module
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"})

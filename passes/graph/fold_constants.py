@@ -9,9 +9,9 @@ import numpy as np
 from tilewright.ir.nodes import Level, Module, Op, Value
 from tilewright.ir.opdef import op_def
 from tilewright.ir.types import TensorType, storage_dtype
-from tilewright.passes.context import PassContext
-from tilewright.passes.definition import register_pass
-from tilewright.passes.rewrite import Pattern, Rewriter, rewrite_module
+from tilewright.passes.framework.context import PassContext
+from tilewright.passes.framework.definition import register_pass
+from tilewright.passes.rewriting.rewrite import Pattern, Rewriter, rewrite_module
 
 #: ops that repeat what they read, or count: cheap to compute where their results are used
 REPEATING = frozenset(f"graph.{n}" for n in ("arange", "broadcast_to", "tile", "repeat", "one_hot"))

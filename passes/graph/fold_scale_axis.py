@@ -8,9 +8,9 @@ import numpy as np
 
 from tilewright.ir.nodes import Level, Module, Op, Value
 from tilewright.ir.types import TensorType
-from tilewright.passes.context import PassContext
-from tilewright.passes.definition import register_pass
-from tilewright.passes.rewrite import Pattern, Rewriter, rewrite_module
+from tilewright.passes.framework.context import PassContext
+from tilewright.passes.framework.definition import register_pass
+from tilewright.passes.rewriting.rewrite import Pattern, Rewriter, rewrite_module
 
 #: ops with constant weights whose output channels a factor may move into
 WEIGHTED = frozenset({"graph.conv2d", "graph.dense"})

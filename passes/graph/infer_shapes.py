@@ -8,9 +8,9 @@ from typing import Literal
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Level, Op, Value
 from tilewright.ir.opdef import op_def
-from tilewright.passes.context import PassContext
-from tilewright.passes.definition import register_pass
-from tilewright.passes.values import replace_in_op
+from tilewright.passes.framework.context import PassContext
+from tilewright.passes.framework.definition import register_pass
+from tilewright.passes.rewriting.values import replace_in_op
 
 
 @register_pass(Level.GRAPH, establishes={"shapes-known"})

@@ -9,8 +9,6 @@ import numpy as np
 from tilewright.costmodel import Hardware, load_hardware
 from tilewright.ir import Builder, Func, Level, Module, Op, Value
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.constant_pool import ConstantPool
-from tilewright.passes.dead_ops import live_ops
 from tilewright.passes.graph.kernel_savings import Savings
 from tilewright.passes.graph.parallel_products import (
     Group,
@@ -21,7 +19,9 @@ from tilewright.passes.graph.parallel_products import (
     whole_product,
 )
 from tilewright.passes.graph.product_cost import product_s
-from tilewright.passes.values import replace_in_op
+from tilewright.passes.rewriting.constant_pool import ConstantPool
+from tilewright.passes.rewriting.dead_ops import live_ops
+from tilewright.passes.rewriting.values import replace_in_op
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"})

@@ -8,8 +8,8 @@ from tilewright.ir.facts import Precision
 from tilewright.ir.nodes import Func, Level, Op, Value
 from tilewright.ir.opdef import facts_of, op_def
 from tilewright.ir.types import TensorType
-from tilewright.passes.context import PassContext
-from tilewright.passes.definition import register_pass
+from tilewright.passes.framework.context import PassContext
+from tilewright.passes.framework.definition import register_pass
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"})

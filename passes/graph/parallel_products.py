@@ -12,7 +12,7 @@ from tilewright.ir import Func, Op, Value
 from tilewright.ir.facts import Elements
 from tilewright.ir.opdef import facts_of
 from tilewright.ir.types import TensorType, itemsize
-from tilewright.passes.constant_pool import ConstantPool
+from tilewright.passes.rewriting.constant_pool import ConstantPool
 
 #: products, and where their constant operand has the output channel (by layout or by a flag for the others)
 CONVOLUTIONS = frozenset(f"graph.conv{n}d" for n in (1, 2, 3))

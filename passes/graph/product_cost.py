@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import cast
 
 from tilewright.costmodel import Hardware
-from tilewright.costmodel.hardware import GpuHardware
+from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.ir import Builder, Constants, Func, Level, Module, Op, Pairs, Type, Value
 from tilewright.ir.nodes import Attr
 from tilewright.passes import PassContext, Pipeline, run_pipeline

@@ -10,13 +10,13 @@ from tilewright.ir.given import given
 from tilewright.ir.nodes import Func, Level, Module, Op, Value
 from tilewright.ir.opdef import op_def
 from tilewright.ir.types import TensorType
-from tilewright.passes.context import PassContext
-from tilewright.passes.dead_ops import live_ops
-from tilewright.passes.definition import register_pass
-from tilewright.passes.extents import Dim, Dims, dims_of, inherited, regrouped
-from tilewright.passes.names import did_you_mean
-from tilewright.passes.static_extents import changed_attributes
-from tilewright.passes.values import replace_in_op
+from tilewright.passes.analysis.extents import Dim, Dims, dims_of, inherited, regrouped
+from tilewright.passes.analysis.static_extents import changed_attributes
+from tilewright.passes.framework.context import PassContext
+from tilewright.passes.framework.definition import register_pass
+from tilewright.passes.rewriting.dead_ops import live_ops
+from tilewright.passes.rewriting.names import did_you_mean
+from tilewright.passes.rewriting.values import replace_in_op
 
 
 @register_pass(Level.GRAPH, establishes={"shapes-known"})

@@ -7,10 +7,10 @@ from itertools import takewhile
 
 from tilewright.ir.nodes import Level, Module, Op, Value
 from tilewright.ir.types import TensorType
-from tilewright.passes.context import PassContext
-from tilewright.passes.definition import register_pass
+from tilewright.passes.framework.context import PassContext
+from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.graph.parallel_products import CONVOLUTIONS, PRODUCTS
-from tilewright.passes.rewrite import Pattern, Rewriter, rewrite_module
+from tilewright.passes.rewriting.rewrite import Pattern, Rewriter, rewrite_module
 
 #: ops that begin a kernel which takes elementwise ops along
 BEGINNINGS = (PRODUCTS - CONVOLUTIONS) | {"graph.bias_add"}

@@ -11,9 +11,9 @@ from tilewright.costmodel import CpuHardware, Hardware
 from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, TensorType, Type, Value
 from tilewright.ir.nodes import Attr
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.passes.dead_ops import live_ops
 from tilewright.passes.lower import rules  # noqa: F401  (registers the rules)
 from tilewright.passes.lower.lowering import RULES
+from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.tensor.choose_parameters import least_s
 
 #: tensor ops to kernels with chosen parameters

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from tilewright.ir import Constants, Func, Module, Op, Ref, Value
-from tilewright.ir.tensor_ops import dims
+from tilewright.ir.tensor.ops import dims
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.analysis.index_sets import identity_read
 from tilewright.passes.lower.algorithm_cost import bytes_of
-from tilewright.passes.tensor.index_sets import identity_read
 
 #: tensor ops to kernels without parameters: what is fused decides what is stored
 _KERNELS = "forward-copies, cse, dce, join-concats, fuse-kernels"

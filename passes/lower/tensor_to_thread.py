@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 from tilewright.ir import Func, InputError, Level
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.lower.skeletons.attention import lower_attention
-from tilewright.passes.lower.skeletons.chain import lower_chain
-from tilewright.passes.lower.skeletons.contract import lower_contract
-from tilewright.passes.lower.skeletons.maps import lower_map
-from tilewright.passes.lower.skeletons.matrix import lower_matrix
-from tilewright.passes.lower.skeletons.ordered import lower_scan, lower_scatter
-from tilewright.passes.lower.skeletons.recurrence import lower_recur
-from tilewright.passes.lower.skeletons.rows import lower_rows
-from tilewright.passes.lower.skeletons.rows_across import lower_rows_across
-from tilewright.passes.lower.skeletons.rows_kept import lower_rows_kept
-from tilewright.passes.lower.skeletons.rows_staged import lower_rows_staged
-from tilewright.passes.lower.skeletons.window import lower_window
+from tilewright.passes.kernels.attention.lowering import lower_attention
+from tilewright.passes.kernels.chain.lowering import lower_chain
+from tilewright.passes.kernels.contract.lowering import lower_contract
+from tilewright.passes.kernels.map.lowering import lower_map
+from tilewright.passes.kernels.matrix.lowering import lower_matrix
+from tilewright.passes.kernels.ordered.lowering import lower_scan, lower_scatter
+from tilewright.passes.kernels.recurrence.lowering import lower_recur
+from tilewright.passes.kernels.rows.lowering import lower_rows
+from tilewright.passes.kernels.rows.lowering_across import lower_rows_across
+from tilewright.passes.kernels.rows.lowering_kept import lower_rows_kept
+from tilewright.passes.kernels.rows.lowering_staged import lower_rows_staged
+from tilewright.passes.kernels.window.lowering import lower_window
 
 SKELETONS: dict[str, Callable[[Func], Func]] = {
     "attention": lower_attention,

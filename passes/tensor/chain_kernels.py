@@ -11,11 +11,11 @@ from math import inf
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
 from tilewright.ir import Block, Func, InputError, Level, Module, Op, Pairs, Ref, UnsupportedError, Value
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.lower.skeletons.chain_stages import stages_of
-from tilewright.passes.tensor.attention_choice import may_become_attention
-from tilewright.passes.tensor.chain_candidates import Candidate, Candidates
-from tilewright.passes.tensor.chain_merge import callee_of
-from tilewright.passes.tensor.chain_parameters import ChosenChain, choose_chain
+from tilewright.passes.kernels.attention.choice import may_become_attention
+from tilewright.passes.kernels.chain.parameters import ChosenChain, choose_chain
+from tilewright.passes.kernels.chain.stages import stages_of
+from tilewright.passes.tensor.chains.candidates import Candidate, Candidates
+from tilewright.passes.tensor.chains.merge import callee_of
 from tilewright.passes.tensor.choose_parameters import choose_parameters
 from tilewright.passes.tensor.merge_dims import merge_dims
 from tilewright.passes.tensor.share_kernels import kernel_text

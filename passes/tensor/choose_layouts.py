@@ -8,17 +8,12 @@ from typing import Literal
 
 from tilewright.costmodel import CpuHardware, load_hardware
 from tilewright.ir import Func, Level, Pairs, Value
-from tilewright.ir.tensor_ops import STRUCTURED
+from tilewright.ir.tensor.ops import STRUCTURED
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.tensor.choose_layouts_axes import (
-    Order,
-    channels_last_orders,
-    conversions,
-    rewritten,
-)
-from tilewright.passes.tensor.choose_layouts_cost import LayoutCosts, on_tensor_cores
-from tilewright.passes.tensor.choose_layouts_cut import least_cost
-from tilewright.passes.tensor.choose_layouts_weights import with_weights_innermost
+from tilewright.passes.tensor.layouts.axes import Order, channels_last_orders, conversions, rewritten
+from tilewright.passes.tensor.layouts.cost import LayoutCosts, on_tensor_cores
+from tilewright.passes.tensor.layouts.cut import least_cost
+from tilewright.passes.tensor.layouts.weights import with_weights_innermost
 
 #: CUDA architecture from which tensor cores are used
 FIRST_MATRIX_ARCH = 80

@@ -13,33 +13,24 @@ from tilewright.costmodel import (
     CpuHardware,
     Hardware,
     choose_contract,
-    choose_lines,
     choose_map,
     likely_contract,
     load_hardware,
 )
-from tilewright.costmodel.bound import global_bound
-from tilewright.costmodel.bound_terms import MEASURED_LOOP
-from tilewright.costmodel.choose import Choice
-from tilewright.costmodel.choose_matrix import choose_matrix, has_tensor_cores, likely_matrix
-from tilewright.costmodel.geometry import WIDEST_COPY_BYTES, vector_width
-from tilewright.costmodel.hardware import GpuHardware
-from tilewright.costmodel.matrix_bound import least_matrix_s
-from tilewright.costmodel.matrix_space import MatrixProblem
-from tilewright.costmodel.parameters import MatrixParameters
-from tilewright.costmodel.problem import Problem
+from tilewright.costmodel.hardware.description import GpuHardware
+from tilewright.costmodel.kernels.bound import global_bound
+from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
+from tilewright.costmodel.kernels.choose import Choice
+from tilewright.costmodel.kernels.geometry import WIDEST_COPY_BYTES, vector_width
+from tilewright.costmodel.kernels.parameters import MatrixParameters
+from tilewright.costmodel.kernels.problem import Problem
 from tilewright.ir import Attr, Func, Level, Op, Pairs, UnsupportedError
-from tilewright.ir.tensor_ops import dims, domain
+from tilewright.ir.tensor.ops import dims, domain
 from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.lower.skeletons.matrix_plan import MatrixView, matrix_view
-from tilewright.passes.lower.skeletons.recurrence import MAX_LINE_BYTES
-from tilewright.passes.lower.skeletons.rows import combiner
-from tilewright.passes.lower.skeletons.staging import region
-from tilewright.passes.tensor.choose_rows import choose_row_kernel
-from tilewright.passes.tensor.choose_windows import choose_window_kernel
-from tilewright.passes.tensor.index_sets import POINTWISE
-from tilewright.passes.tensor.kernel_problem import (
+from tilewright.passes.analysis.index_sets import POINTWISE
+from tilewright.passes.kernels.contract.warp_shape import warp_shape
+from tilewright.passes.kernels.kernel_problem import (
     contract_problem,
     contract_roles,
     line_problem,
@@ -47,8 +38,17 @@ from tilewright.passes.tensor.kernel_problem import (
     stream_problem,
     window_problem,
 )
-from tilewright.passes.tensor.matrix_problem import matrix_plan, matrix_problem
-from tilewright.passes.tensor.warp_shape import warp_shape
+from tilewright.passes.kernels.matrix.bound import least_matrix_s
+from tilewright.passes.kernels.matrix.choice import choose_matrix, has_tensor_cores, likely_matrix
+from tilewright.passes.kernels.matrix.plan import MatrixView, matrix_view
+from tilewright.passes.kernels.matrix.problem import matrix_plan, matrix_problem
+from tilewright.passes.kernels.matrix.space import MatrixProblem
+from tilewright.passes.kernels.ordered.choose_lines import choose_lines
+from tilewright.passes.kernels.recurrence.lowering import MAX_LINE_BYTES
+from tilewright.passes.kernels.rows.lowering import combiner
+from tilewright.passes.kernels.rows.parameters import choose_row_kernel
+from tilewright.passes.kernels.window.parameters import choose_window_kernel
+from tilewright.passes.kernels.writing.staging import region
 
 #: bytes of a work-item's private copy of its input window (fits a first-level cache beside the weights)
 PRIVATE_TILE_BYTES = 16384

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tilewright.costmodel import Hardware, choose_chunk, load_hardware
+from tilewright.costmodel import Hardware, load_hardware
 from tilewright.ir import (
     Block,
     Builder,
@@ -22,11 +22,12 @@ from tilewright.ir import (
 )
 from tilewright.ir.expr import binary, maximum, minimum, substitute
 from tilewright.ir.nodes import Attr
-from tilewright.ir.tensor_ops import dims, reads
+from tilewright.ir.tensor.ops import dims, reads
 from tilewright.ir.types import FLOATS, itemsize
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.lower.skeletons.rows import combiner, neutral
-from tilewright.passes.rewrite import Pattern, Rewriter, rewrite_module
+from tilewright.passes.kernels.ordered.choose_chunks import choose_chunk
+from tilewright.passes.kernels.rows.lowering import combiner, neutral
+from tilewright.passes.rewriting.rewrite import Pattern, Rewriter, rewrite_module
 
 
 @register_pass(Level.TENSOR)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from tilewright.ir import Expr, Func, Level, Op, Pairs, TensorType, Value
 from tilewright.ir.expr import substitute
 from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor_ops import dims, ranges_of, reads
+from tilewright.ir.tensor.ops import dims, ranges_of, reads
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.tensor.index_sets import identity_read, is_copy
+from tilewright.passes.analysis.index_sets import identity_read, is_copy
 
 #: ops whose domain is nothing but the shape of their results
 SHAPED = frozenset({"tensor.map", "tensor.contract", "tensor.reduce", "tensor.window"})

@@ -16,13 +16,13 @@ from tilewright.ir import (
 )
 from tilewright.ir.expr import binary
 from tilewright.ir.simplify import coefficients
-from tilewright.ir.tensor_ops import dims, fills, ranges_of, reads
+from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.analysis.copies import copied
+from tilewright.passes.analysis.index_sets import identity_read
 from tilewright.passes.tensor.choose_layouts import has_matrix_units
-from tilewright.passes.tensor.choose_layouts_cost import on_tensor_cores
-from tilewright.passes.tensor.copies import copied
-from tilewright.passes.tensor.index_sets import identity_read
+from tilewright.passes.tensor.layouts.cost import on_tensor_cores
 
 #: bytes of one asynchronous copy, and of one step of the tensor cores along the sum
 COPY_BYTES, STEP_BYTES = 16, 32

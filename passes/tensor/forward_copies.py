@@ -9,9 +9,9 @@ from tilewright.ir import BinOp, Expr, Func, Level, Op, Sym, Value
 from tilewright.ir.expr import substitute, symbols
 from tilewright.ir.nodes import Attr
 from tilewright.ir.simplify import Ranges, interval, simplify
-from tilewright.ir.tensor_ops import STRUCTURED, dims, fills, ranges_of, reads
+from tilewright.ir.tensor.ops import STRUCTURED, dims, fills, ranges_of, reads
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.tensor.index_sets import is_padded_copy, is_view
+from tilewright.passes.analysis.index_sets import is_padded_copy, is_view
 
 
 @register_pass(Level.TENSOR)

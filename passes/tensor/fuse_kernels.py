@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Literal
 
 from tilewright.ir import Builder, Func, Level, Module, Ref, Value
-from tilewright.ir.communication_ops import COMMUNICATE
+from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.tensor.kernel_groups import readers, used_outside
-from tilewright.passes.tensor.outline_kernel import kernel_name, outline
-from tilewright.passes.tensor.partitioners import partition_by
+from tilewright.passes.tensor.fusion.kernel_groups import readers, used_outside
+from tilewright.passes.tensor.fusion.outline_kernel import kernel_name, outline
+from tilewright.passes.tensor.fusion.partitioners import partition_by
 
 Partitioner = Literal["rules", "exact", "algorithm1", "none"]
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from tilewright.ir import Func, Level, Module, Op, Value
 from tilewright.ir.constants import Constants
 from tilewright.ir.nodes import Attr
-from tilewright.ir.tensor_ops import fills, reads
+from tilewright.ir.tensor.ops import fills, reads
 from tilewright.ir.types import FLOATS
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.dead_ops import live_ops
-from tilewright.passes.tensor.index_sets import is_copy
+from tilewright.passes.analysis.index_sets import is_copy
+from tilewright.passes.rewriting.dead_ops import live_ops
 
 #: ops whose operands may be any number of tensors; the others' skeletons count on theirs
 _FREE = frozenset({"tensor.map", "tensor.reduce"})

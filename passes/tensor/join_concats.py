@@ -19,13 +19,13 @@ from tilewright.ir import (
     scalar_body,
     structured,
 )
-from tilewright.ir.communication_ops import COMMUNICATE
 from tilewright.ir.expr import binary, substitute
-from tilewright.ir.join_ops import boxes_of
 from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor_ops import STRUCTURED, dims, ranges_of, reads
+from tilewright.ir.tensor.communication_ops import COMMUNICATE
+from tilewright.ir.tensor.join_ops import boxes_of
+from tilewright.ir.tensor.ops import STRUCTURED, dims, ranges_of, reads
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.tensor.index_sets import identity_read, is_view
+from tilewright.passes.analysis.index_sets import identity_read, is_view
 
 #: pieces of one concatenation that may need a kernel that copies them
 MAX_COPIED = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.ir import Func, Level, Module
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.constant_params import constant_positions
+from tilewright.passes.analysis.constant_params import constant_positions
 
 #: attribute of a kernel: positions of the parameters that are constants in all its calls
 WEIGHTS = "weights"

@@ -12,9 +12,9 @@ from typing import Any
 
 from tilewright.ir import Attr, Expr, Func, Level, Op, Pairs, Sym, TensorType, Value
 from tilewright.ir.expr import substitute, symbols
-from tilewright.ir.join_ops import placed
 from tilewright.ir.simplify import Ranges, simplify
-from tilewright.ir.tensor_ops import STRUCTURED, dims, domain, ranges_of, reads
+from tilewright.ir.tensor.join_ops import placed
+from tilewright.ir.tensor.ops import STRUCTURED, dims, domain, ranges_of, reads
 from tilewright.passes import PassContext, register_pass
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from tilewright.ir import Expr, Func, Level, Module, Op, Pairs, Ref, Sym, Value
 from tilewright.ir.expr import binary
-from tilewright.ir.tensor_ops import dims, reads
+from tilewright.ir.tensor.ops import dims, reads
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.tensor.kernel_problem import contract_roles
+from tilewright.passes.kernels.kernel_problem import contract_roles
 
 
 @register_pass(Level.TENSOR, requires={"kernels-outlined", "parameters-chosen"})

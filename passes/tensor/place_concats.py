@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, Ref, Sym, TensorType, Value
 from tilewright.ir.builder import scalar_body
-from tilewright.ir.communication_ops import COMMUNICATE
-from tilewright.ir.join_ops import boxes_of, layout_in, placed
-from tilewright.ir.tensor_ops import STRUCTURED
+from tilewright.ir.tensor.communication_ops import COMMUNICATE
+from tilewright.ir.tensor.join_ops import boxes_of, layout_in, placed
+from tilewright.ir.tensor.ops import STRUCTURED
 from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tilewright.costmodel import GpuHardware, Hardware, load_hardware
 from tilewright.ir import Func, Level, Module, Op, Value
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.constant_params import constant_positions
-from tilewright.passes.lower.skeletons.prefetch import PREFETCHED
+from tilewright.passes.analysis.constant_params import constant_positions
+from tilewright.passes.kernels.writing.prefetch import PREFETCHED
 
 #: weights of a network that stay in the L2 between two runs, as a share of it
 RESIDENT_SHARE = 0.6

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from tilewright.costmodel import load_hardware, sorting_pays
+from tilewright.costmodel import load_hardware
 from tilewright.ir import Builder, Expr, Level, Module, Op, Pairs, Sym, TensorType, Value
 from tilewright.ir.expr import BinOp, binary, maximum, substitute, symbols
 from tilewright.ir.nodes import Attr
-from tilewright.ir.tensor_ops import dims, reads
+from tilewright.ir.tensor.ops import dims, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.analysis.index_sets import row_major_offset, slices_of
+from tilewright.passes.kernels.ordered.choose_scatter import sorting_pays
+from tilewright.passes.kernels.rows.lowering import COMBINERS, neutral_of
 from tilewright.passes.lower.lowering import mapped
 from tilewright.passes.lower.rules.binary_search import count_before
 from tilewright.passes.lower.rules.orders import Order, gathered
 from tilewright.passes.lower.rules.sorting import first_places
-from tilewright.passes.lower.skeletons.rows import COMBINERS, neutral_of
-from tilewright.passes.rewrite import Pattern, Rewriter, rewrite_module
-from tilewright.passes.tensor.index_sets import row_major_offset, slices_of
+from tilewright.passes.rewriting.rewrite import Pattern, Rewriter, rewrite_module
 
 _SCALAR = {"+": "add", "-": "sub", "*": "mul", "//": "div", "%": "mod", "min": "min", "max": "max"}
 #: elements that a 32-bit key can name

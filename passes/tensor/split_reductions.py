@@ -8,12 +8,12 @@ from functools import lru_cache
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
 from tilewright.ir import Block, Builder, Level, Module, Op, Type, Value, scalar_body
 from tilewright.ir.nodes import Attr
-from tilewright.ir.tensor_ops import dims
+from tilewright.ir.tensor.ops import dims
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.kernels.matrix.reduction_parts import channel_of, split, sums_products
+from tilewright.passes.kernels.matrix.split_estimates import innermost_channels, matrix_estimates
 from tilewright.passes.lower.algorithm_cost import kernels_of
 from tilewright.passes.lower.memory_room import Room, room_of_products
-from tilewright.passes.tensor.reduction_parts import channel_of, split, sums_products
-from tilewright.passes.tensor.split_estimates import innermost_channels, matrix_estimates
 
 #: parts to compare
 PARTS = (2, 3, 4, 6, 8)

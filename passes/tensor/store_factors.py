@@ -9,13 +9,13 @@ from tilewright.costmodel import CpuHardware, load_hardware
 from tilewright.ir import Block, Builder, Expr, Func, Level, Module, Op, Ref, Sym, TensorType, Value
 from tilewright.ir.expr import binary
 from tilewright.ir.simplify import interval, simplify
-from tilewright.ir.tensor_ops import dims, domain, fills, ranges_of, reads
+from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.tensor.copies import copied
-from tilewright.passes.tensor.index_sets import POINTWISE
-from tilewright.passes.tensor.kernel_problem import contract_roles, index_step
-from tilewright.passes.tensor.outline_kernel import kernel_name
+from tilewright.passes.analysis.copies import copied
+from tilewright.passes.analysis.index_sets import POINTWISE
+from tilewright.passes.kernels.kernel_problem import contract_roles, index_step
+from tilewright.passes.tensor.fusion.outline_kernel import kernel_name
 
 #: columns of the tile that one work-item computes at most, for which it would make its factor again
 TILE_COLUMNS = 64

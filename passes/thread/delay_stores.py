@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from tilewright.ir.expr import Expr, Sym, binary, substitute
 from tilewright.ir.nodes import Attr, Block, Func, Level, Op, Value, walk
 from tilewright.ir.types import ScalarType, TensorType, itemsize
-from tilewright.passes.context import PassContext
-from tilewright.passes.definition import register_pass
+from tilewright.passes.framework.context import PassContext
+from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.thread.overlap_launches import starts_early
 from tilewright.passes.thread.scopes import extent_of, loop_variable, map_indices
 

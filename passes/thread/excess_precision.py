@@ -10,10 +10,10 @@ from tilewright.ir.compare import equal_funcs
 from tilewright.ir.nodes import Block, Func, Level, Op, Value, walk
 from tilewright.ir.opdef import op_def
 from tilewright.ir.types import ScalarType, storage_dtype
-from tilewright.passes.context import PassContext
-from tilewright.passes.dead_ops import live_ops
-from tilewright.passes.definition import register_pass
-from tilewright.passes.values import resolve
+from tilewright.passes.framework.context import PassContext
+from tilewright.passes.framework.definition import register_pass
+from tilewright.passes.rewriting.dead_ops import live_ops
+from tilewright.passes.rewriting.values import resolve
 
 NARROW = frozenset({"f16", "bf16"})
 _COMPARISONS = frozenset(f"scalar.{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge"))

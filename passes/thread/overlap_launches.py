@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tilewright.ir.nodes import Func, Level, Module, Op, Value, walk
-from tilewright.ir.thread_launch_ops import (
+from tilewright.ir.thread.launch_ops import (
     CONSTANT_PARAMS,
     PREFETCH,
     RELEASE,
@@ -16,9 +16,9 @@ from tilewright.ir.thread_launch_ops import (
     waits_for_launches,
 )
 from tilewright.ir.types import TensorType
-from tilewright.passes.constant_params import constant_positions
-from tilewright.passes.context import PassContext
-from tilewright.passes.definition import register_pass
+from tilewright.passes.analysis.constant_params import constant_positions
+from tilewright.passes.framework.context import PassContext
+from tilewright.passes.framework.definition import register_pass
 
 #: the first architecture with programmatic dependent launch
 FIRST_ARCH = 90

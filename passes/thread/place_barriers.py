@@ -8,9 +8,9 @@ from dataclasses import replace
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Block, Func, Level, Module, Op
 from tilewright.ir.simplify import Ranges
-from tilewright.passes.context import PassContext
-from tilewright.passes.definition import register_pass
-from tilewright.passes.invariants import register_invariant
+from tilewright.passes.framework.context import PassContext
+from tilewright.passes.framework.definition import register_pass
+from tilewright.passes.framework.invariants import register_invariant
 from tilewright.passes.thread.copies_in_flight import (
     check_published,
     check_waited,

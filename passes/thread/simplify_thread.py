@@ -8,8 +8,9 @@ from tilewright.ir.builder import Builder
 from tilewright.ir.nodes import Block, Func, Level, Op, Value
 from tilewright.ir.simplify import Ranges, simplify
 from tilewright.ir.types import ScalarType
-from tilewright.passes.context import PassContext
-from tilewright.passes.definition import register_pass
+from tilewright.passes.framework.context import PassContext
+from tilewright.passes.framework.definition import register_pass
+from tilewright.passes.rewriting.values import resolve
 from tilewright.passes.thread.scopes import (
     Mask,
     always,
@@ -20,7 +21,6 @@ from tilewright.passes.thread.scopes import (
     mask_of,
     never,
 )
-from tilewright.passes.values import resolve
 
 
 @register_pass(Level.THREAD)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from tilewright.ir.nodes import Block, Func, Level, Op, Value, walk
 from tilewright.ir.opdef import op_def
 from tilewright.ir.types import TensorType
-from tilewright.passes.context import PassContext
-from tilewright.passes.definition import register_pass
-from tilewright.passes.values import use_counts
+from tilewright.passes.framework.context import PassContext
+from tilewright.passes.framework.definition import register_pass
+from tilewright.passes.rewriting.values import use_counts
 
 #: effects that never keep an op alive by themselves
 _HARMLESS = frozenset({"read", "alloc"})

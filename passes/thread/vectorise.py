@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 
-from tilewright.costmodel.hardware import CpuHardware
+from tilewright.costmodel.hardware.description import CpuHardware
 from tilewright.ir.builder import Builder
 from tilewright.ir.errors import InputError
 from tilewright.ir.expr import Expr, Sym, binary, substitute
@@ -13,8 +13,8 @@ from tilewright.ir.nodes import Block, Func, Level, Op, Value
 from tilewright.ir.opdef import op_def
 from tilewright.ir.simplify import Ranges, coefficients, multiple_of, simplify
 from tilewright.ir.types import LANES, ScalarType, TensorType, itemsize
-from tilewright.passes.context import PassContext
-from tilewright.passes.definition import register_pass
+from tilewright.passes.framework.context import PassContext
+from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.thread.scopes import (
     extent_of,
     launch_ranges,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.communication.errors import DisagreementError
 from tilewright.runtime.communication.kernel import CommunicationKernel
-from tilewright.runtime.plan import ExecutionPlan
+from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 
 @dataclass(frozen=True)

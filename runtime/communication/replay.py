@@ -12,8 +12,8 @@ from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.communication.kernel import CommunicationKernel
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
 from tilewright.runtime.loaded import describe_launch
-from tilewright.runtime.plan import ExecutionPlan
-from tilewright.runtime.stream_assignment import launch_dag, with_streams
+from tilewright.runtime.plan.execution_plan import ExecutionPlan
+from tilewright.runtime.streams.assignment_choice import launch_dag, with_streams
 from tilewright.runtime.streams.stream_plan import StreamPlan, plan_from_streams
 
 

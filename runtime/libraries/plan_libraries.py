@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from tilewright.runtime.errors import DeviceMissingError, RuntimeInputError
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.provider import PreparedCall, Provider, open_provider
-from tilewright.runtime.plan import ExecutionPlan, Launch
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
 from tilewright.runtime.shared_memory import Shared
 
 

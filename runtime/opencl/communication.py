@@ -22,7 +22,7 @@ from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.loaded import describe_launch
 from tilewright.runtime.opencl.driver import driver_errors
 from tilewright.runtime.opencl.memory import PlanMemory
-from tilewright.runtime.plan import ExecutionPlan
+from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 
 @dataclass

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from tilewright.runtime.arena.placement import layout_of, plan_with_layout
 from tilewright.runtime.arrays import Array, check_constants
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.device import Progress
@@ -16,7 +17,6 @@ from tilewright.runtime.errors import (
     RuntimeInputError,
 )
 from tilewright.runtime.loaded import Closable, describe_launch
-from tilewright.runtime.memory import layout_of, plan_with_layout
 from tilewright.runtime.opencl.driver import context_of, driver_errors
 from tilewright.runtime.opencl.memory import OpenClPool, PlanMemory
 from tilewright.runtime.opencl.plan import OpenClPlan
@@ -31,8 +31,8 @@ from tilewright.runtime.opencl.programs import BinaryStore, ProgramBuilder
 from tilewright.runtime.opencl.proof import Prover
 from tilewright.runtime.opencl.streamed import OpenClStreamedPlan
 from tilewright.runtime.opencl.trust import find_device
-from tilewright.runtime.plan import ExecutionPlan, KernelCode
-from tilewright.runtime.plan_check import ALIGNMENT
+from tilewright.runtime.plan.check import ALIGNMENT
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, KernelCode
 
 
 class OpenClDevice(Closable):

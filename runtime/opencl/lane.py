@@ -15,8 +15,8 @@ from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.opencl.driver import driver_errors
 from tilewright.runtime.opencl.memory import OpenClPool, PlanMemory
 from tilewright.runtime.opencl.plan import NANOSECOND, OpenClPlan
-from tilewright.runtime.placed import ARENA, Block, CappedMemory, Place, SharedSlot, check_places
-from tilewright.runtime.plan import ExecutionPlan
+from tilewright.runtime.plan.execution_plan import ExecutionPlan
+from tilewright.runtime.plan.placed import ARENA, Block, CappedMemory, Place, SharedSlot, check_places
 from tilewright.runtime.storage.buffers import AlignedAllocator
 
 #: copies to the device that may be under way at once

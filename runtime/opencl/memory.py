@@ -9,7 +9,7 @@ from typing import Any
 from tilewright.runtime.arrays import Array
 from tilewright.runtime.errors import OutOfMemoryError, RuntimeInputError
 from tilewright.runtime.opencl.driver import driver_errors
-from tilewright.runtime.plan import Buffer, ExecutionPlan
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 from tilewright.runtime.shared_memory import Shared, content_key
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.runtime.plan import ExecutionPlan
+from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from tilewright.runtime.opencl.driver import driver_error, driver_errors
 from tilewright.runtime.opencl.memory import PlanMemory
 from tilewright.runtime.opencl.order import order_of
 from tilewright.runtime.opencl.platforms import check_not_forked
-from tilewright.runtime.plan import ExecutionPlan, Launch
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
 from tilewright.runtime.work_lock import WorkLock
 
 if TYPE_CHECKING:

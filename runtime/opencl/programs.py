@@ -16,7 +16,7 @@ from tilewright.runtime.errors import KernelBuildError
 from tilewright.runtime.opencl.build_process import BuildProcess, ProcessEndedError
 from tilewright.runtime.opencl.driver import first_complaint
 from tilewright.runtime.opencl.platforms import full_name, implementation_of
-from tilewright.runtime.plan import KernelCode
+from tilewright.runtime.plan.execution_plan import KernelCode
 
 BUILD_OPTIONS = ("-cl-std=CL1.2", "-w")
 #: kernels that are built as one program at most: a build of its own costs 0.05 to 0.2 s

@@ -31,7 +31,7 @@ from tilewright.runtime.opencl.platforms import (
 )
 from tilewright.runtime.opencl.programs import BUILD_OPTIONS, BinaryStore
 from tilewright.runtime.opencl.trust import how_ended, processor
-from tilewright.runtime.plan import ExecutionPlan, KernelCode
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, KernelCode
 from tilewright.runtime.temporary_folder import TemporaryFolder
 
 #: how long a compiler may take over one program, also on a busy machine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from tilewright.runtime.cuda_context import Context
+from tilewright.runtime.cuda.context import Context
 from tilewright.runtime.storage.buffers import HostBuffer
 from tilewright.runtime.storage.layout import PAGE_BYTES, round_up
 

@@ -11,10 +11,10 @@ from tilewright import distributed
 from tilewright.runtime.communication.communicator import TIMEOUT_S
 from tilewright.runtime.communication.errors import CommunicationError
 from tilewright.runtime.communication.kernel import CommunicationKernel, Message
-from tilewright.runtime.cuda import CudaDevice
-from tilewright.runtime.cuda_staged import StagedCommunicator
+from tilewright.runtime.cuda.device import CudaDevice
+from tilewright.runtime.cuda.staged import StagedCommunicator
 from tilewright.runtime.dtypes import DTYPES
-from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 
 KINDS = ("graph", "capture", "eager", "checked")
 SUMS = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8")

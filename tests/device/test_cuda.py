@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.runtime.cuda import CudaDevice
+from tilewright.runtime.cuda.device import CudaDevice
 from tilewright.tools.check_skeletons import CASES, check
 
 

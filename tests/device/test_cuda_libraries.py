@@ -8,16 +8,16 @@ import pytest
 import tilewright as tw
 from tilewright.costmodel import load_hardware
 from tilewright.ir import Level, parse
-from tilewright.ir.interpreter import interpret
+from tilewright.ir.interpreter.run import interpret
 from tilewright.kernel_builds import compiled, emit_kernels, kernel_codes
 from tilewright.kernel_program import alone
-from tilewright.library_candidates import convolutions_in, library_candidates, products_in
-from tilewright.library_comparison import standing_alone
-from tilewright.library_program import library_kernels
+from tilewright.libraries.candidates import convolutions_in, library_candidates, products_in
+from tilewright.libraries.comparison import standing_alone
+from tilewright.libraries.program import library_kernels
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import PACKING, stage_texts
 from tilewright.planning import plan_module
-from tilewright.runtime.cuda import CudaDevice
+from tilewright.runtime.cuda.device import CudaDevice
 from tilewright.runtime.errors import DeviceMissingError, RuntimeInputError
 from tilewright.targets import resolve_target
 

@@ -6,12 +6,12 @@ from test_cuda_libraries import check_candidates
 
 from tilewright.costmodel import load_hardware
 from tilewright.ir import parse
-from tilewright.library_attention import attentions_in
-from tilewright.library_candidates import library_candidates
-from tilewright.library_gelu import tanh_gelu
-from tilewright.library_norm import norms_in
-from tilewright.library_program import library_kernels
-from tilewright.runtime.cuda import CudaDevice
+from tilewright.libraries.candidates import library_candidates
+from tilewright.libraries.matching.attention import attentions_in
+from tilewright.libraries.matching.gelu import tanh_gelu
+from tilewright.libraries.matching.norm import norms_in
+from tilewright.libraries.program import library_kernels
+from tilewright.runtime.cuda.device import CudaDevice
 
 FMA = """{{
       ^(%a: {t}, %b: {t}, %c: f32)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.codegen.compile_many import compile_many
-from tilewright.runtime.cuda import CudaDevice
+from tilewright.codegen.builders.compile_many import compile_many
+from tilewright.runtime.cuda.device import CudaDevice
 from tilewright.runtime.errors import DeviceError
-from tilewright.runtime.stream_assignment import launch_dag
 from tilewright.runtime.streams import Dag
+from tilewright.runtime.streams.assignment_choice import launch_dag
 
 NETWORKS = ("squeezenet", "pt_googlenet", "mobilenet", "dqn", "mlp", "pt_bilstm")
 
@@ -69,7 +69,7 @@ def test_graphs_order_what_the_plan_orders_and_no_more(load, name):
 def test_library_work_is_captured_between_kernels(load):
     """A cuBLAS call made through PyTorch on the captured stream becomes part of the graph."""
     torch = pytest.importorskip("torch")
-    from tilewright.runtime.cuda_eager import EagerReplay
+    from tilewright.runtime.cuda.eager import EagerReplay
 
     a = torch.randn(64, 64, device="cuda")
     out = torch.empty_like(a)

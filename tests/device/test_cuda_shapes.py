@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright import opened_device
-from tilewright.runtime.cuda import CudaDevice
+from tilewright.running import opened_device
+from tilewright.runtime.cuda.device import CudaDevice
 
 BATCHES = (1, 2, 16)
 

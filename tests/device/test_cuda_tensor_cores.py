@@ -10,9 +10,9 @@ from matrix_samples import assert_close, convolution, convolved, gemm, inputs_of
 
 import tilewright as tw
 from tilewright.codegen import emit_cuda
-from tilewright.codegen.nvrtc import compile_cuda
-from tilewright.runtime.cuda import CudaDevice
-from tilewright.runtime.plan import KernelResources
+from tilewright.codegen.builders.nvrtc import compile_cuda
+from tilewright.runtime.cuda.device import CudaDevice
+from tilewright.runtime.plan.execution_plan import KernelResources
 
 
 @pytest.fixture(scope="module")

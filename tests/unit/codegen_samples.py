@@ -13,7 +13,7 @@ from tilewright.ir.types import storage_dtype
 from tilewright.runtime.emulator import EmulatorDevice
 from tilewright.runtime.errors import DeviceMissingError
 from tilewright.runtime.opencl.device import OpenClDevice
-from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 
 DEVICES = ("opencl", "emulator")
 #: with the second implementation of OpenCL besides, where its self-test lets it be used

@@ -1,6 +1,6 @@
 """What a command prints where it works, and the one line it says where it refuses."""
 
-from tilewright.cli import main
+from tilewright.tools.cli import main
 
 
 def printed(capsys, *arguments):

@@ -5,7 +5,7 @@ import numpy as np
 import tilewright as tw
 from tilewright.ir import equal, parse, show
 from tilewright.ir.builder import Builder
-from tilewright.ir.lockstep import interpret_ranks
+from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.ir.nodes import Func, Level, Module, Value
 from tilewright.ir.types import TensorType
 from tilewright.passes import PassContext, Pipeline, run_pipeline

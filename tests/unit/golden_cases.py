@@ -25,7 +25,7 @@ import pytest
 from thread_kernels import outputs, run_calls
 
 from tilewright.ir import Constants, Level, Module, equal, interpret, parse, show, verify, walk
-from tilewright.ir.lockstep import interpret_ranks
+from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.ir.types import storage_dtype
 from tilewright.ir.verifier import VerifyError
 from tilewright.passes import PassContext, Pipeline, run_pipeline

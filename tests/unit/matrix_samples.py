@@ -9,8 +9,8 @@ from tilewright.codegen import emit_cuda
 from tilewright.ir import Func, Module, Op, parse, verify
 from tilewright.ir.types import storage_dtype
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.passes.lower.skeletons.matrix import lower_matrix
-from tilewright.passes.lower.skeletons.matrix_plan import MatrixPlan, MatrixView, matrix_view
+from tilewright.passes.kernels.matrix.lowering import lower_matrix
+from tilewright.passes.kernels.matrix.plan import MatrixPlan, MatrixView, matrix_view
 
 THREAD = "simplify-thread, vectorise{max_bytes=16}, simplify-thread, thread-dce, place-barriers"
 CTX = PassContext(target="cuda:sm_90a", verify_each=True, reproducer_folder=None)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tilewright.runtime.memory import place_arena
-from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
+from tilewright.runtime.arena.placement import place_arena
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 
 SIZE = 1024
 BLOCK = 128

@@ -6,12 +6,12 @@ import numpy as np
 
 import tilewright as tw
 from tilewright.driver import lower
-from tilewright.kernel_search import KernelSearch
-from tilewright.runtime.null import NullDevice
-from tilewright.search import Task
-from tilewright.search_space import search_space
+from tilewright.runtime.null.device import NullDevice
 from tilewright.targets import resolve_target
-from tilewright.tuning_records import Key
+from tilewright.tuning.database.records import Key
+from tilewright.tuning.kernels.kernel_search import KernelSearch
+from tilewright.tuning.kernels.search import Task
+from tilewright.tuning.kernels.search_space import search_space
 
 TARGET = resolve_target("cuda:sm_90a")
 

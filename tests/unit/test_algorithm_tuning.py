@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.algorithm_tuning import measured_algorithms
-from tilewright.convolution_facts import convolution_facts
+from tilewright.libraries.matching.convolution_facts import convolution_facts
 from tilewright.passes.lower.convolution_layers import layers_of
 from tilewright.targets import resolve_target
+from tilewright.tuning.algorithms import measured_algorithms
 
 NET = """module @m { graph.func @main(%x: f32[1, 64, 14, 14], %v: f32[64, 64, 3, 3]) -> f32[1, 64, 14, 14] {
   %w = graph.constant(name = "w") : f32[64, 64, 3, 3]

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.arbitration import CONTENDERS, Group, arbitrate, is_better
-from tilewright.budget import Budget
-from tilewright.devices import open_device
 from tilewright.driver import lower
-from tilewright.network_trials import NetworkTrials
 from tilewright.passes.tensor.choose_parameters import contract_candidates
-from tilewright.plan_swap import network_plan, with_kernels
+from tilewright.running.devices import open_device
 from tilewright.targets import resolve_target
+from tilewright.tuning.budget import Budget
+from tilewright.tuning.network_arbitration import CONTENDERS, Group, arbitrate, is_better
+from tilewright.tuning.network_trials import NetworkTrials
+from tilewright.tuning.plan_swap import network_plan, with_kernels
 
 GROUPS = [Group("a", 5.0, (3, 1, 2, 4), (5.0, 5.1, 5.2, 9.0)), Group("b", 2.0, (7, 8), (2.0, 2.1))]
 MODEL = {"a": 0, "b": 0}

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from relay_builder import Net
 
 import tilewright as tw
-from tilewright.runtime.arena_bound import heaviest_antichain
-from tilewright.runtime.arena_lifetimes import LaunchOrder, Lifetimes, unpacked
-from tilewright.runtime.arena_packing import pack
-from tilewright.runtime.memory import arena_lower_bound, layout_of, plan_arena
+from tilewright.runtime.arena.bound import heaviest_antichain
+from tilewright.runtime.arena.lifetimes import LaunchOrder, Lifetimes, unpacked
+from tilewright.runtime.arena.packing import pack
+from tilewright.runtime.arena.placement import arena_lower_bound, layout_of, plan_arena
 from tilewright.runtime.streams import Dag, plan_streams
 
 Deps = list[list[int]]

@@ -8,8 +8,8 @@ import pytest
 from unbuilt_plans import on_one_stream, plan_of
 
 import tilewright as tw
-from tilewright.runtime.arena_exact import MAX_PAIRS, clashing_pairs, smallest_layout
-from tilewright.runtime.memory import arena_lower_bound
+from tilewright.runtime.arena.exact import MAX_PAIRS, clashing_pairs, smallest_layout
+from tilewright.runtime.arena.placement import arena_lower_bound
 
 
 def packed(dense):
@@ -58,7 +58,7 @@ def test_a_network_whose_greedy_layouts_miss(data_dir):
     module = tw.frontends.relay.load(str(data_dir / "relay" / "resnet50.relay"), params="random")
     plan = plan_of(module)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tilewright.runtime.arena_packing.MAX_PAIRS", -1)
+        patch.setattr("tilewright.runtime.arena.packing.MAX_PAIRS", -1)
         greedy = on_one_stream(plan)
     exact = on_one_stream(plan)
     assert exact.arena_bytes == arena_lower_bound(exact) <= greedy.arena_bytes

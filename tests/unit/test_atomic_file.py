@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from tilewright.cli import main
 from tilewright.runtime.atomic_file import ABANDONED_S, atomic_file
-from tilewright.tools.irdump import main as irdump
+from tilewright.tools.cli import main
+from tilewright.tools.irdump.command import main as irdump
 
 NET = "tests/data/relay/mlp.relay"
 

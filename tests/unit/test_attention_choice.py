@@ -7,17 +7,17 @@ from attention_samples import attention, bert_block, masked
 import tilewright as tw
 from tilewright import pipelines
 from tilewright.costmodel import load_hardware
-from tilewright.costmodel.attention_work import bound_attention, estimate_attention, resident_attention
 from tilewright.frontends.zoo import gpt
 from tilewright.ir import Func, InputError, Level, Module, Pairs, parse
-from tilewright.library_attention import attentions_in
-from tilewright.library_known import Known
+from tilewright.libraries.matching.attention import attentions_in
+from tilewright.libraries.matching.known import Known
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.passes.lower.skeletons.attention_reach import reach
-from tilewright.passes.lower.skeletons.attention_view import KEY, attention_view
-from tilewright.passes.tensor.attention_choice import attention_points, may_become_attention
-from tilewright.passes.tensor.chain_parameters import choose_chain
-from tilewright.search_space import search_space
+from tilewright.passes.kernels.attention.choice import attention_points, may_become_attention
+from tilewright.passes.kernels.attention.reach import reach
+from tilewright.passes.kernels.attention.view import KEY, attention_view
+from tilewright.passes.kernels.attention.work import bound_attention, estimate_attention, resident_attention
+from tilewright.passes.kernels.chain.parameters import choose_chain
+from tilewright.tuning.kernels.search_space import search_space
 
 H100 = load_hardware("cuda:sm_90a")
 

@@ -8,15 +8,15 @@ from matrix_samples import CTX, THREAD, source
 
 import tilewright as tw
 from tilewright import pipelines
-from tilewright.codegen.nvrtc import compile_cuda
+from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.ir import Func, InputError, Module, Pairs, parse, walk
 from tilewright.ir.types import storage_dtype
 from tilewright.passes import Pipeline, run_pipeline
-from tilewright.passes.lower.skeletons.attention import lower_attention
-from tilewright.passes.lower.skeletons.attention_plan import AttentionPlan
-from tilewright.passes.lower.skeletons.attention_reach import reach
-from tilewright.passes.lower.skeletons.attention_view import attention_view
-from tilewright.passes.tensor.attention_masks import with_computed_masks
+from tilewright.passes.kernels.attention.lowering import lower_attention
+from tilewright.passes.kernels.attention.plan import AttentionPlan
+from tilewright.passes.kernels.attention.reach import reach
+from tilewright.passes.kernels.attention.view import attention_view
+from tilewright.passes.tensor.chains.attention_masks import with_computed_masks
 
 pytestmark = pytest.mark.emulator
 #: largest error of values up to 6: weights and results are rounded

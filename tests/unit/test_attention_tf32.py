@@ -16,26 +16,26 @@ from test_library_attention import CudnnMeasurer, same_results
 
 import tilewright as tw
 from tilewright import pipelines
-from tilewright.codegen.nvrtc import compile_cuda
-from tilewright.codegen.shared_layout import swizzled_column
+from tilewright.codegen.builders.nvrtc import compile_cuda
+from tilewright.codegen.emit.shared_layout import swizzled_column
 from tilewright.costmodel import load_hardware
-from tilewright.costmodel.attention_work import bound_attention, products_per_clk
 from tilewright.ir import Func, InputError, Module, TensorType, Value, parse, walk
 from tilewright.ir.builder import Builder
-from tilewright.library_attention import attentions_in
-from tilewright.library_candidates import library_candidates
-from tilewright.library_choice import LibraryChoice
-from tilewright.library_groups import attention_groups
-from tilewright.library_program import library_kernels
-from tilewright.passes.lower.skeletons.attention_plan import AttentionPlan
-from tilewright.passes.lower.skeletons.attention_reach import reach
-from tilewright.passes.lower.skeletons.attention_view import attention_view
-from tilewright.passes.tensor.attention_choice import attention_points, attention_work, may_become_attention
-from tilewright.passes.tensor.attention_masks import with_computed_masks
-from tilewright.passes.tensor.chain_parameters import choose_chain
+from tilewright.libraries.candidates import library_candidates
+from tilewright.libraries.choice import LibraryChoice
+from tilewright.libraries.groups import attention_groups
+from tilewright.libraries.matching.attention import attentions_in
+from tilewright.libraries.program import library_kernels
+from tilewright.passes.kernels.attention.choice import attention_points, attention_work, may_become_attention
+from tilewright.passes.kernels.attention.plan import AttentionPlan
+from tilewright.passes.kernels.attention.reach import reach
+from tilewright.passes.kernels.attention.view import attention_view
+from tilewright.passes.kernels.attention.work import bound_attention, products_per_clk
+from tilewright.passes.kernels.chain.parameters import choose_chain
+from tilewright.passes.tensor.chains.attention_masks import with_computed_masks
 from tilewright.passes.tensor.pack_weights import round_to_tf32
-from tilewright.result_check import tolerance_of
 from tilewright.runtime.libraries.cudnn import Cudnn
+from tilewright.tuning.kernels.result_check import tolerance_of
 
 __all__ = ["same_results"]
 

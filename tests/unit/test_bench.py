@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from tilewright.cli import main
-from tilewright.commands import bench
 from tilewright.ir import InputError, UnsupportedError, WorkError
 from tilewright.tools.bench.named import SUITES
 from tilewright.tools.bench.networks import network_paths
 from tilewright.tools.bench.peers import check_peers
+from tilewright.tools.cli import main
+from tilewright.tools.commands import bench
 
 
 @pytest.fixture

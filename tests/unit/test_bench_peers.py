@@ -12,7 +12,7 @@ from tilewright.tools.bench import peers as peers_module
 from tilewright.tools.bench.peers import Peers
 from tilewright.tools.bench.torch_clock import TorchClock
 from tilewright.tools.bench.torch_contenders import torch_flags, variants_of
-from tilewright.tools.torch_module import fused_calls
+from tilewright.tools.torch_peer.module import fused_calls
 
 ATTENTION = """module @m { graph.func @main(%x: f32[2, 8, 16]) -> f32[2, 8, 16] {
   %w = graph.constant(name = "w") : f32[1, 16, 16]
@@ -75,7 +75,7 @@ def test_variants_are_those_that_differ(data_dir):
 
 def test_traced_modules_agree_with_the_reference():
     torch = pytest.importorskip("torch")
-    from tilewright.tools.torch_module import torch_module
+    from tilewright.tools.torch_peer.module import torch_module
 
     module = attention_module(1.0)
     x = np.random.default_rng(1).standard_normal((2, 8, 16)).astype(np.float32)

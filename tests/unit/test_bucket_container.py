@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from runtime_samples import diamond, random_floats
 
-from tilewright.runtime.bucket_container import SavedBuckets, read_saved, write_buckets
-from tilewright.runtime.container import SavedExecutable, read_container, write_container
 from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.plan.bucket_container import SavedBuckets, read_saved, write_buckets
+from tilewright.runtime.plan.container import SavedExecutable, read_container, write_container
 
 W, OTHER = random_floats(0), random_floats(1)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.codegen.cache import BinaryCache, cache_key, default_cache_folder
+from tilewright.codegen.builders.cache import BinaryCache, cache_key, default_cache_folder
 
 
 @given(st.binary(max_size=300))
@@ -74,7 +74,7 @@ def test_where_it_lives(monkeypatch, tmp_path):
 
 HAMMER = """
 import sys
-from tilewright.codegen.cache import BinaryCache
+from tilewright.codegen.builders.cache import BinaryCache
 cache = BinaryCache(sys.argv[1], max_bytes=20_000)
 for step in range(300):
     key = str(step % 7)

@@ -11,9 +11,9 @@ import pytest
 from python_processes import finish, start
 from runtime_samples import BODIES, diamond, random_floats, source
 
-from tilewright.codegen.cache import BinaryCache
-from tilewright.codegen.compile_many import compile_cached
-from tilewright.runtime.container import SavedExecutable, read_container, write_container
+from tilewright.codegen.builders.cache import BinaryCache
+from tilewright.codegen.builders.compile_many import compile_cached
+from tilewright.runtime.plan.container import SavedExecutable, read_container, write_container
 
 TEXTS = {name: source(name, "cuda") for name in BODIES}
 
@@ -122,7 +122,7 @@ def test_a_folder_that_vanishes(filled, folder, monkeypatch):
 
 
 READ_ONLY = """
-from tilewright.codegen.nvrtc import compile_cuda
+from tilewright.codegen.builders.nvrtc import compile_cuda
 compile_cuda(TEXTS["scale"])  # loads NVRTC, which the user below may not
 if os.geteuid() == 0:
     os.setuid(65534)  # nothing keeps the superuser from writing

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tilewright.bound_violations import check_program, violation_of
 from tilewright.costmodel import (
     ContractProblem,
     GpuHardware,
@@ -20,12 +19,11 @@ from tilewright.costmodel import (
     known_hardware,
     load_hardware,
 )
-from tilewright.costmodel.bound import BoundArrays
-from tilewright.costmodel.bound_terms import MEASURED_LOOP, SKELETON, SPECIFIED
-from tilewright.costmodel.choose_tiles import choose_tiles
-from tilewright.costmodel.geometry import resident_blocks
-from tilewright.costmodel.matrix_bound import matrix_bound, tensor_fma
-from tilewright.costmodel.matrix_space import (
+from tilewright.costmodel.kernels.bound import BoundArrays
+from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP, SKELETON, SPECIFIED
+from tilewright.costmodel.kernels.geometry import resident_blocks
+from tilewright.passes.kernels.matrix.bound import matrix_bound, tensor_fma
+from tilewright.passes.kernels.matrix.space import (
     MatrixProblem,
     ahead_of,
     blocks_of,
@@ -33,8 +31,10 @@ from tilewright.costmodel.matrix_space import (
     registers_of,
     shared_bytes,
 )
-from tilewright.costmodel.search_points import Points, contract_points, matrix_points
+from tilewright.passes.kernels.window.space import choose_tiles
 from tilewright.targets import resolve_target
+from tilewright.tuning.kernels.bound_violations import check_program, violation_of
+from tilewright.tuning.kernels.search_points import Points, contract_points, matrix_points
 
 NOISE = 0.02
 GPUS = [h for h in known_hardware() if isinstance(h, GpuHardware)]

@@ -13,11 +13,11 @@ from tilewright.calibration.results import Results, gpu_constants
 from tilewright.calibration.store import FOLDER_VARIABLE, calibration_path, load_calibration, save_calibration
 from tilewright.calibration.timing import Times, _launch_s
 from tilewright.calibration.trials import CpuSizes, gpu_sizes, gpu_trials
-from tilewright.cli import main
 from tilewright.costmodel import load_hardware
-from tilewright.costmodel.calibration import Calibration, calibrated
+from tilewright.costmodel.hardware.calibration import Calibration, calibrated
 from tilewright.ir import InputError
 from tilewright.targets import resolve_target, shipped_record
+from tilewright.tools.cli import main
 
 SMALL = CpuSizes(1 << 18, groups=8, steps=512, launches=8, small_groups=256)
 NETWORK = """module @net { graph.func @main(%x: f32[4, 64]) -> f32[4, 64] {

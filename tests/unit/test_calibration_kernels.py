@@ -8,7 +8,7 @@ from tilewright.calibration import memory_kernels as memory
 from tilewright.calibration.timing import in_a_row, plans_of
 from tilewright.calibration.trials import CpuSizes, GpuSizes, Trial, cpu_trials, gpu_sizes, gpu_trials
 from tilewright.codegen import EmulatorBuilder, emit_cuda
-from tilewright.codegen.nvrtc import compile_cuda
+from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.costmodel import known_hardware, load_hardware
 from tilewright.ir import Func, Module, verify
 from tilewright.runtime.emulator import EmulatorDevice

@@ -19,7 +19,7 @@ from tilewright.costmodel import (
     known_hardware,
     load_hardware,
 )
-from tilewright.costmodel.calibration import (
+from tilewright.costmodel.hardware.calibration import (
     SOURCE,
     Calibration,
     Measured,
@@ -31,7 +31,7 @@ from tilewright.costmodel.calibration import (
     roles_of,
     with_constants,
 )
-from tilewright.costmodel.choose import choose_contract
+from tilewright.costmodel.kernels.choose import choose_contract
 from tilewright.ir import InputError, WorkError
 from tilewright.targets import resolve_target
 

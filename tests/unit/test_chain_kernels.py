@@ -9,15 +9,15 @@ import pytest
 import tilewright as tw
 from tilewright import pipelines
 from tilewright.costmodel import load_hardware
-from tilewright.costmodel.chain_work import (
+from tilewright.ir import InputError, interpret
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.kernels.chain.work import (
     ChainStageWork,
     ChainWork,
     bound_chain,
     estimate_chain,
     resident_chains,
 )
-from tilewright.ir import InputError, interpret
-from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.tensor.chain_kernels import anchors
 
 H100 = load_hardware("cuda:sm_90a")

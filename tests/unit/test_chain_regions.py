@@ -8,8 +8,8 @@ import pytest
 from tilewright.ir import parse
 from tilewright.ir.expr import substitute
 from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor_ops import reads
-from tilewright.passes.lower.skeletons.chain_regions import Span, read_box, whole
+from tilewright.ir.tensor.ops import reads
+from tilewright.passes.kernels.chain.regions import Span, read_box, whole
 
 BODY = "{ ^(%a: f32, %acc: f32) %s = scalar.add(%a, %acc) : f32 scalar.yield(%s) }"
 

@@ -3,11 +3,11 @@
 import chain_samples as samples
 import pytest
 
-from tilewright.codegen.nvrtc import compile_cuda
+from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.driver import lower
 from tilewright.ir import InputError, UnsupportedError, parse
-from tilewright.passes.invariants import find_invariant
-from tilewright.passes.lower.skeletons.chain_stages import chain_of, stages_of
+from tilewright.passes.framework.invariants import find_invariant
+from tilewright.passes.kernels.chain.stages import chain_of, stages_of
 from tilewright.targets import resolve_target
 
 CASES = {

@@ -12,12 +12,12 @@ from relay_builder import Net
 import tilewright as tw
 from tilewright.ir import Level
 from tilewright.ir.expr import symbols
-from tilewright.ir.tensor_ops import STRUCTURED, dims, reads
-from tilewright.layout_facts import layout_text
+from tilewright.ir.tensor.ops import STRUCTURED, dims, reads
+from tilewright.libraries.matching.layout_facts import layout_text
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.passes.tensor.choose_layouts_axes import channels_last_orders
-from tilewright.passes.tensor.choose_layouts_cost import LayoutCosts
-from tilewright.passes.tensor.choose_layouts_cut import Energy, least_cost
+from tilewright.passes.tensor.layouts.axes import channels_last_orders
+from tilewright.passes.tensor.layouts.cost import LayoutCosts
+from tilewright.passes.tensor.layouts.cut import Energy, least_cost
 from tilewright.pipelines import stage_texts
 from tilewright.targets import resolve_target
 

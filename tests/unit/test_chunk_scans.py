@@ -5,8 +5,8 @@ import pytest
 from graph_op_agreement import lowered, module_of
 
 import tilewright as tw
-from tilewright.costmodel import choose_chunk
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.kernels.ordered.choose_chunks import choose_chunk
 from tilewright.targets import resolve_target
 
 GPU = resolve_target("cuda:sm_90a")

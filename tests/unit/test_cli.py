@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.cli import main
+from tilewright.tools.cli import main
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import pytest
 from command_samples import printed, refused
 
 import tilewright as tw
-from tilewright.cli import main
-from tilewright.commands import network as shared
-from tilewright.commands.rank_run import rank_lines
 from tilewright.distributed.rank_errors import RankErrors
 from tilewright.runtime.errors import DeviceMissingError
+from tilewright.tools.cli import main
+from tilewright.tools.commands import network as shared
+from tilewright.tools.commands.rank_run import rank_lines
 
 NETWORK = """#[version = "0.0.5"]
 def @main(%x: Tensor[(2, 4), float32], %w: Tensor[(3, 4), float32]) {
@@ -70,7 +70,7 @@ def test_a_missing_device_is_told_before_compiling(network, capsys, monkeypatch,
         raise DeviceMissingError("this machine has no such device")
 
     for name in ("run.compile_module", "stream_run.compile_streamed", "rank_run.launch_command"):
-        monkeypatch.setattr(f"tilewright.commands.{name}", lambda *_, **__: pytest.fail("compiled"))
+        monkeypatch.setattr(f"tilewright.tools.commands.{name}", lambda *_, **__: pytest.fail("compiled"))
     monkeypatch.setattr(shared, "open_device", missing)
     assert main(["run", network, "--target", "cuda:sm_90a", *more]) == 1
     assert capsys.readouterr().err == "error: this machine has no such device\n"
@@ -85,7 +85,7 @@ def test_memory_that_is_missing_is_told_with_its_amount(network, capsys, monkeyp
     def full(*_, **__):
         raise MemoryError("Unable to allocate 3.73 GiB")
 
-    monkeypatch.setattr("tilewright.commands.run.load_network", full)
+    monkeypatch.setattr("tilewright.tools.commands.run.load_network", full)
     assert main(["run", network]) == 1
     assert capsys.readouterr().err == "error: out of memory: Unable to allocate 3.73 GiB\n"
 
@@ -111,7 +111,7 @@ def test_a_division_of_nothing_is_told():
 
 
 def test_steps_of_a_network_are_those_of_the_default_passes(network, capsys, tmp_path):
-    from tilewright.tools import irdump
+    from tilewright.tools.irdump import command as irdump
 
     out = tmp_path / "steps.html"
     assert irdump.main([network, "--html", str(out)]) == 0

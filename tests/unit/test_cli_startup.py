@@ -23,8 +23,8 @@ HEAVY = (
 )
 PAGES = """
 import sys
-from tilewright.cli import COMMANDS, main
-from tilewright.tools import irdump
+from tilewright.tools.cli import COMMANDS, main
+from tilewright.tools.irdump import command as irdump
 
 ACTIONS = {"db": ("merge", "export", "import"), "partition": ("count", "search", "network"),
            "cluster": ("plan", "table", "validate")}
@@ -48,8 +48,8 @@ class Interrupt:
     def find_spec(self, name, path=None, target=None):
         if name == "numpy":
             raise KeyboardInterrupt
-from tilewright.cli import main
-from tilewright.tools import irdump
+from tilewright.tools.cli import main
+from tilewright.tools.irdump import command as irdump
 sys.meta_path.insert(0, Interrupt())
 print(main(["explain", "net.relay"]), irdump.main(["net.relay"]))
 """

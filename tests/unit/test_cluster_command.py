@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from command_samples import printed, refused
 
-from tilewright.cluster_text import choices_text, seconds_text
+from tilewright.cluster.text import choices_text, seconds_text
 from tilewright.costmodel.cluster.validation import stack_named
 from tilewright.tools.cluster_plots import write_validation_plot
 
@@ -194,7 +194,7 @@ def test_words_for_seconds_and_choices():
 
 
 def test_components_that_overlap_are_said_to():
-    from tilewright.cluster_text import components_overlap, plan_text
+    from tilewright.cluster.text import components_overlap, plan_text
 
     row = {"schedule": "PR", "dp": 1, "wp": 1, "p": 1, "total_s": 2.0, "memory_bytes": 0}
     row["components_s"] = {"compute": 1.5, "storage_read": 1.0}

@@ -9,14 +9,15 @@ import pytest
 from command_samples import printed, refused
 
 import tilewright as tw
-from tilewright import cluster_execution_command as command
-from tilewright import measured_link, measured_machine
-from tilewright.cli import main
-from tilewright.cluster_execution_prediction import COMPONENTS
+from tilewright.cluster import measured_link, measured_machine
+from tilewright.cluster.execution_prediction import COMPONENTS
+from tilewright.cluster.measured_link import LinkSample, fitted_link, link_error
 from tilewright.costmodel.cluster.loaders import load_cluster
 from tilewright.costmodel.cluster.machine import Link
-from tilewright.measured_link import LinkSample, fitted_link, link_error
 from tilewright.runtime.communication.threads import ThreadWorld
+from tilewright.tools import cli
+from tilewright.tools.cli import main
+from tilewright.tools.commands import cluster_execution as command
 
 RECORD = """
 kind = "cluster"
@@ -183,14 +184,14 @@ def test_ranks_are_started_with_the_same_command(monkeypatch, capsys, network):
     monkeypatch.setattr("tilewright.distributed.launcher.launch", launch)
     arguments = [*PLAN, network, "--measure-here"]
     assert main(arguments) == 0
-    assert started[0] == (2, ["-m", "tilewright.cli", *arguments, "--as-rank"])
+    assert started[0] == (2, ["-m", "tilewright.tools.cli", *arguments, "--as-rank"])
     assert main(arguments) == 1
     assert "a rank of 2 failed with exit code 1" in capsys.readouterr().err
 
 
 def test_a_wrong_result_is_an_error(capsys, network):
     facts = {"execution": {"relative_error": 0.5}}
-    arguments = tw.cli.parser().parse_args([*PLAN, network, "--json"])
+    arguments = cli.parser().parse_args([*PLAN, network, "--json"])
     with pytest.raises(tw.WorkError, match=r"the result is wrong: relative error 0\.5 is above 0\.0001"):
         command.tell(arguments, facts)
     with pytest.raises(tw.WorkError, match="relative error nan"):

@@ -5,9 +5,9 @@ import pytest
 from distributed_networks import Graph, cnn, inputs_of, mlp, names_of, transformer
 
 import tilewright as tw
-from tilewright.cluster_execution_division import Division, Place
-from tilewright.cluster_execution_parts import part_of
-from tilewright.ir.lockstep import interpret_ranks
+from tilewright.cluster.division import Division, Place
+from tilewright.cluster.parts import part_of
+from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import GRAPH
 

@@ -5,21 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tilewright.cluster_execution_division import Division
-from tilewright.cluster_execution_parts import part_of
-from tilewright.cluster_execution_replays import (
-    ReplayTimes,
-    timed_replays,
-    times_by_replays,
-    without_communications,
-)
+from tilewright.cluster.division import Division
+from tilewright.cluster.parts import part_of
+from tilewright.cluster.replays import ReplayTimes, timed_replays, times_by_replays, without_communications
 from tilewright.costmodel.cluster.machine import Link
 from tilewright.distributed import compile_part
 from tilewright.ir import parse
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.kernel import CommunicationKernel, Message
 from tilewright.runtime.communication.threads import ThreadWorld
-from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 
 #: a message of a thousand floats takes 1 + 2 + 4 ms
 LINK = Link(bytes_per_s=1e6, latency_s=2e-3, call_s=1e-3, per="device")

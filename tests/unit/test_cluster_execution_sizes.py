@@ -3,10 +3,10 @@
 import pytest
 from distributed_networks import Graph
 
-from tilewright.cluster_execution_report import plan_facts, report_text
-from tilewright.cluster_execution_search import Problem, Wanted, best_division
-from tilewright.cluster_execution_sizes import Sizes
-from tilewright.cluster_execution_work import op_seconds, with_batch
+from tilewright.cluster.execution_report import plan_facts, report_text
+from tilewright.cluster.execution_search import Problem, Wanted, best_division
+from tilewright.cluster.sizes import Sizes
+from tilewright.cluster.work import op_seconds, with_batch
 from tilewright.costmodel.cluster.machine import Cluster, Device, Link, Storage
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import GRAPH

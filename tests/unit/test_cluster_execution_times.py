@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.cluster_execution_components import measured_times
-from tilewright.cluster_execution_division import Division
-from tilewright.cluster_execution_prediction import component_of, predict
-from tilewright.cluster_execution_trace import RankTrace, TimedCommunicator
-from tilewright.cluster_execution_work import OpSeconds, op_seconds, timed_model, unit_starts
+from tilewright.cluster.components import measured_times
+from tilewright.cluster.division import Division
+from tilewright.cluster.execution_prediction import component_of, predict
+from tilewright.cluster.execution_trace import RankTrace, TimedCommunicator
+from tilewright.cluster.work import OpSeconds, op_seconds, timed_model, unit_starts
 from tilewright.costmodel.cluster.machine import Cluster, Device, Link, Storage
-from tilewright.passes.graph.distribute.space_cost import Rates
+from tilewright.passes.graph.distribute.space.cost import Rates
 from tilewright.runtime.communication.kernel import CommunicationKernel, Message
 from tilewright.runtime.communication.threads import ThreadWorld
 

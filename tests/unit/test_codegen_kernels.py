@@ -5,7 +5,7 @@ import pytest
 from codegen_samples import DEVICES, SAMPLED_DEVICES, kernel, run, source_for
 
 from tilewright.codegen import emit_cuda, emit_opencl, emitted_ops, emitter
-from tilewright.codegen.nvrtc import compile_cuda
+from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.ir import InputError, UnsupportedError, op_defs, parse, show
 from tilewright.ir.types import DTYPES, storage_dtype
 
@@ -237,7 +237,7 @@ def test_rank_0_and_awkward_names(target):
 def test_every_op_has_an_emitter_and_none_has_two():
     wanted = {d.name for d in op_defs() if d.name.startswith(("thread.", "scalar."))}
     assert wanted <= set(emitted_ops())
-    with pytest.raises(ValueError, match=r"'thread\.load' has two emitters.*emit_memory.*here"):
+    with pytest.raises(ValueError, match=r"'thread\.load' has two emitters.*emit.memory.*here"):
 
         @emitter("thread.load")
         def here(e, op):

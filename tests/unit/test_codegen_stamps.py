@@ -8,8 +8,8 @@ from codegen_samples import kernel, plan_of
 from test_codegen_kernels import matrices, tiled
 
 from tilewright.codegen import EmulatorBuilder, emit_cuda
-from tilewright.codegen.nvrtc import compile_cuda
-from tilewright.codegen.stamps import ARRIVAL, END, PROCESSOR, STAMPS_PER_BLOCK, START
+from tilewright.codegen.builders.nvrtc import compile_cuda
+from tilewright.codegen.emit.stamps import ARRIVAL, END, PROCESSOR, STAMPS_PER_BLOCK, START
 from tilewright.runtime.emulator import EmulatorDevice
 
 

@@ -5,7 +5,7 @@ import pytest
 
 import tilewright as tw
 from tilewright.ir.errors import InputError
-from tilewright.ir.lockstep import interpret_ranks
+from tilewright.ir.interpreter.lockstep import interpret_ranks
 
 X = np.arange(16, dtype=np.float32).reshape(2, 8)
 

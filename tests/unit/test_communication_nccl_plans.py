@@ -15,12 +15,12 @@ from tilewright.runtime.communication import nccl_api
 from tilewright.runtime.communication.errors import CommunicationError, PeerFailedError
 from tilewright.runtime.communication.kernel import CommunicationKernel, Message
 from tilewright.runtime.communication.threads import ThreadCommunicator, ThreadWorld
-from tilewright.runtime.cuda_context import Context, own_ordinal
-from tilewright.runtime.cuda_memory import CudaPool
-from tilewright.runtime.cuda_plan import CudaPlan, ReplayKind
-from tilewright.runtime.cuda_staged import StagedCommunicator
+from tilewright.runtime.cuda.context import Context, own_ordinal
+from tilewright.runtime.cuda.memory import CudaPool
+from tilewright.runtime.cuda.plan import CudaPlan, ReplayKind
+from tilewright.runtime.cuda.staged import StagedCommunicator
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 
 KINDS: tuple[ReplayKind, ...] = ("graph", "capture", "eager", "checked")
 
@@ -172,7 +172,7 @@ def test_a_hung_peer_is_noticed_and_everything_is_freed() -> None:
 
 
 def test_what_does_not_end_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewright.runtime.cuda_communication.DRAIN_S", 0.05)
+    monkeypatch.setattr("tilewright.runtime.cuda.communication.DRAIN_S", 0.05)
 
     def work(rank: Rank, number: int) -> None:
         rank.gpu.busy = True

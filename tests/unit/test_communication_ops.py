@@ -10,9 +10,9 @@ from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.graph_ops.communication import Piece, halo_pieces
 from tilewright.ir.nodes import Func, Level, Module, Value
 from tilewright.ir.types import TensorType
-from tilewright.passes.context import PassContext
-from tilewright.passes.pipeline import Pipeline
-from tilewright.passes.runner import run_pipeline
+from tilewright.passes.framework.context import PassContext
+from tilewright.passes.framework.pipeline import Pipeline
+from tilewright.passes.framework.runner import run_pipeline
 from tilewright.pipelines import GRAPH
 
 PAIR = {"rank": 0, "ranks": (0, 1)}

@@ -9,16 +9,16 @@ import pytest
 
 import tilewright as tw
 from tilewright import distributed
-from tilewright.runtime.arena_check import check_arena
+from tilewright.runtime.arena.check import check_arena
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.replay import CommunicationOrder, beside_compute
 from tilewright.runtime.communication.threads import ThreadWorld
 from tilewright.runtime.emulator import EmulatorDevice
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
-from tilewright.runtime.null import NullDevice
+from tilewright.runtime.null.device import NullDevice
 from tilewright.runtime.opencl.device import OpenClDevice
-from tilewright.runtime.plan import ExecutionPlan
-from tilewright.runtime.plan_check import find_faults
+from tilewright.runtime.plan.check import find_faults
+from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 #: what comes from rank 1 is needed late; what goes there early; the product needs neither
 TEXT = """

@@ -10,7 +10,7 @@ from relay_builder import Net
 
 from tilewright.ir import UnsupportedError
 from tilewright.tools import compare_memory
-from tilewright.tools.torch_program import TorchProgram
+from tilewright.tools.torch_peer.program import TorchProgram
 
 MAP = 4 * 8 * 16 * 16  # bytes of one feature map below
 

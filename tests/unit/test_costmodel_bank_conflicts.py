@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.costmodel.bank_conflicts import conflict_degree, tile_addresses, wavefront_count
+from tilewright.costmodel.kernels.bank_conflicts import conflict_degree, tile_addresses, wavefront_count
 
 
 def direct_count(addresses: list[int], access_bytes: int) -> int:

@@ -24,11 +24,11 @@ from tilewright.costmodel import (
     load_hardware,
     matmul_problem,
 )
-from tilewright.costmodel.bound_terms import occupancy, wb
-from tilewright.costmodel.enumeration import enumerate_contract
-from tilewright.costmodel.geometry import contract_geometry
-from tilewright.costmodel.parameters import contract_space
-from tilewright.costmodel.problem import ContractProblem
+from tilewright.costmodel.kernels.bound_terms import occupancy, wb
+from tilewright.costmodel.kernels.enumeration import enumerate_contract
+from tilewright.costmodel.kernels.geometry import contract_geometry
+from tilewright.costmodel.kernels.parameters import contract_space
+from tilewright.costmodel.kernels.problem import ContractProblem
 from tilewright.ir.errors import InputError
 
 LAYER = conv_problem(1, 64, 56, 56, 64, 3, 3, pad=(1, 1, 1, 1))

@@ -29,11 +29,11 @@ from tilewright.costmodel import (
     matmul_problem,
     rank_contract,
 )
-from tilewright.costmodel.bound_terms import SKELETON
-from tilewright.costmodel.choose import DEFAULT_LIMITS
-from tilewright.costmodel.enumeration import Rule
-from tilewright.costmodel.geometry import contract_fetch, estimated_registers, staged_shared_bytes
-from tilewright.costmodel.parameters import contract_space
+from tilewright.costmodel.kernels.bound_terms import SKELETON
+from tilewright.costmodel.kernels.choose import DEFAULT_LIMITS
+from tilewright.costmodel.kernels.enumeration import Rule
+from tilewright.costmodel.kernels.geometry import contract_fetch, estimated_registers, staged_shared_bytes
+from tilewright.costmodel.kernels.parameters import contract_space
 from tilewright.ir.errors import InputError
 
 # (channels in, height and width in, channels out, filter, stride, padding)

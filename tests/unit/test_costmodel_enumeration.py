@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tilewright.costmodel import conv_problem, load_hardware
-from tilewright.costmodel.enumeration import (
+from tilewright.costmodel.kernels.enumeration import (
     Rule,
     channel_steps,
     count_contract,
@@ -12,7 +12,7 @@ from tilewright.costmodel.enumeration import (
     enumerate_contract,
     tile_pairs,
 )
-from tilewright.costmodel.parameters import CONTRACT_COLUMNS, contract_space
+from tilewright.costmodel.kernels.parameters import CONTRACT_COLUMNS, contract_space
 
 LAYER = conv_problem(1, 64, 56, 56, 64, 3, 3, pad=(1, 1, 1, 1))
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tilewright.costmodel import ContractParameters, GpuHardware, contract_bound, conv_problem, load_hardware
-from tilewright.costmodel.bound import BoundArrays
-from tilewright.costmodel.bound_terms import wb
-from tilewright.costmodel.enumeration import enumerate_contract
-from tilewright.costmodel.geometry import contract_geometry
-from tilewright.costmodel.parameters import ContractSpace, contract_space
-from tilewright.costmodel.printed import (
+from tilewright.costmodel.kernels.bound import BoundArrays
+from tilewright.costmodel.kernels.bound_terms import wb
+from tilewright.costmodel.kernels.enumeration import enumerate_contract
+from tilewright.costmodel.kernels.geometry import contract_geometry
+from tilewright.costmodel.kernels.parameters import ContractSpace, contract_space
+from tilewright.costmodel.kernels.printed import (
     PrintedModel,
     deepcuts_printed,
     printed_coef_resource,
@@ -19,8 +19,8 @@ from tilewright.costmodel.printed import (
     printed_wb_ratio,
     printed_window,
 )
-from tilewright.costmodel.problem import ContractProblem, matmul_problem
-from tilewright.costmodel.windows import Axis
+from tilewright.costmodel.kernels.problem import ContractProblem, matmul_problem
+from tilewright.costmodel.kernels.windows import Axis
 
 SGEMM_TILE = ContractParameters(1, 128, 1, 128, 1, 8, 1, 8, 8)
 SAME = (1, 1, 1, 1)

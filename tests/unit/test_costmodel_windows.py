@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.costmodel.windows import Axis, clipped_rows, distinct_rows, image_rows, span_rows, staged_rows
+from tilewright.costmodel.kernels.windows import (
+    Axis,
+    clipped_rows,
+    distinct_rows,
+    image_rows,
+    span_rows,
+    staged_rows,
+)
 
 
 def rows_of(outputs: range, axis: Axis) -> set[int]:

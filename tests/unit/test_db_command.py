@@ -6,8 +6,8 @@ import sqlite3
 import pytest
 from test_tuning_database import filled
 
-from tilewright.cli import main
-from tilewright.tuning_database import TuningDatabase
+from tilewright.tools.cli import main
+from tilewright.tuning.database.database import TuningDatabase
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.cli import main
 from tilewright.targets import device_name, resolve_target
+from tilewright.tools.cli import main
 from tilewright.tools.conformance.__main__ import main as conformance
 
 DATA = Path(__file__).parents[1] / "data"

@@ -4,7 +4,7 @@ import pytest
 from distributed_networks import Graph, check, cnn, communications
 
 from tilewright.ir.errors import InputError, UnsupportedError
-from tilewright.passes.graph.distribute.space_options import SpaceOptions
+from tilewright.passes.graph.distribute.space.options import SpaceOptions
 from tilewright.passes.graph.distribute.split_space import split_modules, split_space
 
 

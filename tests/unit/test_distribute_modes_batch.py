@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright.ir.errors import InputError, UnsupportedError
-from tilewright.passes.graph.distribute.shards import apportioned
+from tilewright.passes.graph.distribute.sharding.shards import apportioned
 from tilewright.passes.graph.distribute.split_batch import split_batch
 
 NETWORKS = {"mlp": mlp, "cnn": cnn, "transformer": transformer}

@@ -8,13 +8,13 @@ import pytest
 import tilewright as tw
 from tilewright.ir.builder import Builder
 from tilewright.ir.errors import UnsupportedError
-from tilewright.ir.lockstep import interpret_ranks
+from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.ir.nodes import Func, Level, Module, Value
 from tilewright.ir.types import TensorType, numpy_dtype
-from tilewright.passes.constant_pool import ConstantPool
-from tilewright.passes.graph.distribute import shard_labels
-from tilewright.passes.graph.distribute.shard_program import ShardedProgram, outputs_gathered, with_main
-from tilewright.passes.graph.distribute.shards import Shard, apportioned
+from tilewright.passes.graph.distribute.sharding import labels as shard_labels
+from tilewright.passes.graph.distribute.sharding.program import ShardedProgram, outputs_gathered, with_main
+from tilewright.passes.graph.distribute.sharding.shards import Shard, apportioned
+from tilewright.passes.rewriting.constant_pool import ConstantPool
 
 X = (4, 6, 2, 8)
 #: op, operands (shapes of f32, or type texts) and attributes

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright.ir.errors import InputError, UnsupportedError
-from tilewright.passes.graph.distribute.pipeline_cuts import Limits, Row, best_cuts
+from tilewright.passes.graph.distribute.pipeline.cuts import Limits, Row, best_cuts
 from tilewright.passes.graph.distribute.split_pipeline import split_pipeline
 
 

@@ -7,8 +7,8 @@ from distributed_networks import Graph, check, communications, names_of
 from tilewright.costmodel.partition.naive import input_interval, split_extent
 from tilewright.ir.errors import InputError
 from tilewright.passes.graph.distribute.overlap import Parts, parts_of
-from tilewright.passes.graph.distribute.space_cost import Rates
-from tilewright.passes.graph.distribute.space_options import SpaceOptions, decide
+from tilewright.passes.graph.distribute.space.cost import Rates
+from tilewright.passes.graph.distribute.space.options import SpaceOptions, decide
 from tilewright.passes.graph.distribute.split_space import split_modules, split_space
 
 

@@ -6,10 +6,10 @@ from distributed_networks import Graph, inputs_of
 
 import tilewright as tw
 from tilewright import distributed
-from tilewright.ir.lockstep import interpret_ranks
+from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.threads import ThreadWorld
-from tilewright.runtime.null import NullDevice
+from tilewright.runtime.null.device import NullDevice
 
 OPTIONS = "overlap=always, gather=late"
 

@@ -5,10 +5,10 @@ import pytest
 
 import tilewright as tw
 from tilewright.ir.builder import Builder
-from tilewright.ir.lockstep import interpret_ranks
+from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.ir.nodes import Func, Level, Module, Value
 from tilewright.ir.types import TensorType
-from tilewright.passes.graph.distribute.space_options import SpaceOptions
+from tilewright.passes.graph.distribute.space.options import SpaceOptions
 from tilewright.passes.graph.distribute.split_space import split_modules
 
 

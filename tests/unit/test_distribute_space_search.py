@@ -5,15 +5,15 @@ import pytest
 
 import tilewright as tw
 from tilewright.ir.builder import Builder
-from tilewright.ir.lockstep import interpret_ranks
+from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.ir.nodes import Func, Level, Module, Value
 from tilewright.ir.types import TensorType
 from tilewright.passes.graph.distribute.layers import chains, layers_of
-from tilewright.passes.graph.distribute.space_cost import Rates
-from tilewright.passes.graph.distribute.space_directions import directed_plan
-from tilewright.passes.graph.distribute.space_options import SpaceOptions
-from tilewright.passes.graph.distribute.space_plan import read_plan, show_plan
-from tilewright.passes.graph.distribute.space_search import searched_plan
+from tilewright.passes.graph.distribute.space.cost import Rates
+from tilewright.passes.graph.distribute.space.directions import directed_plan
+from tilewright.passes.graph.distribute.space.options import SpaceOptions
+from tilewright.passes.graph.distribute.space.plan import read_plan, show_plan
+from tilewright.passes.graph.distribute.space.search import searched_plan
 from tilewright.passes.graph.distribute.split_space import split_modules
 
 

@@ -9,11 +9,11 @@ import pytest
 import tilewright as tw
 from tilewright import distributed
 from tilewright.distributed import DistributedExecutable
-from tilewright.ir.lockstep import interpret_ranks
-from tilewright.runtime.arena_check import check_arena
+from tilewright.ir.interpreter.lockstep import interpret_ranks
+from tilewright.runtime.arena.check import check_arena
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.threads import ThreadCommunicator, ThreadWorld
-from tilewright.runtime.cuda_staged import StagedCommunicator
+from tilewright.runtime.cuda.staged import StagedCommunicator
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

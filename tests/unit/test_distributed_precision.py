@@ -7,7 +7,7 @@ from distributed_networks import Graph, inputs_of
 import tilewright as tw
 from tilewright import distributed
 from tilewright.distributed.modes import mode_pipeline
-from tilewright.ir.lockstep import interpret_ranks
+from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.threads import ThreadWorld
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.cli import main
 from tilewright.distributed.launcher import find_mpirun
 from tilewright.ir import WorkError
+from tilewright.tools.cli import main
 
 NET = """
 module @net {

@@ -6,7 +6,7 @@ from codegen_samples import run
 from scipy.special import erf
 
 from tilewright.codegen import emit_cuda
-from tilewright.codegen.nvrtc import compile_cuda
+from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.ir import parse
 
 pytestmark = pytest.mark.emulator

@@ -6,12 +6,12 @@ import warnings
 import pytest
 
 import tilewright as tw
-from tilewright.cli import main
 from tilewright.frontends import relay
 from tilewright.ir import InputError
-from tilewright.one_line_warnings import MAX_CHARS, one_line, one_line_warnings
-from tilewright.tools.irdump import main as irdump
-from tilewright.tuning_database import TuningDatabase
+from tilewright.tools.cli import main
+from tilewright.tools.irdump.command import main as irdump
+from tilewright.tools.one_line_warnings import MAX_CHARS, one_line, one_line_warnings
+from tilewright.tuning.database.database import TuningDatabase
 
 RELAY = '#[version = "0.0.5"]\ndef @main(%x: Tensor[(2), float32]) {'
 IR = "module @m {\n  graph.func @main(%x: f32[2]) -> f32[2] {\n    graph.return(%x)\n  }\n}\n"

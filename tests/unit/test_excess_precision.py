@@ -8,9 +8,9 @@ from thread_kernels import after, count, kernel
 import tilewright as tw
 from tilewright import pipelines
 from tilewright.codegen import emit_cuda
-from tilewright.commands.network import random_inputs, relative_error
 from tilewright.ir import Func, parse, walk
 from tilewright.ir.types import storage_dtype
+from tilewright.tools.commands.network import random_inputs, relative_error
 
 GELU = """
     %x = thread.load(%a, at = [tid, 0], lanes = {lanes}) : {dtype}x{lanes}

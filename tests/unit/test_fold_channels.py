@@ -5,7 +5,7 @@ import pytest
 
 import tilewright as tw
 from tilewright.ir import parse
-from tilewright.ir.tensor_ops import dims
+from tilewright.ir.tensor.ops import dims
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.targets import resolve_target
 

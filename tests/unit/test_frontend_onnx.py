@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import tilewright as tw
-from tilewright.cli import main
+from tilewright.tools.cli import main
 
 
 def a_model(nodes, inputs, outputs, constants=None, opset=20, functions=(), domains=()):

@@ -9,9 +9,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import tilewright as tw
-from tilewright.cli import main
 from tilewright.frontends.onnx import ImportNote
-from tilewright.tools.irdump import main as irdump
+from tilewright.tools.cli import main
+from tilewright.tools.irdump.command import main as irdump
 
 F32, I64 = TensorProto.FLOAT, TensorProto.INT64
 

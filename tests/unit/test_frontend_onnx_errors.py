@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import tilewright as tw
-from tilewright.cli import main
 from tilewright.frontends.onnx.emission import NotConstant
+from tilewright.tools.cli import main
 
 
 def a_model(nodes, inputs, constants=None, opset=20, domains=()):

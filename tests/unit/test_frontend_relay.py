@@ -12,8 +12,8 @@ from tilewright.frontends.relay.importer import import_module
 from tilewright.frontends.relay.load import read_source
 from tilewright.frontends.relay.params import load_param_dict, save_param_dict
 from tilewright.frontends.relay.random_weights import random_input
-from tilewright.frontends.relay.rules_elementwise import BINARY
-from tilewright.frontends.relay.rules_elementwise import RULES as ELEMENTWISE
+from tilewright.frontends.relay.rules.elementwise import BINARY
+from tilewright.frontends.relay.rules.elementwise import RULES as ELEMENTWISE
 from tilewright.ir import InputError, UnsupportedError, equal, interpret, verify
 
 HEADER = '#[version = "0.0.5"]\n'

@@ -12,8 +12,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
 import tilewright as tw  # noqa: E402
-from tilewright.cli import main  # noqa: E402
 from tilewright.frontends.torch.exported import host_array  # noqa: E402
+from tilewright.tools.cli import main  # noqa: E402
 
 from_exported = tw.frontends.torch.from_exported
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 import tilewright as tw
 from tilewright.driver import lower
 from tilewright.ir import Builder, Func, InputError, Level, Module, TensorType, Value, dtype_name, op_def
-from tilewright.ir.tensor_ops import dims
+from tilewright.ir.tensor.ops import dims
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.passes.tensor.kernel_problem import contract_roles
+from tilewright.passes.kernels.kernel_problem import contract_roles
 from tilewright.targets import resolve_target
 
 RNG = np.random.default_rng(0)

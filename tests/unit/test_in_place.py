@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from relay_builder import Net
 
 import tilewright as tw
-from tilewright.codegen.in_place import in_place_pairs
-from tilewright.runtime.arena_check import find_hazards
-from tilewright.runtime.arena_in_place import places_of
+from tilewright.codegen.emit.in_place import in_place_pairs
+from tilewright.runtime.arena.check import find_hazards
+from tilewright.runtime.arena.in_place import places_of
+from tilewright.runtime.arena.placement import layout_of, place_arena
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.memory import layout_of, place_arena
-from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 
 KERNEL = """
 module @net {{

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.batch_stream import stream_batches
-from tilewright.instances import InstancePool
+from tilewright.running.batch_stream import stream_batches
+from tilewright.running.instances import InstancePool
 from tilewright.runtime.errors import DeviceError
 
 

@@ -30,7 +30,7 @@ from tilewright.ir.expr import Expr, evaluate
 from tilewright.ir.nodes import Block
 from tilewright.ir.opdef import op_def
 from tilewright.ir.simplify import interval
-from tilewright.ir.tensor_ops import dims, fills, reads
+from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.ir.types import numpy_dtype
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from tilewright.ir import equal, parse, parse_file, show
 from tilewright.passes import scoped_registry
-from tilewright.tools.irdump import main
+from tilewright.tools.irdump.command import main
 
 GRAPH = """module @net {
   graph.func @main(%x: f32[2, 3]) -> f32[2, 3] {

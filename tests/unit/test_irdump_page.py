@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tilewright.ir import parse, show
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.tools.irdump import main
-from tilewright.tools.irdump_page import edits, page
-from tilewright.tools.irdump_record import Recorder
+from tilewright.tools.irdump.command import main
+from tilewright.tools.irdump.page import edits, page
+from tilewright.tools.irdump.record import Recorder
 
 GRAPH = """module @net {
   graph.func @main(%x: f32[2, 3]) -> f32[2, 3] {

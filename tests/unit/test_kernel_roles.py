@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tilewright.costmodel import choose_contract, load_hardware
-from tilewright.costmodel.problem import ContractProblem
+from tilewright.costmodel.kernels.problem import ContractProblem
 from tilewright.ir import parse
-from tilewright.passes.tensor.kernel_problem import contract_problem, contract_roles
+from tilewright.passes.kernels.kernel_problem import contract_problem, contract_roles
 
 #: x, w, parallel and reduced dimensions, reads -> (n, h, w)
 CASES = {

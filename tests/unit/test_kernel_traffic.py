@@ -3,9 +3,9 @@
 import pytest
 
 from tilewright.ir import parse
-from tilewright.passes.lower.skeletons.matrix_plan import matrix_view
-from tilewright.passes.tensor.kernel_problem import reached, traffic
-from tilewright.passes.tensor.matrix_problem import matrix_problem
+from tilewright.passes.kernels.kernel_problem import reached, traffic
+from tilewright.passes.kernels.matrix.plan import matrix_view
+from tilewright.passes.kernels.matrix.problem import matrix_problem
 
 
 def bytes_read(shape: str, par: str, at: str) -> tuple[int, int]:

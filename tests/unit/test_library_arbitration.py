@@ -9,14 +9,14 @@ from library_samples import FakeCublasLt, FakeLibraryDevice
 from test_library_candidates import epilogue_kernel, whole
 from test_library_choice import FakeMeasurer, same_results  # noqa: F401
 
-from tilewright.budget import Budget
 from tilewright.ir import Func
-from tilewright.library_arbitration import arbitrate_libraries
-from tilewright.library_choice import LibraryChoice
-from tilewright.library_program import library_kernels
+from tilewright.libraries.arbitration import arbitrate_libraries
+from tilewright.libraries.choice import LibraryChoice
+from tilewright.libraries.program import library_kernels
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.runtime.libraries.cublaslt import CublasLt
-from tilewright.runtime.null import NullDevice
+from tilewright.runtime.null.device import NullDevice
+from tilewright.tuning.budget import Budget
 
 GROUPS = [["a", "b"], ["c"], ["d"]]
 PROGRAMS = dict.fromkeys("abcd")

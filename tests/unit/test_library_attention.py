@@ -18,15 +18,15 @@ from tilewright.frontends.zoo.gpt import gpt
 from tilewright.ir import Func, Level, Module
 from tilewright.kernel_builds import emit_kernels, kernel_codes
 from tilewright.kernel_program import alone, constants_of
-from tilewright.library_arbitration import InNetwork
-from tilewright.library_attention import attentions_in
-from tilewright.library_candidates import library_candidates
-from tilewright.library_choice import LibraryChoice
-from tilewright.library_comparison import standing_alone
-from tilewright.library_groups import attention_groups
-from tilewright.library_known import Known, fact_of, facts_in, with_facts, with_true_constants
-from tilewright.library_program import inlined, library_kernels, program_around
-from tilewright.library_wholes import with_whole_kernels
+from tilewright.libraries.arbitration import InNetwork
+from tilewright.libraries.candidates import library_candidates
+from tilewright.libraries.choice import LibraryChoice
+from tilewright.libraries.comparison import standing_alone
+from tilewright.libraries.groups import attention_groups
+from tilewright.libraries.matching.attention import attentions_in
+from tilewright.libraries.matching.known import Known, fact_of, facts_in, with_facts, with_true_constants
+from tilewright.libraries.program import inlined, library_kernels, program_around
+from tilewright.libraries.wholes import with_whole_kernels
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import PACKING, stage_texts
 from tilewright.planning import plan_module
@@ -243,7 +243,7 @@ def test_three_kernels_come_back_where_the_network_is_slower(
         seen.extend(len(library_kernels(finished(some))) for some in (programs, {}))
         return InNetwork({}, sorted(programs))
 
-    monkeypatch.setattr("tilewright.library_choice.arbitrated_libraries", refuse_all)
+    monkeypatch.setattr("tilewright.libraries.choice.arbitrated_libraries", refuse_all)
     choice = LibraryChoice(CudnnMeasurer(5e-5), progress=False, streams="model")  # type: ignore[arg-type]
     chosen = choice.choose(with_skeletons(bert))
     assert seen[0] > seen[1] == 0

@@ -10,11 +10,11 @@ from library_samples import FakeCublasLt, FakeLibraryDevice
 
 from tilewright.costmodel import load_hardware
 from tilewright.ir import Func, Module, parse
-from tilewright.ir.interpreter import interpret
-from tilewright.library_candidates import library_candidates, products_in
-from tilewright.library_comparison import standing_alone
-from tilewright.library_program import Call, inlined, library_kernels, program_around
-from tilewright.library_weights import with_constant_weights
+from tilewright.ir.interpreter.run import interpret
+from tilewright.libraries.candidates import library_candidates, products_in
+from tilewright.libraries.comparison import standing_alone
+from tilewright.libraries.program import Call, inlined, library_kernels, program_around
+from tilewright.libraries.weights import with_constant_weights
 from tilewright.runtime.libraries.cublaslt import CublasLt
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.matmul import MatmulProblem

@@ -14,10 +14,10 @@ from test_library_candidates import contract, kernel_of, random_arrays, run_main
 from tilewright.costmodel import load_hardware
 from tilewright.ir import Func, Module
 from tilewright.ir.types import storage_dtype
-from tilewright.library_candidates import convolutions_in, library_candidates
-from tilewright.library_comparison import standing_alone
-from tilewright.library_program import Call, library_kernels, program_around
-from tilewright.library_weights import with_constant_weights
+from tilewright.libraries.candidates import convolutions_in, library_candidates
+from tilewright.libraries.comparison import standing_alone
+from tilewright.libraries.program import Call, library_kernels, program_around
+from tilewright.libraries.weights import with_constant_weights
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
 from tilewright.runtime.libraries.convolution import Array4, ConvolutionProblem
 from tilewright.runtime.libraries.cudnn import KEPT_GRAPHS, Cudnn
@@ -115,7 +115,7 @@ def operands_of(kernel: Func, call: Call, arrays: list[np.ndarray]) -> list[np.n
     """The arguments of a call, filters rearranged as its program does."""
     known = dict(zip((call.kernel or kernel).params, arrays, strict=True))
     for op in call.weights:
-        from tilewright.library_program import outlined
+        from tilewright.libraries.program import outlined
 
         f = replace(outlined("main", [op], op.operands, op.results), name="main")
         (known[op.result],) = run_main(Module("weights", (f,)), [known[v] for v in op.operands])

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tilewright.runtime.cuda_eager import EagerReplay
-from tilewright.runtime.cuda_graph import CapturedGraph, ExplicitGraph
-from tilewright.runtime.cuda_launch import LibraryLaunch
+from tilewright.runtime.cuda.eager import EagerReplay
+from tilewright.runtime.cuda.graph import CapturedGraph, ExplicitGraph
+from tilewright.runtime.cuda.launch import LibraryLaunch
 from tilewright.runtime.errors import DeviceError
-from tilewright.runtime.plan import Launch
+from tilewright.runtime.plan.execution_plan import Launch
 
 
 class FakeContext:

@@ -17,11 +17,11 @@ from tilewright.costmodel import load_hardware
 from tilewright.frontends.zoo.gpt import gpt
 from tilewright.ir import Func, Module, parse, show
 from tilewright.kernel_program import alone
-from tilewright.library_candidates import graphs_in, library_candidates, products_in
-from tilewright.library_known import Known
-from tilewright.library_matmul import BUFFER_DTYPE
-from tilewright.library_norm import norms_in
-from tilewright.library_program import library_kernels, program_around
+from tilewright.libraries.candidates import graphs_in, library_candidates, products_in
+from tilewright.libraries.matching.known import Known
+from tilewright.libraries.matching.matmul import BUFFER_DTYPE
+from tilewright.libraries.matching.norm import norms_in
+from tilewright.libraries.program import library_kernels, program_around
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.libraries.convolution import Array4
 from tilewright.runtime.libraries.cudnn import Cudnn

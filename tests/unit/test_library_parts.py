@@ -10,11 +10,11 @@ from test_library_candidates import random_arrays, run_main
 from test_library_choice import FakeMeasurer, same_results
 
 from tilewright.ir import Module, parse
-from tilewright.library_candidates import products_in
-from tilewright.library_choice import LibraryChoice
-from tilewright.library_parts import parts_of
-from tilewright.library_program import library_kernels
-from tilewright.library_wholes import with_whole_kernels
+from tilewright.libraries.candidates import products_in
+from tilewright.libraries.choice import LibraryChoice
+from tilewright.libraries.parts import parts_of
+from tilewright.libraries.program import library_kernels
+from tilewright.libraries.wholes import with_whole_kernels
 
 __all__ = ["same_results"]
 

@@ -14,22 +14,22 @@ from test_library_candidates import candidates, epilogue_kernel, whole
 from tilewright.executable import Artifact, Executable, load
 from tilewright.ir import Level
 from tilewright.kernel_builds import emit_kernels, kernel_codes
-from tilewright.library_program import inlined, library_kernels
-from tilewright.measuring import RandomConstants
+from tilewright.libraries.program import inlined, library_kernels
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import PACKING, stage_texts
 from tilewright.planning import plan_module
-from tilewright.runtime.container import SOURCE_SUFFIX
 from tilewright.runtime.errors import DeviceError, DeviceMissingError, RuntimeInputError
 from tilewright.runtime.libraries import cublaslt_api as api
 from tilewright.runtime.libraries.cublaslt import CublasLt
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.matmul import MatmulProblem, Matrix
 from tilewright.runtime.libraries.plan_libraries import PlanLibraries
-from tilewright.runtime.null import NullDevice
-from tilewright.runtime.plan import LANGUAGES, ExecutionPlan
+from tilewright.runtime.null.device import NullDevice
+from tilewright.runtime.plan.container import SOURCE_SUFFIX
+from tilewright.runtime.plan.execution_plan import LANGUAGES, ExecutionPlan
 from tilewright.runtime.shared_memory import Shared
 from tilewright.targets import resolve_target
+from tilewright.tuning.kernels.measuring import RandomConstants
 
 PROBLEM = MatmulProblem(
     4, 6, 8, 2, "float32", "float32", False, True, Matrix(4, 32), Matrix(6, 48), Matrix(4, 24)
@@ -90,7 +90,7 @@ def test_the_null_device_takes_them() -> None:
 
 
 def test_other_devices_refuse_them_in_one_sentence() -> None:
-    from tilewright.codegen.emulator_build import EmulatorBuilder
+    from tilewright.codegen.builders.emulator_build import EmulatorBuilder
     from tilewright.runtime.emulator import EmulatorDevice
 
     with EmulatorDevice(EmulatorBuilder()) as device, pytest.raises(RuntimeInputError, match="got library"):
@@ -211,7 +211,7 @@ def test_failures_name_the_function_and_the_status() -> None:
 
 
 def test_random_constants_are_made_for_programs() -> None:
-    from tilewright.library_comparison import standing_alone
+    from tilewright.libraries.comparison import standing_alone
 
     program = candidates(epilogue_kernel("q", 12))[0]
     alone = standing_alone(program, {1, 2})

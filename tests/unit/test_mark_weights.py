@@ -6,8 +6,8 @@ import pytest
 import tilewright as tw
 from tilewright.ir import Func, Level
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.passes.lower.skeletons.matrix_plan import matrix_view
-from tilewright.passes.tensor.matrix_problem import matrix_problem
+from tilewright.passes.kernels.matrix.plan import matrix_view
+from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.pipelines import stage_texts
 
 TARGET = "cuda:sm_90a"

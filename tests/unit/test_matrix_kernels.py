@@ -17,10 +17,10 @@ from matrix_samples import (
     view_of,
 )
 
-from tilewright.codegen.nvrtc import compile_cuda
+from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.ir import InputError, walk
-from tilewright.passes.lower.skeletons.matrix import lower_matrix
-from tilewright.passes.lower.skeletons.matrix_plan import MatrixPlan
+from tilewright.passes.kernels.matrix.lowering import lower_matrix
+from tilewright.passes.kernels.matrix.plan import MatrixPlan
 
 pytestmark = pytest.mark.emulator
 

@@ -8,13 +8,13 @@ from codegen_samples import kernel as thread_kernel
 from matrix_samples import THREAD, lowered, product
 from thread_kernels import CTX, kernel
 
-from tilewright.codegen.shared_layout import shared_layout, swizzled_column
+from tilewright.codegen.emit.shared_layout import shared_layout, swizzled_column
 from tilewright.ir import Block, Func, InputError, Module, TensorType, UnsupportedError, walk
 from tilewright.ir.expr import Sym, binary
 from tilewright.ir.simplify import simplify
 from tilewright.kernel_program import alone
 from tilewright.passes import Pipeline, run_pipeline
-from tilewright.passes.lower.skeletons.matrix_plan import MatrixPlan
+from tilewright.passes.kernels.matrix.plan import MatrixPlan
 
 GEMM = product("f16", ("64, 512", "64, 512"), "m: 64, n: 64", "c: 512", ("[m, c]", "[n, c]"))
 

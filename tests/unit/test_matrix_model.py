@@ -7,17 +7,23 @@ import pytest
 from matrix_samples import contraction, product, view_of
 
 from tilewright.costmodel import load_hardware
-from tilewright.costmodel.bound_terms import MEASURED_LOOP
-from tilewright.costmodel.choose_matrix import (
+from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
+from tilewright.ir import Func, InputError, Module
+from tilewright.kernel_program import alone
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.kernels.matrix.bound import least_matrix_s, matrix_bound, tensor_flops_per_s
+from tilewright.passes.kernels.matrix.choice import (
     SETS_GAIN,
     best_point,
     choose_matrix,
     has_tensor_cores,
     likely_matrix,
 )
-from tilewright.costmodel.matrix_bound import least_matrix_s, matrix_bound, tensor_flops_per_s
-from tilewright.costmodel.matrix_estimator import estimate_matrix
-from tilewright.costmodel.matrix_space import (
+from tilewright.passes.kernels.matrix.estimator import estimate_matrix
+from tilewright.passes.kernels.matrix.lowering import lower_matrix
+from tilewright.passes.kernels.matrix.plan import MatrixPlan
+from tilewright.passes.kernels.matrix.problem import matrix_problem
+from tilewright.passes.kernels.matrix.space import (
     MatrixProblem,
     legal,
     matrix_space,
@@ -25,13 +31,7 @@ from tilewright.costmodel.matrix_space import (
     raster_of,
     shared_bytes,
 )
-from tilewright.ir import Func, InputError, Module
-from tilewright.kernel_program import alone
-from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.passes.lower.skeletons.matrix import lower_matrix
-from tilewright.passes.lower.skeletons.matrix_plan import MatrixPlan
 from tilewright.passes.tensor.choose_parameters import contract_candidates, least_s
-from tilewright.passes.tensor.matrix_problem import matrix_problem
 from tilewright.passes.tensor.pack_weights import round_to_tf32
 from tilewright.targets import resolve_target
 

@@ -18,7 +18,7 @@ from matrix_samples import (
 )
 
 from tilewright.codegen import emit_opencl
-from tilewright.codegen.nvrtc import compile_cuda
+from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.ir import InputError, Module, UnsupportedError, walk
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 

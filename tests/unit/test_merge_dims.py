@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import tilewright as tw
 from tilewright.ir import interpret, parse, verify
-from tilewright.ir.tensor_ops import dims
+from tilewright.ir.tensor.ops import dims
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 
 FMA = "{ ^(%e0: f32, %e1: f32, %e2: f32) %e3 = scalar.fma(%e0, %e1, %e2) : f32 scalar.yield(%e3) }"

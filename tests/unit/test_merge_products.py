@@ -6,10 +6,10 @@ import pytest
 import tilewright as tw
 from tilewright.ir import Constants, Level, Module, parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.analysis.index_sets import is_padded_copy
 from tilewright.passes.graph.kernel_savings import Savings
-from tilewright.passes.lower.skeletons.matrix_plan import matrix_view
-from tilewright.passes.tensor.index_sets import is_padded_copy
-from tilewright.passes.tensor.matrix_problem import matrix_problem
+from tilewright.passes.kernels.matrix.plan import matrix_view
+from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.pipelines import stage_texts
 
 CTX = PassContext(target="cuda:sm_90a", verify_each=True, reproducer_folder=None)

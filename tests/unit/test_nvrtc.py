@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from runtime_samples import BODIES, source
 
-from tilewright.codegen import nvrtc
-from tilewright.codegen.cache import BinaryCache
-from tilewright.codegen.compile_many import compile_cached, compile_many
-from tilewright.codegen.cubin import Resources, read_resources
-from tilewright.codegen.nvrtc import compile_cuda, supported_archs
+from tilewright.codegen.builders import nvrtc
+from tilewright.codegen.builders.cache import BinaryCache
+from tilewright.codegen.builders.compile_many import compile_cached, compile_many
+from tilewright.codegen.builders.cubin import Resources, read_resources
+from tilewright.codegen.builders.nvrtc import compile_cuda, supported_archs
 from tilewright.ir.errors import InputError, WorkError
 
 SPILLING = """
@@ -123,7 +123,7 @@ def test_many_in_order_through_the_cache(tmp_path, monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr("tilewright.codegen.compile_many.compile_cuda", refuse)
+    monkeypatch.setattr("tilewright.codegen.builders.compile_many.compile_cuda", refuse)
     assert compile_many(sources, arch="sm_80", cache=cache, progress=False) == first
     with pytest.raises(AssertionError):
         compile_cached(sources[0][1], arch="sm_90a", cache=cache)

@@ -5,13 +5,13 @@ import warnings
 
 import pytest
 
-from tilewright.codegen.cache import BinaryCache
+from tilewright.codegen.builders.cache import BinaryCache
 from tilewright.runtime.errors import KernelBuildError
 from tilewright.runtime.opencl import programs
 from tilewright.runtime.opencl.build_process import BuildProcess, ProcessEndedError
 from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.opencl.programs import BUILD_OPTIONS
-from tilewright.runtime.plan import KernelCode
+from tilewright.runtime.plan.execution_plan import KernelCode
 
 KERNELS = [
     KernelCode(f"k{i}", f"k{i}", "opencl", f"kernel void k{i}(global float* x) {{ x[{i}] = 1.0f; }}")

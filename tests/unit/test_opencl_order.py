@@ -6,12 +6,12 @@ from opencl_samples import WatchedDriver, expected, random_plan, random_words
 from runtime_samples import diamond, diamond_result, random_floats
 
 import tilewright as tw
-from tilewright.runtime.arena_check import find_hazards
+from tilewright.runtime.arena.check import find_hazards
 from tilewright.runtime.errors import DeviceError
 from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.opencl.order import order_of
-from tilewright.runtime.stream_assignment import launch_dag, with_streams
 from tilewright.runtime.streams import plan_streams
+from tilewright.runtime.streams.assignment_choice import launch_dag, with_streams
 
 DIAMOND = diamond()
 WEIGHTS = {"w": random_words(99)}

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from tilewright.cli import main
 from tilewright.runtime.errors import DeviceMissingError
 from tilewright.runtime.opencl import platforms, trust
 from tilewright.runtime.opencl.platforms import full_name, list_opencl_devices, matches
 from tilewright.runtime.opencl.trust import Verdict, find_device
+from tilewright.tools.cli import main
 
 CPU, GPU = 2, 4
 VARIABLES = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH")

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 from runtime_samples import diamond
 
-from tilewright.codegen.cache import BinaryCache
+from tilewright.codegen.builders.cache import BinaryCache
 from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.opencl.programs import GROUP, ProgramBuilder
-from tilewright.runtime.plan import KernelCode
+from tilewright.runtime.plan.execution_plan import KernelCode
 
 KERNELS = diamond().kernels
 

@@ -11,7 +11,7 @@ from runtime_samples import diamond, floats, launch
 from tilewright.runtime.errors import KernelBuildError
 from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.opencl.proof import Prover
-from tilewright.runtime.plan import ExecutionPlan, KernelCode
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, KernelCode
 
 PLAN = diamond()
 GROUP = [list(PLAN.kernels)]

@@ -9,13 +9,13 @@ from opencl_samples import expected, random_plan, random_words
 from runtime_samples import SIZE, diamond, diamond_result, floats, launch, random_floats
 
 from tilewright.codegen.dialect_opencl import OpenClDialect
-from tilewright.codegen.emit_kernel import emit_opencl  # noqa: F401  (defines the helpers)
-from tilewright.codegen.prelude import Prelude
+from tilewright.codegen.emit.kernel import emit_opencl  # noqa: F401  (defines the helpers)
+from tilewright.codegen.prelude.registry import Prelude
 from tilewright.runtime.errors import DeviceError, KernelBuildError, OutOfMemoryError, RuntimeInputError
 from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.opencl.memory import OpenClPool
 from tilewright.runtime.opencl.programs import ProgramBuilder
-from tilewright.runtime.plan import Buffer, ExecutionPlan
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 
 PLAN = diamond()
 X, W = random_floats(1), random_floats(2)

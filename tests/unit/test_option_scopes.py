@@ -3,9 +3,9 @@
 import pytest
 from command_samples import refused
 
-from tilewright.arguments.parsing import CommandParser, whole
-from tilewright.arguments.scope import NETWORKS, ArgumentError, Given, Scope
-from tilewright.cli import parser
+from tilewright.tools.arguments.parsing import CommandParser, whole
+from tilewright.tools.arguments.scope import NETWORKS, ArgumentError, Given, Scope
+from tilewright.tools.cli import parser
 
 COMPILED_ONLY = (
     "--tune measure", "--precision fp16", "--conv-algorithm fft", "--no-libraries", "--streams exact",

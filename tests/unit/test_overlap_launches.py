@@ -11,16 +11,17 @@ from kernels_apart import without_chains
 from runtime_samples import diamond
 
 import tilewright as tw
-from tilewright.codegen import emit_cuda, emit_opencl, nvrtc
-from tilewright.codegen.nvrtc import compile_cuda, load_nvrtc
+from tilewright.codegen import emit_cuda, emit_opencl
+from tilewright.codegen.builders import nvrtc
+from tilewright.codegen.builders.nvrtc import compile_cuda, load_nvrtc
 from tilewright.driver import build, lower
 from tilewright.ir import Func, InputError, parse, walk
-from tilewright.ir.thread_launch_ops import RELEASE, WAIT
+from tilewright.ir.thread.launch_ops import RELEASE, WAIT
 from tilewright.kernel_builds import kernel_codes
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.plan import ExecutionPlan
-from tilewright.runtime.plan_check import find_faults
+from tilewright.runtime.plan.check import find_faults
+from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.targets import resolve_target
 
 #: a map, a contraction through shared memory, a pool, a dense layer; two inputs that are no constants

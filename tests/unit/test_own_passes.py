@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.cli import main
 from tilewright.ir import Func, Level, Module
 from tilewright.own_passes import OwnPasses
 from tilewright.passes import (
@@ -20,6 +19,7 @@ from tilewright.passes import (
     scoped_registry,
 )
 from tilewright.streaming import compile as compile_streamed
+from tilewright.tools.cli import main
 
 NET = """
 module @net {

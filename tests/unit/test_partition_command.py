@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.cli import main
+from tilewright.tools.cli import main
 
 PAGE = (Path(__file__).parents[2] / "docs" / "partition.md").read_text(encoding="utf-8")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tilewright.cli import main
-from tilewright.commands.partition_network import bytes_received, facts_of_part
 from tilewright.ir import parse, parse_file
+from tilewright.tools.cli import main
+from tilewright.tools.commands.partition_network import bytes_received, facts_of_part
 
 NET = """
 module @net {

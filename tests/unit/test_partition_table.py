@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.cli import main
-from tilewright.passes.tensor.partitioners import PARTITIONERS
+from tilewright.passes.tensor.fusion.partitioners import PARTITIONERS
+from tilewright.tools.cli import main
 
 NETWORK = str(Path(__file__).parents[1] / "data" / "relay" / "lstm.relay")
 

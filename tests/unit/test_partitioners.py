@@ -11,17 +11,17 @@ from tilewright import frontends
 from tilewright.costmodel import load_hardware
 from tilewright.ir import InputError, interpret, parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.passes.tensor.kernel_groups import partition
-from tilewright.passes.tensor.partition_candidates import (
+from tilewright.passes.tensor.fusion.kernel_groups import partition
+from tilewright.passes.tensor.fusion.partition_candidates import (
     FoundGroup,
     candidates,
     register_group_kind,
     unregister_group_kind,
 )
-from tilewright.passes.tensor.partition_exact import waiting
-from tilewright.passes.tensor.partition_graph import OpGraph
-from tilewright.passes.tensor.partition_legality import legal
-from tilewright.passes.tensor.partitioners import (
+from tilewright.passes.tensor.fusion.partition_exact import waiting
+from tilewright.passes.tensor.fusion.partition_graph import OpGraph
+from tilewright.passes.tensor.fusion.partition_legality import legal
+from tilewright.passes.tensor.fusion.partitioners import (
     PARTITIONERS,
     as_partition,
     choose,

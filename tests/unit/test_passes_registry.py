@@ -17,9 +17,9 @@ from tilewright.passes import (
     find_pass,
     pass_defs,
     register_pass,
-    registry,
     scoped_registry,
 )
+from tilewright.passes.framework import registry
 
 
 @pytest.fixture(autouse=True)

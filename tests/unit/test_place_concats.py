@@ -11,12 +11,12 @@ from unbuilt_plans import plan_of
 import tilewright as tw
 from tilewright import pipelines
 from tilewright.frontends import relay
-from tilewright.ir.join_ops import layout_in, placed
+from tilewright.ir.tensor.join_ops import layout_in, placed
 from tilewright.ir.types import TensorType
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
-from tilewright.runtime.arena_check import find_hazards
+from tilewright.runtime.arena.check import find_hazards
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.plan import ExecutionPlan
+from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 RELAY = Path(__file__).parents[1] / "data" / "relay"
 PASSES = ("join-concats,\nfold-constant-tensors,\n", "place-concats,\n")

@@ -6,9 +6,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tilewright as tw
-from tilewright.cli import main
-from tilewright.commands.network import parse_shapes
 from tilewright.ir import Block, Func, Level, Module, Op, TensorType, Value
+from tilewright.tools.cli import main
+from tilewright.tools.commands.network import parse_shapes
 
 NAMES = (
     "input ids", "x[0]", "x+1", "f(x)", "a;b", "входной", "y" * 5000, " ", "input_ids", 'a"b\n', "x=1,2",

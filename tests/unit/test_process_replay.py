@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewright.codegen.cubin import read_resources
+from tilewright.codegen.builders.cubin import read_resources
 from tilewright.tools.process_replay import __main__ as replay
 from tilewright.tools.process_replay import recording
 from tilewright.tools.process_replay.comparison import compare

@@ -10,11 +10,11 @@ import pytest
 from kernels_apart import without_chains
 
 import tilewright as tw
-from tilewright.cli import main
-from tilewright.profile import CopySpan, LaunchSpan, ProcessorSpan, Profile
-from tilewright.profiling import serial_plan
-from tilewright.runtime.stream_assignment import launch_dag
-from tilewright.timeline import covered
+from tilewright.profiling.kernel_times import serial_plan
+from tilewright.profiling.profile import CopySpan, LaunchSpan, ProcessorSpan, Profile
+from tilewright.profiling.timeline import covered
+from tilewright.runtime.streams.assignment_choice import launch_dag
+from tilewright.tools.cli import main
 
 #: two products side by side, joined
 FORK = """#[version = "0.0.5"]

@@ -9,17 +9,17 @@ from kernels_apart import without_chains
 import tilewright as tw
 from tilewright import distributed
 from tilewright.codegen import EmulatorBuilder
-from tilewright.codegen.nvrtc import compile_cuda
-from tilewright.codegen.stamps import ARRIVAL, END, STAMPS_PER_BLOCK, START
+from tilewright.codegen.builders.nvrtc import compile_cuda
+from tilewright.codegen.emit.stamps import ARRIVAL, END, STAMPS_PER_BLOCK, START
 from tilewright.executable import Executable
-from tilewright.launch_marks import mark_source, marked
-from tilewright.profile import Profile
-from tilewright.runtime.arena_lifetimes import LaunchOrder
+from tilewright.profiling.launch_marks import mark_source, marked
+from tilewright.profiling.profile import Profile
+from tilewright.profiling.stamp_reading import launch_spans
+from tilewright.runtime.arena.lifetimes import LaunchOrder
 from tilewright.runtime.communication.kernel import CommunicationKernel
 from tilewright.runtime.communication.threads import ThreadCommunicator, ThreadWorld
 from tilewright.runtime.emulator import EmulatorDevice
-from tilewright.runtime.plan import ExecutionPlan, KernelCode, Launch
-from tilewright.stamp_reading import launch_spans
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, KernelCode, Launch
 
 NET = """#[version = "0.0.5"]
 def @main(%data: Tensor[(4, 8), float32], %w: Tensor[(6, 8), float32]) -> Tensor[(4, 6), float32] {

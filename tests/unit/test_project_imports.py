@@ -20,7 +20,7 @@ MAY_IMPORT = {
 }
 FILES_THAT_MAY_IMPORT = {
     # The recorder of the process replay puts a module that builds nothing in the place of NVRTC.
-    "cuda": {"codegen/nvrtc.py", "runtime/cuda.py", "tools/process_replay/recorder.py"},
+    "cuda": {"codegen/builders/nvrtc.py", "runtime/cuda/device.py", "tools/process_replay/recorder.py"},
 }
 
 
@@ -71,7 +71,7 @@ def test_folder_keeps_to_the_import_table(folder):
         ("ir/types.py", "from tilewright import compile"),
         ("ir/types.py", "from tilewright import frontends"),
         ("ir/types.py", "import tilewright"),
-        ("runtime/plan.py", "from tilewright.ir.errors import InputError"),
+        ("runtime/plan/execution_plan.py", "from tilewright.ir.errors import InputError"),
         ("codegen/emit.py", "from tilewright.costmodel import hardware"),
         ("frontends/relay/load.py", "from . import grammar"),
         ("passes/graph/fuse.py", "from cuda.bindings import driver"),
@@ -85,9 +85,9 @@ def test_a_wrong_import_is_found(path, source):
     ("path", "source"),
     [
         ("passes/lower/graph_to_tensor.py", "from tilewright.ir import Module"),
-        ("tools/irdump.py", "import tilewright"),
-        ("runtime/cuda.py", "from cuda.bindings import driver"),
-        ("runtime/null.py", "from tilewright.runtime.plan import ExecutionPlan"),
+        ("tools/irdump/command.py", "import tilewright"),
+        ("runtime/cuda/device.py", "from cuda.bindings import driver"),
+        ("runtime/null/device.py", "from tilewright.runtime.plan.execution_plan import ExecutionPlan"),
     ],
 )
 def test_a_right_import_passes(path, source):

@@ -7,7 +7,7 @@ import pytest
 import tilewright as tw
 from tilewright.frontends.relay.importer import import_module
 from tilewright.frontends.relay.load import read_source
-from tilewright.frontends.relay.rules import RULES
+from tilewright.frontends.relay.rule_table import RULES
 from tilewright.ir import InputError, UnsupportedError
 
 HEADER = '#[version = "0.0.5"]\n'

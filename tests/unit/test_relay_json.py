@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.frontends.relay import ast
-from tilewright.frontends.relay.json_reader import read_json
-from tilewright.frontends.relay.text import read_text
+from tilewright.frontends.relay.reading import ast
+from tilewright.frontends.relay.reading.json_reader import read_json
+from tilewright.frontends.relay.reading.text import read_text
 from tilewright.ir import InputError
 
 

@@ -9,7 +9,7 @@ from tilewright.frontends.emitter import Emitter
 from tilewright.frontends.relay.attributes import Attributes
 from tilewright.frontends.relay.importer import import_module
 from tilewright.frontends.relay.load import read_source
-from tilewright.frontends.relay.rules_csr import RULES
+from tilewright.frontends.relay.rules.csr import RULES
 from tilewright.ir import Func, Level, Module, TensorType, UnsupportedError, Value
 from tilewright.ir.constants import Constants
 

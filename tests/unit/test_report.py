@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 import tilewright as tw
-from tilewright import tuning
-from tilewright.cli import main
 from tilewright.executable import Executable
 from tilewright.ir import parse
+from tilewright.tools.cli import main
 from tilewright.tools.report import Facts, FusedOps, collect, report_page
 from tilewright.tools.report.memory_figure import live_bytes, spans_of
 from tilewright.tools.report.timing import timing_of
+from tilewright.tuning import tuner as tuning
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "headless_shell")
 FIGURES = {"time-kernels", "time-classes", "timeline", "roofline", "graph", "memory"}

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 import tilewright as tw
-from tilewright.cli import main
 from tilewright.executable import Executable
 from tilewright.ir import InputError
-from tilewright.runtime.container import read_container, write_container
+from tilewright.runtime.plan.container import read_container, write_container
+from tilewright.tools.cli import main
 from tilewright.tools.report import collect, report_page
 
 NET = """module @net {

@@ -12,12 +12,12 @@ from test_report import Page, Sample, sample
 
 import tilewright as tw
 from tilewright.executable import Executable
-from tilewright.modelled_profile import modelled_profile
-from tilewright.runtime.stream_assignment import launch_dag
+from tilewright.profiling.modelled_profile import modelled_profile
 from tilewright.runtime.streams import Work
-from tilewright.stream_choice import BOUNDARY_S
+from tilewright.runtime.streams.assignment_choice import launch_dag
 from tilewright.tools.report import collect, report_page
 from tilewright.tools.report.timeline_figure import waits_across
+from tilewright.tuning.stream_choice import BOUNDARY_S
 
 #: two branches of a product each; that they are different ops keeps them from being one product
 FORK = """#[version = "0.0.5"]

@@ -5,12 +5,12 @@ import pytest
 from relay_builder import Net
 
 import tilewright as tw
-from tilewright.codegen.nvrtc import compile_cuda
+from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.costmodel import RowReduceProblem, load_hardware
-from tilewright.costmodel.choose_rows import RowAccess, choose_rows
 from tilewright.driver import lower
 from tilewright.ir import InputError, Pairs, parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.kernels.rows.space import RowAccess, choose_rows
 from tilewright.targets import resolve_target
 from tilewright.tools.check_skeletons import ROWS
 

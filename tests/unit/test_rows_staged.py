@@ -5,13 +5,13 @@ import pytest
 from test_rows_channels_last import kernels
 
 import tilewright as tw
-from tilewright.codegen.nvrtc import compile_cuda
+from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.costmodel import RowReduceProblem, load_hardware
-from tilewright.costmodel.choose_staged import choose_staged, copied_lanes, read_wavefronts
-from tilewright.costmodel.parameters import RowReduceParameters
+from tilewright.costmodel.kernels.parameters import RowReduceParameters
 from tilewright.driver import lower
 from tilewright.ir import InputError, UnsupportedError, parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.kernels.rows.staged_space import choose_staged, copied_lanes, read_wavefronts
 from tilewright.targets import resolve_target
 
 _ADD = (

@@ -13,7 +13,7 @@ from tilewright.runtime import dlpack
 from tilewright.runtime.arrays import check_constants, host_array, host_inputs
 from tilewright.runtime.dtypes import DTYPES, dtype_named
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.plan import Buffer, ExecutionPlan
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 
 PLAN = diamond()
 

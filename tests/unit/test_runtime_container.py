@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runtime_samples import diamond, random_floats
 
-from tilewright.runtime import container
-from tilewright.runtime.container import SavedExecutable, read_container, write_container
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.tensor_file import read_tensors, write_tensors
+from tilewright.runtime.plan import container
+from tilewright.runtime.plan.container import SavedExecutable, read_container, write_container
+from tilewright.runtime.plan.tensor_file import read_tensors, write_tensors
 
 W = random_floats(0)
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runtime_samples import diamond
 
-from tilewright.runtime.arena_check import check_arena, find_hazards
+from tilewright.runtime.arena.check import check_arena, find_hazards
+from tilewright.runtime.arena.placement import ArenaLayout, place_arena, plan_arena
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.memory import ArenaLayout, place_arena, plan_arena
-from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 
 
 @st.composite

@@ -5,7 +5,7 @@ import pytest
 from runtime_samples import diamond, random_floats
 
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
-from tilewright.runtime.null import NullDevice, Operation
+from tilewright.runtime.null.device import NullDevice, Operation
 
 PLAN = diamond()
 X, W = random_floats(1), random_floats(2)

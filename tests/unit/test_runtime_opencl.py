@@ -10,7 +10,7 @@ from runtime_samples import SIZE, diamond, diamond_result, floats, launch, rando
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import DeviceError, DeviceMissingError, KernelBuildError, RuntimeInputError
 from tilewright.runtime.opencl.device import OpenClDevice
-from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 
 PLAN = diamond()
 X, W = random_floats(1), random_floats(2)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from runtime_samples import diamond, floats
 
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelResources
-from tilewright.runtime.plan_check import find_faults
+from tilewright.runtime.plan.check import find_faults
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelResources
 
 PLAN = diamond()
 

@@ -13,7 +13,7 @@ from runtime_samples import diamond, diamond_result, random_floats
 
 import tilewright as tw
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.null import NullDevice
+from tilewright.runtime.null.device import NullDevice
 from tilewright.runtime.opencl.device import OpenClDevice
 
 PLAN = diamond()

@@ -12,7 +12,7 @@ import tilewright as tw
 from tilewright.codegen import EmulatorBuilder
 from tilewright.runtime.emulator import EmulatorDevice
 from tilewright.runtime.errors import DeviceError
-from tilewright.runtime.null import NullDevice
+from tilewright.runtime.null.device import NullDevice
 from tilewright.runtime.opencl.device import OpenClDevice
 
 THREADS = 8

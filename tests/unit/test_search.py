@@ -5,14 +5,14 @@ import pytest
 from search_samples import TARGET, StandInMeasurer, dense_kernel, efficiencies, task_of
 
 import tilewright as tw
-from tilewright.arbitration import Verdict
-from tilewright.budget import Budget, budget_seconds
 from tilewright.driver import lower
 from tilewright.ir import InputError, UnsupportedError
-from tilewright.kernel_outcome import outcome_in, outcome_of, record_of
-from tilewright.search import BATCH, run_searches
-from tilewright.search_space import search_space
-from tilewright.tuning_report import report_of, violations_of
+from tilewright.tuning.budget import Budget, budget_seconds
+from tilewright.tuning.kernels.kernel_outcome import outcome_in, outcome_of, record_of
+from tilewright.tuning.kernels.search import BATCH, run_searches
+from tilewright.tuning.kernels.search_space import search_space
+from tilewright.tuning.network_arbitration import Verdict
+from tilewright.tuning.report import report_of, violations_of
 
 
 @pytest.fixture(scope="module")

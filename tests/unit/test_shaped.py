@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright import opened_device
-from tilewright.buckets import Buckets
-from tilewright.cli import main
-from tilewright.devices import open_device
 from tilewright.ir import InputError, Module, parse
-from tilewright.shaped import ShapedExecutable
+from tilewright.running import opened_device
+from tilewright.running.buckets import Buckets
+from tilewright.running.devices import open_device
+from tilewright.running.shaped import ShapedExecutable
+from tilewright.tools.cli import main
 
 BATCHES = (1, 2, 8)
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from tilewright.codegen.nvrtc import compile_cuda
+from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.driver import lower
 from tilewright.ir import InputError, Pairs
-from tilewright.passes.invariants import find_invariant
+from tilewright.passes.framework.invariants import find_invariant
 from tilewright.targets import resolve_target
 from tilewright.tools.check_skeletons import CASES, check, prepared
 

@@ -5,8 +5,8 @@ import pytest
 from graph_op_agreement import lowered, module_of
 
 import tilewright as tw
-from tilewright.costmodel import sorting_pays
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.kernels.ordered.choose_scatter import sorting_pays
 from tilewright.passes.tensor import sort_scatters
 from tilewright.targets import resolve_target
 

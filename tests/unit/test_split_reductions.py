@@ -8,12 +8,12 @@ import tilewright as tw
 from tilewright.frontends.relay.importer import import_module
 from tilewright.frontends.relay.load import read_source
 from tilewright.ir import Builder, parse
-from tilewright.ir.tensor_ops import dims
+from tilewright.ir.tensor.ops import dims
 from tilewright.ir.types import storage_dtype
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.kernels.matrix.reduction_parts import split
+from tilewright.passes.kernels.matrix.split_estimates import matrix_estimates
 from tilewright.passes.lower.algorithm_cost import kernels_of
-from tilewright.passes.tensor.reduction_parts import split
-from tilewright.passes.tensor.split_estimates import matrix_estimates
 from tilewright.targets import resolve_target
 
 H100 = resolve_target("cuda:sm_90a")

@@ -7,12 +7,12 @@ import pytest
 from concat_networks import network
 
 import tilewright as tw
-from tilewright.runtime.arena_check import check_arena
+from tilewright.runtime.arena.check import check_arena
 from tilewright.runtime.errors import DeviceMissingError, RuntimeInputError
-from tilewright.runtime.plan import Buffer, ExecutionPlan, KernelCode, Launch
-from tilewright.runtime.stream_assignment import launch_dag, with_streams
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 from tilewright.runtime.streams import Dag, plan_streams
-from tilewright.stream_choice import KernelCost, choose_streams, work_of
+from tilewright.runtime.streams.assignment_choice import launch_dag, with_streams
+from tilewright.tuning.stream_choice import KernelCost, choose_streams, work_of
 
 POLICIES = ("serial", "exact", "nimble", "nimble-code", "ios", "resource", "limited(2)")
 

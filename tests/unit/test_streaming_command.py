@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewright.cli import main
-from tilewright.commands.stream_run import streaming_lines
 from tilewright.streaming import calibration
+from tilewright.tools.cli import main
+from tilewright.tools.commands.stream_run import streaming_lines
 
 NETWORK = "zoo:gpt{layers=1, width=16, heads=1, vocabulary=20, context=4, sequence=4}"
 RUN = ["run", NETWORK, "--target", "opencl"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.cli import main
 from tilewright.runtime.streams import NAMES
+from tilewright.tools.cli import main
 
 FORK = {"n": 4, "edges": [[0, 1], [0, 2], [1, 3], [2, 3], [0, 3]]}
 

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from tilewright import cli
 from tilewright.runtime.temporary_folder import TemporaryFolder
+from tilewright.tools import cli
 
 PREFIX = "tilewright-test-"
 HOLDER = """
@@ -112,7 +112,7 @@ def test_sigterm_ends_a_command_as_an_error_would(temporary, monkeypatch, capsys
         finally:
             folder.close()
 
-    monkeypatch.setattr("tilewright.commands.db.run_merge", action)
+    monkeypatch.setattr("tilewright.tools.commands.db.run_merge", action)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:
         cli.main(["db", "merge", "x"])

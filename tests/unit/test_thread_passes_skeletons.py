@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from thread_kernels import run_calls
 
-from tilewright.commands.network import relative_error
 from tilewright.driver import lower
 from tilewright.ir import Constants, interpret, parse
 from tilewright.targets import resolve_target
 from tilewright.tools.check_skeletons import CASES, Case, prepared, values
+from tilewright.tools.commands.network import relative_error
 
 TARGETS = ("cuda:sm_90a", "opencl")
 

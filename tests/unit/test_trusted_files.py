@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.cli import main
 from tilewright.runtime.source_check import source_faults
+from tilewright.tools.cli import main
 
 CHAIN = """
 module @net {

@@ -3,12 +3,12 @@
 import numpy as np
 
 import tilewright as tw
-from tilewright import tuning
 from tilewright.driver import lower
 from tilewright.ir import Level
 from tilewright.passes.tensor.choose_parameters import contract_candidates
 from tilewright.targets import resolve_target
 from tilewright.tools.check_skeletons import CASES, prepared
+from tilewright.tuning import tuner as tuning
 
 
 def test_measured_results_are_right_and_recorded(data_dir, monkeypatch):

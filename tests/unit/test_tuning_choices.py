@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from tilewright import tuning_file, tuning_records
 from tilewright.ir import InputError, WorkError
-from tilewright.tuning_database import TuningDatabase
-from tilewright.tuning_records import Choice, Key, Measurement
+from tilewright.tuning.database import file as tuning_file
+from tilewright.tuning.database import records as tuning_records
+from tilewright.tuning.database.database import TuningDatabase
+from tilewright.tuning.database.records import Choice, Key, Measurement
 
 FOUND = Measurement(1.5e-5, 2e-7, 12, 1_700_000_000)
 

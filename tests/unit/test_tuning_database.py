@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from python_processes import finish, start
 
-from tilewright import tuning_database
 from tilewright.ir import InputError, WorkError
-from tilewright.tuning_database import TuningDatabase, named_tuning_database
-from tilewright.tuning_records import Entries, Key, Measurement
+from tilewright.tuning.database import database as tuning_database
+from tilewright.tuning.database.database import TuningDatabase, named_tuning_database
+from tilewright.tuning.database.records import Entries, Key, Measurement
 
 FOUND = Measurement(1.5e-5, 2e-7, 12, 1_700_000_000)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tilewright.costmodel.warp_reads import distinct_columns
+from tilewright.costmodel.kernels.warp_reads import distinct_columns
 
 
 @pytest.mark.parametrize("largest", [3, 40, 1 << 15, 1 << 40])

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.codegen.nvrtc import compile_cuda
+from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.costmodel import WindowProblem, load_hardware
-from tilewright.costmodel.choose_tiles import choose_tiles
 from tilewright.driver import lower
 from tilewright.ir import InputError, Pairs, parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.kernels.window.space import choose_tiles
 from tilewright.targets import resolve_target
 
 _MAX = "{ ^(%a: T, %acc: T) %m = scalar.max(%a, %acc) : T scalar.yield(%m) }"

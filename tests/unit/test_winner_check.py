@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from search_samples import TARGET, StandInMeasurer, dense_kernel, efficiencies, task_of
 
-from tilewright.arbitration import Verdict
-from tilewright.budget import Budget
 from tilewright.ir import show
 from tilewright.kernel_program import alone
-from tilewright.result_check import difference, tolerance_of, write_reproducer
-from tilewright.search import run_searches
-from tilewright.search_space import search_space
-from tilewright.tuning_report import report_of
-from tilewright.winner_check import check_contenders, is_right
+from tilewright.tuning.budget import Budget
+from tilewright.tuning.kernels.result_check import difference, tolerance_of, write_reproducer
+from tilewright.tuning.kernels.search import run_searches
+from tilewright.tuning.kernels.search_space import search_space
+from tilewright.tuning.kernels.winner_check import check_contenders, is_right
+from tilewright.tuning.network_arbitration import Verdict
+from tilewright.tuning.report import report_of
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,12 @@ def searched(kernel, wrong, patience=None):
 
 @pytest.fixture(autouse=True)
 def reproducers(monkeypatch, tmp_path):
-    monkeypatch.setattr("tilewright.result_check.temporary_reproducers", lambda: tmp_path / "wrong")
-    monkeypatch.setattr("tilewright.winner_check.write_reproducer", lambda name, *_: tmp_path / f"{name}.ir")
+    monkeypatch.setattr(
+        "tilewright.tuning.kernels.result_check.temporary_reproducers", lambda: tmp_path / "wrong"
+    )
+    monkeypatch.setattr(
+        "tilewright.tuning.kernels.winner_check.write_reproducer", lambda name, *_: tmp_path / f"{name}.ir"
+    )
     return tmp_path
 
 

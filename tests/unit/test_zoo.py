@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.cli import main
 from tilewright.ir import InputError
 from tilewright.runtime.opencl.device import OpenClDevice
-from tilewright.runtime.stream_assignment import launch_dag, with_streams
 from tilewright.runtime.streams import plan_streams
+from tilewright.runtime.streams.assignment_choice import launch_dag, with_streams
+from tilewright.tools.cli import main
 
 nasnet_mobile = tw.frontends.zoo.nasnet_mobile
 SMALL = {"stem_cells": 1, "stages": 1, "cells": 1, "filters": 12, "size": 35, "classes": 10}

@@ -6,9 +6,9 @@ from tilewright.driver import lower
 from tilewright.ir import Module
 from tilewright.kernel_builds import kernel_codes
 from tilewright.planning import plan_module
-from tilewright.runtime.plan import ExecutionPlan
-from tilewright.runtime.stream_assignment import launch_dag, with_streams
+from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.streams import plan_streams
+from tilewright.runtime.streams.assignment_choice import launch_dag, with_streams
 from tilewright.targets import resolve_target
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import tilewright as tw
 from tilewright.executable import Executable
 from tilewright.ir import Module, UnsupportedError
-from tilewright.runtime.cuda_plan import CudaPlan
+from tilewright.runtime.cuda.plan import CudaPlan
 from tilewright.tools.bench.host_clock import HostClock
 from tilewright.tools.bench.torch_clock import TorchClock
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.commands.network import relative_error
 from tilewright.ir import Module, interpret
 from tilewright.tools.bench.networks import with_batch
+from tilewright.tools.commands.network import relative_error
 
 
 class Reference:

@@ -15,7 +15,7 @@ from tilewright.tools.bench.deadline import deadline
 from tilewright.tools.bench.host_clock import HostClock
 from tilewright.tools.bench.onnx_session import onnx_session
 from tilewright.tools.bench.torch_clock import TorchClock
-from tilewright.tools.torch_module import fused_calls, torch_module
+from tilewright.tools.torch_peer.module import fused_calls, torch_module
 
 
 @dataclass(frozen=True)

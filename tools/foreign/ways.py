@@ -13,10 +13,10 @@ import numpy as np
 
 import tilewright as tw
 from tilewright.choices import Precision
-from tilewright.commands.network import relative_error
 from tilewright.dynamo import FallbackWarning
 from tilewright.frontends.torch.exported import host_array
 from tilewright.ir import UnsupportedError
+from tilewright.tools.commands.network import relative_error
 
 
 class ExporterError(Exception):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from tilewright.codegen.cache import default_cache_folder
+from tilewright.codegen.builders.cache import default_cache_folder
 from tilewright.ir import InputError, WorkError
 from tilewright.runtime.atomic_file import write_atomically
 from tilewright.tools.process_replay.comparison import Comparison, compare, findings, table

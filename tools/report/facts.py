@@ -8,21 +8,21 @@ from textwrap import dedent
 from typing import Any
 
 from tilewright.costmodel import CpuHardware, Hardware, fill_from_machine, load_hardware
-from tilewright.costmodel.bound import LAUNCH, PEAK
-from tilewright.costmodel.calibration import with_constants
-from tilewright.costmodel.hardware import SHIPPED
+from tilewright.costmodel.hardware.calibration import with_constants
+from tilewright.costmodel.hardware.description import SHIPPED
+from tilewright.costmodel.kernels.bound import LAUNCH, PEAK
 from tilewright.executable import Executable
 from tilewright.ir import Func, InputError, Op, parse, show_func
-from tilewright.modelled_profile import modelled_profile
-from tilewright.profile import Profile
-from tilewright.runtime.plan import ExecutionPlan, KernelResources
-from tilewright.stream_choice import kernel_costs, work_of
+from tilewright.profiling.modelled_profile import modelled_profile
+from tilewright.profiling.profile import Profile
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, KernelResources
 from tilewright.tools.report.candidates import Candidate, candidates_of
 from tilewright.tools.report.fused_ops import FusedOps, locations_in
 from tilewright.tools.report.kernel_work import kernel_bytes, kernel_operations
 from tilewright.tools.report.operator_class import class_of, op_title, ops_by_location
 from tilewright.tools.report.saved_facts import check_saved
 from tilewright.tools.report.timing import Timing, timing_of
+from tilewright.tuning.stream_choice import kernel_costs, work_of
 
 
 @dataclass(frozen=True)

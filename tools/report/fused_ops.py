@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tilewright.ir import Func, Level, Module, Ref
 from tilewright.passes import Instrument, Step
-from tilewright.runtime.plan import ExecutionPlan
+from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 SHARING = "share-kernels"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
-from tilewright.runtime.plan import Buffer, ExecutionPlan
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 from tilewright.tools.report.colours import class_colours
 from tilewright.tools.report.facts import Facts, LaunchFacts
 from tilewright.tools.report.layered_layout import Layout, Segment, lay_out

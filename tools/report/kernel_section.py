@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from tilewright.costmodel.explain import LIMITS
+from tilewright.costmodel.kernels.explain import LIMITS
 from tilewright.tools.report.candidates import Candidate
 from tilewright.tools.report.facts import Facts, KernelFacts
 from tilewright.tools.report.roofline_figure import intensity, rate

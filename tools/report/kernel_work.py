@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import prod
 
 from tilewright.ir import Func, Op, ScalarType
-from tilewright.ir.tensor_ops import domain
-from tilewright.passes.tensor.kernel_problem import traffic
+from tilewright.ir.tensor.ops import domain
+from tilewright.passes.kernels.kernel_problem import traffic
 
 #: scalar ops that are no arithmetic: they name, place, choose or convert values
 FREE = frozenset({"yield", "const", "index", "broadcast", "extract", "cast", "select"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from tilewright.runtime.memory import arena_lower_bound
+from tilewright.runtime.arena.placement import arena_lower_bound
 from tilewright.tools.page_template import filled, resource
 from tilewright.tools.report.algorithm_table import algorithm_table
 from tilewright.tools.report.colours import class_colours

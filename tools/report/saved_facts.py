@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any
 
-from tilewright.costmodel.explain import LIMITS
+from tilewright.costmodel.kernels.explain import LIMITS
 from tilewright.ir import InputError
-from tilewright.runtime.plan import ExecutionPlan
+from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 Check = Callable[[Any], bool]
 

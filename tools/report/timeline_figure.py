@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright.profile import LaunchSpan, Profile
-from tilewright.timeline import lanes
+from tilewright.profiling.profile import LaunchSpan, Profile
+from tilewright.profiling.timeline import lanes
 from tilewright.tools.report.colours import class_colours
 from tilewright.tools.report.facts import Facts
 from tilewright.tools.report.figures import FAINT, INK, Picture, drawing

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilewright.commands.network import random_inputs
 from tilewright.executable import Executable
 from tilewright.ir import UnsupportedError, WorkError
-from tilewright.profile import Profile
+from tilewright.profiling.profile import Profile
 from tilewright.runtime.errors import DeviceMissingError
+from tilewright.tools.commands.network import random_inputs
 
 #: targets whose clock says something about the device they stand for
 TIMED = ("cuda", "opencl")

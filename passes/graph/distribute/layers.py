@@ -10,8 +10,8 @@ from tilewright.ir.graph_ops.layouts import SPATIAL
 from tilewright.ir.nodes import Func, Op, Value
 from tilewright.passes.graph.distribute.directions import Direction, direction_axis
 from tilewright.passes.graph.distribute.placement import preserved_axis
-from tilewright.passes.graph.distribute.space_cost import row_bytes
-from tilewright.passes.graph.distribute.space_plan import layer_ops
+from tilewright.passes.graph.distribute.space.cost import row_bytes
+from tilewright.passes.graph.distribute.space.plan import layer_ops
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from typing import Literal, get_args
 from tilewright.ir.nodes import Op, Value
 from tilewright.passes.graph.distribute.distribution import Distribution, Interval, Need, Split, sliced
 from tilewright.passes.graph.distribute.placement import Placement
-from tilewright.passes.graph.distribute.space_cost import Rates, missing_rows, row_bytes
-from tilewright.passes.graph.distribute.window_rules import SLIDING
+from tilewright.passes.graph.distribute.sharding.window_rules import SLIDING
+from tilewright.passes.graph.distribute.space.cost import Rates, missing_rows, row_bytes
 
 #: auto: where the time that is hidden exceeds what the additional kernels cost
 Overlap = Literal["auto", "always", "never"]

@@ -6,13 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.nodes import Op, Value
-from tilewright.passes.graph.distribute import (  # noqa: F401  (they register the rules of ops)
-    movement_rules,
-    pointwise_rules,
-    product_rules,
-    reduction_rules,
-    window_rules,
-)
 from tilewright.passes.graph.distribute.distribution import (
     Distribution,
     Interval,
@@ -22,6 +15,13 @@ from tilewright.passes.graph.distribute.distribution import (
     Split,
     sliced,
     summed,
+)
+from tilewright.passes.graph.distribute.sharding import (  # noqa: F401  (they register the rules of ops)
+    movement_rules,
+    pointwise_rules,
+    product_rules,
+    reduction_rules,
+    window_rules,
 )
 
 #: per operand: the rows every rank needs; None for the whole operand

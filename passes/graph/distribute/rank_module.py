@@ -13,8 +13,6 @@ from tilewright.ir.graph_ops.operands import lowest, zero
 from tilewright.ir.nodes import Attr, Module, Op, Value
 from tilewright.ir.opdef import op_def
 from tilewright.ir.types import TensorType, storage_dtype
-from tilewright.passes.constant_pool import ConstantPool
-from tilewright.passes.dead_ops import live_ops
 from tilewright.passes.graph.distribute.directions import is_layer
 from tilewright.passes.graph.distribute.distribution import (
     Interval,
@@ -28,6 +26,8 @@ from tilewright.passes.graph.distribute.distribution import (
 from tilewright.passes.graph.distribute.overlap import Parts
 from tilewright.passes.graph.distribute.placement import Placement
 from tilewright.passes.graph.distribute.spreading import Spread
+from tilewright.passes.rewriting.constant_pool import ConstantPool
+from tilewright.passes.rewriting.dead_ops import live_ops
 
 
 def rank_module(module: Module, spread: Spread, rank: int, ranks: Sequence[int]) -> Module:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Level, Module, Value
-from tilewright.passes.constant_pool import ConstantPool
-from tilewright.passes.context import PassContext
-from tilewright.passes.definition import register_pass
-from tilewright.passes.graph.distribute.shard_program import ShardedProgram, outputs_gathered, with_main
-from tilewright.passes.graph.distribute.shards import Shard, apportioned, check_rank, speeds_of
+from tilewright.passes.framework.context import PassContext
+from tilewright.passes.framework.definition import register_pass
+from tilewright.passes.graph.distribute.sharding.program import ShardedProgram, outputs_gathered, with_main
+from tilewright.passes.graph.distribute.sharding.shards import Shard, apportioned, check_rank, speeds_of
+from tilewright.passes.rewriting.constant_pool import ConstantPool
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"})

@@ -10,23 +10,23 @@ from typing import Literal
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Block, Func, Level, Module, Op, Value
 from tilewright.ir.opdef import op_def
-from tilewright.passes.constant_pool import ConstantPool
-from tilewright.passes.context import PassContext
-from tilewright.passes.dead_ops import live_ops
-from tilewright.passes.definition import register_pass
-from tilewright.passes.graph.distribute.pipeline_costs import free_ops, seconds_of
-from tilewright.passes.graph.distribute.pipeline_cuts import Limits, Row, best_cuts, checked_cuts
-from tilewright.passes.graph.distribute.pipeline_schedule import MicroBatch, Stage
-from tilewright.passes.graph.distribute.shard_program import ShardedProgram, with_main
-from tilewright.passes.graph.distribute.shards import (
+from tilewright.passes.framework.context import PassContext
+from tilewright.passes.framework.definition import register_pass
+from tilewright.passes.graph.distribute.pipeline.costs import free_ops, seconds_of
+from tilewright.passes.graph.distribute.pipeline.cuts import Limits, Row, best_cuts, checked_cuts
+from tilewright.passes.graph.distribute.pipeline.schedule import MicroBatch, Stage
+from tilewright.passes.graph.distribute.sharding.program import ShardedProgram, with_main
+from tilewright.passes.graph.distribute.sharding.shards import (
     Shard,
     apportioned,
     check_rank,
     number_list,
     speeds_of,
 )
-from tilewright.passes.graph.distribute.space_cost import Rates
+from tilewright.passes.graph.distribute.space.cost import Rates
 from tilewright.passes.graph.distribute.split_batch import batch_cuts, batch_of
+from tilewright.passes.rewriting.constant_pool import ConstantPool
+from tilewright.passes.rewriting.dead_ops import live_ops
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"})

@@ -7,12 +7,12 @@ from typing import Literal
 
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Level, Module
-from tilewright.passes.context import PassContext
-from tilewright.passes.definition import register_pass
+from tilewright.passes.framework.context import PassContext
+from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.graph.distribute.rank_module import rank_module
-from tilewright.passes.graph.distribute.space_cost import WAVE
-from tilewright.passes.graph.distribute.space_grid import grid_modules
-from tilewright.passes.graph.distribute.space_options import SpaceOptions, decide, grid_request
+from tilewright.passes.graph.distribute.space.cost import WAVE
+from tilewright.passes.graph.distribute.space.grid import grid_modules
+from tilewright.passes.graph.distribute.space.options import SpaceOptions, decide, grid_request
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"}, establishes={"shapes-known"})

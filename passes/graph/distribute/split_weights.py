@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from math import lcm
 
 from tilewright.ir.nodes import Level, Module, Op, Value
-from tilewright.passes.constant_pool import ConstantPool
-from tilewright.passes.context import PassContext
-from tilewright.passes.definition import register_pass
-from tilewright.passes.graph.distribute.shard_labels import Labels, labels_of
-from tilewright.passes.graph.distribute.shard_program import (
+from tilewright.passes.framework.context import PassContext
+from tilewright.passes.framework.definition import register_pass
+from tilewright.passes.graph.distribute.sharding.labels import Labels, labels_of
+from tilewright.passes.graph.distribute.sharding.program import (
     Label,
     Seed,
     ShardedProgram,
@@ -18,8 +17,15 @@ from tilewright.passes.graph.distribute.shard_program import (
     outputs_gathered,
     with_main,
 )
-from tilewright.passes.graph.distribute.shards import Shard, apportioned, check_rank, scaled, speeds_of
+from tilewright.passes.graph.distribute.sharding.shards import (
+    Shard,
+    apportioned,
+    check_rank,
+    scaled,
+    speeds_of,
+)
 from tilewright.passes.graph.fold_constants import fold_constants
+from tilewright.passes.rewriting.constant_pool import ConstantPool
 
 #: ops whose constant operands are weights
 WEIGHTED = frozenset(

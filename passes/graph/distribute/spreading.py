@@ -27,7 +27,7 @@ from tilewright.passes.graph.distribute.placement import (
     partial_placement,
     split_placement,
 )
-from tilewright.passes.graph.distribute.space_cost import Rates, fetch_bytes, gather_bytes, share
+from tilewright.passes.graph.distribute.space.cost import Rates, fetch_bytes, gather_bytes, share
 
 
 @dataclass(frozen=True)

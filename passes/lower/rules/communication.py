@@ -8,9 +8,9 @@ from math import prod
 from typing import Any
 
 from tilewright.ir import Attr, Builder, Expr, Op, Sym, TensorType, Value
-from tilewright.ir.communication_ops import COLLECTIVE_TAG, COMMUNICATE
 from tilewright.ir.expr import binary
 from tilewright.ir.graph_ops.communication import halo_pieces
+from tilewright.ir.tensor.communication_ops import COLLECTIVE_TAG, COMMUNICATE
 from tilewright.passes.lower.lowering import RULES, dim_names, lowering, nothing, result_type
 from tilewright.passes.lower.rules.shaping import moved, reshaped
 

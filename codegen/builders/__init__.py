@@ -1,0 +1,1 @@
+"""Builders of binaries and their caches."""

@@ -1,0 +1,1 @@
+"""Emission of CUDA C and OpenCL C from thread-level ops."""

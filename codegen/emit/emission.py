@@ -1,0 +1,244 @@
+"""The state of one kernel's emission: lines, names, values already in C, symbol ranges, helper functions."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tilewright.codegen.dialect import NARROW, Dialect
+from tilewright.codegen.emit.emitters import emitter_of
+from tilewright.codegen.emit.index_text import IndexText
+from tilewright.codegen.emit.shared_layout import swizzled_column
+from tilewright.codegen.prelude.registry import Prelude
+from tilewright.ir.errors import InputError
+from tilewright.ir.expr import Expr
+from tilewright.ir.nodes import Block, Func, Op, Value
+from tilewright.ir.simplify import multiple_of, simplify
+from tilewright.ir.types import ScalarType, TensorType
+
+_RESERVED = frozenset(
+    re.findall(
+        r"\w+",
+        """
+    auto break bool case char const continue default do double else enum extern false float for goto
+    half if inline int kernel global local constant private long register restrict return short signed
+    sizeof static struct switch true typedef union unsigned void volatile while uchar ushort uint ulong
+    image asm min max abs exp log pow sin cos tan tanh sqrt erf floor ceil round select mix step sign
+    clamp dot cross length main template class this new delete operator public protected namespace using
+    throw try catch and or not xor event_t size_t lane lane_row lane_pair tid bid_x bid_y bid_z
+    threadIdx blockIdx NAN INFINITY
+    """,
+    )
+)
+
+#: a line that declares a name, unlike an assignment or a call
+_DECLARES = re.compile(r"\w[\w ]* \w+(\[\d+\])*( =|;)")
+#: characters that could end a comment's line or start something in it
+_NOT_COMMENT = re.compile(r"[^ -~]|[?\\]")
+
+
+@dataclass(frozen=True)
+class Held:
+    """A value as C text: one text (a scalar, or a native vector), or one per lane.
+
+    constant: the number, where it is one. chunks: the same lanes as `(vector type, text)` memory words, so
+    that a value that is only moved is not taken apart.
+    """
+
+    parts: tuple[str, ...]
+    constant: float | int | bool | None = None
+    chunks: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class BufferRef:
+    """A buffer as C text: `flat` ones are indexed by one offset, the others by dimension.
+
+    swizzled: the 16-byte pieces of each row lie in the order that `swizzled_column` gives.
+    """
+
+    name: str
+    type: TensorType
+    flat: bool
+    swizzled: bool = False
+
+
+class Emission:
+    """Collects the body of one kernel; emitters call its methods."""
+
+    def __init__(self, func: Func, dialect: Dialect, grid: tuple[int, int, int], block: int) -> None:
+        self.func, self.dialect, self.block_size = func, dialect, block
+        self.lines: list[str] = []
+        self.indent = 1
+        self.taken: set[str] = set()
+        self.held: dict[Value, Held] = {}
+        self.buffers: dict[Value, BufferRef] = {}
+        #: declarations of parameters that exist only after the wait for other launches, and their values
+        self.late_pointers: list[tuple[str, str]] = []
+        #: statements that follow the wait for other launches
+        self.after_wait: list[str] = []
+        self.loop_names: dict[str, str] = {}
+        self.carried: list[tuple[Held, ...]] = []
+        self.used_symbols: set[str] = set()
+        self.prelude = Prelude(dialect)
+        self.index = IndexText(self.symbol, self.need, dialect.wide)
+        self.ranges: dict[str, tuple[int, int]] = {"tid": (0, block - 1)}
+        self.ranges |= {f"bid.{axis}": (0, size - 1) for axis, size in zip("xyz", grid, strict=True)}
+        self.origin = ""
+        self.origins: dict[str, None] = {}
+
+    # -- text ------------------------------------------------------------------------------------------------
+    def line(self, text: str) -> None:
+        """Append one statement at the current indentation."""
+        self.lines.append("    " * self.indent + text)
+
+    @contextmanager
+    def braces(self, head: str) -> Iterator[None]:
+        """A block in braces after `head` (maybe empty); names declared inside are free again after it."""
+        start, outer = len(self.lines), set(self.taken)
+        self.line(f"{head} {{" if head else "{")
+        self.indent += 1
+        yield
+        self.indent -= 1
+        self.taken = outer
+        inside = [text.strip() for text in self.lines[start + 1 :]]
+        if not head and len(inside) == 1 and not _DECLARES.match(inside[0]):
+            self.lines[start:] = ["    " * self.indent + inside[0]]
+        else:
+            self.line("}")
+
+    def name(self, hint: str) -> str:
+        """A fresh C identifier like `hint`."""
+        base = re.sub(r"\W", "_", hint, flags=re.ASCII) or "v"
+        if base[0].isdigit() or base.startswith(("tw_", "__")):
+            base = "v" + base
+        if base in _RESERVED or keyword.iskeyword(base):
+            base += "_"
+        unique, n = base, 1
+        while unique in self.taken:
+            n += 1
+            unique = f"{base}_{n}"
+        self.taken.add(unique)
+        return unique
+
+    def need(self, function: str, dtype: str = "") -> str:
+        """Name of a helper function for `dtype`, which the prelude will define."""
+        return self.prelude.need(function, dtype)
+
+    def symbol(self, name: str) -> str:
+        """C name of an index symbol."""
+        if name in self.loop_names:
+            return self.loop_names[name]
+        self.used_symbols.add(name)
+        return name.replace(".", "_")
+
+    # -- walking ---------------------------------------------------------------------------------------------
+    def ops(self, block: Block) -> None:
+        """Emit all ops of a block."""
+        for op in block.ops:
+            self.mark_origin(op.loc)
+            emitter_of(op).emit(self, op)
+
+    def mark_origin(self, loc: str) -> None:
+        """A comment wherever the origin of the statements changes."""
+        if loc and loc != self.origin:
+            self.origin = loc
+            self.origins[loc] = None
+            self.line("// " + _NOT_COMMENT.sub("_", loc))
+
+    @contextmanager
+    def known(self, ranges: dict[str, tuple[int, int]]) -> Iterator[None]:
+        """Emit with narrower or additional symbol ranges."""
+        before = self.ranges
+        self.ranges = {**before, **ranges}
+        yield
+        self.ranges = before
+
+    # -- values ----------------------------------------------------------------------------------------------
+    def value(self, v: Value) -> Held:
+        """A value emitted before; raises InputError where there is none."""
+        held = self.held.get(v)
+        if held is None:
+            raise InputError(f"@{self.func.name}: a value is used that no op before defines")
+        return held
+
+    def scalar_type(self, v: Value) -> ScalarType:
+        """The type of a value, known to be a scalar or short vector."""
+        if not isinstance(v.type, ScalarType):
+            raise InputError(f"@{self.func.name}: expected a scalar value, got one of type {v.type}")
+        return v.type
+
+    def lanes_of(self, v: Value, lanes: int) -> list[str]:
+        """The texts of the single lanes of a value, broadcast to `lanes`."""
+        held, have = self.value(v), self.scalar_type(v).lanes
+        if have == 1:
+            return [held.parts[0]] * lanes
+        if not self.dialect.native_vectors:
+            return list(held.parts)
+        return [f"{held.parts[0]}.s{i:x}" for i in range(have)]
+
+    def bind(self, v: Value, parts: Sequence[str], hint: str = "") -> None:
+        """Declare a value: `parts` holds one text, or one per lane where vectors are not native."""
+        t = self.scalar_type(v)
+        name = self.name(v.hint or hint or "v")
+        if len(parts) == 1:
+            self.line(f"const {self.dialect.reg_type(t.dtype, t.lanes)} {name} = {parts[0]};")
+            self.held[v] = Held((name,))
+            return
+        names = [self.name(f"{name}_{i}") for i in range(len(parts))]
+        for n, text in zip(names, parts, strict=True):
+            self.line(f"const {self.dialect.reg_type(t.dtype)} {n} = {text};")
+        self.held[v] = Held(tuple(names))
+
+    def bind_lanes(self, v: Value, lanes: Sequence[str], hint: str = "") -> None:
+        """Declare a value from one text per lane, in either kind of dialect."""
+        t = self.scalar_type(v)
+        if t.lanes == 1 or not self.dialect.native_vectors:
+            self.bind(v, lanes, hint)
+        else:
+            self.bind(v, [f"({self.dialect.reg_type(t.dtype, t.lanes)})({', '.join(lanes)})"], hint)
+
+    # -- buffers ---------------------------------------------------------------------------------------------
+    def buffer(self, v: Value) -> BufferRef:
+        """A buffer declared before."""
+        found = self.buffers.get(v)
+        if found is None:
+            raise InputError(f"@{self.func.name}: a buffer is used that no op before allocates")
+        return found
+
+    def offset(self, b: BufferRef, at: Sequence[Expr]) -> Expr:
+        """The element offset of an access from the beginning of the buffer, simplified."""
+        total: Expr = b.type.start
+        for e, stride in zip(at, b.type.strides, strict=True):
+            total = total + e * stride
+        return simplify(total, self.ranges)
+
+    def element(self, b: BufferRef, at: Sequence[Expr], plus: int = 0) -> str:
+        """The lvalue of an element, `plus` elements after the access along the last dimension."""
+        if b.flat:
+            return f"{b.name}[{self.index.render(self.offset(b, at) + plus, self.ranges)}]"
+        if not at:
+            return f"{b.name}[0]"
+        places = [*at[:-1], at[-1] + plus]
+        if b.swizzled:
+            places[-1] = simplify(swizzled_column(b.type, places[-2], places[-1]), self.ranges)
+        return b.name + "".join(f"[{self.index.render(e, self.ranges)}]" for e in places)
+
+    def alignment(self, b: BufferRef, at: Sequence[Expr], limit: int) -> int:
+        """The largest power of two up to `limit` that divides the element offset of every execution."""
+        known = multiple_of(self.offset(b, at), self.ranges)
+        while limit > 1 and known % limit:
+            limit //= 2
+        return limit
+
+    def condition(self, op: Op) -> str | None:
+        """C text of the op's mask; None where it always holds."""
+        return self.index.condition(op.get("mask", ()), self.ranges)  # type: ignore[arg-type]
+
+
+def compute_dtype(dtype: str) -> str:
+    """The dtype arithmetic on `dtype` happens in: f32 for 16-bit floats."""
+    return "f32" if dtype in NARROW else dtype

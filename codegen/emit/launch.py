@@ -1,0 +1,101 @@
+"""Emitters of the order of launches, and the pointers that exist only once a kernel has waited for it."""
+
+from __future__ import annotations
+
+from tilewright.codegen.emit.emission import Emission
+from tilewright.codegen.emit.emitters import emitter
+from tilewright.codegen.prelude.registry import helper
+from tilewright.ir.expr import Expr
+from tilewright.ir.nodes import Func, Op, Value, walk
+from tilewright.ir.thread.launch_ops import PREFETCH, RELEASE, WAIT, constant_params, waits_for_launches
+
+for _name, _instruction in (
+    ("wait_for_launches", "griddepcontrol.wait"),
+    ("release_dependents", "griddepcontrol.launch_dependents"),
+):
+    helper(
+        _name,
+        f"""
+FN void NAME() {{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{_instruction};" ::: "memory");
+#endif
+}}
+""",
+        "cuda",
+        emulated=True,
+    )
+# The compiler may read through `const T* __restrict__` before any instruction, and by a path that is not
+# coherent. A pointer that comes out of a volatile statement after the wait has no history: nothing can be
+# read through it earlier, and nothing is known about who else writes there.
+helper(
+    "after_wait",
+    """
+template <class T>
+FN T* NAME(T* given) {
+    asm volatile("" : "+l"(given) :: "memory");
+    __builtin_assume(__isGlobal(given));
+    return given;
+}
+""",
+    "cuda",
+    emulated=True,
+)
+helper(
+    "prefetch",
+    """
+FN void NAME(const void* place) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(place));
+}
+""",
+    "cuda",
+    emulated=True,
+)
+
+
+def late_params(func: Func) -> frozenset[Value]:
+    """Parameters that may be used after the wait only; none where the kernel does not wait."""
+    if not waits_for_launches(func):
+        return frozenset()
+    constants = constant_params(func)
+    return frozenset(v for i, v in enumerate(func.params) if i not in constants)
+
+
+def early_params(func: Func) -> frozenset[Value]:
+    """Parameters read before the wait.
+
+    The GPU's compiler moves loads it takes for invariant behind the wait, so the promise that nothing else
+    writes there is not made for them.
+    """
+    ops = func.body.ops
+    wait = next((i for i, op in enumerate(ops) if op.name == WAIT), 0)
+    return frozenset(v for o in walk(func.body.with_ops(ops[:wait])) for v in o.operands if v in func.params)
+
+
+@emitter(WAIT)
+def _wait(e: Emission, op: Op) -> None:
+    """OpenCL starts a kernel when those it depends on have finished, so there is nothing to wait for."""
+    if e.dialect.native_vectors:
+        return
+    e.line(f"{e.need('wait_for_launches')}();")
+    for pointer, given in e.late_pointers:
+        e.line(f"{pointer} = {e.need('after_wait')}({given});")
+    e.lines += e.after_wait
+
+
+@emitter(RELEASE)
+def _release(e: Emission, op: Op) -> None:
+    if not e.dialect.native_vectors:
+        e.line(f"{e.need('release_dependents')}();")
+
+
+@emitter(PREFETCH)
+def _prefetch(e: Emission, op: Op) -> None:
+    """A CPU's own prefetching sees such streams; OpenCL text has none of it."""
+    if e.dialect.native_vectors:
+        return
+    condition = e.condition(op)
+    if condition != "0":
+        at: tuple[Expr, ...] = op["at"]  # type: ignore[assignment]
+        guard = f"if ({condition}) " if condition else ""
+        e.line(f"{guard}{e.need('prefetch')}(&{e.element(e.buffer(op.operands[0]), at)});")

@@ -1,0 +1,106 @@
+"""Helpers with inline PTX for warpgroups: descriptors of tiles in shared memory, wgmma, fences and waits."""
+
+from __future__ import annotations
+
+from tilewright.codegen.prelude.registry import helper
+from tilewright.ir.thread.warpgroup_ops import GROUP_N, MOST_N
+
+#: by the dtype of the factors: its name in the instruction, depth, and the flags of transposed tiles
+_KINDS = {"f16": ("f16", 16, ", 0, 0"), "bf16": ("bf16", 16, ", 0, 0"), "f32": ("tf32", 8, "")}
+#: code of the swizzle in a descriptor, by bytes of a row
+SWIZZLES = {128: 1, 64: 2, 32: 3}
+
+# Bits 0 to 13: address / 16; 32 to 45: bytes from eight rows to the next eight / 16; 62 and 63: swizzle.
+for _row, _code in SWIZZLES.items():
+    helper(
+        f"tile_{_row}",
+        f"""
+FN unsigned long long NAME(const void* tile) {{
+    const unsigned long long at = (unsigned long long)__cvta_generic_to_shared(tile);
+    return (at & 0x3ffff) >> 4 | {_row * 8 >> 4}ull << 32 | {_code}ull << 62;
+}}
+""",
+        "cuda",
+        emulated=True,
+    )
+
+for _dtype, (_name, _k, _flags) in _KINDS.items():
+    for _n in range(GROUP_N, MOST_N + 1, GROUP_N):
+        _count = _n // 2
+        _sums = ", ".join(f"%{i}" for i in range(_count))
+        _outputs = ", ".join(f'"+f"(c[{i}])' for i in range(_count))
+        helper(
+            f"wgmma_{_dtype}_{_n}",
+            f"""
+FN void NAME(float* c, unsigned long long a, unsigned long long b) {{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n{_n}k{_k}.f32.{_name}.{_name} "
+                 "{{{_sums}}}, %{_count}, %{_count + 1}, 1, 1, 1{_flags};"
+                 : {_outputs}
+                 : "l"(a), "l"(b));
+}}
+""",
+            "cuda",
+            emulated=True,
+        )
+
+# The first factor from registers: those of float32 are rounded there.
+for _n in range(GROUP_N, MOST_N + 1, GROUP_N):
+    _count = _n // 2
+    _sums = ", ".join(f"%{i}" for i in range(_count))
+    _held = ", ".join(f"%{_count + i}" for i in range(4))
+    _outputs = ", ".join(f'"+f"(c[{i}])' for i in range(_count))
+    _inputs = ", ".join(f'"r"(__float_as_uint(a[{i}]))' for i in range(4))
+    helper(
+        f"wgmma_f32_held_{_n}",
+        f"""
+FN void NAME(float* c, const float* a, unsigned long long b) {{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n{_n}k8.f32.tf32.tf32 "
+                 "{{{_sums}}}, {{{_held}}}, %{_count + 4}, 1, 1, 1;"
+                 : {_outputs}
+                 : {_inputs}, "l"(b));
+}}
+""",
+        "cuda",
+        emulated=True,
+    )
+
+for _function, _instruction in (
+    ("wgmma_begin", "wgmma.fence.sync.aligned"),
+    ("wgmma_commit", "wgmma.commit_group.sync.aligned"),
+    ("publish_shared", "fence.proxy.async.shared::cta"),
+):
+    helper(
+        _function,
+        f"""
+FN void NAME() {{
+    asm volatile("{_instruction};" ::: "memory");
+}}
+""",
+        "cuda",
+        emulated=True,
+    )
+helper(
+    "wgmma_wait",
+    """
+template <int pending>
+FN void NAME() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+""",
+    "cuda",
+    emulated=True,
+)
+# Sums that a multiplication has still to write look finished to the compiler: a statement that may change
+# them keeps what reads them behind the wait.
+helper(
+    "finished",
+    """
+template <int count>
+FN void NAME(float* sums) {
+    #pragma unroll
+    for (int i = 0; i < count; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+""",
+    "cuda",
+    emulated=True,
+)

@@ -1,0 +1,1 @@
+"""Execution of a planned cluster configuration and measurement of the machine it runs on."""

@@ -1,0 +1,181 @@
+"""From a network and a few devices to a plan, and from the plan to a run: measure, search, run, compare."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tilewright.choices import LEAST_WEIGHT_BYTES, Pick
+from tilewright.cluster.execution_report import execution_facts, plan_facts
+from tilewright.cluster.execution_run import execute
+from tilewright.cluster.execution_search import Candidate, Problem, Wanted, best_division
+from tilewright.cluster.measured_link import LinkSample, fitted_link, link_error, measure_link
+from tilewright.cluster.measured_machine import NetworkTimes, WholeNetwork, measured_cluster
+from tilewright.cluster.measured_record import record_text, write_record
+from tilewright.cluster.work import OpSeconds, op_seconds, with_batch
+from tilewright.costmodel.cluster.loaders import load_cluster
+from tilewright.costmodel.cluster.machine import Cluster
+from tilewright.executable import clear_errors
+from tilewright.ir import InputError, Module
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.pipelines import GRAPH
+from tilewright.runtime.communication.communicator import AnyCommunicator
+from tilewright.tools.commands.network import random_inputs
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked for beside the network.
+
+    record: a cluster file or shipped record to plan with; None measures this machine. save: where the
+    measured record is written. memory: bytes per device, None for what the device has. storage: folder whose
+    storage is measured. repeats: timed runs, of which the `pick` one counts.
+    part_sizes: how many smaller batches may be measured, those of plans that may be fastest; 0 compares plans
+    by their shares of the whole batch.
+    """
+
+    devices: int
+    wanted: Wanted = field(default_factory=Wanted)
+    record: str | None = None
+    save: str | None = None
+    target: str = "auto"
+    precision: str = "fp32"
+    memory: int | None = None
+    storage: str | None = None
+    least_weight_bytes: int = LEAST_WEIGHT_BYTES
+    repeats: int = 10
+    part_sizes: int = 4
+    pick: Pick = "median"
+    seed: int = 0
+    run: bool = False
+
+    @property
+    def timing(self) -> dict[str, Any]:
+        """On what and how often things are timed."""
+        return {"target": self.target, "repeats": self.repeats, "pick": self.pick}
+
+
+def plan_network(
+    module: Module, name: str, options: Options, communicator: AnyCommunicator | None = None
+) -> dict[str, Any]:
+    """The plan of one inference of a graph-level network over `options.devices`, as plain data (JSON).
+
+    communicator: this rank's end of a world of so many ranks, each of which calls this with the same
+    arguments; None plans from a record and runs nothing. Keys: see docs/cluster.md. Raises InputError,
+    UnsupportedError and WorkError, among them WorkError where no division is feasible.
+    """
+    graph = run_pipeline(module, Pipeline.parse(" ".join(GRAPH.split())), PassContext())
+    if communicator is None:
+        return _planned(graph, name, options, _given_cluster(options), None, [], None)[1]
+    inputs = random_inputs(module.input_names, module.input_types, options.seed)
+    choices = {**options.timing, "precision": options.precision}
+    with WholeNetwork(module, communicator, inputs, **choices) as whole:
+        wanted, times, samples = whole.outputs(), whole.times(), list[LinkSample]()
+        if options.record is None:
+            samples = measure_link(communicator, **options.timing)
+            cluster = _measured_cluster(graph, name, options, times, samples, communicator)
+        else:
+            cluster = _given_cluster(options)
+        best, facts = _planned(graph, name, options, cluster, times, samples, communicator)
+        if not options.run:
+            return facts
+        execution = execute(graph, best.division, communicator, inputs, wanted, cluster.intra, **choices)
+        after_s = whole.times().total_s
+    return {
+        **facts,
+        "execution": execution_facts(
+            best, execution, times, after_s, f"{options.pick} of {options.repeats} runs"
+        ),
+    }
+
+
+def _planned(
+    graph: Module,
+    name: str,
+    options: Options,
+    cluster: Cluster,
+    times: NetworkTimes | None,
+    samples: Sequence[LinkSample],
+    communicator: AnyCommunicator | None,
+) -> tuple[Candidate, dict[str, Any]]:
+    """The best division and the facts of the plan; times count where no record is given."""
+    used = times if options.record is None else None
+    measured = (used.launches, used.overhead_share) if used is not None else ()
+    seconds = op_seconds(graph.main, cluster, options.precision, *measured)
+    problem = Problem(graph, name, cluster, seconds, options.precision, options.least_weight_bytes)
+    if used is None or communicator is None:
+        choice = best_division(problem, options.wanted, communicator)
+    else:
+        measure = partial(_part_seconds, problem, options, communicator)
+        choice = best_division(problem, options.wanted, communicator, measure, options.part_sizes)
+    return choice.best, plan_facts(problem, choice, samples)
+
+
+def _part_seconds(
+    problem: Problem, options: Options, communicator: AnyCommunicator, samples: int
+) -> OpSeconds:
+    """Measured seconds of the ops of the network for fewer samples, whose kernels are other kernels."""
+    module = with_batch(problem.module, samples)
+    inputs = random_inputs(module.input_names, module.input_types, options.seed)
+    with WholeNetwork(module, communicator, inputs, **options.timing, precision=options.precision) as part:
+        part.outputs()
+        times = part.times()
+    measured = (times.launches, times.overhead_share)
+    return op_seconds(module.main, problem.cluster, options.precision, *measured)
+
+
+def _given_cluster(options: Options) -> Cluster:
+    """The record that was named; raises InputError for one of another number of devices."""
+    if options.record is None:
+        raise InputError("expected a cluster record, or ranks that measure")
+    cluster = load_cluster(options.record)
+    if cluster.devices != options.devices:
+        raise InputError(
+            f"expected {cluster.devices}, the devices of {cluster.name}, got {options.devices}",
+            where="--devices",
+        )
+    return cluster
+
+
+def _measured_cluster(
+    graph: Module,
+    name: str,
+    options: Options,
+    times: NetworkTimes,
+    samples: Sequence[LinkSample],
+    communicator: AnyCommunicator,
+) -> Cluster:
+    """The record that rank 0 measures, as all ranks read it from its text."""
+    text = ""
+    if communicator.rank == 0:
+        link = fitted_link(samples)
+        cluster = measured_cluster(
+            graph,
+            times,
+            link,
+            devices=options.devices,
+            precision=options.precision,
+            memory=options.memory,
+            folder=options.storage,
+        )
+        notes = [
+            f"Measured by `tilewright cluster plan --measure-here` on {options.devices} x {times.device}, "
+            f"target {times.target}.",
+            f"The rate is that of {name} in {options.precision}, all devices at work; peak and memory "
+            "bandwidth are the hardware record's.",
+            f"Link: {len(samples)} samples of {samples[0].nbytes} to {samples[-1].nbytes} bytes, "
+            f"largest error of the fit {100 * link_error(samples, link):.0f} %.",
+        ]
+        text = record_text(cluster, notes)
+        if options.save:
+            write_record(options.save, text)
+    with clear_errors():
+        text = communicator.gather_texts(text, doing="sharing the record")[0]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "measured.toml"
+        path.write_text(text, encoding="utf-8")
+        return load_cluster(path)

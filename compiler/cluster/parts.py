@@ -1,0 +1,192 @@
+"""What each rank of a division runs: split-batch, split-pipeline and split-weights, one inside the other.
+
+Each pass is for the whole world. Here, samples are cut first, what computes one replica's samples is cut into
+stages, and the weights of a stage among its ranks; numbers of ranks within a group become those of the world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tilewright.cluster.division import Division, Place
+from tilewright.ir import InputError, Module, Op, UnsupportedError, Value
+from tilewright.ir.nodes import Block, Func
+from tilewright.passes.graph.distribute.pipeline.costs import free_ops
+from tilewright.passes.graph.distribute.sharding.program import ShardedProgram, outputs_gathered, with_main
+from tilewright.passes.graph.distribute.sharding.shards import Shard, apportioned
+from tilewright.passes.graph.distribute.split_batch import batch_cuts, batch_of, split_batch
+from tilewright.passes.graph.distribute.split_pipeline import split_pipeline
+from tilewright.passes.graph.distribute.split_weights import MAX_ROUNDS, WeightCuts
+from tilewright.passes.graph.fold_constants import fold_constants
+from tilewright.passes.rewriting.constant_pool import ConstantPool
+from tilewright.passes.rewriting.dead_ops import live_ops
+
+_MESSAGES = frozenset({"graph.send", "graph.recv"})
+
+
+@dataclass(frozen=True)
+class _Replica:
+    """The function of one replica's samples; their slices of the inputs, in front of it, apart.
+
+    begins: by op of the whole function, position of the first op made of it. outputs: their pieces and cuts.
+    """
+
+    module: Module
+    slices: tuple[Op, ...]
+    begins: tuple[int, ...]
+    outputs: tuple[tuple[Value, Shard | None], ...]
+
+
+class _Followed(ShardedProgram):
+    """Notes where what was made of each op begins."""
+
+    def __init__(self, module: Module, parts: int, part: int, pool: ConstantPool) -> None:
+        super().__init__(module, range(parts), part, pool, communicating=False)
+        self.begins: list[int] = []
+        main = module.main
+        for value, shard in batch_cuts(main, apportioned(batch_of(main, 0), (1.0,) * parts), 0):
+            self.cut(value, shard)
+        self.slices = tuple(self.b.ops)
+        self.outputs = tuple(self.run())
+        self.begins.append(len(self.b.ops))
+
+    def derive(self, op: Op) -> None:
+        self.begins.append(len(self.b.ops))
+        super().derive(op)
+
+
+class _Talking(ShardedProgram):
+    """Lets messages between stages pass: what is sent and received is whole."""
+
+    def derive(self, op: Op) -> None:
+        if op.name not in _MESSAGES:
+            super().derive(op)
+            return
+        self.producers.update((r, op) for r in op.results)
+        self.keep(op)
+
+
+def part_of(module: Module, division: Division, rank: int) -> Module:
+    """What `rank` runs of a graph-level network (after the graph passes); its signature is the network's.
+
+    Raises UnsupportedError where an op mixes samples that replicas or micro-batches have apart, and where no
+    weight is large enough to be divided; InputError where a batch is too small.
+    """
+    if division.dp == division.devices:
+        return split_batch(devices=division.dp, rank=rank)(module)
+    place = division.place(rank)
+    replica = _replica(module, division, place.replica)
+    stage = _stage(replica, division, place.stage)
+    ops = tuple(_renumbered(op, division, place) for op in stage.main.body.ops)
+    stage = _with_main(stage, stage.main.with_body(stage.main.body.with_ops(ops)))
+    if division.wp > 1:
+        stage = _weights(stage, division, division.weight_group(place), place.part)
+    return stage if division.dp == 1 else _joined(module, replica, stage, division, place)
+
+
+def _with_main(module: Module, main: Func) -> Module:
+    return module.with_funcs(tuple(main if f is module.main else f for f in module.funcs))
+
+
+def _joined(module: Module, replica: _Replica, stage: Module, division: Division, place: Place) -> Module:
+    """The stage between the slices of its inputs and the gathers of all replicas' outputs."""
+    pool = ConstantPool(stage.constants)
+    tail = ShardedProgram(module, division.batch_group(place), place.replica, pool)
+    *body, end = stage.main.body.ops
+    wholes = module.main.body.ops[-1]
+    tail.b.loc = end.loc
+    outputs = tuple(
+        piece if shard is None else tail.gathered(piece, shard, whole)
+        for piece, (_, shard), whole in zip(end.operands, replica.outputs, wholes.operands, strict=True)
+    )
+    ops = (*replica.slices, *body, *tail.b.ops, wholes.with_operands(outputs))
+    block = Block(module.main.params, ops)
+    main = replace(module.main, body=block.with_ops(live_ops(block)))
+    return with_main(_with_main(stage, module.main), main, pool)
+
+
+def _replica(module: Module, division: Division, number: int) -> _Replica:
+    """Raises UnsupportedError for ops that mix samples."""
+    main = module.main
+    end = main.body.ops[-1]
+    if division.dp == 1:
+        everything = tuple(range(len(main.body.ops)))
+        return _Replica(module, (), everything, tuple((v, None) for v in end.operands))
+    samples = batch_of(main, 0)
+    if samples % division.dp:
+        raise InputError(f"expected a batch that {division.dp} replicas share evenly, got {samples}")
+    pool = ConstantPool(module.constants)
+    program = _Followed(module, division.dp, number, pool)
+    lead = len(program.slices)
+    ops = program.b.ops[lead:]
+    used = {v for op in ops for v in op.operands} | {v for v, _ in program.outputs}
+    params = [r for op in program.slices for r in op.results]
+    params += [p for p in main.params if p in used]
+    results = tuple(v for v, _ in program.outputs)
+    block = Block(tuple(params), (*ops, end.with_operands(results)))
+    own = replace(main, body=block, result_types=tuple(v.type for v in results))
+    begins = tuple(b - lead for b in program.begins)
+    return _Replica(with_main(module, own, pool), program.slices, begins, program.outputs)
+
+
+def _stage(replica: _Replica, division: Division, number: int) -> Module:
+    if division.p == 1:
+        return replica.module
+    places = _places(replica.module, division.micro_batches)
+    cuts = ",".join(str(places[replica.begins[cut]]) for cut in division.cuts)
+    return split_pipeline(devices=division.p, rank=number, micro_batches=division.micro_batches, cuts=cuts)(
+        replica.module
+    )
+
+
+def _places(module: Module, micro_batches: int) -> list[int]:
+    """By op of a function: how many ops that split-pipeline counts come before it."""
+    main = module.main
+    ops: Sequence[Op] = main.body.ops[:-1]
+    begins: Sequence[int] = range(len(ops) + 1)
+    end = main.body.ops[-1]
+    if micro_batches > 1:
+        if micro_batches > batch_of(main, 0):
+            raise InputError(f"expected at most {batch_of(main, 0)} micro-batches, got {micro_batches}")
+        program = _Followed(module, micro_batches, 0, ConstantPool(module.constants))
+        ops, begins = program.b.ops, program.begins
+        end = end.with_operands(tuple(v for v, _ in program.outputs))
+    live = live_ops(Block(main.params, (*ops, end)))[:-1]
+    counted = set(live) - free_ops(live, main.params)
+    before = [0]
+    for op in ops:
+        before.append(before[-1] + (op in counted))
+    return [before[b] for b in begins]
+
+
+def _renumbered(op: Op, division: Division, place: Place) -> Op:
+    """A message between stages of one replica as one between ranks."""
+    if op.name not in _MESSAGES:
+        return op
+    key = "to" if op.name == "graph.send" else "source"
+    stage = op[key]
+    assert isinstance(stage, int)
+    return op.with_attrs(**{key: division.rank(stage, place.replica, place.part)})
+
+
+def _weights(module: Module, division: Division, members: Sequence[int], part: int) -> Module:
+    """As split-weights does for the whole world, among `members`."""
+    module = fold_constants()(module)
+    cutting = WeightCuts((1.0,) * division.wp, division.least_weight_bytes)
+    for _ in range(MAX_ROUNDS):
+        cutting.restart()
+        trial = _Talking(module, members, part, ConstantPool(), choose=cutting.choose)
+        trial.run()
+        if not cutting.refine(trial.wishes):
+            break
+    cutting.restart()
+    pool = ConstantPool(module.constants)
+    program = _Talking(module, members, part, pool, choose=cutting.choose)
+    program.run()
+    if not cutting.held:
+        raise UnsupportedError(
+            f"expected a weight of at least {division.least_weight_bytes} bytes in every stage that "
+            f"{division.wp} ranks can share, got none"
+        )
+    return with_main(module, outputs_gathered(program), pool)

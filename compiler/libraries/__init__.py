@@ -1,0 +1,1 @@
+"""Vendor libraries as competitors of our own kernels: candidates, comparison and choice."""

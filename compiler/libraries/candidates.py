@@ -1,0 +1,200 @@
+"""Library kernels that compute what a generated kernel computes: programs to be timed beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Protocol, runtime_checkable
+
+from tilewright.costmodel import Hardware
+from tilewright.ir import Func, Module, Op, Value
+from tilewright.libraries.matching.attention import attentions_in
+from tilewright.libraries.matching.convolution import convolution_of
+from tilewright.libraries.matching.epilogue import Absorbed, absorbed
+from tilewright.libraries.matching.matmul import products_of
+from tilewright.libraries.matching.norm import norms_in
+from tilewright.libraries.program import Call, program_around, with_kernel
+from tilewright.libraries.weights import with_packed_weights, with_wide_bias
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.runtime.errors import DeviceMissingError
+from tilewright.runtime.libraries.kernel import LibraryKernel
+from tilewright.runtime.libraries.problem import Problem
+
+#: workspace that an algorithm may take: what NVIDIA advises for Hopper
+WORKSPACE_BYTES = 32 << 20
+#: algorithms of one way to leave work to a library in a turn, so that turns take about as long
+PER_TURN = {"cublaslt": 4, "cudnn": 1}
+
+
+@runtime_checkable
+class LibraryDevice(Protocol):
+    """A device that libraries run on."""
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        ...
+
+    def library_version(self, provider: str) -> str:
+        """What stored algorithms of a library depend on; raises `DeviceMissingError`."""
+        ...
+
+    def library_kernels(
+        self, provider: str, problem: Problem, workspace_bytes: int
+    ) -> Iterable[LibraryKernel]:
+        """The algorithms a library has for a problem, most promising first."""
+        ...
+
+
+def library_candidates(
+    kernel: Func,
+    hardware: Hardware,
+    device: LibraryDevice,
+    *,
+    workspace_bytes: int = WORKSPACE_BYTES,
+    missing: dict[str, str] | None = None,
+) -> Iterator[Module]:
+    """Programs with library kernels that compute what a kernel with chosen parameters does.
+
+    kernel: tensor level, outlined. Of each way to leave work to a library, all algorithms that the library
+    has on this device; a program's @main takes and gives what the kernel does. None where no library fits.
+    The ways take turns, those that take most ops along first, each with its most promising algorithms; an
+    algorithm is prepared when its program is asked for.
+    missing: libraries that are not installed, and why; they are not asked, and those found missing are added.
+    Without it they raise `DeviceMissingError`.
+    """
+    ways: list[tuple[int, Iterator[Module]]] = []
+    for provider, find in FINDERS.items():
+        calls = find(kernel)
+        # Plans of cuDNN take long to build: what takes less along is asked for where nothing else is there.
+        by_ops = sorted(calls, key=lambda call: -len(call.ops))
+        for some in [calls] if provider == "cudnn" else [[call] for call in by_ops]:
+            programs = _programs(kernel, some, hardware, device, workspace_bytes)
+            ways.append((PER_TURN[provider], _unless_missing(provider, programs, missing)))
+    return _in_turns(ways)
+
+
+def _programs(
+    kernel: Func, calls: Sequence[Call], hardware: Hardware, device: LibraryDevice, workspace_bytes: int
+) -> Iterator[Module]:
+    """The programs of the first of these ways for which there are any."""
+    for call in calls:
+        prepared: Module | None = None
+        for found in device.library_kernels(call.provider, call.problem, workspace_bytes):
+            prepared = prepared or _with_parameters(program_around(call.kernel or kernel, call), hardware)
+            yield with_kernel(prepared, found, kernel.get("cost"))
+        if prepared is not None:
+            return
+
+
+def _unless_missing(
+    provider: str, programs: Iterator[Module], missing: dict[str, str] | None
+) -> Iterator[Module]:
+    if missing is None:
+        yield from programs
+    elif provider not in missing:
+        try:
+            yield from programs
+        except DeviceMissingError as error:
+            missing[provider] = str(error)
+
+
+def _in_turns(ways: Sequence[tuple[int, Iterator[Module]]]) -> Iterator[Module]:
+    """So many of each, again and again until all are at their ends."""
+    while ways:
+        left = []
+        for count, programs in ways:
+            taken = 0
+            for program in islice(programs, count):
+                taken += 1
+                yield program
+            if taken == count:
+                left.append((count, programs))
+        ways = left
+
+
+def program_with(f: Func, kernel: LibraryKernel, hardware: Hardware) -> Module | None:
+    """The program that computes a kernel with this library kernel; None where it is none of the ways."""
+    for call in FINDERS[kernel.provider](f):
+        if call.problem == kernel.problem:
+            prepared = _with_parameters(program_around(call.kernel or f, call), hardware)
+            return with_kernel(prepared, kernel, f.get("cost"))
+    return None
+
+
+def products_in(kernel: Func) -> list[Call]:
+    """The ways to leave a matrix product to cuBLASLt, by structure alone: no device is asked."""
+    contract = _only_contract(kernel)
+    if contract is None:
+        return []
+    found = [
+        _call(kernel, contract, product.first, x, "cublaslt")
+        for product in products_of(contract)
+        for x in absorbed(kernel, contract, product)
+    ]
+    return [call for call in found if call is not None]
+
+
+def convolutions_in(kernel: Func) -> list[Call]:
+    """The ways to leave a convolution to cuDNN, those that take most ops along first."""
+    contract = _only_contract(kernel)
+    found = convolution_of(contract) if contract is not None else None
+    if contract is None or found is None:
+        return []
+    taps = found.problem.b.dims[2:] != (1, 1) or found.problem.strides != (1, 1)
+    if found.problem.a.dims[1] != found.problem.b.dims[1] and not taps:
+        return []  # products of matrices side by side: a library of products has them
+    weights: tuple[Op, ...] = ()
+    if not found.fits:
+        kernel, contract, rearranged = with_packed_weights(kernel, contract, found)
+        found, weights = convolution_of(contract), (rearranged,)
+        if found is None or not found.fits:
+            return []
+    calls = [_call(kernel, contract, 0, x, "cudnn", weights) for x in absorbed(kernel, contract, found)]
+    return [call for call in calls if call is not None][::-1]
+
+
+def graphs_in(kernel: Func) -> list[Call]:
+    """The ways to leave a convolution, attention or a normalisation to cuDNN."""
+    return convolutions_in(kernel) or attentions_in(kernel) or norms_in(kernel)
+
+
+#: what finds the work of each library in a kernel
+FINDERS: dict[str, Callable[[Func], list[Call]]] = {"cublaslt": products_in, "cudnn": graphs_in}
+
+
+def _only_contract(kernel: Func) -> Op | None:
+    contracts = [op for op in kernel.body.ops if op.name == "tensor.contract"]
+    return contracts[0] if len(contracts) == 1 else None
+
+
+def _call(
+    kernel: Func, contract: Op, first: int, found: Absorbed, provider: str, weights: tuple[Op, ...] = ()
+) -> Call | None:
+    """The call that computes what was found; None where its arguments cannot be told apart."""
+    if found.widened and found.bias is not None:
+        if weights:
+            return None  # one kernel prepares one array
+        reader = next(op for op in found.ops if found.bias in op.operands)
+        kernel, fresh, widening = with_wide_bias(kernel, reader, found.bias)
+        ops = tuple(fresh if op is reader else op for op in found.ops)
+        found, weights = replace(found, ops=ops, bias=widening.result), (widening,)
+    operands = _operands(contract, first, found)
+    return Call(found.problem, operands, found.ops, provider, weights, kernel) if operands else None
+
+
+def _operands(contract: Op, first: int, found: Absorbed) -> tuple[Value, ...]:
+    """The arguments of a call; none where a value would play two roles except both factors."""
+    factors = contract.operands[first], contract.operands[1 - first]
+    added = tuple(v for v in (found.bias, found.residual) if v is not None)
+    return (*factors, *added) if len({*factors, *added}) == len(set(factors)) + len(added) else ()
+
+
+def _with_parameters(program: Module, hardware: Hardware) -> Module:
+    """Skeletons and parameters for the generated kernels of a program, by the model."""
+    others = program.with_funcs(tuple(f for f in program.funcs if not f.name.endswith("_library")))
+    context = PassContext(hardware=hardware, reproducer_folder=None, verify_each=False)
+    chosen = run_pipeline(others, Pipeline.parse("choose-parameters"), context)
+    by_name = {f.name: f for f in chosen.funcs}
+    return program.with_funcs(tuple(by_name.get(f.name, f) for f in program.funcs))

@@ -1,0 +1,1 @@
+"""Which part of a network a vendor library computes: matching of kernels with library problems."""

@@ -1,0 +1,187 @@
+"""Contractions that are convolutions, found by their index maps, as problems of cuDNN."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from tilewright.ir import Op
+from tilewright.ir.simplify import interval
+from tilewright.ir.tensor.ops import dims, domain, ranges_of, reads
+from tilewright.libraries.matching.matmul import BUFFER_DTYPE, sums_in_f32
+from tilewright.libraries.matching.places import Axis, Place, axes_of, places_of
+from tilewright.libraries.matching.strides import (
+    Steps,
+    common_step,
+    merged,
+    steps_at,
+    steps_of_read,
+    steps_of_result,
+)
+from tilewright.runtime.libraries.convolution import Array4, ConvolutionProblem
+from tilewright.runtime.libraries.problem import POINTER_BYTES
+
+#: dimensions of arrays from the longest steps to the shortest, where channels come before places and behind
+CHANNELS_FIRST, CHANNELS_LAST = (0, 1, 2, 3), (0, 2, 3, 1)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A contraction as a convolution; `images`, `filters` and `places` are the dimensions of its result.
+
+    weights: the dimensions of the filters in the order in which cuDNN wants them in memory.
+    fits: whether they lie so already.
+    """
+
+    problem: ConvolutionProblem
+    images: tuple[str, ...]
+    filters: tuple[str, ...]
+    places: tuple[str, ...]
+    sizes: Mapping[str, int]
+    order: tuple[int, ...]
+    weights: tuple[str, ...]
+    fits: bool
+    first: int = 0
+
+    def bias(self, steps: Steps, result: str) -> ConvolutionProblem | None:
+        """The problem with a vector added that has one element per filter."""
+        if self.problem.has_bias or steps.start or any(steps[d] for d in (*self.images, *self.places)):
+            return None
+        if common_step(self.filters, self.sizes, steps) != 1:
+            return None
+        return replace(self.problem, epilogue="bias", result=result)
+
+    def residual(self, steps: Steps, result: str) -> ConvolutionProblem | None:
+        """The problem with an array of the results' extents added."""
+        if self.problem.c is not None or not _aligned(steps.start, result):
+            return None
+        array = _results(self.images, self.filters, self.places, self.sizes, steps, self.order)
+        return None if array is None else replace(self.problem, c=array, result=result)
+
+
+@dataclass(frozen=True)
+class _Roles:
+    """Dimensions of a contraction by what they are to a convolution; filters begin with the groups."""
+
+    images: tuple[str, ...]
+    filters: tuple[str, ...]
+    channels: tuple[str, ...]
+    group_count: int
+    walked: tuple[Place, ...]
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        return tuple(p.place for p in self.walked)
+
+
+def convolution_of(op: Op) -> Convolution | None:
+    """A tensor.contract as a two-dimensional convolution of its first operand; None where it is none.
+
+    Each of at most two places must be walked by one dimension of the image; what both operands and the
+    result share are groups. A product of matrices is a convolution with one tap.
+    """
+    dtype = BUFFER_DTYPE.get(op.operands[0].tensor.dtype)
+    if dtype is None or op.operands[0].tensor.dtype != op.operands[1].tensor.dtype or not sums_in_f32(op):
+        return None
+    walked, weights = places_of(op), steps_of_read(op, 1)
+    image = steps_at(op, op.operands[0].tensor, reads(op)[0], False)
+    if walked is None or weights is None or image is None:
+        return None
+    roles, axes = _roles(op, walked, image, weights), axes_of(op, walked)
+    return None if roles is None or axes is None else _convolution(op, roles, axes, image, weights, dtype)
+
+
+def _roles(op: Op, walked: Sequence[Place], image: Steps, weights: Steps) -> _Roles | None:
+    sizes, result = domain(op), steps_of_result(op)
+    places, taps = {p.place for p in walked}, {p.tap for p in walked}
+    wide = [d for d in dims(op, "par") if sizes[d] > 1 and d not in places]
+    groups = [d for d in wide if image[d] and weights[d]]
+    filters = [d for d in wide if weights[d] and not image[d]]
+    images = [d for d in wide if image[d] and not weights[d]]
+    channels = merged([d for d in dims(op, "red") if d not in taps], sizes, (image, weights))
+    batch = merged(images, sizes, (result, image))
+    total = merged([*groups, *filters], sizes, (result,))
+    if len(groups) + len(filters) + len(images) != len(wide) or any(
+        len(m) > 1 for m in (channels, batch, total)
+    ):
+        return None
+    if any(0 in c.steps for c in channels) or any(weights[p] for p in places):
+        return None
+    ordered, summed = (total[0].dims if total else ()), (channels[0].dims if channels else ())
+    # Channels and filters of one group follow each other, groups outermost.
+    beside = common_step((*ordered[: len(groups)], *summed), sizes, image)
+    if set(ordered[: len(groups)]) != set(groups) or (groups and beside is None):
+        return None
+    images = list(batch[0].dims if batch else ())
+    return _Roles(tuple(images), ordered, summed, prod(sizes[d] for d in groups), tuple(walked))
+
+
+def _convolution(
+    op: Op, roles: _Roles, axes: Sequence[Axis], image: Steps, weights: Steps, dtype: str
+) -> Convolution | None:
+    sizes = domain(op)
+    n, k, per_group = (prod(sizes[d] for d in g) for g in (roles.images, roles.filters, roles.channels))
+    c_step, n_step = _last(roles.channels, image), _last(roles.images, image)
+    places = ("",) * (2 - len(roles.places)) + roles.places
+    apart = [a.stride for a in axes if a.size > 1]
+    order = CHANNELS_LAST if c_step == 1 and apart and min(apart) > 1 else CHANNELS_FIRST
+    a_dims = (n, per_group * roles.group_count, *(a.size for a in axes))
+    a_steps = (n_step, c_step, *(a.stride for a in axes))
+    a = Array4(a_dims, packed(a_dims, a_steps, order), _start(op, roles.walked) + sum(x.start for x in axes))
+    b_dims = (k, per_group, *(x.taps for x in axes))
+    k_step = common_step(roles.filters, sizes, weights)
+    b_steps = (k_step or 0, _last(roles.channels, weights), *(weights[x.tap] for x in axes))
+    b = Array4(b_dims, packed(b_dims, (0, 0, 0, 0), order), weights.start)
+    fits = k_step is not None and packed(b_dims, b_steps, order) == b.strides
+    d = _results(roles.images, roles.filters, places, sizes, steps_of_result(op), order)
+    problem_dtypes = ((a, dtype), (b, dtype), (d, "float32"))
+    if d is None or not all(x is not None and _aligned(x.start, t) for x, t in problem_dtypes):
+        return None
+    problem = ConvolutionProblem(
+        a, b, d, dtype, "float32",
+        before=tuple(x.before for x in axes), after=tuple(x.after for x in axes),
+        strides=tuple(x.step for x in axes), dilations=tuple(x.dilation for x in axes),
+        tf32=op.get("factors") == "tf32",
+    )  # fmt: skip
+    taps = tuple(x.tap for x in axes if x.tap)
+    inner = (*roles.channels, *taps) if order == CHANNELS_FIRST else (*taps, *roles.channels)
+    wanted = (*roles.filters, *inner)
+    return Convolution(problem, roles.images, roles.filters, places, sizes, order, wanted, fits)
+
+
+def _last(names: Sequence[str], steps: Steps) -> int:
+    return steps[names[-1]] if names else 0
+
+
+def _start(op: Op, walked: Sequence[Place]) -> int:
+    """Elements before what is read of the image, but for what its places leave out."""
+    t, ranges, dims_walked = op.operands[0].tensor, ranges_of(op), {p.dim for p in walked}
+    read = enumerate(zip(reads(op)[0], t.strides, strict=True))
+    return t.start + sum(int(interval(e, ranges)[0]) * s for i, (e, s) in read if i not in dims_walked)
+
+
+def _results(
+    images: Sequence[str], filters: Sequence[str], places: Sequence[str], sizes: Mapping[str, int],
+    steps: Steps, order: Sequence[int],
+) -> Array4 | None:  # fmt: skip
+    """An operand of the results' extents, where one step leads along each of their four dimensions."""
+    n, k = common_step(images, sizes, steps), common_step(filters, sizes, steps)
+    found = (n, k, *(steps[p] for p in places))
+    extents = (*(prod(sizes[d] for d in g) for g in (images, filters)), *(sizes.get(p, 1) for p in places))
+    if any(s is None or (s == 0 and e > 1) for s, e in zip(found, extents, strict=True)):
+        return None
+    return Array4(extents, packed(extents, [s or 0 for s in found], order), steps.start)
+
+
+def packed(extents: Sequence[int], steps: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """The steps, where there are none (0, or an extent of 1) those of an array packed in this order."""
+    out, inner = [0] * len(extents), 1
+    for i in reversed(order):
+        out[i] = steps[i] if steps[i] and extents[i] > 1 else inner
+        inner = max(inner, out[i] * extents[i])
+    return tuple(out)
+
+
+def _aligned(start: int, dtype: str) -> bool:
+    return start * (4 if dtype == "float32" else 2) % POINTER_BYTES == 0

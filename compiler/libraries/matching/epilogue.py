@@ -1,0 +1,152 @@
+"""Which maps behind a contraction a library kernel takes along, read off their scalar bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tilewright.ir import Func, Op, Value
+from tilewright.ir.tensor.ops import dims
+from tilewright.libraries.matching.convolution import Convolution
+from tilewright.libraries.matching.gelu import gelu_behind
+from tilewright.libraries.matching.matmul import BUFFER_DTYPE, Product
+from tilewright.libraries.matching.strides import steps_of_read
+from tilewright.passes.analysis.index_sets import identity_read
+from tilewright.runtime.libraries.convolution import ConvolutionProblem
+from tilewright.runtime.libraries.matmul import MatmulProblem
+
+
+@dataclass(frozen=True)
+class Absorbed:
+    """A product with what follows it in one kernel: its problem, the ops it computes, further operands.
+
+    bias, residual: the values that are added, None where there is none. widened: whether the bias has fewer
+    bits than the results, which the library takes in the results' type only.
+    """
+
+    problem: MatmulProblem | ConvolutionProblem
+    ops: tuple[Op, ...]
+    bias: Value | None = None
+    residual: Value | None = None
+    widened: bool = False
+
+    @property
+    def result(self) -> Value:
+        """What the library kernel gives."""
+        return self.ops[-1].result
+
+
+def absorbed(kernel: Func, contract: Op, product: Product | Convolution) -> Iterator[Absorbed]:
+    """The product alone, then with one more map each time, as long as the library can take it.
+
+    A sum may take a vector with one element per row of D and one matrix, in any order; ReLU ends it, and so
+    does the GELU with tanh, given by itself before what goes on without it. Where
+    results are stored in 16 bits, the library rounds once where the maps round after every step, and not at
+    all where they are float32 again behind a bias of 16 bits.
+    """
+    current = Absorbed(product.problem, (contract,))
+    yield current
+    while True:
+        if isinstance(current.problem, MatmulProblem):
+            gelu = gelu_behind(kernel, current.result, current.problem)
+            if gelu is not None:
+                yield replace(current, problem=gelu[0], ops=(*current.ops, *gelu[1]))
+        op = _only_reader(kernel, current.result)
+        if op is None or (steps := steps_of_body(op, op.operands.index(current.result))) is None:
+            return
+        for step in steps:
+            extended = _extended(current, product, op, step)
+            if extended is None:
+                return
+            current = extended
+        current = replace(current, ops=(*current.ops, op))
+        if current.problem.result == BUFFER_DTYPE.get(op.result.tensor.dtype):
+            yield current
+
+
+def _only_reader(kernel: Func, value: Value) -> Op | None:
+    """The map that reads a value element by element, where nothing else does."""
+    readers = [op for op in kernel.body.ops if value in op.operands]
+    if len(readers) != 1 or readers[0].name != "tensor.map" or len(readers[0].results) != 1:
+        return None
+    (op,) = readers
+    once = op.operands.count(value) == 1
+    return op if once and identity_read(op, op.operands.index(value)) else None
+
+
+def steps_of_body(op: Op, position: int) -> list[tuple[str, int]] | None:
+    """What a map does to one operand: casts, `relu`, or sums with other operands (their positions)."""
+    assert op.body is not None
+    made = {inner.result: inner for inner in op.body.ops[:-1]}
+    value = op.body.ops[-1].operands[0]
+    steps: list[tuple[str, int]] = []
+    while value is not op.body.params[position]:
+        inner = made.get(value)
+        if inner is None:
+            return None
+        if inner.name == "scalar.cast":
+            steps.append(("cast", -1))
+            value = inner.operands[0]
+            continue
+        if inner.name not in ("scalar.max", "scalar.add"):
+            return None
+        for one, other in (inner.operands, inner.operands[::-1]):
+            if inner.name == "scalar.max" and _is_zero(made.get(other)):
+                steps.append(("relu", -1))
+                value = one
+                break
+            plain = _uncast(other, made)
+            others = [p for p in op.body.params if p is not op.body.params[position]]
+            if inner.name == "scalar.add" and plain in others:
+                steps.append(("add", op.body.params.index(plain)))
+                value = one
+                break
+        else:
+            return None
+    return steps[::-1]
+
+
+def _uncast(value: Value, made: dict[Value, Op]) -> Value:
+    while value in made and made[value].name == "scalar.cast":
+        value = made[value].operands[0]
+    return value
+
+
+def _is_zero(inner: Op | None) -> bool:
+    return inner is not None and inner.name == "scalar.const" and inner["value"] == 0
+
+
+def _extended(
+    current: Absorbed, product: Product | Convolution, op: Op, step: tuple[str, int]
+) -> Absorbed | None:
+    kind, position = step
+    problem = current.problem
+    result = BUFFER_DTYPE.get(op.result.tensor.dtype)
+    if result is None or result not in ("float32", problem.dtype):
+        return None
+    if (problem.has_bias or problem.c is not None) and result != problem.result:
+        if kind != "cast" or problem.c is not None or result != "float32":
+            return None  # what was added already is of the results' type
+        return replace(current, problem=replace(problem, result=result), widened=True)
+    if kind == "cast":
+        return replace(current, problem=replace(problem, result=result))
+    if problem.epilogue.startswith("relu"):
+        return None
+    if kind == "relu":
+        epilogue = "relu_bias" if problem.has_bias else "relu"
+        return replace(current, problem=replace(problem, epilogue=epilogue, result=result))
+    value = op.operands[position]
+    if BUFFER_DTYPE.get(value.tensor.dtype) != result or any(value in o.results for o in current.ops):
+        return None
+    steps = steps_of_read(op, position)
+    if steps is None:
+        return None
+    # The maps name dimensions as they like; what is element by element has them in the same order.
+    renamed = dict(zip(dims(op, "par"), dims(current.ops[0], "par"), strict=True))
+    steps = replace(steps, by_dim={renamed[d]: n for d, n in steps.by_dim.items()})
+    now: Product | Convolution = replace(product, problem=problem)  # type: ignore[arg-type]
+    if (with_bias := now.bias(steps, result)) is not None:
+        return replace(current, problem=with_bias, bias=value)
+    if (with_matrix := now.residual(steps, result)) is not None:
+        return replace(current, problem=with_matrix, residual=value)
+    return None

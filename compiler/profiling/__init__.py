@@ -1,0 +1,1 @@
+"""Profiles and traces of an executable, measured and modelled."""

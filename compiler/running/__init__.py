@@ -1,0 +1,1 @@
+"""Devices that run an executable, executables of several shapes and batches."""

@@ -1,0 +1,33 @@
+"""Opens the runtime device a target asks for."""
+
+from __future__ import annotations
+
+from tilewright.ir import InputError
+from tilewright.runtime.device import Device
+
+
+def open_device(target: str) -> Device:
+    """The device for a target such as `cuda:sm_90a`, `opencl`, `opencl:pocl`, `emulator:sm_90a` or `null`.
+
+    Raises DeviceMissingError where this machine has none, InputError for an unknown target.
+    """
+    kind, _, name = target.partition(":")
+    if kind == "cuda":
+        from tilewright.runtime.cuda.device import CudaDevice
+
+        return CudaDevice()
+    if kind == "opencl":
+        from tilewright.codegen.builders.cache import BinaryCache
+        from tilewright.runtime.opencl.device import OpenClDevice
+
+        return OpenClDevice(name or None, store=BinaryCache())
+    if kind == "emulator":
+        from tilewright.codegen.builders.emulator_build import EmulatorBuilder
+        from tilewright.runtime.emulator import EmulatorDevice
+
+        return EmulatorDevice(EmulatorBuilder())
+    if kind == "null":
+        from tilewright.runtime.null.device import NullDevice
+
+        return NullDevice()
+    raise InputError(f"expected a target with a device (cuda, opencl, emulator, null), got '{target}'")

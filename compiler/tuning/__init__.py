@@ -1,0 +1,1 @@
+"""Choosing by measurement: networks, algorithms, streams and their reports."""

@@ -1,0 +1,160 @@
+"""Choice by measurement: the algorithms of every convolution are timed, alike convolutions once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+
+from tqdm import tqdm
+
+from tilewright.ir import Block, Builder, Module, Op, Pairs
+from tilewright.ir.nodes import Attr
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.graph.choose_algorithms import with_algorithms
+from tilewright.passes.lower.algorithm_cost import Alternative
+from tilewright.passes.lower.convolution_algorithms import ALGORITHMS, obstacle_to
+from tilewright.passes.lower.convolution_layers import Layer, layers_of
+from tilewright.passes.lower.memory_room import Room, room_of
+from tilewright.tuning.budget import Budget
+from tilewright.tuning.kernels.bound_violations import check_program
+from tilewright.tuning.kernels.measuring import Measurer, RandomConstants
+
+#: of what is left of the budget, what comparing one convolution with libraries may take
+LIBRARY_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Timed:
+    """An algorithm of a convolution, in seconds; `measured_s` is None where its bound said enough."""
+
+    algorithm: str
+    estimate_s: float
+    bound_s: float
+    measured_s: float | None = None
+
+
+def measured_algorithms(
+    module: Module,
+    measurer: Measurer,
+    *,
+    progress: bool | None = None,
+    workspace: str = "network",
+    budget: Budget | None = None,
+    libraries: Callable[[Module, Budget], Module] | None = None,
+) -> Module:
+    """The module with the fastest measured algorithm on every direct graph.conv2d.
+
+    module: graph level, types inferred. Of each convolution, with the ops behind it that its kernels take
+    along, the legal algorithms are timed in the order of their estimates with the parameters that the model
+    chooses. An alternative is left out where its lower bound is above the best time so far, or where it would
+    raise the network's peak of memory (see `memory_room`); direct never is. Once the budget is spent, what
+    is not known is chosen by estimate.
+    libraries: puts library kernels into a program where they are faster, in a budget; direct is timed with
+        them as well, since they compute no other algorithm's kernels.
+    What was measured stands in the attribute `convolutions` of @main, with the convolutions counted from 0 in
+    program order.
+    """
+    layers = {i: x for i, x in enumerate(layers_of(module.main)) if len(_legal(x.conv)) > 1}
+    if not layers:
+        return module
+    distinct = {layer.key: layer for layer in layers.values()}
+    context = PassContext(target=str(measurer.target), hardware=measurer.target.hardware)
+    limit = budget or Budget()
+    room = room_of(module.main, context) if workspace == "network" else None
+    hidden = not (sys.stderr.isatty() if progress is None else progress)
+    timed: dict[Hashable, list[Timed]] = {}
+    for key, layer in tqdm(
+        distinct.items(), desc="measuring", unit="convolution", file=sys.stderr, disable=hidden
+    ):
+        timed[key] = _timed(layer, measurer, room, limit, libraries)
+    main = module.main
+    chosen = {layer.conv: _fastest(timed[layer.key]) for layer in layers.values()}
+    if not all(chosen.values()):
+        by_model = _modelled(module, context, workspace)
+        chosen = {conv: name or by_model[conv] for conv, name in chosen.items()}
+    at = {key: tuple(i for i, x in layers.items() if x.key == key) for key in distinct}
+    record = tuple(_on_record(at[key], rows) for key, rows in timed.items())
+    new = with_algorithms(main, chosen).with_attrs(convolutions=record)
+    return module.with_funcs(tuple(new if f is main else f for f in module.funcs))
+
+
+def _legal(conv: Op) -> list[str]:
+    """Algorithms to compare, direct first; only itself where another one is named already."""
+    named = str(conv["algorithm"])
+    return [named, *(a for a in ALGORITHMS if named == "direct" and not obstacle_to(a, conv))]
+
+
+def _timed(
+    layer: Layer,
+    measurer: Measurer,
+    room: Room | None,
+    budget: Budget,
+    libraries: Callable[[Module, Budget], Module] | None,
+) -> list[Timed]:
+    hardware = measurer.target.hardware
+    legal = {name: layer.by(name, hardware) for name in _legal(layer.conv)}
+    found = {
+        name: a
+        for name, a in legal.items()
+        if name == "direct" or room is None or room.fits(layer.conv, a.working_bytes())
+    }
+    rows = [Timed(name, a.estimate_s(), a.bound_s(hardware)) for name, a in found.items()]
+    best = float("inf")
+    for i in sorted(range(len(rows)), key=lambda i: rows[i].estimate_s):
+        row = rows[i]
+        if row.algorithm == "direct" or row.bound_s < best:
+            program = _program(found[row.algorithm])
+            seconds = _seconds(program, measurer, budget)
+            if seconds is None:  # the others alone decide nothing
+                return [replace(r, measured_s=None) for r in rows]
+            check_program(f"{row.algorithm} of {layer.conv.loc}", seconds, row.bound_s, measurer.target)
+            if row.algorithm == "direct" and libraries is not None:
+                with_libraries = _seconds(libraries(program, budget.share(LIBRARY_SHARE)), measurer, budget)
+                seconds = seconds if with_libraries is None else min(seconds, with_libraries)
+            rows[i] = replace(row, measured_s=seconds)
+            best = min(best, seconds)
+    return rows
+
+
+def _seconds(module: Module, measurer: Measurer, budget: Budget) -> float | None:
+    """Seconds of a program; once the budget is spent, None where they are not known."""
+    if budget.over:
+        return measurer.known(measurer.program(module))
+    (seconds,) = measurer.seconds([module])
+    return seconds
+
+
+def _fastest(rows: list[Timed]) -> str:
+    """The algorithm of the least measured time; empty where the budget left nothing to go by."""
+    if all(r.measured_s is None for r in rows):
+        return ""
+    return min(rows, key=lambda r: float("inf") if r.measured_s is None else r.measured_s).algorithm
+
+
+def _modelled(module: Module, context: PassContext, workspace: str) -> dict[Op, str]:
+    """What the cost model takes for every convolution."""
+    passes = Pipeline.parse(f"choose-algorithms{{workspace={workspace}}}")
+    new = run_pipeline(module, passes, context).main.body.ops
+    pairs = zip(module.main.body.ops, new, strict=True)
+    return {old: str(op["algorithm"]) for old, op in pairs if old.name == "graph.conv2d"}
+
+
+def _program(a: Alternative) -> Module:
+    """The kernels with random arrays for what is known at compile time."""
+    main = a.module.main
+    inputs = main.params[: len(main.params) - a.known]
+    b = Builder("measured")
+    constants = RandomConstants()
+    fresh = {p: constants.constant(b, p.tensor) for p in main.params[len(inputs) :]}
+    calls = tuple(op.with_operands(tuple(fresh.get(v, v) for v in op.operands)) for op in main.body.ops)
+    new = main.with_body(Block(inputs, (*b.ops, *calls)))
+    return constants.of(a.module.with_funcs(tuple(new if f is main else f for f in a.module.funcs)))
+
+
+def _on_record(at: tuple[int, ...], rows: list[Timed]) -> Pairs:
+    considered: list[Attr] = []
+    for r in rows:
+        row: dict[str, Attr] = {"algorithm": r.algorithm, "estimate_s": r.estimate_s, "bound_s": r.bound_s}
+        considered.append(Pairs.of({**row, "measured_s": r.measured_s}))
+    return Pairs.of({"at": at, "considered": tuple(considered)})

@@ -1,0 +1,1 @@
+"""The tuning database: its records, its file and how records travel between machines."""

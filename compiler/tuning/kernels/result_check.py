@@ -1,0 +1,85 @@
+"""Whether a measured candidate computes what the model's choice computes, for the same random inputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from math import prod, sqrt
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.ir import Func, Module, show
+from tilewright.ir.tensor.ops import dims
+from tilewright.passes.framework.context import temporary_reproducers
+from tilewright.runtime.atomic_file import atomic_file
+
+#: largest difference of one element, over its own size and that of a typical one; float32 rounds each term of
+#: a sum, the others what is multiplied or stored
+FLOAT32 = 1e-5
+TOLERANCE = {"tf32": 1e-2, "f16": 1e-2, "bf16": 8e-2}
+#: ops that may magnify a difference: of kernels with them more is explained, but for a few elements
+_UNSTEADY = (
+    "div mod log log2 log10 pow rsqrt tan floor ceil trunc round sign exp exp2 sinh cosh asin acos atanh "
+    "acosh eq ne lt le gt ge"
+)
+UNSTEADY = frozenset(_UNSTEADY.split())
+UNSTEADY_FACTOR, UNSTEADY_SHARE = 4.0, 2e-3
+#: elements of one result that are compared
+SAMPLE = 1 << 20
+
+
+def difference(kernel: Func, wanted: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> str | None:
+    """In a few words how results differ; None where rounding explains it.
+
+    kernel: tensor level, with the parameters of the candidate. Of large results a part is compared.
+    """
+    names = {o.name.split(".")[-1] for op in kernel.body.ops for o in (op.body.ops if op.body else ())}
+    unsteady = bool(names & UNSTEADY)
+    share = UNSTEADY_SHARE if unsteady else 0.0
+    tolerance = tolerance_of(kernel) * (UNSTEADY_FACTOR if unsteady else 1.0)
+    for i, (one, other) in enumerate(zip(wanted, got, strict=True)):
+        a, b = _sample(one), _sample(other)
+        finite = np.isfinite(a)
+        typical = sqrt(float(np.mean(np.square(a[finite])))) if finite.any() else 0.0
+        with np.errstate(invalid="ignore"):
+            off = np.abs(a - b) / np.maximum(typical + np.abs(a), 1e-30)
+        bad = np.where(finite, ~(off <= tolerance), np.isfinite(b))
+        if np.count_nonzero(bad) > share * bad.size:
+            at = int(np.flatnonzero(bad)[0])
+            return (
+                f"{np.count_nonzero(bad)} of {bad.size} elements of result {i} by more than {tolerance:.1g} "
+                f"(for instance {b[at]:.6g} for {a[at]:.6g})"
+            )
+    return None
+
+
+def tolerance_of(kernel: Func) -> float:
+    """What rounding explains, relative to an element and a typical one."""
+    types = {v.tensor.dtype for v in (*kernel.params, *kernel.body.ops[-1].operands)}
+    narrow = [TOLERANCE[t] for t in types if t in TOLERANCE]
+    if kernel.get("skeleton") in ("matrix", "attention"):
+        narrow.append(TOLERANCE["tf32"])
+    return max([FLOAT32 * sqrt(_longest_sum(kernel)), *narrow])
+
+
+def write_reproducer(kernel: str, params: object, model: Module, candidate: Module) -> Path:
+    """A file with both programs, whose first line says what they are; gives its path."""
+    folder = temporary_reproducers()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"wrong-{kernel}-{abs(hash(str(params))) % 10**8}.ir"
+    title = json.dumps({"kernel": kernel, "params": str(params), "programs": ["model", "candidate"]})
+    with atomic_file(path) as file:
+        file.write(f"// {title}\n{show(model)}\n{show(candidate)}\n".encode())
+    return path
+
+
+def _longest_sum(kernel: Func) -> int:
+    return max(prod(dims(op, "red").values()) for op in kernel.body.ops)
+
+
+def _sample(array: np.ndarray) -> np.ndarray:
+    flat = array.reshape(-1)
+    step = max(1, -(-flat.size // SAMPLE))
+    # An odd step meets every row and column of a tile.
+    return flat[:: step | 1].astype(np.float64)

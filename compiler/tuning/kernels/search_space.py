@@ -1,0 +1,174 @@
+"""The points a search may measure of one outlined kernel, each with a bound, an estimate and a variant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tilewright.costmodel import Hardware
+from tilewright.costmodel.kernels.parameters import ContractParameters, MatrixParameters
+from tilewright.costmodel.kernels.windows import FloatArray, IntArray
+from tilewright.ir import Func, InputError, Op, Pairs
+from tilewright.kernel_program import bound_of, estimate_of
+from tilewright.passes.kernels.attention.choice import attention_variants
+from tilewright.passes.kernels.kernel_problem import contract_problem
+from tilewright.passes.kernels.matrix.choice import has_tensor_cores
+from tilewright.passes.kernels.matrix.plan import MatrixView, matrix_view
+from tilewright.passes.kernels.matrix.problem import matrix_problem
+from tilewright.passes.tensor.choose_parameters import contract_variant, least_s, matrix_variant
+from tilewright.tuning.kernels.neighbour_space import neighbours
+from tilewright.tuning.kernels.search_points import Points, contract_points, matrix_points, merged_order
+from tilewright.tuning.repeated_plan import streamed_bytes
+
+#: parameters of a point by name, as records keep them
+Named = Mapping[str, object]
+
+_Engine = tuple[Points[Any], Callable[[int], Func]]
+
+
+@dataclass(frozen=True, eq=False)
+class SearchSpace:
+    """Points 0 to `len`: point 0 is the kernel as the model left it, the others come in the order to measure.
+
+    least_s: no kernel of a point can be faster when timed in a loop (seconds). variant: the kernel of a
+    point. named: what names a point in a record. found: the point of such a name, None for anything else.
+    described: parameters and problem of a point in words.
+    """
+
+    kernel: Func
+    least_s: FloatArray
+    estimates_s: FloatArray
+    variant: Callable[[int], Func]
+    named: Callable[[int], Named]
+    found: Callable[[Named], int | None]
+    described: Callable[[int], str]
+
+    def __len__(self) -> int:
+        return len(self.least_s)
+
+
+def search_space(kernel: Func, hardware: Hardware, cold: Collection[int] = ()) -> SearchSpace | None:
+    """The space of a kernel with chosen parameters; None where nothing but the model's choice is known.
+
+    cold: positions of parameters that are weights which the timing loop brings from DRAM in every run.
+
+    Contractions have one, of both engines where the tensor cores can compute them: the lanes' and theirs; map
+    and window kernels on GPUs have the neighbours of the model's choice, attention in registers its tiles.
+    """
+    if found := neighbours(kernel, hardware):
+        return _listed(found, [least_s(kernel, hardware)] * len(found)) if len(found) > 1 else None
+    if variants := attention_variants(kernel, hardware):
+        return _listed(variants, [bound_of(f) for f in variants]) if len(variants) > 1 else None
+    if kernel.get("skeleton") not in ("contract", "matrix") or not isinstance(kernel.get("params"), Pairs):
+        return None
+    op = next(o for o in kernel.body.ops if o.name == "tensor.contract")
+    engines = _engines(kernel, op, hardware, _streamed(kernel, op, hardware, cold))
+    if not engines:
+        return None
+    order = merged_order([points for points, _ in engines])
+    start = _start(kernel, engines)
+    offsets = np.cumsum([0, *(len(points) for points, _ in engines)])
+    at_once = offsets[order[:, 0]] + order[:, 1]
+    least = np.concatenate([points.least_s for points, _ in engines])[at_once]
+    estimates = np.concatenate([points.estimates_s for points, _ in engines])[at_once]
+    if start is None:  # somebody gave the parameters
+        order = np.concatenate([np.array([[-1, -1]], dtype=np.int64), order])
+        least = np.append(hardware.launch_floor_s, least)
+        estimates = np.append(estimate_of(kernel), estimates)
+    else:
+        at = int(np.flatnonzero((order == start).all(axis=1))[0])
+        first = np.concatenate([[at], np.delete(np.arange(len(order)), at)])
+        order, least, estimates = order[first], least[first], estimates[first]
+    return _space(kernel, engines, order, least, estimates)
+
+
+def _listed(variants: Sequence[Func], least: Sequence[float]) -> SearchSpace:
+    """A few variants with their bounds and estimates."""
+    kernel = variants[0]
+    names: list[Named] = [{"params": str(f["params"])} for f in variants]
+    return SearchSpace(
+        kernel,
+        np.array(least),
+        np.array([estimate_of(f) for f in variants]),
+        variants.__getitem__,
+        names.__getitem__,
+        lambda name: names.index(name) if name in names else None,
+        lambda i: f"{names[i]['params']} of @{kernel.name}",
+    )
+
+
+def _space(
+    kernel: Func, engines: list[_Engine], order: IntArray, least: FloatArray, estimates: FloatArray
+) -> SearchSpace:
+    def variant(i: int) -> Func:
+        engine, point = order[i]
+        return kernel if engine < 0 else engines[engine][1](int(point))
+
+    def named(i: int) -> Named:
+        engine, point = order[i]
+        return {} if engine < 0 else engines[engine][0].named(int(point))
+
+    def found(name: Named) -> int | None:
+        if not name:
+            return 0 if order[0][0] < 0 else None
+        for e, (points, _) in enumerate(engines):
+            point = points.find(name)
+            if point is not None:
+                return int(np.flatnonzero((order == (e, point)).all(axis=1))[0])
+        return None
+
+    def described(i: int) -> str:
+        engine, point = order[i]
+        if engine < 0:
+            return str(kernel["params"])
+        points = engines[engine][0]
+        return f"{points.parameters(int(point))} on {points.problem}"
+
+    return SearchSpace(kernel, least, estimates, variant, named, found, described)
+
+
+def _engines(kernel: Func, op: Op, hardware: Hardware, streamed: float) -> list[_Engine]:
+    """The engines that can compute a contraction, each with what makes a kernel of its points."""
+    found: list[_Engine] = []
+    try:
+        lanes = contract_points(contract_problem(kernel, op), hardware, streamed_bytes=streamed)
+        found.append((lanes, partial(_on_lanes, kernel, op, hardware, lanes)))
+    except InputError:  # of parameters that somebody gave: the device fits no others
+        return []
+    view = matrix_view(kernel, op)
+    if view is not None:
+        problem = matrix_problem(kernel, view)
+        if has_tensor_cores(hardware, problem):
+            cores = matrix_points(problem, hardware, streamed_bytes=streamed)
+            found.append((cores, partial(_on_cores, kernel, view, cores)))
+    return [(points, make) for points, make in found if len(points)]
+
+
+def _streamed(kernel: Func, op: Op, hardware: Hardware, cold: Collection[int]) -> float:
+    """Bytes of the weights that come from DRAM in every run."""
+    weights = op.operands[1]
+    types = [kernel.params[i].tensor for i in cold]
+    total = sum(t.nbytes for t in types if t.dtype in ("f16", "bf16", "f32", "f64"))
+    if weights not in {kernel.params[i] for i in cold}:
+        return 0.0
+    return streamed_bytes(weights.tensor.nbytes, total, hardware)
+
+
+def _on_lanes(kernel: Func, op: Op, hardware: Hardware, points: Points[ContractParameters], i: int) -> Func:
+    return contract_variant(kernel, op, points.choice(i), hardware)
+
+
+def _on_cores(kernel: Func, view: MatrixView, points: Points[MatrixParameters], i: int) -> Func:
+    return matrix_variant(kernel, view, points.choice(i))
+
+
+def _start(kernel: Func, engines: list[_Engine]) -> tuple[int, int] | None:
+    """Engine and point of the kernel's parameters, where they are the model's choice of one."""
+    for e, (points, make) in enumerate(engines):
+        if make(points.likeliest)["params"] == kernel["params"]:
+            return e, points.likeliest
+    return None

@@ -1,0 +1,93 @@
+"""What a search has to say: points measured, pruned and left over, what is certified, violated bounds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from tilewright.costmodel.hardware.check_measured import TIMER_NOISE
+from tilewright.tuning.budget import Budget
+from tilewright.tuning.kernels.measuring import Measurer
+from tilewright.tuning.kernels.search import Task
+from tilewright.tuning.network_arbitration import Verdict
+
+
+def report_of(
+    tasks: Sequence[Task], measurer: Measurer, budget: Budget, verdict: Verdict, *, recalled: bool
+) -> dict[str, Any]:
+    """Plain data: totals, a row per searched kernel, the network's replays, a sentence per violated bound,
+    and one per candidate with wrong results (`wrong`).
+
+    `measured` and `reused` count all programs that were timed and that the database knew, those of
+    convolutions' algorithms as well; `model_s` and `chosen_s` are the measured seconds of the searched
+    kernels of one run of the network, each alone. `certified_kernels` and `certified_time` are the shares of
+    the searched kernels, and of `chosen_s`, whose best is the fastest of their space by the bound.
+    recalled: whether an earlier run timed the replays.
+    """
+    rows = [_kernel_row(t) for t in tasks]
+    timed = [r for r in rows if r["measured_s"] is not None]
+    chosen_s = sum(r["measured_s"] * r["occurrences"] for r in timed)
+    certified = [r for r in timed if r["end"] in ("certified", "exhausted")]
+    certified_s = sum(r["measured_s"] * r["occurrences"] for r in certified)
+    return {
+        "measured": measurer.measured,
+        "reused": measurer.reused,
+        "model_s": sum(r["model_s"] * r["occurrences"] for r in timed if r["model_s"] is not None),
+        "chosen_s": chosen_s,
+        **{name: sum(r[name] for r in rows) for name in ("points", "pruned", "unknown", "failed")},
+        "certified_kernels": len(certified) / len(rows) if rows else 0.0,
+        "certified_time": certified_s / chosen_s if chosen_s else 0.0,
+        "budget_s": budget.seconds,
+        "replay": {
+            "model_s": verdict.model_s,
+            "isolated_s": verdict.isolated_s,
+            "arbitrated_s": verdict.arbitrated_s,
+            "compared": verdict.compared,
+            "swapped": list(verdict.swapped),
+            "recalled": recalled,
+        },
+        "wrong": [text for t in tasks for text in t.wrong.values()],
+        "violations": [v for t in tasks for v in violations_of(t, measurer)],
+        "kernels": rows,
+    }
+
+
+def _kernel_row(task: Task) -> dict[str, Any]:
+    outcome = task.outcome
+    return {
+        "name": task.name,
+        "occurrences": task.search.occurrences,
+        "points": outcome.points,
+        "measured": 0 if task.known else outcome.measured - task.reused,
+        "reused": task.reused,
+        "pruned": outcome.pruned,
+        "unknown": outcome.unknown,
+        "failed": outcome.failed,
+        "failures": sorted(set(task.search.failed.values()))[:3],
+        "end": outcome.end,
+        "model_s": outcome.model_s,
+        "measured_s": outcome.best_s,
+        "bound_s": float(task.search.space.least_s.min()),
+    }
+
+
+def violations_of(task: Task, measurer: Measurer) -> list[str]:
+    """What was measured below its bound, each with all that is needed to measure it again."""
+    s = task.search
+    out = []
+    for i, seconds in s.seconds.items():
+        least = float(s.space.least_s[i])
+        if seconds > 0.0 and seconds * (1.0 + TIMER_NOISE) < least:
+            out.append(
+                f"bug in the bound: measured {1e6 * seconds:.2f} us, but the bound says at least "
+                f"{1e6 * least:.2f} us with warm caches for {s.space.described(i)}; kernel {task.name}, "
+                f"program {task.programs[i]}, {measurer.target} on {measurer.device.name}"
+            )
+    return out
+
+
+def warn_of_violations(found: Sequence[str]) -> None:
+    """Tell on stderr: a bound that is none makes every certificate of this run doubtful."""
+    for text in found:
+        print(text, file=sys.stderr)

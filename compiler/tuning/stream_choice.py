@@ -1,0 +1,169 @@
+"""Which launches run on which stream: by a named policy, by the replay model, or by measured replays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tilewright.costmodel import GpuHardware, Hardware
+from tilewright.costmodel.kernels.bound import LAUNCH
+from tilewright.ir import InputError
+from tilewright.runtime.communication.agreement import communications
+from tilewright.runtime.communication.replay import beside_compute
+from tilewright.runtime.device import Device
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
+from tilewright.runtime.streams import StreamPlan, Work, choose_plan, plan_streams, replay_time
+from tilewright.runtime.streams.assignment_choice import launch_dag, with_streams
+from tilewright.runtime.streams.policies import AUTO_CANDIDATES, LIMITED, POLICIES
+
+#: time from the end of a launch to the start of one that waits for it, on another stream or the same
+BOUNDARY_S = 1.0e-6
+#: a plan of several streams must be this much faster than what comes before it to be taken
+GAIN = 1.01
+REPLAYS = 30
+#: what `model` and `auto` compare
+CANDIDATES = (*AUTO_CANDIDATES, "limited(8)")
+#: streams that `model` and `auto` use at most: each costs the driver about 1 us of host time per replay
+MAX_STREAMS = 8
+NAMES = ("model", "auto", *POLICIES, "limited(K)")
+
+
+@dataclass(frozen=True)
+class StreamChoice:
+    """The plan with its streams, the policy it comes from, and the seconds of one replay by policy.
+
+    chosen_by: `name` (asked for), `model` or `measurement`.
+    """
+
+    plan: ExecutionPlan
+    policy: str
+    chosen_by: str
+    seconds: Mapping[str, float]
+
+    def facts(self) -> dict[str, Any]:
+        """For reports."""
+        streams = {launch.stream for launch in self.plan.launches}
+        launches = self.plan.launches
+        waits = sum(launches[d].stream != x.stream for x in launches for d in x.deps)
+        return {
+            "policy": self.policy,
+            "chosen_by": self.chosen_by,
+            "count": len(streams),
+            "synchronisations": waits,
+            "edges": sum(len(x.deps) for x in launches),
+            "replay_s": dict(self.seconds),
+        }
+
+
+def check_policy(name: str) -> None:
+    """Raise InputError unless `name` is a way to choose streams."""
+    if not isinstance(name, str) or (name not in NAMES and not LIMITED.fullmatch(name)):
+        raise InputError(f"expected streams among {', '.join(NAMES)}, got {name!r:.60}")
+
+
+@dataclass(frozen=True)
+class KernelCost:
+    """Seconds of one launch, boundary included, and the share of the GPU's throughput used meanwhile."""
+
+    seconds: float
+    saturation: float
+
+
+def kernel_costs(kernels: Sequence[Mapping[str, Any]]) -> dict[str, KernelCost]:
+    """What a launch of each kernel of a report costs: measured where it was, else by the model."""
+    found = {}
+    for k in kernels:
+        cost = k["cost"] or {}
+        seconds = k["measured_s"] or cost.get("estimate_s") or 0.0
+        # A bound set by latency or by the launch itself leaves the GPU's throughput to others.
+        bound = 0.0 if cost.get("limit") in ("LAT", LAUNCH) else cost.get("bound_s") or 0.0
+        found[k["name"]] = KernelCost(seconds, bound / seconds if seconds else 0.0)
+    return found
+
+
+def work_of(plan: ExecutionPlan, costs: Mapping[str, KernelCost], hardware: Hardware | None) -> Work:
+    """Times and shares of a plan's launches for the replay model.
+
+    A launch takes up the larger of two shares of a GPU: of the blocks that would fit at once, and of the
+    throughput it needs. Without a GPU record every launch takes the whole device; so do kernels of libraries,
+    of which nothing is known.
+    """
+    found = [costs.get(x.kernel, KernelCost(0.0, 0.0)) for x in plan.launches]
+    shares = [
+        max(occupied(plan, x, hardware), min(1.0, cost.saturation))
+        if isinstance(hardware, GpuHardware) and plan.kernel_by_name[x.kernel].language != "library"
+        else 1.0
+        for x, cost in zip(plan.launches, found, strict=True)
+    ]
+    times = [max(0.0, cost.seconds - BOUNDARY_S) for cost in found]
+    return Work.of(len(times), times, shares, BOUNDARY_S)
+
+
+def occupied(plan: ExecutionPlan, launch: Launch, gpu: GpuHardware) -> float:
+    """The share of the blocks that the GPU could hold of this launch that the launch has; at most 1."""
+    resources = plan.kernel_by_name[launch.kernel].resources
+    limits = [gpu.max_threads_per_sm // launch.block, gpu.max_blocks_per_sm]
+    if resources is not None:
+        shared = resources.shared_bytes + launch.shared_bytes + gpu.smem_reserved_per_block_bytes
+        limits.append(gpu.registers_per_sm // max(1, resources.registers * launch.block))
+        limits.append(gpu.smem_per_sm_bytes // max(1, shared))
+    return min(1.0, math.prod(launch.grid) / (gpu.sm_count * max(1, min(limits))))
+
+
+def choose_streams(
+    plan: ExecutionPlan,
+    policy: str,
+    work: Work,
+    *,
+    constants: Mapping[str, np.ndarray],
+    device: Callable[[], Device],
+) -> StreamChoice:
+    """The plan by `policy`: a name, `model` (least modelled replay) or `auto` (least measured replay).
+
+    device: opens the device to measure on; called for `auto` alone. A plan that communicates gets one stream
+    of kernels and one of communications where no policy is named: alone it cannot be measured. Raises
+    InputError for an unknown policy.
+    """
+    check_policy(policy)
+    if policy in ("model", "auto") and communications(plan):
+        return StreamChoice(beside_compute(plan), "beside", "name", {})
+    dag = launch_dag(plan)
+    if policy not in ("model", "auto"):
+        chosen = plan_streams(dag, policy, work)
+        return StreamChoice(with_streams(plan, chosen), policy, "name", {})
+    if policy == "model":
+        return _chosen(plan, work, "model", partial(replay_time, work=work))
+    with device() as opened, opened.load(plan, constants):
+        # The load above holds the weights on the device while candidates come and go.
+        return _chosen(plan, work, "measurement", _Replays(plan, constants, opened))
+
+
+def _chosen(
+    plan: ExecutionPlan, work: Work, chosen_by: str, measure: Callable[[StreamPlan], float]
+) -> StreamChoice:
+    choice = choose_plan(launch_dag(plan), measure, work, CANDIDATES, max_streams=MAX_STREAMS, gain=GAIN)
+    return StreamChoice(with_streams(plan, choice.plan), choice.policy, chosen_by, choice.times)
+
+
+class _Replays:
+    """Seconds of one replay on a device, random inputs: the median of many, after a warm-up."""
+
+    def __init__(self, plan: ExecutionPlan, constants: Mapping[str, np.ndarray], device: Device) -> None:
+        self.plan, self.constants, self.device = plan, constants, device
+        rng = np.random.default_rng(0)
+        self.inputs = [_random(rng, plan.buffer_by_name[name]) for name in plan.inputs]
+
+    def __call__(self, streams: StreamPlan) -> float:
+        with self.device.load(with_streams(self.plan, streams), self.constants) as loaded:
+            return float(np.median(loaded.time(self.inputs, REPLAYS)))
+
+
+def _random(rng: np.random.Generator, buffer: Any) -> np.ndarray:
+    if buffer.dtype.startswith(("int", "uint")):
+        return rng.integers(0, 2, buffer.shape).astype(buffer.dtype)
+    return rng.standard_normal(buffer.shape).astype(buffer.dtype)

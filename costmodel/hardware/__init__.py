@@ -1,0 +1,1 @@
+"""Hardware records, their calibration, and the check of measurements against them."""

@@ -1,0 +1,135 @@
+"""Hardware records: the constants of one device as a frozen dataclass, with units in the field names.
+
+A record is read from TOML by `tilewright.costmodel.hardware.loader`; every constant there carries its source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+#: `origin` of a record as it comes with Tilewright; that of a calibrated one says when and where
+SHIPPED = "shipped"
+
+
+@dataclass(frozen=True)
+class GpuHardware:
+    """One NVIDIA GPU.
+
+    Constants without the prefix `estimate_` enter the sound bound and are therefore optimistic (best ever
+    seen); those with it, or with `contract_` (of
+    contraction kernels), are calibration constants of the estimators.
+    """
+
+    name: str
+    targets: tuple[str, ...]
+    device_names: tuple[str, ...]
+    clock_hz: float
+    sm_count: int
+    fma_per_sm_per_clk: int
+    schedulers_per_sm: int
+    dram_bytes_per_s: float
+    l2_bytes: int
+    l2_bytes_per_clk: float
+    smem_bytes_per_sm_per_clk: float
+    smem_per_block_default_bytes: int
+    smem_per_block_max_bytes: int
+    smem_per_sm_bytes: int
+    smem_reserved_per_block_bytes: int
+    registers_per_sm: int
+    max_registers_per_thread: int
+    max_threads_per_sm: int
+    max_threads_per_block: int
+    max_blocks_per_sm: int
+    launch_floor_s: float
+    lat_fetch_clk: float
+    lat_smem_clk: float
+    lat_smem_printed_clk: float
+    lat_fma_clk: float
+    tensor_fma_16bit_per_sm_per_clk: int
+    tensor_fma_tf32_per_sm_per_clk: int
+    mma_sync_share: float
+    wgmma_share: float
+    lat_mma_clk: float
+    lat_l2_clk: float
+    estimate_matrix_block_clk: float
+    estimate_matrix_fetch_clk: float
+    estimate_mma_efficiency: float
+    estimate_matrix_l2_bytes_per_sm_per_clk: float
+    estimate_launch_s: float
+    estimate_block_clk: float
+    estimate_fetch_clk: float
+    estimate_clk_per_instruction: float
+    estimate_overlap_loss: float
+    estimate_barrier_clk: float
+    estimate_issue_efficiency: float
+    estimate_dram_efficiency: float
+    estimate_l2_bytes_per_sm_per_clk: float
+    contract_launch_s: float
+    contract_block_clk: float
+    contract_fetch_clk: float
+    contract_copy_clk: float
+    contract_copy_instructions: float
+    contract_box_instructions: float
+    contract_clk_per_instruction: float
+    contract_clk_per_tap: float
+    contract_overlap_loss: float
+    contract_issue_efficiency: float
+    contract_l2_bytes_per_sm_per_clk: float
+    contract_store_wavefronts: float
+    contract_epilogue_instructions: float
+    sources: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
+    origin: str = field(default=SHIPPED, compare=False, repr=False)
+
+    @property
+    def peak_flops_per_s(self) -> float:
+        """R_peak = 2 fma N_SM clk: dense float32 FMA peak of the SIMT lanes."""
+        return 2.0 * self.fma_per_sm_per_clk * self.sm_count * self.clock_hz
+
+    @property
+    def l2_bytes_per_s(self) -> float:
+        """Device-wide L2 bandwidth at the record's clock."""
+        return self.l2_bytes_per_clk * self.clock_hz
+
+
+@dataclass(frozen=True)
+class CpuHardware:
+    """One CPU driven through OpenCL: cores with SIMD lanes and a cache hierarchy."""
+
+    name: str
+    targets: tuple[str, ...]
+    device_names: tuple[str, ...]
+    cores: int
+    clock_hz: float
+    simd_lanes: int
+    vector_registers: int
+    fma_per_core_per_clk: int
+    loads_per_core_per_clk: int
+    lat_fma_clk: float
+    dram_bytes_per_s: float
+    l1_bytes: int
+    l2_bytes: int
+    l3_bytes: int
+    max_threads_per_block: int
+    launch_floor_s: float
+    estimate_clock_hz: float
+    estimate_dram_bytes_per_s: float
+    estimate_l2_bytes_per_core_per_clk: float
+    estimate_l3_bytes_per_core_per_clk: float
+    estimate_work_group_s: float
+    estimate_launch_s: float
+    estimate_loop_clk: float
+    sources: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
+    origin: str = field(default=SHIPPED, compare=False, repr=False)
+
+    @property
+    def peak_flops_per_s(self) -> float:
+        """2 flops x SIMD lanes x FMA pipes x cores x clock."""
+        return 2.0 * self.simd_lanes * self.fma_per_core_per_clk * self.cores * self.clock_hz
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes that may stay on chip between two launches: last level plus every core's private level."""
+        return self.l3_bytes + self.cores * self.l2_bytes
+
+
+Hardware = GpuHardware | CpuHardware

@@ -1,0 +1,193 @@
+"""Reads hardware records from TOML: by device name, by target string, or from a user's file."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, Hardware
+from tilewright.ir.bounded_file import read_bounded
+from tilewright.ir.errors import InputError
+
+_RECORDS = Path(__file__).parent / "records"
+_KINDS: dict[str, type[GpuHardware] | type[CpuHardware]] = {"gpu": GpuHardware, "cpu": CpuHardware}
+#: the architecture that has instructions of warpgroups; neither older nor newer ones, nor sm_90 have them
+WARPGROUP_ARCH = "sm_90a"
+
+
+class _Limits(NamedTuple):
+    """Shared memory of a block and of a multiprocessor in KiB; threads and blocks of a multiprocessor."""
+
+    block_kib: int
+    sm_kib: int
+    threads: int
+    blocks: int
+
+
+#: what architectures without a record of their own have less of than their closest relatives; CUDA C++
+#: Programming Guide, technical specifications per compute capability
+_LIMITS = {
+    "sm_86": _Limits(99, 100, 1536, 16),
+    "sm_87": _Limits(163, 164, 1536, 16),
+    "sm_89": _Limits(99, 100, 1536, 24),
+    "sm_120": _Limits(99, 100, 1536, 24),
+    "sm_121": _Limits(99, 100, 1536, 24),
+}
+#: what a device may have nothing of
+_MAY_BE_ZERO = frozenset(
+    {
+        "smem_reserved_per_block_bytes",
+        "tensor_fma_16bit_per_sm_per_clk",
+        "tensor_fma_tf32_per_sm_per_clk",
+        "wgmma_share",
+    }
+)
+#: a lane of a SIMD register holds a float32; processors with registers of 512 bits have 32 of them, as those
+#: of ARM have, other x86 processors 16 (their manuals of the instruction set)
+_LANE_BITS, _WIDEST_BITS = 32, 512
+_ARM = ("aarch64", "arm64")
+_IDENTITY = ("name", "targets", "device_names", "sources", "origin")
+_MAX_RECORD_BYTES = 1 << 20
+
+
+def load_hardware(name: str) -> Hardware:
+    """The record called `name`: a record name ("H100"), a target ("cuda:sm_90a", "opencl") or a device name.
+
+    A device name as a driver reports it ("NVIDIA H100 80GB HBM3") matches a record whose `device_names` entry
+    it contains. Raises InputError naming the known records and targets.
+    """
+    wanted = name.strip().lower()
+    records = known_hardware()
+    for record in records:
+        if wanted == record.name.lower():
+            return record
+        if wanted in record.targets:
+            return compiled_for(record, wanted.partition(":")[2])
+    hits = [r for r in records if any(part.lower() in wanted for part in r.device_names)]
+    if len(hits) == 1:
+        return hits[0]
+    names = ", ".join(r.name for r in records)
+    targets = ", ".join(t for r in records for t in r.targets)
+    raise InputError(f"expected a known device or target, got {name!r}; devices: {names}; targets: {targets}")
+
+
+def compiled_for(record: Hardware, arch: str) -> Hardware:
+    """The record, of a device or of its closest relative, as code for an architecture ("sm_89") sees it.
+
+    `wgmma` is of sm_90a alone; shared memory, threads and blocks are no more than the architecture has.
+    """
+    if not isinstance(record, GpuHardware):
+        return record
+    if arch != WARPGROUP_ARCH and record.wgmma_share:
+        record = replace(record, wgmma_share=0.0)
+    if (most := _LIMITS.get(arch.rstrip("af"))) is None:
+        return record
+    return replace(
+        record,
+        smem_per_block_max_bytes=min(record.smem_per_block_max_bytes, most.block_kib << 10),
+        smem_per_sm_bytes=min(record.smem_per_sm_bytes, most.sm_kib << 10),
+        max_threads_per_sm=min(record.max_threads_per_sm, most.threads),
+        max_blocks_per_sm=min(record.max_blocks_per_sm, most.blocks),
+    )
+
+
+@cache
+def known_hardware() -> tuple[Hardware, ...]:
+    """All records that come with Tilewright, ordered by file name."""
+    return tuple(load_hardware_file(path) for path in sorted(_RECORDS.glob("*.toml")))
+
+
+def load_hardware_file(path: str | Path) -> Hardware:
+    """The record in the TOML file `path`. Raises InputError naming the file and the faulty key."""
+    where = str(path)
+    try:
+        table = tomllib.loads(read_bounded(path, _MAX_RECORD_BYTES, "hardware record").decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"expected TOML in UTF-8: {error}", where=where) from error
+    return _record_from_table(table, where)
+
+
+def fill_from_machine(record: CpuHardware, vector_bits: int | None = None) -> CpuHardware:
+    """`record` with cores, SIMD lanes and vector registers of the running machine.
+
+    Cores are those this process may run on. vector_bits: width of the vectors that the compiler of the device
+    takes, which may be older than the processor; None takes the widest that the processor's flags name, and
+    what is recorded where the system does not show them.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    lanes = _lanes_of_machine(record) if vector_bits is None else vector_bits // _LANE_BITS
+    many = platform.machine() in _ARM or lanes * _LANE_BITS == _WIDEST_BITS
+    return replace(record, cores=cores, simd_lanes=lanes, vector_registers=32 if many else 16)
+
+
+def _lanes_of_machine(record: CpuHardware) -> int:
+    if platform.machine() in _ARM:
+        return 4
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    except OSError:
+        return record.simd_lanes
+    if "avx512f" in flags:
+        return _WIDEST_BITS // _LANE_BITS
+    return 8 if "avx2" in flags else 4
+
+
+def _record_from_table(table: Mapping[str, Any], where: str) -> Hardware:
+    unknown = sorted(set(table) - {"name", "kind", "targets", "device_names", "constants"})
+    if unknown:
+        raise InputError(f"unknown key {unknown[0]!r} in a hardware record", where=where)
+    kind = table.get("kind")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise InputError(f'expected kind = "gpu" or "cpu", got {kind!r}', where=where)
+    name = table.get("name")
+    if not isinstance(name, str) or not name:
+        raise InputError(f"expected name to be a non-empty string, got {name!r}", where=where)
+    constants = table.get("constants")
+    if not isinstance(constants, dict):
+        raise InputError("expected a table [constants]", where=where)
+    record_type = _KINDS[kind]
+    values, sources = _read_constants(record_type, constants, where)
+    targets = _strings(table.get("targets", []), "targets", where)
+    device_names = _strings(table.get("device_names", []), "device_names", where)
+    return record_type(name=name, targets=targets, device_names=device_names, sources=sources, **values)
+
+
+def _read_constants(
+    record_type: type[GpuHardware] | type[CpuHardware], constants: Mapping[str, Any], where: str
+) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
+    wanted = {f.name: str(f.type) for f in fields(record_type) if f.name not in _IDENTITY}
+    missing = [key for key in wanted if key not in constants]
+    unknown = sorted(set(constants) - set(wanted))
+    if missing or unknown:
+        fault = f"missing constant {missing[0]!r}" if missing else f"unknown constant {unknown[0]!r}"
+        raise InputError(f"{fault} in the hardware record", where=where)
+    values = {key: _value(constants[key], kind == "int", key, where) for key, kind in wanted.items()}
+    return values, tuple((key, constants[key]["source"]) for key in wanted)
+
+
+def _value(entry: object, whole: bool, key: str, where: str) -> float | int:
+    shape = "{ value = NUMBER, source = TEXT }"
+    if not isinstance(entry, dict) or set(entry) != {"value", "source"}:
+        raise InputError(f"expected {key} = {shape}, got {entry!r:.80}", where=where)
+    value, source = entry["value"], entry["source"]
+    if not isinstance(source, str) or not source.strip():
+        raise InputError(f"expected a source for {key}", where=where)
+    kinds = (int,) if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value < 1e18:
+        word = "a whole number" if whole else "a number"
+        raise InputError(f"expected {key} to be {word} from 0 to below 1e18, got {value!r:.40}", where=where)
+    if value == 0 and key not in _MAY_BE_ZERO:
+        raise InputError(f"expected {key} to be positive, got 0", where=where)
+    return value if whole else float(value)
+
+
+def _strings(value: object, key: str, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(v, str) and v for v in value):
+        raise InputError(f"expected {key} to be a list of non-empty strings, got {value!r:.80}", where=where)
+    return tuple(value)

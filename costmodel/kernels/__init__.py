@@ -1,0 +1,1 @@
+"""Bounds and estimates of one kernel, and enumeration of its parameters."""

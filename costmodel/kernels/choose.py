@@ -1,0 +1,140 @@
+"""Chooses implementation parameters by model: the best estimate, or a ranking in the order to measure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from tilewright.costmodel.hardware.description import Hardware
+from tilewright.costmodel.kernels.bound import Bound, BoundArrays, contract_bound
+from tilewright.costmodel.kernels.bound_terms import SKELETON
+from tilewright.costmodel.kernels.enumeration import Rule
+from tilewright.costmodel.kernels.estimator import estimate_contract
+from tilewright.costmodel.kernels.parameters import (
+    ContractParameters,
+    ContractSpace,
+    LineParameters,
+    MapParameters,
+    MatrixParameters,
+    RowReduceParameters,
+    WindowParameters,
+)
+from tilewright.costmodel.kernels.problem import ContractProblem
+from tilewright.costmodel.kernels.production_space import Limits, production_space
+from tilewright.costmodel.kernels.windows import FloatArray, IntArray
+from tilewright.ir.errors import InputError
+
+P = TypeVar(
+    "P",
+    LineParameters,
+    ContractParameters,
+    MatrixParameters,
+    WindowParameters,
+    MapParameters,
+    RowReduceParameters,
+)
+
+
+@dataclass(frozen=True)
+class Choice(Generic[P]):
+    """Chosen parameters with their sound bound, the estimated seconds, and how many legal points were
+    compared.
+    """
+
+    parameters: P
+    bound: Bound
+    estimate_s: float
+    candidates_considered: int
+
+
+DEFAULT_LIMITS = Limits()
+
+
+def choose_contract(
+    problem: ContractProblem,
+    hardware: Hardware,
+    *,
+    rule: Rule = "minimal_cover",
+    limits: Limits = DEFAULT_LIMITS,
+) -> Choice[ContractParameters]:
+    """The legal point with the smallest estimate; the bound, then enumeration order, break ties. Memoised.
+
+    Raises InputError where no point fits the device and the limits.
+    """
+    return _choose_contract(problem, hardware, rule, limits)
+
+
+def rank_contract(
+    problem: ContractProblem,
+    hardware: Hardware,
+    top: int,
+    *,
+    rule: Rule = "minimal_cover",
+    limits: Limits = DEFAULT_LIMITS,
+) -> list[Choice[ContractParameters]]:
+    """The first `top` legal points in the order to measure: bound ascending in time, ties by estimate."""
+    space, bounds, estimates = _evaluate(problem, hardware, rule, limits)
+    order = np.lexsort((estimates, -bounds.ub, bounds.seconds))[:top]
+    return [_choice(space, bounds, estimates, int(i)) for i in order]
+
+
+def likely_contract(
+    problem: ContractProblem,
+    hardware: Hardware,
+    top: int,
+    *,
+    rule: Rule = "minimal_cover",
+    limits: Limits = DEFAULT_LIMITS,
+) -> list[Choice[ContractParameters]]:
+    """At most `top` points by estimate, each with another thread tile, thread count or number of stages.
+
+    Neighbours that differ only in the shape of the block have nearly the same estimate; measuring one of them
+    leaves room for different ones.
+    """
+    space, bounds, estimates = _evaluate(problem, hardware, rule, limits)
+    chosen: list[Choice[ContractParameters]] = []
+    seen: set[tuple[int, ...]] = set()
+    for i in np.lexsort((bounds.seconds, estimates)):
+        p = space.at(int(i))
+        kind = (p.n_t, p.k_t, p.h_t, p.w_t, p.threads, p.stages)
+        if kind not in seen:
+            seen.add(kind)
+            chosen.append(_choice(space, bounds, estimates, int(i)))
+        if len(chosen) == top:
+            break
+    return chosen
+
+
+@lru_cache(maxsize=4096)
+def _choose_contract(
+    problem: ContractProblem, hardware: Hardware, rule: Rule, limits: Limits
+) -> Choice[ContractParameters]:
+    space, bounds, estimates = _evaluate(problem, hardware, rule, limits)
+    fastest = np.flatnonzero(estimates == estimates.min())
+    return _choice(space, bounds, estimates, int(fastest[np.argmin(bounds.seconds[fastest])]))
+
+
+def _evaluate(
+    problem: ContractProblem, hardware: Hardware, rule: Rule, limits: Limits
+) -> tuple[ContractSpace, BoundArrays, FloatArray]:
+    """The legal part of the production space with bounds and estimates."""
+    space = production_space(problem, hardware, rule, limits)
+    bounds = contract_bound(problem, space, hardware, SKELETON)
+    estimates = estimate_contract(problem, space, hardware)
+    legal: IntArray = np.flatnonzero((bounds.ub > 0) & np.isfinite(estimates))
+    if not len(legal):
+        raise InputError(
+            f"no legal implementation parameters of {problem} on {hardware.name} within {limits}"
+        )
+    columns = {name: column[legal] for name, column in bounds.terms.items()}
+    kept = BoundArrays(bounds.ub[legal], bounds.seconds[legal], columns, bounds.launch_floor_s)
+    return space.take(legal), kept, estimates[legal]
+
+
+def _choice(
+    space: ContractSpace, bounds: BoundArrays, estimates: FloatArray, index: int
+) -> Choice[ContractParameters]:
+    return Choice(space.at(index), bounds.at(index), float(estimates[index]), len(space))

@@ -1,0 +1,184 @@
+"""Chooses parameters of map, window and row-reduce kernels: small spaces, enumerated whole, ordered by
+estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import TypeVar
+
+from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, Hardware
+from tilewright.costmodel.kernels.bound import global_bound
+from tilewright.costmodel.kernels.choose import Choice
+from tilewright.costmodel.kernels.parameters import MapParameters, RowReduceParameters, WindowParameters
+from tilewright.costmodel.kernels.problem import GlobalProblem, RowReduceProblem, StreamProblem, WindowProblem
+
+Q = TypeVar("Q", WindowParameters, MapParameters, RowReduceParameters)
+
+_WARP = 32
+_BYTES_IN_FLIGHT_PER_SM = 40_000
+_CPU_THREADS = (1, 2, 4, 8)
+_GPU_THREADS = (64, 128, 256, 512)
+_ADDRESS_INSTRUCTIONS = 12.0
+#: what a read at a computed place costs, with its address and bounds checks: fitted, like the next one, to
+#: 33 convolutions by Winograd, FFT and direct depthwise sums timed on an H100 (log error 0.2)
+_GATHER_INSTRUCTIONS = 9.0
+#: the same in a loop over a window, where little of it is shared between taps
+_TAP_INSTRUCTIONS = 13.0
+#: clock cycles of a read at a computed place on a core of a CPU: from Winograd convolutions on PoCL
+_CPU_GATHER_CLK = 2.0
+_BLOCK_START_CLK = 600.0
+
+
+@lru_cache(maxsize=4096)
+def choose_map(problem: StreamProblem, hardware: Hardware) -> Choice[MapParameters]:
+    """Threads, vector width, vectors per thread of an elementwise kernel; `vec` divides the elements."""
+    widths = [v for v in _vector_widths(hardware) if problem.elements % v == 0]
+    threads = _CPU_THREADS if isinstance(hardware, CpuHardware) else _GPU_THREADS
+    items = (1, 4, 16, 64, 256) if isinstance(hardware, CpuHardware) else (1, 2, 4)
+    space = [MapParameters(t, v, i) for t in threads for v in widths for i in items]
+
+    def seconds(p: MapParameters) -> float:
+        work = p.vec * p.items_per_thread
+        instructions = problem.flops / problem.elements * work + 3.0 * p.items_per_thread
+        threads = -(-problem.elements // work)
+        if isinstance(hardware, CpuHardware):
+            instructions += p.vec * _CPU_GATHER_CLK * problem.gathers * work  # one by one, not as vectors
+        else:
+            instructions += _GATHER_INSTRUCTIONS * problem.gathers * work
+        return _stream_seconds(
+            problem, hardware, p.threads, threads, instructions, p.vec, max(1, problem.reads)
+        )
+
+    return _best(problem, hardware, space, seconds)
+
+
+@lru_cache(maxsize=4096)
+def choose_window(problem: WindowProblem, hardware: Hardware) -> Choice[WindowParameters]:
+    """Threads per block, outputs along w per thread and store width of a pooling or depthwise kernel.
+
+    `vec` divides both the outputs per thread and the output width, so that every store is aligned.
+    """
+    threads = _CPU_THREADS if isinstance(hardware, CpuHardware) else _GPU_THREADS
+    outputs = [o for o in (1, 2, 4, 7, 8, 14, 16) if o < 2 * problem.w]
+    widths = [v for v in _vector_widths(hardware) if problem.w % v == 0]
+    space = [WindowParameters(t, o, v) for t in threads for o in outputs for v in widths if o % v == 0]
+
+    def seconds(p: WindowParameters) -> float:
+        strips = -(-problem.w // p.outputs_per_thread)
+        span = (p.outputs_per_thread - 1) * problem.stride_w + (problem.f_w - 1) * problem.dilation_w + 1
+        instructions = p.outputs_per_thread * (problem.taps + 1 / p.vec)
+        if isinstance(hardware, CpuHardware):
+            instructions += 2.0 * problem.f_h * min(span, p.outputs_per_thread * problem.f_w)
+        else:
+            shared = 1 if problem.weight_bytes else 0  # all outputs of a thread take the same weights
+            instructions += _TAP_INSTRUCTIONS * problem.taps * (p.outputs_per_thread + shared)
+        return _stream_seconds(
+            problem, hardware, p.threads, problem.planes * problem.h * strips, instructions, p.vec
+        )
+
+    return _best(problem, hardware, space, seconds)
+
+
+@lru_cache(maxsize=4096)
+def choose_row_reduce(problem: RowReduceProblem, hardware: Hardware) -> Choice[RowReduceParameters]:
+    """Threads that share a row, rows per block and load width of a row reduction; `vec` divides the row
+    length.
+
+    On a GPU the block holds whole warps or, for short rows, several rows in one warp; on a CPU one work-item
+    has a row.
+    """
+    widths = [v for v in _vector_widths(hardware) if problem.row_length % v == 0]
+    if isinstance(hardware, CpuHardware):
+        shapes = [(1, r) for r in _CPU_THREADS]
+    else:
+        shapes = [
+            (t, r) for t in (1, 4, 8, 16, 32, 64, 128, 256, 512) for r in (1, 2, 4, 8, 16, 32, 64, 128)
+            if _WARP <= t * r <= 512 and (t <= _WARP or r == 1)
+        ]  # fmt: skip
+    space = [RowReduceParameters(t, r, v) for t, r in shapes for v in widths]
+
+    def seconds(p: RowReduceParameters) -> float:
+        share = -(-problem.row_length // (p.threads_per_row * p.vec))
+        combine = 8.0 * (p.threads_per_row.bit_length() - 1) + (60.0 if p.threads_per_row > _WARP else 0.0)
+        per_element = 1.0 + problem.flops / (problem.rows * problem.row_length)
+        instructions = problem.passes * (share * (2.0 + p.vec * per_element) + combine)
+        threads = p.threads_per_row * p.rows_per_block
+        return _stream_seconds(
+            problem, hardware, threads, problem.rows * p.threads_per_row, instructions, p.vec
+        )
+
+    return _best(problem, hardware, space, seconds)
+
+
+def _vector_widths(hardware: Hardware) -> tuple[int, ...]:
+    if isinstance(hardware, GpuHardware):
+        return (1, 2, 4)
+    return tuple(1 << e for e in range(hardware.simd_lanes.bit_length()))
+
+
+def _stream_seconds(
+    problem: GlobalProblem,
+    hardware: Hardware,
+    threads: int,
+    work_items: int,
+    instructions: float,
+    vec: int,
+    reads: int = 1,
+) -> float:
+    """Seconds of `work_items` threads in blocks of `threads` that run `instructions` each and move the bytes
+    once, `reads` vectors at a time.
+    """
+    blocks = -(-work_items // threads)
+    if isinstance(hardware, CpuHardware):
+        return _cpu_seconds(problem, hardware, blocks, threads, instructions / vec)
+    in_flight = threads * 4 * vec * reads
+    return _gpu_seconds(problem, hardware, blocks, threads, instructions + _ADDRESS_INSTRUCTIONS, in_flight)
+
+
+def _cpu_seconds(
+    problem: GlobalProblem, hardware: CpuHardware, blocks: int, threads: int, instructions: float
+) -> float:
+    per_core = -(-blocks // hardware.cores)
+    clk = threads * (instructions + _ADDRESS_INSTRUCTIONS)
+    busy_s = per_core * (clk / hardware.estimate_clock_hz + hardware.estimate_work_group_s)
+    moved_s = problem.compulsory_bytes / hardware.estimate_dram_bytes_per_s
+    return hardware.estimate_launch_s + max(busy_s, moved_s) + 0.15 * min(busy_s, moved_s)
+
+
+def _gpu_seconds(
+    problem: GlobalProblem,
+    hardware: GpuHardware,
+    blocks: int,
+    threads: int,
+    instructions: float,
+    block_bytes: int,
+) -> float:
+    """Little's law for the bandwidth with `block_bytes` of a block in flight, issue slots for the
+    instructions, one latency chain per round of blocks.
+    """
+    warps = -(-threads // _WARP)
+    resident = min(hardware.max_blocks_per_sm, hardware.max_threads_per_sm // (warps * _WARP))
+    per_sm = -(-blocks // hardware.sm_count)
+    rounds = -(-per_sm // resident)
+    chain_clk = hardware.estimate_fetch_clk + _BLOCK_START_CLK + instructions
+    issue_clk = (
+        per_sm * warps * instructions / hardware.schedulers_per_sm / hardware.estimate_issue_efficiency
+    )
+    in_flight = min(per_sm, resident) * block_bytes * min(blocks, hardware.sm_count) / hardware.sm_count
+    rate = hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency
+    rate *= min(1.0, in_flight / _BYTES_IN_FLIGHT_PER_SM)
+    busy_s = max(rounds * chain_clk, issue_clk) / hardware.clock_hz
+    moved_s = problem.compulsory_bytes / rate
+    return hardware.launch_floor_s + max(busy_s, moved_s) + 0.15 * min(busy_s, moved_s)
+
+
+def _best(
+    problem: GlobalProblem, hardware: Hardware, space: Iterable[Q], seconds: Callable[[Q], float]
+) -> Choice[Q]:
+    """The point with the smallest estimate, the first one of equals."""
+    points = list(space)
+    estimates = [seconds(p) for p in points]
+    best = min(range(len(points)), key=estimates.__getitem__)
+    return Choice(points[best], global_bound(problem, hardware), estimates[best], len(points))

@@ -1,0 +1,1 @@
+"""Import rules of ONNX, one file per family of ops."""

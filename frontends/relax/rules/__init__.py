@@ -1,0 +1,1 @@
+"""Import rules of Relax, one file per family of ops."""

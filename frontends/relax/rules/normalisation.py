@@ -1,0 +1,98 @@
+"""Relax's normalisations. 16-bit floats are computed in float32, as our graph ops do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from tilewright.frontends.emitter import Emitter, Result
+from tilewright.frontends.relax.static import axes_in, axis_in, cast, held, reshaped, scalar, transposed
+from tilewright.frontends.relay.attributes import Attributes
+from tilewright.frontends.relay.evaluate import Rule
+from tilewright.frontends.relay.rules.layers import affine_of
+from tilewright.ir.errors import InputError, UnsupportedError
+from tilewright.ir.nodes import Attr, Value
+
+
+def _batch_norm(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    """(normalised, mean, variance): with moving statistics left alone, or with those of the data.
+
+    In training mode the moving statistics move towards the data's by the momentum.
+    """
+    data, gamma, beta, mean, variance = emit.tensors(args, 5)
+    axis, momentum = axis_in(data, attrs.integer("axis", 1)), attrs.real("momentum", 0.1)
+    affine = affine_of(attrs)
+    if not attrs.flag("training", False):
+        return (
+            emit.value("batch_norm", data, gamma, beta, mean, variance, axis=axis, **affine),
+            mean,
+            variance,
+        )
+    axes = tuple(d for d in range(data.tensor.rank) if d != axis)
+    centre = emit.value("mean", data, axis=axes, keepdims=True)
+    spread = emit.value("variance", data, centre, axis=axes, keepdims=False)
+    centre = reshaped(emit, centre, mean.tensor.shape)
+    out = emit.value("batch_norm", data, gamma, beta, centre, spread, axis=axis, **affine)
+    return (out, _moved(emit, mean, centre, momentum), _moved(emit, variance, spread, momentum))
+
+
+def _moved(emit: Emitter, moving: Value, now: Value, momentum: float) -> Value:
+    kept = emit.value("multiply", moving, scalar(emit, 1 - momentum, moving))
+    return emit.value("add", kept, emit.value("multiply", now, scalar(emit, momentum, moving)))
+
+
+def _layer_norm(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    """Several axes are moved to the end and count as one."""
+    data, gamma, beta = emit.tensors(args, 3)
+    given = attrs.integers("axes", (-1,))
+    axes = tuple(axis_in(data, axis) for axis in given)
+    affine = affine_of(attrs)
+    if len(axes) == 1:
+        return emit.value("layer_norm", data, gamma, beta, axis=axes[0], **affine)
+    kept = [d for d in range(data.tensor.rank) if d not in axes]
+    order = (*kept, *axes)
+    moved = transposed(emit, data, order)
+    size = prod(data.tensor.shape[d] for d in axes)
+    flat = reshaped(emit, moved, (*(data.tensor.shape[d] for d in kept), size))
+    vectors = [reshaped(emit, v, (size,)) for v in (gamma, beta)]
+    normal = reshaped(emit, emit.value("layer_norm", flat, *vectors, axis=-1, **affine), moved.tensor.shape)
+    return transposed(emit, normal, tuple(order.index(d) for d in range(data.tensor.rank)))
+
+
+def _channel_norm(name: str, extra: str = "") -> Rule:
+    def rule(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+        """Over all axes but the batch (the first) and the channels; an axis of extent 1 may count as well."""
+        data, gamma, beta = emit.tensors(args, 3)
+        channels = axis_in(data, attrs.integer("channel_axis"))
+        shape = data.tensor.shape
+        axes = tuple(d for d in axes_in(data, attrs.integers("axes")) if shape[d] != 1)
+        others = tuple(d for d in range(1, data.tensor.rank) if d != channels and shape[d] != 1)
+        if axes != others or channels == 0:
+            raise UnsupportedError(f"expected {name} over axes {others} of {data.type}, got {axes}")
+        more: dict[str, Attr] = {extra: attrs.integer(extra)} if extra else {}
+        return emit.value(name, data, gamma, beta, axis=channels, **more, **affine_of(attrs))
+
+    return rule
+
+
+def _rms_norm(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    """x / sqrt(mean(x^2) + epsilon) * weight, with a weight along the axes."""
+    data, weight = emit.tensors(args, 2)
+    axes = axes_in(data, attrs.integers("axes", (-1,)))
+    x = held(emit, data)
+    shape = [n if d in axes else 1 for d, n in enumerate(data.tensor.shape)]
+    if prod(shape) != weight.tensor.size:
+        raise InputError(f"expected a weight along axes {axes} of {data.type}, got {weight.type}")
+    square = emit.value("mean", emit.value("multiply", x, x), axis=axes, keepdims=True)
+    factor = emit.value("rsqrt", emit.value("add", square, scalar(emit, attrs.real("epsilon", 1e-5), x)))
+    weight = reshaped(emit, cast(emit, weight, x.tensor.dtype), shape)
+    return cast(emit, emit.value("multiply", emit.value("multiply", x, factor), weight), data.tensor.dtype)
+
+
+RULES: Mapping[str, Rule] = {
+    "nn.batch_norm": _batch_norm,
+    "nn.layer_norm": _layer_norm,
+    "nn.group_norm": _channel_norm("group_norm", "num_groups"),
+    "nn.instance_norm": _channel_norm("instance_norm"),
+    "nn.rms_norm": _rms_norm,
+}

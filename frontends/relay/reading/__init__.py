@@ -1,0 +1,1 @@
+"""Relay text and JSON to a tree of expressions."""

@@ -1,0 +1,1 @@
+"""Import rules of Relay, one file per family of ops."""

@@ -1,0 +1,1 @@
+"""The textual form of a module: grammar, parser, printer."""

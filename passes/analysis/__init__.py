@@ -1,0 +1,1 @@
+"""Facts that passes derive from a program: index sets, row phases, extents, constant parameters."""

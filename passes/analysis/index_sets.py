@@ -1,0 +1,122 @@
+"""What a structured op reads and writes, as index sets: the facts that decide fusion legality."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.ir import Op, Sym, Value
+from tilewright.ir.expr import Expr, binary, symbols
+from tilewright.ir.simplify import Ranges, simplify
+from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
+
+#: ops whose element at a point depends on single elements of their operands: computed where they are used
+POINTWISE = frozenset({"tensor.map", "tensor.gather"})
+
+
+def row_major_offset(at: Sequence[Expr], shape: Sequence[int]) -> Expr:
+    """The linear offset of index `at` in a dense array of `shape`."""
+    offset: Expr = 0
+    for e, extent in zip(at, shape, strict=True):
+        offset = binary("+", binary("*", offset, extent), e)
+    return offset
+
+
+def is_copy(op: Op) -> bool:
+    """True for a map whose body yields its only operand unchanged and that never reads outside it."""
+    return is_padded_copy(op) and fills(op) == (None,)
+
+
+def is_padded_copy(op: Op) -> bool:
+    """True for a map whose body yields its only operand unchanged, or the value it has outside its bounds."""
+    if op.name != "tensor.map" or len(op.operands) != 1 or len(op.results) != 1 or op.body is None:
+        return False
+    (last,) = op.body.ops[-1:]
+    return len(op.body.ops) == 1 and last.operands == op.body.params
+
+
+def is_view(op: Op) -> bool:
+    """True for a copy that keeps the row-major order of elements: a reinterpretation of the same buffer."""
+    if not is_copy(op) or op.operands[0].tensor.size != op.result.tensor.size:
+        return False
+    ranges = ranges_of(op)
+    source = row_major_offset(reads(op)[0], op.operands[0].tensor.shape)
+    target = row_major_offset([Sym(d) for d in dims(op, "par")], op.result.tensor.shape)
+    return simplify(binary("-", source, target), ranges) == 0
+
+
+def identity_read(op: Op, operand: int) -> bool:
+    """True where point p of the op reads exactly element p of the operand, whose shape is the domain's."""
+    par = dims(op, "par")
+    if op.operands[operand].tensor.shape != tuple(par.values()) or dims(op, "red"):
+        return False
+    ranges: Ranges = ranges_of(op)
+    return all(
+        simplify(e, ranges) == simplify(Sym(d), ranges) for e, d in zip(reads(op)[operand], par, strict=True)
+    )
+
+
+def reads_of(op: Op, value: Value) -> list[tuple[Expr, ...]]:
+    """Every index, known without data, at which the op reads `value`."""
+    return [at for v, at in placed_reads(op) if v is value]
+
+
+def placed_reads(op: Op) -> list[tuple[Value, tuple[Expr, ...]]]:
+    """Operands read at indices known without data, and those indices; a gather's data is none of them."""
+    where = reads(op)
+    return list(zip(op.operands[len(op.operands) - len(where) :], where, strict=True))
+
+
+def slices_of(op: Op) -> dict[int, str]:
+    """Dimensions of a scatter's target that one dimension of its domain names alone.
+
+    Updates never leave their slice: the elements that share these indices.
+    """
+    at: tuple[Expr, ...] = op["at"]  # type: ignore[assignment]
+    found: dict[int, str] = {}
+    for d, e in enumerate(at):
+        used = [set(symbols(other)) for k, other in enumerate(at) if k != d]
+        if isinstance(e, Sym) and e.name in dims(op, "par") and not any(e.name in names for names in used):
+            found[d] = e.name
+    return found
+
+
+#: scalar ops that cost far more than an addition: not worth computing twice
+_EXPENSIVE = frozenset(
+    f"scalar.{n}"
+    for n in (
+        "exp",
+        "exp2",
+        "log",
+        "log2",
+        "log10",
+        "pow",
+        "erf",
+        "sigmoid",
+        "tanh",
+        "sin",
+        "cos",
+        "tan",
+        "div",
+        "sqrt",
+        "rsqrt",
+        "sinh",
+        "cosh",
+        "asin",
+        "acos",
+        "atan",
+        "asinh",
+        "acosh",
+        "atanh",
+        "atan2",
+        "mod",
+    )
+)
+
+
+def recompute_cost(op: Op) -> int:
+    """Scalar work of one point of a map, in additions; expensive functions count 16, a gather's address 6."""
+    if op.name == "tensor.gather":
+        return 6
+    body = op.body.ops if op.body is not None else ()
+    free = {"scalar.yield", "scalar.const", "scalar.index"}
+    return sum(16 if o.name in _EXPENSIVE else 1 for o in body if o.name not in free)

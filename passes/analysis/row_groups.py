@@ -1,0 +1,54 @@
+"""Which dimensions of the ops of a kernel name the row of its first reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.ir import Op, Sym, Value
+from tilewright.ir.expr import Expr
+from tilewright.ir.tensor.ops import REDUCING, dims
+from tilewright.passes.analysis.index_sets import placed_reads
+
+
+def rows_of(ops: Sequence[Op], anchor: Op) -> dict[Op, list[str]] | None:
+    """Per op that belongs to a row the dimensions that name the row, in the anchor's order.
+
+    ops: in program order. The row of a reduction is its parallel index. A map names its row by the index at
+    which it reads a reduction's result, or the row part of another map's index; maps that depend on no
+    reduction belong to no row. None where an op crosses rows.
+    """
+    extents = list(dims(anchor, "par").values())
+    rows: dict[Op, list[str]] = {}
+    made: dict[Value, Op] = {}
+    for op in ops:
+        par = dims(op, "par")
+        found: list[str] | None = list(par) if op.name in REDUCING else None
+        for v, at in placed_reads(op):
+            producer = made.get(v)
+            if producer is None:
+                continue
+            part = _row_part(producer, at, rows[producer])
+            names = [e.name for e in part if isinstance(e, Sym) and e.name in par]
+            if len(names) != len(part) or (found is not None and names != found):
+                return None
+            found = names
+        if found is None:
+            continue
+        if [par[n] for n in found] != extents:
+            return None
+        rows[op] = found
+        made.update(dict.fromkeys(op.results, op))
+    return rows
+
+
+def _row_part(producer: Op, at: Sequence[Expr], rows: list[str]) -> list[Expr]:
+    if producer.name in REDUCING:
+        return list(at)
+    position = {d: i for i, d in enumerate(dims(producer, "par"))}
+    return [at[position[d]] for d in rows]
+
+
+def row_dims(op: Op, group: Sequence[Op], anchor: Op) -> list[str] | None:
+    """Which dimensions of `op`, one of the ops of `group`, name the row; None where it belongs to no row."""
+    rows = rows_of(group, anchor)
+    return rows.get(op) if rows is not None else None

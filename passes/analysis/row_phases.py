@@ -1,0 +1,167 @@
+"""What a row kernel reads while it walks along its rows: its phases, and which values more than one needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from tilewright.ir import Expr, Func, Op, Sym, Value
+from tilewright.ir.expr import substitute, symbols
+from tilewright.ir.tensor.ops import REDUCING, dims, fills, reads
+from tilewright.ir.types import itemsize
+from tilewright.passes.analysis.index_sets import recompute_cost
+from tilewright.passes.analysis.row_groups import row_dims
+
+#: additions from which a value is kept rather than computed again
+KEPT_COST = 16
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One walk along the rows: a reduction, or a map whose result is stored."""
+
+    op: Op
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    def extents(self) -> tuple[int, ...]:
+        """Extents of the columns."""
+        sizes = {**dims(self.op, "par"), **dims(self.op, "red")}
+        return tuple(sizes[d] for d in self.columns)
+
+
+@dataclass
+class Uses:
+    """Where the phases read one value: indices in terms of `row.k` and `col.k`, and numbers of phases."""
+
+    indices: set[tuple[Expr, ...]] = field(default_factory=set)
+    phases: list[int] = field(default_factory=list)
+    filled: bool = False
+
+
+@dataclass(frozen=True)
+class RowPhases:
+    """The phases of a row kernel and what they read of parameters and maps."""
+
+    phases: tuple[Phase, ...]
+    uses: Mapping[Value, Uses]
+
+    @property
+    def alike(self) -> bool:
+        """Whether all phases with columns walk along the same ones."""
+        return len({p.extents() for p in self.phases if p.columns}) == 1
+
+    def kept(self, kernel: Func) -> tuple[Value, ...]:
+        """Values worth registers: what several phases read at the column they are at."""
+        if not self.alike:
+            return ()
+        last = f"col.{max(len(p.columns) for p in self.phases) - 1}"
+        return tuple(
+            v
+            for v, u in self.uses.items()
+            if len(u.phases) > 1
+            and len(u.indices) == 1
+            and not u.filled
+            and any(last in symbols(e) for at in u.indices for e in at)
+            and (v in kernel.params or _expensive(kernel, v))
+        )
+
+    def inner(self, kernel: Func) -> str:
+        """The dimension along which the largest parameter is contiguous: `row.k`, `col.k`; '' if unclear."""
+        params = [v for v in self.uses if v in kernel.params]
+        if not params:
+            return ""
+        largest = max(params, key=lambda v: v.tensor.nbytes)
+        for at in self.uses[largest].indices:
+            last = next((e for e, n in zip(at[::-1], largest.tensor.shape[::-1], strict=True) if n > 1), 0)
+            if isinstance(last, Sym):
+                return last.name
+        return ""
+
+
+def whole_rows(kernel: Func, found: RowPhases) -> Value | None:
+    """The parameter whose memory is the kernel's rows one after the other, each read along all its columns.
+
+    None where there is none, or where phases walk along different columns.
+    """
+    if not found.alike:
+        return None
+    walked = [p for p in found.phases if p.columns]
+    first = found.phases[0]
+    sizes = dims(first.op, "par")
+    extents = [sizes[d] for d in first.rows] + list(walked[0].extents())
+    names = [f"row.{k}" for k in range(len(first.rows))] + [f"col.{k}" for k in range(len(walked[0].columns))]
+    wanted = [n for n, extent in zip(names, extents, strict=True) if extent > 1]
+    for v, uses in found.uses.items():
+        if v not in kernel.params or not v.tensor.dense or uses.filled or len(uses.indices) != 1:
+            continue
+        (at,) = uses.indices
+        read = [e.name for e, n in zip(at, v.tensor.shape, strict=True) if n > 1 and isinstance(e, Sym)]
+        if read == wanted and v.tensor.size == prod(extents):
+            return v
+    return None
+
+
+def rewritten_rows(kernel: Func, found: RowPhases, source: Value) -> Value | None:
+    """The result that the last phase may write over the rows of `source` (see `whole_rows`), one by one.
+
+    None unless that phase alone stores along columns, and what it stores lies as those rows do.
+    """
+    outputs = set(kernel.body.ops[-1].operands)
+    walked = [p for p in found.phases if p.columns]
+    stored = [(p, r) for p in walked for r in p.op.results if r in outputs and p.op.name not in REDUCING]
+    if len(stored) != 1 or stored[0][0] is not found.phases[-1]:
+        return None
+    phase, result = stored[0]
+    alike = result.tensor.dtype == source.tensor.dtype and result.tensor.size == source.tensor.size
+    in_order = tuple(dims(phase.op, "par")) == (*phase.rows, *phase.columns)
+    return result if alike and in_order and result.tensor.dense else None
+
+
+def _expensive(kernel: Func, v: Value) -> bool:
+    op = next((op for op in kernel.body.ops if v in op.results), None)
+    return op is not None and recompute_cost(op) >= KEPT_COST and itemsize(v.tensor.dtype) <= 4
+
+
+def row_phases(kernel: Func) -> RowPhases | None:
+    """The phases of a kernel around reductions over the same rows; None where some map crosses rows."""
+    ops = [op for op in kernel.body.ops if op.name != "tensor.return"]
+    anchor = next(op for op in ops if op.name in REDUCING)
+    outputs = set(kernel.body.ops[-1].operands)
+    phases: list[Phase] = []
+    for op in ops:
+        if op.name in REDUCING:
+            phases.append(Phase(op, tuple(dims(op, "par")), tuple(dims(op, "red"))))
+        elif outputs & set(op.results):
+            rows = row_dims(op, ops, anchor)
+            if rows is None:
+                return None
+            phases.append(Phase(op, tuple(rows), tuple(d for d in dims(op, "par") if d not in rows)))
+    producers = {r: op for op in ops for r in op.results}
+    uses: dict[Value, Uses] = {}
+    for number, phase in enumerate(phases):
+        env: dict[str, Expr] = {d: Sym(f"row.{k}") for k, d in enumerate(phase.rows)}
+        env |= {d: Sym(f"col.{k}") for k, d in enumerate(phase.columns)}
+        _trace(phase.op, env, number, producers, uses)
+    return RowPhases(tuple(phases), uses)
+
+
+def _trace(
+    op: Op, env: Mapping[str, Expr], phase: int, producers: Mapping[Value, Op], uses: dict[Value, Uses]
+) -> None:
+    """Note everything that one point of `op` reads, through maps and up to parameters and row values."""
+    if op.name not in REDUCING and op.name != "tensor.map":
+        return
+    for v, at, fill in zip(op.operands, reads(op), fills(op), strict=True):
+        producer = producers.get(v)
+        if producer is not None and producer.name in REDUCING:
+            continue
+        index = tuple(substitute(e, env) for e in at)
+        found = uses.setdefault(v, Uses())
+        found.indices.add(index)
+        found.filled |= fill is not None or (producer is not None and producer.name != "tensor.map")
+        if phase not in found.phases:
+            found.phases.append(phase)
+        if producer is not None:
+            _trace(producer, dict(zip(dims(producer, "par"), index, strict=True)), phase, producers, uses)

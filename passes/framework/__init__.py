@@ -1,0 +1,1 @@
+"""What a pass is: definition, registry, pipelines, instruments and reproducers."""

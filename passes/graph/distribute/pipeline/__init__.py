@@ -1,0 +1,1 @@
+"""Division of a network's layers into the stages of a pipeline."""

@@ -1,0 +1,1 @@
+"""Search over the ways to divide images and weights among ranks."""

@@ -1,0 +1,115 @@
+"""What is asked of a split in space, as the pass and its callers spell it, and the decisions it leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tilewright.costmodel.partition.naive import check_speeds
+from tilewright.ir.errors import InputError
+from tilewright.ir.nodes import Module, Op
+from tilewright.passes.graph.distribute.directions import DIRECTIONS, checked_direction
+from tilewright.passes.graph.distribute.overlap import OVERLAPS, Overlap
+from tilewright.passes.graph.distribute.space.cost import WAVE, Rates
+from tilewright.passes.graph.distribute.space.directions import directed_plan
+from tilewright.passes.graph.distribute.space.limits import fastest, memory_limits
+from tilewright.passes.graph.distribute.space.plan import read_plan
+from tilewright.passes.graph.distribute.space.search import Method, searched_plan
+from tilewright.passes.graph.distribute.spreading import PlannedLayer, Request, Spread
+
+_METHODS: dict[str, Method] = {"exact": "exact", "layers": "layers", "pruned": "pruned"}
+_OTHERS = ("naive", "directions")
+
+
+@dataclass(frozen=True)
+class SpaceOptions:
+    """The options of the pass split-space that all ranks share; see there."""
+
+    axis: str = "h"
+    speeds: str = ""
+    plan: str = ""
+    method: str = "naive"
+    threshold: float = 5.0
+    gather: str = "auto"
+    tflops: float = 20.0
+    link_gbs: float = 100.0
+    latency_us: float = 2.0
+    overlap: str = "auto"
+    kernel_us: float = 2.0
+    wave: float = WAVE
+    memory: str = ""
+    grid: str = ""
+
+
+def decide(module: Module, devices: int, options: SpaceOptions) -> Spread:
+    """How every op of @main runs on `devices` ranks; raises InputError for options that do not fit."""
+    speeds = _speeds(options.speeds, devices)
+    asked, late = read_plan(module.main, options.plan), options.gather == "late"
+    rates = _rates(options)
+    if options.grid:
+        raise InputError(f"option 'grid' expects axis=grid, got axis={options.axis}")
+    shared = Request(speeds, "h", asked, late=late, rates=rates, overlap=_overlap(options.overlap))
+    method = _METHODS.get(options.method)
+    if method is None and options.method not in _OTHERS:
+        known = ", ".join((*_OTHERS, *_METHODS))
+        raise InputError(f"expected a method among {known}, got '{options.method}'")
+    several = options.axis == "auto" or options.method == "directions"
+    requests = []
+    for direction in DIRECTIONS if several else (checked_direction(options.axis),):
+        found: Mapping[Op, PlannedLayer] = {}
+        if method is not None:
+            found = searched_plan(module.main, direction, speeds, method, options.threshold, rates)
+        requests.append(replace(shared, direction=direction, searched=found))
+        if method == "exact":  # its blocks leave out what fetching their inputs takes
+            requests.append(replace(shared, direction=direction))
+    if options.method == "directions":
+        found = directed_plan(module.main, speeds, rates)
+        requests += [replace(shared, direction=d, searched=found) for d in DIRECTIONS]
+    return fastest(module.main, requests, memory_limits(options.memory, devices))
+
+
+def grid_request(devices: int, options: SpaceOptions) -> Request:
+    """What a split in rows and columns asks of each of its two splits; raises InputError.
+
+    Grids take no plans, searches or memory limits.
+    """
+    for name, given, without in (
+        ("plan", options.plan, ""),
+        ("method", options.method, "naive"),
+        ("memory", options.memory, ""),
+    ):
+        if given != without:
+            raise InputError(f"option '{name}' expects one axis to split along, got axis=grid")
+    overlap, late = _overlap(options.overlap), options.gather == "late"
+    return Request(_speeds(options.speeds, devices), "w", late=late, rates=_rates(options), overlap=overlap)
+
+
+def _speeds(text: str, devices: int) -> tuple[float, ...]:
+    """One speed per device, the fastest being 1; raises InputError."""
+    if not text.strip():
+        return (1.0,) * devices
+    try:
+        values = [float(t) for t in text.split(",")]
+    except ValueError:
+        raise InputError(f"option 'speeds' expects numbers as in 1,1,2, got '{text}'") from None
+    if len(values) != devices:
+        raise InputError(f"option 'speeds' expects {devices} numbers, one per device, got '{text}'")
+    check_speeds(values)
+    return tuple(v / max(values) for v in values)
+
+
+def _overlap(text: str) -> Overlap:
+    for policy in OVERLAPS:
+        if text == policy:
+            return policy
+    raise InputError(f"option 'overlap' expects one of {', '.join(OVERLAPS)}, got '{text}'")
+
+
+def _rates(o: SpaceOptions) -> Rates:
+    if not (min(o.tflops, o.link_gbs) > 0 and min(o.latency_us, o.kernel_us, o.wave) >= 0):
+        raise InputError(
+            f"expected positive rates, got {o.tflops} Tflop/s, {o.link_gbs} GB/s, "
+            f"{o.latency_us} us per message, {o.kernel_us} us per kernel, {o.wave} elements at once"
+        )
+    link = o.link_gbs * 1e9, o.latency_us * 1e-6
+    return Rates(o.tflops * 1e12, o.tflops * 1e11, *link, o.kernel_us * 1e-6, o.wave)

@@ -1,0 +1,131 @@
+"""Plans of whole networks from searches of partitions: every layer's rows, chosen instead of proportional."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from tilewright.costmodel.partition.chain import ChainLayer, Device, Link
+from tilewright.costmodel.partition.exact import least_objective
+from tilewright.costmodel.partition.fused_blocks import BlockProblem, least_blocks
+from tilewright.costmodel.partition.intervals import interval_space, threshold_sizes
+from tilewright.costmodel.partition.naive import input_interval, split_extent
+from tilewright.costmodel.partition.objective import LayerObjective
+from tilewright.costmodel.partition.pruned import pruned_search
+from tilewright.ir.errors import InputError
+from tilewright.ir.nodes import Func, Op
+from tilewright.passes.graph.distribute.directions import Direction
+from tilewright.passes.graph.distribute.distribution import Interval
+from tilewright.passes.graph.distribute.layers import Layer, chains, layers_of
+from tilewright.passes.graph.distribute.space.cost import Rates
+from tilewright.passes.graph.distribute.spreading import PlannedLayer
+
+#: most layers of a fused block: halos grow with every one
+LONGEST_BLOCK = 4
+#: blocks by modelled seconds; or layer by layer by the objective of the thesis, exactly or by its search
+Method = Literal["exact", "layers", "pruned"]
+
+
+def searched_plan(
+    func: Func, direction: Direction, speeds: Sequence[float], method: Method, threshold: float, rates: Rates
+) -> Mapping[Op, PlannedLayer]:
+    """Rows of every layer along a direction, by op.
+
+    exact: chains of layers are cut into blocks whose halos are computed twice instead of exchanged, where
+      that takes fewer seconds; boundaries and cuts by `costmodel.partition.fused_blocks`.
+    layers, pruned: by the objective of BBGraP, layer by layer from the last one: the reader of a layer,
+      already decided, says which rows each rank will need, and sizes differ from the proportional ones by at
+      most `threshold` percent. Of several readers the largest counts.
+    Layers with fewer rows than ranks are left to the proportional split.
+    """
+    layers = [x for x in layers_of(func, direction) if x.output >= len(speeds)]
+    if method == "exact":
+        chosen: dict[int, tuple[Interval, ...]] = {}
+        for run in chains(layers):
+            chosen |= _blocks(run, speeds, rates)
+    else:
+        chosen = _layerwise(layers, speeds, method, threshold)
+    return {x.op: PlannedLayer(direction, chosen[x.number]) for x in layers if x.number in chosen}
+
+
+def _blocks(run: Sequence[Layer], speeds: Sequence[float], rates: Rates) -> dict[int, tuple[Interval, ...]]:
+    """Rows of the layers of a chain cut into fused blocks: those inside a block overlap."""
+    problem = BlockProblem(
+        tuple(_chain_layer(x) for x in run),
+        tuple(Device(rates.flops_per_s * v) for v in speeds),
+        Link(rates.link_bytes_per_s, rates.link_latency_s),
+    )
+    out: dict[int, tuple[Interval, ...]] = {}
+    for block in least_blocks(problem, LONGEST_BLOCK).blocks:
+        rows = block.intervals
+        for at in reversed(range(block.first, block.stop)):
+            out[run[at].number] = _covering(rows, run[at].output)
+            rows = tuple(problem.layers[at].reads(r) for r in out[run[at].number])
+    return out
+
+
+def _chain_layer(x: Layer) -> ChainLayer:
+    return ChainLayer(
+        x.extent,
+        x.output,
+        x.kernel,
+        x.stride,
+        x.dilation,
+        x.pad_before,
+        x.macs_per_row,
+        x.input_row_bytes,
+        x.row_bytes,
+        x.weight_bytes,
+    )
+
+
+def _covering(rows: Sequence[Interval], extent: int) -> tuple[Interval, ...]:
+    """Intervals widened over rows that none of them holds, as strides leave them out."""
+    out, reached = list(rows), 0
+    holders = [n for n, (start, end) in enumerate(rows) if end > start]
+    for n in holders:
+        start, end = rows[n]
+        out[n] = min(start, reached), extent if n == holders[-1] else end
+        reached = max(reached, end)
+    return tuple(out)
+
+
+def _layerwise(
+    layers: Sequence[Layer], speeds: Sequence[float], method: Method, threshold: float
+) -> dict[int, tuple[Interval, ...]]:
+    chosen: dict[int, tuple[Interval, ...]] = {}
+    for layer in reversed(layers):
+        readers = [r for r in layers if layer.number in r.inputs]
+        reader = max(readers, key=lambda r: r.macs_per_row * r.output) if readers else None
+        required = None if reader is None else _required(reader, chosen, speeds)
+        found = _search(layer, speeds, required, method, threshold)
+        if found is not None:
+            chosen[layer.number] = found
+    return chosen
+
+
+def _required(
+    reader: Layer, chosen: Mapping[int, tuple[Interval, ...]], speeds: Sequence[float]
+) -> tuple[Interval, ...]:
+    """The rows of its input that the ranks' rows of a layer need."""
+    rows = chosen.get(reader.number, tuple(split_extent(reader.output, speeds)))
+    window = reader.kernel, reader.stride, reader.dilation, reader.pad_before
+    needs = (input_interval(r, reader.extent, *window) for r in rows)
+    return tuple((n.start, n.end) for n in needs)
+
+
+def _search(
+    layer: Layer,
+    speeds: Sequence[float],
+    required: tuple[Interval, ...] | None,
+    method: Method,
+    threshold: float,
+) -> tuple[Interval, ...] | None:
+    objective = LayerObjective(tuple(speeds), required)
+    space = interval_space(layer.output, threshold_sizes(layer.output, speeds, threshold))
+    try:
+        if method == "layers":
+            return tuple(least_objective(space, objective).intervals)
+        return tuple(pruned_search(space, objective).intervals)
+    except InputError:  # no sizes within the threshold cover so few rows
+        return None

@@ -1,0 +1,1 @@
+"""Kernel families: what each matches, its parameters, its cost and its lowering."""

@@ -1,0 +1,209 @@
+"""Chooses the tiles and the warps of an attention kernel by the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf, prod
+
+import numpy as np
+
+from tilewright.costmodel import GpuHardware, Hardware
+from tilewright.ir import Attr, Block, Func, Op, Pairs
+from tilewright.ir.types import itemsize
+from tilewright.passes.analysis.index_sets import recompute_cost
+from tilewright.passes.kernels.attention.plan import KEY_STEP, AttentionPlan, padded, width_tiles
+from tilewright.passes.kernels.attention.reach import reach
+from tilewright.passes.kernels.attention.scores import MOST_AHEAD
+from tilewright.passes.kernels.attention.stage import Layout
+from tilewright.passes.kernels.attention.terms import Apply, Read, Term, leaves, names_in
+from tilewright.passes.kernels.attention.view import INNER, KEY, AttentionView, attention_view
+from tilewright.passes.kernels.attention.work import (
+    AttentionWork,
+    bound_attention,
+    estimate_attention,
+    most_resident,
+    products_per_clk,
+    resident_attention,
+)
+from tilewright.passes.kernels.kernel_problem import traffic
+from tilewright.passes.kernels.matrix.plan import TILE_M, TILE_N, on_tensor_cores
+
+ROWS = (16, 32, 64, 128, 256)
+#: short tiles of keys rescale often what was summed before: 16 only where there are no more
+KEYS = (16, 32, 64, 128)
+WARPS = (1, 2, 4, 8)
+STAGES = (1, 2, 3, 4)
+#: sets of warps that share the keys of a tile: shorter chains of dependences where blocks are few
+SETS = (1, 2, 4)
+MOST_WARPS = 16
+#: tiles of 16 queries that one warp may have: more would not fit registers
+MOST_ROW_TILES = 2
+#: points worth a measurement
+MEASURED = 24
+#: ops of a score's maps that cost no instruction of their own
+_FREE = frozenset({"scalar.const", "scalar.cast", "scalar.index"})
+
+
+@dataclass(frozen=True)
+class AttentionPoint:
+    """A plan that fits the device, and its estimated seconds."""
+
+    plan: AttentionPlan
+    work: AttentionWork
+    estimate_s: float
+
+
+def attention_points(kernel: Func, hardware: Hardware) -> list[AttentionPoint]:
+    """All plans of a kernel that fit the device, those of the smallest estimate first; none where it has no
+    tensor cores for such factors, or the kernel is no attention.
+    """
+    view = attention_view(kernel)
+    if view is None or not isinstance(hardware, GpuHardware) or not products_per_clk(view.dtype, hardware):
+        return []
+    least, furthest = traffic(kernel), reach(view)
+    found = []
+    for plan in _plans(view):
+        work = attention_work(view, plan, least, furthest)
+        free = resident_attention(work, hardware)
+        for resident in {1, most_resident(work, hardware)}:
+            if free and (resident == 1 or free < min(resident, -(-work.blocks // hardware.sm_count))):
+                limited = replace(work, resident=resident)
+                seconds = estimate_attention(limited, hardware)
+                found.append(AttentionPoint(replace(plan, resident=resident), limited, seconds))
+    return sorted((p for p in found if p.estimate_s < inf), key=lambda p: (p.estimate_s, p.plan.resident))
+
+
+def attention_variants(kernel: Func, hardware: Hardware) -> list[Func]:
+    """A kernel of the skeleton `attention`, and those with other parameters that are worth a measurement.
+
+    Those of the smallest estimates; empty for kernels of other skeletons.
+    """
+    if kernel.get("skeleton") != "attention" or not isinstance(hardware, GpuHardware):
+        return []
+    points = attention_points(kernel, hardware)
+    made = [attention_variant(kernel, p, hardware, len(points)) for p in points[:MEASURED]]
+    return [kernel, *(f for f in made if f["params"] != kernel["params"])]
+
+
+def attention_variant(kernel: Func, point: AttentionPoint, hardware: GpuHardware, considered: int) -> Func:
+    """The kernel with these parameters, and what the cost model says of them."""
+    bound = bound_attention(point.work, hardware)
+    cost: dict[str, Attr] = {
+        "estimate_s": point.estimate_s,
+        "bound_s": bound.seconds,
+        "fraction_of_peak": bound.ub,
+        "limit": bound.limit,
+        "considered": considered,
+    }
+    return kernel.with_attrs(skeleton="attention", params=point.plan.params(), cost=Pairs.of(cost))
+
+
+def may_become_attention(kernel: Func) -> bool:
+    """Whether the kernel could be the end of attention: softmax of a parameter, and a product with it."""
+    names = [op.name.removeprefix("tensor.") for op in kernel.body.ops[:-1] if op.name != "tensor.map"]
+    if sorted(names) != ["contract", "reduce", "reduce"] or names[-1] != "contract":
+        return False
+    factors: tuple[Op, ...] = tuple(op for op in kernel.body.ops if op.name == "tensor.contract")
+    return on_tensor_cores(factors[0])
+
+
+def attention_work(
+    view: AttentionView, plan: AttentionPlan, least_bytes: int, furthest: int | None
+) -> AttentionWork:
+    """What a plan asks of a block; furthest: the `reach` of the view."""
+    layouts = _layouts(view, plan)
+    slots = plan.slots(view)
+    size = itemsize(view.dtype)
+    tiles = [size * prod(x.shape) for x in layouts]
+    result = plan.sets * plan.rows * (width_tiles(view) * TILE_N + 8) * 4
+    state = plan.sets * plan.rows * 8 if plan.sets > 1 else 0
+    columns = plan.part // TILE_N
+    ahead = 0
+    for read in view.score_reads:
+        each = (plan.row_tiles * 2 if names_in(read) & set(view.rows) else 1) * columns * 2
+        if KEY in names_in(read) and each <= MOST_AHEAD:
+            ahead += each * itemsize(read.value.tensor.dtype)
+    copied = tuple(x.lanes * size for x in layouts)
+    return AttentionWork(
+        heads=view.size(view.batch),
+        queries=view.size(view.rows),
+        keys=view.keys,
+        inner=view.inner,
+        width=view.size(view.width),
+        dtype=view.dtype,
+        rows=plan.rows,
+        tile=plan.keys,
+        warps=plan.warps,
+        sets=plan.sets,
+        shared_bytes=max(tiles[0] + slots * (tiles[1] + tiles[2]), result) + state,
+        least_bytes=least_bytes,
+        moved_bytes=_moved(view),
+        map_work=float(_work(view.score)),
+        map_reads=len(view.score_reads),
+        ahead_bytes=ahead,
+        seen=_seen(view, plan, furthest),
+        copied=(copied[0], copied[1], copied[2]),
+    )
+
+
+def _seen(view: AttentionView, plan: AttentionPlan, furthest: int | None) -> float:
+    """Of all tiles of keys of all warps the share that some query sees."""
+    tiles = plan.tiles(view)
+    if furthest is None or tiles == 1:
+        return 1.0
+    last = np.arange(plan.rows // plan.warps - 1, view.size(view.rows) + plan.rows, plan.rows // plan.warps)
+    last = last[: -(-view.size(view.rows) // plan.rows) * plan.warps]
+    return float(np.minimum((last + furthest) // plan.keys + 1, tiles).mean() / tiles)
+
+
+def _layouts(view: AttentionView, plan: AttentionPlan) -> tuple[Layout, Layout, Layout]:
+    return (
+        Layout(view, view.q, view.rows, (INNER,), plan.rows),
+        Layout(view, view.k, (KEY,), (INNER,), plan.keys),
+        Layout(view, view.v, (KEY,), view.width, plan.keys),
+    )
+
+
+def _plans(view: AttentionView) -> Iterator[AttentionPlan]:
+    """Every sensible combination of tiles, warps and stages."""
+    queries, keys = padded(view.size(view.rows), TILE_M), padded(view.keys, KEYS[0])
+    for rows, tile, warps, sets in product(ROWS, KEYS, WARPS, SETS):
+        if rows % (TILE_M * warps) or rows // warps // TILE_M > MOST_ROW_TILES:
+            continue
+        if tile % (KEY_STEP * sets) or warps * sets > MOST_WARPS:
+            continue
+        if rows >= 2 * queries or tile > keys or (tile == KEYS[0] and keys > tile):
+            continue
+        tiles = -(-view.keys // tile)
+        for stages in STAGES:
+            if stages <= tiles and (stages > 1 or tiles == 1):
+                yield AttentionPlan(rows, tile, warps, stages, sets=sets)
+
+
+def _moved(view: AttentionView) -> int:
+    """Bytes of all elements that are read and written, each once."""
+    total = sum(o.value.tensor.nbytes for o in view.outputs)
+    for term in (view.q, view.k, view.v, view.score, *(o.term for o in view.outputs)):
+        for read in dict.fromkeys(x for x in leaves(term) if isinstance(x, Read)):
+            elements = prod(view.sizes[d] for d in names_in(read))
+            total += min(elements * itemsize(read.value.tensor.dtype), read.value.tensor.nbytes)
+    return total
+
+
+def _work(term: Term) -> int:
+    """Instructions of a term, each different one once."""
+    todo, seen = [term], set[Term]()
+    while todo:
+        t = todo.pop()
+        if isinstance(t, Apply) and t not in seen:
+            seen.add(t)
+            todo += t.args
+    return sum(_cost(t) for t in seen if isinstance(t, Apply) and t.name not in _FREE)
+
+
+def _cost(term: Apply) -> int:
+    """Instructions of one scalar op, as a map of it alone is counted."""
+    op = Op(term.name, (), (), ())
+    return recompute_cost(Op("tensor.map", (), (), (), Block((), (op, Op("scalar.yield", (), (), ())))))

@@ -1,0 +1,108 @@
+"""The implementation parameters of an attention kernel, and the tiles that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.ir import Func, InputError, Pairs
+from tilewright.ir.types import itemsize
+from tilewright.passes.kernels.attention.view import AttentionView
+from tilewright.passes.kernels.matrix.plan import DEPTH_BYTES, MAX_STAGES, TILE_M, TILE_N, WARP
+from tilewright.passes.kernels.writing.contraction_plan import MAX_THREADS
+from tilewright.passes.kernels.writing.kernel_params import reading_params, whole
+
+#: keys that a set of warps takes of a tile are a multiple of this
+KEY_STEP = 16
+#: bytes of a swizzled row, or multiples of the last one
+_PITCHES = (32, 64, 128)
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Parameters of one attention kernel.
+
+    rows: queries of a block, shared by `warps` in tiles of 16; keys: of a tile; stages: tiles of keys and
+    values in shared memory; resident: blocks per multiprocessor that registers leave room for; sets: of
+    `warps` warps each, that share the keys of every tile.
+    """
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    resident: int = 1
+    sets: int = 1
+
+    @property
+    def threads(self) -> int:
+        return WARP * self.warps * self.sets
+
+    @property
+    def part(self) -> int:
+        """Keys of a tile that one set of warps takes."""
+        return self.keys // self.sets
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of 16 queries of one warp."""
+        return self.rows // self.warps // TILE_M
+
+    def tiles(self, view: AttentionView) -> int:
+        """Tiles of keys."""
+        return -(-view.keys // self.keys)
+
+    def slots(self, view: AttentionView) -> int:
+        """Tiles of keys that shared memory holds at once."""
+        return min(self.stages, self.tiles(view))
+
+    @classmethod
+    def of(cls, kernel: Func) -> AttentionPlan:
+        """The plan in `params` of a kernel; raises InputError with what does not fit."""
+        with reading_params(kernel) as p:
+            rows, keys, warps, stages = (whole(p[n], n, 1) for n in ("rows", "keys", "warps", "stages"))
+            more = (whole(p.as_dict().get(n, 1), n, 1) for n in ("resident", "sets"))
+            plan = cls(rows, keys, warps, stages, *more)
+            plan.check()
+        return plan
+
+    def params(self) -> Pairs:
+        """The plan as the `params` of a kernel."""
+        given = {"rows": self.rows, "keys": self.keys, "warps": self.warps, "stages": self.stages}
+        more = {"resident": self.resident, "sets": self.sets}
+        return Pairs.of(given | {name: n for name, n in more.items() if n > 1})
+
+    def check(self) -> None:
+        """Raise InputError where tiles, warps or stages are impossible."""
+        if self.rows % (TILE_M * self.warps):
+            raise InputError(
+                f"expected rows in multiples of {TILE_M} per warp, got {self.rows} of {self.warps}"
+            )
+        if self.keys % (KEY_STEP * self.sets):
+            raise InputError(
+                f"expected keys in multiples of {KEY_STEP} per set, got {self.keys} of {self.sets}"
+            )
+        if self.threads > MAX_THREADS:
+            raise InputError(f"expected at most {MAX_THREADS} threads per block, got {self.threads}")
+        if self.stages > MAX_STAGES:
+            raise InputError(f"expected at most {MAX_STAGES} stages, got {self.stages}")
+
+
+def padded(extent: int, step: int) -> int:
+    """The next multiple of `step`."""
+    return -(-extent // step) * step
+
+
+def depth_of(dtype: str) -> int:
+    """Factors along the summed dimension that one instruction multiplies."""
+    return DEPTH_BYTES // itemsize(dtype)
+
+
+def pitch(extent: int, size: int) -> int:
+    """Elements of the swizzled row that holds `extent` elements of `size` bytes."""
+    nbytes = extent * size
+    return next((p for p in _PITCHES if nbytes <= p), padded(nbytes, _PITCHES[-1])) // size
+
+
+def width_tiles(view: AttentionView) -> int:
+    """Tiles of 8 columns of the values."""
+    return -(-view.size(view.width) // TILE_N)

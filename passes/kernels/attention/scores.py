@@ -1,0 +1,122 @@
+"""The maps on scores of an attention kernel: computed at the elements of fragments, by row and column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+
+from tilewright.ir import Expr, Sym, Value
+from tilewright.ir.expr import binary
+from tilewright.passes.kernels.attention.plan import AttentionPlan
+from tilewright.passes.kernels.attention.terms import Read, Term, TermWriter, names_in
+from tilewright.passes.kernels.attention.view import KEY, AttentionView
+from tilewright.passes.kernels.matrix.plan import TILE_M, TILE_N, WARP
+from tilewright.passes.kernels.writing.writer import Mask, Writer
+
+#: elements of one parameter that a thread reads before it needs them, at most
+MOST_AHEAD = 64
+
+
+class ScoreMaps:
+    """The scores of one tile of keys, from the product on to what softmax is taken of.
+
+    first: query of the warp, and its key in the tile; tile: number of the tile of keys.
+    """
+
+    def __init__(
+        self,
+        w: Writer,
+        view: AttentionView,
+        plan: AttentionPlan,
+        first: tuple[Expr, Expr],
+        batch: Mapping[str, Expr],
+        tile: Expr,
+    ) -> None:
+        self.w, self.view, self.plan = w, view, plan
+        self.batch, self.tile = dict(batch), tile
+        self.first, self.first_key = first
+        self.shape = (plan.row_tiles, plan.part // TILE_N, 2, 2)
+        self.held: dict[Read, Value] = {}
+
+    def read_ahead(self) -> None:
+        """Read what scores are computed with to registers, before the product that hides the wait."""
+        w = self.w
+        for read in self.view.score_reads:
+            extents = self._extents(read)
+            if extents[1] == 1 or extents[0] * extents[1] * extents[2] * extents[3] > MOST_AHEAD:
+                continue
+            self.held[read] = w.alloc(extents, read.value.tensor.dtype, "reg", "ahead")
+            with w.loops("i", extents, unroll=1) as at:
+                env, mask = self._place(at, read)
+                value = TermWriter(w, env, mask=mask).value(read)
+                w.store(value, self.held[read], at)
+
+    def apply(self, scores: Value) -> None:
+        """Replace the products in `scores`; columns beyond the last key become minus infinity."""
+        w, view = self.w, self.view
+        if view.score != view.product:
+            with w.loops("s", self.shape, unroll=1) as at:
+                env, mask = self._place(at)
+                known: dict[Term, Value] = {view.product: self._element(scores, at)}
+                for read, held in self.held.items():
+                    sizes = held.tensor.shape
+                    known[read] = w.load(
+                        held, tuple(i if n > 1 else 0 for i, n in zip(at, sizes, strict=True))
+                    )
+                self._put(TermWriter(w, env, known, mask).value(view.score), scores, at)
+        self._cut(scores)
+
+    def _cut(self, scores: Value) -> None:
+        w, view = self.w, self.view
+        rest = view.keys % self.plan.keys
+        if not rest:
+            return
+        last = self.plan.tiles(view) - 1
+        with w.when(w.bounds((binary("-", self.tile, last),), (1,))):
+            # tiles of 8 columns that are whole stay as they are
+            whole = rest // TILE_N if self.plan.sets == 1 else 0
+            shape = (self.shape[0], self.shape[1] - whole, 2, 2)
+            with w.loops("s", shape, unroll=1) as (i, j, half, pair):
+                at = (i, w.simple(binary("+", j, whole)), half, pair)
+                inside = w.condition(((self._column(at), 0, rest),))
+                outside = w.b.const(-inf, "f32")
+                value = w.b.value("scalar.select", inside, self._element(scores, at), outside)
+                self._put(value, scores, at)
+
+    def _element(self, scores: Value, at: tuple[Expr, ...]) -> Value:
+        return self.w.b.value("thread.get_fragment", scores, item=at[:2], at=at[2:])
+
+    def _put(self, value: Value, scores: Value, at: tuple[Expr, ...]) -> None:
+        b = self.w.b
+        if value.type.dtype != "f32":
+            value = b.value("scalar.cast", value, dtype="f32")
+        b.do("thread.set_fragment", value, scores, item=at[:2], at=at[2:])
+
+    def _extents(self, read: Read) -> tuple[int, ...]:
+        """How many of the thread's elements differ in what they read, per dimension of `shape`."""
+        names = names_in(read)
+        rows, columns = bool(names & set(self.view.rows)), KEY in names
+        return tuple(n if (columns if i % 2 else rows) else 1 for i, n in enumerate(self.shape))
+
+    def _column(self, at: tuple[Expr, ...]) -> Expr:
+        """The element's column in the tile."""
+        lane = binary("*", binary("%", Sym("tid"), 4), 2)
+        column = binary("+", binary("+", binary("*", at[1], TILE_N), lane), at[3])
+        return self.w.simple(binary("+", self.first_key, column))
+
+    def _place(self, at: tuple[Expr, ...], read: Term | None = None) -> tuple[dict[str, Expr], Mask]:
+        """The symbols of the terms at an element, and where parameters exist (for `read`: it alone)."""
+        w, view = self.w, self.view
+        lane = binary("//", binary("%", Sym("tid"), WARP), 4)
+        inside = binary("+", binary("+", binary("*", at[0], TILE_M), binary("*", at[2], TILE_M // 2)), lane)
+        row = w.simple(binary("+", self.first, inside))
+        key = w.simple(binary("+", binary("*", self.tile, self.plan.keys), self._column(at)))
+        env: dict[str, Expr] = {**self.batch, KEY: key}
+        env.update(zip(view.rows, w.unravel(row, [view.sizes[d] for d in view.rows]), strict=True))
+        mask: Mask = ()
+        names = names_in(read) if read is not None else names_in(view.score)
+        if names & set(view.rows):
+            mask += w.below(row, view.size(view.rows))
+        if KEY in names:
+            mask += w.below(key, view.keys)
+        return env, mask

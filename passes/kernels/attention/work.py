@@ -1,0 +1,328 @@
+"""Estimate and lower bound of attention kernels: both products and the softmax between them in registers.
+
+The bound is T >= max(bytes / L2 bandwidth, products / rate of mma.sync, exponentials / rate) over whole
+blocks per multiprocessor. The estimate adds what the ports of a multiprocessor and the dependences within a
+block take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilewright.costmodel.hardware.description import GpuHardware
+from tilewright.costmodel.kernels.bound import Bound
+
+_WARP = 32
+#: rows and columns of one instruction of the tensor cores, and its depth in bytes
+_M, _N, _K_BYTES = 16, 8, 32
+#: bytes of an element of the factors
+_BYTES = {"f16": 2, "bf16": 2, "f32": 4}
+#: exponentials (MUFU) per multiprocessor and cycle: CUDA C++ Programming Guide, arithmetic instructions
+_EXP_PER_CLK = 16.0
+#: bytes that one ldmatrix of four matrices moves
+_LDMATRIX_BYTES = 512.0
+#: instructions per element of the softmax itself: largest, difference, scale, power, sum; to round it, packed
+_SOFTMAX, _PACK = 5.0, {2: 0.5, 4: 1.0}
+#: instructions per parameter that an element of the scores reads, halves of packed loads included
+_PER_READ = 1.5
+#: instructions of a warp per tile of keys beside what it computes: waits, addresses, factors of rows
+_PER_TILE = 110.0
+#: instructions of a warp per asynchronous copy: address, bounds
+_PER_COPY = 10.0
+#: instructions of a warp per vector of results, and of it per further set of warps
+_PER_VECTOR, _PER_SET = 15.0, 6.0
+#: cycles from issue to issue of dependent instructions of one warp that nothing else of it fills
+_CHAIN_CLK = 2.0
+#: cycles until the first byte of a block has arrived, and of its last sums to memory
+_FIRST_CLK, _LAST_CLK = 1100.0, 500.0
+#: cycles in which the sets of warps tell each other the largest scores and the sums of their rows
+_SHARE_CLK = 250.0
+#: cycles for which a tile of keys keeps its block waiting: barrier, fragments, maxima of rows across lanes
+_TILE_CLK = 200.0
+#: registers beside accumulators, fragments and what is read ahead: as NVRTC takes them, and as it can do with
+#: (compiled for sm_90a, heads of 64, 32 to 128 keys); more per tile of rows; registers are given in eights
+_REGISTERS, _LEAST_REGISTERS, _ROW_REGISTERS, _REGISTER_UNIT = 38, 28, 8, 8
+#: registers more where values are loaded one by one: places of tiles of columns that swizzled rows tell apart
+_PLACE_REGISTERS = 8
+#: share of the shorter of work and traffic that the longer does not hide, beside other blocks and alone; as
+#: fitted for products on tensor cores (`matrix_estimator`)
+_EXPOSED_SHARE, _EXPOSED_ALONE = 0.10, 0.67
+#: of the L2's bandwidth, what reads by all multiprocessors sustain: 5.5 TB/s on an H100
+_L2_EFFICIENCY = 0.45
+#: of the steady rate of multiplications, what is kept beside loads and exponentials
+_LOOP_SHARE = 0.77
+
+
+@dataclass(frozen=True)
+class AttentionWork:
+    """An attention kernel with chosen parameters.
+
+    heads: batches of queries, keys and values; queries, keys, inner, width: extents of one; dtype: of the
+    factors, f32 to be rounded to TF32; rows: queries of a block; tile: keys of a tile; warps: that share the
+    rows; sets: of so many warps that share the keys of a tile. shared_bytes: per block;
+    least_bytes: inputs and results once, at least; moved_bytes: all that is read and written, each element
+    once; map_work, map_reads: instructions and reads of parameters per element of the scores; ahead_bytes: of
+    parameters that a thread reads ahead per tile; seen: share of the tiles of keys that is computed, where
+    positions hide others; copied: bytes one copy of queries, keys, values moves, 0 where threads load them.
+    resident: blocks per multiprocessor that registers must leave room for, 1 where the compiler is free.
+    """
+
+    heads: int
+    queries: int
+    keys: int
+    inner: int
+    width: int
+    dtype: str
+    rows: int
+    tile: int
+    warps: int
+    sets: int
+    shared_bytes: int
+    least_bytes: int
+    moved_bytes: int
+    map_work: float
+    map_reads: int
+    ahead_bytes: int
+    seen: float
+    copied: tuple[int, int, int]
+    resident: int = 1
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of keys."""
+        return -(-self.keys // self.tile)
+
+    @property
+    def part(self) -> int:
+        """Keys of a tile that one warp takes."""
+        return self.tile // self.sets
+
+    @property
+    def all_warps(self) -> int:
+        """Warps of a block."""
+        return self.warps * self.sets
+
+    @property
+    def blocks(self) -> int:
+        return self.heads * -(-self.queries // self.rows)
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of 16 queries of a warp."""
+        return self.rows // self.warps // _M
+
+    @property
+    def element_bytes(self) -> int:
+        """Of a factor."""
+        return _BYTES[self.dtype]
+
+    @property
+    def depth(self) -> int:
+        """Factors along the summed dimension that one instruction of the tensor cores multiplies."""
+        return _K_BYTES // self.element_bytes
+
+    @property
+    def steps(self) -> int:
+        """Instructions of the tensor cores along the inner dimension."""
+        return -(-self.inner // self.depth)
+
+    @property
+    def columns(self) -> int:
+        """Tiles of 8 columns of the values."""
+        return -(-self.width // _N)
+
+    @property
+    def multiplies(self) -> int:
+        """Instructions of the tensor cores of a warp for a tile of keys and a tile of 16 queries."""
+        return self.steps * self.part // _N + self.part // self.depth * self.columns
+
+    @property
+    def loaded_bytes(self) -> float:
+        """Of keys and values, as fragments of a warp for a tile of keys."""
+        return float(self.element_bytes * self.part * (self.steps * self.depth + self.columns * _N))
+
+    @property
+    def sums(self) -> int:
+        """Registers of the accumulators and the fragments of the queries."""
+        return 4 * self.row_tiles * (self.part // _N + self.columns + self.steps)
+
+    @property
+    def registers(self) -> int:
+        """Per thread, as compiled without a limit: what lives at once during either product."""
+        first = 2 * self.part // _N + -(-self.ahead_bytes // 4)
+        second = 2 * self.columns + 4 * self.row_tiles
+        return _REGISTERS + self._places + self.sums + max(first, second)
+
+    @property
+    def least_registers(self) -> int:
+        """Per thread, without which some would be spilled."""
+        least = _LEAST_REGISTERS + self._places + self.sums
+        return least + -(-self.ahead_bytes // 4) + _ROW_REGISTERS * self.row_tiles
+
+    @property
+    def _places(self) -> int:
+        return _PLACE_REGISTERS if self.dtype == "f32" else 0
+
+    @property
+    def flops(self) -> float:
+        """Of both products, hidden pairs included."""
+        return 2.0 * self.heads * self.queries * self.keys * (self.inner + self.width)
+
+
+def products_per_clk(dtype: str, hardware: GpuHardware) -> int:
+    """Products of factors of this type per multiprocessor and cycle at the peak of its tensor cores."""
+    narrow = _BYTES[dtype] == 2
+    return hardware.tensor_fma_16bit_per_sm_per_clk if narrow else hardware.tensor_fma_tf32_per_sm_per_clk
+
+
+def resident_attention(work: AttentionWork, hardware: GpuHardware) -> int:
+    """Blocks that fit one multiprocessor; 0 where none does, or where registers would be spilled."""
+    registers = work.registers
+    if work.resident > 1:
+        registers = min(registers, _allowed(work.resident, work, hardware))
+        if registers < work.least_registers:
+            return 0
+    if work.shared_bytes > hardware.smem_per_block_max_bytes:
+        return 0
+    if (
+        work.all_warps * _WARP > hardware.max_threads_per_block
+        or registers > hardware.max_registers_per_thread
+    ):
+        return 0
+    schedulers = hardware.schedulers_per_sm
+    each = (
+        hardware.registers_per_sm // schedulers // (_WARP * -(-registers // _REGISTER_UNIT) * _REGISTER_UNIT)
+    )
+    return min(_room(work, hardware), schedulers * each // work.all_warps)
+
+
+def most_resident(work: AttentionWork, hardware: GpuHardware) -> int:
+    """Blocks that fit one multiprocessor where the compiler is told to save registers, without spills."""
+    found = 0
+    for n in range(1, _room(work, hardware) + 1):
+        if _allowed(n, work, hardware) >= work.least_registers:
+            found = n
+    return found
+
+
+def _room(work: AttentionWork, hardware: GpuHardware) -> int:
+    """Blocks that fit one multiprocessor but for their registers."""
+    return min(
+        hardware.max_blocks_per_sm,
+        hardware.max_threads_per_sm // (work.all_warps * _WARP),
+        hardware.smem_per_sm_bytes // (work.shared_bytes + hardware.smem_reserved_per_block_bytes),
+    )
+
+
+def _allowed(resident: int, work: AttentionWork, hardware: GpuHardware) -> int:
+    """Registers per thread with so many blocks, whose warps the schedulers share."""
+    warps = -(-resident * work.all_warps // hardware.schedulers_per_sm)
+    each = hardware.registers_per_sm // hardware.schedulers_per_sm // (_WARP * warps)
+    return min(each // _REGISTER_UNIT * _REGISTER_UNIT, hardware.max_registers_per_thread)
+
+
+def estimate_attention(work: AttentionWork, hardware: GpuHardware) -> float:
+    """Estimated seconds; inf where a block cannot be resident."""
+    fits = resident_attention(work, hardware)
+    if fits == 0 or not products_per_clk(work.dtype, hardware):
+        return float("inf")
+    per_sm = -(-work.blocks // hardware.sm_count)
+    resident = min(fits, per_sm)
+    rounds, rest = divmod(per_sm, resident)
+    busy_clk = rounds * _round_clk(resident, work, hardware)
+    if rest:
+        busy_clk += _round_clk(rest, work, hardware)
+    # where positions hide keys, blocks differ: the one that sees all of them starts first
+    full = replace(work, seen=1.0)
+    busy_clk = max(busy_clk, _round_clk(1, full, hardware))
+    busy_s = busy_clk / hardware.clock_hz
+    dram_s = work.moved_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
+    l2_s = work.blocks * _fetched(work) / (hardware.l2_bytes_per_s * _L2_EFFICIENCY)
+    traffic_s, exposed = max(dram_s, l2_s), _EXPOSED_SHARE + _EXPOSED_ALONE / resident
+    seconds = hardware.contract_launch_s + max(busy_s, traffic_s) + exposed * min(busy_s, traffic_s)
+    return seconds + _EXPOSED_SHARE * min(dram_s, l2_s)
+
+
+def _round_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> float:
+    """Cycles of `resident` blocks that run side by side on one multiprocessor, from start to end."""
+    shared = resident * _shared_clk(resident, work, hardware)
+    alone = work.seen * work.tiles * _alone_clk(work, hardware) + _CHAIN_CLK * _copies(work)[0]
+    first = float(work.element_bytes)
+    first *= work.rows * work.inner + work.tile * (work.inner + work.width)
+    wait = _FIRST_CLK + first / hardware.contract_l2_bytes_per_sm_per_clk
+    last = _LAST_CLK + (_SHARE_CLK if work.sets > 1 else 0.0)
+    return hardware.contract_block_clk + wait + max(shared, alone) + last
+
+
+def _issued(work: AttentionWork) -> float:
+    """Instructions of one warp for one tile of keys."""
+    elements = work.row_tiles * _M * work.part / _WARP
+    loads = work.loaded_bytes / _LDMATRIX_BYTES
+    if work.dtype == "f32":  # each element is rounded, and values are loaded one by one
+        loads += work.part * (work.steps * work.depth + 2 * work.columns * _N) / _WARP
+    each = _SOFTMAX + _PACK[work.element_bytes] + work.map_work + _PER_READ * work.map_reads
+    return elements * each + loads + work.row_tiles * work.multiplies + _PER_TILE
+
+
+def _copies(work: AttentionWork) -> tuple[float, float]:
+    """Instructions of a warp to fetch queries, and to fetch one tile of keys and values."""
+    counts = []
+    sizes = (work.rows * work.inner, work.tile * work.inner, work.tile * work.width)
+    for elements, copied in zip(sizes, work.copied, strict=True):
+        vectors = work.element_bytes * elements / (copied or work.element_bytes)
+        counts.append(vectors / (_WARP * work.all_warps) * _PER_COPY)
+    return counts[0], counts[1] + counts[2]
+
+
+def _shared_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> float:
+    """Cycles a block takes of what blocks share: tensor cores, shared memory, exponentials, issue, L2."""
+    busy = min(1.0, resident * work.all_warps / hardware.schedulers_per_sm)
+    share = hardware.mma_sync_share * hardware.estimate_mma_efficiency * _LOOP_SHARE
+    tiles = work.seen * work.tiles
+    warps = tiles * work.all_warps
+    products = warps * work.row_tiles * work.multiplies * float(_M * _N * work.depth)
+    tensor = products / (products_per_clk(work.dtype, hardware) * share * busy)
+    port = warps * work.loaded_bytes / hardware.smem_bytes_per_sm_per_clk
+    powers = warps * work.row_tiles * _M * work.part / (_EXP_PER_CLK * busy)
+    first, later = _copies(work)
+    vectors = (
+        work.rows * work.width / 4.0 / (_WARP * work.all_warps) * (_PER_VECTOR + _PER_SET * (work.sets - 1))
+    )
+    issued = work.all_warps * (first + vectors) + warps * (_issued(work) + later)
+    issue = issued / (hardware.schedulers_per_sm * hardware.contract_issue_efficiency * busy)
+    fetch = _fetched(work) / hardware.contract_l2_bytes_per_sm_per_clk
+    return max(tensor, port, powers, issue, fetch)
+
+
+def _fetched(work: AttentionWork) -> float:
+    """Bytes that a block reads of queries, keys and values."""
+    keys = work.seen * work.tiles * work.tile
+    return work.element_bytes * (work.rows * work.inner + keys * (work.inner + work.width))
+
+
+def _alone_clk(work: AttentionWork, hardware: GpuHardware) -> float:
+    """Cycles of one tile of keys in a block that has the multiprocessor for itself."""
+    share = hardware.mma_sync_share * hardware.estimate_mma_efficiency
+    rate = products_per_clk(work.dtype, hardware) * share / hardware.schedulers_per_sm
+    products = work.row_tiles * work.multiplies * float(_M * _N * work.depth) / rate
+    others = _issued(work) - work.row_tiles * work.multiplies + _copies(work)[1]
+    return products + _CHAIN_CLK * others + _TILE_CLK
+
+
+def bound_attention(work: AttentionWork, hardware: GpuHardware) -> Bound:
+    """The sound lower bound: compulsory bytes from warm caches, products and exponentials, launch."""
+    pairs = work.seen * work.heads * work.queries * work.keys / hardware.sm_count
+    if (
+        work.queries % work.rows == 0 and work.seen == 1.0
+    ):  # blocks are alike: the busiest multiprocessor has whole ones
+        pairs = -(-work.blocks // hardware.sm_count) * float(work.rows * work.keys)
+    rate = products_per_clk(work.dtype, hardware) * hardware.mma_sync_share
+    terms = {
+        "L2": work.least_bytes / hardware.l2_bytes_per_s,
+        "TENSOR": pairs * (work.inner + work.width) / rate / hardware.clock_hz,
+        "EXP": pairs / _EXP_PER_CLK / hardware.clock_hz,
+        "LAUNCH": hardware.launch_floor_s,
+    }
+    limit = max(terms, key=terms.__getitem__)
+    seconds = terms[limit]
+    return Bound(min(1.0, work.flops / (seconds * hardware.peak_flops_per_s)), seconds, limit)

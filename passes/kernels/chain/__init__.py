@@ -1,0 +1,1 @@
+"""Contractions and reductions in one kernel, one after another."""

@@ -1,0 +1,1 @@
+"""Contractions on general cores."""

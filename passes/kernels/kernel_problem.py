@@ -1,0 +1,291 @@
+"""What a tensor-level kernel must compute, in the cost model's numbers, from domains and reads alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import Any
+
+from tilewright.costmodel import ContractProblem, LineProblem, RowReduceProblem, StreamProblem, WindowProblem
+from tilewright.costmodel.kernels.estimator import SECTOR_BYTES
+from tilewright.ir import Func, Op, Sym, Value
+from tilewright.ir.expr import Expr, symbols
+from tilewright.ir.simplify import Ranges, coefficients, interval
+from tilewright.ir.tensor.ops import REDUCING, dims, domain, fills, ranges_of, reads
+from tilewright.ir.types import itemsize
+from tilewright.passes.analysis.index_sets import POINTWISE, placed_reads, recompute_cost, slices_of
+
+#: a column dimension of fewer indices is not worth tiles and vectors where there is a wider one
+NARROW_COLUMNS = 8
+
+
+@dataclass(frozen=True)
+class ContractRoles:
+    """Dimensions of a contraction by role.
+
+    `rows` vary with the first operand only, `columns` with the second only, `batch` with both; `channels` are
+    reduced plainly, `windows` pairs one of the last two row dimensions with the reduced one beside it (taps
+    along a third one count as channels). The last of `columns` is the one to cut into tiles. `spatial` are
+    the row dimensions that play n, h and w ('' where there is none).
+    """
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    batch: tuple[str, ...]
+    channels: tuple[str, ...]
+    windows: tuple[tuple[str, str], ...]
+    spatial: tuple[str, str, str]
+
+
+def contract_roles(op: Op) -> ContractRoles:
+    """Roles of every dimension of a tensor.contract."""
+    par, red = dims(op, "par"), dims(op, "red")
+    a, b = (_mentioned(at) for at in reads(op)[:2])
+    rows = tuple(d for d in par if d in a and d not in b)
+    windows = tuple((outer, inner) for outer, inner in windows_of(op) if outer in rows[-2:])
+    windowed = {r for _, r in windows}
+    return ContractRoles(
+        rows=rows,
+        columns=_narrow_first(tuple(d for d in par if d in b and d not in a), par),
+        batch=tuple(d for d in par if (d in a) == (d in b)),
+        channels=tuple(d for d in red if d not in windowed),
+        windows=windows,
+        spatial=_spatial(op, rows, windows),
+    )
+
+
+def _spatial(op: Op, rows: Sequence[str], windows: Sequence[tuple[str, str]]) -> tuple[str, str, str]:
+    """The last row dimension is w. The one before it is h if a window moves along it or the first operand has
+    it right before w, as images do; rows of the same picture in each sample of a batch are n."""
+    n, h, w = ("", "", "", *rows)[-3:]
+    if not h or h in dict(windows) or _side_by_side(op, h, w):
+        return n, h, w
+    return h, "", w
+
+
+def _side_by_side(op: Op, outer: str, inner: str) -> bool:
+    """Whether two dimensions walk over neighbouring axes of the first operand, or over the same one."""
+    axes = [set(symbols(e)) for e in reads(op)[0]]
+    return any(outer in a and inner in a | b for a, b in zip(axes, (*axes[1:], set()), strict=True))
+
+
+def _narrow_first(columns: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The dimensions in their order, narrow ones before all others: the last one is cut into tiles."""
+    return tuple(sorted(columns, key=lambda d: sizes[d] >= NARROW_COLUMNS))
+
+
+def windows_of(op: Op) -> tuple[tuple[str, str], ...]:
+    """Pairs of a parallel and a reduced dimension that the first operand reads in one index."""
+    par, red = dims(op, "par"), dims(op, "red")
+    pairs = []
+    for e in reads(op)[0]:
+        inside = list(dict.fromkeys(symbols(e)))
+        outer, inner = [d for d in inside if d in par], [d for d in inside if d in red]
+        if len(outer) == 1 and len(inner) == 1:
+            pairs.append((outer[0], inner[0]))
+    return tuple(pairs)
+
+
+def contract_problem(kernel: Func, op: Op) -> ContractProblem:
+    """The contraction of a kernel; further operands and results count as extra traffic."""
+    roles, sizes = contract_roles(op), domain(op)
+    n, h, w = roles.spatial
+    extra = [d for d in roles.rows if d not in (n, h, w)]
+    vertical, horizontal = _axis(op, h, roles.windows), _axis(op, w, roles.windows)
+    main = sum(v.tensor.nbytes for v in (*op.operands[:2], op.result))
+    return ContractProblem(
+        groups=_size(roles.batch, sizes) * _size(extra, sizes),
+        n=sizes.get(n, 1),
+        k=_size(roles.columns, sizes),
+        c=_size(roles.channels, sizes),
+        **_geometry(vertical, horizontal),
+        element_bytes=itemsize(op.operands[0].tensor.dtype),
+        extra_bytes=max(0, traffic(kernel) - main),
+        rows_inner=_rows_inner(op, roles),
+    )
+
+
+def _rows_inner(op: Op, roles: ContractRoles) -> bool:
+    """Whether neighbouring elements of the first operand are rows (or taps), not plainly reduced channels."""
+    at = reads(op)[0]
+    inside = set(symbols(at[-1])) - set(roles.batch) if at else set()
+    return not inside or not inside <= set(roles.channels)
+
+
+def window_problem(kernel: Func, op: Op, plane: tuple[str, str] | None = None) -> WindowProblem:
+    """A window kernel seen as independent planes: of its last two parallel dimensions, or the given ones."""
+    par = dims(op, "par")
+    names = plane or ("", "", *par)[-2:]
+    vertical, horizontal = (_axis(op, d, windows_of(op)) for d in names)
+    planes = max(1, prod(par.values()) // (vertical.extent * horizontal.extent))
+    weights = sum(v.tensor.nbytes for v in op.operands[1:])
+    main = op.operands[0].tensor.nbytes + op.result.tensor.nbytes + weights
+    return WindowProblem(
+        planes=planes,
+        **_geometry(vertical, horizontal),
+        weight_bytes=weights,
+        element_bytes=itemsize(op.operands[0].tensor.dtype),
+        extra_bytes=max(0, traffic(kernel) - main),
+    )
+
+
+def stream_problem(kernel: Func) -> StreamProblem:
+    """A kernel of maps: all bytes in and out, and the scalar work."""
+    ops = [op for op in kernel.body.ops if op.name in POINTWISE]
+    points = max(1, prod(dims(ops[-1], "par").values()))
+    work = sum(_work(op) for op in ops)
+    written = sum(v.tensor.nbytes for v in _outputs(kernel))
+    count = sum(v in kernel.params for op in ops for v in op.operands)
+    gathers = sum(map(_gathers, ops))
+    flops = max(1, work) * points
+    return StreamProblem(traffic(kernel) - written, written, points, flops, max(1, count), gathers)
+
+
+def _gathers(op: Op) -> int:
+    """Reads of an op elsewhere than where its point is, or that may lie outside their operand."""
+    placed = placed_reads(op)
+    filled = fills(op) if op.name == "tensor.map" else ()
+    moved = [any(not isinstance(e, Sym) and n > 1 for e, n in zip(at, v.tensor.shape, strict=True))
+             for v, at in placed]  # fmt: skip
+    checked = [fill is not None for fill in filled or (None,) * len(placed)]
+    data = len(op.operands) - len(placed)
+    return data + sum(m or c for m, c in zip(moved, checked, strict=True))
+
+
+def row_problem(kernel: Func) -> RowReduceProblem:
+    """A row kernel: rows and row length of its first reduction, one pass per reduction or stored map."""
+    ops = [op for op in kernel.body.ops if op.name != "tensor.return"]
+    anchor = next(op for op in ops if op.name in REDUCING)
+    rows = max(1, prod(dims(anchor, "par").values()))
+    length = max(1, prod(dims(anchor, "red").values()))
+    outputs = set(_outputs(kernel))
+    passes = sum(1 for op in ops if op.name in REDUCING or set(op.results) & outputs)
+    work = sum(len(op.body.ops) - 1 for op in ops if op.body is not None)
+    written = sum(v.tensor.nbytes for v in outputs)
+    return RowReduceProblem(rows, length, traffic(kernel) - written, written, work * rows * length, passes)
+
+
+def line_problem(kernel: Func, op: Op) -> LineProblem:
+    """A kernel in which each thread takes its steps one after the other: a scan, or ordered updates."""
+    par = dims(op, "par")
+    size = max(1, prod(par.values()))
+    if op.name == "tensor.scan":
+        lines, elements = size // max(1, par[str(op["dim"])]), 1
+    elif op.name == "tensor.recur":
+        length = par[str(op["dim"])]
+        lines, elements = size // max(1, length), max(1, length * length // 2)
+    else:
+        named = slices_of(op)
+        shape = op.result.tensor.shape
+        lines = prod(shape[d] for d in named)
+        elements = max(1, op.result.tensor.size // max(1, lines))
+    written = sum(v.tensor.nbytes for v in _outputs(kernel))
+    steps = max(1, size // max(1, lines))
+    read = max(0, traffic(kernel) - written)
+    return LineProblem(max(1, lines), steps, elements, read, written, _work(op) * size)
+
+
+def _work(op: Op) -> int:
+    return recompute_cost(op) if op.body is None else max(0, len(op.body.ops) - 1)
+
+
+def traffic(kernel: Func) -> int:
+    """Bytes a kernel must move: its results, and of each parameter what its reads can reach."""
+    return sum(reached(kernel, p) for p in kernel.params) + sum(v.tensor.nbytes for v in _outputs(kernel))
+
+
+def reached(kernel: Func, p: Value) -> int:
+    """Bytes of the most of `p` that one op reads; where data decides, perhaps a single element."""
+    most = 0
+    for op in kernel.body.ops[:-1]:
+        if op.name in ("tensor.gather", "tensor.scatter") and op.operands[0] is p:
+            whole = op.name == "tensor.scatter"
+            most = max(most, p.tensor.nbytes if whole else itemsize(p.tensor.dtype))
+        ranges = ranges_of(op)
+        for v, at in placed_reads(op):
+            if v is not p:
+                continue
+            size, rank = itemsize(p.tensor.dtype), len(p.tensor.shape)
+            box = size
+            for d, (e, extent) in enumerate(zip(at, p.tensor.shape, strict=True)):
+                low, high = interval(e, ranges)
+                span = max(0, int(min(high, extent - 1)) - int(max(low, 0)) + 1)
+                taken = -(-span // index_step(e, ranges))
+                # Neighbours in memory come along with what is taken.
+                box *= taken if d < rank - 1 else min(span, taken * max(1, SECTOR_BYTES // size))
+            most = max(most, box)
+    return most
+
+
+def index_step(e: Expr, ranges: Ranges) -> int:
+    """What all values of an index are multiples of, from its first value on; 1 where that is not seen."""
+    moving = [name for name in dict.fromkeys(symbols(e)) if ranges[name][0] < ranges[name][1]]
+    form = coefficients(e, moving, ranges)
+    if form is None or not isinstance(form[1], int):
+        return 1
+    return max(1, gcd(*form[0].values()))
+
+
+def _outputs(kernel: Func) -> tuple[Value, ...]:
+    return kernel.body.ops[-1].operands
+
+
+def _mentioned(at: Sequence[object]) -> set[str]:
+    return {n for e in at for n in symbols(e)}  # type: ignore[arg-type]
+
+
+def _size(names: Sequence[str], sizes: Mapping[str, int]) -> int:
+    return prod(sizes[n] for n in names)
+
+
+@dataclass(frozen=True)
+class _Axis:
+    extent: int = 1
+    size: int = 1
+    window: int = 1
+    stride: int = 1
+    dilation: int = 1
+    before: int = 0
+    after: int = 0
+
+
+def _axis(op: Op, name: str, windows: Sequence[tuple[str, str]]) -> _Axis:
+    """How one parallel dimension walks over its dimension of the first operand."""
+    if not name:
+        return _Axis()
+    sizes = domain(op)
+    extent = sizes[name]
+    window = dict(windows).get(name, "")
+    ranges = {d: (0, n - 1) for d, n in sizes.items()}
+    for e, size in zip(reads(op)[0], op.operands[0].tensor.shape, strict=True):
+        if name not in set(symbols(e)):
+            continue
+        form = coefficients(
+            e, [name, window] if window else [name], {d: r for d, r in ranges.items() if r[1] > 0}
+        )
+        if form is None or not isinstance(form[1], int) or form[0].get(name, 1) <= 0:
+            continue
+        stride, dilation = form[0].get(name, 1), max(1, form[0].get(window, 1))
+        taps = sizes[window] if window else 1
+        before = max(0, -form[1])
+        reach = (extent - 1) * stride + (taps - 1) * dilation + 1
+        return _Axis(extent, size, taps, stride, dilation, before, max(0, reach - before - size))
+    return _Axis(extent, extent)
+
+
+def _geometry(vertical: _Axis, horizontal: _Axis) -> dict[str, Any]:
+    """The fields that the problems of contractions and windows share."""
+    return {
+        "h": vertical.extent,
+        "w": horizontal.extent,
+        "f_h": vertical.window,
+        "f_w": horizontal.window,
+        "stride_h": vertical.stride,
+        "stride_w": horizontal.stride,
+        "dilation_h": vertical.dilation,
+        "dilation_w": horizontal.dilation,
+        "pad": (vertical.before, horizontal.before, vertical.after, horizontal.after),
+        "h_in": vertical.size,
+        "w_in": horizontal.size,
+    }

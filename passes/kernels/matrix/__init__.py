@@ -1,0 +1,1 @@
+"""Contractions on tensor cores."""

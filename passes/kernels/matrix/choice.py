@@ -1,0 +1,66 @@
+"""Chooses parameters of tensor-core kernels by model: the best estimate, or the likeliest to measure."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TypeGuard
+
+import numpy as np
+
+from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, Hardware
+from tilewright.costmodel.kernels.bound import BoundArrays
+from tilewright.costmodel.kernels.choose import Choice
+from tilewright.costmodel.kernels.parameters import MatrixParameters
+from tilewright.costmodel.kernels.windows import FloatArray
+from tilewright.passes.kernels.matrix.bound import matrix_bound, tensor_fma
+from tilewright.passes.kernels.matrix.estimator import estimate_matrix
+from tilewright.passes.kernels.matrix.space import MatrixProblem, MatrixSpace, matrix_space
+
+#: several sets of warps must be estimated to take at most this share of what one set takes
+SETS_GAIN = 0.93
+
+
+def has_tensor_cores(hardware: Hardware, problem: MatrixProblem) -> TypeGuard[GpuHardware]:
+    """Whether the device multiplies such factors on tensor cores that the generated kernels can use."""
+    return not isinstance(hardware, CpuHardware) and tensor_fma(problem, hardware) > 0
+
+
+@lru_cache(maxsize=4096)
+def choose_matrix(problem: MatrixProblem, hardware: GpuHardware) -> Choice[MatrixParameters]:
+    """The legal point that `best_point` names. Memoised. Raises InputError where no point fits the device."""
+    space, bounds, estimates = _evaluate(problem, hardware)
+    best = best_point(space, bounds, estimates)
+    return Choice(space.at(best), bounds.at(best), float(estimates[best]), len(space))
+
+
+def best_point(space: MatrixSpace, bounds: BoundArrays, estimates: FloatArray) -> int:
+    """The point with the smallest estimate; the bound, then enumeration order, break ties.
+
+    Several sets of warps are taken only where the gain is clear.
+    """
+    order = np.lexsort((bounds.seconds, estimates))
+    best, single = int(order[0]), order[space.warps_k[order] == 1]
+    if len(single) and estimates[best] > SETS_GAIN * estimates[single[0]]:
+        return int(single[0])
+    return best
+
+
+def likely_matrix(problem: MatrixProblem, hardware: GpuHardware, top: int) -> list[Choice[MatrixParameters]]:
+    """At most `top` points, the chosen one and then by estimate, each with another tile or other warps."""
+    space, bounds, estimates = _evaluate(problem, hardware)
+    chosen: list[Choice[MatrixParameters]] = []
+    seen: set[tuple[int, ...]] = set()
+    for i in (best_point(space, bounds, estimates), *np.lexsort((bounds.seconds, estimates))):
+        p = space.at(int(i))
+        kind = (p.m, p.n, p.warps_m, p.warps_n, p.warps_k, p.groups)
+        if kind not in seen:
+            seen.add(kind)
+            chosen.append(Choice(p, bounds.at(int(i)), float(estimates[i]), len(space)))
+        if len(chosen) == top:
+            break
+    return chosen
+
+
+def _evaluate(problem: MatrixProblem, hardware: GpuHardware) -> tuple[MatrixSpace, BoundArrays, FloatArray]:
+    space = matrix_space(problem, hardware)
+    return space, matrix_bound(problem, space, hardware), estimate_matrix(problem, space, hardware)

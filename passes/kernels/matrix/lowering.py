@@ -1,0 +1,295 @@
+"""Contractions on tensor cores: an implicit matrix product by warps, with a ring of asynchronous copies.
+
+A block computes a tile of rows (all row dimensions as one) by columns. Chunks of both factors travel to a
+ring of buffers in shared memory; the warps load fragments of the oldest chunk with ldmatrix and multiply them
+with mma.sync while later chunks are on their way, or groups of four warps multiply tiles as they lie there
+(`matrix_warpgroup`). At the end the sums pass through shared memory once more,
+so that the epilogue reads and writes whole vectors; it adds those of several sets of warps, where each set
+multiplies a part of every chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import gcd
+
+from tilewright.ir import Expr, Func, InputError, Sym, Value
+from tilewright.ir.expr import binary
+from tilewright.ir.tensor.ops import dims
+from tilewright.ir.types import itemsize
+from tilewright.passes.kernels.contract.lowering import anchor_of, store_results
+from tilewright.passes.kernels.matrix.plan import (
+    DEPTH_BYTES,
+    GROUP_WARPS,
+    TILE_M,
+    TILE_N,
+    WARP,
+    WARPGROUPS,
+    MatrixPlan,
+    MatrixView,
+    matrix_view,
+)
+from tilewright.passes.kernels.matrix.ring import Ring
+from tilewright.passes.kernels.matrix.stage import Staged, chunk_count
+from tilewright.passes.kernels.matrix.warpgroup import reduce_by_warpgroups, warpgroup_rows
+from tilewright.passes.kernels.writing.tiling import MAX_GRID_YZ
+from tilewright.passes.kernels.writing.writer import Mask, Points, Writer
+
+#: elements of one vector of the epilogue
+EPILOGUE_LANES = 4
+#: words added to the rows of the tile of sums, by whether fragments are stored transposed: no bank conflicts
+SUM_PADS = {False: 8, True: 4}
+#: steps of the epilogue that are unrolled together
+EPILOGUE_UNROLL = 8
+
+
+def lower_matrix(kernel: Func) -> Func:
+    """The thread-level function of a kernel around one tensor.contract, on tensor cores.
+
+    rewrite:  tensor.contract + epilogue maps   -->   copies in flight, fragments, mma, tile of sums, epilogue
+    """
+    op = anchor_of(kernel, "tensor.contract")
+    view = matrix_view(kernel, op)
+    if view is None:
+        raise InputError("expected a product of f16, bf16 or TF32 factors", where=f"@{kernel.name}")
+    return _Matrix(kernel, view, MatrixPlan.of(kernel, view)).lower()
+
+
+class _Matrix:
+    def __init__(self, kernel: Func, view: MatrixView, plan: MatrixPlan) -> None:
+        self.view, self.plan, self.op = view, plan, view.op
+        self.m, self.n = view.size(view.rows), view.size(view.columns)
+        self.blocks_m, self.blocks_n = -(-self.m // plan.m), -(-self.n // plan.n)
+        batch, tiles = view.size(view.batch), self.blocks_m * self.blocks_n
+        self.on_z = batch <= MAX_GRID_YZ
+        grid = (tiles, 1, batch) if self.on_z else (tiles * batch, 1, 1)
+        self.w = Writer(kernel, plan.threads, grid)
+        self.depth = DEPTH_BYTES // itemsize(view.dtype)
+        self.chunks = chunk_count(view, plan)
+        self.slots = min(plan.stages, self.chunks)
+        self.by_groups = plan.engine == WARPGROUPS
+
+    def lower(self) -> Func:
+        w, plan = self.w, self.plan
+        with w.b.at(self.op.loc):
+            block_m, block_n, batch = self._block()
+            self.origin_m = w.simple(binary("*", block_m, plan.m))
+            self.origin_n = w.simple(binary("*", block_n, plan.n))
+            self.batch = batch
+            warp = binary("//", Sym("tid"), WARP)
+            # set and place along m are one number, and one row of the tiles of sums: see _spill
+            rows = binary("%", warp, plan.warps_k * plan.warps_m)
+            self.sum_row = w.simple(binary("*", rows, plan.warp_m))
+            if self.by_groups:
+                self.sum_row = warpgroup_rows(w, plan)[1]
+            self.warp_m = w.simple(binary("*", binary("%", rows, plan.warps_m), plan.warp_m))
+            self.warp_n = w.simple(binary("*", binary("//", warp, plan.warps_k * plan.warps_m), plan.warp_n))
+            self.warp_k = w.simple(binary("*", binary("//", rows, plan.warps_m), plan.k // plan.warps_k))
+            factors = [
+                Staged(w, self.view, plan, i, origin, batch, self.slots)
+                for i, origin in enumerate((self.origin_m, self.origin_n))
+            ]
+            acc = w.alloc(
+                (plan.warp_m // TILE_M, plan.warp_n // TILE_N, TILE_M, TILE_N), "f32", "frag", "sums"
+            )
+            # the start of a sum is in those of one set only
+            w.b.do("thread.fill_fragment", acc, value=self._start() if plan.warps_k == 1 else 0.0)
+            if self.by_groups:
+                reduce_by_warpgroups(w, plan, factors, acc, self.chunks, self.slots)
+            else:
+                self._reduce(factors, acc)
+            tile, transposed = self._spill(acc)
+        self._epilogue(tile, transposed)
+        return w.finish()
+
+    def _start(self) -> float:
+        return float(self.op["init"][0])  # type: ignore[index, arg-type]
+
+    def _block(self) -> tuple[Expr, Expr, Mapping[str, Expr]]:
+        """Tile of the block along m and n, and its index in each batch dimension."""
+        w, tiles = self.w, self.blocks_m * self.blocks_n
+        x: Expr = Sym("bid.x")
+        number: Expr = Sym("bid.z") if self.on_z else binary("//", x, tiles)
+        place = x if self.on_z else binary("%", x, tiles)
+        group = gcd(self.plan.raster, self.blocks_m)
+        inside = binary("%", place, group * self.blocks_n)
+        block_m = binary(
+            "+", binary("*", binary("//", place, group * self.blocks_n), group), binary("%", inside, group)
+        )
+        block_n = binary("//", inside, group)
+        names, sizes = self.view.batch, self.view.sizes
+        batch = dict(zip(names, w.unravel(number, [sizes[d] for d in names]), strict=True))
+        return w.simple(block_m), w.simple(block_n), batch
+
+    # -- reduction -------------------------------------------------------------------------------------------
+    def _reduce(self, factors: list[Staged], acc: Value) -> None:
+        w = self.w
+        ring = Ring(w, factors, self.chunks, self.slots)
+        ring.start()
+        kind = self.view.dtype
+        steps = self.plan.k // self.depth // self.plan.warps_k
+        held = [
+            w.alloc((min(2, steps), acc.tensor.shape[0], TILE_M, self.depth), kind, "frag", "a"),
+            w.alloc((min(2, steps), acc.tensor.shape[1], self.depth, TILE_N), kind, "frag", "b"),
+        ]
+        # Fragments of the next step are loaded before those of a step are multiplied, also from the next
+        # chunk. That takes two sets of registers in turns, which is why the number of steps must be even.
+        across = steps % 2 == 0
+        if across:
+            ring.arrive()
+            self._load(factors, held, 0, 0)
+        with w.loop("chunk", self.chunks) as chunk:
+            slot = ring.slot(chunk)
+            if not across:
+                ring.arrive()
+                self._load(factors, held, slot, 0)
+            waiting = ring.refill(chunk)
+            for step in range(steps):
+                if step + 1 < steps:
+                    self._load(factors, held, slot, step + 1)
+                else:
+                    for factor, ahead, later in waiting:
+                        factor.store(ahead, later)
+                    if across and self.chunks > 1:
+                        ring.arrive()
+                        self._load(factors, held, ring.slot(binary("+", chunk, 1)), 0)
+                self._multiply(held, acc, step)
+
+    def _load(self, factors: list[Staged], held: list[Value], slot: Expr, step: Expr) -> None:
+        """Fragments of both factors for one step along k."""
+        w = self.w
+        for f, frag, origin in zip(factors, held, (self.warp_m, self.warp_n), strict=True):
+            tiles = frag.tensor.shape[1]
+            rounds = self.view.dtype == "f32" and not (f.operand and self.plan.rounded)
+            width = TILE_N if f.operand else TILE_M
+            count = 2 if f.operand and tiles % 2 == 0 else 1
+            k = binary("+", self.warp_k, binary("*", step, self.depth))
+            with w.loop("i", tiles // count, unroll=1) as i:
+                outer = binary("+", origin, binary("*", i, width * count))
+                w.b.do(
+                    "thread.load_fragment", frag, f.tiles,
+                    at=tuple(w.simple(e) for e in f.place(slot, outer, k)),
+                    role="ab"[f.operand],
+                    transposed=f.by_channel == bool(f.operand),
+                    item=(self._buffer(frag, step), w.simple(binary("*", i, count))),
+                    count=count,
+                    rounding="tf32" if rounds else "",
+                )  # fmt: skip
+
+    def _buffer(self, frag: Value, step: Expr) -> Expr:
+        return self.w.simple(binary("%", step, frag.tensor.shape[0]))
+
+    def _multiply(self, held: list[Value], acc: Value, step: Expr) -> None:
+        a, b = held
+        with self.w.loops("i", acc.tensor.shape[:2], unroll=1) as (i, j):
+            self.w.b.do(
+                "thread.mma", a, b, acc,
+                shape=(TILE_M, TILE_N, self.depth),
+                engine=self.plan.engine,
+                a_item=(self._buffer(a, step), i),
+                b_item=(self._buffer(b, step), j),
+                c_item=(i, j),
+                rounded=self.view.dtype == "f32",
+            )  # fmt: skip
+
+    # -- epilogue --------------------------------------------------------------------------------------------
+    def _last(self) -> str:
+        """The dimension along which results are neighbours in memory."""
+        par = dims(self.op, "par")
+        return next((d for d in reversed(par) if par[d] > 1), "")
+
+    def _spill(self, acc: Value) -> tuple[Value, bool]:
+        """The block's sums as a tile in shared memory, [m, n] or [n, m]: neighbours in memory are last.
+
+        Along m stand the sums of one set of warps after those of another, so that a warp's place in the tile
+        is quotient and remainder of its number, by which it is known to be the warp's own.
+        """
+        w, plan = self.w, self.plan
+        transposed = self._last() in self.view.rows
+        m = plan.warps_k * plan.m
+        shape = (plan.n, m + SUM_PADS[True]) if transposed else (m, plan.n + SUM_PADS[False])
+        w.b.do("thread.async_wait", pending=0)
+        w.b.do("thread.barrier")
+        tile = w.alloc(shape, "f32", "shared", "sum_tile")
+        with w.loops("i", acc.tensor.shape[:2], unroll=1) as (i, j):
+            row = binary(
+                "+", self.sum_row, binary("*", i, GROUP_WARPS * TILE_M if self.by_groups else TILE_M)
+            )
+            column = binary("+", self.warp_n, binary("*", j, TILE_N))
+            at = (column, row) if transposed else (row, column)
+            w.b.do(
+                "thread.store_fragment", acc, tile,
+                at=tuple(map(w.simple, at)), transposed=transposed, item=(i, j),
+            )  # fmt: skip
+        return tile, transposed
+
+    def _epilogue(self, tile: Value, transposed: bool) -> None:
+        """Write the kernel's results; blocks at an edge do it on their own, so that others test nothing."""
+        w, plan = self.w, self.plan
+        cut = [
+            (name, (origin, 0, size - extent + 1), (origin, size - extent + 1, size))
+            for name, origin, size, extent in (
+                ("m", self.origin_m, self.m, plan.m),
+                ("n", self.origin_n, self.n, plan.n),
+            )
+            if size % extent and size > extent
+        ]
+        inside = tuple(within for _, within, _ in cut)
+        with w.when(inside):
+            self._results(tile, transposed, frozenset(name for name, *_ in cut))
+        for i, (_, _, at_edge) in enumerate(cut):
+            with w.when((*inside[:i], at_edge)):
+                self._results(tile, transposed, frozenset(name for name, *_ in cut[:i]))
+
+    def _results(self, tile: Value, transposed: bool, whole: frozenset[str]) -> None:
+        """All threads walk over the tile of sums by vectors; along `whole` dimensions all of it is inside."""
+        w, plan = self.w, self.plan
+        last = self._last()
+        inside = last in self.view.rows or last in self.view.columns
+        lanes = gcd(EPILOGUE_LANES, self.view.sizes[last]) if inside else 1
+        major, minor = (plan.n, plan.m) if transposed else (plan.m, plan.n)
+        lanes = gcd(lanes, minor)
+        total = major * minor // lanes
+        steps = -(-total // plan.threads)
+        with w.loop("e", steps, unroll=1 if steps <= EPILOGUE_UNROLL else _together(steps)) as step:
+            linear = w.simple(binary("+", binary("*", step, plan.threads), Sym("tid")))
+            outer, vector = w.unravel(linear, (major, minor // lanes))
+            first = w.simple(binary("*", vector, lanes))
+            mask = (*w.below(linear, total), *self._inside(outer, first, transposed, whole))
+            with w.when(mask), w.loop("v", lanes, unroll=1) as lane:
+                self._result(tile, transposed, outer, w.simple(binary("+", first, lane)))
+
+    def _inside(self, outer: Expr, inner: Expr, transposed: bool, whole: frozenset[str]) -> Mask:
+        m, n = (inner, outer) if transposed else (outer, inner)
+        found: Mask = ()
+        for name, origin, at, size in (("m", self.origin_m, m, self.m), ("n", self.origin_n, n, self.n)):
+            if name not in whole:
+                found += self.w.bounds((self.w.simple(binary("+", origin, at)),), (size,))
+        return found
+
+    def _result(self, tile: Value, transposed: bool, outer: Expr, inner: Expr) -> None:
+        w, view = self.w, self.view
+        m, n = (inner, outer) if transposed else (outer, inner)
+        index: dict[str, Expr] = dict(self.batch)
+        for names, origin, at in ((view.rows, self.origin_m, m), (view.columns, self.origin_n, n)):
+            where = w.unravel(w.simple(binary("+", origin, at)), [view.sizes[d] for d in names])
+            index.update(zip(names, where, strict=True))
+        place = tuple(index[d] for d in dims(self.op, "par"))
+        store_results(w, Points(w, {self.op.result: self._sum(tile, transposed, outer, inner)}), place)
+
+    def _sum(self, tile: Value, transposed: bool, outer: Expr, inner: Expr) -> Value:
+        """The element of the tile of sums, over all sets of warps."""
+        w, plan = self.w, self.plan
+        total = w.load(tile, (outer, inner))
+        if plan.warps_k > 1 and self._start() != 0.0:
+            total = w.b.value("scalar.add", total, w.b.const(self._start(), "f32"))
+        for rows in range(plan.m, plan.warps_k * plan.m, plan.m):
+            at = (outer, binary("+", inner, rows)) if transposed else (binary("+", outer, rows), inner)
+            total = w.b.value("scalar.add", total, w.load(tile, tuple(map(w.simple, at))))
+        return total
+
+
+def _together(steps: int) -> int:
+    """Steps of a long epilogue that are unrolled together: a divisor, so that they load before they store."""
+    divisors = [n for n in range(2, EPILOGUE_UNROLL + 1) if steps % n == 0]
+    return max(divisors, default=EPILOGUE_UNROLL)

@@ -1,0 +1,329 @@
+"""A contraction seen as a matrix product, and the implementation parameters of its tensor-core kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.ir import Attr, Func, InputError, Op, Pairs, Sym, Value
+from tilewright.ir.expr import Expr, binary, substitute
+from tilewright.ir.simplify import Ranges, coefficients, interval, multiple_of, simplify
+from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
+from tilewright.ir.thread.warpgroup_ops import MOST_N, ROW_BYTES
+from tilewright.ir.types import itemsize
+from tilewright.passes.kernels.kernel_problem import contract_roles
+from tilewright.passes.kernels.writing.contraction_plan import MAX_THREADS
+from tilewright.passes.kernels.writing.kernel_params import reading_params, whole
+
+#: four warps together multiply tiles where they lie in shared memory (sm_90a)
+WARPGROUPS = "wgmma"
+ENGINES = ("mma", WARPGROUPS)
+WARP = 32
+#: warps of a warpgroup
+GROUP_WARPS = 4
+#: rows and columns of the instruction's tile, and its depth in bytes of one row of factors
+TILE_M, TILE_N, DEPTH_BYTES = 16, 8, 32
+#: dtypes of factors that tensor cores take as they are; float32 needs the permission to round
+NARROW = ("f16", "bf16")
+#: bytes one asynchronous copy may move, widest first
+COPY_BYTES = (16, 8, 4)
+MAX_STAGES = 6
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the elements of a factor come from: a tensor, and its index at each point of the contraction.
+
+    Maps that only move elements are looked through. given: it is a parameter of the kernel, not computed.
+    """
+
+    value: Value
+    at: tuple[Expr, ...]
+    given: bool
+
+    def offset(self) -> Expr:
+        """The element offset in memory."""
+        total: Expr = self.value.tensor.start
+        for e, stride in zip(self.at, self.value.tensor.strides, strict=True):
+            total = binary("+", total, binary("*", e, stride))
+        return total
+
+
+@dataclass(frozen=True)
+class MatrixView:
+    """A contraction as batched product of [m, k] and [n, k]: which dimensions make up each of the four.
+
+    `channel` is the reduced dimension that is cut into chunks, `taps` are the others, all taken one by one.
+    """
+
+    op: Op
+    sources: tuple[Source, Source]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    batch: tuple[str, ...]
+    taps: tuple[str, ...]
+    channel: str
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return domain(self.op)
+
+    def size(self, names: tuple[str, ...]) -> int:
+        """Product of the extents of dimensions."""
+        sizes = self.sizes
+        return prod(sizes[d] for d in names)
+
+    @property
+    def dtype(self) -> str:
+        """Of the factors."""
+        return self.op.operands[0].tensor.dtype
+
+    def outer(self, operand: int) -> tuple[str, ...]:
+        """The dimensions that make up the rows of an operand's matrix."""
+        return self.columns if operand else self.rows
+
+    def along(self, operand: int) -> str:
+        """The dimension whose neighbours are neighbours in memory: the channel, the last row, or ''."""
+        outer = [d for d in self.outer(operand) if self.sizes[d] > 1]
+        candidates = [self.channel, *outer[-1:]]
+        return next((d for d in candidates if neighbours(self.op, self.sources[operand], d)), "")
+
+    def lanes(self, operand: int, widest: int) -> int:
+        """The longest run of elements, up to `widest`, that lies aligned in memory at every start."""
+        along = self.along(operand)
+        return run_of(self.op, self.sources[operand], along, widest) if along else 1
+
+    def copy_elements(self, operand: int) -> int:
+        """Elements one asynchronous copy can move; 0 where the factor is computed, or none is wide enough."""
+        size = itemsize(self.dtype)
+        if not self.sources[operand].given:
+            return 0
+        lanes = self.lanes(operand, COPY_BYTES[0] // size)
+        return lanes if lanes * size in COPY_BYTES else 0
+
+
+def matrix_view(kernel: Func, op: Op) -> MatrixView | None:
+    """The contraction as a matrix product for tensor cores; None where it is none, or precision forbids."""
+    roles, par = contract_roles(op), dims(op, "par")
+    first, second = (v.tensor.dtype for v in op.operands[:2])
+    if len(op.operands) != 2 or first != second or not on_tensor_cores(op) or op.result.tensor.dtype != "f32":
+        return None
+    if not multiplies(op) or any(fill not in (None, 0.0) for fill in fills(op)):
+        return None
+    if any(_terms(op, e) is None for at in reads(op) for e in at) or not roles.columns or not roles.rows:
+        return None
+    sources = (_source(kernel, op, 0), _source(kernel, op, 1))
+    channels = [d for d in dims(op, "red") if d in roles.channels]
+    # a window's dimension serves as well where it runs through memory
+    channels = channels or [d for d in dims(op, "red") if neighbours(op, sources[0], d)]
+    if not channels:
+        return None
+    sizes = domain(op)
+    contiguous = [d for source in sources for d in channels if neighbours(op, source, d)]
+    channel = (contiguous or sorted(channels, key=lambda d: -sizes[d]))[0]
+    return MatrixView(
+        op,
+        sources,
+        rows=roles.rows,
+        columns=tuple(d for d in par if d in roles.columns),
+        batch=roles.batch,
+        taps=tuple(d for d in dims(op, "red") if d != channel),
+        channel=channel,
+    )
+
+
+def on_tensor_cores(op: Op) -> bool:
+    """Whether tensor cores take the first factor of a contraction as it is, or may round it."""
+    dtype = op.operands[0].tensor.dtype
+    return dtype in NARROW or (dtype == "f32" and op["factors"] == "tf32")
+
+
+def _source(kernel: Func, op: Op, operand: int) -> Source:
+    """The tensor whose elements a factor holds, through maps that only move them."""
+    producers = {r: o for o in kernel.body.ops for r in o.results}
+    value, at = op.operands[operand], reads(op)[operand]
+    inside = fills(op)[operand] is None
+    while inside and value in producers and (moved := _moves(producers[value])) is not None:
+        env = dict(zip(dims(producers[value], "par"), at, strict=True))
+        value, at = moved[0], tuple(substitute(e, env) for e in moved[1])
+    ranges = ranges_of(op)
+    return Source(value, tuple(simplify(e, ranges) for e in at), value in kernel.params)
+
+
+def _moves(op: Op) -> tuple[Value, tuple[Expr, ...]] | None:
+    """The one operand of a map that yields its elements as they are, and where it reads them."""
+    if op.name != "tensor.map" or len(op.operands) != 1 or op.body is None or len(op.body.ops) != 1:
+        return None
+    if fills(op)[0] is not None or op.body.ops[0].operands != op.body.params:
+        return None
+    return op.operands[0], reads(op)[0]
+
+
+def neighbours(op: Op, source: Source, d: str) -> bool:
+    """Whether neighbours along a dimension are neighbours in memory, at least in pairs."""
+    if run_of(op, source, d, 2) == 2:
+        return True
+    form = _terms(op, source.offset())
+    return domain(op)[d] > 1 and form is not None and form[0].get(d) == 1
+
+
+def run_of(op: Op, source: Source, d: str, widest: int) -> int:
+    """The longest run along `d` (a power of two) that is contiguous, aligned, and inside as one."""
+    extent, tensor = domain(op)[d], source.value.tensor
+    while widest > 1:
+        if extent % widest == 0:
+            run = binary("+", binary("*", Sym("run.q"), widest), Sym("run.l"))
+            known = {**ranges_of(op), "run.q": (0, extent // widest - 1), "run.l": (0, widest - 1)}
+            whole = coefficients(substitute(source.offset(), {d: run}), ["run.l"], known)
+            aligned = whole is not None and not multiple_of(whole[1], known) % widest
+            together = all(
+                _as_one(substitute(e, {d: run}), size, widest, known)
+                for e, size in zip(source.at, tensor.shape, strict=True)
+            )
+            if whole is not None and whole[0].get("run.l") == 1 and aligned and together:
+                return widest
+        widest //= 2
+    return 1
+
+
+def _as_one(e: Expr, extent: int, lanes: int, ranges: Ranges) -> bool:
+    """Whether the elements of a run are all inside of a dimension or all outside of it."""
+    low, high = interval(simplify(e, ranges), ranges)
+    form = coefficients(e, ["run.l"], ranges)
+    if (low >= 0 and high < extent) or (form is not None and not form[0]):
+        return True
+    return form is not None and not multiple_of(form[1], ranges) % lanes and not extent % lanes
+
+
+def multiplies(op: Op) -> bool:
+    """Whether the body adds the product of its two factors, perhaps widened, to the sum."""
+    assert op.body is not None
+    names = [o.name for o in op.body.ops if o.name != "scalar.cast"]
+    casts = [o for o in op.body.ops if o.name == "scalar.cast"]
+    if names != ["scalar.fma", "scalar.yield"] or any(o["dtype"] != "f32" for o in casts):
+        return False
+    source = {o.result: o.operands[0] for o in casts}
+    fma = next(o for o in op.body.ops if o.name == "scalar.fma")
+    a, b, total = (source.get(v, v) for v in fma.operands)
+    x, w, s = op.body.params
+    return {a, b} == {x, w} and a is not b and total is s and op.body.ops[-1].operands == (fma.result,)
+
+
+def _terms(op: Op, e: Expr) -> tuple[dict[str, int], Expr] | None:
+    varying = {d: r for d, r in ranges_of(op).items() if r[1] > 0}
+    return coefficients(e, list(domain(op)), varying)
+
+
+@dataclass(frozen=True)
+class MatrixPlan:
+    """Parameters of one tensor-core kernel.
+
+    m, n, k: the block's tile, k along the channel; warps_m x warps_n warps share it; stages: buffers of the
+    ring of copies in flight; raster: blocks along m that are taken before the next ones along n. rounded: the
+    second factor holds TF32 numbers already. warps_k: sets of warps, each with a part of every chunk.
+    """
+
+    m: int
+    n: int
+    k: int
+    warps_m: int
+    warps_n: int
+    stages: int
+    channel: str
+    raster: int = 1
+    engine: str = "mma"
+    rounded: bool = False
+    warps_k: int = 1
+
+    @property
+    def threads(self) -> int:
+        return WARP * self.warps_m * self.warps_n * self.warps_k
+
+    @property
+    def warp_m(self) -> int:
+        """Rows of one warp."""
+        return self.m // self.warps_m
+
+    @property
+    def warp_n(self) -> int:
+        """Columns of one warp."""
+        return self.n // self.warps_n
+
+    @classmethod
+    def of(cls, kernel: Func, view: MatrixView) -> MatrixPlan:
+        """The plan in `params` of a kernel; raises InputError with what does not fit."""
+        with reading_params(kernel) as p:
+            block, warps = _pairs(p, "block"), _pairs(p, "warps")
+            m, n, k = (whole(block[d], f"block.{d}", 1) for d in "mnk")
+            warps_m, warps_n = (whole(warps[d], f"warps.{d}", 1) for d in "mn")
+            warps_k = whole(warps.get("k", 1), "warps.k", 1)
+            stages, raster = whole(p["stages"], "stages", 1), whole(p["raster"], "raster", 1)
+            channel, engine, rounded = str(p["channel"]), str(p["engine"]), bool(p.as_dict().get("rounded"))
+            plan = cls(m, n, k, warps_m, warps_n, stages, channel, raster, engine, rounded, warps_k)
+            plan.check(view)
+        return plan
+
+    def params(self) -> Pairs:
+        """The plan as the `params` of a kernel."""
+        sets = {"k": self.warps_k} if self.warps_k > 1 else {}
+        values: dict[str, Attr] = {
+            "block": Pairs.of({"m": self.m, "n": self.n, "k": self.k}),
+            "warps": Pairs.of({"m": self.warps_m, "n": self.warps_n, **sets}),
+            "stages": self.stages,
+            "channel": self.channel,
+            "raster": self.raster,
+            "engine": self.engine,
+        }
+        return Pairs.of(values | {"rounded": True} if self.rounded else values)
+
+    def check(self, view: MatrixView) -> None:
+        """Raise InputError where tiles, warps, stages or engine are impossible."""
+        depth = DEPTH_BYTES // itemsize(view.dtype)
+        warps = (self.warps_m, self.warps_n, self.warps_k)
+        tiles = zip((self.m, self.n, self.k), (TILE_M, TILE_N, depth), warps, strict=True)
+        if any(size % (least * count) for size, least, count in tiles):
+            raise InputError(
+                f"expected tiles of warps in multiples of {TILE_M} x {TILE_N} x {depth}, got {self.m} x "
+                f"{self.n} x {self.k} for {' x '.join(map(str, warps))} warps"
+            )
+        if self.threads > MAX_THREADS:
+            raise InputError(f"expected at most {MAX_THREADS} threads per block, got {self.threads}")
+        if self.stages > MAX_STAGES:
+            raise InputError(f"expected at most {MAX_STAGES} stages, got {self.stages}")
+        if self.channel != view.channel:
+            raise InputError(f"expected channel {view.channel}, got {self.channel}")
+        if self.engine not in ENGINES:
+            raise InputError(f"expected an engine among {', '.join(ENGINES)}, got {self.engine!r}")
+        if self.engine == WARPGROUPS:
+            self._check_groups(view)
+
+    def _check_groups(self, view: MatrixView) -> None:
+        if not takes_warpgroups(view):
+            raise InputError("expected factors in rows of the channel for warpgroups")
+        if self.warps_m % GROUP_WARPS or self.warps_k != 1 or self.warp_n > MOST_N:
+            raise InputError(
+                f"expected multiples of {GROUP_WARPS} warps along m, one set of them and at most "
+                f"{MOST_N} columns each, got {self.warps_m} x {self.warps_n} x {self.warps_k} warps "
+                f"and {self.warp_n} columns"
+            )
+        row = self.k * itemsize(view.dtype)
+        if row not in ROW_BYTES:
+            raise InputError(f"expected chunks of 32, 64 or 128 bytes for warpgroups, got {row}")
+
+
+def takes_warpgroups(view: MatrixView) -> bool:
+    """Whether tiles of both factors are rows of the channel, which is what warpgroups multiply."""
+    return all(view.along(i) in ("", view.channel) for i in (0, 1))
+
+
+def _pairs(p: Pairs, name: str) -> dict[str, object]:
+    found = p[name]
+    if not isinstance(found, Pairs):
+        raise InputError(f"expected {name} in params to be pairs, got {found!r}")
+    return dict(found.items)
+
+
+def plain(at: tuple[Expr, ...]) -> bool:
+    """Whether an index is distinct dimensions and nothing else."""
+    return all(isinstance(e, Sym) for e in at) and len(set(at)) == len(at)

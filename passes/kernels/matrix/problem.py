@@ -1,0 +1,123 @@
+"""What a contraction asks of the tensor cores, in the cost model's numbers, and plans of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import gcd
+
+import numpy as np
+
+from tilewright.costmodel.kernels.parameters import MatrixParameters
+from tilewright.ir import Func, Op, Sym, walk
+from tilewright.ir.expr import symbols
+from tilewright.ir.simplify import coefficients, interval
+from tilewright.ir.tensor.ops import ranges_of, reads
+from tilewright.ir.types import itemsize
+from tilewright.passes.kernels.kernel_problem import reached, traffic
+from tilewright.passes.kernels.matrix.plan import (
+    COPY_BYTES,
+    ENGINES,
+    WARPGROUPS,
+    MatrixPlan,
+    MatrixView,
+    plain,
+)
+from tilewright.passes.kernels.matrix.scalar_work import instructions
+from tilewright.passes.kernels.matrix.space import MatrixProblem, raster_of
+from tilewright.passes.tensor.mark_weights import WEIGHTS
+
+#: biases and the like: they stay in the caches
+MOST_SMALL_BYTES = 100_000
+
+
+def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
+    """The product of a kernel; constant second factors count as packed, the channel innermost."""
+    moved = traffic(kernel)
+    first, second = (source.value for source in view.sources)
+    first_bytes, second_bytes = (reached(kernel, v) if v in kernel.params else 0 for v in (first, second))
+    if first is second:
+        second_bytes = 0  # two parts of one array, which the traffic counts once
+    size = itemsize(view.dtype)
+    at = kernel.body.ops.index(view.op)
+    before, after = kernel.body.ops[:at], kernel.body.ops[at + 1 : -1]
+    return MatrixProblem(
+        batch=view.size(view.batch),
+        m=view.size(view.rows),
+        n=view.size(view.columns),
+        channel=view.sizes[view.channel],
+        taps=view.size(view.taps),
+        element_bytes=size,
+        first_bytes=first_bytes,
+        second_bytes=second_bytes,
+        result_bytes=moved - first_bytes - second_bytes,
+        fetched=_fetched(view),
+        first_copy=view.copy_elements(0),
+        second_copy=max(view.copy_elements(1), _packed_copy(view, size)) if second in kernel.params else 0,
+        first_lanes=_lanes(view, 0, size),
+        second_lanes=_lanes(view, 1, size),
+        first_rows=view.along(0) in ("", view.channel),
+        second_rows=view.along(1) in ("", view.channel) or _packs_rows(kernel, view),
+        head_work=_work(before),
+        tail_work=_work(after),
+        tail_bytes=sum(n for n in _read(kernel, after) if n > MOST_SMALL_BYTES),
+    )
+
+
+def _work(ops: Sequence[Op]) -> float:
+    return instructions(inner.name for op in ops if op.body is not None for inner in walk(op.body))
+
+
+def _read(kernel: Func, ops: Sequence[Op]) -> Iterator[int]:
+    """Bytes of each parameter that these ops read."""
+    for p in dict.fromkeys(v for op in ops for v in op.operands if v in kernel.params):
+        yield reached(kernel, p)
+
+
+def _lanes(view: MatrixView, operand: int, size: int) -> int:
+    """Elements that a thread takes together where it computes a factor; one by one where it only gathers."""
+    return 1 if view.sources[operand].given else view.lanes(operand, COPY_BYTES[0] // size)
+
+
+def _packed_copy(view: MatrixView, size: int) -> int:
+    if not plain(reads(view.op)[1]) or Sym(view.channel) not in reads(view.op)[1]:
+        return 0
+    known = gcd(view.sizes[view.channel], COPY_BYTES[0] // size)
+    return known if known * size in COPY_BYTES else 0
+
+
+def _packs_rows(kernel: Func, view: MatrixView) -> bool:
+    """Whether the second factor is a constant that `pack-weights` stores in rows of the channel."""
+    weights, at = view.op.operands[1], reads(view.op)[1]
+    marked: tuple[int, ...] = kernel.get(WEIGHTS, ())  # type: ignore[assignment]
+    once = sum(list(op.operands).count(weights) for op in kernel.body.ops) == 1
+    constant = any(kernel.params[i] is weights for i in marked)
+    return constant and once and plain(at) and Sym(view.channel) in at
+
+
+def _fetched(view: MatrixView) -> float:
+    """The share of the first factor's elements, over all rows and taps, that lie inside of it; at least."""
+    ranges = {d: r for d, r in ranges_of(view.op).items() if r[1] > 0}
+    share = 1.0
+    seen: set[str] = set()
+    for e, extent in zip(view.sources[0].at, view.sources[0].value.tensor.shape, strict=True):
+        low, high = interval(e, ranges_of(view.op))
+        if low >= 0 and high < extent:
+            continue
+        form = coefficients(e, list(ranges), ranges)
+        if form is None or not isinstance(form[1], int) or seen & set(symbols(e)):
+            return 0.0
+        seen |= set(symbols(e))
+        values = np.array([form[1]], dtype=np.int64)
+        for d, c in form[0].items():
+            values = (values[:, None] + c * np.arange(ranges[d][1] + 1)).reshape(-1)
+        share *= float(((values >= 0) & (values < extent)).mean())
+    return share
+
+
+def matrix_plan(view: MatrixView, p: MatrixParameters) -> MatrixPlan:
+    """The plan of a kernel with the model's parameters."""
+    raster = raster_of(-(-view.size(view.rows) // p.m))
+    engine = WARPGROUPS if p.groups else ENGINES[0]
+    return MatrixPlan(
+        *(p.m, p.n, p.k, p.warps_m, p.warps_n, p.stages), view.channel, raster, engine, warps_k=p.warps_k
+    )

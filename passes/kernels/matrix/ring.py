@@ -1,0 +1,74 @@
+"""The ring of chunks of both factors in shared memory: what is on its way while one of them is multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.ir import Expr, Value
+from tilewright.ir.expr import binary
+from tilewright.passes.kernels.matrix.stage import Staged
+from tilewright.passes.kernels.writing.writer import Writer
+
+#: what the threads compute themselves of a later chunk: whose it is, its registers, the slot it goes to
+Waiting = list[tuple[Staged, Value, Expr]]
+
+
+class Ring:
+    """`slots` tiles of each factor for `chunks` chunks; `unread` are not filled while one is multiplied.
+
+    ahead: chunks that are fetched before the first one is multiplied, and that many before each later one.
+    """
+
+    def __init__(
+        self, w: Writer, factors: Sequence[Staged], chunks: int, slots: int, unread: int = 1
+    ) -> None:
+        self.w, self.factors, self.chunks, self.slots = w, factors, chunks, slots
+        self.ahead = slots if chunks <= slots else slots - unread
+
+    def start(self) -> None:
+        """Fetch the first chunks, the second factor first: it may not depend on other kernels."""
+        a, b = self.factors
+        for i in range(self.ahead):
+            b.fetch(i, i)
+        for i in range(self.ahead):
+            a.fetch(i, i)
+            self.w.b.do("thread.async_commit")
+
+    def slot(self, chunk: Expr) -> Expr:
+        """The slot of a chunk."""
+        return self.w.simple(binary("%", chunk, self.slots))
+
+    def arrive(self) -> None:
+        """Wait for the oldest chunk in flight, and for all threads to be done with the one before."""
+        self.w.b.do("thread.async_wait", pending=self.ahead - 1)
+        self.w.b.do("thread.barrier")
+
+    def publish(self, slot: Expr, rounded: Sequence[Staged] = ()) -> None:
+        """As `arrive`, for asynchronous multiplications of what lies in `slot`, to be rounded before."""
+        self.w.b.do("thread.async_wait", pending=self.ahead - 1)
+        for factor in rounded:
+            factor.round(slot)
+        self.w.b.do("thread.publish_shared")
+        self.w.b.do("thread.barrier")
+
+    def refill(self, chunk: Expr) -> Waiting:
+        """Start copying a later chunk to the slot that an earlier iteration has read.
+
+        What the threads compute themselves goes to registers, for the slot once this chunk is multiplied; in
+        the last iterations it is the last chunk again, so that no branch keeps its loads from going ahead.
+        """
+        w = self.w
+        waiting: Waiting = []
+        if self.ahead < self.chunks:
+            later = w.simple(binary("+", chunk, self.ahead))
+            slot = self.slot(later)
+            with w.when(w.below(later, self.chunks)):
+                for f in self.factors:
+                    if f.asynchronous:
+                        f.fetch(later, slot)
+            for f in self.factors:
+                if not f.asynchronous:
+                    waiting.append((f, f.load(w.simple(binary("min", later, self.chunks - 1))), slot))
+        if self.ahead < self.chunks or self.ahead > 1:
+            w.b.do("thread.async_commit")
+        return waiting

@@ -1,0 +1,256 @@
+"""Tensor-core contractions: the problem as a matrix product, implementation parameters, all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewright.costmodel.hardware.description import GpuHardware
+from tilewright.costmodel.kernels.geometry import WARP, ceil_div
+from tilewright.costmodel.kernels.parameters import MatrixParameters
+from tilewright.costmodel.kernels.windows import IntArray
+from tilewright.ir.errors import InputError
+from tilewright.ir.thread.warpgroup_ops import GROUP_M, MOST_N
+
+#: rows and columns of the instruction's tile, and its depth in bytes of one row of factors
+TILE_M, TILE_N, DEPTH_BYTES = 16, 8, 32
+#: registers of a thread beside sums and fragments
+OTHER_REGISTERS = 32
+#: where windows move over an image, for where they are
+WINDOW_REGISTERS = 16
+#: of an element that a thread computes or copies ahead of its multiplications, per instruction of its
+#: computation; how many elements find room among those
+COPIED_REGISTERS, COMPUTED_REGISTERS, FREE_REGISTERS = 2.0, 0.25, 30
+#: registers of one fragment of either factor
+A_REGISTERS, B_REGISTERS = 4, 2
+#: of a warpgroup instead of fragments: descriptors
+GROUP_REGISTERS = 16
+#: stages of the ring from which on warpgroups read two at a time
+OVERLAP_STAGES = 4
+#: words added to each row of the tile of sums
+SUM_PAD_WORDS = 8
+#: sums of a thread, and of one of a warpgroup, which holds no fragments beside them
+MAX_SUMS, MOST_GROUP_SUMS = 128, 192
+#: blocks along m that are taken before the next ones along n: what they read then stays in the L2
+MOST_RASTER = 8
+
+_M = (16, 32, 64, 96, 128, 192, 256)
+_N = (16, 32, 48, 64, 96, 128, 192, 256)
+#: bytes of a chunk's row that one warp multiplies
+_K_BYTES = (32, 64, 128)
+#: warps along m, n and k
+_WARPS = (
+    *((1, 1, 1), (1, 2, 1), (2, 1, 1), (2, 2, 1), (1, 4, 1), (4, 1, 1), (2, 4, 1), (4, 2, 1)),
+    *((1, 1, 2), (1, 2, 2), (2, 1, 2), (2, 2, 2), (1, 1, 4), (1, 2, 4), (2, 1, 4), (2, 2, 4), (1, 1, 8)),
+)
+#: the same of warpgroups: one, two along m, two along n
+_GROUP_WARPS = ((4, 1, 1), (8, 1, 1), (4, 2, 1))
+_STAGES = (2, 3, 4, 5)
+
+
+@dataclass(frozen=True)
+class MatrixProblem:
+    """`batch` products of [m, k] and [n, k], k = taps * channel.
+
+    element_bytes: of both factors (4: TF32). first_bytes, second_bytes: what the factors hold (an image
+    counts once, however many windows read it). fetched: share of the first factor's elements inside of it.
+    result_bytes: all results and further operands. first_copy, second_copy: elements per asynchronous copy, 0
+    where the threads compute or copy a factor through registers; first_lanes, second_lanes: by how many then.
+    first_rows, second_rows: whether a tile holds rows of the channel of a factor, else columns.
+    head_work, tail_work: instructions per element of a computed factor and per result beside the product.
+    tail_bytes: what results are computed from besides, beyond a few values per row or column.
+    """
+
+    batch: int
+    m: int
+    n: int
+    channel: int
+    taps: int
+    element_bytes: int
+    first_bytes: int
+    second_bytes: int
+    result_bytes: int
+    fetched: float = 1.0
+    first_copy: int = 8
+    second_copy: int = 8
+    first_lanes: int = 1
+    second_lanes: int = 1
+    first_rows: bool = True
+    second_rows: bool = True
+    head_work: float = 0.0
+    tail_work: float = 0.0
+    tail_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        counts = (self.batch, self.m, self.n, self.channel, self.taps)
+        if min(counts) < 1 or self.element_bytes not in (2, 4) or not 0.0 <= self.fetched <= 1.0:
+            raise InputError(f"expected extents of at least 1, elements of 2 or 4 bytes, got {self}")
+
+    @property
+    def flops(self) -> int:
+        """Useful operations; taps on padding included, as is the custom."""
+        return 2 * self.batch * self.m * self.n * self.channel * self.taps
+
+    @property
+    def compulsory_bytes(self) -> float:
+        """Bytes that cross DRAM at least once."""
+        return float(self.first_bytes + self.second_bytes + self.result_bytes)
+
+
+COLUMNS = tuple(f.name for f in fields(MatrixParameters))
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixSpace:
+    """Many `MatrixParameters` as equally long int64 arrays."""
+
+    m: IntArray
+    n: IntArray
+    k: IntArray
+    warps_m: IntArray
+    warps_n: IntArray
+    stages: IntArray
+    warps_k: IntArray
+    groups: IntArray
+
+    def __len__(self) -> int:
+        return len(self.m)
+
+    @property
+    def warps(self) -> IntArray:
+        """Warps per block."""
+        return self.warps_m * self.warps_n * self.warps_k
+
+    def at(self, index: int) -> MatrixParameters:
+        """The parameters at `index`."""
+        return MatrixParameters(**{name: int(getattr(self, name)[index]) for name in COLUMNS})
+
+    def take(self, chosen: IntArray | npt.NDArray[np.bool_]) -> MatrixSpace:
+        """The sub-space selected by an index array or a mask."""
+        return MatrixSpace(**{name: getattr(self, name)[chosen] for name in COLUMNS})
+
+
+def matrix_space_of(*parameters: MatrixParameters) -> MatrixSpace:
+    """The struct-of-arrays form of given parameters."""
+    return MatrixSpace(
+        **{name: np.array([getattr(p, name) for p in parameters], dtype=np.int64) for name in COLUMNS}
+    )
+
+
+def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
+    """The whole space of a problem: everything that fits registers, threads and shared memory.
+
+    Raises InputError where nothing does.
+    """
+    ways = [(*warps, 0) for warps in _WARPS]
+    if takes_groups(problem, hardware):
+        ways += [(*warps, 1) for warps in _GROUP_WARPS]
+    tables = [_M, _N, [b // problem.element_bytes for b in _K_BYTES], range(len(ways)), _STAGES]
+    index = np.unravel_index(np.arange(prod(map(len, tables))), tuple(map(len, tables)))
+    m, n, k, w, stages = (np.array(t, dtype=np.int64)[i] for t, i in zip(tables, index, strict=True))
+    warps = np.array(ways, dtype=np.int64)[w]
+    space = MatrixSpace(m, n, k * warps[:, 2], warps[:, 0], warps[:, 1], stages, warps[:, 2], warps[:, 3])
+    return _sensible(problem, space.take(legal(problem, space, hardware)))
+
+
+def takes_groups(problem: MatrixProblem, hardware: GpuHardware) -> bool:
+    """Whether warpgroups can multiply the factors: tiles of both must be rows of the channel."""
+    return problem.first_rows and problem.second_rows and hardware.wgmma_share > 0
+
+
+def _sensible(problem: MatrixProblem, space: MatrixSpace) -> MatrixSpace:
+    """Without points that a smaller tile or ring beats for sure; all of them where none is left."""
+    if not len(space):
+        raise InputError(f"no implementation parameters of {problem} fit")
+    chunks = chunks_of(problem, space)
+    keep = (space.stages <= np.maximum(2, chunks)) & (space.m < 2 * max(problem.m, TILE_M))
+    keep &= space.n < 2 * max(problem.n, 2 * TILE_N)
+    keep &= space.k < 2 * max(problem.channel, DEPTH_BYTES // problem.element_bytes)
+    return space.take(keep) if keep.any() else space
+
+
+def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> npt.NDArray[np.bool_]:
+    """Whether a block can be built and be resident."""
+    found = (space.m % (TILE_M * space.warps_m) == 0) & (space.n % (2 * TILE_N * space.warps_n) == 0)
+    found &= space.k % (DEPTH_BYTES // problem.element_bytes * space.warps_k) == 0
+    for extent, rows in ((space.m, problem.first_rows), (space.n, problem.second_rows)):
+        # Columns of 16-bit elements are swizzled, which takes 32, 64 or a multiple of 128 bytes of them.
+        found &= rows | (problem.element_bytes == 4) | (extent % 64 == 0) | (extent == 16) | (extent == 32)
+    found &= (space.groups == 0) | (takes_groups(problem, hardware) & (space.n <= MOST_N * space.warps_n))
+    threads, registers = WARP * space.warps, registers_of(problem, space)
+    most = np.where(space.groups > 0, MOST_GROUP_SUMS, MAX_SUMS)
+    found &= (space.m * space.n * space.warps_k <= most * threads) & (
+        threads <= hardware.max_threads_per_block
+    )
+    found &= (registers <= hardware.max_registers_per_thread) & (
+        registers * threads <= hardware.registers_per_sm
+    )
+    return np.asarray(found & (shared_bytes(problem, space) <= hardware.smem_per_block_max_bytes))
+
+
+def registers_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
+    """Registers per thread: sums, two sets of fragments, addresses, what is copied through registers."""
+    sums = space.m * space.n // (WARP * space.warps_m * space.warps_n)
+    a = space.m // space.warps_m // TILE_M * A_REGISTERS
+    b = space.n // space.warps_n // TILE_N * B_REGISTERS
+    held = np.zeros(len(space))
+    for extent, copy in ((space.m, problem.first_copy), (space.n, problem.second_copy)):
+        if not copy:
+            each = COPIED_REGISTERS + COMPUTED_REGISTERS * problem.head_work
+            held = held + (each * extent * space.k / (WARP * space.warps) - FREE_REGISTERS).clip(0)
+    # Of a single chunk nothing is copied ahead.
+    held = np.where(chunks_of(problem, space) > 1, held, 0.0).astype(np.int64)
+    other = OTHER_REGISTERS + (WINDOW_REGISTERS if problem.taps > 1 else 0)
+    steps = space.k * problem.element_bytes // DEPTH_BYTES if rounds_first(problem) else 0
+    fragments = np.where(space.groups > 0, GROUP_REGISTERS + a * steps, 2 * (a + b))
+    return np.asarray(sums + fragments + other + held, dtype=np.int64)
+
+
+def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
+    """Bytes of the ring of tiles, or of the tiles of sums that take its place, whichever is more."""
+    ring = space.stages * ((space.m + space.n) * (space.k * problem.element_bytes))
+    sums = 4 * space.warps_k * space.m * (space.n + SUM_PAD_WORDS)
+    return np.asarray(np.maximum(ring, sums), dtype=np.int64)
+
+
+def shared_rows(space: MatrixSpace) -> IntArray:
+    """Rows of tiles that cross the port of shared memory per chunk: written once, read by every user.
+
+    A warpgroup reads the rows of the second factor once for every 64 of the first.
+    """
+    readers = np.where(space.groups > 0, space.m // GROUP_M, space.warps_m)
+    return space.m * (space.warps_n + 1) + space.n * (readers + 1)
+
+
+def blocks_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
+    """Blocks of the grid."""
+    return problem.batch * (ceil_div(problem.m, space.m) * ceil_div(problem.n, space.n))
+
+
+def chunks_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
+    """Chunks of the reduced domain."""
+    return problem.taps * ceil_div(problem.channel, space.k)
+
+
+def ahead_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
+    """Chunks whose copies are in flight while one is multiplied."""
+    return np.maximum(1, space.stages - 1 - two_at_a_time(problem, space))
+
+
+def rounds_first(problem: MatrixProblem) -> bool:
+    """Whether warpgroups round the first factor in registers, from where they multiply it."""
+    return problem.element_bytes == 4
+
+
+def two_at_a_time(problem: MatrixProblem, space: MatrixSpace) -> npt.NDArray[np.bool_]:
+    """Whether warpgroups start to multiply a chunk before they are done with the one before."""
+    overlaps = (space.groups > 0) & (space.stages >= OVERLAP_STAGES)
+    return np.asarray(overlaps & (not rounds_first(problem)))
+
+
+def raster_of(blocks_m: int) -> int:
+    """The widest group of blocks along m that all groups have alike."""
+    return max(g for g in range(1, MOST_RASTER + 1) if blocks_m % g == 0)

@@ -1,0 +1,167 @@
+"""Staging of one factor of a matrix product: chunks of it copied to a ring of buffers in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+
+from tilewright.ir import Expr, Op, Sym, Value
+from tilewright.ir.expr import binary, substitute
+from tilewright.ir.simplify import interval
+from tilewright.ir.tensor.ops import ranges_of
+from tilewright.ir.types import itemsize
+from tilewright.passes.kernels.matrix.plan import WARPGROUPS, MatrixPlan, MatrixView
+from tilewright.passes.kernels.writing.writer import Mask, Points, Writer
+
+#: elements added to rows of 32-bit elements that are read one by one
+PAD_WORDS = 8
+#: bytes at whose multiples the order of pieces of warpgroups' tiles starts anew
+WARPGROUP_ALIGNMENT = 1024
+#: bytes a thread copies at once where it computes what it copies
+COMPUTED_BYTES = 16
+
+
+class Staged:
+    """One factor (0: rows, 1: columns): its ring of tiles, and how the block fills one of them.
+
+    by_channel: a tile holds rows of the channel ([m, k], [n, k]), else columns of it ([k, m], [k, n]).
+    """
+
+    def __init__(
+        self,
+        w: Writer,
+        view: MatrixView,
+        plan: MatrixPlan,
+        operand: int,
+        origin: Expr,
+        batch: Mapping[str, Expr],
+        slots: int,
+    ) -> None:
+        self.w, self.view, self.plan, self.operand = w, view, plan, operand
+        self.origin, self.batch = origin, dict(batch)
+        self.source = view.sources[operand]
+        self.size = itemsize(view.dtype)
+        self.rows = plan.n if operand else plan.m
+        along = view.along(operand)
+        self.by_channel = along in ("", view.channel)
+        self.asynchronous = view.copy_elements(operand) > 0
+        self.lanes = view.copy_elements(operand) if self.asynchronous else self._computed_lanes(along)
+        minor = plan.k if self.by_channel else self.rows
+        self.major = self.rows if self.by_channel else plan.k
+        self.vectors = minor // self.lanes
+        swizzled = self.by_channel or self.size == 2
+        shape = (slots, self.major, minor if swizzled else minor + PAD_WORDS)
+        name = f"{'ab'[operand]}_tiles"
+        align = WARPGROUP_ALIGNMENT if plan.engine == WARPGROUPS else 0
+        self.tiles = w.alloc(shape, view.dtype, "shared", name, swizzled=swizzled, align=align)
+
+    def _computed_lanes(self, along: str) -> int:
+        if not along:
+            return 1
+        lanes = COMPUTED_BYTES // self.size
+        while self.view.sizes[along] % lanes:
+            lanes //= 2
+        return lanes
+
+    def place(self, slot: Expr, outer: Expr, k: Expr) -> tuple[Expr, ...]:
+        """Index of an element in the ring."""
+        return (slot, outer, k) if self.by_channel else (slot, k, outer)
+
+    @property
+    def steps(self) -> int:
+        """Vectors each thread copies of a chunk."""
+        return -(-self.major * self.vectors // self.plan.threads)
+
+    def fetch(self, chunk: Expr, slot: Expr) -> None:
+        """Copy a chunk to a slot: all threads together, zeros outside of the factor."""
+        if not self.asynchronous:
+            self.store(self.load(chunk), slot)
+            return
+        w = self.w
+        with self._vectors() as (_, major, minor, inside), w.when(inside):
+            where, mask = self._place(chunk, major, minor)
+            w.b.do(
+                "thread.copy_async", w.inputs[self.source.value], self.tiles,
+                src=where, dst=tuple(map(w.simple, (slot, major, minor))), lanes=self.lanes, mask=mask,
+            )  # fmt: skip
+
+    def round(self, slot: Expr) -> None:
+        """Round to TF32, where they lie, the elements of a slot that this thread has copied."""
+        w = self.w
+        with self._vectors() as (_, major, minor, inside), w.when(inside):
+            at = tuple(map(w.simple, (slot, major, minor)))
+            w.b.do("thread.round_shared", self.tiles, at=at, lanes=self.lanes)
+
+    def load(self, chunk: Expr) -> Value:
+        """This thread's share of a chunk, in registers."""
+        w = self.w
+        held = w.alloc((self.steps, self.lanes), self.view.dtype, "reg", f"{'ab'[self.operand]}_ahead")
+        with (
+            self._vectors() as (step, major, minor, inside),
+            w.loop("v", self.lanes, unroll=1) as lane,
+        ):
+            where, mask = self._place(chunk, major, binary("+", minor, lane))
+            w.store(self._computed(where, (*inside, *mask)), held, (step, lane))
+        return held
+
+    def store(self, held: Value, slot: Expr) -> None:
+        """What `load` gave, to a slot."""
+        w = self.w
+        with (
+            self._vectors() as (step, major, minor, inside),
+            w.when(inside),
+            w.loop("v", self.lanes, unroll=1) as lane,
+        ):
+            w.store(w.load(held, (step, lane)), self.tiles, (slot, major, binary("+", minor, lane)))
+
+    @contextmanager
+    def _vectors(self) -> Iterator[tuple[Expr, Expr, Expr, Mask]]:
+        """For each vector of this thread: its number, row and first column in the tile, if it is one."""
+        w = self.w
+        with w.loop("f", self.steps, unroll=1) as step:
+            linear = w.simple(binary("+", binary("*", step, self.plan.threads), Sym("tid")))
+            major, vector = w.unravel(linear, (self.major, self.vectors))
+            inside = w.below(linear, self.major * self.vectors)
+            yield step, major, w.simple(binary("*", vector, self.lanes)), inside
+
+    def _computed(self, where: tuple[Expr, ...], mask: Mask) -> Value:
+        w, value = self.w, self.source.value
+        if value in w.inputs:
+            return w.load(w.inputs[value], where, mask)
+        computed = Points(w).value(value, where, mask)
+        if not mask:
+            return computed
+        return w.b.value("scalar.select", w.condition(mask), computed, w.b.const(0.0, self.view.dtype))
+
+    def _place(self, chunk: Expr, major: Expr, minor: Expr) -> tuple[tuple[Expr, ...], Mask]:
+        """Index of an element of the factor, and where it is inside."""
+        w, view, op = self.w, self.view, self.view.op
+        row, k = (major, minor) if self.by_channel else (minor, major)
+        outer, sizes = view.outer(self.operand), view.sizes
+        at = w.simple(binary("+", self.origin, row))
+        env: dict[str, Expr] = dict(self.batch)
+        env.update(zip(outer, w.unravel(at, [sizes[d] for d in outer]), strict=True))
+        mask: Mask = w.below(at, view.size(outer))
+        chunks = -(-sizes[view.channel] // self.plan.k)
+        tap, part = w.unravel(chunk, (max(1, view.size(view.taps)), chunks))
+        env.update(zip(view.taps, w.unravel(tap, [sizes[d] for d in view.taps]), strict=True))
+        channel = w.simple(binary("+", binary("*", part, self.plan.k), k))
+        env[view.channel] = channel
+        mask += w.below(channel, sizes[view.channel])
+        index = tuple(w.simple(substitute(e, env)) for e in self.source.at)
+        return index, mask + self._edges(op, index)
+
+    def _edges(self, op: Op, index: tuple[Expr, ...]) -> Mask:
+        """Conditions on dimensions of the factor that some point of the contraction leaves."""
+        ranges, found = ranges_of(op), []
+        for e, at, extent in zip(self.source.at, index, self.source.value.tensor.shape, strict=True):
+            low, high = interval(e, ranges)
+            if low < 0 or high >= extent:
+                found.append((at, 0, extent))
+        return tuple(found)
+
+
+def chunk_count(view: MatrixView, plan: MatrixPlan) -> int:
+    """Chunks of the whole reduced domain."""
+    return prod((view.size(view.taps), -(-view.sizes[view.channel] // plan.k)))

@@ -1,0 +1,83 @@
+"""The sums of a matrix product by warpgroups: asynchronous multiplications of tiles where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.ir import Expr, Sym, Value
+from tilewright.ir.expr import binary
+from tilewright.passes.kernels.matrix.plan import DEPTH_BYTES, GROUP_WARPS, TILE_M, WARP, MatrixPlan
+from tilewright.passes.kernels.matrix.ring import Ring
+from tilewright.passes.kernels.matrix.space import OVERLAP_STAGES
+from tilewright.passes.kernels.matrix.stage import Staged
+from tilewright.passes.kernels.writing.writer import Writer
+
+
+def warpgroup_rows(w: Writer, plan: MatrixPlan) -> tuple[Expr, Expr]:
+    """Of this thread's warp in the block's tile: its warpgroup's first row, and its own first of these."""
+    place = binary("%", binary("//", Sym("tid"), WARP), plan.warps_m)
+    first = binary("*", binary("//", place, GROUP_WARPS), GROUP_WARPS * plan.warp_m)
+    own = binary("*", binary("%", place, GROUP_WARPS), TILE_M)
+    return w.simple(first), w.simple(binary("+", first, own))
+
+
+def reduce_by_warpgroups(
+    w: Writer, plan: MatrixPlan, factors: Sequence[Staged], acc: Value, chunks: int, slots: int
+) -> None:
+    """Add the whole sum to `acc`, which is finished afterwards.
+
+    With four slots or more a chunk's multiplication starts while that of the chunk before runs: two slots are
+    being read then, and the chunks beyond are on their way. With fewer, other blocks fill the time between.
+
+    float32 factors are rounded to TF32: the first in registers, from where it is multiplied, which takes a
+    wait for every chunk; the second where it lies, unless its numbers are rounded already.
+    """
+    a, b = factors
+    wide = a.size == 4
+    unread = 2 if slots >= OVERLAP_STAGES and not wide else 1
+    ring = Ring(w, factors, chunks, slots, unread)
+    column = w.simple(binary("*", binary("//", binary("//", Sym("tid"), WARP), plan.warps_m), plan.warp_n))
+    rounded = [b] if wide and not plan.rounded else []
+    ring.start()
+    with w.loop("chunk", chunks) as chunk:
+        slot = ring.slot(chunk)
+        ring.publish(slot, rounded)
+        if wide:
+            _multiply_held(w, plan, a, b, acc, slot, column)
+        else:
+            first, _ = warpgroup_rows(w, plan)
+            _start(w, plan, a.tiles, a.place(slot, first, 0), b, b.place(slot, column, 0), acc)
+        waiting = ring.refill(chunk)
+        if chunks > slots:
+            w.b.do("thread.warpgroup_wait", acc, pending=unread - 1)
+        for factor, ahead, later in waiting:
+            factor.store(ahead, later)
+    w.b.do("thread.warpgroup_wait", acc)
+
+
+def _start(
+    w: Writer, plan: MatrixPlan, a: Value, a_at: Sequence[Expr], b: Staged, b_at: Sequence[Expr], acc: Value
+) -> None:
+    w.b.do(
+        "thread.warpgroup_mma", a, b.tiles, acc,
+        a_at=tuple(map(w.simple, a_at)), b_at=tuple(map(w.simple, b_at)), engine=plan.engine,
+    )  # fmt: skip
+
+
+def _multiply_held(
+    w: Writer, plan: MatrixPlan, a: Staged, b: Staged, acc: Value, slot: Expr, column: Expr
+) -> None:
+    """A chunk with the first factor in registers: while a step is multiplied the next one is loaded."""
+    depth = DEPTH_BYTES // a.size
+    steps, tiles = plan.k // depth, acc.tensor.shape[0]
+    held = w.alloc((steps, tiles, TILE_M, depth), a.tiles.tensor.dtype, "frag", "a")
+    _, own = warpgroup_rows(w, plan)
+    for step in range(steps):
+        for i in range(tiles):
+            row = binary("+", own, i * GROUP_WARPS * TILE_M)
+            w.b.do(
+                "thread.load_fragment", held, a.tiles,
+                at=tuple(map(w.simple, a.place(slot, row, step * depth))),
+                role="a", transposed=False, item=(step, i), count=1, rounding="tf32",
+            )  # fmt: skip
+        _start(w, plan, held, (step,), b, b.place(slot, column, step * depth), acc)

@@ -1,0 +1,1 @@
+"""Scans and scatters, whose steps keep their order."""

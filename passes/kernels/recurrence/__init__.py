@@ -1,0 +1,1 @@
+"""Recurrences: a state that each step renews."""

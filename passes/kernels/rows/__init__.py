@@ -1,0 +1,1 @@
+"""Reductions along rows and what follows them."""

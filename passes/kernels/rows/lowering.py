@@ -1,0 +1,219 @@
+"""Row kernels: reductions over rows (softmax, norms, matrix-vector products) and maps over the same rows.
+
+A group of threads shares one row: each folds a strided part, then the parts are combined in shared memory.
+Values that depend on a row are recomputed from their operands instead of being kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tilewright.ir import Expr, Func, InputError, Op, Sym, UnsupportedError, Value
+from tilewright.ir.expr import binary
+from tilewright.ir.tensor.ops import REDUCING, dims
+from tilewright.passes.analysis.row_groups import row_dims
+from tilewright.passes.kernels.writing.kernel_params import integer_params
+from tilewright.passes.kernels.writing.writer import Index, Points, Writer
+
+#: ops that may combine two partial results, with the reductions they finish
+COMBINERS = frozenset(f"scalar.{n}" for n in ("add", "mul", "max", "min", "and", "or"))
+
+
+def combiner(op: Op) -> str | None:
+    """The scalar op that merges two partial results of a reduction; None where its body is no such fold."""
+    if op.body is None or len(op.results) != 1:
+        return None
+    acc = op.body.params[-1]
+    last = op.body.ops[-2] if len(op.body.ops) > 1 else None
+    users = [o for o in op.body.ops if acc in o.operands]
+    if last is None or users != [last] or op.body.ops[-1].operands != (last.result,):
+        return None
+    if last.name == "scalar.fma" and last.operands[2] is acc and acc not in last.operands[:2]:
+        return "scalar.add"
+    return last.name if last.name in COMBINERS and last.operands.count(acc) == 1 else None
+
+
+def neutral(op: Op) -> float | int | bool:
+    """The value that leaves the reduction's combiner unchanged."""
+    return neutral_of(combiner(op), op.result.tensor.dtype)
+
+
+def first_of(op: Op) -> float | int | bool:
+    """The value a reduction with one result starts from."""
+    init: Any = op["init"]
+    (start,) = init
+    first: float | int | bool = start
+    return first
+
+
+def neutral_of(name: str | None, dtype: str) -> float | int | bool:
+    """The value of `dtype` that leaves the other operand of a combiner unchanged."""
+    if dtype == "bool":
+        return name == "scalar.and"
+    whole = not dtype.startswith(("f", "bf"))
+    bits = int(dtype[1:]) if whole else 0
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if dtype[0] == "i" else (0, (1 << bits) - 1)
+    table: dict[str | None, float | int] = {
+        "scalar.add": 0, "scalar.mul": 1,
+        "scalar.max": low if whole else float("-inf"), "scalar.min": high if whole else float("inf"),
+    }  # fmt: skip
+    return table[name]
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Threads per row, rows per block, consecutive elements per thread."""
+
+    width: int
+    rows: int
+    vec: int
+
+
+def lower_rows(kernel: Func) -> Func:
+    """The thread-level function of a kernel anchored at a reduction.
+
+    params: threads_per_row (a power of two), rows_per_block, vec.
+
+    rewrite:  tensor.reduce, tensor.map, ... over one row
+        -->   strided folds, a tree in shared memory, stores
+    """
+    width, rows, vec = integer_params(kernel, "threads_per_row", "rows_per_block", "vec")
+    if width & (width - 1):
+        raise InputError(
+            f"expected threads_per_row to be a power of two, got {width}", where=f"@{kernel.name}"
+        )
+    return _Rows(kernel, _Shape(width, rows, vec)).lower()
+
+
+class _Rows:
+    def __init__(self, kernel: Func, shape: _Shape) -> None:
+        self.kernel, self.shape = kernel, shape
+        self.ops = [op for op in kernel.body.ops if op.name != "tensor.return"]
+        self.anchor = next(op for op in self.ops if op.name in REDUCING)
+        self.row_shape = tuple(dims(self.anchor, "par").values())
+        self.total = prod(self.row_shape)
+        threads = shape.width * shape.rows
+        self.w = Writer(kernel, threads, (max(1, -(-self.total // shape.rows)), 1, 1))
+        w = self.w
+        self.lane = w.simple(binary("%", Sym("tid"), shape.width))
+        self.slot = w.simple(binary("//", Sym("tid"), shape.width))
+        self.row = w.simple(binary("+", binary("*", Sym("bid.x"), shape.rows), self.slot))
+        self.index: Index = w.unravel(self.row, self.row_shape)
+        self.known: dict[Value, Value] = {}
+
+    def lower(self) -> Func:
+        w = self.w
+        outputs = set(w.outputs)
+        for op in self.ops:
+            with w.b.at(op.loc):
+                if op.name in REDUCING:
+                    self._reduce(op)
+                for r in op.results:
+                    if r in outputs:
+                        self._store(op, r)
+        return w.finish()
+
+    def _valid(self) -> tuple[tuple[Expr, Expr, Expr], ...]:
+        """Holds for threads whose row exists."""
+        return self.w.below(self.row, self.total)
+
+    # -- reductions ------------------------------------------------------------------------------------------
+    def _reduce(self, op: Op) -> None:
+        w, width = self.w, self.shape.width
+        red = dims(op, "red")
+        length, vec = prod(red.values()), self._vec(red)
+        shared = width > 1 or vec > 1
+        if shared and combiner(op) is None:
+            raise UnsupportedError(
+                "this reduction has no combiner; it needs one thread per row and vec = 1", where=op.loc
+            )
+        start = (neutral(op),) if shared else op["init"]
+        accs = [w.alloc((vec,), r.tensor.dtype, "reg", "part") for r in op.results]
+        with w.loop("v", vec, unroll=1) as lane:
+            for acc, init in zip(accs, start, strict=True):  # type: ignore[arg-type]
+                w.store(w.b.const(init, acc.tensor.dtype), acc, (lane,))  # type: ignore[arg-type]
+        self._fold(op, red, length, vec, accs)
+        if not shared:
+            self.known.update({r: w.load(a, (0,)) for r, a in zip(op.results, accs, strict=True)})
+            return
+        self._combine(op, accs[0], vec)
+
+    def _vec(self, red: dict[str, int]) -> int:
+        last = list(red.values())[-1] if red else 1
+        return self.shape.vec if last % self.shape.vec == 0 else 1
+
+    def _fold(self, op: Op, red: dict[str, int], length: int, vec: int, accs: list[Value]) -> None:
+        """Fold this thread's part of the row: vectors lane, lane + width, lane + 2 width, ..."""
+        w, width = self.w, self.shape.width
+        groups = length // vec
+        steps = -(-groups // width)
+        names = list(red)
+        with w.loop("s", steps, unroll=4 if steps % 4 == 0 and steps >= 8 else 0) as step:
+            group = w.simple(binary("+", binary("*", step, width), self.lane))
+            extents = (*list(red.values())[:-1], red[names[-1]] // vec) if red else ()
+            at = w.unravel(group, extents)
+            with w.when((*self._valid(), *w.below(group, groups))), w.loop("v", vec, unroll=1) as v:
+                local = dict(zip(names, at, strict=True))
+                if names:
+                    local[names[-1]] = binary("+", binary("*", local[names[-1]], vec), v)
+                env: dict[str, Expr] = {**dict(zip(dims(op, "par"), self.index, strict=True)), **local}
+                values = Points(w, self.known).operands(op, env)
+                before = [w.load(a, (v,)) for a in accs]
+                for a, x in zip(accs, w.inline(op, [*values, *before], env), strict=True):
+                    w.store(x, a, (v,))
+
+    def _combine(self, op: Op, part: Value, vec: int) -> None:
+        """Merge each thread's lanes, then each row's threads (a tree in shared memory), then the init."""
+        w, width = self.w, self.shape.width
+        name = str(combiner(op))
+        total = w.load(part, (0,))
+        for i in range(1, vec):
+            total = w.b.value(name, total, w.load(part, (i,)))
+        if width > 1:
+            total = self._tree(name, total, part.tensor.dtype)
+        init = op["init"][0]  # type: ignore[index]
+        if init != neutral(op):
+            total = w.b.value(name, total, w.b.const(init, part.tensor.dtype))  # type: ignore[arg-type]
+        self.known[op.result] = total
+
+    def _tree(self, name: str, mine: Value, dtype: str) -> Value:
+        w, width = self.w, self.shape.width
+        shared = w.alloc((self.shape.rows, width), dtype, "shared", "partial")
+        w.store(mine, shared, (self.slot, self.lane))
+        half = width // 2
+        while half:
+            with w.when(((self.lane, 0, half),)):
+                other = w.load(shared, (self.slot, binary("+", self.lane, half)))
+                merged = w.b.value(name, w.load(shared, (self.slot, self.lane)), other)
+                w.store(merged, shared, (self.slot, self.lane))
+            half //= 2
+        return w.load(shared, (self.slot, 0))
+
+    # -- results ---------------------------------------------------------------------------------------------
+    def _store(self, op: Op, r: Value) -> None:
+        w = self.w
+        if op.name in REDUCING:
+            with w.when((*self._valid(), *w.below(self.lane, 1))):
+                w.store(self.known[r], w.outputs[r], self.index)
+            return
+        rows = row_dims(op, self.ops, self.anchor)
+        if rows is None:
+            raise UnsupportedError("this map crosses rows of the reduction", where=op.loc)
+        par = dims(op, "par")
+        columns = [d for d in par if d not in rows]
+        length = prod(par[d] for d in columns)
+        vec = self.shape.vec if columns and par[columns[-1]] % self.shape.vec == 0 else 1
+        steps = -(-(length // vec) // self.shape.width)
+        with w.loop("s", steps, unroll=0) as step:
+            group = w.simple(binary("+", binary("*", step, self.shape.width), self.lane))
+            extents = [par[d] for d in columns]
+            at = w.unravel(group, (*extents[:-1], extents[-1] // vec)) if columns else ()
+            with w.when((*self._valid(), *w.below(group, length // vec))), w.loop("v", vec, unroll=1) as v:
+                local: dict[str, Expr] = dict(zip(columns, at, strict=True))
+                if columns:
+                    local[columns[-1]] = binary("+", binary("*", local[columns[-1]], vec), v)
+                env = {**dict(zip(rows, self.index, strict=True)), **local}
+                place = tuple(env[d] for d in par)
+                w.store(Points(w, self.known).value(r, place), w.outputs[r], place)

@@ -1,0 +1,110 @@
+"""Which skeleton walks along the rows of a kernel on a GPU, and with which parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright.costmodel import Hardware, choose_row_reduce
+from tilewright.costmodel.hardware.description import GpuHardware
+from tilewright.costmodel.kernels.choose import Choice
+from tilewright.costmodel.kernels.parameters import RowReduceParameters
+from tilewright.ir import Attr, Func, Op
+from tilewright.ir.tensor.ops import dims
+from tilewright.ir.types import itemsize
+from tilewright.passes.analysis.row_phases import RowPhases, rewritten_rows, row_phases, whole_rows
+from tilewright.passes.kernels.kernel_problem import row_problem
+from tilewright.passes.kernels.rows.lowering import combiner
+from tilewright.passes.kernels.rows.space import VECTOR_BYTES, WARP, RowAccess, choose_rows
+from tilewright.passes.kernels.rows.staged_space import LINE_BYTES, choose_staged
+
+#: lines that a row is shorter than whose threads are too few to read lines at once
+_SHORT_LINES = 2
+#: what shuffles exchange
+_SHUFFLED = frozenset({"f32", "i32", "u32", "f16", "bf16"})
+
+
+def choose_row_kernel(
+    kernel: Func, reductions: list[Op], hardware: Hardware
+) -> tuple[str, dict[str, Attr], Choice[Any]]:
+    """Skeleton, `params` and what the cost model says of them.
+
+    Rows whose neighbours lie side by side take `rows_across`; contiguous ones `rows_kept` on a GPU, where a
+    block can hold them or walks along them once, or `rows_staged`, where vectors as wide as the memory's do
+    not fit their last dimension; `rows` otherwise.
+    """
+    best = choose_row_reduce(row_problem(kernel), hardware)
+    p = best.parameters
+    if any(combiner(op) is None for op in reductions):
+        alone = max(1, p.threads_per_row * p.rows_per_block)
+        return "rows", {"threads_per_row": 1, "rows_per_block": alone, "vec": 1}, best
+    if isinstance(hardware, GpuHardware):
+        found = _on_gpu(kernel, reductions, hardware)
+        if found is not None:
+            return found
+    return "rows", _params(p), best
+
+
+def _on_gpu(
+    kernel: Func, reductions: list[Op], hardware: GpuHardware
+) -> tuple[str, dict[str, Attr], Choice[Any]] | None:
+    phases = row_phases(kernel)
+    if phases is None or not phases.alike:
+        return None
+    access = _access(kernel, phases)
+    if access is None:
+        return None
+    if not access.across and any(op.result.tensor.dtype not in _SHUFFLED for op in reductions):
+        return None
+    choice = choose_rows(row_problem(kernel), hardware, access)
+    staged = _staged(kernel, phases, hardware, access)
+    if staged is not None and (choice is None or staged.estimate_s < choice.estimate_s):
+        return "rows_staged", _params(staged.parameters), staged
+    if choice is None:
+        return None
+    return "rows_across" if access.across else "rows_kept", _params(choice.parameters), choice
+
+
+def _params(p: RowReduceParameters) -> dict[str, Attr]:
+    return {"threads_per_row": p.threads_per_row, "rows_per_block": p.rows_per_block, "vec": p.vec}
+
+
+def _staged(
+    kernel: Func, phases: RowPhases, hardware: GpuHardware, access: RowAccess
+) -> Choice[RowReduceParameters] | None:
+    """Parameters of `rows_staged`; None where threads read whole vectors, or lines by single elements.
+
+    Of rows walked along several times only short ones, whose threads would reach into many lines at once.
+    """
+    together = VECTOR_BYTES // access.element_bytes
+    if access.across or access.inner % together == 0 or WARP * access.element_bytes >= LINE_BYTES:
+        return None
+    source, problem = whole_rows(kernel, phases), row_problem(kernel)
+    if source is None:
+        return None
+    if access.walks > 1:
+        long = problem.row_length * access.element_bytes >= _SHORT_LINES * LINE_BYTES
+        if long or rewritten_rows(kernel, phases, source) is None:
+            return None
+    return choose_staged(problem, hardware, access.element_bytes, access.walks)
+
+
+def _access(kernel: Func, phases: RowPhases) -> RowAccess | None:
+    """How the rows lie in memory; None where that is unclear."""
+    anchor = phases.phases[0]
+    inner = phases.inner(kernel)
+    read = [v for v in phases.uses if v in kernel.params]
+    if not inner or not read:
+        return None
+    size = itemsize(max(read, key=lambda v: v.tensor.nbytes).tensor.dtype)
+    walks = sum(1 for p in phases.phases if p.columns)
+    kind, _, number = inner.partition(".")
+    if kind == "row":
+        wide = [i for i, n in enumerate(dims(anchor.op, "par").values()) if n > 1]
+        if not wide or int(number) != wide[-1]:
+            return None
+        return RowAccess(dims(anchor.op, "par")[anchor.rows[wide[-1]]], size, across=True, walks=walks)
+    kept = phases.kept(kernel)
+    if walks > 1 and not kept:
+        return None
+    words = sum(max(1.0, itemsize(v.tensor.dtype) / 4) for v in kept)
+    return RowAccess(anchor.extents()[-1], size, kept_words=words if walks > 1 else 0.0, walks=walks)

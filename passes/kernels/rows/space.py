@@ -1,0 +1,130 @@
+"""Chooses parameters of row kernels on GPUs: along contiguous rows, kept in registers, or across rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log2
+
+from tilewright.costmodel.hardware.description import GpuHardware
+from tilewright.costmodel.kernels.bound import global_bound
+from tilewright.costmodel.kernels.choose import Choice
+from tilewright.costmodel.kernels.parameters import RowReduceParameters
+from tilewright.costmodel.kernels.problem import RowReduceProblem
+
+WARP = 32
+VECTOR_BYTES = 16
+POWERS = tuple(1 << e for e in range(11))
+#: registers (4 bytes) of one thread that may hold its part of a row, and steps in which it reads them
+_KEPT_REGISTERS = 32
+_KEPT_STEPS = 16
+#: registers beside kept values
+OTHER_REGISTERS = 32
+#: threads of a block, at least and at most
+_BLOCK = (128, 512)
+BLOCK_START_CLK = 600.0
+#: clock cycles of one shuffle or step of a tree, and of a barrier with what waits for it
+EXCHANGE_CLK = 30.0
+BARRIER_CLK = 100.0
+#: steps of a walk whose reads are asked for together
+_TOGETHER = 4
+#: bytes an SM must have asked for to keep the memory busy
+BYTES_IN_FLIGHT_PER_SM = 40_000
+#: neighbouring bytes asked for at once from which memory is as fast as it gets, and the share of its rate
+#: that every halving costs: means of 49 and 784 floats on an H100, 4 and 64 bytes at a time, took 3.0 and
+#: 1.3 times as long as a copy
+_RUN_BYTES = 256
+_HALVING_COST = 0.11
+
+
+@dataclass(frozen=True)
+class RowAccess:
+    """How the rows of a problem lie in memory.
+
+    inner: extent of the dimension along which elements are contiguous: the last one of a row, or, with
+    `across`, of the rows. element_bytes: of the array read. kept_words: registers per element of a row that
+    several walks need, 0 where nothing is kept. walks: how often a row is walked along.
+    """
+
+    inner: int
+    element_bytes: int
+    across: bool = False
+    kept_words: float = 0.0
+    walks: int = 1
+
+
+@lru_cache(maxsize=4096)
+def choose_rows(
+    problem: RowReduceProblem, hardware: GpuHardware, access: RowAccess
+) -> Choice[RowReduceParameters] | None:
+    """Threads per row, rows (with `across`: vectors of rows) per block, vector width.
+
+    None where no thread could keep its part of a row.
+    """
+    widest = VECTOR_BYTES // access.element_bytes
+    widths = [v for v in (8, 4, 2, 1) if v <= max(1, widest) and access.inner % v == 0]
+    space = [
+        RowReduceParameters(t, r, v)
+        for v in widths
+        for t in POWERS
+        for r in POWERS
+        if _BLOCK[0] <= t * r <= _BLOCK[1] and _fits(problem, access, t, v)
+    ]
+    if not space:
+        return None
+    estimates = [_seconds(problem, hardware, access, p) for p in space]
+    best = min(range(len(space)), key=estimates.__getitem__)
+    return Choice(space[best], global_bound(problem, hardware), estimates[best], len(space))
+
+
+def _steps(problem: RowReduceProblem, access: RowAccess, threads: int, vec: int) -> int:
+    return -(-problem.row_length // (threads * (1 if access.across else vec)))
+
+
+def _fits(problem: RowReduceProblem, access: RowAccess, threads: int, vec: int) -> bool:
+    if threads > 2 * problem.row_length:
+        return False
+    steps = _steps(problem, access, threads, vec)
+    if access.kept_words == 0.0:
+        return True
+    return steps <= _KEPT_STEPS and steps * vec * access.kept_words <= _KEPT_REGISTERS
+
+
+def _seconds(
+    problem: RowReduceProblem, hardware: GpuHardware, access: RowAccess, p: RowReduceParameters
+) -> float:
+    """Memory traffic with the bytes in flight, issue slots, or the latency of all rounds of blocks."""
+    threads, vec = p.threads_per_row * p.rows_per_block, p.vec
+    steps = _steps(problem, access, p.threads_per_row, vec)
+    groups = problem.rows // vec if access.across else problem.rows
+    blocks = -(-groups // p.rows_per_block)
+    per_element = 1.0 + problem.flops / (problem.rows * problem.row_length)
+    warps_per_row = p.threads_per_row // WARP
+    exchanges = (p.threads_per_row if access.across else min(p.threads_per_row, WARP)).bit_length() - 1
+    barriers = exchanges if access.across else int(warps_per_row > 1)
+    merge = exchanges * (2.0 * (vec if access.across else 1)) + (warps_per_row if barriers else 0)
+    instructions = 40.0 + steps * (8.0 * access.walks + vec * per_element) + access.walks * merge
+    waits = access.walks * (exchanges * EXCHANGE_CLK + barriers * BARRIER_CLK)
+    together = steps if access.kept_words else min(steps, _TOGETHER)
+    walks = 1 if access.kept_words else access.walks
+    chain_clk = BLOCK_START_CLK + instructions + waits
+    chain_clk += walks * -(-steps // together) * hardware.estimate_fetch_clk
+    registers = OTHER_REGISTERS + (steps * vec * access.kept_words or together * vec)
+    resident = int(hardware.registers_per_sm // (registers * threads))
+    resident = max(1, min(resident, hardware.max_threads_per_sm // threads, hardware.max_blocks_per_sm))
+    per_sm = -(-blocks // hardware.sm_count)
+    issue = hardware.schedulers_per_sm * hardware.estimate_issue_efficiency
+    issue_clk = per_sm * threads / WARP * instructions / issue
+    active = min(1.0, problem.row_length / (p.threads_per_row * steps * (1 if access.across else vec)))
+    flying = min(per_sm, resident) * threads * together * vec * access.element_bytes * active
+    rate = hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency * _run_rate(problem, access, p)
+    moved_s = walks * problem.compulsory_bytes / (rate * min(1.0, flying / BYTES_IN_FLIGHT_PER_SM))
+    busy_s = max(issue_clk, -(-per_sm // resident) * chain_clk) / hardware.clock_hz
+    return hardware.launch_floor_s + max(busy_s, moved_s) + 0.15 * min(busy_s, moved_s)
+
+
+def _run_rate(problem: RowReduceProblem, access: RowAccess, p: RowReduceParameters) -> float:
+    """Share of the memory's rate that runs of neighbouring bytes of this length reach."""
+    side = min(p.rows_per_block, access.inner // p.vec) if access.across else p.threads_per_row
+    run = min(side * p.vec, access.inner if access.across else problem.row_length) * access.element_bytes
+    return 1.0 - _HALVING_COST * log2(max(1.0, _RUN_BYTES / run))

@@ -1,0 +1,1 @@
+"""Reductions over windows: pooling and depthwise convolutions."""

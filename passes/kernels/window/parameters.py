@@ -1,0 +1,37 @@
+"""Parameters of window kernels: one row of outputs per thread on a CPU, boxes of outputs on a GPU."""
+
+from __future__ import annotations
+
+from tilewright.costmodel import CpuHardware, Hardware, WindowParameters, choose_window
+from tilewright.costmodel.kernels.choose import Choice
+from tilewright.ir import Attr, Func, Op, Pairs
+from tilewright.ir.tensor.ops import dims
+from tilewright.passes.kernels.kernel_problem import window_problem, windows_of
+from tilewright.passes.kernels.window.space import choose_tiles
+
+
+def choose_window_kernel(
+    kernel: Func, op: Op, hardware: Hardware
+) -> tuple[dict[str, Attr], Choice[WindowParameters]]:
+    """`params` of the skeleton `window` and what the cost model says of them."""
+    par = dims(op, "par")
+    if isinstance(hardware, CpuHardware) or not par:
+        best = choose_window(window_problem(kernel, op), hardware)
+        p = best.parameters
+        return {"threads": p.threads, "outputs": p.outputs_per_thread}, best
+    inner = list(par)[-1]
+    slid = [d for d, _ in windows_of(op)]
+    vertical, horizontal = ("", "", *(d for d in slid if d != inner))[-2:]
+    if inner in slid:
+        vertical, horizontal = horizontal, inner
+    problem = window_problem(kernel, op, (vertical, horizontal))
+    if inner in slid:
+        best = choose_tiles(problem, hardware, 0, runs=op.operands[0] in kernel.params)
+    else:
+        best = choose_tiles(problem, hardware, par[inner])
+    p = best.parameters
+    outputs: dict[str, Attr] = dict.fromkeys(par, 1)
+    outputs |= {vertical: p.rows_per_thread, horizontal: p.outputs_per_thread}
+    outputs[inner] = p.vec
+    outputs.pop("", None)
+    return {"threads": p.threads, "outputs": Pairs.of(outputs)}, best

@@ -1,0 +1,186 @@
+"""Chooses parameters of window kernels on GPUs whose threads compute boxes of outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tilewright.costmodel.hardware.description import GpuHardware
+from tilewright.costmodel.kernels.bound import global_bound
+from tilewright.costmodel.kernels.choose import Choice
+from tilewright.costmodel.kernels.parameters import WindowParameters
+from tilewright.costmodel.kernels.problem import WindowProblem
+from tilewright.costmodel.kernels.windows import staged_rows
+from tilewright.passes.kernels.window.run_budget import RUN_UNROLL_BUDGET, Piece, pieces
+
+_THREADS = (128, 256)
+_ROWS = (1, 2, 4, 8)
+#: rows of runs at most; those that divide the height leave no thread without work
+_MOST_RUN_ROWS = 16
+_COLUMNS = (1, 2, 4)
+_WARP = 32
+_VECTOR_BYTES = 16
+_LINE_BYTES = 128
+#: sums one thread keeps in registers at most; in runs whose whole window stands in the code, where the sums
+#: of a row are done before those of the last ones begin
+_MOST_SUMS = 32
+_MOST_RUN_SUMS = 64
+#: sums of a run that are too few to save on, and what more of them must gain, as a share of the estimate
+_FEW_SUMS = 16
+_LEAST_GAIN = 0.01
+#: instructions of a thread before its first read, and of one read or write with its bounds checks
+_START_INSTRUCTIONS = 60.0
+_ACCESS_INSTRUCTIONS = 6.0
+#: those of runs, whose rows share conditions and addresses: machine code for sm_90a of a depthwise 5x5 window
+#: has 617 instructions for 8 x 2 outputs of a thread, 1,062 for 8 x 4 and 1,729 for 8 x 7
+_RUN_ACCESS_INSTRUCTIONS = 1.0
+#: registers (4 bytes) that what one thread reads at once takes at most, with sums beyond the usual ones
+_MOST_PATCH = 128
+#: registers beside sums and patch
+_OTHER_REGISTERS = 40
+#: clock cycles from the start of a block to its first read, beside the read itself
+_BLOCK_START_CLK = 600.0
+#: bytes an SM must have asked for to keep the memory busy
+_BYTES_IN_FLIGHT_PER_SM = 40_000
+
+
+@lru_cache(maxsize=4096)
+def choose_tiles(
+    problem: WindowProblem, hardware: GpuHardware, lanes: int, *, runs: bool = False
+) -> Choice[WindowParameters]:
+    """Threads per block and the box of outputs of a thread.
+
+    lanes: extent of the innermost dimension, where windows do not slide along it; `planes` counts it. Vectors
+    lie along it, and divide it. 0: windows slide along the innermost dimension, and neighbouring threads take
+    neighbouring outputs, with `runs` vectors of them that divide a row (`window_runs`) if elements are so
+    short that a warp's access to single ones brings less than a line.
+    """
+    widest = _VECTOR_BYTES // problem.element_bytes
+    short = _WARP * problem.element_bytes < _LINE_BYTES
+    inner = lanes or (problem.w if runs and short else 1)
+    even = (r for r in range(1, _MOST_RUN_ROWS + 1) if problem.h % r == 0)
+    run_rows = sorted({*_ROWS, *even})
+    space = [
+        WindowParameters(t, c, v, r)
+        for v in (8, 4, 2, 1)
+        if v == 1 or (v <= widest and inner % v == 0)
+        for r in (_ROWS if lanes or v == 1 else run_rows)
+        for c in (_COLUMNS if lanes else (1,))
+        for t in _THREADS
+        if r < 2 * problem.h and c < 2 * problem.w and (r == c == v == 1 or _fits(problem, lanes, r, c, v))
+    ]
+    estimates = [_seconds(problem, hardware, lanes, p) for p in space]
+    best = min(range(len(space)), key=estimates.__getitem__)
+    if not lanes and space[best].vec > 1:
+        limit = (1.0 + _LEAST_GAIN) * estimates[best]
+        near = [i for i, e in enumerate(estimates) if e <= limit and space[i].vec > 1]
+        best = min(near, key=lambda i: (max(_FEW_SUMS, _sums(space[i])), -space[i].vec, estimates[i]))
+    return Choice(space[best], global_bound(problem, hardware), estimates[best], len(space))
+
+
+def _sums(p: WindowParameters) -> int:
+    """Sums of a thread."""
+    return p.rows_per_thread * p.outputs_per_thread * p.vec
+
+
+@dataclass(frozen=True)
+class _Patch:
+    """What one thread reads of the first operand: loads, elements that come and that it needs, registers; and
+    lines of the cache that a warp looks up for all loads, and for one row of results."""
+
+    loads: int
+    elements: int
+    needed: int
+    words: int
+    lines: float
+    row_lines: float
+
+
+def _patch(problem: WindowProblem, lanes: int, rows: int, columns: int, vec: int) -> _Patch:
+    """The patch of a box of `rows` x `columns` vectors; of runs of `vec` outputs where `lanes` is 0."""
+    height = int(staged_rows(rows, problem.axis_h))
+    size = problem.element_bytes
+    if lanes or vec == 1:
+        loads = height * int(staged_rows(columns, problem.axis_w))
+        step = vec if lanes else columns * problem.stride_w
+        lines = _lines(step * size)
+        return _Patch(loads, loads * vec, loads * vec, loads * vec * size // 4, loads * lines, lines)
+    row = row_pieces(problem, vec)
+    lines = len(row) * _lines(vec * problem.stride_w * size)
+    words = sum(-(-p.lanes * size // 4) for p in row)
+    elements, needed = sum(p.lanes for p in row), sum(len(p.columns) for p in row)
+    return _Patch(
+        height * len(row),
+        height * elements,
+        height * needed,
+        height * words,
+        height * lines,
+        _lines(vec * size),
+    )
+
+
+def _lines(lane_bytes: int) -> float:
+    """Lines that a warp's access touches whose lanes lie this far apart."""
+    return max(1.0, _WARP * lane_bytes / _LINE_BYTES)
+
+
+def row_pieces(problem: WindowProblem, vec: int) -> tuple[Piece, ...]:
+    """The vectors that a thread reads of one row for `vec` outputs side by side."""
+    taps = range(0, problem.f_w * problem.dilation_w, problem.dilation_w)
+    columns = (o * problem.stride_w + t - problem.axis_w.pad for o in range(vec) for t in taps)
+    return pieces(columns, vec * problem.stride_w, problem.w_in, _VECTOR_BYTES // problem.element_bytes)
+
+
+def _fits(problem: WindowProblem, lanes: int, rows: int, columns: int, vec: int) -> bool:
+    sums = rows * columns * vec
+    runs = not lanes and vec > 1
+    if runs and sums * problem.f_w > RUN_UNROLL_BUDGET:
+        return False
+    whole = runs and sums * problem.taps <= RUN_UNROLL_BUDGET
+    words = _patch(problem, lanes, rows, columns, vec).words
+    if sums > _MOST_SUMS:
+        return whole and sums <= _MOST_RUN_SUMS and sums + words <= _MOST_PATCH
+    return words <= _MOST_PATCH
+
+
+def _seconds(problem: WindowProblem, hardware: GpuHardware, lanes: int, p: WindowParameters) -> float:
+    """Issue slots, lines looked up, memory and L2 traffic, latency of all rounds of threads: whichever takes
+    longest."""
+    rows, columns, vec = p.rows_per_thread, p.outputs_per_thread, p.vec
+    outputs = rows * columns
+    patch_rows = int(staged_rows(rows, problem.axis_h))
+    patch = _patch(problem, lanes, rows, columns, vec)
+    weights = problem.taps if problem.weight_bytes else 0
+    weight_lanes = vec if lanes else 1
+    narrow = problem.element_bytes < 4
+    converted = patch.needed + weights * weight_lanes + outputs * vec if narrow else 0
+    access = _ACCESS_INSTRUCTIONS if lanes or vec == 1 else _RUN_ACCESS_INSTRUCTIONS
+    instructions = (
+        _START_INSTRUCTIONS
+        + (patch.loads + weights + outputs) * access
+        + converted
+        + outputs * problem.taps * vec * (1 if problem.weight_bytes or not narrow else 2)
+    )
+    across = problem.w if lanes else problem.w // vec
+    threads = problem.planes // (vec if lanes else 1) * -(-problem.h // rows) * -(-across // columns)
+    warps = -(-threads // _WARP)
+    issue = hardware.schedulers_per_sm * hardware.estimate_issue_efficiency
+    issue_clk = -(-warps // hardware.sm_count) * instructions / issue
+    lines = patch.lines + weights * (patch.row_lines if lanes else 1) + outputs * patch.row_lines
+    lines_clk = -(-warps // hardware.sm_count) * lines
+    registers = _OTHER_REGISTERS + outputs * vec + patch.words
+    blocks = max(1, hardware.registers_per_sm // registers // p.threads)
+    resident = min(hardware.max_threads_per_sm, blocks * p.threads)
+    per_sm = -(-threads // hardware.sm_count)
+    chain_clk = hardware.estimate_fetch_clk + _BLOCK_START_CLK + instructions
+    rounds = -(-per_sm // resident)
+    flying = min(per_sm, resident) * (patch.elements + weights * weight_lanes) * problem.element_bytes
+    rate = hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency
+    moved_s = problem.compulsory_bytes / (rate * min(1.0, flying / _BYTES_IN_FLIGHT_PER_SM))
+    again = patch_rows * -(-problem.h // rows) / max(1, problem.h_in)
+    pixels = problem.planes * problem.h_in * problem.w_in
+    through_l2 = problem.element_bytes * (max(1.0, again) * pixels + problem.outputs)
+    l2_rate = hardware.estimate_l2_bytes_per_sm_per_clk * hardware.sm_count * hardware.clock_hz
+    busy_s = max(issue_clk, lines_clk, rounds * chain_clk) / hardware.clock_hz
+    terms = sorted((busy_s, moved_s, through_l2 / l2_rate))
+    return hardware.launch_floor_s + terms[-1] + 0.15 * terms[-2]

@@ -1,0 +1,1 @@
+"""Writing of thread-level programs: addresses, tiles, staging in shared memory."""

@@ -1,0 +1,105 @@
+"""Addresses that come out of data: offsets of gathers and scatters as values of the thread level."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from tilewright.ir import BinOp, Expr, Op, Sym, Value
+from tilewright.ir.expr import substitute, symbols
+from tilewright.ir.simplify import interval
+from tilewright.ir.tensor.ops import reads
+from tilewright.passes.kernels.writing.writer import Mask, Points
+
+_SCALAR = {"+": "add", "-": "sub", "*": "mul", "//": "div", "%": "mod", "min": "min", "max": "max"}
+#: element counts up to which offsets are 32-bit
+_NARROW = 1 << 31
+
+
+class Address:
+    """The address of one point of a gather or scatter.
+
+    coordinates: one value per dimension of the target, brought into bounds; inside: a bool value that is
+    false where a coordinate was out of bounds before, None where that cannot happen.
+    """
+
+    def __init__(self, points: Points, op: Op, env: Mapping[str, Expr], first: int, mask: Mask = ()) -> None:
+        """The address at iteration point `env`; the index operands of `op` start at position `first`."""
+        self.w = points.w
+        self.target = op.operands[0].tensor
+        self.shape = self.target.shape
+        indices = op.operands[first:]
+        where = reads(op)[len(reads(op)) - len(indices) :]
+        wide = max(self.target.span, prod(self.shape)) >= _NARROW or any(
+            v.tensor.dtype in ("i64", "u64", "u32") for v in indices
+        )
+        self.dtype = "i64" if wide else "i32"
+        self.runtime: dict[str, Value] = {}
+        for k, (v, read) in enumerate(zip(indices, where, strict=True)):
+            place = tuple(self.w.simple(substitute(e, env)) for e in read)
+            self.runtime[f"index.{k}"] = self.w.b.cast(points.value(v, place, mask), self.dtype)
+        # the i0, i1, ... of the op may be names of loops around it: both are replaced at once
+        values = {f"i{k}": Sym(name) for k, name in enumerate(self.runtime)}
+        bound = {**env, **values}
+        self.inside: Value | None = None
+        wrap = op.get("mode") == "wrap"
+        at: Sequence[Expr] = op["at"]  # type: ignore[assignment]
+        self.coordinates = [
+            self._bounded(substitute(e, bound), extent, wrap)
+            for e, extent in zip(at, self.shape, strict=True)
+        ]
+
+    def offset(self, dimensions: Sequence[int] | None = None) -> Value:
+        """The element offset over the given dimensions of the target (all of them by default)."""
+        total: Value | None = None
+        b = self.w.b
+        if not self.target.dense:
+            return self._placed_offset()
+        for d in range(len(self.shape)) if dimensions is None else dimensions:
+            if total is not None:
+                total = b.value("scalar.mul", total, b.const(self.shape[d], self.dtype))
+                total = b.value("scalar.add", total, self.coordinates[d])
+            else:
+                total = self.coordinates[d]
+        return total if total is not None else b.const(0, self.dtype)
+
+    def _placed_offset(self) -> Value:
+        """The element offset in a target that is a box inside a larger array."""
+        b = self.w.b
+        total = b.const(self.target.start, self.dtype)
+        for coordinate, step in zip(self.coordinates, self.target.strides, strict=True):
+            total = b.value("scalar.add", total, b.value("scalar.mul", coordinate, b.const(step, self.dtype)))
+        return total
+
+    def _bounded(self, e: Expr, extent: int, wrap: bool) -> Value:
+        b = self.w.b
+        value = self._value(e)
+        if not self.runtime.keys() & set(symbols(e)):
+            low, high = interval(self.w.simple(e), self.w.ranges)
+            if low >= 0 and high < extent:
+                return value
+        zero, last = b.const(0, self.dtype), b.const(max(0, extent - 1), self.dtype)
+        if wrap:
+            return b.value("scalar.mod", value, b.const(max(1, extent), self.dtype))
+        fits = b.value("scalar.and", b.value("scalar.ge", value, zero), b.value("scalar.le", value, last))
+        self.inside = fits if self.inside is None else b.value("scalar.and", self.inside, fits)
+        return b.value("scalar.min", b.value("scalar.max", value, zero), last)
+
+    def _value(self, e: Expr) -> Value:
+        if not self.runtime.keys() & set(symbols(e)):
+            return self.w.b.index(self.w.simple(e), self.dtype)
+        if isinstance(e, Sym):
+            return self.runtime[e.name]
+        assert isinstance(e, BinOp)
+        return self.w.b.value(f"scalar.{_SCALAR[e.op]}", self._value(e.lhs), self._value(e.rhs))
+
+
+def gathered(points: Points, op: Op, env: Mapping[str, Expr], mask: Mask = ()) -> Value:
+    """The element a tensor.gather reads at iteration point `env`; its data must be a buffer."""
+    w = points.w
+    address = Address(points, op, env, 1, mask)
+    value = w.b.value("thread.gather", w.inputs[op.operands[0]], address.offset(), mask=mask)
+    if op["mode"] == "fill" and address.inside is not None:
+        fill = w.b.const(op["fill_value"], value.type.dtype)  # type: ignore[arg-type]
+        return w.b.value("scalar.select", address.inside, value, fill)
+    return value

@@ -1,0 +1,233 @@
+"""Writes one thread-level kernel: scopes, symbol ranges, masks, and values of tensor ops at points."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from tilewright.ir import (
+    Attr,
+    Block,
+    Builder,
+    Expr,
+    Func,
+    InputError,
+    Level,
+    Op,
+    Sym,
+    TensorType,
+    UnsupportedError,
+    Value,
+)
+from tilewright.ir.expr import binary, substitute
+from tilewright.ir.simplify import interval, simplify
+from tilewright.ir.tensor.ops import dims, fills, reads
+
+Index = tuple[Expr, ...]
+#: conjunction of [expr, low, high]
+Mask = tuple[tuple[Expr, Expr, Expr], ...]
+
+
+class Writer:
+    """State of one kernel under construction. Buffers stand for the kernel's parameters and results."""
+
+    def __init__(self, kernel: Func, threads: int, grid: tuple[int, int, int]) -> None:
+        self.kernel = kernel
+        self.threads, self.grid = threads, grid
+        self.b = Builder()
+        self.ranges: dict[str, tuple[int, int]] = {"tid": (0, threads - 1)}
+        for axis, extent in zip("xyz", grid, strict=True):
+            self.ranges[f"bid.{axis}"] = (0, extent - 1)
+        self.inputs = {p: Value(p.tensor, p.hint) for p in kernel.params}
+        self.outputs: dict[Value, Value] = {}
+        for v in kernel.body.ops[-1].operands:
+            self.outputs[v] = Value(v.tensor, v.hint or "out")
+        self.producers = {r: op for op in kernel.body.ops for r in op.results}
+        self._counter: dict[str, int] = {}
+
+    def finish(self) -> Func:
+        """The thread-level function: inputs, then outputs, as global buffers."""
+        self.b.do("thread.return")
+        params = (*self.inputs.values(), *self.outputs.values())
+        attrs = (("grid", self.grid), ("block", self.threads))
+        return Func(Level.THREAD, self.kernel.name, Block(params, tuple(self.b.ops)), (), attrs)
+
+    # -- scopes ----------------------------------------------------------------------------------------------
+    @contextmanager
+    def loop(self, name: str, extent: int, *, unroll: int = 0) -> Iterator[Expr]:
+        """A loop; yields its variable (0 for a single iteration, which needs no loop)."""
+        if extent == 1:
+            yield 0
+            return
+        number = self._counter.get(name, 0)
+        self._counter[name] = number + 1
+        var = f"{name}{number}" if number else name
+        if var in self.ranges:
+            var = f"{name}_{number}"
+        outer = self.b
+        self.ranges[var] = (0, extent - 1)
+        with outer.loop(var, extent, unroll=unroll) as inner:
+            self.b = inner
+            yield Sym(var)
+        self.b = outer
+        del self.ranges[var]
+
+    @contextmanager
+    def loops(self, name: str, extents: Sequence[int], *, unroll: int = 0) -> Iterator[Index]:
+        """Nested loops over `extents`; yields one index per extent."""
+        if not extents:
+            yield ()
+            return
+        with (
+            self.loop(name, extents[0], unroll=unroll) as first,
+            self.loops(name, extents[1:], unroll=unroll) as rest,
+        ):
+            yield (first, *rest)
+
+    @contextmanager
+    def when(self, mask: Mask) -> Iterator[None]:
+        """Ops that run where the mask holds."""
+        outer = self.b
+        with outer.when(mask) as inner:
+            self.b = inner
+            yield
+        self.b = outer
+
+    # -- indices and masks -----------------------------------------------------------------------------------
+    def simple(self, e: Expr) -> Expr:
+        """`e` simplified under the ranges in scope."""
+        return simplify(e, self.ranges)
+
+    def bounds(self, at: Sequence[Expr], shape: Sequence[int]) -> Mask:
+        """The conditions under which `at` lies inside `shape`, without those known to hold."""
+        out = []
+        for e, extent in zip(at, shape, strict=True):
+            lo, hi = interval(self.simple(e), self.ranges)
+            if lo < 0 or hi >= extent:
+                out.append((self.simple(e), 0, extent))
+        return tuple(out)
+
+    def below(self, e: Expr, extent: int) -> Mask:
+        """The condition e < extent, where it is not known to hold."""
+        return self.bounds((e,), (extent,))
+
+    def unravel(self, linear: Expr, extents: Sequence[int]) -> Index:
+        """The row-major index of element `linear` of a box; any index where the box is empty."""
+        out: list[Expr] = []
+        step = 1
+        for i in range(len(extents) - 1, -1, -1):
+            e, extent = binary("//", linear, step), max(1, extents[i])
+            out.append(self.simple(binary("%", e, extent) if i else e))
+            step *= extent
+        return tuple(reversed(out))
+
+    # -- memory ----------------------------------------------------------------------------------------------
+    def alloc(
+        self,
+        shape: Sequence[int],
+        dtype: str,
+        space: str,
+        hint: str,
+        *,
+        swizzled: bool = False,
+        align: int = 0,
+    ) -> Value:
+        """A shared or register buffer; align: bytes, where more than usual."""
+        attrs: dict[str, Attr] = {"swizzled": True} if swizzled else {}
+        if align:
+            attrs["align"] = align
+        (v,) = self.b.emit(
+            "thread.alloc", (), attrs, types=[TensorType(dtype, tuple(shape), space)], hint=hint
+        )
+        return v
+
+    def load(
+        self, buffer: Value, at: Sequence[Expr], mask: Mask = (), other: float | int | bool = 0.0
+    ) -> Value:
+        """One element; `other` where the mask fails."""
+        index = tuple(self.simple(e) for e in at)
+        return self.b.value("thread.load", buffer, at=index, mask=mask, other=other)
+
+    def store(self, value: Value, buffer: Value, at: Sequence[Expr], mask: Mask = ()) -> None:
+        """Write one element where the mask holds."""
+        self.b.do("thread.store", value, buffer, at=tuple(self.simple(e) for e in at), mask=mask)
+
+    def condition(self, mask: Mask) -> Value:
+        """The mask as a bool value."""
+        out: Value | None = None
+        for e, low, high in mask:
+            v = self.b.index(e)
+            for name, edge in (("scalar.ge", low), ("scalar.lt", high)):
+                test = self.b.value(name, v, self.b.index(edge))
+                out = test if out is None else self.b.value("scalar.and", out, test)
+        if out is None:
+            raise InputError("expected a mask with at least one condition")
+        return out
+
+    def inline(self, op: Op, operands: Sequence[Value], env: Mapping[str, Expr]) -> tuple[Value, ...]:
+        """Copy a structured op's body here, with values for its parameters, indices for its dimensions."""
+        assert op.body is not None
+        values = dict(zip(op.body.params, operands, strict=True))
+        with self.b.at(op.loc):
+            for o in op.body.ops[:-1]:
+                if o.name == "scalar.index":
+                    values[o.result] = self.b.index(self.simple(substitute(o["at"], env)), str(o["dtype"]))  # type: ignore[arg-type]
+                    continue
+                copies = self.b.emit(
+                    o.name, [values[v] for v in o.operands], dict(o.attrs), types=[r.type for r in o.results]
+                )
+                values.update(zip(o.results, copies, strict=True))
+        return tuple(values[v] for v in op.body.ops[-1].operands)
+
+
+class Points:
+    """Values of the kernel's tensors at single indices, each computed at most once in the current scope."""
+
+    def __init__(self, w: Writer, known: Mapping[Value, Value] | None = None) -> None:
+        self.w = w
+        self.known = dict(known or {})  # tensors whose value at the current point is already in a register
+        self.cache: dict[tuple[Value, Index, Mask], Value] = {}
+
+    def value(self, v: Value, at: Sequence[Expr], mask: Mask = ()) -> Value:
+        """The element of `v` at `at`. Loads happen only where `mask` holds (zero elsewhere)."""
+        if v in self.known:
+            return self.known[v]
+        index = tuple(self.w.simple(e) for e in at)
+        key = (v, index, mask)
+        if key not in self.cache:
+            self.cache[key] = self._compute(v, index, mask)
+        return self.cache[key]
+
+    def _compute(self, v: Value, at: Index, mask: Mask) -> Value:
+        if v in self.w.inputs:
+            return self.w.load(self.w.inputs[v], at, mask)
+        op = self.w.producers[v]
+        if op.name == "tensor.gather":
+            from tilewright.passes.kernels.writing.addresses import gathered
+
+            return gathered(self, op, dict(zip(dims(op, "par"), at, strict=True)), mask)
+        if op.name != "tensor.map":
+            raise UnsupportedError(f"{op.name} cannot be computed point by point", where=op.loc)
+        env = dict(zip(dims(op, "par"), at, strict=True))
+        results = self.w.inline(op, self.operands(op, env, mask), env)
+        for r, x in zip(op.results, results, strict=True):
+            self.cache[(r, at, mask)] = x
+        return self.cache[(v, at, mask)]
+
+    def operands(self, op: Op, env: Mapping[str, Expr], mask: Mask = ()) -> list[Value]:
+        """The values one iteration point of a structured op reads, fill values included."""
+        return [
+            self.filled(v, tuple(self.w.simple(substitute(e, env)) for e in at), fill, mask)
+            for v, at, fill in zip(op.operands, reads(op), fills(op), strict=True)
+        ]
+
+    def filled(self, v: Value, at: Index, fill: float | int | bool | None, mask: Mask = ()) -> Value:
+        """The element of `v` at `at`, or `fill` outside its bounds."""
+        edge = self.w.bounds(at, v.tensor.shape) if fill is not None else ()
+        if not edge:
+            return self.value(v, at, mask)
+        if v in self.w.inputs and not mask:
+            return self.w.load(self.w.inputs[v], at, edge, fill if fill is not None else 0.0)
+        inside = self.value(v, at, (*mask, *edge))
+        outside = self.w.b.const(fill if fill is not None else 0.0, v.tensor.dtype)
+        return self.w.b.value("scalar.select", self.w.condition(edge), inside, outside)

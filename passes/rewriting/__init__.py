@@ -1,0 +1,1 @@
+"""Rewriting of functions: patterns, dead ops, fresh names and constants."""

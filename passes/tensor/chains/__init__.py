@@ -1,0 +1,1 @@
+"""Candidates for kernels that compute several contractions or reductions one after another."""

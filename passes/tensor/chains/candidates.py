@@ -1,0 +1,135 @@
+"""Which kernels might become one chain: a kernel and producers whose results nothing else reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.ir import Func, Module, Op, Value
+from tilewright.passes.kernels.chain.parameters import ChosenChain
+from tilewright.passes.tensor.chains.attention_masks import with_computed_masks
+from tilewright.passes.tensor.chains.merge import callee_of, merged, reshapes_filled
+
+#: kernels of one chain at most
+MAX_KERNELS = 7
+#: a chain estimated at this many times its kernels is not grown further
+HOPELESS = 1.4
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Calls of @main that could be one kernel, in program order; values it is called with and returns."""
+
+    calls: tuple[Op, ...]
+    chosen: ChosenChain
+    arguments: tuple[Value, ...]
+    returned: tuple[Value, ...]
+    separate_s: float
+
+    @property
+    def gain_s(self) -> float:
+        """Estimated seconds saved."""
+        return self.separate_s - self.chosen.estimate_s
+
+
+class Candidates:
+    """Finds candidates in a module of outlined kernels.
+
+    choose: the parameters of a merged kernel, None where it is no legal chain; seconds: of a kernel alone.
+    wanted: whether a chain of kernels with these ops, by name and number, can be of use. unfinished: whether
+    a merged kernel that is no legal chain, or a slow one, is grown nevertheless.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        choose: Callable[[Func], ChosenChain | None],
+        seconds: Callable[[Func], float],
+        wanted: Callable[[Counter[str]], bool] = bool,
+        unfinished: Callable[[Func], bool] = lambda kernel: False,
+    ) -> None:
+        self.choose, self.seconds, self.wanted, self.unfinished = choose, seconds, wanted, unfinished
+        # what other passes already decided about a kernel or a call would be lost
+        self.kernels = {f.name: f for f in module.funcs if f.name != "main" and not f.attrs}
+        self.ops = module.main.body.ops
+        self.constants = module.constants
+        self.names = {op.result: str(op["name"]) for op in self.ops if op.name == "tensor.constant"}
+        self.position = {id(op): i for i, op in enumerate(self.ops)}
+        self.producer = {r: op for op in self.ops if op.name == "tensor.call" for r in op.results}
+        self.readers: dict[Value, list[Op]] = {}
+        for op in self.ops:
+            for v in op.operands:
+                self.readers.setdefault(v, []).append(op)
+
+    def all(self) -> Iterator[Candidate]:
+        """Every legal candidate, by the call that ends it."""
+        for op in self.ops:
+            if op.name == "tensor.call" and self._free(op) and self.wanted(self._ops_above(op)):
+                yield from self._ending_in(op)
+
+    def _free(self, call: Op) -> bool:
+        """Whether the call may become part of a chain."""
+        return callee_of(call) in self.kernels and [name for name, _ in call.attrs] == ["callee"]
+
+    def _ops_above(self, last: Op) -> Counter[str]:
+        """Names of the ops in all kernels that a chain which ends in this call could have."""
+        calls, fresh = {id(last): last}, [last]
+        while fresh:
+            found = [self.producer.get(v) for v in fresh.pop().operands]
+            more = [p for p in found if p is not None and id(p) not in calls and self._free(p)]
+            calls.update((id(p), p) for p in more)
+            fresh += more
+        return Counter(op.name for c in calls.values() for op in self.kernels[callee_of(c)].body.ops)
+
+    def _ending_in(self, last: Op) -> Iterator[Candidate]:
+        """Grow by the latest producer that only these calls read, as long as the result is a legal chain."""
+        calls, refused = [last], set[int]()
+        while len(calls) < MAX_KERNELS:
+            producer = self._latest(calls, refused)
+            if producer is None:
+                return
+            grown = sorted([*calls, producer], key=lambda op: self.position[id(op)])
+            found, unfinished = self._candidate(grown)
+            if found is None and len(calls) > 1 and not unfinished:
+                refused.add(id(producer))
+                continue
+            calls = grown
+            if found is not None:
+                yield found
+                if found.chosen.estimate_s > HOPELESS * found.separate_s and not unfinished:
+                    return
+
+    def _latest(self, calls: Sequence[Op], refused: set[int]) -> Op | None:
+        inside = set(map(id, calls))
+        found = [
+            p
+            for op in calls
+            for v in op.operands
+            if (p := self.producer.get(v)) is not None
+            and id(p) not in inside | refused
+            and self._free(p)
+            and all(id(x) in inside for r in p.results for x in self.readers[r])
+        ]
+        return max(found, key=lambda op: self.position[id(op)], default=None)
+
+    def _array(self, v: Value) -> np.ndarray | None:
+        """The data of a constant that the module holds."""
+        name = self.names.get(v, "")
+        return np.asarray(self.constants[name]) if name in self.constants else None
+
+    def _candidate(self, calls: Sequence[Op]) -> tuple[Candidate | None, bool]:
+        """The calls as one kernel, where that is legal; whether it may be a part of one that is."""
+        if reshapes_filled(calls, self.kernels):
+            return None, False
+        outputs = set(calls[-1].results)
+        name = f"{callee_of(calls[-1])}_chain"
+        kernel, arguments, returned = merged(calls, self.kernels, outputs, name)
+        kernel, arguments = with_computed_masks(kernel, arguments, self._array)
+        chosen, unfinished = self.choose(kernel), self.unfinished(kernel)
+        if chosen is None:
+            return None, unfinished
+        separate = sum(self.seconds(self.kernels[callee_of(c)]) for c in calls)
+        return Candidate(tuple(calls), chosen, tuple(arguments), tuple(returned), separate), unfinished

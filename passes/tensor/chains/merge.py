@@ -1,0 +1,124 @@
+"""Merges kernels that call one another's results into one function over the values around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import replace
+
+from tilewright.ir import Block, Expr, Func, Level, Op, Ref, TensorType, Type, Value
+from tilewright.ir.expr import binary
+from tilewright.ir.simplify import simplify
+from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
+from tilewright.passes.analysis.index_sets import row_major_offset
+from tilewright.passes.tensor.fusion.outline_kernel import rename_dims
+
+
+def callee_of(call: Op) -> str:
+    """Name of the function a tensor.call runs."""
+    ref = call["callee"]
+    assert isinstance(ref, Ref)
+    return ref.name
+
+
+def merged(
+    calls: Sequence[Op], kernels: dict[str, Func], outputs: Set[Value], name: str
+) -> tuple[Func, list[Value], list[Value]]:
+    """One function that does what the calls do, in their order.
+
+    Gives the function, the values of @main it is called with, and those of `outputs` it returns. A value that
+    one kernel writes and another reads in a different shape is read at the same place of the dense buffer.
+    """
+    m = _Merger()
+    for call in calls:
+        m.inline(call, kernels[callee_of(call)])
+    returned = [v for call in calls for v in call.results if v in outputs]
+    last = Op("tensor.return", tuple(m.inside[v] for v in returned))
+    body = Block(tuple(m.params.values()), (*m.ops, last))
+    types = tuple(m.inside[v].type for v in returned)
+    return Func(Level.TENSOR, name, body, types), [v for v, _ in m.params], returned
+
+
+class _Merger:
+    def __init__(self) -> None:
+        self.params: dict[tuple[Value, Type], Value] = {}
+        self.inside: dict[Value, Value] = {}
+        self.ops: list[Op] = []
+        self.reduced: set[str] = set()
+
+    def inline(self, call: Op, kernel: Func) -> None:
+        """Append a copy of the kernel's ops with the call's values."""
+        env: dict[Value, Value] = {}
+        for v, p in zip(call.operands, kernel.params, strict=True):
+            key = (v, p.type)
+            if v in self.inside:
+                env[p] = self.inside[v]
+                continue
+            if key not in self.params:
+                self.params[key] = Value(p.type, p.hint or v.hint)
+            env[p] = self.params[key]
+        for op in kernel.body.ops[:-1]:
+            results = tuple(Value(r.type, r.hint) for r in op.results)
+            self.ops.append(replace(self._renamed(_reading(op, env)), results=results))
+            env.update(zip(op.results, results, strict=True))
+        self.inside.update(
+            {v: env[r] for v, r in zip(call.results, kernel.body.ops[-1].operands, strict=True)}
+        )
+
+    def _renamed(self, op: Op) -> Op:
+        """The op with reduced dimensions whose names no other op of the function reduces over.
+
+        Passes that drop or merge dimensions of a kernel know them by name.
+        """
+        names: dict[str, str] = {}
+        for d in dims(op, "red"):
+            new, number = d, 0
+            while new in self.reduced or (new != d and new in domain(op)):
+                number += 1
+                new = f"{d}{number}"
+            self.reduced.add(new)
+            names[d] = new
+        return op if all(a == b for a, b in names.items()) else rename_dims(op, names)
+
+
+def _reading(op: Op, env: dict[Value, Value]) -> Op:
+    """The op with its operands replaced, and read where they lie in the shape they have now."""
+    operands = tuple(env[v] for v in op.operands)
+    places = list(reads(op))
+    first = len(operands) - len(places)
+    for i, (old, new) in enumerate(zip(op.operands, operands, strict=True)):
+        if i >= first and old.tensor.shape != new.tensor.shape:
+            places[i - first] = _moved(op, places[i - first], old.tensor, new.tensor)
+    return op.with_operands(operands).with_attrs(reads=tuple(places))
+
+
+def _moved(op: Op, at: Sequence[Expr], seen: TensorType, stored: TensorType) -> tuple[Expr, ...]:
+    """The index in `stored` of the element at `at` in `seen`, another shape of the same dense buffer."""
+    ranges = ranges_of(op)
+    offset = row_major_offset(at, seen.shape)
+    out: list[Expr] = []
+    step = stored.size
+    for i, n in enumerate(stored.shape):
+        step //= max(1, n)
+        e = binary("//", offset, step)
+        out.append(simplify(binary("%", e, n) if i else e, ranges))
+    return tuple(out)
+
+
+def reshapes_filled(calls: Sequence[Op], kernels: dict[str, Func]) -> bool:
+    """Whether a kernel reads, with a value for outside, a result that it sees in another shape."""
+    made = {v for c in calls for v in c.results}
+    for call in calls:
+        kernel = kernels[callee_of(call)]
+        for v, p in zip(call.operands, kernel.params, strict=True):
+            if v in made and v.tensor.shape != p.tensor.shape and _reads_filled(kernel, p):
+                return True
+    return False
+
+
+def _reads_filled(kernel: Func, p: Value) -> bool:
+    return any(
+        v is p and fill is not None
+        for op in kernel.body.ops[:-1]
+        if op.name != "tensor.gather"
+        for v, fill in zip(op.operands, fills(op), strict=False)
+    )

@@ -1,0 +1,1 @@
+"""Partitioning of a tensor-level program into kernels."""

@@ -1,0 +1,94 @@
+"""Partitions of a tensor function into kernels, by the name of what chooses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import inf
+
+from tilewright.costmodel import load_hardware
+from tilewright.ir import Func, InputError
+from tilewright.passes import PassContext
+from tilewright.passes.tensor.fusion.kernel_groups import Group, Partition, in_order, partition
+from tilewright.passes.tensor.fusion.partition_algorithm1 import algorithm1
+from tilewright.passes.tensor.fusion.partition_candidates import candidates, found_groups
+from tilewright.passes.tensor.fusion.partition_cost import KernelCosts, anchor_of
+from tilewright.passes.tensor.fusion.partition_exact import Cover, cheapest_partition
+from tilewright.passes.tensor.fusion.partition_graph import OpGraph, members
+
+#: names of what can choose
+PARTITIONERS = ("rules", "exact", "algorithm1", "none")
+
+
+@dataclass(frozen=True)
+class Priced:
+    """The sets of ops of a graph that can be one kernel, with their seconds.
+
+    complete: whether these are all such sets. by_rules: the sets of the partition by rules.
+    """
+
+    graph: OpGraph
+    seconds: Mapping[int, float]
+    complete: bool
+    by_rules: tuple[int, ...]
+
+
+def partition_by(func: Func, name: str, ctx: PassContext) -> Partition:
+    """The partition that the partitioner of this name chooses; raises InputError for an unknown one."""
+    if name not in PARTITIONERS:
+        raise InputError(f"expected a partitioner among {', '.join(PARTITIONERS)}, got '{name}'")
+    if name in ("rules", "none"):
+        return partition(func, fuse=name == "rules")
+    priced = price(func, ctx)
+    return as_partition(priced.graph, choose(priced, name).sets)
+
+
+def price(func: Func, ctx: PassContext) -> Priced:
+    """All sets of ops of a flat tensor function that can be one kernel, and their cost on `ctx`'s device."""
+    graph = OpGraph(func)
+    hardware = ctx.hardware or load_hardware(ctx.target)
+    costs = KernelCosts(graph, hardware, ctx)
+    found = candidates(graph)
+    by_rules = sets_of(graph, partition(func))
+    seconds = {s: costs.seconds(s) for s in dict.fromkeys((*found.sets, *by_rules))}
+    for group in found_groups(graph, hardware):
+        seconds[group.ops] = min(group.seconds, seconds.get(group.ops, inf))
+    kept = {s: t for s, t in seconds.items() if t < inf}
+    return Priced(graph, kept, found.complete, by_rules)
+
+
+def choose(priced: Priced, name: str) -> Cover:
+    """The partition by name among priced sets: `rules`, `exact`, `algorithm1` or `none`.
+
+    `exact` is the cheapest one, and says so in `Cover.exact`; where there are too many sets or states to
+    know, it is no worse than `rules` and `algorithm1`.
+    """
+    graph, seconds = priced.graph, priced.seconds
+    singles = tuple(1 << i for i in range(len(graph.ops)))
+    if name in ("rules", "none"):
+        sets = priced.by_rules if name == "rules" else singles
+        return Cover(sets, sum(seconds[s] for s in sets), False)
+    if name == "algorithm1":
+        return algorithm1(graph, seconds)
+    best = cheapest_partition(graph, seconds)
+    if best.exact and priced.complete:
+        return best
+    others = [Cover(c.sets, c.seconds, False) for c in (choose(priced, "rules"), algorithm1(graph, seconds))]
+    return min((Cover(best.sets, best.seconds, False), *others), key=lambda c: c.seconds)
+
+
+def sets_of(graph: OpGraph, part: Partition) -> tuple[int, ...]:
+    """The groups of a partition as sets of ops."""
+    number = {op: i for i, op in enumerate(graph.ops)}
+    return tuple(sum(1 << number[op] for op in g.ops) for g in part.groups)
+
+
+def as_partition(graph: OpGraph, sets: Iterable[int]) -> Partition:
+    """Sets of ops as groups in a valid execution order."""
+    part = Partition([], graph.views)
+    for s in sorted(sets, key=lambda s: s & -s):
+        g = Group(len(part.groups), graph.ops[anchor_of(graph, s)], [graph.ops[i] for i in members(s)])
+        part.groups.append(g)
+        part.source.update((r, g) for op in g.ops for r in op.results)
+    part.groups = in_order(part.groups, lambda v: part.source.get(part.resolve(v)))
+    return part

@@ -1,0 +1,131 @@
+"""Which values of a flat tensor program have a channels-last order, and the program in new orders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tilewright.ir import Expr, Func, Op, Pairs, Sym, TensorType, Value
+from tilewright.ir.expr import binary, symbols
+from tilewright.ir.simplify import simplify
+from tilewright.ir.tensor.ops import STRUCTURED, dims, ranges_of, reads
+from tilewright.passes.analysis.index_sets import is_view, row_major_offset
+
+#: position in the new order -> position in the old one
+Order = tuple[int, ...]
+
+
+def channels_last_orders(func: Func) -> dict[Value, Order]:
+    """The channels-last order of every value that may change its order and has another one now.
+
+    Channels are the dimensions that a contraction gives its result beyond those of its first operand, and
+    whatever later ops index with them. Parameters, constants, returned values and whatever an op without
+    iteration domain touches keep their order; so do values whose new order would be the same in memory.
+    """
+    fixed = {*func.params, *func.body.ops[-1].operands}
+    for op in func.body.ops:
+        if op.name not in STRUCTURED:
+            fixed |= {*op.operands, *op.results}
+    channels: dict[Value, frozenset[int]] = {}
+    orders: dict[Value, Order] = {}
+    for op in func.body.ops:
+        if op.name not in STRUCTURED:
+            continue
+        found = _channels(op, channels)
+        channels.update(dict.fromkeys(op.results, found))
+        shape = op.results[0].tensor.shape
+        order = tuple(sorted(range(len(shape)), key=lambda axis: axis in found))
+        if not fixed & set(op.results) and _moves(order, shape):
+            orders.update(dict.fromkeys(op.results, order))
+    return orders
+
+
+def _channels(op: Op, known: Mapping[Value, frozenset[int]]) -> frozenset[int]:
+    """Axes of an op's results that are channels."""
+    if op.name == "tensor.contract":
+        a, b = ({d for e in at for d in symbols(e)} for at in reads(op)[:2])
+        own = [d for d in dims(op, "par") if d in b]
+        named = [d for d in own if d not in a] or own
+    else:
+        named = [
+            d
+            for v, at in zip(op.operands, reads(op), strict=True)
+            for axis in known.get(v, ())
+            for d in symbols(at[axis])
+        ]
+    return frozenset(i for i, d in enumerate(dims(op, "par")) if d in named)
+
+
+def _moves(order: Order, shape: Sequence[int]) -> bool:
+    """Whether elements lie elsewhere in the new order; dimensions of one index may stand anywhere."""
+    wide = [axis for axis in order if shape[axis] > 1]
+    return wide != sorted(wide)
+
+
+def reordered(items: Sequence[Expr], order: Order | None) -> tuple[Expr, ...]:
+    """Per-axis items of a value in its new order (None: in its old one)."""
+    return tuple(items) if order is None else tuple(items[axis] for axis in order)
+
+
+def stays_view(op: Op, source: Order | None, target: Order | None) -> bool:
+    """Whether a copy from a value in the order `source` to one in the order `target` moves no element."""
+    shape = reordered(op.operands[0].tensor.shape, source)
+    par = dims(op, "par")
+    names = reordered([Sym(d) for d in par], target)
+    extents = reordered(tuple(par.values()), target)
+    read = row_major_offset(reordered(reads(op)[0], source), [int(str(n)) for n in shape])
+    written = row_major_offset(names, [int(str(n)) for n in extents])
+    return simplify(binary("-", read, written), ranges_of(op)) == 0
+
+
+def rewritten(func: Func, orders: Mapping[Value, Order]) -> Func:
+    """The program with these values in their new orders: domains of producers, reads of consumers."""
+    fresh = {
+        v: Value(replace(v.tensor, shape=tuple(v.tensor.shape[axis] for axis in order)), v.hint)
+        for v, order in orders.items()
+    }
+    return func.with_body(func.body.with_ops(tuple(_rewrite(op, orders, fresh) for op in func.body.ops)))
+
+
+def _rewrite(op: Op, orders: Mapping[Value, Order], fresh: Mapping[Value, Value]) -> Op:
+    if op.name not in STRUCTURED or not any(v in orders for v in (*op.operands, *op.results)):
+        return op
+    par = tuple(dims(op, "par").items())
+    order = orders.get(op.results[0])
+    if order is not None:
+        par = tuple(par[axis] for axis in order)
+    places = tuple(reordered(at, orders.get(v)) for v, at in zip(op.operands, reads(op), strict=True))
+    op = op.with_attrs(par=Pairs(par), reads=places)
+    return replace(
+        op,
+        operands=tuple(fresh.get(v, v) for v in op.operands),
+        results=tuple(fresh.get(r, r) for r in op.results),
+    )
+
+
+def conversions(func: Func, orders: Mapping[Value, Order]) -> tuple[Op, ...]:
+    """Ops that have to move elements only because of the new orders, in program order.
+
+    They are views that would no longer be ones, and maps that read a value where they are themselves, now in
+    another order than their result's.
+    """
+    return tuple(op for op in func.body.ops if op.name == "tensor.map" and _converts(op, orders))
+
+
+def _converts(op: Op, orders: Mapping[Value, Order]) -> bool:
+    target = orders.get(op.results[0])
+    if is_view(op):
+        return not stays_view(op, orders.get(op.operands[0]), target)
+    par = tuple(map(Sym, dims(op, "par")))
+    shape = op.results[0].tensor.shape
+    return any(
+        at == par and v.tensor.shape == shape and orders.get(v) != target and _differ(orders, v, target)
+        for v, at in zip(op.operands, reads(op), strict=True)
+        if isinstance(v.type, TensorType)
+    )
+
+
+def _differ(orders: Mapping[Value, Order], v: Value, target: Order | None) -> bool:
+    rank, shape = v.tensor.rank, v.tensor.shape
+    mine, other = (o if o is not None else tuple(range(rank)) for o in (orders.get(v), target))
+    return [a for a in mine if shape[a] > 1] != [a for a in other if shape[a] > 1]

@@ -1,0 +1,171 @@
+"""What the orders of values cost each op that reads or makes them, in seconds, for the choice of layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.costmodel import CpuHardware, Hardware
+from tilewright.ir import Expr, Func, Op, Value
+from tilewright.ir.expr import symbols
+from tilewright.ir.tensor.ops import STRUCTURED, dims, domain, reads
+from tilewright.ir.types import itemsize
+from tilewright.passes.analysis.index_sets import identity_read, is_view
+from tilewright.passes.tensor.layouts.axes import Order, reordered, stays_view
+from tilewright.passes.tensor.layouts.cut import Energy
+
+#: share of the peak that a contraction on the SIMT lanes reaches
+SIMT_SHARE = 0.5
+#: a contraction on tensor cores against one on the SIMT lanes, in products per second
+MATRIX_RATE = 6.0
+#: a SIMT contraction whose neighbouring threads read places that are apart takes so much longer
+APART = 0.5
+#: times the bytes of an array that are moved where neighbouring threads touch places that are apart
+SECTORS = 4.0
+#: bytes that a tensor-core kernel copies at once along the reduced dimension
+COPY_BYTES = 16
+#: a window kernel against one with vectors along channels: what it takes longer, as a share of its traffic
+ROWS_OF_WINDOWS = 0.3
+#: on a CPU a window kernel against one with vectors along channels, and a result or an array that is not
+#: read or written along its vectors, as a share of traffic. MobileNet's depthwise 3x3 windows on Zen 4 took
+#: 2,670 us with rows innermost and 210 us with channels, for 3.2 MB of values
+CPU_ROWS_OF_WINDOWS = 10.0
+CPU_ROWS_OF_RESULTS = 2.0
+#: seconds on a CPU of a contraction whose first factor has rows innermost, beyond those of one with channels,
+#: as a share: MobileNet's 1x1 convolutions ran at 36 to 50 GFLOP/s a core, and at 82 to 96
+CPU_ROWS_OF_FACTORS = 0.5
+#: one more kernel in a replay
+BOUNDARY_S = 1e-6
+#: dtypes of factors that tensor cores multiply
+MATRIX_DTYPES = frozenset({"f16", "bf16"})
+
+
+def on_tensor_cores(op: Op) -> bool:
+    """Whether this op is a contraction whose factors tensor cores take: 16-bit, or float32 as TF32."""
+    if op.name != "tensor.contract":
+        return False
+    kinds = {v.tensor.dtype for v in op.operands}
+    return (len(kinds) == 1 and kinds <= MATRIX_DTYPES) or (op["factors"] == "tf32" and kinds == {"f32"})
+
+
+@dataclass(frozen=True)
+class LayoutCosts:
+    """Seconds of ops by the orders of what they read and make."""
+
+    orders: Mapping[Value, Order]
+    hardware: Hardware
+
+    def energy(self, func: Func) -> Energy[Value]:
+        """All costs of the program that depend on the orders; values of one op count as its first result."""
+        energy: Energy[Value] = Energy()
+        leaders = {r: op.results[0] for op in func.body.ops if op.results for r in op.results}
+        for v in self.orders:
+            energy.add(leaders[v], 0, 0.0)
+        for op in func.body.ops:
+            if op.name not in STRUCTURED:
+                continue
+            self._charge_result(energy, op)
+            for i, v in enumerate(op.operands):
+                self._charge(energy, op, i, leaders.get(v, v))
+        return energy
+
+    def _labels(self, v: Value) -> tuple[int, ...]:
+        return (0, 1) if v in self.orders else (0,)
+
+    def _order(self, v: Value, label: int) -> Order | None:
+        return self.orders[v] if label else None
+
+    def _charge_result(self, energy: Energy[Value], op: Op) -> None:
+        r = op.results[0]
+        for label in self._labels(r) if r in self.orders else ():
+            energy.add(r, label, self.result_s(op, self._order(r, label)))
+
+    def _charge(self, energy: Energy[Value], op: Op, i: int, leader: Value) -> None:
+        v, r = op.operands[i], op.results[0]
+        for mine in self._labels(v):
+            for other in self._labels(r):
+                seconds = self.operand_s(op, i, self._order(v, mine), self._order(r, other))
+                if seconds == 0.0:
+                    continue
+                if v in self.orders and r in self.orders:
+                    energy.add_pair(leader, r, (mine, other), seconds)
+                elif v in self.orders:
+                    energy.add(leader, mine, seconds)
+                elif r in self.orders:
+                    energy.add(r, other, seconds)
+
+    # -- single terms ----------------------------------------------------------------------------------------
+    def result_s(self, op: Op, order: Order | None) -> float:
+        """What the order of an op's result costs by itself."""
+        par = dims(op, "par")
+        inner = _innermost(reordered_names(op, order), par)
+        traffic = self._moved_s(sum(r.tensor.nbytes for r in op.results))
+        cpu = isinstance(self.hardware, CpuHardware)
+        if op.name == "tensor.contract":
+            columns = inner not in _named(reads(op)[0])
+            if cpu:
+                return 0.0 if columns else CPU_ROWS_OF_RESULTS * traffic
+            return 0.0 if columns == on_tensor_cores(op) else traffic
+        if op.name == "tensor.window":
+            window = set(dims(op, "red"))
+            slid = any(inner in set(symbols(e)) and window & set(symbols(e)) for e in reads(op)[0])
+            return (CPU_ROWS_OF_WINDOWS if cpu else ROWS_OF_WINDOWS) * traffic if slid else 0.0
+        return 0.0
+
+    def operand_s(self, op: Op, i: int, source: Order | None, target: Order | None) -> float:
+        """What it costs that an op reads operand `i` in one order and makes its result in another one."""
+        v = op.operands[i]
+        at = reordered(reads(op)[i], source)
+        extents = reordered(v.tensor.shape, source)
+        last = next((e for e, n in zip(reversed(at), reversed(extents), strict=True) if n != 1), 0)
+        if op.name == "tensor.contract":
+            return self._factor_s(op, i, last)
+        if is_view(op):
+            return 0.0 if stays_view(op, source, target) else BOUNDARY_S + 4 * self._moved_s(v.tensor.nbytes)
+        if op.name == "tensor.reduce" and set(symbols(last)) & set(dims(op, "red")):
+            return 0.0
+        inner = _innermost(reordered_names(op, target), dims(op, "par"))
+        if inner in set(symbols(last)) or inner not in _named(at):
+            return 0.0
+        apart = (SECTORS - 1) * self._moved_s(v.tensor.nbytes)
+        stored = 2 * self._moved_s(v.tensor.nbytes) + BOUNDARY_S if identity_read(op, i) else 0.0
+        return apart + stored
+
+    def _factor_s(self, op: Op, i: int, last: Expr) -> float:
+        """A contraction with one factor contiguous along `last`."""
+        sizes = domain(op)
+        flops = 2.0 * prod(sizes.values())
+        simt_s = flops / (SIMT_SHARE * self.hardware.peak_flops_per_s)
+        inner = set(symbols(last))
+        if isinstance(self.hardware, CpuHardware):
+            return CPU_ROWS_OF_FACTORS * simt_s if i == 0 and inner & set(dims(op, "par")) else 0.0
+        if not on_tensor_cores(op):
+            rows = inner & set(dims(op, "par"))
+            return 0.0 if i != 0 or rows or not inner else APART * simt_s
+        lanes = COPY_BYTES // itemsize(op.operands[i].tensor.dtype)
+        channel = [d for d in inner if d in dims(op, "red")]
+        if channel and len(inner) == 1 and sizes[channel[0]] % lanes == 0:
+            return 0.0
+        return simt_s * (1 - 1 / MATRIX_RATE)
+
+    def _moved_s(self, nbytes: int) -> float:
+        hardware = self.hardware
+        if isinstance(hardware, CpuHardware):
+            return nbytes / hardware.estimate_dram_bytes_per_s
+        return nbytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
+
+
+def reordered_names(op: Op, order: Order | None) -> list[str]:
+    """The parallel dimensions of an op whose result has this order."""
+    names = list(dims(op, "par"))
+    return names if order is None else [names[axis] for axis in order]
+
+
+def _innermost(names: list[str], sizes: Mapping[str, int]) -> str:
+    """The last dimension of more than one index; '' where there is none."""
+    return next((d for d in reversed(names) if sizes[d] != 1), "")
+
+
+def _named(at: tuple[Expr, ...]) -> set[str]:
+    return {d for e in at for d in symbols(e)}

@@ -1,0 +1,1 @@
+"""Placement of buffers in one arena: lifetimes, packing, bounds."""

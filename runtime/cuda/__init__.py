@@ -1,0 +1,1 @@
+"""Plans on an NVIDIA GPU through the CUDA driver."""

@@ -1,0 +1,135 @@
+"""Launches as the driver wants them: functions, parameters, limits, checked once ahead of time."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewright.runtime.cuda.communication import CommunicationLaunch, PlanCommunications
+from tilewright.runtime.cuda.context import Context
+from tilewright.runtime.errors import DeviceError
+from tilewright.runtime.libraries.plan_libraries import PlanLibraries
+from tilewright.runtime.libraries.provider import PreparedCall
+from tilewright.runtime.loaded import describe_launch
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
+
+SHARED_BYTES_WITHOUT_OPT_IN = 48 << 10
+
+
+@dataclass(frozen=True)
+class PreparedLaunch:
+    """A launch with its function and its parameters: pointers to values.
+
+    overlaps: the kernel waits itself for those before it, so it may start before they have ended.
+    """
+
+    launch: Launch
+    function: Any
+    values: ctypes.Array[ctypes.c_uint64] = field(repr=False)
+    pointers: ctypes.Array[ctypes.c_void_p] = field(repr=False)
+    doing: str
+    overlaps: bool = False
+
+    def parameters(self) -> int:
+        """The address of the pointer array, valid while this object lives."""
+        return ctypes.addressof(self.pointers)
+
+    def start(self, context: Context, stream: Any) -> None:
+        """Launch the kernel on `stream`."""
+        launch = self.launch
+        context.call(
+            "cuLaunchKernel", self.function, *launch.grid, launch.block, 1, 1, launch.shared_bytes,
+            stream, self.parameters(), 0, doing=self.doing,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LibraryLaunch:
+    """A launch that a library queues: whatever kernels it takes, on the stream it is given."""
+
+    launch: Launch
+    queued: PreparedCall
+    doing: str
+    overlaps: bool = False
+
+    def start(self, context: Context, stream: Any) -> None:
+        """Queue the library's kernels on `stream`."""
+        self.queued.start(int(stream))
+
+
+AnyLaunch = PreparedLaunch | LibraryLaunch | CommunicationLaunch
+
+
+def prepare_launches(
+    context: Context,
+    plan: ExecutionPlan,
+    functions: Mapping[str, Any],
+    addresses: Mapping[str, int],
+    libraries: PlanLibraries,
+    communications: PlanCommunications | None = None,
+) -> list[AnyLaunch]:
+    """Fix every launch's parameters, check them against the kernel and opt in to large shared memory.
+
+    communications: those of a plan that has some.
+    """
+    prepared: list[AnyLaunch] = []
+    own: list[PreparedLaunch] = []
+    for index, launch in enumerate(plan.launches):
+        doing = describe_launch(index, launch)
+        language = plan.kernel_by_name[launch.kernel].language
+        if language == "communication" and communications is not None:
+            prepared.append(communications.launch(index, launch, addresses, doing))
+            continue
+        if language == "library":
+            queued = libraries.prepare(launch, addresses, doing)
+            prepared.append(LibraryLaunch(launch, queued, doing))
+            continue
+        count = len(launch.args)
+        values = (ctypes.c_uint64 * max(1, count))(*(addresses[name] for name in launch.args))
+        first = ctypes.addressof(values)
+        pointers = (ctypes.c_void_p * max(1, count))(*(first + 8 * position for position in range(count)))
+        overlaps = plan.kernel_by_name[launch.kernel].overlaps
+        own.append(PreparedLaunch(launch, functions[launch.kernel], values, pointers, doing, overlaps))
+        prepared.append(own[-1])
+        _check_function(context, own[-1])
+    _opt_in_to_shared_memory(context, own)
+    if communications is not None:
+        # The driver may load code at the first launch, when all that runs has ended: not before a message
+        # that waits for another GPU has come, which may do the same.
+        for one in own:
+            context.call("cuFuncLoad", one.function, doing=one.doing)
+    return prepared
+
+
+def _check_function(context: Context, prepared: PreparedLaunch) -> None:
+    launch, function, doing = prepared.launch, prepared.function, prepared.doing
+    attribute = context.api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
+    threads = context.call("cuFuncGetAttribute", attribute, function, doing=doing)
+    if launch.block > threads:
+        raise DeviceError(
+            f"{doing} asks for {launch.block} threads per block; the kernel runs with {threads}"
+        )
+    # A kernel reads as many parameters as it has, so a wrong count would hand it stray memory.
+    ok, count = context.api.CUresult.CUDA_SUCCESS, len(launch.args)
+    sizes = [context.api.cuFuncGetParamInfo(function, position) for position in range(count + 1)]
+    if any(status != ok or size != 8 for status, _, size in sizes[:count]) or sizes[count][0] == ok:
+        raise DeviceError(f"{doing}: the kernel does not take {count} pointers")
+
+
+def _opt_in_to_shared_memory(context: Context, launches: Sequence[PreparedLaunch]) -> None:
+    key = context.api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    largest: dict[str, PreparedLaunch] = {}
+    for prepared in launches:
+        name = prepared.launch.kernel
+        known = largest.get(name)
+        if known is None or known.launch.shared_bytes < prepared.launch.shared_bytes:
+            largest[name] = prepared
+    for prepared in largest.values():
+        nbytes = prepared.launch.shared_bytes
+        if nbytes > SHARED_BYTES_WITHOUT_OPT_IN:
+            context.call(
+                "cuFuncSetAttribute", prepared.function, key, nbytes,
+                doing=f"{prepared.doing} asks for {nbytes} bytes of shared memory",
+            )  # fmt: skip

@@ -1,0 +1,1 @@
+"""A device that computes nothing, for schedulers and tests."""

@@ -1,0 +1,124 @@
+"""The lane of the null device: checks and counts everything, computes nothing; downloads give zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilewright.runtime.arrays import Array
+from tilewright.runtime.loaded import Closable, describe_launch
+from tilewright.runtime.null.device import NullDevice, Operation
+from tilewright.runtime.plan.execution_plan import ExecutionPlan
+from tilewright.runtime.plan.placed import Block, CappedMemory, Place, check_places
+from tilewright.runtime.storage.buffers import AlignedAllocator, HostBuffer
+
+
+class NullLane(Closable):
+    """See `Lane`. Every operation goes through the null device, which records it and fails on demand."""
+
+    behind = 0
+
+    def __init__(self, device: NullDevice, cap_bytes: int | None) -> None:
+        self.memory = CappedMemory(cap_bytes)
+        self.name = device.name
+        self.device = device
+        self._host = AlignedAllocator()
+
+    def allocate(self, nbytes: int, what: str) -> Block:
+        """See `Lane.allocate`."""
+        self.check_open()
+        self.memory.take(nbytes, what)
+        try:
+            self.device.perform(Operation("allocate", what, nbytes), f"allocating {what}")
+        except BaseException:
+            self.memory.give_back(nbytes)
+            raise
+        return Block(nbytes, what, None)
+
+    def new_slot(self, nbytes: int, what: str) -> NullSlot:
+        """See `Lane.new_slot`."""
+        return NullSlot(self, self._host.allocate(nbytes), self.allocate(nbytes, what))
+
+    def place(self, plan: ExecutionPlan, places: Mapping[str, Place]) -> NullPlacedPlan:
+        """See `Lane.place`."""
+        self.check_open()
+        check_places(plan.validate(), places)
+        return NullPlacedPlan(self.device, plan)
+
+    def upload(self, array: Array, place: Place) -> None:
+        """See `Lane.upload`."""
+        self.device.perform(
+            Operation("copy-in", place.block.what, array.nbytes), f"copying to {place.block.what}"
+        )
+
+    def download(self, place: Place, array: Array) -> None:
+        """Zeros."""
+        self.device.perform(
+            Operation("copy-out", place.block.what, array.nbytes), f"copying from {place.block.what}"
+        )
+        array.reshape(-1)[...] = 0
+
+    def copy(self, source: Place, target: Place, nbytes: int) -> None:
+        """Nothing moves."""
+
+    def mark(self) -> NullMark:
+        """See `Lane.mark`."""
+        return NullMark()
+
+    def finish(self) -> None:
+        """Nothing is under way."""
+        self.check_open()
+
+    def _release(self) -> None:
+        self.device.free(self.memory.bytes_in_use)
+        self.memory.give_back(self.memory.bytes_in_use)
+        self.device.close()
+
+
+class NullMark:
+    """See `Mark`: always reached."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+    def seconds_after(self, other: NullMark) -> float:
+        """No time."""
+        return 0.0
+
+
+class NullSlot:
+    """See `Slot`."""
+
+    def __init__(self, lane: NullLane, buffer: HostBuffer, block: Block) -> None:
+        self.buffer, self.block = buffer, block
+        self._lane = lane
+
+    def arrive(self, nbytes: int) -> None:
+        """Record the upload."""
+        what = self.block.what
+        self._lane.device.perform(Operation("upload", what, nbytes), f"copying to {what}")
+
+    def leave(self) -> None:
+        """Nothing is under way."""
+
+    def wait_reusable(self) -> None:
+        """Return at once."""
+
+    def copy_seconds(self) -> float:
+        """No time."""
+        return 0.0
+
+
+class NullPlacedPlan:
+    """See `PlacedPlan`."""
+
+    def __init__(self, device: NullDevice, plan: ExecutionPlan) -> None:
+        self._device, self._plan = device, plan
+
+    def queue(self) -> None:
+        """Record the launches."""
+        for index, launch in enumerate(self._plan.launches):
+            operation = Operation("launch", launch.kernel, 0, index, launch.stream)
+            self._device.perform(operation, describe_launch(index, launch))
+
+    def close(self) -> None:
+        """Nothing to free."""

@@ -1,0 +1,1 @@
+"""The execution plan: plain data, its checks, its forms in files."""

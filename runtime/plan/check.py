@@ -1,0 +1,346 @@
+"""Find every fault of an execution plan: bad names, ranges, references, sizes, writes and unordered uses."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+from tilewright.runtime.arena.lifetimes import LaunchOrder
+from tilewright.runtime.communication.kernel import CommunicationKernel
+from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.libraries.kernel import LibraryKernel
+from tilewright.runtime.libraries.problem import POINTER_BYTES
+from tilewright.runtime.plan.boxes import box_of, dense_strides
+from tilewright.runtime.plan.execution_plan import (
+    BUFFER_KINDS,
+    FORMAT_VERSION,
+    LANGUAGES,
+    Buffer,
+    ExecutionPlan,
+    KernelCode,
+    KernelContract,
+    Launch,
+)
+from tilewright.runtime.source_check import source_faults
+
+MAX_BYTES = 1 << 46  # 64 TiB: beyond any device, far from overflowing 64-bit sizes
+MAX_RANK = 16
+MAX_BUFFERS = 200_000
+MAX_LAUNCHES = 50_000  # happens-before is a bit per pair of launches: 300 MB
+MAX_ARGS = 1_000  # a CUDA kernel takes 4 KiB (32 KiB from Volta on CUDA 12.1) of 8-byte pointers
+MAX_DEPS = 2_000_000
+MAX_STREAMS = 1_024
+MAX_SHARED_BYTES = 1 << 20
+MAX_GRID = (2**31 - 1, 65_535, 65_535)
+MAX_BLOCK = 4_096  # CUDA allows 1024, PoCL 4096 work-items
+ALIGNMENT = 256
+
+_NAME = re.compile(r"[A-Za-z0-9_.%:/@#-]{1,200}")
+_KERNEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")  # also a file name inside a container
+_ENTRY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
+
+
+def find_faults(plan: ExecutionPlan) -> list[str]:
+    """Every fault of `plan` as a short clause; an empty list means that devices may trust it."""
+    faults = list(_count_faults(plan))
+    if faults:
+        return faults
+    faults += _duplicates("buffer", (b.name for b in plan.buffers))
+    faults += _duplicates("kernel", (k.name for k in plan.kernels))
+    for kernel in plan.kernels:
+        faults += (f"kernel {kernel.name!r}: {text}" for text in _kernel_faults(kernel))
+    for buffer in plan.buffers:
+        faults += (f"buffer {buffer.name!r}: {text}" for text in _buffer_faults(plan, buffer))
+    faults += _boundary_faults(plan)
+    if faults:
+        return faults
+    for index, launch in enumerate(plan.launches):
+        faults += (
+            f"launch {index} ({launch.kernel}): {text}" for text in _launch_faults(plan, index, launch)
+        )
+    return faults or [*_contract_faults(plan), *_library_faults(plan), *_communication_faults(plan)]
+
+
+def _is_count(value: object, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high
+
+
+def _count_faults(plan: ExecutionPlan) -> Iterator[str]:
+    if plan.format_version != FORMAT_VERSION:
+        yield f"expected format version {FORMAT_VERSION}, got {plan.format_version!r}"
+    if not isinstance(plan.target, str) or not _NAME.fullmatch(plan.target):
+        yield f"expected a target name, got {plan.target!r:.100}"
+    if len(plan.buffers) > MAX_BUFFERS:
+        yield f"expected at most {MAX_BUFFERS} buffers, got {len(plan.buffers)}"
+    if len(plan.launches) > MAX_LAUNCHES:
+        yield f"expected at most {MAX_LAUNCHES} launches, got {len(plan.launches)}"
+    if sum(len(launch.deps) for launch in plan.launches) > MAX_DEPS:
+        yield f"expected at most {MAX_DEPS} dependencies"
+    if not _is_count(plan.arena_bytes, 0, MAX_BYTES):
+        yield f"expected arena_bytes in 0..{MAX_BYTES}, got {plan.arena_bytes!r}"
+
+
+def _duplicates(what: str, names: Iterable[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    for name in names:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            yield f"{what} name {name!r:.100} is not 1 to 200 letters, digits or _.%:/@#-"
+        elif name in seen:
+            yield f"{what} {name!r} occurs twice"
+        else:
+            seen.add(name)
+
+
+def _kernel_faults(kernel: KernelCode) -> Iterator[str]:
+    if not _KERNEL.fullmatch(kernel.name):
+        yield "expected a name of letters, digits, _, . and -"
+    if not _ENTRY.fullmatch(kernel.entry):
+        yield f"entry {kernel.entry!r:.100} is not an identifier"
+    if kernel.language not in LANGUAGES:
+        yield f"expected a language among {', '.join(LANGUAGES)}, got {kernel.language!r:.100}"
+    elif kernel.language in ("library", "communication"):
+        read = LibraryKernel.from_json if kernel.language == "library" else CommunicationKernel.from_json
+        try:
+            read(kernel.source)
+        except RuntimeInputError as error:
+            yield str(error)
+        if kernel.overlaps or kernel.binary is not None:
+            yield f"a {kernel.language} kernel has no binary and never overlaps"
+    else:
+        yield from source_faults(kernel.source)
+    if type(kernel.overlaps) is not bool:
+        yield f"expected overlaps to be true or false, got {kernel.overlaps!r:.100}"
+    resources = kernel.resources
+    if resources is not None and not (
+        _is_count(resources.registers, 0, 1 << 16)
+        and _is_count(resources.spill_bytes, 0, 1 << 30)
+        and _is_count(resources.shared_bytes, 0, MAX_SHARED_BYTES)
+    ):
+        yield f"resources out of range: {resources}"
+
+
+def _buffer_faults(plan: ExecutionPlan, buffer: Buffer) -> Iterator[str]:
+    if buffer.kind not in BUFFER_KINDS:
+        yield f"expected a kind among {', '.join(BUFFER_KINDS)}, got {buffer.kind!r:.100}"
+        return
+    if buffer.dtype not in DTYPES:
+        yield f"unknown element type {buffer.dtype!r:.100}"
+        return
+    if len(buffer.shape) > MAX_RANK or not all(_is_count(extent, 0, MAX_BYTES) for extent in buffer.shape):
+        yield f"expected at most {MAX_RANK} extents in 0..{MAX_BYTES}, got {buffer.shape!r:.200}"
+        return
+    tensor_bytes = math.prod(buffer.shape) * DTYPES[buffer.dtype].itemsize
+    if not _is_count(buffer.nbytes, tensor_bytes, MAX_BYTES):
+        yield f"expected nbytes in {tensor_bytes}..{MAX_BYTES}, got {buffer.nbytes!r}"
+        return
+    if not _is_count(buffer.offset, 0, MAX_BYTES):
+        yield f"expected offset in 0..{MAX_BYTES}, got {buffer.offset!r}"
+    elif buffer.kind == "arena":
+        yield from _arena_faults(plan, buffer)
+    elif buffer.kind == "alias":
+        yield from _alias_faults(plan, buffer)
+    elif buffer.offset:
+        yield f"only arena and alias buffers have an offset, got {buffer.offset}"
+    if buffer.base and buffer.kind != "alias":
+        yield f"only alias buffers have a base, got {buffer.base!r:.100}"
+    if (buffer.strides or buffer.start) and buffer.kind != "alias":
+        yield f"only alias buffers have strides and a start, got {buffer.strides!r:.100}"
+
+
+def _arena_faults(plan: ExecutionPlan, buffer: Buffer) -> Iterator[str]:
+    if buffer.offset % ALIGNMENT:
+        yield f"offset {buffer.offset} is not a multiple of {ALIGNMENT}"
+    if buffer.offset + buffer.nbytes > plan.arena_bytes:
+        yield f"ends at byte {buffer.offset + buffer.nbytes} of an arena of {plan.arena_bytes}"
+
+
+def _alias_faults(plan: ExecutionPlan, buffer: Buffer) -> Iterator[str]:
+    base = plan.buffer_by_name.get(buffer.base)
+    if base is None:
+        yield f"views the unknown buffer {buffer.base!r:.100}"
+    elif base.kind == "alias":
+        # One level only: chains would allow cycles, and the planner resolves them anyway.
+        yield f"views {base.name!r}, which is an alias itself"
+    elif type(base.nbytes) is int and buffer.offset + buffer.nbytes > base.nbytes:
+        yield f"ends at byte {buffer.offset + buffer.nbytes} of {base.name!r}, which has {base.nbytes}"
+    elif buffer.strides or buffer.start:
+        yield from _box_faults(base, buffer)
+    if buffer.dtype in DTYPES and buffer.offset % DTYPES[buffer.dtype].itemsize:
+        yield f"offset {buffer.offset} is not a multiple of the element size"
+
+
+def _box_faults(base: Buffer, buffer: Buffer) -> Iterator[str]:
+    dense = dense_strides(base.shape)
+    if tuple(buffer.strides) != dense or len(buffer.shape) != len(base.shape) or buffer.dtype != base.dtype:
+        yield f"expected a box of {base.name!r} with its strides {dense}, got {buffer.strides!r:.100}"
+    elif not _is_count(buffer.start, 0, MAX_BYTES):
+        yield f"expected start in 0..{MAX_BYTES}, got {buffer.start!r}"
+    elif box_of(base, buffer) is None:
+        yield f"the box of {buffer.shape} elements leaves {base.name!r} of {base.shape}"
+
+
+def _boundary_faults(plan: ExecutionPlan) -> Iterator[str]:
+    yield from _duplicates("input", plan.inputs)
+    titles: set[str] = set()
+    for name in plan.inputs:
+        buffer = plan.buffer_by_name.get(name)
+        if buffer is None or buffer.kind != "input":
+            yield f"input {name!r:.100} is no buffer of kind input"
+        elif buffer.title in titles:
+            yield f"two inputs are called {buffer.title!r:.100}"
+        else:
+            titles.add(buffer.title)
+    listed = set(plan.inputs)
+    for buffer in plan.buffers:
+        if buffer.kind == "input" and buffer.name not in listed:
+            yield f"buffer {buffer.name!r} is of kind input but not listed in inputs"
+    for name in plan.outputs:
+        if name not in plan.buffer_by_name:
+            yield f"output {name!r:.100} is no buffer"
+        elif plan.buffer_by_name[name].strides or plan.buffer_by_name[name].start:
+            yield f"output {name!r:.100} is a box, not a dense array"
+
+
+def _launch_faults(plan: ExecutionPlan, index: int, launch: Launch) -> Iterator[str]:
+    if launch.kernel not in plan.kernel_by_name:
+        yield "no such kernel"
+    if len(launch.grid) != 3 or not all(
+        _is_count(g, 1, m) for g, m in zip(launch.grid, MAX_GRID, strict=False)
+    ):
+        yield f"expected a grid of three extents within {MAX_GRID}, got {launch.grid!r:.100}"
+    for what, value, low, high in (
+        ("block", launch.block, 1, MAX_BLOCK),
+        ("shared_bytes", launch.shared_bytes, 0, MAX_SHARED_BYTES),
+        ("stream", launch.stream, 0, MAX_STREAMS - 1),
+    ):
+        if not _is_count(value, low, high):
+            yield f"expected {what} in {low}..{high}, got {value!r}"
+    if not all(_is_count(dep, 0, index - 1) for dep in launch.deps):
+        yield f"expected deps to name earlier launches only, got {launch.deps!r:.100}"
+    if len(set(launch.deps)) != len(launch.deps):
+        yield f"deps repeat a launch: {launch.deps!r:.100}"
+    if len(launch.args) > MAX_ARGS:
+        yield f"expected at most {MAX_ARGS} arguments, got {len(launch.args)}"
+    unknown = [name for name in launch.args if name not in plan.buffer_by_name]
+    if unknown:
+        yield f"argument {unknown[0]!r:.100} is no buffer"
+    elif not all(_is_count(position, 0, len(launch.args) - 1) for position in launch.writes):
+        yield f"expected writes to be positions of arguments, got {launch.writes!r:.100}"
+    else:
+        for position in launch.writes:
+            owner = plan.locate(launch.args[position])[0]
+            if owner.kind in ("input", "constant"):
+                yield f"writes {owner.name!r}, which is of kind {owner.kind}"
+        yield from _in_place_faults(plan, launch)
+
+
+def _in_place_faults(plan: ExecutionPlan, launch: Launch) -> Iterator[str]:
+    for read, written in launch.in_place:
+        positions = _is_count(read, 0, len(launch.args) - 1) and _is_count(written, 0, len(launch.args) - 1)
+        if not positions or read in launch.writes or written not in launch.writes:
+            yield f"expected in_place to pair an argument read with one written, got {(read, written)!r:.100}"
+            continue
+        one, other = (plan.buffer_by_name[launch.args[position]] for position in (read, written))
+        if (one.dtype, one.nbytes) != (other.dtype, other.nbytes):
+            yield f"in_place pairs {one.name!r} with {other.name!r}, which is of another type or size"
+
+
+def _contract_faults(plan: ExecutionPlan) -> Iterator[str]:
+    """Launches that are not what their kernel's text was made for."""
+    for index, launch in enumerate(plan.launches):
+        contract = plan.kernel_by_name[launch.kernel].contract
+        if contract is not None:
+            for text in _launch_contract_faults(plan, launch, contract):
+                yield f"launch {index} ({launch.kernel}): {text}"
+
+
+def _launch_contract_faults(plan: ExecutionPlan, launch: Launch, contract: KernelContract) -> Iterator[str]:
+    for what, wanted, got in (
+        ("the grid", contract.grid, launch.grid),
+        ("the block", contract.block, launch.block),
+        ("shared_bytes", contract.shared_bytes, launch.shared_bytes),
+        ("writes", contract.writes, launch.writes),
+        ("a number of arguments", len(contract.spans), len(launch.args)),
+    ):
+        if wanted != got:
+            yield f"expected {what} {wanted} that its kernel was made for, got {got}"
+            return
+    for name, span in zip(launch.args, contract.spans, strict=True):
+        if plan.buffer_by_name[name].nbytes < span:
+            held = plan.buffer_by_name[name].nbytes
+            yield f"its kernel touches {span} bytes of an argument, {name!r} holds {held}"
+
+
+def _library_faults(plan: ExecutionPlan) -> Iterator[str]:
+    """Launches of library kernels whose buffers are not what the library will read and write."""
+    kernels = {k.name: LibraryKernel.from_json(k.source) for k in plan.kernels if k.language == "library"}
+    for index, launch in enumerate(plan.launches):
+        if launch.kernel not in kernels:
+            continue
+        for text in _library_launch_faults(plan, launch, kernels[launch.kernel]):
+            yield f"launch {index} ({launch.kernel}): {text}"
+
+
+def _library_launch_faults(plan: ExecutionPlan, launch: Launch, kernel: LibraryKernel) -> Iterator[str]:
+    wanted = kernel.arguments()
+    if len(launch.args) != len(wanted):
+        yield f"expected {len(wanted)} arguments of {kernel.provider}, got {len(launch.args)}"
+        return
+    if tuple(sorted(launch.writes)) != kernel.writes or launch.in_place:
+        yield f"expected it to write the arguments {kernel.writes} and nothing in place, got {launch.writes}"
+    for name, argument in zip(launch.args, wanted, strict=True):
+        buffer, (owner, offset) = plan.buffer_by_name[name], plan.locate(name)
+        held = buffer.nbytes // DTYPES[buffer.dtype].itemsize
+        if buffer.dtype != argument.dtype or held < argument.span:
+            yield (
+                f"expected {argument.role} to hold {argument.span} elements of {argument.dtype}, "
+                f"{name!r} holds {held} of {buffer.dtype}"
+            )
+        if offset % POINTER_BYTES:
+            yield f"{name!r} begins at byte {offset} of {owner.name!r}, not at a multiple of {POINTER_BYTES}"
+        if argument.role == "workspace" and owner.kind != "arena":
+            yield f"expected the workspace {name!r} in the arena, got kind {owner.kind}"
+
+
+def _communication_faults(plan: ExecutionPlan) -> Iterator[str]:
+    """Communications whose buffers are not what they move, or whose order the plan leaves open.
+
+    On every rank they must run in the order of its program, whatever reorders launches: each is, by
+    dependencies, after the one before.
+    """
+    kernels = {
+        k.name: CommunicationKernel.from_json(k.source) for k in plan.kernels if k.language == "communication"
+    }
+    found = [i for i, launch in enumerate(plan.launches) if launch.kernel in kernels]
+    if not found:
+        return
+    before = LaunchOrder.of([launch.deps for launch in plan.launches]).before
+    for index in found:
+        launch = plan.launches[index]
+        for text in _communication_launch_faults(plan, launch, kernels[launch.kernel]):
+            yield f"launch {index} ({launch.kernel}): {text}"
+    for earlier, later in pairwise(found):
+        if not before[later] >> earlier & 1:
+            name = plan.launches[later].kernel
+            yield f"launch {later} ({name}) communicates, but no dependency puts it after launch {earlier}"
+
+
+def _communication_launch_faults(
+    plan: ExecutionPlan, launch: Launch, kernel: CommunicationKernel
+) -> Iterator[str]:
+    sizes = (*kernel.operands, *kernel.results)
+    if len(launch.args) != len(sizes):
+        yield f"expected {len(sizes)} arguments of {kernel.kind}, got {len(launch.args)}"
+        return
+    if tuple(sorted(launch.writes)) != kernel.writes or launch.in_place:
+        yield f"expected it to write the arguments {kernel.writes} and nothing in place, got {launch.writes}"
+    for name, size in zip(launch.args, sizes, strict=True):
+        buffer = plan.buffer_by_name[name]
+        if buffer.dtype != kernel.dtype or buffer.size != size or buffer.strides:
+            yield (
+                f"expected {name!r} to hold {size} elements of {kernel.dtype}, one after another, "
+                f"got {buffer.size} of {buffer.dtype}"
+            )

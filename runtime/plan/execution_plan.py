@@ -1,0 +1,198 @@
+"""The execution plan: frozen plain data that says which kernels run on which bytes in which order.
+
+Devices (`tilewright.runtime.device`) load and replay it; `tilewright.runtime.plan.json_form` reads and
+writes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, get_args
+
+from tilewright.runtime.errors import RuntimeInputError
+
+FORMAT_VERSION = 1
+
+BufferKind = Literal["input", "output", "constant", "arena", "alias"]
+Language = Literal["cuda", "opencl", "library", "communication"]
+BUFFER_KINDS: tuple[str, ...] = get_args(BufferKind)
+LANGUAGES: tuple[str, ...] = get_args(Language)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A named tensor in device memory, row-major and dense.
+
+    `nbytes` is at least the tensor's size. `offset` counts bytes: inside the arena for `arena`, inside the
+    buffer `base` for `alias`; it is 0 for the other kinds, whose memory the device allocates apart.
+    `label` is what the network calls an input or constant, where that is no name that a plan can hold.
+    An alias with `strides` (elements, those of the base's row-major shape) is no dense array but the box of
+    its shape inside its base, whose first element lies `start` elements after `offset`.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    kind: BufferKind
+    nbytes: int
+    offset: int = 0
+    base: str = ""
+    strides: tuple[int, ...] = ()
+    start: int = 0
+    label: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name that users know: the network's own."""
+        return self.label or self.name
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class KernelResources:
+    """What one kernel takes on a GPU: registers and spilled bytes per thread, shared bytes per block."""
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class KernelContract:
+    """What a kernel's text was made for: its launches have this grid, block and dynamic shared memory.
+
+    spans: per argument the bytes from its begin that the kernel may touch; writes: positions it writes.
+    """
+
+    grid: tuple[int, int, int]
+    block: int
+    shared_bytes: int
+    spans: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """One kernel's source and, where it was built ahead of time, its binary (a CUBIN for `arch`).
+
+    Of language `library`, `source` is a `tilewright.runtime.libraries.kernel.LibraryKernel` as JSON: the
+    device hands its launches (one block of one thread; the last argument is the workspace) to that library.
+    Of language `communication`, it is a `tilewright.runtime.communication.kernel.CommunicationKernel`: the
+    device hands its launches (one block of one thread) to its communicator, in the order of the plan.
+
+    `overlaps`: it waits itself for the launches it depends on before it touches memory that they write or
+    read, so it may start before they have ended: edges between such kernels may be programmatic.
+    `contract`: what its launches must be, where the text was emitted for one way of launching it.
+    """
+
+    name: str
+    entry: str
+    language: Language
+    source: str
+    binary: bytes | None = field(default=None, repr=False)
+    arch: str = ""
+    resources: KernelResources | None = None
+    overlaps: bool = False
+    contract: KernelContract | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One run of a kernel: buffers in parameter order, blocks (work-groups), threads (work-items) per block.
+
+    `deps` are indices of earlier launches that must have finished; `stream` is a hint for eager replay and
+    orders nothing by itself. `writes` are the positions in `args` that the kernel writes (and may read).
+    `shared_bytes` is dynamic shared memory. `origin` names the network's ops the kernel comes from.
+    `in_place` are pairs of positions (read, written): each thread reads only those elements of the one that
+    it later writes of the other, so the two may share bytes (of several pairs with one buffer, one may).
+    """
+
+    kernel: str
+    args: tuple[str, ...]
+    grid: tuple[int, int, int]
+    block: int
+    shared_bytes: int = 0
+    deps: tuple[int, ...] = ()
+    stream: int = 0
+    origin: tuple[str, ...] = ()
+    writes: tuple[int, ...] = ()
+    in_place: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class ExecutionPlan:
+    """Buffers, kernels and launches of one compiled network; `launches` is in a topological order."""
+
+    target: str
+    buffers: tuple[Buffer, ...]
+    kernels: tuple[KernelCode, ...]
+    launches: tuple[Launch, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    arena_bytes: int
+    format_version: int = FORMAT_VERSION
+
+    @cached_property
+    def buffer_by_name(self) -> Mapping[str, Buffer]:
+        return {buffer.name: buffer for buffer in self.buffers}
+
+    @cached_property
+    def kernel_by_name(self) -> Mapping[str, KernelCode]:
+        return {kernel.name: kernel for kernel in self.kernels}
+
+    @property
+    def input_titles(self) -> tuple[str, ...]:
+        """The network's own names of the inputs, in calling order."""
+        return tuple(self.buffer_by_name[name].title for name in self.inputs)
+
+    def locate(self, name: str) -> tuple[Buffer, int]:
+        """The buffer that owns the memory of `name` (aliases followed) and the byte offset inside it."""
+        buffer, offset = self.buffer_by_name[name], 0
+        while buffer.kind == "alias":
+            offset += buffer.offset
+            buffer = self.buffer_by_name[buffer.base]
+        return buffer, offset
+
+    def validate(self) -> ExecutionPlan:
+        """Return the plan itself if it is well-formed; else raise one `RuntimeInputError` with all faults."""
+        from tilewright.runtime.plan.check import find_faults
+
+        faults = find_faults(self)
+        if faults:
+            shown = "; ".join(faults[:20])
+            more = f"; and {len(faults) - 20} more" if len(faults) > 20 else ""
+            raise RuntimeInputError(f"the execution plan is malformed: {shown}{more}")
+        return self
+
+    def to_json(self, *, sources: bool = True) -> str:
+        """The plan as deterministic JSON text without binaries, and with `sources=False` without sources."""
+        from tilewright.runtime.plan.json_form import plan_to_json
+
+        return plan_to_json(self, sources=sources)
+
+    @staticmethod
+    def from_json(
+        text: str,
+        *,
+        sources: Mapping[str, str] | None = None,
+        binaries: Mapping[str, bytes] | None = None,
+    ) -> ExecutionPlan:
+        """Read and validate a plan; `sources` and `binaries` map kernel names to what was kept apart.
+
+        Raises `RuntimeInputError` on anything but a well-formed plan, in bounded time and memory.
+        """
+        from tilewright.runtime.plan.json_form import plan_from_json
+
+        return plan_from_json(text, sources=sources or {}, binaries=binaries or {})
+
+    def replace(self, **changes: object) -> ExecutionPlan:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]

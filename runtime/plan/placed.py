@@ -1,0 +1,201 @@
+"""Plans whose buffers lie where the caller says, in memory that is counted against a cap: the protocols.
+
+A lane is one queue of work of one device. Slots of it take what comes from storage while the queue works.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tilewright.runtime.arrays import Array
+from tilewright.runtime.errors import OutOfMemoryError, RuntimeInputError
+from tilewright.runtime.plan.check import ALIGNMENT
+from tilewright.runtime.plan.execution_plan import ExecutionPlan
+from tilewright.runtime.storage.buffers import HostBuffer
+
+#: under this name the places of a plan say where its arena begins
+ARENA = "%arena"
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """One allocation of device memory; `handle` is the device's."""
+
+    nbytes: int
+    what: str
+    handle: Any
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something begins: `offset` bytes into a block, a multiple of 256."""
+
+    block: Block
+    offset: int = 0
+
+
+class Mark(Protocol):
+    """A point in a lane's queue."""
+
+    def wait(self) -> None:
+        """Return when everything queued before the mark is done; raises `DeviceError` where it failed."""
+        ...
+
+    def seconds_after(self, other: Any) -> float:
+        """Seconds of the device's clock since another mark of the lane was reached; both must be."""
+        ...
+
+
+class PlacedPlan(Protocol):
+    """A plan bound to places of a lane."""
+
+    def queue(self) -> None:
+        """Queue one replay behind everything that is queued, and return at once."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Slot(Protocol):
+    """Memory that is filled from the host again and again: read into `buffer`, used by kernels in `block`."""
+
+    @property
+    def buffer(self) -> HostBuffer: ...
+
+    @property
+    def block(self) -> Block: ...
+
+    def arrive(self, nbytes: int) -> None:
+        """So many bytes of `buffer` are there: what is queued from now on finds them in `block`."""
+        ...
+
+    def leave(self) -> None:
+        """Everything that uses this filling is queued."""
+        ...
+
+    def wait_reusable(self) -> None:
+        """Wait until `buffer` may be overwritten."""
+        ...
+
+    def copy_seconds(self) -> float:
+        """Seconds of the last copy from `buffer` to `block`, 0 where they are one memory; waits for it."""
+        ...
+
+
+class SharedSlot:
+    """A `Slot` whose `buffer` and `block` are one memory: storage writes where kernels read."""
+
+    def __init__(self, lane: Lane, buffer: HostBuffer, block: Block) -> None:
+        self.buffer, self.block = buffer, block
+        self._lane = lane
+        self._used: Mark | None = None
+
+    def arrive(self, nbytes: int) -> None:
+        """Nothing to do: the data is where kernels read it."""
+
+    def leave(self) -> None:
+        """See `Slot.leave`."""
+        self._used = self._lane.mark()
+
+    def wait_reusable(self) -> None:
+        """See `Slot.wait_reusable`: until the kernels that read it are done."""
+        if self._used is not None:
+            self._used.wait()
+
+    def copy_seconds(self) -> float:
+        """Nothing is copied."""
+        return 0.0
+
+
+class Lane(Protocol):
+    """One queue of a device. Not for several threads, but for the slots' buffers."""
+
+    @property
+    def name(self) -> str:
+        """The device's name."""
+        ...
+
+    @property
+    def memory(self) -> CappedMemory:
+        """What is allocated."""
+        ...
+
+    @property
+    def behind(self) -> int:
+        """How many fillings later a slot's buffer is free again without the queue running dry."""
+        ...
+
+    def allocate(self, nbytes: int, what: str) -> Block:
+        """Device memory; raises `OutOfMemoryError` beyond the cap."""
+        ...
+
+    def new_slot(self, nbytes: int, what: str) -> Slot: ...
+
+    def place(self, plan: ExecutionPlan, places: Mapping[str, Place]) -> PlacedPlan:
+        """Bind a plan: places of its inputs, outputs and constants by name, and of the arena (`ARENA`)."""
+        ...
+
+    def upload(self, array: Array, place: Place) -> None:
+        """Queue a copy from a dense array of the host, which must not change before the lane finished."""
+        ...
+
+    def download(self, place: Place, array: Array) -> None:
+        """Copy to the host behind everything that is queued, and wait for it."""
+        ...
+
+    def copy(self, source: Place, target: Place, nbytes: int) -> None:
+        """Queue a copy inside the device."""
+        ...
+
+    def mark(self) -> Mark: ...
+
+    def finish(self) -> None:
+        """Wait for everything queued; raises `DeviceError` where it failed."""
+        ...
+
+    def close(self) -> None:
+        """Wait, and free everything that was allocated; may be called twice."""
+        ...
+
+
+class CappedMemory:
+    """Counts bytes of device memory and refuses those beyond a cap (None: no cap)."""
+
+    def __init__(self, cap_bytes: int | None) -> None:
+        self.cap_bytes = cap_bytes
+        self.bytes_in_use = self.peak_bytes = 0
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int, what: str) -> None:
+        """Count an allocation; raises `OutOfMemoryError` where it does not fit under the cap."""
+        with self._lock:
+            if self.cap_bytes is not None and self.bytes_in_use + nbytes > self.cap_bytes:
+                raise OutOfMemoryError(
+                    f"{what} takes {nbytes} bytes; of the memory cap of {self.cap_bytes} bytes "
+                    f"{self.cap_bytes - self.bytes_in_use} are left"
+                )
+            self.bytes_in_use += nbytes
+            self.peak_bytes = max(self.peak_bytes, self.bytes_in_use)
+
+    def give_back(self, nbytes: int) -> None:
+        """Count a release."""
+        with self._lock:
+            self.bytes_in_use -= nbytes
+
+
+def check_places(plan: ExecutionPlan, places: Mapping[str, Place]) -> None:
+    """Raise `RuntimeInputError` unless every buffer with memory of its own has a place that holds it."""
+    wanted = {b.name: b.nbytes for b in plan.buffers if b.kind in ("input", "output", "constant")}
+    wanted |= {ARENA: plan.arena_bytes} if plan.arena_bytes else {}
+    for name, nbytes in wanted.items():
+        place = places.get(name)
+        if place is None:
+            raise RuntimeInputError(f"buffer {name!r}: expected a place, got none")
+        if place.offset < 0 or place.offset % ALIGNMENT or place.offset + nbytes > place.block.nbytes:
+            raise RuntimeInputError(
+                f"buffer {name!r}: expected {nbytes} bytes at a multiple of {ALIGNMENT} inside "
+                f"{place.block.what} of {place.block.nbytes} bytes, got byte {place.offset}"
+            )

@@ -1,0 +1,44 @@
+"""Put a stream plan on an execution plan: launch order, streams, dependency edges, and memory under them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilewright.runtime.arena.placement import place_arena
+from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.plan.execution_plan import ExecutionPlan
+from tilewright.runtime.streams.dag import Dag
+from tilewright.runtime.streams.stream_plan import StreamPlan
+
+
+def launch_dag(plan: ExecutionPlan) -> Dag:
+    """Launches as nodes, dependencies as edges."""
+    edges = ((dep, index) for index, launch in enumerate(plan.launches) for dep in launch.deps)
+    return Dag.of(len(plan.launches), edges)
+
+
+def with_streams(plan: ExecutionPlan, streams: StreamPlan) -> ExecutionPlan:
+    """The plan launched as `streams` says.
+
+    Launches follow its order, carry its stream numbers, and depend on exactly the reduced edges of what it
+    enforces: neighbours on a stream and waits across streams. Memory is placed anew, so buffers share bytes
+    only where these edges keep their uses apart. Raises `RuntimeInputError` where the streams are not of this
+    plan's launches or leave a dependency of the plan open.
+    """
+    dag, order = launch_dag(plan), streams.happens_before
+    if sorted(streams.order) != list(range(dag.n)):
+        raise RuntimeInputError(f"expected streams of {dag.n} launches, got {len(streams.order)}")
+    for u, v in dag.edges:
+        if not order.ordered(u, v):
+            raise RuntimeInputError(f"the streams leave launch {v} free to run before launch {u}")
+    number = {node: index for index, nodes in enumerate(streams.streams) for node in nodes}
+    position = {node: index for index, node in enumerate(streams.order)}
+    launches = tuple(
+        replace(
+            plan.launches[node],
+            deps=tuple(sorted(position[u] for u in order.reduced_predecessors[node])),
+            stream=number[node],
+        )
+        for node in streams.order
+    )
+    return place_arena(plan.replace(launches=launches)).validate()

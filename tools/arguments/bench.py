@@ -1,0 +1,112 @@
+"""Arguments of `tilewright bench`."""
+
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+from tilewright.choices import Precision, Tune
+from tilewright.tools.arguments.network import SEED, add_pass_arguments
+from tilewright.tools.arguments.parsing import CommandParser, Sub, seconds, whole
+from tilewright.tools.arguments.scope import Scope
+from tilewright.tools.bench.named import KERNELS, SIZES, SUITES
+
+FOLDER = "tests/data/relay"
+_COUNT = whole(1, 1 << 20)
+
+
+def add_bench(sub: Sub) -> None:
+    """Register the command."""
+    p = sub.add_parser("bench", help="time networks beside PyTorch: batches x precisions x peers")
+    _add_what(p)
+    _add_ours(p)
+    p.add_argument("--rounds", type=_COUNT, default=10, help="rounds, all contenders in each (default 10)")
+    p.add_argument("--replays", type=_COUNT, default=10, help="timed runs per round at most (default 10)")
+    p.add_argument("--cold", action="store_true", help="replace what the L2 cache holds before each run")
+    p.add_argument("--time-limit", type=seconds, default=math.inf, metavar="S", help="seconds for everything")
+    p.add_argument(
+        "--peer-limit",
+        type=seconds,
+        default=300.0,
+        metavar="S",
+        help="seconds per peer prepared (default 300)",
+    )
+    p.add_argument(
+        "--jobs",
+        type=whole(1, 256),
+        default=1,
+        metavar="N",
+        help="networks prepared at once, in processes; they are timed one by one all the same (default 1)",
+    )
+    p.add_argument("--seed", type=SEED, default=0, help="seed of the inputs")
+    p.add_argument("--json", metavar="FILE", help="write all results, after every row")
+    p.add_argument("--plot", metavar="FILE.svg", help="draw the ratios (needs matplotlib)")
+    p.set_defaults(action="bench:run_bench")
+
+
+def _add_what(p: CommandParser) -> None:
+    p.add_argument("networks", nargs="*", metavar="NET", help="names of networks, or files")
+    p.add_argument("--suite", nargs="+", default=[], choices=tuple(SUITES), help="named groups of networks")
+    p.add_argument("--folder", default=FOLDER, metavar="DIR", help=f"of named networks (default {FOLDER})")
+    p.add_argument(
+        "--batch", nargs="+", type=_COUNT, default=[1], metavar="N", help="batch sizes (default 1)"
+    )
+    p.add_argument(
+        "--precision", nargs="+", default=["fp32"], choices=get_args(Precision), help="default fp32"
+    )
+    p.add_argument(
+        "--peers",
+        nargs="+",
+        metavar="PEER",
+        help="torch-eager, torch-graph, torch-compile (reduce-overhead), torch-max-autotune, onnxruntime (on "
+        "CPUs), or none (default on a GPU torch-eager torch-graph torch-compile, on a CPU onnxruntime "
+        "torch-eager)",
+    )
+    p.add_argument(
+        "--all-variants",
+        action="store_true",
+        help="compile peers in every variant (default: in the one that is fastest without compiling)",
+    )
+    p.add_argument(
+        "--kernels",
+        nargs="*",
+        choices=KERNELS,
+        metavar="KERNEL",
+        help=f"time kernels alone: {', '.join(KERNELS)} (without names all of them)",
+    )
+    p.add_scoped(
+        p,
+        Scope(needs=("--kernels",)),
+        "--sizes",
+        nargs="+",
+        type=_COUNT,
+        default=list(SIZES),
+        metavar="N",
+        help="extents of square products",
+    )
+
+
+def _add_ours(p: CommandParser) -> None:
+    kernels = Scope(kernels=True)
+    p.add_argument("--target", default="auto", help="as in tilewright run (default auto)")
+    p.add_scoped(p, kernels, "--tune", default="model", choices=get_args(Tune), help="default model")
+    measured = Scope(kernels=True, needs=("--tune measure",))
+    p.add_scoped(p, measured, "--tuning-db", metavar="FILE", help="measurements that are looked up and kept")
+    p.add_scoped(
+        p,
+        measured,
+        "--budget",
+        metavar="TIME",
+        help="how long tuning one network may take (60s, 5min)",
+    )
+    p.add_argument(
+        "--libraries",
+        default="on",
+        choices=("on", "off", "both"),
+        help="whether library kernels may compete; both times a network with and without (default on)",
+    )
+    p.add_argument(
+        "--no-libraries", dest="libraries", action="store_const", const="off", help="--libraries off"
+    )
+    p.add_scoped(p, kernels, "--streams", metavar="POLICY", help="as in tilewright run")
+    add_pass_arguments(p, Scope())

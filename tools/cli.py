@@ -1,0 +1,105 @@
+"""The `tilewright` command: compile, run, tune, explain and report on networks.
+
+Exit codes: 0 ok, 1 the work failed, 2 the input or the arguments are bad, each with one line on stderr.
+Only the chosen command's work is imported, and after its arguments are known to be good.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import PurePath
+
+from tilewright import __version__
+from tilewright.tools.arguments.parsing import CommandParser
+from tilewright.tools.arguments.scope import ArgumentError
+from tilewright.tools.one_line_warnings import one_line, one_line_warnings
+
+#: each has a module of its name in `tilewright.tools.arguments`, with a function add_NAME
+COMMANDS = (
+    "compile", "run", "tune", "db", "explain", "report", "streams", "bench", "calibrate", "partition",
+    "cluster",
+)  # fmt: skip
+
+
+def parser(commands: Sequence[str] = COMMANDS) -> CommandParser:
+    """The argument parser with these commands."""
+    top = CommandParser(prog="tilewright", description="A deep-learning compiler.")
+    top.add_argument("--version", action="version", version=f"tilewright {__version__}")
+    sub = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in commands:
+        getattr(import_module(f"tilewright.tools.arguments.{name}"), f"add_{name}")(sub)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; never raises for bad input or failed work."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    try:
+        known = given[:1] if given and given[0] in COMMANDS else COMMANDS
+        arguments = parser(known).parse_args(given)
+        arguments.argv = given  # for commands that start themselves again
+        module, _, action = arguments.action.partition(":")
+        with one_line_warnings(), _ended_by_sigterm():
+            getattr(import_module(f"tilewright.tools.commands.{module}"), action)(arguments)
+    except ArgumentError as e:
+        return _told(str(e), 2)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    except KeyboardInterrupt as e:
+        return _told(str(e) or "interrupted", 130)
+    except MemoryError as e:
+        return _told(f"out of memory: {e}" if str(e) else "out of memory", 1)
+    except Exception as e:  # noqa: BLE001 - a fault of ours still ends in one line, and names its place
+        return _failed(e, given)
+    return 0
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the block as an error would, so that temporary files go; a second one kills."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _failed(error: Exception, given: Sequence[str]) -> int:
+    """The exit code of one of our errors, told in a line; of anything else the place as well.
+
+    What the system says of a file that the arguments name (`given`) is about the input.
+    """
+    from tilewright.ir.errors import InputError, TilewrightError  # whose package takes a while to import
+
+    if isinstance(error, TilewrightError):
+        return _told(str(error), 2 if isinstance(error, InputError) else 1)
+    if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str) and error.filename:
+        named = any(error.filename in word for word in given)
+        return _told(f"{error.filename}: {error.strerror}", 2 if named else 1)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{PurePath(place.filename).name}:{place.lineno}"
+    return _told(f"internal fault at {where}: {type(error).__name__}: {error}", 1)
+
+
+def _told(text: str, code: int) -> int:
+    print(f"error: {one_line(text)}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

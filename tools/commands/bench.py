@@ -1,0 +1,193 @@
+"""`tilewright bench`: networks and kernels beside PyTorch, interleaved, results checked first."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tilewright.ir import InputError, TilewrightError, WorkError
+from tilewright.targets import device_name, resolve_target
+from tilewright.tools.bench.compare_kernel import compare_kernel
+from tilewright.tools.bench.compare_network import Case, compare_network
+from tilewright.tools.bench.comparison import Settings
+from tilewright.tools.bench.document import Document
+from tilewright.tools.bench.host_clock import processor_name
+from tilewright.tools.bench.kernel_cases import kernel_cases
+from tilewright.tools.bench.named import KERNELS
+from tilewright.tools.bench.networks import load_network, network_paths
+from tilewright.tools.bench.peers import check_peers, cpu_torch, gpu_torch
+from tilewright.tools.bench.plot import require_plot, write_plot
+from tilewright.tools.bench.reference import Reference
+from tilewright.tools.bench.rows import Row, one_line
+from tilewright.tools.bench.table import document_text, kernel_text, row_text
+from tilewright.tools.bench.waves import rows_in_waves
+from tilewright.tools.commands.network import passes_of
+from tilewright.tuning.budget import budget_seconds
+
+#: whether libraries may compete, by variant of ours
+LIBRARIES = {"on": {"": True}, "off": {"": False}, "both": {"": True, "no libraries": False}}
+
+
+def run_bench(a: argparse.Namespace) -> None:
+    """Compare row by row; raises WorkError at the end where a result was wrong."""
+    end = time.monotonic() + a.time_limit
+    _check(a)
+    peers = check_peers(a.peers, _device_of(a))
+    named = a.kernels is None or a.networks or a.suite
+    paths = network_paths(a.networks, a.suite, Path(a.folder)) if named else []
+    cases = [] if a.kernels is None else kernel_cases(a.kernels or KERNELS, a.sizes, a.precision)
+    _check_device(a, peers)
+    settings = _settings(a, peers, lambda: end - time.monotonic())
+    protocol = _protocol(a, peers)
+    document = Document(protocol, a.json)
+    print(f"on {protocol['device']}", flush=True)
+    try:
+        for row in _network_rows(a, peers, paths, settings):
+            document.add(row)
+            print(row_text(row), flush=True)
+        for case in cases:
+            document.add_kernel(compare_kernel(case, settings))
+            print(kernel_text(document.kernels[-1]), flush=True)
+    finally:
+        print(document_text(document.data()))
+        if a.plot:
+            write_plot(document.data(), a.plot)
+    wrong = [
+        f"{row.get('network') or row['kernel']} in {row['precision']}: {row['reason']}"
+        for row in (*document.rows, *document.kernels)
+        if row["status"] == "wrong"
+    ]
+    if wrong:
+        raise WorkError("; ".join(wrong))
+
+
+def _network_rows(
+    a: argparse.Namespace, peers: tuple[str, ...], paths: Sequence[Path], settings: Settings
+) -> Iterator[Row]:
+    if a.jobs > 1:
+        asked = [
+            _Asked(a, peers, path, batch, precision, time.time() + settings.left_s())
+            for batch in a.batch
+            for precision in a.precision
+            for path in paths
+        ]
+        yield from rows_in_waves(_asked_row, asked, a.jobs, _lost_row)
+        return
+    for path in paths:
+        module = load_network(path)
+        reference = Reference(module)
+        for batch in a.batch:
+            for precision in a.precision:
+                yield compare_network(Case(path.stem, module, batch, precision), reference, settings)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A row that a process of its own makes; `ends_at` is when the whole run has to end, in Unix time."""
+
+    arguments: argparse.Namespace
+    peers: tuple[str, ...]
+    path: Path
+    batch: int
+    precision: str
+    ends_at: float
+
+
+def _asked_row(asked: _Asked, turn: Callable[[], AbstractContextManager[None]]) -> Row:
+    settings = _settings(asked.arguments, asked.peers, lambda: asked.ends_at - time.time())
+    try:
+        module = load_network(asked.path)
+        case = Case(asked.path.stem, module, asked.batch, asked.precision)
+        return compare_network(case, Reference(module), replace(settings, turn=turn))
+    except TilewrightError as e:
+        return _lost_row(asked, one_line(e))
+
+
+def _lost_row(asked: _Asked, reason: str) -> Row:
+    row = {"network": asked.path.stem, "batch": asked.batch, "precision": asked.precision}
+    return row | {"status": "failed", "reason": reason}
+
+
+def _check(a: argparse.Namespace) -> None:
+    if budget_seconds(a.budget, where="--budget") is not None and a.tune != "measure":
+        raise InputError("expected --tune measure: the model measures nothing", where="--budget")
+    if a.plot:
+        require_plot(a.plot)
+
+
+def _check_device(a: argparse.Namespace, peers: tuple[str, ...]) -> None:
+    if not peers and not a.cold:
+        return
+    if _device_of(a) == "cpu":
+        if a.cold:
+            raise InputError(f"expected an NVIDIA GPU and --target cuda, got {a.target}", where="--cold")
+        missing = [name for name in ("torch", *_PACKAGES_OF.intersection(peers)) if find_spec(name) is None]
+        if missing:
+            raise InputError(
+                f"expected {' and '.join(missing)} (pip install 'tilewright[peers]'), or --peers none",
+                where="--peers",
+            )
+    elif gpu_torch() is None:
+        raise InputError(
+            "expected PyTorch that sees an NVIDIA GPU (pip install torch), or --peers none",
+            where="--peers" if peers else "--cold",
+        )
+
+
+#: peers that are packages of their own
+_PACKAGES_OF = frozenset({"onnxruntime"})
+
+
+def _device_of(a: argparse.Namespace) -> str:
+    """Where peers run beside the target."""
+    return "cuda" if resolve_target(a.target).kind == "cuda" else "cpu"
+
+
+def _settings(a: argparse.Namespace, peers: tuple[str, ...], left_s: Callable[[], float]) -> Settings:
+    given = {
+        "target": a.target,
+        "tune": a.tune,
+        "tuning_db": a.tuning_db,
+        "budget": a.budget,
+        "streams": a.streams,
+        **passes_of(a),
+    }
+    return Settings(
+        ours={name: {**given, "libraries": allowed} for name, allowed in LIBRARIES[a.libraries].items()},
+        peers=peers,
+        rounds=a.rounds,
+        replays=a.replays,
+        cold=a.cold,
+        peer_limit_s=a.peer_limit,
+        seed=a.seed,
+        left_s=left_s,
+        all_variants=a.all_variants,
+        device=_device_of(a),
+    )
+
+
+def _protocol(a: argparse.Namespace, peers: tuple[str, ...]) -> dict[str, Any]:
+    target = resolve_target(a.target)
+    torch = gpu_torch() if target.kind == "cuda" else cpu_torch() if peers else None
+    device = device_name(target)
+    return {
+        "target": str(target),
+        "device": device if target.kind == "cuda" else "; ".join(filter(None, (device, processor_name()))),
+        "torch": torch.__version__ if torch else None,
+        "peers": list(peers),
+        "all_variants": a.all_variants,
+        "l2": "cold" if a.cold else "warm",
+        "rounds": a.rounds,
+        "replays": a.replays,
+        "tune": a.tune,
+        "budget": a.budget,
+        "libraries": a.libraries,
+        "streams": a.streams or "default",
+        "seed": a.seed,
+    }

@@ -1,0 +1,214 @@
+"""What every command shares: which network, which weights, which target; reading and making arrays."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright import frontends
+from tilewright.executable import Executable, clear_errors, load
+from tilewright.ir import ArrayType, InputError, Module, parse_file
+from tilewright.ir.npz_file import NpzFile
+from tilewright.own_passes import named_passes
+from tilewright.passes.graph.set_input_shapes import with_input_shapes
+from tilewright.running.devices import open_device
+from tilewright.running.shaped import ShapedExecutable
+from tilewright.targets import resolve_target
+from tilewright.tools.arguments.scope import ZOO
+from tilewright.tuning.budget import budget_seconds
+
+#: files that hold their weights and name their inputs
+BUNDLED = (".onnx", ".pt2")
+#: the `;` after a shape; names may hold one
+_BETWEEN_SHAPES = re.compile(r"(?<=[0-9=]);")
+
+
+def choices_of(a: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of `tilewright.compile` that `add_choice_arguments` defines."""
+    return {
+        "precision": a.precision,
+        "tune": a.tune,
+        "tuning_db": a.tuning_db,
+        "budget": budget_seconds(a.budget, where="--budget"),
+        "conv_algorithm": a.conv_algorithm,
+        "workspace": a.workspace,
+        "partitioner": a.partitioner,
+        "streams": a.streams,
+        "libraries": not a.no_libraries,
+        **passes_of(a),
+    }
+
+
+def passes_of(a: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of `tilewright.compile` that `add_pass_arguments` defines."""
+    return {"passes": named_passes(a.imports, a.pass_pipeline), "verify_each": a.verify_each}
+
+
+def load_network(a: argparse.Namespace) -> Module:
+    """The graph-level module the arguments name, for the shapes they name; raises InputError."""
+    if a.network.startswith(ZOO):
+        built = frontends.zoo.build(a.network.removeprefix(ZOO), seed=a.seed)
+        return with_input_shapes(built, dict(map(parse_shape, a.shape)))
+    path = Path(a.network)
+    if path.suffix == ".tw":
+        raise InputError(
+            "expected a network, got a saved executable: `tilewright run`, `report` and `explain` take those",
+            where=str(path),
+        )
+    if not os.path.exists(path):  # unlike the method, also False for names that are too long
+        raise InputError("no such file", where=f"{path!s:.200}")
+    if path.suffix == ".onnx":
+        return load_bundled(path, a.shape, a.constant)
+    return with_input_shapes(_as_written(a, path), dict(map(parse_shape, a.shape)))
+
+
+def _as_written(a: argparse.Namespace, path: Path) -> Module:
+    """The module of any file but an ONNX one, with the shapes it names itself."""
+    if path.suffix == ".ir":
+        return parse_file(path)
+    if path.suffix in BUNDLED:
+        return load_bundled(path, ())
+    inputs = tuple(a.inputs.split(",")) if a.inputs else None
+    return frontends.relay.load(str(path), params=a.params, inputs=inputs, seed=a.seed)
+
+
+def require_device(target: str) -> None:
+    """Raise WorkError where the device is missing that kernels are to run on, before they are compiled."""
+    resolved = resolve_target(target)
+    if resolved.kind != "reference":
+        with clear_errors():
+            open_device(str(resolved)).close()
+
+
+def load_saved(a: argparse.Namespace) -> Executable:
+    """The saved executable the arguments name; of one with several plans that for `--shape`, if given."""
+    exe = load(a.network, a.target)
+    if not a.shape:
+        return exe
+    if not isinstance(exe, ShapedExecutable):
+        raise InputError(
+            "expected a network: a saved executable with one plan keeps its shapes", where="--shape"
+        )
+    return exe.select(dict(map(parse_shape, a.shape)))
+
+
+def load_bundled(path: Path, shapes: Sequence[str], constants: Sequence[str] = ()) -> Module:
+    """An ONNX file with the given `--shape` and `--constant` arguments, or a file of torch.export.save."""
+    if path.suffix == ".onnx":
+        return frontends.onnx.load(
+            path, shapes=dict(map(parse_shape, shapes)), constants=dict(map(parse_constant, constants))
+        )
+    reject_shapes(shapes)
+    reject_constants(constants)
+    return frontends.torch.load(path)
+
+
+def reject_shapes(shapes: Sequence[str]) -> None:
+    """Raise InputError for `--shape` where a network is shown as it is written."""
+    if shapes:
+        raise InputError(
+            "expected an ONNX file: other networks are shown with their own shapes", where="--shape"
+        )
+
+
+def reject_constants(constants: Sequence[str]) -> None:
+    """Raise InputError for `--constant` where a network is no ONNX file."""
+    if constants:
+        raise InputError("expected an ONNX file: inputs of other networks are not fixed", where="--constant")
+
+
+def parse_constant(text: str) -> tuple[str, Any]:
+    """Name and value of `sr=16000`, `axes=0,1` (`axes=` for none) or `causal=true`; raises InputError."""
+    name, sign, values = text.rpartition("=")
+    try:
+        given = [_number(v.strip()) for v in values.split(",")] if values else []
+    except ValueError:
+        sign = ""
+    if not name or not sign:
+        raise InputError(f"expected NAME=V,V,... with numbers, got '{text}'", where="--constant")
+    return name, given[0] if len(given) == 1 else given
+
+
+def _number(text: str) -> int | float | bool:
+    """A whole number, another number, true or false; raises ValueError."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
+    """Shapes by input name of `x=1,3,224,224; mask=1,64`; raises InputError."""
+    parts = _BETWEEN_SHAPES.split(text)
+    return dict(parse_shape(part.strip(), where="--shapes") for part in parts)
+
+
+def parse_shape(text: str, *, where: str = "--shape") -> tuple[str, tuple[int, ...]]:
+    """Name and extents of `x=1,3,224,224` (`x=` for a scalar); raises InputError."""
+    name, sign, extents = text.rpartition("=")
+    try:
+        shape = tuple(int(n) for n in extents.split(",")) if extents else ()
+    except ValueError:
+        sign = ""
+    if not name or not sign:
+        raise InputError(f"expected NAME=N,N,... with integers, got '{text}'", where=where)
+    return name, shape
+
+
+def random_inputs(names: Sequence[str], types: Sequence[ArrayType], seed: int) -> list[np.ndarray]:
+    """Standard normal arrays (integers in [0, 1000) for integer types), one per input."""
+    rng = np.random.default_rng(seed)
+    out = []
+    for t in types:
+        if t.dtype == "bool":
+            out.append(rng.integers(0, 2, t.shape).astype(bool))
+        elif "int" in t.dtype:
+            out.append(rng.integers(0, 100 if t.dtype.endswith("int8") else 1000, t.shape).astype(t.dtype))
+        else:
+            out.append(rng.standard_normal(t.shape).astype(t.dtype))
+    return out
+
+
+def read_inputs(path: str, names: Sequence[str], types: Sequence[ArrayType]) -> list[np.ndarray]:
+    """Arrays of an .npz file, by input name; raises InputError naming every missing and every wrong one."""
+    file = NpzFile(path)
+    missing = [n for n in names if n not in file.headers]
+    if missing:
+        raise InputError(
+            f"expected arrays named {', '.join(names)}; missing {', '.join(missing)}", where=path
+        )
+    found = [ArrayType(h.shape, h.dtype.name) for h in map(file.headers.__getitem__, names)]
+    wrong = [f"'{n}' is {got}, not {t}" for n, t, got in zip(names, types, found, strict=True) if got != t]
+    if wrong:
+        raise InputError(f"expected the inputs of the network: {'; '.join(wrong)}", where=path)
+    arrays = file.read(names)
+    return [arrays[n] for n in names]
+
+
+def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
+    """Norm of the difference over the norm of `wanted`, in float64, of the elements that are finite in both.
+
+    The others must agree: NaN with NaN, an infinity with one of its sign or with what overflows in the type
+    of `got`. inf where they do not, or where the shapes differ.
+    """
+    if got.shape != wanted.shape:
+        return float("inf")
+    a, b = got.astype(np.float64), wanted.astype(np.float64)
+    finite = np.isfinite(a) & np.isfinite(b)
+    if not finite.all():
+        with np.errstate(over="ignore", invalid="ignore"):
+            stored = wanted[~finite].astype(got.dtype).astype(np.float64)
+        if not np.array_equal(a[~finite], stored, equal_nan=True):
+            return float("inf")
+        a, b = a[finite], b[finite]
+    norm = float(np.linalg.norm(b)) or 1.0
+    error = float(np.linalg.norm(a - b)) / norm
+    return error if np.isfinite(error) else float("inf")

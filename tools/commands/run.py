@@ -1,0 +1,121 @@
+"""`tilewright run NET`: compile (or load) and run a network, check and time it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.api import compile as compile_module
+from tilewright.choices import TOLERANCE
+from tilewright.executable import Executable
+from tilewright.ir import InputError, WorkError, interpret
+from tilewright.profiling.profile import Profile
+from tilewright.runtime.atomic_file import atomic_file
+from tilewright.tools.commands.network import (
+    choices_of,
+    load_network,
+    load_saved,
+    random_inputs,
+    read_inputs,
+    relative_error,
+    require_device,
+)
+from tilewright.tools.commands.rank_run import is_rank, on_ranks, rank_lines, run_rank, start_ranks
+from tilewright.tools.commands.stream_run import run_streamed, streaming_lines
+
+
+def run_network(a: argparse.Namespace) -> None:
+    """Run once, check where asked, time, report."""
+    if on_ranks(a):
+        _run_on_ranks(a)
+        return
+    if a.memory_cap is not None:
+        streamed, outputs = run_streamed(a)
+        _finish(a, {**streamed, "outputs": [_summary(o) for o in outputs]}, outputs, None)
+        return
+    module = None
+    if Path(a.network).suffix == ".tw":
+        exe = load_saved(a)
+    else:
+        module = load_network(a)
+        require_device(a.target)
+        exe = compile_module(module, target=a.target, **choices_of(a))
+    names, types = exe.input_names, exe.input_types
+    inputs = read_inputs(a.input, names, types) if a.input else random_inputs(names, types, a.seed)
+    outputs = exe(*inputs)
+    result: dict[str, Any] = {
+        "target": exe.target,
+        "device": exe.device,
+        "outputs": [_summary(o) for o in outputs],
+    }
+    if isinstance(exe, Executable):
+        result["seconds_median"] = float(np.median(exe.time(*inputs, repeats=a.repeats)))
+    profile = None
+    if a.trace:
+        profile = exe.profile(*inputs, repeats=a.repeats, compare_serial=True)
+        profile.write_trace(a.trace)
+        result["profile"] = profile.summary()
+    exe.close()
+    if a.check and module is not None:
+        wanted = interpret(module, *inputs, precision="fp64")
+        result["relative_error"] = max(relative_error(o, w) for o, w in zip(outputs, wanted, strict=True))
+    _finish(a, result, outputs, profile)
+
+
+def _run_on_ranks(a: argparse.Namespace) -> None:
+    """As one of several ranks, of which the first reports; or start them."""
+    if not is_rank(a):
+        start_ranks(a)
+    elif (found := run_rank(a)) is not None:
+        result, outputs = found
+        _finish(a, {**result, "outputs": [_summary(o) for o in outputs]}, outputs, None)
+
+
+def _finish(
+    a: argparse.Namespace, result: dict[str, Any], outputs: list[np.ndarray], profile: Profile | None
+) -> None:
+    """Write and report; raises WorkError for a wrong result."""
+    if a.output:
+        _write(a.output, outputs)
+    _report(a, result, profile)
+    limit = TOLERANCE[a.precision]
+    if result.get("relative_error", 0.0) > limit:
+        raise WorkError(
+            f"the result is wrong: relative error {result['relative_error']:.3g} is above {limit:g}"
+        )
+
+
+def _summary(o: np.ndarray) -> dict[str, Any]:
+    finite = bool(np.isfinite(o).all()) if o.dtype.kind == "f" else True
+    return {"shape": list(o.shape), "dtype": o.dtype.name, "finite": finite}
+
+
+def _write(path: str, outputs: list[np.ndarray]) -> None:
+    arrays: dict[str, Any] = {f"out{i}": o for i, o in enumerate(outputs)}
+    try:
+        with atomic_file(Path(path)) as f:
+            np.savez(f, **arrays)
+    except OSError as e:
+        raise InputError(f"cannot write the outputs: {e.strerror}", where=path) from e
+
+
+def _report(a: argparse.Namespace, result: dict[str, Any], profile: Profile | None) -> None:
+    if a.json:
+        print(json.dumps(result))
+        return
+    shapes = ", ".join(f"{o['dtype']}{o['shape']}" for o in result["outputs"])
+    print(f"{a.network} on {result['device']}: {shapes}")
+    if "seconds_median" in result:
+        print(f"median of {a.repeats} runs: {1e3 * result['seconds_median']:.3f} ms")
+    if "distributed" in result:
+        print(rank_lines(result["distributed"]))
+    if "relative_error" in result:
+        print(f"relative error against the float64 reference: {result['relative_error']:.2e}")
+    if "streaming" in result:
+        print(streaming_lines(result["streaming"]))
+    if profile is not None:
+        print(f"{profile}\nwrote {a.trace}")

@@ -1,0 +1,1 @@
+"""`irdump`: shows a network at every level and runs single passes."""

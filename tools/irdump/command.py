@@ -1,0 +1,149 @@
+"""`irdump`: reads IR or a Relay network, runs passes on it, and shows what they do.
+
+The resulting module (or kernel source) goes to stdout or `-o`; what passes did on the way goes to stderr.
+Exit codes: 0 ok, 1 the work failed, 2 the input or the arguments are bad, each with one line on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from tilewright import __version__
+from tilewright.tools.arguments.network import SEED
+from tilewright.tools.arguments.parsing import CommandParser
+from tilewright.tools.arguments.scope import ArgumentError
+from tilewright.tools.one_line_warnings import one_line, one_line_warnings
+
+LEVELS = ("graph", "tensor", "thread", "source")
+
+_EPILOG = """\
+examples:
+  irdump net.relay --level tensor              the tensor level after the default passes
+  irdump net.ir --pass-pipeline 'cse, dce' --diff
+  irdump net.relay --level source --target cuda:sm_90a
+  irdump net.relay --html steps.html           a page that steps through the default passes
+  irdump failing.ir                            rerun a reproducer: its first lines name the pipeline
+"""
+
+
+def parser() -> CommandParser:
+    """The argument parser."""
+    p = CommandParser(
+        prog="irdump", description=__doc__, epilog=_EPILOG, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add = p.add_argument
+    add("--version", action="version", version=f"irdump {__version__}")
+    add(
+        "file",
+        nargs="?",
+        metavar="FILE",
+        help="our IR (.ir), Relay text (.relay) or JSON (.json), .onnx, .pt2; - is stdin",
+    )
+    what = p.add_argument_group("what to run").add_mutually_exclusive_group()
+    what.add_argument(
+        "--pass-pipeline", metavar="TEXT", help="passes to run, as in 'cse, fuse{limit=2}, dce'"
+    )
+    what.add_argument("--level", choices=LEVELS, help="run the default passes down to this level")
+    add("--target", metavar="NAME", help="cuda, cuda:sm_90a, opencl (the default), ...")
+    add("--import", dest="imports", action="append", default=[], metavar="FILE_OR_MODULE",
+        help="Python code that registers further passes; may be repeated")  # fmt: skip
+    add("--verify-each", action="store_true", help="verify the module after every pass")
+    relay = p.add_argument_group("networks")
+    relay.add_argument("--params", metavar="FILE|random", help="values of the parameters (Relay)")
+    relay.add_argument("--inputs", metavar="A,B", help="parameters that stay inputs (Relay)")
+    relay.add_argument("--seed", type=SEED, default=0, metavar="N", help="seed of random parameters (Relay)")
+    relay.add_argument("--shape", action="append", default=[], metavar="X=1,3,224,224",
+        help="extents of an ONNX file's input or symbolic dimension; may be repeated")  # fmt: skip
+    relay.add_argument("--constant", action="append", default=[], metavar="NAME=V,...",
+        help="fix an input of an ONNX file to a value; may be repeated")  # fmt: skip
+    show = p.add_argument_group("what to show")
+    show.add_argument("--print-after", action="append", default=[], metavar="PATTERN",
+                      help="print the module after these passes (with * and ?); may be repeated")  # fmt: skip
+    show.add_argument("--print-after-all", action="store_true", help="print the module after every pass")
+    show.add_argument("--diff", action="store_true", help="print what each pass changed")
+    show.add_argument("--timing", action="store_true", help="print the time each pass took")
+    show.add_argument("--no-locations", action="store_true", help="leave out where ops came from")
+    show.add_argument("--list-passes", action="store_true", help="list all passes")
+    show.add_argument("--list-ops", action="store_true", help="list all ops")
+    show.add_argument("--json", action="store_true",
+                      help="lists and timing as JSON on stdout, in place of the module")  # fmt: skip
+    out = p.add_argument_group("where to write")
+    out.add_argument("-o", "--output", metavar="OUT", help="write the module here instead of stdout")
+    out.add_argument(
+        "--html",
+        metavar="OUT",
+        help="write a page that steps through the passes (the default ones where none are named)",
+    )
+    out.add_argument("--dump-dir", metavar="DIR", help="write the module after each pass into this folder")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code; never raises for bad input or failed work."""
+    try:
+        _work(_arguments(argv))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except ArgumentError as e:
+        return _told(str(e), 2)
+    except KeyboardInterrupt:
+        return _told("interrupted", 130)
+    except Exception as e:  # noqa: BLE001 - a fault of ours still ends in one line, and names its place
+        return _report(e)
+    return 0
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    p = parser()
+    arguments = p.parse_args(argv)
+    listing = arguments.list_passes or arguments.list_ops
+    if not listing and arguments.file is None:
+        p.error("expected a FILE, or - for stdin")
+    if arguments.json and not (listing or arguments.timing):
+        p.error("--json goes with --timing, --list-passes or --list-ops")
+    return arguments
+
+
+def _work(arguments: argparse.Namespace) -> None:
+    """Import what the work needs, which takes a while, and do it."""
+    from tilewright.passes.framework.importing import import_passes
+    from tilewright.tools.irdump.lists import op_list, pass_list
+    from tilewright.tools.irdump.run import run
+
+    import_passes(arguments.imports)
+    if arguments.list_passes:
+        print(pass_list(as_json=arguments.json))
+    if arguments.list_ops:
+        print(op_list(as_json=arguments.json))
+    if not (arguments.list_passes or arguments.list_ops):
+        with one_line_warnings("irdump"):
+            run(arguments)
+
+
+def _report(e: Exception) -> int:
+    """One line on stderr, and the exit code."""
+    from tilewright.ir.errors import InputError, TilewrightError
+
+    if isinstance(e, TilewrightError):
+        return _told(str(e), 2 if isinstance(e, InputError) else 1)
+    if isinstance(e, OSError):
+        return _told(f"{e.filename}: {e.strerror}" if e.filename else str(e), 2)
+    if isinstance(e, MemoryError):
+        return _told(f"out of memory: {e}" if str(e) else "out of memory", 1)
+    if isinstance(e, RecursionError):
+        return _told("the input is nested too deeply", 2)
+    place = traceback.extract_tb(e.__traceback__)[-1]
+    where = f"{PurePath(place.filename).name}:{place.lineno}"
+    return _told(f"internal fault at {where}: {type(e).__name__}: {e}", 1)
+
+
+def _told(text: str, code: int) -> int:
+    print(f"irdump: error: {one_line(text)}", file=sys.stderr)
+    return code

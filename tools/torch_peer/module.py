@@ -1,0 +1,89 @@
+"""A graph-level module as a PyTorch module: one traced graph of calls, weights as parameters.
+
+Batch norms stay calls of their own. A bias belongs to its product; x * sigmoid(x), the erf form of GELU and,
+where asked for, attention are one call: as torchvision and the transformers library write them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir import Module, UnsupportedError, Value
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.tools.torch_peer.fusions import FUSED, FusedCalls
+from tilewright.tools.torch_peer.peer import RULES
+from tilewright.tools.torch_peer.program import COMBINED, FOLD, Call, combined_calls
+
+_RULES = {**RULES, **COMBINED, **FUSED}
+
+
+def torch_module(module: Module, *, dtype: str = "float32", attention: bool = False) -> Any:
+    """A `torch.fx.GraphModule` on the CPU that computes @main with floats of `dtype` (a PyTorch name).
+
+    Takes tensors in the order of the inputs, floats already in `dtype`, and returns a list. attention: as one
+    call where the graph has it. Raises UnsupportedError listing every op without a rule.
+    """
+    import torch
+
+    folded, fused = fused_calls(module, attention=attention)
+    graph = torch.fx.Graph()
+    build = _Build(torch, graph, getattr(torch, dtype))
+    for number, p in enumerate(folded.main.params):
+        build.values[p] = build.proxy(graph.placeholder(f"x{number}"))
+    attributes: dict[str, Any] = {}
+    for number, (value, array) in enumerate(fused.constants.items()):
+        attributes[f"w{number}"] = build.weight(array, linear=value in fused.linear_weights)
+        build.values[value] = build.proxy(graph.create_node("get_attr", f"w{number}"))
+    for call in fused.calls:
+        build.call(call)
+    graph.output([build.values[v].node for v in fused.returned])
+    graph.eliminate_dead_code()
+    return torch.fx.GraphModule(attributes, graph).eval()
+
+
+def fused_calls(module: Module, *, attention: bool) -> tuple[Module, FusedCalls]:
+    """The module with constants folded, and its calls; raises UnsupportedError."""
+    folded = run_pipeline(module, Pipeline.parse(FOLD), PassContext())
+    ops = folded.main.body.ops
+    constants = {op.result: folded.constants[str(op["name"])] for op in ops if op.name == "graph.constant"}
+    fused = FusedCalls(combined_calls(ops[:-1]), ops[-1].operands, constants, attention=attention)
+    unknown = sorted({name for name, _, _ in fused.calls} - _RULES.keys())
+    if unknown:
+        raise UnsupportedError(f"no PyTorch rule for {', '.join(unknown)}", where=f"@{module.name}")
+    return folded, fused
+
+
+class _Build:
+    """The graph under construction: what each IR value is in it."""
+
+    def __init__(self, torch: Any, graph: Any, dtype: Any) -> None:
+        self.torch, self.dtype = torch, dtype
+        self.values: dict[Value, Any] = {}
+        self._tracer = torch.fx.proxy.GraphAppendingTracer(graph)
+
+    def proxy(self, node: Any) -> Any:
+        """What calls on a node are recorded through."""
+        return self.torch.fx.Proxy(node, self._tracer)
+
+    def weight(self, array: np.ndarray, *, linear: bool) -> Any:
+        """A parameter of floats, or a buffer of integers or booleans."""
+        tensor = self.torch.from_numpy((array[0].T if linear else array).copy(order="C"))
+        if not tensor.is_floating_point():
+            return tensor
+        return self.torch.nn.Parameter(tensor.to(self.dtype), requires_grad=False)
+
+    def call(self, call: Call) -> None:
+        """Record one call."""
+        name, op, operands = call
+        x = [self.values[v] for v in operands]
+        if name == "graph.cast" and op["dtype"] == "f32":
+            made = x[0].to(self.dtype)
+        else:
+            made = _RULES[name](self.torch, x, op)
+        if len(op.results) == 1:
+            self.values[op.result] = made
+            return
+        for number, result in enumerate(op.results):
+            self.values[result] = made[number]

@@ -1,0 +1,227 @@
+"""A graph-level module as the PyTorch calls of a usual model: views, calls in place, results freed when dead.
+
+As torchvision and the transformers library write them, activations and sums overwrite an operand that nobody
+needs any more, a bias belongs to the product before it, x * sigmoid(x) and the erf form of GELU are one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from tilewright.ir import Module, Op, UnsupportedError, Value
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.tools.torch_peer.peer import RULES
+from tilewright.tools.torch_peer.rules import rank
+
+Kind = Literal["new", "view", "in place"]
+
+FOLD = "infer-shapes, fold-constants, cse, dce"
+VIEWS = {
+    f"graph.{name}"
+    for name in [
+        "reshape",
+        "squeeze",
+        "expand_dims",
+        "transpose",
+        "broadcast_to",
+        "batch_flatten",
+        "dropout",
+        "strided_slice",
+    ]
+}
+IN_PLACE: dict[str, Callable[[Any, Sequence[Any], Op], Any]] = {
+    "graph.relu": lambda torch, x, op: x[0].relu_(),
+    "graph.clip": lambda torch, x, op: x[0].clamp_(op["a_min"], op["a_max"]),
+    "graph.add": lambda torch, x, op: x[0].add_(x[1]),
+    "graph.bias_add": lambda torch, x, op: x[0].add_(
+        x[1].reshape([-1 if d == op.integer("axis") % rank(op) else 1 for d in range(rank(op))])
+    ),
+    "silu": lambda torch, x, op: torch.nn.functional.silu(x[0], inplace=True),
+}
+COMBINED = {
+    "silu": lambda torch, x, op: torch.nn.functional.silu(x[0]),
+    "gelu": lambda torch, x, op: torch.nn.functional.gelu(x[0]),
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call: its result takes new memory, shares that of an operand, or overwrites the first operand."""
+
+    name: str
+    op: Op
+    operands: tuple[Value, ...]
+    kind: Kind
+
+
+class TorchProgram:
+    """@main of a graph-level module with weights as a sequence of `steps`; raises UnsupportedError."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = run_pipeline(module, Pipeline.parse(FOLD), PassContext())
+        self.returned = self.module.main.body.ops[-1].operands
+        self.weights = {op.result: op for op in self.module.main.body.ops if op.name == "graph.constant"}
+        calls = combined_calls(self.module.main.body.ops[:-1])
+        known = RULES.keys() | COMBINED.keys()
+        unknown = sorted({name for name, op, _ in calls if name not in known or len(op.results) > 1})
+        if unknown:
+            raise UnsupportedError(f"no PyTorch rule for {', '.join(unknown)}", where=f"@{module.name}")
+        self.steps, self.storage = _with_kinds(
+            calls, [*self.module.main.params, *self.weights], self.returned
+        )
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights, as the folded graph has them."""
+        return sum(value.tensor.nbytes for value in self.weights)
+
+    @cached_property
+    def dying(self) -> list[list[Value]]:
+        """Per step the values that no later step needs; inputs and weights belong to the caller."""
+        last = _last_uses([s.operands for s in self.steps], [s.op.result for s in self.steps], self.returned)
+        rows: list[list[Value]] = [[] for _ in self.steps]
+        for step in self.steps:
+            if last[step.op.result] < len(self.steps):
+                rows[last[step.op.result]].append(step.op.result)
+        return rows
+
+    def estimated_peak(self) -> int:
+        """Most bytes held at one time beyond the weights: inputs and results of calls; no workspaces."""
+        outer = {*self.module.main.params, *self.weights}
+        held = sum(p.tensor.nbytes for p in self.module.main.params)
+        values: dict[Value, int] = {}  # storage -> how many live values share it
+        peak = held
+        for step, dead in zip(self.steps, self.dying, strict=True):
+            own = self.storage[step.op.result]
+            values[own] = values.get(own, 0) + 1
+            if step.kind == "new":
+                held += own.tensor.nbytes
+            peak = max(peak, held)
+            for value in dead:
+                storage = self.storage[value]
+                values[storage] -= 1
+                if not values[storage] and storage not in outer:
+                    held -= storage.tensor.nbytes
+        return peak
+
+    def function(self, torch: Any, device: str) -> Callable[..., list[Any]]:
+        """The network as a function of tensors on `device`, where its weights now lie."""
+        constants = self.module.constants
+        weights = {
+            value: torch.from_numpy(constants[str(op["name"])].copy()).to(device)
+            for value, op in self.weights.items()
+        }
+
+        def run(*inputs: Any) -> list[Any]:
+            env: dict[Value, Any] = {**weights, **dict(zip(self.module.main.params, inputs, strict=True))}
+            for step, dead in zip(self.steps, self.dying, strict=True):
+                rules = IN_PLACE if step.kind == "in place" else {**RULES, **COMBINED}
+                env[step.op.result] = rules[step.name](torch, [env[v] for v in step.operands], step.op)
+                for value in dead:
+                    del env[value]
+            return [env[v] for v in self.returned]
+
+        return run
+
+
+Call = tuple[str, Op, tuple[Value, ...]]
+
+
+def combined_calls(ops: Sequence[Op]) -> list[Call]:
+    """The ops as calls, with x * sigmoid(x) as silu and x * (1/2 + erf(x * c) / 2) as gelu."""
+    producer = {r: op for op in ops for r in op.results}
+    users: dict[Value, int] = {}
+    for op in ops:
+        for v in op.operands:
+            users[v] = users.get(v, 0) + 1
+    calls: dict[Value, Call] = {}
+    for op in ops:
+        if op.name == "graph.constant":
+            continue
+        calls[op.results[0]] = (op.name, op, op.operands)
+        if op.name != "graph.multiply":
+            continue
+        for x, factor in (op.operands, op.operands[::-1]):
+            inner = _only_used_here(factor, ("graph.sigmoid",), x, producer, users)
+            name = "silu" if inner else "gelu"
+            inner = inner or _only_used_here(
+                factor, ("graph.add", "graph.multiply", "graph.erf", "graph.multiply"), x, producer, users
+            )
+            if inner:
+                for value in inner:
+                    del calls[value]
+                calls[op.result] = (name, op, (x,))
+                break
+    return list(calls.values())
+
+
+def _only_used_here(
+    value: Value, names: Sequence[str], x: Value, producer: dict[Value, Op], users: dict[Value, int]
+) -> list[Value]:
+    """The results of the ops `names`, outermost first, that lead from `value` back to x and nowhere else.
+
+    Empty where they are other ops. Operands beside the chain are constants.
+    """
+    chain: list[Value] = []
+    for name in names:
+        op = producer.get(value)
+        if op is None or op.name != name or users[value] != 1:
+            return []
+        chain.append(value)
+        inner = [v for v in op.operands if v not in producer or producer[v].name != "graph.constant"]
+        if len(inner) != 1:
+            return []
+        value = inner[0]
+    return chain if value is x else []
+
+
+def _last_uses(
+    operands: Sequence[Sequence[Value]], results: Sequence[Value], returned: Sequence[Value]
+) -> dict[Value, int]:
+    last = {result: index for index, result in enumerate(results)}
+    for index, own in enumerate(operands):
+        for value in own:
+            last[value] = index
+    return last | dict.fromkeys(returned, len(results))
+
+
+def _with_kinds(
+    calls: Sequence[Call], outer: Sequence[Value], returned: Sequence[Value]
+) -> tuple[list[Step], dict[Value, Value]]:
+    """Steps with their kinds, and per value the value that its memory was taken for."""
+    last = _last_uses([call[2] for call in calls], [call[1].result for call in calls], returned)
+    storage: dict[Value, Value] = {value: value for value in outer}
+    needed: dict[Value, int] = {value: len(calls) for value in outer}  # per storage, its last use
+    shared = _storage_needed(calls, last)
+    steps: list[Step] = []
+    for index, (name, op, operands) in enumerate(calls):
+        kind: Kind = "new"
+        if name in VIEWS or (name in ("graph.cast", "graph.repeat") and operands[0].type == op.result.type):
+            kind = "view"
+        elif name in IN_PLACE:
+            free = [
+                v
+                for v in (operands if name == "graph.add" else operands[:1])
+                if v.type == op.result.type and needed.get(storage[v], 0) <= index
+            ]
+            if free:
+                kind = "in place"
+                operands = (free[0], *(v for v in operands if v is not free[0]))
+        own = op.result if kind == "new" else storage[operands[0]]
+        storage[op.result] = own
+        if own not in outer:
+            needed[own] = max(needed.get(own, 0), shared[op.result])
+        steps.append(Step(name, op, operands, kind))
+    return steps, storage
+
+
+def _storage_needed(calls: Sequence[Call], last: dict[Value, int]) -> dict[Value, int]:
+    """Per value the last use of it or of a view of it."""
+    needed = dict(last)
+    for name, op, operands in reversed(calls):
+        if name in VIEWS or name in ("graph.cast", "graph.repeat"):
+            needed[operands[0]] = max(needed[operands[0]], needed[op.result])
+    return needed
