@@ -319,9 +319,12 @@ def test_commits_are_compared_and_kept(repository, tmp_path, capsys, monkeypatch
     assert replay.main(["documented", *kept]) == 0
 
 
-def test_times_are_compared_round_by_round(repository, capsys):
-    assert replay.main(["first", "moved", "--targets", "opencl", "--times", "2"]) == 0
+def test_times_are_compared_round_by_round(repository, tmp_path, capsys):
+    asked = ("--targets", "opencl", "--times", "2", "--json", str(tmp_path / "out.json"))
+    assert replay.main(["first", "moved", *asked]) == 0
     assert "of the processor time of first" in capsys.readouterr().out
+    (row,) = json.loads((tmp_path / "out.json").read_text())
+    assert len(row["base_cpu_s"]) == len(row["head_cpu_s"]) == 2
 
 
 def test_bad_arguments_and_commits_are_told(repository, tmp_path, capsys):

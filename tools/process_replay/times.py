@@ -45,7 +45,8 @@ def compare_times(
     Each network has a fresh process in each round. Raises WorkError where a case does not compile.
     """
     seconds: dict[tuple[Case, int], list[float]] = {(c, side): [] for c in cases for side in (0, 1)}
-    work = [(list(g), r) for _, g in groupby(cases, key=lambda c: c.network) for r in range(rounds)]
+    groups = [list(g) for _, g in groupby(cases, key=lambda c: c.network)]
+    work = [(group, number) for group in groups for number in range(rounds)]
     for group, number in tqdm(work, desc="rounds", disable=not sys.stderr.isatty()):
         for side in (0, 1) if number % 2 == 0 else (1, 0):
             with Child(roots[side], sources[side].title, scratch) as child:
