@@ -159,9 +159,10 @@ def _modern(proto: Any, file: str) -> Any:
     if version >= OLDEST_OPSET:
         return proto
     converter = onnx_module("version_converter")
+    inference = onnx_module("shape_inference")
     try:
         return converter.convert_version(_aligned(proto), OLDEST_OPSET)
-    except (RuntimeError, ValueError, converter.ConvertError) as error:
+    except (RuntimeError, ValueError, converter.ConvertError, inference.InferenceError) as error:
         raise UnsupportedError(
             f"expected operators of version {OLDEST_OPSET} or newer, got {version}, which ONNX does not "
             f"convert: {' '.join(str(error).split())}",

@@ -364,3 +364,12 @@ def test_broadcasts_of_old_versions_begin_at_their_axis(rng, shape, other, axis)
     place = len(shape) - len(other) if axis is None else axis
     behind = len(shape) - place - len(other)
     np.testing.assert_array_equal(got, x * b.reshape(*other, *(1,) * behind))
+
+
+def test_an_old_op_without_its_result_is_refused():
+    node = helper.make_node("Sqrt", ["x"], [])
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, (2,)) for n in "xy"]
+    graph = helper.make_graph([node], "old", values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 6)], ir_version=3)
+    with pytest.raises(tw.UnsupportedError, match=r"which ONNX does not convert.*out of bounds"):
+        tw.frontends.onnx.load(model)
