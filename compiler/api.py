@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from tilewright.choices import PARTITIONER, ConvAlgorithm, Partitioner, Precision, Tune, Workspace
 from tilewright.costmodel.hardware.calibration import calibrated_constants
@@ -14,7 +14,6 @@ from tilewright.driver import Lowered, build, lower
 from tilewright.executable import Artifact, Executable, clear_errors
 from tilewright.ir import Func, InputError, Level, Module, Pairs, show
 from tilewright.ir.given import given
-from tilewright.libraries.choice import SEARCH_SHARE, LibraryChoice, facts_without_measurement
 from tilewright.libraries.matching.convolution_facts import convolution_facts
 from tilewright.libraries.matching.layout_facts import layout_facts
 from tilewright.own_passes import GivenPasses, OwnPasses
@@ -26,12 +25,11 @@ from tilewright.running.devices import open_device
 from tilewright.running.reference import ReferenceExecutable
 from tilewright.running.shaped import compile_shapes
 from tilewright.targets import Target, resolve_target
-from tilewright.tuning.budget import Budget, budget_seconds
-from tilewright.tuning.database.records import lines_of
-from tilewright.tuning.database.travel import TEXT as TUNING
-from tilewright.tuning.kernels.measuring import Measurer, measurer
+from tilewright.tuning.budget import budget_seconds
 from tilewright.tuning.stream_choice import check_policy, choose_streams, kernel_costs, work_of
-from tilewright.tuning.tuner import Tuner
+
+if TYPE_CHECKING:
+    from tilewright.measured_choice import MeasuredChoice
 
 #: options of `compile` that only kernels have, with the values that ask for nothing
 _OF_KERNELS = {
@@ -124,15 +122,7 @@ def compile(
         raise InputError(
             f"{len(missing)} constants have no data: {', '.join(missing[:5])}", where=f"@{module.name}"
         )
-    limit = Budget(budget_seconds(budget))
-    with measurer(resolved, tuning_db) if tune == "measure" else nullcontext() as m:
-        competing = (
-            LibraryChoice(m, limit, progress=progress, streams=streams or "model")
-            if m and libraries
-            else None
-        )
-        tuner = _tuner(m, limit, asked, competing) if m else None
-        choose = _one_after_the_other(tuner, competing) if tuner else None
+    with _measured_choice(resolved, asked) as measured:
         lowered = lower(
             module,
             resolved,
@@ -143,13 +133,11 @@ def compile(
             partitioner=partitioner,
             own=own,
             verify_each=verify_each,
-            choose=choose,
-            choose_algorithms=tuner.choose_algorithms if tuner else None,
+            choose=measured.choose if measured else None,
+            choose_algorithms=measured.choose_algorithms if measured else None,
         )
-        tuning = {"tuning": tuner.facts} if tuner else {}
-        entries = {TUNING: lines_of(tuner.entries)} if tuner else {}
-        if libraries and (competing or resolved.kind == "cuda"):
-            tuning["libraries"] = competing.facts if competing else facts_without_measurement()
+        tuning = measured.facts() if measured else _untuned(resolved, libraries=libraries)
+        entries = measured.texts() if measured else {}
     plan = build(lowered, resolved, progress=progress)
     constants = constants_of(plan, lowered.thread.constants)
     texts = {"graph": show(lowered.graph), "tensor": show(lowered.tensor), "thread": show(lowered.thread)}
@@ -186,18 +174,24 @@ def _interpreted(
     return ReferenceExecutable(module)
 
 
-def _one_after_the_other(tuner: Tuner, libraries: LibraryChoice | None) -> Callable[[Module], Module]:
-    """The search among generated kernels, then their comparison with libraries."""
-    return tuner.choose if libraries is None else lambda module: libraries.choose(tuner.choose(module))
+def _measured_choice(
+    target: Target, asked: Mapping[str, Any]
+) -> AbstractContextManager[MeasuredChoice | None]:
+    """What measures kernels on the device; None where the model chooses."""
+    if asked["tune"] != "measure":
+        return nullcontext()
+    from tilewright.measured_choice import measured_choice  # slow to load, and only this needs it
+
+    return measured_choice(target, asked)
 
 
-def _tuner(m: Measurer, budget: Budget, asked: Mapping[str, Any], libraries: LibraryChoice | None) -> Tuner:
-    """The search, with what comparing with libraries leaves of the budget where the device runs any."""
-    named = {name: asked[name] for name in ("progress", "workspace")}
-    streams = asked["streams"] or "model"
-    if libraries is None or not libraries.possible:
-        return Tuner(m, budget, streams=streams, **named)
-    return Tuner(m, budget.share(SEARCH_SHARE), streams=streams, libraries=libraries.quietly, **named)
+def _untuned(target: Target, *, libraries: bool) -> dict[str, Any]:
+    """What a report says of libraries where nothing is measured."""
+    if not libraries or target.kind != "cuda":
+        return {}
+    from tilewright.libraries.choice import facts_without_measurement  # as slow to load
+
+    return {"libraries": facts_without_measurement()}
 
 
 def check_options(asked: Mapping[str, Any]) -> None:

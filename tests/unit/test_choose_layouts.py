@@ -15,6 +15,7 @@ from tilewright.ir.expr import symbols
 from tilewright.ir.tensor.ops import STRUCTURED, dims, reads
 from tilewright.libraries.matching.layout_facts import layout_text
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.tensor.layouts import cut
 from tilewright.passes.tensor.layouts.axes import channels_last_orders
 from tilewright.passes.tensor.layouts.cost import LayoutCosts
 from tilewright.passes.tensor.layouts.cut import Energy, least_cost
@@ -169,6 +170,21 @@ def test_the_cut_is_the_best_of_all_assignments():
         every = ({v for v, bit in enumerate(bits) if bit} for bits in product((0, 1), repeat=n))
         best = min(map(energy.of, every))
         assert energy.of(least_cost(energy)) == pytest.approx(best, abs=1e-12)
+
+
+def test_small_and_large_graphs_are_cut_alike(monkeypatch):
+    rng = np.random.default_rng(1)
+    for n in (2, 5, 20, 60) * 5:
+        energy: Energy[int] = Energy()
+        for v in range(n):
+            energy.add(v, int(rng.integers(2)), float(rng.integers(0, 5)) * 1e-6)
+            for u in rng.integers(0, n, 3):
+                if u != v:
+                    energy.add_pair(int(u), v, (0, 1), float(rng.integers(0, 4)) * 1e-6)
+        monkeypatch.setattr(cut, "FEW_EDGES", 10**9)
+        small = least_cost(energy)
+        monkeypatch.setattr(cut, "FEW_EDGES", 0)
+        assert least_cost(energy) == small
 
 
 def test_the_chosen_layouts_cost_no_more_than_all_or_none():

@@ -1,0 +1,57 @@
+"""What `tune="measure"` adds to a compilation: a search among kernels, and a comparison with libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from tilewright.ir import Module
+from tilewright.libraries.choice import SEARCH_SHARE, LibraryChoice
+from tilewright.targets import Target
+from tilewright.tuning.budget import Budget, budget_seconds
+from tilewright.tuning.database.records import lines_of
+from tilewright.tuning.database.travel import TEXT
+from tilewright.tuning.kernels.measuring import measurer
+from tilewright.tuning.tuner import Tuner
+
+
+class MeasuredChoice:
+    """The tuner of a compilation and, where libraries compete, their choice."""
+
+    def __init__(self, tuner: Tuner, libraries: LibraryChoice | None) -> None:
+        self.choose_algorithms = tuner.choose_algorithms
+        self._tuner, self._libraries = tuner, libraries
+
+    def choose(self, module: Module) -> Module:
+        """Search among generated kernels, then compare them with those of libraries."""
+        tuned = self._tuner.choose(module)
+        return tuned if self._libraries is None else self._libraries.choose(tuned)
+
+    def facts(self) -> dict[str, Any]:
+        """What a report says of it."""
+        libraries = {} if self._libraries is None else {"libraries": self._libraries.facts}
+        return {"tuning": self._tuner.facts, **libraries}
+
+    def texts(self) -> dict[str, str]:
+        """The entries of the database that the choice rests on, as a saved executable keeps them."""
+        return {TEXT: lines_of(self._tuner.entries)}
+
+
+@contextmanager
+def measured_choice(target: Target, asked: Mapping[str, Any]) -> Iterator[MeasuredChoice]:
+    """The choice for a target, with the options `asked` of `compile`. Raises as opening the device does."""
+    budget = Budget(budget_seconds(asked["budget"]))
+    streams = asked["streams"] or "model"
+    with measurer(target, asked["tuning_db"]) as m:
+        libraries = (
+            LibraryChoice(m, budget, progress=asked["progress"], streams=streams)
+            if asked["libraries"]
+            else None
+        )
+        named = {"streams": streams, **{name: asked[name] for name in ("progress", "workspace")}}
+        if libraries is None or not libraries.possible:
+            tuner = Tuner(m, budget, **named)
+        else:  # the search leaves some of the budget to the comparison
+            tuner = Tuner(m, budget.share(SEARCH_SHARE), libraries=libraries.quietly, **named)
+        yield MeasuredChoice(tuner, libraries)
