@@ -137,6 +137,11 @@ def choose_streams(
         chosen = plan_streams(dag, policy, work)
         return StreamChoice(with_streams(plan, chosen), policy, "name", {})
     if policy == "model":
+        first = plan_streams(dag, CANDIDATES[0], work)
+        seconds = replay_time(first, work=work)
+        # No replay is shorter than this; most plans of a CPU, where nothing runs side by side, end here.
+        if seconds <= GAIN * sum(c * s for c, s in zip(work.costs, work.shares, strict=True)):
+            return StreamChoice(with_streams(plan, first), CANDIDATES[0], "model", {CANDIDATES[0]: seconds})
         return _chosen(plan, work, "model", partial(replay_time, work=work))
     with device() as opened, opened.load(plan, constants):
         # The load above holds the weights on the device while candidates come and go.

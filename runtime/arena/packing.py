@@ -60,6 +60,14 @@ def pack(sizes: Ints, lifetimes: Lifetimes, bound: int, *, steps: int = STEPS) -
     return best.offsets, best.arena_bytes
 
 
+def first_bytes(sizes: Ints, lifetimes: Lifetimes) -> int:
+    """The bytes of the layout that `pack` tries first, which depends on no bound."""
+    if not len(sizes):
+        return 0
+    order, fit = next(_starts(sizes, lifetimes))
+    return _Packer(sizes, lifetimes.clashes, 0, STEPS).place(order, fit).arena_bytes
+
+
 def _arena_bytes(placement: Placement) -> int:
     return placement.arena_bytes
 

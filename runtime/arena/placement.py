@@ -13,7 +13,7 @@ import numpy as np
 from tilewright.runtime.arena.bound import heaviest_antichain
 from tilewright.runtime.arena.in_place import places_of
 from tilewright.runtime.arena.lifetimes import Ints, LaunchOrder, Lifetimes
-from tilewright.runtime.arena.packing import pack
+from tilewright.runtime.arena.packing import first_bytes, pack
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.plan.check import ALIGNMENT
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
@@ -43,7 +43,7 @@ def plan_arena(
     be earlier than i. Raises `RuntimeInputError` for a negative size or a bad dependency.
     """
     placed, rounded, lifetimes = _placed(sizes, touches, deps, keep, alignment)
-    lower_bound = heaviest_antichain(rounded, lifetimes)
+    lower_bound = _lower_bound(rounded, lifetimes)
     offsets, arena_bytes = pack(rounded, lifetimes, lower_bound)
     return ArenaLayout(
         dict.fromkeys(sizes, 0) | dict(zip(placed, offsets.tolist(), strict=True)), arena_bytes, lower_bound
@@ -90,7 +90,13 @@ def layout_of(plan: ExecutionPlan, *, alignment: int = ALIGNMENT) -> ArenaLayout
 def arena_lower_bound(plan: ExecutionPlan, *, alignment: int = ALIGNMENT) -> int:
     """Bytes that no layout of the plan's arena goes below: `ArenaLayout.lower_bound` without a layout."""
     _, sizes, lifetimes = _placed(*_task_of(plan, places_of(plan)), alignment)
-    return heaviest_antichain(sizes, lifetimes)
+    return _lower_bound(sizes, lifetimes)
+
+
+def _lower_bound(sizes: Ints, lifetimes: Lifetimes) -> int:
+    """What `heaviest_antichain` gives. A layout as small as what one launch needs shows it without a flow."""
+    needed = int(lifetimes.live_bytes(sizes).max(initial=0))
+    return needed if first_bytes(sizes, lifetimes) == needed else heaviest_antichain(sizes, lifetimes)
 
 
 def _task_of(

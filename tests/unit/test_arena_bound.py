@@ -73,6 +73,17 @@ def test_lifetimes_and_bound_agree_with_brute_force(task):
 
 
 @given(tasks())
+def test_the_bound_of_a_plan_is_that_of_the_flow(task):
+    deps, uses, kept, sizes = task
+    touches = [[str(b) for b, own in enumerate(uses) if launch in own] for launch in range(len(deps))]
+    names = {str(b): size for b, size in enumerate(sizes)}
+    keep = [str(b) for b, keeps in enumerate(kept) if keeps]
+    layout = plan_arena(names, touches, deps, keep, alignment=1)
+    lifetimes = Lifetimes(LaunchOrder.of(deps), uses, kept)
+    assert layout.lower_bound == heaviest_antichain(np.array(sizes), lifetimes)
+
+
+@given(tasks())
 def test_bytes_alive_during_a_launch_never_exceed_the_bound(task):
     deps, uses, kept, sizes = task
     order, n = reached(deps), len(deps)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import tilewright as tw
 from tilewright.choices import RANK_TIMEOUT_S, ClusterMode, DivisionMode, Precision
 
+NETWORKS = Path(__file__).parents[1] / "data" / "relay"
 HEAVY = (
     "numpy",
     "scipy",
@@ -42,6 +44,15 @@ assert asked(main, "run", "net.tw", "--precision", "fp16") == 2
 assert asked(main, "run", "net.relay", "--repeats", "many") == 2
 print("loaded:", *sorted(set(sys.argv[1:]) & set(sys.modules)))
 """
+FIRST_RESULT = """
+import sys
+import numpy as np
+import tilewright as tw
+exe = tw.compile(tw.frontends.relay.load(sys.argv[1], params="random"), target="opencl")
+exe(*(np.zeros(t.shape, t.dtype) for t in exe.input_types))
+names = ("scipy", "tilewright.tuning.tuner", "tilewright.libraries.choice")
+print("loaded:", *sorted(set(names) & set(sys.modules)))
+"""
 INTERRUPTED = """
 import sys
 class Interrupt:
@@ -67,6 +78,12 @@ def test_help_and_refusals_load_nothing_heavy():
     assert done.stdout.splitlines()[-1] == "loaded:"
     assert f"tilewright {tw.__version__}\n" in done.stdout
     assert f"irdump {tw.__version__}\n" in done.stdout
+
+
+def test_a_first_result_loads_nothing_that_only_measuring_needs():
+    done = python(FIRST_RESULT, str(NETWORKS / "resnet20_cifar.relay"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded:"
 
 
 def test_importing_the_package_loads_nothing_heavy():

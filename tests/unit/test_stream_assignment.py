@@ -10,7 +10,7 @@ import tilewright as tw
 from tilewright.runtime.arena.check import check_arena
 from tilewright.runtime.errors import DeviceMissingError, RuntimeInputError
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
-from tilewright.runtime.streams import Dag, plan_streams
+from tilewright.runtime.streams import Dag, Work, plan_streams
 from tilewright.runtime.streams.assignment_choice import launch_dag, with_streams
 from tilewright.tuning.stream_choice import KernelCost, choose_streams, work_of
 
@@ -113,6 +113,16 @@ def test_auto_takes_what_is_measured_to_be_fastest():
     two = choose(lambda n: 1.0 if n == 2 else 2.0)
     assert (two.policy, two.chosen_by) == ("limited(2)", "measurement")
     assert two.facts()["replay_s"]["serial"] == 2.0
+
+
+def test_the_model_plans_no_streams_that_cannot_pay():
+    dag = Dag.of(6, [(0, 1), (1, 5), (0, 2), (2, 5), (0, 3), (3, 5), (0, 4), (4, 5)])
+    plan = plan_of(dag)
+    whole, part = (Work.of(6, [5e-6] * 6, [share] * 6, 1e-6) for share in (1.0, 0.1))
+    # On a CPU every launch takes the whole device.
+    chosen = choose_streams(plan, "model", whole, constants={}, device=Clock)
+    assert (chosen.policy, chosen.seconds) == ("serial", {"serial": pytest.approx(30e-6)})
+    assert choose_streams(plan, "model", part, constants={}, device=Clock).facts()["count"] > 1
 
 
 def test_auto_stays_serial_without_a_clear_gain():
