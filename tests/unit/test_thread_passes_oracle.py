@@ -1,5 +1,7 @@
 """The interpreter of thread-level kernels finds what it must: an oracle that accepts all proves nothing."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from thread_interpreter import KernelFault, run_kernel
@@ -55,6 +57,42 @@ def test_asynchronous_copies_need_a_wait_and_a_barrier():
         outputs(kernel(copy.format(after="thread.barrier()"), PARAMS))
     with pytest.raises(KernelFault, match="race"):
         outputs(kernel(copy.format(after=wait), PARAMS))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("thread.store(%a, %s, at = [min(tid, 8 - bid.x)])", "threads 6 and 7 race on element 6"),
+        ("thread.store(%a, %s, at = [tid + bid.x // 2])", r"\[0, 8\] leaves dimension 0"),
+        ("thread.if(mask = [[tid + bid.x, 0, 9]]) { thread.barrier() }", "only some threads"),
+        ("thread.if(mask = [[bid.x, 0, 2]]) { thread.barrier() }", None),
+        (
+            "thread.store(%a, %s, at = [tid])"
+            "thread.if(mask = [[bid.x, 0, 2]]) { thread.barrier() }"
+            "%b = thread.load(%s, at = [7 - tid]) : f32",
+            "threads 0 and 7 race on element 7",
+        ),
+    ],
+    ids=["race", "outside", "barrier of some threads", "barrier of some blocks", "no barrier in one block"],
+)
+def test_faults_of_the_last_of_three_blocks_alone(body, message):
+    """Blocks advance together, but each has shared memory and barriers of its own."""
+    head = "%s = thread.alloc() : f32[8] in shared %a = thread.load(%x, at = [tid]) : f32\n"
+    func = kernel(head + body, PARAMS, grid="[3, 1, 1]")
+    with pytest.raises(KernelFault, match=message) if message else nullcontext():
+        outputs(func)
+
+
+def test_copies_that_only_some_blocks_wait_for():
+    body = """%s = thread.alloc() : f32[8] in shared
+        thread.copy_async(%x, %s, src = [tid], dst = [tid])
+        thread.if(mask = [[bid.x, 0, LAST]]) { thread.async_commit() thread.async_wait() thread.barrier() }
+        %b = thread.load(%s, at = [7 - tid]) : f32
+        thread.store(%b, %y, at = [tid])"""
+    x, y = outputs(kernel(body.replace("LAST", "2"), PARAMS, grid="[2, 1, 1]"))
+    np.testing.assert_array_equal(y, x[::-1])
+    with pytest.raises(KernelFault, match="unfinished"):
+        outputs(kernel(body.replace("LAST", "1"), PARAMS, grid="[2, 1, 1]"))
 
 
 def test_loops_masks_grids_and_shuffles():

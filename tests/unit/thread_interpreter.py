@@ -2,6 +2,7 @@
 
 All threads of a block advance together, one op at a time. That order equals every other one exactly when no
 two threads touch an element between two barriers, one of them writing; the interpreter refuses such kernels.
+Blocks share nothing but the kernel's parameters, so many of them advance together too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,11 +11,13 @@ from itertools import product
 import numpy as np
 
 from tilewright.ir.expr import Expr, evaluate
-from tilewright.ir.nodes import Block, Func, Op, Value
+from tilewright.ir.nodes import Block, Func, Op, Value, walk
 from tilewright.ir.opdef import op_def
 from tilewright.ir.types import TensorType, storage_dtype
 
 WARP = 32
+#: threads, of one block or of several, that advance together
+MOST_THREADS = 1 << 15
 Env = dict[str, int | np.ndarray]
 
 
@@ -32,10 +35,17 @@ def run_kernel(func: Func, *arrays: np.ndarray, races: bool = True) -> list[np.n
     for p, a in zip(func.params, arrays, strict=True):
         assert a.shape == p.tensor.shape, f"expected shape {p.tensor.shape}, got {a.shape}"
         buffers[p] = np.array(a, storage_dtype(p.tensor.dtype))
-    gx, gy, gz = func["grid"]
-    for z, y, x in product(range(gz), range(gy), range(gx)):
-        _BlockOfThreads(func, buffers, {"bid.x": x, "bid.y": y, "bid.z": z}, races).run()
+    places = np.array([(x, y, z) for z, y, x in product(*(range(n) for n in reversed(func["grid"])))])
+    together = max(1, MOST_THREADS // int(func["block"])) if _all_blocks_wait_alike(func) else 1
+    for first in range(0, len(places), together):
+        _Blocks(func, buffers, places[first : first + together], races).run()
     return [buffers[p] for p in func.params]
+
+
+def _all_blocks_wait_alike(func: Func) -> bool:
+    """Whether no branch, which only some blocks may take, groups asynchronous copies or waits for them."""
+    branches = [op for op in walk(func.body) if op.name == "thread.if" and op.body is not None]
+    return not any(o.name.startswith("thread.async") for op in branches for o in walk(op.body))
 
 
 def poison(shape: Sequence[int], dtype: str) -> np.ndarray:
@@ -49,17 +59,22 @@ def poison(shape: Sequence[int], dtype: str) -> np.ndarray:
 
 
 class _Watch:
-    """Who read and wrote each element of one shared buffer since the last barrier, and what is in flight."""
+    """Who read and wrote each element of one shared buffer since the last barrier, and what is in flight.
 
-    def __init__(self, size: int) -> None:
-        self.lowest = {k: np.full(size, np.iinfo(np.int64).max) for k in "rw"}
-        self.highest = {k: np.full(size, -1) for k in "rw"}
-        self.flying = np.zeros(size, bool)
+    Every block has `size` elements of its own and `count` threads; both are numbered through all blocks.
+    """
 
-    def clear(self) -> None:
+    def __init__(self, blocks: int, size: int, count: int) -> None:
+        self.blocks, self.size, self.count = blocks, size, count
+        self.lowest = {k: np.full(blocks * size, np.iinfo(np.int64).max) for k in "rw"}
+        self.highest = {k: np.full(blocks * size, -1) for k in "rw"}
+        self.flying = np.zeros(blocks * size, bool)
+
+    def clear(self, blocks: np.ndarray) -> None:
+        """Forget what these blocks (a mask) did."""
         for k in "rw":
-            self.lowest[k][:] = np.iinfo(np.int64).max
-            self.highest[k][:] = -1
+            self.lowest[k].reshape(self.blocks, -1)[blocks] = np.iinfo(np.int64).max
+            self.highest[k].reshape(self.blocks, -1)[blocks] = -1
 
     def note(self, kind: str, elements: np.ndarray, threads: np.ndarray, what: str) -> None:
         if self.flying[elements].any():
@@ -74,15 +89,24 @@ class _Watch:
         if race.any():
             at = int(np.argmax(race))
             other = low[at] if low[at] != threads[at] else high[at]
-            raise KernelFault(f"{what}: threads {threads[at]} and {other} race on element {elements[at]}")
+            both = f"threads {threads[at] % self.count} and {other % self.count}"
+            raise KernelFault(f"{what}: {both} race on element {elements[at] % self.size}")
 
 
-class _BlockOfThreads:
-    def __init__(self, func: Func, buffers: Mapping[Value, np.ndarray], block: Env, races: bool) -> None:
+class _Blocks:
+    """Blocks at `places` [blocks, (x, y, z)] of the grid; arrays of values have a row for every thread."""
+
+    def __init__(
+        self, func: Func, buffers: Mapping[Value, np.ndarray], places: np.ndarray, races: bool
+    ) -> None:
         self.func, self.races = func, races
-        self.count = int(func["block"])
-        self.tid = np.arange(self.count)
-        self.env: Env = {"tid": self.tid, **block}
+        self.blocks, self.each = len(places), int(func["block"])
+        self.count = self.blocks * self.each
+        self.rows = np.arange(self.count)
+        self.block_of, self.tid = self.rows // self.each, self.rows % self.each
+        self.env: Env = {"tid": self.tid}
+        for name, at in zip(("bid.x", "bid.y", "bid.z"), places.T, strict=True):
+            self.env[name] = int(at[0]) if (at == at[0]).all() else np.repeat(at, self.each)
         self.memory: dict[Value, np.ndarray] = dict(buffers)
         self.values: dict[Value, np.ndarray] = {}
         self.watches: dict[Value, _Watch] = {}
@@ -116,8 +140,8 @@ class _BlockOfThreads:
 
     def mask(self, op: Op, active: np.ndarray) -> np.ndarray:
         for e, low, high in op.get("mask") or ():
-            x = self.index(e)
-            active = active & (self.index(low) <= x) & (x < self.index(high))
+            x, least, end = (evaluate(i, self.env) for i in (e, low, high))
+            active = active & (least <= x) & (x < end)
         return active
 
     def lanes(self, op: Op) -> None:
@@ -130,41 +154,51 @@ class _BlockOfThreads:
     # -- memory
     def alloc(self, op: Op, active: np.ndarray) -> None:
         t = op.result.tensor
-        shape = t.shape if t.space == "shared" else (self.count, *t.shape)
-        self.memory[op.result] = poison(shape, t.dtype)
+        copies = self.blocks if t.space == "shared" else self.count
+        self.memory[op.result] = poison((copies, *t.shape), t.dtype)
         if t.space == "shared":
-            self.watches[op.result] = _Watch(t.size)
+            self.watches[op.result] = _Watch(self.blocks, t.size, self.each)
 
     def elements(self, op: Op, buffer: Value, at: Sequence[Expr], lanes: int, on: np.ndarray) -> np.ndarray:
         """Flat element numbers [active threads, lanes] of an access, checked against the buffer."""
         t: TensorType = buffer.tensor
-        flat = np.zeros(int(on.sum()), np.int64)
+        count = int(np.count_nonzero(on))
+        flat: int | np.ndarray = 0
         for d, (e, n) in enumerate(zip(at, t.shape, strict=True)):
-            x = self.index(e)[on]
-            last = x + (lanes - 1 if d == t.rank - 1 else 0)
-            if x.size and (x.min() < 0 or last.max() >= n):
-                span = f"[{x.min()}, {last.max()}]"
-                raise KernelFault(f"{op.name} [{op.loc}] at {span} leaves dimension {d} of {t}")
+            x = evaluate(e, self.env)
+            if isinstance(x, np.ndarray) and count < self.count:
+                x = x[on]
+            low, high = (x.min(), x.max()) if isinstance(x, np.ndarray) and x.size else (x, x)
+            high = high + (lanes - 1 if d == t.rank - 1 else 0)
+            if count and (low < 0 or high >= n):
+                raise KernelFault(f"{op.name} [{op.loc}] at [{low}, {high}] leaves dimension {d} of {t}")
             flat = flat * n + x
-        if lanes > 1 and (flat % lanes).any():
+        if count and lanes > 1 and np.any(flat % lanes):
             raise KernelFault(f"{op.name} [{op.loc}]: vector of {lanes} lanes is not aligned")
-        return flat[:, None] + np.arange(lanes)
+        first = self.in_block(buffer, flat, on)
+        return np.broadcast_to(np.asarray(first)[..., None] + np.arange(lanes), (count, lanes))
+
+    def in_block(self, buffer: Value, elements: int | np.ndarray, on: np.ndarray) -> int | np.ndarray:
+        """Element numbers of one block's buffer as those of all blocks' buffers."""
+        if buffer.tensor.space != "shared" or self.blocks == 1:
+            return elements
+        return self.block_of[on] * buffer.tensor.size + elements
 
     def note(self, kind: str, op: Op, buffer: Value, elements: np.ndarray, on: np.ndarray) -> None:
         if self.races and buffer in self.watches:
-            threads = np.broadcast_to(self.tid[on][:, None], elements.shape)
+            threads = np.broadcast_to(self.rows[on][:, None], elements.shape)
             self.watches[buffer].note(kind, elements.ravel(), threads.ravel(), f"{op.name} [{op.loc}]")
 
     def read(self, buffer: Value, elements: np.ndarray, on: np.ndarray) -> np.ndarray:
         data = self.memory[buffer]
         if buffer.tensor.space == "reg":
-            return data.reshape(self.count, -1)[self.tid[on][:, None], elements]
+            return data.reshape(self.count, -1)[self.rows[on][:, None], elements]
         return data.reshape(-1)[elements]
 
     def write(self, buffer: Value, elements: np.ndarray, on: np.ndarray, value: np.ndarray) -> None:
         data = self.memory[buffer]
         if buffer.tensor.space == "reg":
-            data.reshape(self.count, -1)[self.tid[on][:, None], elements] = value
+            data.reshape(self.count, -1)[self.rows[on][:, None], elements] = value
         else:
             data.reshape(-1)[elements] = value
 
@@ -188,7 +222,7 @@ class _BlockOfThreads:
         elements = np.asarray(self.values[offset]).reshape(-1, 1)[on].astype(np.int64)
         if elements.size and (elements.min() < 0 or elements.max() >= buffer.tensor.size):
             raise KernelFault(f"{op.name} [{op.loc}] leaves {buffer.tensor}")
-        return elements
+        return np.asarray(self.in_block(buffer, elements[:, 0], on))[:, None]
 
     def gather(self, op: Op, active: np.ndarray) -> None:
         buffer, offset = op.operands
@@ -239,10 +273,12 @@ class _BlockOfThreads:
         self.groups = self.groups[max(done, 0) :]
 
     def barrier(self, op: Op, active: np.ndarray) -> None:
-        if not active.all():
+        waiting = active.reshape(self.blocks, self.each)
+        blocks = waiting.all(axis=1)
+        if (waiting.any(axis=1) != blocks).any():
             raise KernelFault("only some threads of the block reach a barrier")
         for watch in self.watches.values():
-            watch.clear()
+            watch.clear(blocks)
 
     # -- control and warps
     def wait_for_launches(self, op: Op, active: np.ndarray) -> None:
@@ -279,5 +315,5 @@ class _BlockOfThreads:
             "index": offset,
         }[op["kind"]]
         inside = (shifted >= 0) & (shifted < width)
-        source = np.where(inside, self.tid - lane + shifted, self.tid)
-        self.values[op.result] = value[np.minimum(source, self.count - 1)]
+        source = np.minimum(np.where(inside, self.tid - lane + shifted, self.tid), self.each - 1)
+        self.values[op.result] = value[self.block_of * self.each + source]
