@@ -26,12 +26,13 @@ def heaviest_antichain(sizes: Ints, lifetimes: Lifetimes) -> int:
     Exact where the sizes' sum is below 2**31 times their greatest common divisor (with sizes in blocks of 256
     bytes: 512 GiB); beyond, sizes are rounded down to a coarser unit, and the result is still a lower bound.
     """
+    count, launches = len(sizes), len(lifetimes.order.before)
+    if count < 2:
+        return int(sizes.sum())
+    # Imported here: it takes a third of a second, and a program of one kernel has nothing to place.
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import maximum_flow
 
-    count, launches = len(sizes), len(lifetimes.order.before)
-    if not count:
-        return 0
     unit = int(np.gcd.reduce(sizes))
     unit *= 1 + int(sizes.sum()) // unit // MAX_UNITS
     units = sizes // unit

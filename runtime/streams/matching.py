@@ -13,13 +13,13 @@ FREE = -1
 
 def maximum_matching(rows: Sequence[Ints | Sequence[int]]) -> list[int]:
     """Per left node its right partner or `FREE`, in a matching of maximum size; rows[u]: whom u may take."""
-    # Imported here: every command imports this module, and few plan streams.
-    from scipy.sparse import csr_matrix
-    from scipy.sparse.csgraph import maximum_bipartite_matching
-
     n = len(rows)
     if not any(map(len, rows)):
         return [FREE] * n
+    # Imported here: it takes a third of a second, and few programs have streams to plan.
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import maximum_bipartite_matching
+
     starts = np.zeros(n + 1, dtype=np.int64)
     np.cumsum([len(row) for row in rows], out=starts[1:])
     columns = np.concatenate([np.asarray(row, dtype=np.int32) for row in rows])

@@ -23,13 +23,13 @@ def maximum_reach_matching(
 
     A node of `lefts` may take any node of `rights` that it reaches; `pairs` are allowed as well.
     """
-    # Imported here: every command imports this module, and few plan streams.
-    from scipy.sparse import csr_matrix
-    from scipy.sparse.csgraph import maximum_flow
-
     n = dag.n
     if n == 0 or not dag.reduced:
         return [FREE] * n
+    # Imported here: it takes a third of a second, and few programs have streams to plan.
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import maximum_flow
+
     # A unit of flow goes left copy -> (some passing copies ->) right copy; passing copies hold any number.
     left, passing, right, source, sink = 0, n, 2 * n, 3 * n, 3 * n + 1
     nodes, edges = np.arange(n), np.array(dag.reduced)
