@@ -11,6 +11,7 @@ from enum import Enum, auto
 from math import prod
 from typing import Any
 
+from tilewright.ir.division import Division
 from tilewright.ir.nodes import Op
 
 
@@ -94,6 +95,7 @@ class Facts:
     elements: Elements = field(default=UNSTATED, metadata={"meaning": "what it does to elements"})
     flops: Flops = field(default=UNSTATED, metadata={"meaning": "its floating-point operations"})
     precision: Precision = field(default=UNSTATED, metadata={"meaning": "what mixed precision may do"})
+    division: Division = field(default=UNSTATED, metadata={"meaning": "how its dimensions may be divided"})
 
     def unstated(self) -> list[tuple[str, str]]:
         """Name and meaning of every fact that is missing."""

@@ -8,6 +8,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.ir.division import of_image
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.convolution import layout_attr
 from tilewright.ir.graph_ops.layouts import SPATIAL, arranged, check_layout, data_layouts, permuted
@@ -92,6 +93,7 @@ for _spatial in SPATIAL:
                     elements=Elements.SLIDES,
                     flops=flops_per_element,
                     precision=Precision.FOLLOWS,
+                    division=of_image("NC"),
                 ),
             )
         )
@@ -112,6 +114,7 @@ for _spatial in SPATIAL:
                     elements=Elements.SLIDES,
                     flops=flops_per_element,
                     precision=Precision.FOLLOWS,
+                    division=of_image("NC"),
                 ),
             )
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tilewright.ir.division import elementwise
 from tilewright.ir.errors import InputError
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import alike, broadcast_shapes, tensors
@@ -82,6 +83,7 @@ def _table_op(name: str, doc: str, precision: Precision) -> None:
                 elements=Elements.MAPS,
                 flops=flops_per_element,
                 precision=precision,
+                division=elementwise,
             ),
         )
     )
@@ -108,6 +110,7 @@ define(
             elements=Elements.MAPS,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=elementwise,
         ),
     )
 )

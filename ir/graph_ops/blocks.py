@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.division import of_image
 from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.layouts import permuted
 from tilewright.ir.graph_ops.operands import require, require_rank, tensors
@@ -87,6 +88,7 @@ define(
             elements=Elements.MOVES,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=of_image("N"),
         ),
     )
 )
@@ -102,6 +104,7 @@ define(
             elements=Elements.MOVES,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=of_image("N"),
         ),
     )
 )

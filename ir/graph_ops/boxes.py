@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.division import undivided
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import dtype_of, require, require_float, require_rank, tensors, wide
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -52,6 +53,7 @@ define(
             elements=Elements.COMPUTES,
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
+            division=undivided,
         ),
     )
 )
@@ -86,6 +88,7 @@ define(
             elements=Elements.COMPUTES,
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
+            division=undivided,
         ),
     )
 )
@@ -123,6 +126,7 @@ define(
             elements=Elements.MOVES,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=undivided,
         ),
     )
 )

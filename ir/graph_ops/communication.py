@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from tilewright.ir.division import undivided
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import axis_of, require, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -177,6 +178,7 @@ define(
             elements=Elements.COMMUNICATES,
             flops=flops_per_element,
             precision=Precision.WIDE,
+            division=undivided,
         ),
     )
 )
@@ -197,6 +199,7 @@ define(
             elements=Elements.COMMUNICATES,
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
+            division=undivided,
         ),
     )
 )
@@ -220,6 +223,7 @@ define(
             elements=Elements.COMMUNICATES,
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
+            division=undivided,
         ),
     )
 )
@@ -235,6 +239,7 @@ define(
             elements=Elements.COMMUNICATES,
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
+            division=undivided,
         ),
     )
 )
@@ -250,6 +255,7 @@ define(
             elements=Elements.COMMUNICATES,
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
+            division=undivided,
         ),
     )
 )
@@ -265,6 +271,7 @@ define(
             elements=Elements.COMMUNICATES,
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
+            division=undivided,
         ),
     )
 )

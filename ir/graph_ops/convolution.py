@@ -9,6 +9,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.ir.division import DEPTHWISE, Labels
 from tilewright.ir.facts import Elements, Facts, Precision
 from tilewright.ir.graph_ops.layouts import (
     SPATIAL,
@@ -121,6 +122,21 @@ def _flops(spatial: int, name: str, op: Op) -> int:
     return 2 * op.result.tensor.size * found.channels * prod(w.kernel for w in found.windows)
 
 
+def divided(op: Op, *, depthwise: bool = True) -> Labels:
+    """Samples, output channels and (added up) input channels of one group; the channels of depthwise ones."""
+    layout, kernel_layout = str(op["data_layout"]), str(op["kernel_layout"])
+    x, w = (v.tensor for v in op.operands)
+    groups, outputs, inputs = (op.integer("groups"), *(w.shape[kernel_layout.index(c)] for c in "OI"))
+    if groups == 1:
+        data, weight, result = {"N": "n", "C": "c"}, {"I": "c", "O": "o"}, {"N": "n", "C": "o"}
+    elif depthwise and groups == x.shape[layout.index("C")] == outputs and inputs == 1:
+        data, weight, result = {"N": "n", "C": DEPTHWISE}, {"O": DEPTHWISE}, {"N": "n", "C": DEPTHWISE}
+    else:
+        data, weight, result = {"N": "n"}, {}, {"N": "n"}
+    dims = tuple(map(data.get, layout)), tuple(map(weight.get, kernel_layout))
+    return Labels(dims, (tuple(map(result.get, layout)),), frozenset("c") if groups == 1 else frozenset())
+
+
 def convolve(x: np.ndarray, w: np.ndarray, g: Convolution) -> np.ndarray:
     """Convolution of data [N, C, ..] with a kernel [O, I, ..], one matrix product per sample and group."""
     taps = sliding(padded(x, g.windows, 0), g.windows)
@@ -162,6 +178,7 @@ for _spatial in SPATIAL:
                 elements=Elements.CONTRACTS,
                 flops=partial(_flops, _spatial, _name),
                 precision=Precision.NARROW,
+                division=divided,
             ),
         )
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilewright.ir.division import by_sample, undivided
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.layouts import Window, arranged, check_layout, padded, permuted, sliding, windows
 from tilewright.ir.graph_ops.operands import (
@@ -119,6 +120,7 @@ define(
             elements=Elements.CONTRACTS,
             flops=_correlation_flops,
             precision=Precision.FOLLOWS,
+            division=by_sample(2),
         ),
     )
 )
@@ -173,6 +175,7 @@ define(
             elements=Elements.SLIDES,
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
+            division=undivided,
         ),
     )
 )

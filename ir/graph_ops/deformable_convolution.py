@@ -8,6 +8,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.ir.division import undivided
 from tilewright.ir.facts import Elements, Facts, Precision
 from tilewright.ir.graph_ops.convolution import (
     Convolution,
@@ -119,6 +120,7 @@ define(
             elements=Elements.CONTRACTS,
             flops=_flops,
             precision=Precision.NARROW,
+            division=undivided,
         ),
     )
 )

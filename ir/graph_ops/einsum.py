@@ -9,6 +9,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.ir.division import Labels
 from tilewright.ir.errors import InputError
 from tilewright.ir.facts import Elements, Facts, Precision
 from tilewright.ir.graph_ops.operands import accumulator_dtype, alike, dtype_of, require, wide
@@ -98,6 +99,18 @@ def _flops(op: Op) -> int:
     return 2 * prod(extents_of(str(op["equation"]), [v.tensor.shape for v in op.operands]).values())
 
 
+def _divided(op: Op) -> Labels:
+    """Labels of the equation that name one extent, and one dimension of every operand that has them."""
+    terms, output = terms_of(str(op["equation"]))
+    extents: dict[str, set[int]] = {}
+    for term, v in zip(terms, op.operands, strict=True):
+        for c, n in zip(term, v.tensor.shape, strict=True):
+            extents.setdefault(c, set()).add(n)
+    shut = {c for c in extents if len(extents[c]) > 1 or any(t.count(c) > 1 for t in (*terms, output))}
+    dims = [tuple(None if c in shut else c for c in t) for t in (*terms, output)]
+    return Labels(tuple(dims[:-1]), (dims[-1],), frozenset(extents) - frozenset(output) - shut)
+
+
 define(
     OpDef(
         _NAME,
@@ -111,6 +124,7 @@ define(
             elements=Elements.CONTRACTS,
             flops=_flops,
             precision=Precision.NARROW,
+            division=_divided,
         ),
     )
 )

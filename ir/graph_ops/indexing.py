@@ -9,9 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.division import Labels, broadcast_labels, undivided, unlabelled, where_untouched
 from tilewright.ir.errors import InputError
 from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import axis_of, broadcast_shapes, require, require_integer, tensors
+from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
@@ -80,6 +82,18 @@ def _evaluate_take(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.nd
     return [x[tuple(places)]]
 
 
+def _divided_take(op: Op) -> Labels:
+    """Indices, and the dimensions of x that are not picked from."""
+    x, indices = (v.tensor.rank for v in op.operands)
+    picked = tuple(f"i{d}" for d in range(indices))
+    if op["axis"] is None:
+        return Labels((unlabelled(x), picked), (picked,))
+    axis, batch = op.integer("axis") % x, op.integer("batch_dims")
+    dims = tuple(None if d == axis else d for d in range(x))
+    at = (*dims[:batch], *picked[batch:])
+    return Labels((dims, at), ((*dims[:axis], *picked[batch:], *dims[axis + 1 :]),))
+
+
 define(
     OpDef(
         "graph.take",
@@ -97,6 +111,7 @@ define(
             elements=Elements.LOOKS_UP,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=_divided_take,
         ),
     )
 )
@@ -134,6 +149,7 @@ define(
             elements=Elements.LOOKS_UP,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=where_untouched,
         ),
     )
 )
@@ -185,6 +201,7 @@ define(
             elements=Elements.LOOKS_UP,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=undivided,
         ),
     )
 )
@@ -206,6 +223,15 @@ def _evaluate_adv_index(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[
     return [x[tuple(bounded(i, n, "wrap") for i, n in zip(indices, x.shape, strict=False))]]
 
 
+def _divided_adv_index(op: Op) -> Labels:
+    """Places that are looked up, and the dimensions of x behind those picked from."""
+    x, *indices = (v.tensor for v in op.operands)
+    trailing = tuple(f"x{d}" for d in range(len(indices), x.rank))
+    points = op.result.tensor.shape[: op.result.tensor.rank - len(trailing)]
+    dims = (broadcast_labels(t.shape, points, range(len(points))) for t in indices)
+    return Labels(((*unlabelled(len(indices)), *trailing), *dims), ((*range(len(points)), *trailing),))
+
+
 define(
     OpDef(
         "graph.adv_index",
@@ -218,6 +244,7 @@ define(
             elements=Elements.LOOKS_UP,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=_divided_adv_index,
         ),
     )
 )
@@ -243,6 +270,12 @@ def _evaluate_one_hot(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np
     return [np.where(here, on.astype(dtype), off.astype(dtype))]
 
 
+def _divided_one_hot(op: Op) -> Labels:
+    axis = op.integer("axis") % op.result.tensor.rank
+    dims = tuple(range(op.operands[0].tensor.rank))
+    return Labels((dims, (), ()), ((*dims[:axis], None, *dims[axis:]),))
+
+
 define(
     OpDef(
         "graph.one_hot",
@@ -260,6 +293,7 @@ define(
             elements=Elements.MOVES,
             flops=no_flops,
             precision=Precision.WIDE,
+            division=_divided_one_hot,
         ),
     )
 )

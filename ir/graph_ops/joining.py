@@ -7,9 +7,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from tilewright.ir.division import Labels, along_other_axes
 from tilewright.ir.errors import InputError
 from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import alike, axis_of, require, tensors
+from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
 
@@ -43,6 +45,19 @@ def _infer_stack(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     return [TensorType(first.dtype, (*first.shape[:axis], len(parts), *first.shape[axis:]))]
 
 
+def _divided_concatenate(op: Op) -> Labels:
+    axis = op.integer("axis") % op.result.tensor.rank
+    dims = tuple(None if d == axis else d for d in range(op.result.tensor.rank))
+    return Labels((dims,) * len(op.operands), (dims,))
+
+
+def _divided_stack(op: Op) -> Labels:
+    rank = op.result.tensor.rank
+    axis = op.integer("axis") % rank
+    dims = tuple(range(rank - 1))
+    return Labels((dims,) * len(op.operands), ((*dims[:axis], None, *dims[axis:]),))
+
+
 define(
     OpDef(
         "graph.concatenate",
@@ -55,6 +70,7 @@ define(
             elements=Elements.MOVES,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=_divided_concatenate,
         ),
     )
 )
@@ -70,6 +86,7 @@ define(
             elements=Elements.MOVES,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=_divided_stack,
         ),
     )
 )
@@ -109,6 +126,7 @@ define(
             elements=Elements.MOVES,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=along_other_axes,
         ),
     )
 )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.division import Labels, broadcast_labels, per_channel
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, axis_of, broadcast_shapes, dtype_of, require, wide
 from tilewright.ir.graph_ops.unary import along
@@ -39,6 +40,11 @@ def _dense_flops(op: Op) -> int:
     return 2 * op.result.tensor.size * op.operands[0].tensor.shape[-1]
 
 
+def _divided_dense(op: Op) -> Labels:
+    lead = tuple(range(op.operands[0].tensor.rank - 1))
+    return Labels(((*lead, "k"), ("n", "k")), ((*lead, "n"),), frozenset("k"))
+
+
 define(
     OpDef(
         "graph.dense",
@@ -51,6 +57,7 @@ define(
             elements=Elements.CONTRACTS,
             flops=_dense_flops,
             precision=Precision.NARROW,
+            division=_divided_dense,
         ),
     )
 )
@@ -82,6 +89,15 @@ def _matmul_flops(op: Op) -> int:
     return 2 * op.result.tensor.size * op.operands[0].tensor.shape[-2 if op["transpose_a"] else -1]
 
 
+def _divided_matmul(op: Op) -> Labels:
+    shape = op.result.tensor.shape[:-2]
+    dims = []
+    for v, key, last in zip(op.operands, ("transpose_a", "transpose_b"), ("mk", "kn"), strict=True):
+        batch = broadcast_labels(v.tensor.shape[:-2], shape, range(len(shape)))
+        dims.append((*batch, *(last[::-1] if op[key] else last)))
+    return Labels(tuple(dims), ((*range(len(shape)), "m", "n"),), frozenset("k"))
+
+
 _TRANSPOSES = {"transpose_a": AttrDef("bool", False), "transpose_b": AttrDef("bool", False)}
 define(
     OpDef(
@@ -95,6 +111,7 @@ define(
             elements=Elements.CONTRACTS,
             flops=_matmul_flops,
             precision=Precision.NARROW,
+            division=_divided_matmul,
         ),
     )
 )
@@ -118,6 +135,7 @@ define(
             elements=Elements.CONTRACTS,
             flops=_matmul_flops,
             precision=Precision.NARROW,
+            division=_divided_matmul,
         ),
     )
 )
@@ -143,6 +161,7 @@ define(
             elements=Elements.MAPS_PER_CHANNEL,
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
+            division=per_channel,
         ),
     )
 )

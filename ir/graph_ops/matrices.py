@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.division import closed_from, undivided
 from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import require, require_integer, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -47,6 +48,7 @@ define(
             elements=Elements.MOVES,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=closed_from(-2),
         ),
     )
 )
@@ -103,6 +105,7 @@ define(
             elements=Elements.MOVES,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=undivided,
         ),
     )
 )

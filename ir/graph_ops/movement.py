@@ -6,9 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from tilewright.ir.division import (
+    Labels,
+    along_other_axes,
+    undivided,
+    unlabelled,
+    where_not_repeated,
+    where_untouched,
+)
 from tilewright.ir.errors import InputError
 from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import axes_of, axis_of, broadcast_shapes, entries, require, tensors
+from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, Evaluate, OpDef, define
 from tilewright.ir.types import TensorType, Type
 
@@ -112,6 +121,20 @@ def _evaluate_windows(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np
     return [view[(slice(None),) * axis + tuple(slice(None, None, step) for step in attrs["strides"])]]
 
 
+def _divided_transpose(op: Op) -> Labels:
+    rank = op.operands[0].tensor.rank
+    return Labels((tuple(range(rank)),), (tuple(d % rank for d in op.integers("axes")),))
+
+
+def _divided_windows(op: Op) -> Labels:
+    """Dimensions before those that windows slide over."""
+    operand, result = op.operands[0].tensor.rank, op.result.tensor.rank
+    lead = tuple(range(op.integer("axis") % operand))
+    rest = (unlabelled(rank - len(lead)) for rank in (operand, result))
+    labelled = [(*lead, *dims) for dims in rest]
+    return Labels((labelled[0],), (labelled[1],))
+
+
 _define(
     "transpose",
     "x with its dimensions in another order: dimension d of the result is `axes[d]` of x.",
@@ -122,6 +145,7 @@ _define(
         elements=Elements.STRIDES,
         flops=no_flops,
         precision=Precision.FOLLOWS,
+        division=_divided_transpose,
     ),
 )
 _define(
@@ -134,6 +158,7 @@ _define(
         elements=Elements.STRIDES,
         flops=no_flops,
         precision=Precision.FOLLOWS,
+        division=where_not_repeated,
     ),
 )
 _define(
@@ -146,6 +171,7 @@ _define(
         elements=Elements.CUTS,
         flops=no_flops,
         precision=Precision.FOLLOWS,
+        division=where_untouched,
     ),
 )
 _define(
@@ -158,6 +184,7 @@ _define(
         elements=Elements.MOVES,
         flops=no_flops,
         precision=Precision.FOLLOWS,
+        division=along_other_axes,
     ),
 )
 _define(
@@ -170,6 +197,7 @@ _define(
         elements=Elements.MOVES,
         flops=no_flops,
         precision=Precision.FOLLOWS,
+        division=where_not_repeated,
     ),
 )
 _define(
@@ -182,6 +210,7 @@ _define(
         elements=Elements.MOVES,
         flops=no_flops,
         precision=Precision.FOLLOWS,
+        division=undivided,
     ),
 )
 
@@ -196,6 +225,7 @@ _define(
         elements=Elements.MOVES,
         flops=no_flops,
         precision=Precision.FOLLOWS,
+        division=_divided_windows,
     ),
 )
 
@@ -227,6 +257,7 @@ define(
             elements=Elements.MOVES,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=where_untouched,
         ),
     )
 )

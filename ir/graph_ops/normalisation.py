@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.division import Labels, along_other_axes, closed_from, kept, per_channel
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, axes_of, axis_of, dtype_of, require, require_float, wide
 from tilewright.ir.graph_ops.unary import along
+from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
 
@@ -60,6 +62,7 @@ define(
             elements=Elements.MAPS_PER_CHANNEL,
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
+            division=per_channel,
         ),
     )
 )
@@ -93,6 +96,12 @@ def _evaluate_instance_norm(inputs: Sequence[np.ndarray], attrs: Attrs) -> Seque
     return [_shifted(normal, gamma, beta, attrs).astype(inputs[0].dtype, copy=False)]
 
 
+def _divided_instances(op: Op) -> Labels:
+    """Samples and channels are independent."""
+    rank, axis = op.operands[0].tensor.rank, op.integer("axis") % op.operands[0].tensor.rank
+    return kept(op, [d for d in range(1, rank) if d != axis], (axis,), (axis,))
+
+
 define(
     OpDef(
         "graph.layer_norm",
@@ -105,6 +114,7 @@ define(
             elements=Elements.NORMALISES,
             flops=flops_per_element,
             precision=Precision.BOUNDED,
+            division=along_other_axes,
         ),
     )
 )
@@ -120,6 +130,7 @@ define(
             elements=Elements.NORMALISES,
             flops=flops_per_element,
             precision=Precision.BOUNDED,
+            division=closed_from(1),
         ),
     )
 )
@@ -135,6 +146,7 @@ define(
             elements=Elements.NORMALISES,
             flops=flops_per_element,
             precision=Precision.BOUNDED,
+            division=_divided_instances,
         ),
     )
 )
@@ -154,6 +166,11 @@ def _evaluate_l2(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndar
     return [(x / np.sqrt(bounded)).astype(inputs[0].dtype, copy=False)]
 
 
+def _divided_lines(op: Op) -> Labels:
+    """The dimensions that are summed over are needed whole."""
+    return kept(op, op.integers("axis") or range(op.operands[0].tensor.rank))
+
+
 define(
     OpDef(
         "graph.l2_normalize",
@@ -166,6 +183,7 @@ define(
             elements=Elements.NORMALISES,
             flops=flops_per_element,
             precision=Precision.WIDE,
+            division=_divided_lines,
         ),
     )
 )
@@ -216,6 +234,7 @@ define(
             elements=Elements.NORMALISES,
             flops=flops_per_element,
             precision=Precision.WIDE,
+            division=along_other_axes,
         ),
     )
 )

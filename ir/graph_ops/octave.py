@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tilewright.ir.builder import Builder
+from tilewright.ir.division import undivided
 from tilewright.ir.facts import Elements, Facts, Precision
 from tilewright.ir.graph_ops.layouts import check_layout
 from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_rank
@@ -97,6 +98,7 @@ define(
             elements=Elements.CONTRACTS,
             flops=_flops,
             precision=Precision.NARROW,
+            division=undivided,
         ),
     )
 )

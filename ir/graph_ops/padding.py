@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.division import where_untouched
 from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import entries, require, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -59,6 +60,7 @@ define(
             elements=Elements.MOVES,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=where_untouched,
         ),
     )
 )

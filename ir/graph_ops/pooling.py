@@ -8,6 +8,7 @@ from functools import partial, reduce
 import ml_dtypes
 import numpy as np
 
+from tilewright.ir.division import of_image
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_tap
 from tilewright.ir.graph_ops.convolution import layout_attr
 from tilewright.ir.graph_ops.layouts import (
@@ -130,6 +131,7 @@ for _spatial in SPATIAL:
                 elements=Elements.SLIDES,
                 flops=flops_per_tap,
                 precision=Precision.FOLLOWS,
+                division=of_image("NC"),
             ),
         )
     )
@@ -147,6 +149,7 @@ for _spatial in SPATIAL:
                 elements=Elements.SLIDES,
                 flops=flops_per_tap,
                 precision=Precision.FOLLOWS,
+                division=of_image("NC"),
             ),
         )
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
+from tilewright.ir.division import Labels, broadcast_labels
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import (
     accumulator_dtype,
@@ -20,6 +22,7 @@ from tilewright.ir.graph_ops.operands import (
     tensors,
     wide,
 )
+from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define, op_def
 from tilewright.ir.types import FLOATS, TensorType, Type, numpy_dtype
 
@@ -73,6 +76,32 @@ def _smallest(x: np.ndarray, axes: tuple[int, ...], keep: bool) -> np.ndarray:
     return np.asarray(np.min(x, axis=axes, keepdims=keep, initial=highest(dtype_of(x))))
 
 
+def _divided(op: Op, *, open_axes: frozenset[int] = frozenset()) -> Labels:
+    """Kept dimensions are independent; of reduced ones, `open_axes` have labels too."""
+    x = op.operands[0].tensor
+    axes = {d % x.rank for d in op.integers("axis")}
+    dims = tuple(None if d in axes - open_axes else d for d in range(x.rank))
+    result = tuple(None if d in axes else d for d in range(x.rank) if op["keepdims"] or d not in axes)
+    rest = (broadcast_labels(v.tensor.shape, x.shape, dims) for v in op.operands[1:])
+    return Labels((dims, *rest), (result,))
+
+
+def _reduced_axes(op: Op) -> frozenset[int]:
+    """The reduced dimensions; none of bools, which do not add up."""
+    x = op.operands[0].tensor
+    return frozenset(d % x.rank for d in op.integers("axis")) if x.dtype != "bool" else frozenset()
+
+
+def _divided_sum(op: Op) -> Labels:
+    axes = _reduced_axes(op)
+    return replace(_divided(op, open_axes=axes), sums=axes)
+
+
+def _divided_maximum(op: Op) -> Labels:
+    axes = _reduced_axes(op)
+    return replace(_divided(op, open_axes=axes), maxima=axes)
+
+
 def _define_fold(
     name: str,
     doc: str,
@@ -105,6 +134,7 @@ _define_fold(
         elements=Elements.REDUCES,
         flops=flops_per_element,
         precision=Precision.FOLLOWS,
+        division=_divided_sum,
     ),
 )
 _define_fold(
@@ -115,6 +145,7 @@ _define_fold(
         elements=Elements.REDUCES,
         flops=flops_per_element,
         precision=Precision.WIDE,
+        division=_divided,
     ),
 )
 _define_fold(
@@ -125,6 +156,7 @@ _define_fold(
         elements=Elements.REDUCES,
         flops=flops_per_element,
         precision=Precision.FOLLOWS,
+        division=_divided_maximum,
     ),
 )
 _define_fold(
@@ -135,6 +167,7 @@ _define_fold(
         elements=Elements.REDUCES,
         flops=flops_per_element,
         precision=Precision.FOLLOWS,
+        division=_divided,
     ),
 )
 _define_fold(
@@ -146,6 +179,7 @@ _define_fold(
         elements=Elements.REDUCES,
         flops=flops_per_element,
         precision=Precision.FOLLOWS,
+        division=_divided,
     ),
 )
 _define_fold(
@@ -157,6 +191,7 @@ _define_fold(
         elements=Elements.REDUCES,
         flops=flops_per_element,
         precision=Precision.FOLLOWS,
+        division=_divided,
     ),
 )
 
@@ -204,6 +239,7 @@ define(
             elements=Elements.REDUCES,
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
+            division=_divided,
         ),
     )
 )
@@ -246,6 +282,7 @@ define(
             elements=Elements.REDUCES,
             flops=flops_per_element,
             precision=Precision.WIDE,
+            division=_divided,
         ),
     )
 )
@@ -290,6 +327,7 @@ for _kind, _what in (("max", "largest"), ("min", "smallest")):
                 elements=Elements.REDUCES,
                 flops=flops_per_element,
                 precision=Precision.WIDE,
+                division=_divided,
             ),
         )
     )

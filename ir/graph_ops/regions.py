@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.division import Labels, unlabelled
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.layouts import arranged, permuted
 from tilewright.ir.graph_ops.operands import (
@@ -18,6 +19,7 @@ from tilewright.ir.graph_ops.operands import (
     tensors,
     wide,
 )
+from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
 
@@ -88,6 +90,14 @@ _REGION = {
     "spatial_scale": AttrDef("float", doc="elements of the data per unit of the regions"),
     "layout": AttrDef("str", "NCHW", "NCHW or NHWC"),
 }
+
+
+def _divided(op: Op) -> Labels:
+    """Regions are independent; the images they lie in are needed whole."""
+    images, result = (v.tensor.rank for v in (op.operands[0], op.result))
+    return Labels((unlabelled(images), ("r", None)), (("r", *unlabelled(result - 1)),))
+
+
 define(
     OpDef(
         "graph.roi_align",
@@ -106,6 +116,7 @@ define(
             elements=Elements.SAMPLES,
             flops=flops_per_element,
             precision=Precision.WIDE,
+            division=_divided,
         ),
     )
 )
@@ -151,6 +162,7 @@ define(
             elements=Elements.SAMPLES,
             flops=flops_per_element,
             precision=Precision.WIDE,
+            division=_divided,
         ),
     )
 )

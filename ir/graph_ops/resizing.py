@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.division import of_image
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.interpolation import (
     CROPPING,
@@ -155,6 +156,7 @@ def _define(count: int) -> None:
                 elements=Elements.SAMPLES,
                 flops=flops_per_element,
                 precision=Precision.WIDE,
+                division=of_image("NC"),
             ),
         )
     )

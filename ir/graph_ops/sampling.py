@@ -10,6 +10,7 @@ from itertools import product
 
 import numpy as np
 
+from tilewright.ir.division import by_sample, undivided
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.interpolation import first_tap, is_layout, letters, polynomials, rounded, spatial
 from tilewright.ir.graph_ops.operands import (
@@ -164,6 +165,7 @@ define(
             elements=Elements.SAMPLES,
             flops=flops_per_element,
             precision=Precision.WIDE,
+            division=by_sample(2),
         ),
     )
 )
@@ -200,6 +202,7 @@ define(
             elements=Elements.COMPUTES,
             flops=flops_per_element,
             precision=Precision.WIDE,
+            division=undivided,
         ),
     )
 )
@@ -273,6 +276,7 @@ define(
             elements=Elements.SAMPLES,
             flops=flops_per_element,
             precision=Precision.WIDE,
+            division=undivided,
         ),
     )
 )

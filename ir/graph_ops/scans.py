@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tilewright.ir.division import along_other_axes
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import accumulator_dtype, axis_of, dtype_of, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -54,6 +55,7 @@ define(
             elements=Elements.SCANS,
             flops=flops_per_element,
             precision=Precision.WIDE,
+            division=along_other_axes,
         ),
     )
 )
@@ -69,6 +71,7 @@ define(
             elements=Elements.SCANS,
             flops=flops_per_element,
             precision=Precision.WIDE,
+            division=along_other_axes,
         ),
     )
 )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.division import undivided, where_untouched
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.indexing import ramp
 from tilewright.ir.graph_ops.operands import axis_of, dtype_of, require, require_integer, tensors, wide
@@ -109,6 +110,7 @@ define(
             elements=Elements.SCATTERS,
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
+            division=where_untouched,
         ),
     )
 )
@@ -150,6 +152,7 @@ define(
             elements=Elements.SCATTERS,
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
+            division=undivided,
         ),
     )
 )
@@ -191,6 +194,7 @@ define(
             elements=Elements.SCATTERS,
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
+            division=undivided,
         ),
     )
 )

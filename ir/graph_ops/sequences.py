@@ -7,8 +7,10 @@ from math import ceil, isfinite
 
 import numpy as np
 
+from tilewright.ir.division import Labels, kept, undivided
 from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import accumulator_dtype, axis_of, require, require_integer, tensors
+from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import FLOATS, TensorType, Type, numpy_dtype
 
@@ -42,6 +44,11 @@ def _evaluate_reverse(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np
     return [np.moveaxis(out, (0, 1), (batch, seq))]
 
 
+def _divided_reverse(op: Op) -> Labels:
+    """Sequences are independent, and so are dimensions along which elements keep their place."""
+    return kept(op, [op.integer("seq_axis")], (op.integer("batch_axis") % op.operands[0].tensor.rank,))
+
+
 define(
     OpDef(
         "graph.reverse_sequence",
@@ -54,6 +61,7 @@ define(
             elements=Elements.MOVES,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=_divided_reverse,
         ),
     )
 )
@@ -89,6 +97,7 @@ define(
             elements=Elements.MOVES,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=undivided,
         ),
     )
 )
@@ -134,6 +143,7 @@ define(
             elements=Elements.CREATES,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=undivided,
         ),
     )
 )

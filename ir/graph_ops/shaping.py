@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
+from tilewright.ir.division import undivided
 from tilewright.ir.errors import InputError
 from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import axes_of, entries, require, tensors
@@ -77,6 +78,7 @@ _same_elements(
         elements=Elements.RENAMES,
         flops=no_flops,
         precision=Precision.FOLLOWS,
+        division=undivided,
     ),
 )
 _same_elements(
@@ -88,6 +90,7 @@ _same_elements(
         elements=Elements.RENAMES,
         flops=no_flops,
         precision=Precision.FOLLOWS,
+        division=undivided,
     ),
 )
 _same_elements(
@@ -99,6 +102,7 @@ _same_elements(
         elements=Elements.RENAMES,
         flops=no_flops,
         precision=Precision.FOLLOWS,
+        division=undivided,
     ),
 )
 _same_elements(
@@ -110,6 +114,7 @@ _same_elements(
         elements=Elements.RENAMES,
         flops=no_flops,
         precision=Precision.FOLLOWS,
+        division=undivided,
     ),
 )
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.division import along_other_axes
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import axis_of, dtype_of, require_float, tensors, wide
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -43,6 +44,7 @@ define(
             elements=Elements.NORMALISES,
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
+            division=along_other_axes,
         ),
     )
 )
@@ -58,6 +60,7 @@ define(
             elements=Elements.NORMALISES,
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
+            division=along_other_axes,
         ),
     )
 )

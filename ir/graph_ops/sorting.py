@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from tilewright.ir.division import along_other_axes, undivided
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, axis_of, dtype_of, require, require_rank, tensors, wide
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -59,6 +60,7 @@ define(
             elements=Elements.SORTS,
             flops=flops_per_element,
             precision=Precision.WIDE,
+            division=along_other_axes,
         ),
     )
 )
@@ -74,6 +76,7 @@ define(
             elements=Elements.SORTS,
             flops=flops_per_element,
             precision=Precision.WIDE,
+            division=along_other_axes,
         ),
     )
 )
@@ -107,6 +110,7 @@ define(
             elements=Elements.SORTS,
             flops=flops_per_element,
             precision=Precision.WIDE,
+            division=along_other_axes,
         ),
     )
 )
@@ -146,6 +150,7 @@ define(
             elements=Elements.SORTS,
             flops=flops_per_element,
             precision=Precision.WIDE,
+            division=undivided,
         ),
     )
 )
@@ -200,6 +205,7 @@ define(
             elements=Elements.SORTS,
             flops=flops_per_element,
             precision=Precision.WIDE,
+            division=undivided,
         ),
     )
 )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.division import undivided
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, require, require_integer, require_rank
 from tilewright.ir.opdef import Attrs, OpDef, define
@@ -51,6 +52,7 @@ define(
             elements=Elements.COMPUTES,
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
+            division=undivided,
         ),
     )
 )
@@ -96,6 +98,7 @@ define(
             elements=Elements.COMPUTES,
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
+            division=undivided,
         ),
     )
 )

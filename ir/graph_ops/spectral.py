@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.ir.division import undivided
 from tilewright.ir.facts import Elements, Facts, Precision
 from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_float, tensors, wide
 from tilewright.ir.nodes import Op
@@ -58,6 +59,7 @@ define(
             elements=Elements.CONTRACTS,
             flops=_dft_flops,
             precision=Precision.WIDE,
+            division=undivided,
         ),
     )
 )
@@ -117,6 +119,7 @@ define(
             elements=Elements.CONTRACTS,
             flops=_stft_flops,
             precision=Precision.WIDE,
+            division=undivided,
         ),
     )
 )

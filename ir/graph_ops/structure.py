@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilewright.ir.division import kept, undivided
 from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import tensors
 from tilewright.ir.opdef import AttrDef, OpDef, define
@@ -16,6 +17,7 @@ define(
             elements=Elements.CREATES,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=undivided,
         ),
     )
 )
@@ -31,6 +33,7 @@ define(
             elements=Elements.RETURNS,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=undivided,
         ),
     )
 )
@@ -46,6 +49,7 @@ define(
             elements=Elements.RENAMES,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=kept,
         ),
     )
 )
@@ -60,6 +64,7 @@ define(
             elements=Elements.RENAMES,
             flops=no_flops,
             precision=Precision.FOLLOWS,
+            division=kept,
         ),
     )
 )

@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from tilewright.ir.facts import Elements, Facts, Precision
-from tilewright.ir.graph_ops.convolution import layout_attr, window_attrs
+from tilewright.ir.graph_ops.convolution import divided, layout_attr, window_attrs
 from tilewright.ir.graph_ops.layouts import (
     SPATIAL,
     Window,
@@ -141,6 +141,7 @@ for _spatial in SPATIAL:
                 elements=Elements.CONTRACTS,
                 flops=partial(_flops, _spatial, _name),
                 precision=Precision.NARROW,
+                division=partial(divided, depthwise=False),
             ),
         )
     )

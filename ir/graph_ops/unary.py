@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.ir.division import elementwise, per_channel
 from tilewright.ir.errors import InputError
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import alike, axis_of, require, require_float, tensors
@@ -85,6 +86,7 @@ def _table_op(name: str, scalar: str, precision: Precision) -> None:
                 elements=Elements.MAPS,
                 flops=flops_per_element,
                 precision=precision,
+                division=elementwise,
             ),
         )
     )
@@ -133,6 +135,7 @@ _activation(
         elements=Elements.MAPS,
         flops=flops_per_element,
         precision=Precision.FOLLOWS,
+        division=elementwise,
     ),
 )
 _activation(
@@ -143,6 +146,7 @@ _activation(
         elements=Elements.MAPS,
         flops=flops_per_element,
         precision=Precision.FOLLOWS,
+        division=elementwise,
     ),
 )
 _activation(
@@ -154,6 +158,7 @@ _activation(
         elements=Elements.MAPS,
         flops=flops_per_element,
         precision=Precision.FOLLOWS,
+        division=elementwise,
     ),
 )
 _activation(
@@ -166,6 +171,7 @@ _activation(
         elements=Elements.MAPS,
         flops=flops_per_element,
         precision=Precision.FOLLOWS,
+        division=elementwise,
     ),
 )
 
@@ -201,6 +207,7 @@ define(
             elements=Elements.MAPS_PER_CHANNEL,
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
+            division=per_channel,
         ),
     )
 )
@@ -223,6 +230,7 @@ define(
             elements=Elements.MAPS,
             flops=no_flops,
             precision=Precision.ANY,
+            division=elementwise,
         ),
     )
 )

@@ -7,11 +7,12 @@ import pytest
 
 import tilewright as tw
 from tilewright.ir.builder import Builder
+from tilewright.ir.division import elementwise, undivided
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.ir.nodes import Func, Level, Module, Value
+from tilewright.ir.opdef import op_defs
 from tilewright.ir.types import TensorType, numpy_dtype
-from tilewright.passes.graph.distribute.sharding import labels as shard_labels
 from tilewright.passes.graph.distribute.sharding.program import ShardedProgram, outputs_gathered, with_main
 from tilewright.passes.graph.distribute.sharding.shards import Shard, apportioned
 from tilewright.passes.rewriting.constant_pool import ConstantPool
@@ -229,6 +230,10 @@ def test_mixed_samples_are_an_error_without_communication():
 def test_all_labels_are_tested():
     alike = {"copy", "sort", "cumprod", "prod", "min", "all", "any", "argmin", "global_max_pool"}
     alike |= {"adaptive_max_pool", "roi_align", "roi_pool"}
-    names = {n.removeprefix("graph.") for n in shard_labels.RULES}
+    names = {
+        d.name.removeprefix("graph.")
+        for d in op_defs()
+        if d.facts and d.facts.division not in (undivided, elementwise)
+    }
     plain = {re.sub(r"[123]d", "", n) for n in names}
     assert plain - alike <= {re.sub(r"[123]d", "", CASES[case][0]) for case in CASES}

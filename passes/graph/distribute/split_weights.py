@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import lcm
 
+from tilewright.ir.division import Label, Labels
 from tilewright.ir.nodes import Level, Module, Op, Value
+from tilewright.ir.opdef import facts_of
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
-from tilewright.passes.graph.distribute.sharding.labels import Labels, labels_of
 from tilewright.passes.graph.distribute.sharding.program import (
-    Label,
     Seed,
     ShardedProgram,
     Wish,
@@ -98,7 +98,7 @@ class WeightCuts:
     def choose(self, program: ShardedProgram, op: Op) -> Seed | None:
         """How to do an op with a large weight; None for other ops."""
         weight = self.weight_of(program, op)
-        labels = labels_of(op) if weight is not None else None
+        labels = facts_of(op.name).division(op) if weight is not None else None
         if weight is None or labels is None:
             return None
         dims = labels.operands[op.operands.index(weight)]

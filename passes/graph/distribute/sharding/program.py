@@ -12,17 +12,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilewright.ir.builder import Builder
+from tilewright.ir.division import DEPTHWISE, Label, Labels
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Attr, Func, Module, Op, Value, walk
-from tilewright.ir.opdef import op_def
+from tilewright.ir.opdef import facts_of, op_def
 from tilewright.ir.types import TensorType, Type
-from tilewright.passes.graph.distribute.sharding.labels import DEPTHWISE, Labels, labels_of
 from tilewright.passes.graph.distribute.sharding.regrouping import Refused, Regrouped, regrouped
 from tilewright.passes.graph.distribute.sharding.shards import Shard
 from tilewright.passes.rewriting.constant_pool import ConstantPool
 from tilewright.passes.rewriting.dead_ops import live_ops
 
-Label = int | str
 #: where to cut a value that is whole: operand and dimension of an op; None leaves the op to its operands
 Choice = Callable[["ShardedProgram", Op], "Seed | None"]
 
@@ -174,7 +173,7 @@ class ShardedProgram:
                 else:
                     self.keep(op)
                 return
-        labels = labels_of(op)
+        labels = facts_of(op.name).division(op)
         if labels is not None:
             seed = seed or self.preferred(op, labels)
         if labels is None or seed is None or not self.localise(op, labels, seed):

@@ -1,0 +1,139 @@
+"""Along which dimensions a graph op works independently: labels that operands and results share.
+
+An op may be done on a piece of a labelled dimension if every operand that has the label gives that piece; a
+label that only operands have is summed (or its maximum taken) over the pieces. Dimensions without a label
+are needed whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from tilewright.ir.nodes import Op
+
+Label = int | str
+#: one label per dimension; None where the dimension is needed whole
+DimLabels = tuple[Label | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Labels of every operand and every result; `sums` and `maxima` are what is reduced over."""
+
+    operands: tuple[DimLabels, ...]
+    results: tuple[DimLabels, ...]
+    sums: frozenset[Label] = frozenset()
+    maxima: frozenset[Label] = frozenset()
+
+
+#: the labels of an op by its types and attributes; None where it needs its operands whole
+Division = Callable[[Op], Labels | None]
+#: the label of channels that are groups of their own
+DEPTHWISE = "g"
+
+
+def undivided(op: Op) -> Labels | None:
+    """All operands are needed whole."""
+    return None
+
+
+def unlabelled(rank: int) -> DimLabels:
+    """The labels of an operand that is needed whole."""
+    return (None,) * rank
+
+
+def elementwise(op: Op) -> Labels:
+    """Operands broadcast to the result, whose dimension d is labelled d."""
+    shape = op.results[0].tensor.shape
+    operands = (broadcast_labels(v.tensor.shape, shape, range(len(shape))) for v in op.operands)
+    return Labels(tuple(operands), tuple(tuple(range(r.tensor.rank)) for r in op.results))
+
+
+def broadcast_labels(given: Sequence[int], shape: Sequence[int], labels: Sequence[Label | None]) -> DimLabels:
+    """Labels of a tensor that broadcasts to `shape` with its `labels`; where it repeats, it has none."""
+    first = len(shape) - len(given)
+    return tuple(labels[first + d] if n == shape[first + d] else None for d, n in enumerate(given))
+
+
+def kept(op: Op, closed: Iterable[int] = (), *others: DimLabels) -> Labels:
+    """Results with the dimensions of the first operand; `closed` ones are needed whole.
+
+    others: labels of the second operand and of further ones; those after them have none.
+    """
+    rank = op.operands[0].tensor.rank
+    shut = {d % rank for d in closed}
+    dims = tuple(None if d in shut else d for d in range(rank))
+    rest = (unlabelled(v.tensor.rank) for v in op.operands[1 + len(others) :])
+    return Labels((dims, *others[: len(op.operands) - 1], *rest), (dims,) * len(op.results))
+
+
+def axis_of(op: Op) -> int:
+    """The attribute `axis`, counted from the front of the first operand."""
+    return op.integer("axis") % op.operands[0].tensor.rank
+
+
+def along_other_axes(op: Op) -> Labels:
+    """The dimension `axis` is needed whole, all others are independent."""
+    return kept(op, [op.integer("axis")])
+
+
+def closed_from(first: int) -> Division:
+    """Dimensions from `first` on (which may count from the back) are needed whole."""
+
+    def division(op: Op) -> Labels:
+        return kept(op, range(op.operands[0].tensor.rank)[first:])
+
+    return division
+
+
+def per_channel(op: Op) -> Labels:
+    """Further operands hold one value per index of `axis`."""
+    return kept(op, (), *((axis_of(op),) for _ in op.operands[1:]))
+
+
+def of_image(letters: str) -> Division:
+    """Ops on images of a `layout`, which work independently along the dimensions named."""
+
+    def division(op: Op) -> Labels:
+        dims = tuple(c if c in letters else None for c in str(op["layout"]))
+        rest = (unlabelled(v.tensor.rank) for v in op.operands[1:])
+        return Labels((dims, *rest), (dims,) * len(op.results))
+
+    return division
+
+
+def by_sample(count: int) -> Division:
+    """Samples are independent: the first dimension of the first `count` operands and of the results."""
+
+    def division(op: Op) -> Labels:
+        operands = tuple(
+            ("N", *unlabelled(v.tensor.rank - 1)) if i < count else unlabelled(v.tensor.rank)
+            for i, v in enumerate(op.operands)
+        )
+        return Labels(operands, tuple(("N", *unlabelled(r.tensor.rank - 1)) for r in op.results))
+
+    return division
+
+
+def where_untouched(op: Op) -> Labels:
+    """Slices, paddings and the like: dimensions that operands and results have alike and in full."""
+    shapes = [v.tensor.shape for v in (*op.operands, *op.results) if v.tensor.rank == op.result.tensor.rank]
+    shut = {d for d in range(op.result.tensor.rank) if len({s[d] for s in shapes}) > 1}
+    for key, plain in (("begin", 0), ("strides", 1), ("pad_before", 0), ("pad_after", 0)):
+        values = op.integers(key) if op.get(key) is not None else ()
+        shut |= {d for d, n in enumerate(values) if n != plain}
+    if op.get("axis") is not None:
+        shut.add(axis_of(op))
+    dims = tuple(None if d in shut else d for d in range(op.result.tensor.rank))
+    alike = (dims if v.tensor.rank == len(dims) else unlabelled(v.tensor.rank) for v in op.operands)
+    return Labels(tuple(alike), (dims,))
+
+
+def where_not_repeated(op: Op) -> Labels:
+    """Dimensions of the operand that are not repeated."""
+    result = op.result.tensor.rank
+    first = result - op.operands[0].tensor.rank
+    pairs = zip(op.operands[0].tensor.shape, op.result.tensor.shape[first:], strict=True)
+    dims = tuple(first + d if a == b else None for d, (a, b) in enumerate(pairs))
+    return Labels((dims,), ((*unlabelled(first), *dims),))
