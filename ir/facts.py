@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from tilewright.ir.division import Division
+from tilewright.ir.extents import Extents
 from tilewright.ir.nodes import Op
 
 
@@ -96,6 +97,9 @@ class Facts:
     flops: Flops = field(default=UNSTATED, metadata={"meaning": "its floating-point operations"})
     precision: Precision = field(default=UNSTATED, metadata={"meaning": "what mixed precision may do"})
     division: Division = field(default=UNSTATED, metadata={"meaning": "how its dimensions may be divided"})
+    extents: Extents = field(
+        default=UNSTATED, metadata={"meaning": "how its attributes follow the extents of its operands"}
+    )
 
     def unstated(self) -> list[tuple[str, str]]:
         """Name and meaning of every fact that is missing."""

@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 
 from tilewright.ir.division import of_image
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.convolution import layout_attr
 from tilewright.ir.graph_ops.layouts import SPATIAL, arranged, check_layout, data_layouts, permuted
@@ -94,6 +95,7 @@ for _spatial in SPATIAL:
                     flops=flops_per_element,
                     precision=Precision.FOLLOWS,
                     division=of_image("NC"),
+                    extents=attributes_stay,
                 ),
             )
         )
@@ -115,6 +117,7 @@ for _spatial in SPATIAL:
                     flops=flops_per_element,
                     precision=Precision.FOLLOWS,
                     division=of_image("NC"),
+                    extents=attributes_stay,
                 ),
             )
         )

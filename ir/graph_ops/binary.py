@@ -8,6 +8,7 @@ import numpy as np
 
 from tilewright.ir.division import elementwise
 from tilewright.ir.errors import InputError
+from tilewright.ir.extents import broadcasts_as_before
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import alike, broadcast_shapes, tensors
 from tilewright.ir.opdef import Attrs, OpDef, define, op_def
@@ -84,6 +85,7 @@ def _table_op(name: str, doc: str, precision: Precision) -> None:
                 flops=flops_per_element,
                 precision=precision,
                 division=elementwise,
+                extents=broadcasts_as_before,
             ),
         )
     )
@@ -111,6 +113,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=elementwise,
+            extents=broadcasts_as_before,
         ),
     )
 )

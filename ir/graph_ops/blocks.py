@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewright.ir.division import of_image
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.layouts import permuted
 from tilewright.ir.graph_ops.operands import require, require_rank, tensors
@@ -89,6 +90,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=of_image("N"),
+            extents=attributes_stay,
         ),
     )
 )
@@ -105,6 +107,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=of_image("N"),
+            extents=attributes_stay,
         ),
     )
 )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewright.ir.division import undivided
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import dtype_of, require, require_float, require_rank, tensors, wide
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -54,6 +55,7 @@ define(
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )
@@ -89,6 +91,7 @@ define(
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )
@@ -127,6 +130,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tilewright.ir.division import undivided
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import axis_of, require, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -179,6 +180,7 @@ define(
             flops=flops_per_element,
             precision=Precision.WIDE,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )
@@ -200,6 +202,7 @@ define(
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )
@@ -224,6 +227,7 @@ define(
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )
@@ -240,6 +244,7 @@ define(
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )
@@ -256,6 +261,7 @@ define(
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )
@@ -272,6 +278,7 @@ define(
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )

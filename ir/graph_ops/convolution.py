@@ -10,6 +10,7 @@ from math import prod
 import numpy as np
 
 from tilewright.ir.division import DEPTHWISE, Labels
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision
 from tilewright.ir.graph_ops.layouts import (
     SPATIAL,
@@ -179,6 +180,7 @@ for _spatial in SPATIAL:
                 flops=partial(_flops, _spatial, _name),
                 precision=Precision.NARROW,
                 division=divided,
+                extents=attributes_stay,
             ),
         )
     )

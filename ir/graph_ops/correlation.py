@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.ir.division import by_sample, undivided
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.layouts import Window, arranged, check_layout, padded, permuted, sliding, windows
 from tilewright.ir.graph_ops.operands import (
@@ -121,6 +122,7 @@ define(
             flops=_correlation_flops,
             precision=Precision.FOLLOWS,
             division=by_sample(2),
+            extents=attributes_stay,
         ),
     )
 )
@@ -176,6 +178,7 @@ define(
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )

@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 
 from tilewright.ir.division import undivided
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision
 from tilewright.ir.graph_ops.convolution import (
     Convolution,
@@ -121,6 +122,7 @@ define(
             flops=_flops,
             precision=Precision.NARROW,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )

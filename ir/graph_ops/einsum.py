@@ -11,6 +11,7 @@ import numpy as np
 
 from tilewright.ir.division import Labels
 from tilewright.ir.errors import InputError
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision
 from tilewright.ir.graph_ops.operands import accumulator_dtype, alike, dtype_of, require, wide
 from tilewright.ir.nodes import Op
@@ -125,6 +126,7 @@ define(
             flops=_flops,
             precision=Precision.NARROW,
             division=_divided,
+            extents=attributes_stay,
         ),
     )
 )

@@ -5,15 +5,17 @@ Indices out of bounds wrap around, so that negative ones count from the end; tak
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
 
 import numpy as np
 
 from tilewright.ir.division import Labels, broadcast_labels, undivided, unlabelled, where_untouched
-from tilewright.ir.errors import InputError
+from tilewright.ir.errors import InputError, UnsupportedError
+from tilewright.ir.extents import Dim, Dims, attributes_stay, same_places
 from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import axis_of, broadcast_shapes, require, require_integer, tensors
-from tilewright.ir.nodes import Op
+from tilewright.ir.nodes import Attr, Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
@@ -94,6 +96,21 @@ def _divided_take(op: Op) -> Labels:
     return Labels((dims, at), ((*dims[:axis], *picked[batch:], *dims[axis + 1 :]),))
 
 
+def _picks_as_before(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
+    """Indices grow with what they pick from, or pick from fewer elements than there were."""
+    x, indices = operands
+    if attrs["axis"] is None:
+        fixed, whole = any(d.changed for d in x), prod(d.old for d in x)
+    else:
+        fixed, whole = x[attrs["axis"]].changed, x[attrs["axis"]].old
+    picked = indices[attrs["batch_dims"] :]
+    if fixed and not any(d.changed for d in picked) and prod(d.old for d in picked) >= whole:
+        raise UnsupportedError(
+            f"as many indices as there were elements ({whole}) pick from an extent that changes"
+        )
+    return {}
+
+
 define(
     OpDef(
         "graph.take",
@@ -112,6 +129,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=_divided_take,
+            extents=_picks_as_before,
         ),
     )
 )
@@ -150,6 +168,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=where_untouched,
+            extents=same_places(2, axis=True),
         ),
     )
 )
@@ -185,6 +204,23 @@ def _evaluate_gather_nd(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[
     return [x[(*lead, *at)]]
 
 
+def _nd_picks_as_before(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
+    """Indices that keep their shape pick from extents that stay."""
+    x, indices = operands
+    batch = attrs["batch_dims"]
+    _fixed_indices(x[batch : batch + indices[0].old], indices[1:])
+    return {}
+
+
+def _fixed_indices(picked_from: Sequence[Dim], indices: Sequence[Dim]) -> None:
+    """Refuse indices that stay as many while there is another number of elements to pick from."""
+    for d in picked_from:
+        if d.changed and not any(i.changed for i in indices):
+            raise UnsupportedError(
+                f"indices that keep their shape pick from an extent that goes from {d.old} to {d.new}"
+            )
+
+
 define(
     OpDef(
         "graph.gather_nd",
@@ -202,6 +238,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=undivided,
+            extents=_nd_picks_as_before,
         ),
     )
 )
@@ -232,6 +269,13 @@ def _divided_adv_index(op: Op) -> Labels:
     return Labels(((*unlabelled(len(indices)), *trailing), *dims), ((*range(len(points)), *trailing),))
 
 
+def _points_as_before(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
+    """Indices that keep their shape pick from extents that stay."""
+    x, *indices = operands
+    _fixed_indices(x[: len(indices)], [d for dims in indices for d in dims])
+    return {}
+
+
 define(
     OpDef(
         "graph.adv_index",
@@ -245,6 +289,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=_divided_adv_index,
+            extents=_points_as_before,
         ),
     )
 )
@@ -294,6 +339,7 @@ define(
             flops=no_flops,
             precision=Precision.WIDE,
             division=_divided_one_hot,
+            extents=attributes_stay,
         ),
     )
 )

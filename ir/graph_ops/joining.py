@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from tilewright.ir.division import Labels, along_other_axes
-from tilewright.ir.errors import InputError
+from tilewright.ir.errors import InputError, UnsupportedError
+from tilewright.ir.extents import Dims, attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import alike, axis_of, require, tensors
-from tilewright.ir.nodes import Op
+from tilewright.ir.nodes import Attr, Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
 
@@ -71,6 +72,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=_divided_concatenate,
+            extents=attributes_stay,
         ),
     )
 )
@@ -87,6 +89,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=_divided_stack,
+            extents=attributes_stay,
         ),
     )
 )
@@ -113,6 +116,22 @@ def _infer_split(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     return [TensorType(x.dtype, (*x.shape[:axis], n, *x.shape[axis + 1 :])) for n in extents]
 
 
+def _new_cuts(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
+    """Cuts into equal parts stay cuts into as many equal parts."""
+    (x,) = operands
+    dim, cuts = x[attrs["axis"]], attrs["indices"]
+    if not dim.changed:
+        return {}
+    sections = len(cuts) + 1
+    extent = dim.old // sections
+    equal = dim.old % sections == 0 and cuts == tuple(extent * i for i in range(1, sections))
+    if not equal or (extent == 1 and sections > 1) or dim.new % sections:
+        raise UnsupportedError(
+            f"{dim.old} elements are cut before {cuts}; now there are {dim.new}, and the cuts may be others"
+        )
+    return {"indices": tuple(dim.new // sections * i for i in range(1, sections))}
+
+
 define(
     OpDef(
         "graph.split",
@@ -127,6 +146,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=along_other_axes,
+            extents=_new_cuts,
         ),
     )
 )

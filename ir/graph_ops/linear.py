@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tilewright.ir.division import Labels, broadcast_labels, per_channel
+from tilewright.ir.extents import Dims, attributes_stay, broadcasts_as_before
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, axis_of, broadcast_shapes, dtype_of, require, wide
 from tilewright.ir.graph_ops.unary import along
-from tilewright.ir.nodes import Op
+from tilewright.ir.nodes import Attr, Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
@@ -58,6 +59,7 @@ define(
             flops=_dense_flops,
             precision=Precision.NARROW,
             division=_divided_dense,
+            extents=attributes_stay,
         ),
     )
 )
@@ -98,6 +100,11 @@ def _divided_matmul(op: Op) -> Labels:
     return Labels(tuple(dims), ((*range(len(shape)), "m", "n"),), frozenset("k"))
 
 
+def _same_batches(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
+    """Dimensions before the matrices broadcast where they did."""
+    return broadcasts_as_before([dims[:-2] for dims in operands], attrs)
+
+
 _TRANSPOSES = {"transpose_a": AttrDef("bool", False), "transpose_b": AttrDef("bool", False)}
 define(
     OpDef(
@@ -112,6 +119,7 @@ define(
             flops=_matmul_flops,
             precision=Precision.NARROW,
             division=_divided_matmul,
+            extents=_same_batches,
         ),
     )
 )
@@ -136,6 +144,7 @@ define(
             flops=_matmul_flops,
             precision=Precision.NARROW,
             division=_divided_matmul,
+            extents=_same_batches,
         ),
     )
 )
@@ -162,6 +171,7 @@ define(
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
             division=per_channel,
+            extents=attributes_stay,
         ),
     )
 )

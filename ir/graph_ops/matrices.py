@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewright.ir.division import closed_from, undivided
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import require, require_integer, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -49,6 +50,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=closed_from(-2),
+            extents=attributes_stay,
         ),
     )
 )
@@ -106,6 +108,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )

@@ -14,10 +14,11 @@ from tilewright.ir.division import (
     where_not_repeated,
     where_untouched,
 )
-from tilewright.ir.errors import InputError
+from tilewright.ir.errors import InputError, UnsupportedError
+from tilewright.ir.extents import Dims, attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import axes_of, axis_of, broadcast_shapes, entries, require, tensors
-from tilewright.ir.nodes import Op
+from tilewright.ir.nodes import Attr, Op
 from tilewright.ir.opdef import AttrDef, Attrs, Evaluate, OpDef, define
 from tilewright.ir.types import TensorType, Type
 
@@ -135,6 +136,42 @@ def _divided_windows(op: Op) -> Labels:
     return Labels((labelled[0],), (labelled[1],))
 
 
+def _new_broadcast(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
+    """Extents that were those of x follow it."""
+    (x,) = operands
+    shape = list(attrs["shape"])
+    for d in range(-len(x), 0):
+        if x[d].old == shape[d]:
+            shape[d] = x[d].new
+        elif x[d].changed:
+            raise UnsupportedError(
+                f"dimension {len(shape) + d} repeats one element {shape[d]} times, but now there are "
+                f"{x[d].new}"
+            )
+    return {"shape": tuple(shape)}
+
+
+def _new_slice(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
+    """A slice that went to both ends still does; one of the near end stays."""
+    (x,) = operands
+    begin, size = list(attrs["begin"]), list(attrs["size"])
+    for d, (dim, step) in enumerate(zip(x, attrs["strides"], strict=True)):
+        if not dim.changed or size[d] == 0:
+            continue
+        old, new = dim.pair
+        first = begin[d] if step > 0 else old - 1 - begin[d]  # elements left out at the near end
+        last = first + (size[d] - 1) * abs(step)
+        if first < abs(step) and last + abs(step) >= old:
+            size[d] = max(0, -(-(new - first) // abs(step)))
+            begin[d] = (first if step > 0 else new - 1 - first) if size[d] else 0
+        elif last + abs(step) >= old or step < 0:
+            raise UnsupportedError(
+                f"the slice of dimension {d} ends where its {old} elements end; now there are {new}, and it "
+                "may grow or move"
+            )
+    return {"begin": tuple(begin), "size": tuple(size)}
+
+
 _define(
     "transpose",
     "x with its dimensions in another order: dimension d of the result is `axes[d]` of x.",
@@ -146,6 +183,7 @@ _define(
         flops=no_flops,
         precision=Precision.FOLLOWS,
         division=_divided_transpose,
+        extents=attributes_stay,
     ),
 )
 _define(
@@ -159,6 +197,7 @@ _define(
         flops=no_flops,
         precision=Precision.FOLLOWS,
         division=where_not_repeated,
+        extents=_new_broadcast,
     ),
 )
 _define(
@@ -172,6 +211,7 @@ _define(
         flops=no_flops,
         precision=Precision.FOLLOWS,
         division=where_untouched,
+        extents=_new_slice,
     ),
 )
 _define(
@@ -185,6 +225,7 @@ _define(
         flops=no_flops,
         precision=Precision.FOLLOWS,
         division=along_other_axes,
+        extents=attributes_stay,
     ),
 )
 _define(
@@ -198,6 +239,7 @@ _define(
         flops=no_flops,
         precision=Precision.FOLLOWS,
         division=where_not_repeated,
+        extents=attributes_stay,
     ),
 )
 _define(
@@ -211,6 +253,7 @@ _define(
         flops=no_flops,
         precision=Precision.FOLLOWS,
         division=undivided,
+        extents=attributes_stay,
     ),
 )
 
@@ -226,6 +269,7 @@ _define(
         flops=no_flops,
         precision=Precision.FOLLOWS,
         division=_divided_windows,
+        extents=attributes_stay,
     ),
 )
 
@@ -245,6 +289,23 @@ def _evaluate_set(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.nda
     return [out]
 
 
+def _new_place(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
+    """What filled a whole dimension still does."""
+    x, v = operands
+    begin = list(attrs["begin"])
+    for d, (whole, part) in enumerate(zip(x, v, strict=True)):
+        if not (whole.changed or part.changed):
+            continue
+        same = whole.pair == part.pair and abs(attrs["strides"][d]) == 1
+        if not same:
+            raise UnsupportedError(
+                f"dimension {d} goes from {whole.old} to {whole.new} elements, what is put there from "
+                f"{part.old} to {part.new}"
+            )
+        begin[d] = 0 if attrs["strides"][d] > 0 else whole.new - 1
+    return {"begin": tuple(begin)}
+
+
 define(
     OpDef(
         "graph.strided_set",
@@ -258,6 +319,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=where_untouched,
+            extents=_new_place,
         ),
     )
 )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewright.ir.division import Labels, along_other_axes, closed_from, kept, per_channel
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, axes_of, axis_of, dtype_of, require, require_float, wide
 from tilewright.ir.graph_ops.unary import along
@@ -63,6 +64,7 @@ define(
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
             division=per_channel,
+            extents=attributes_stay,
         ),
     )
 )
@@ -115,6 +117,7 @@ define(
             flops=flops_per_element,
             precision=Precision.BOUNDED,
             division=along_other_axes,
+            extents=attributes_stay,
         ),
     )
 )
@@ -131,6 +134,7 @@ define(
             flops=flops_per_element,
             precision=Precision.BOUNDED,
             division=closed_from(1),
+            extents=attributes_stay,
         ),
     )
 )
@@ -147,6 +151,7 @@ define(
             flops=flops_per_element,
             precision=Precision.BOUNDED,
             division=_divided_instances,
+            extents=attributes_stay,
         ),
     )
 )
@@ -184,6 +189,7 @@ define(
             flops=flops_per_element,
             precision=Precision.WIDE,
             division=_divided_lines,
+            extents=attributes_stay,
         ),
     )
 )
@@ -235,6 +241,7 @@ define(
             flops=flops_per_element,
             precision=Precision.WIDE,
             division=along_other_axes,
+            extents=attributes_stay,
         ),
     )
 )

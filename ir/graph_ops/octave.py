@@ -11,6 +11,7 @@ import numpy as np
 
 from tilewright.ir.builder import Builder
 from tilewright.ir.division import undivided
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision
 from tilewright.ir.graph_ops.layouts import check_layout
 from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_rank
@@ -99,6 +100,7 @@ define(
             flops=_flops,
             precision=Precision.NARROW,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )

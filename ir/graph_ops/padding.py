@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewright.ir.division import where_untouched
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import entries, require, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -61,6 +62,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=where_untouched,
+            extents=attributes_stay,
         ),
     )
 )

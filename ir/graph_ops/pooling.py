@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from tilewright.ir.division import of_image
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_tap
 from tilewright.ir.graph_ops.convolution import layout_attr
 from tilewright.ir.graph_ops.layouts import (
@@ -132,6 +133,7 @@ for _spatial in SPATIAL:
                 flops=flops_per_tap,
                 precision=Precision.FOLLOWS,
                 division=of_image("NC"),
+                extents=attributes_stay,
             ),
         )
     )
@@ -150,6 +152,7 @@ for _spatial in SPATIAL:
                 flops=flops_per_tap,
                 precision=Precision.FOLLOWS,
                 division=of_image("NC"),
+                extents=attributes_stay,
             ),
         )
     )

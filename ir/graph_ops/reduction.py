@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 
 from tilewright.ir.division import Labels, broadcast_labels
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import (
     accumulator_dtype,
@@ -135,6 +136,7 @@ _define_fold(
         flops=flops_per_element,
         precision=Precision.FOLLOWS,
         division=_divided_sum,
+        extents=attributes_stay,
     ),
 )
 _define_fold(
@@ -146,6 +148,7 @@ _define_fold(
         flops=flops_per_element,
         precision=Precision.WIDE,
         division=_divided,
+        extents=attributes_stay,
     ),
 )
 _define_fold(
@@ -157,6 +160,7 @@ _define_fold(
         flops=flops_per_element,
         precision=Precision.FOLLOWS,
         division=_divided_maximum,
+        extents=attributes_stay,
     ),
 )
 _define_fold(
@@ -168,6 +172,7 @@ _define_fold(
         flops=flops_per_element,
         precision=Precision.FOLLOWS,
         division=_divided,
+        extents=attributes_stay,
     ),
 )
 _define_fold(
@@ -180,6 +185,7 @@ _define_fold(
         flops=flops_per_element,
         precision=Precision.FOLLOWS,
         division=_divided,
+        extents=attributes_stay,
     ),
 )
 _define_fold(
@@ -192,6 +198,7 @@ _define_fold(
         flops=flops_per_element,
         precision=Precision.FOLLOWS,
         division=_divided,
+        extents=attributes_stay,
     ),
 )
 
@@ -240,6 +247,7 @@ define(
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
             division=_divided,
+            extents=attributes_stay,
         ),
     )
 )
@@ -283,6 +291,7 @@ define(
             flops=flops_per_element,
             precision=Precision.WIDE,
             division=_divided,
+            extents=attributes_stay,
         ),
     )
 )
@@ -328,6 +337,7 @@ for _kind, _what in (("max", "largest"), ("min", "smallest")):
                 flops=flops_per_element,
                 precision=Precision.WIDE,
                 division=_divided,
+                extents=attributes_stay,
             ),
         )
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewright.ir.division import Labels, unlabelled
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.layouts import arranged, permuted
 from tilewright.ir.graph_ops.operands import (
@@ -117,6 +118,7 @@ define(
             flops=flops_per_element,
             precision=Precision.WIDE,
             division=_divided,
+            extents=attributes_stay,
         ),
     )
 )
@@ -163,6 +165,7 @@ define(
             flops=flops_per_element,
             precision=Precision.WIDE,
             division=_divided,
+            extents=attributes_stay,
         ),
     )
 )

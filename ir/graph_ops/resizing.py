@@ -5,11 +5,13 @@ Coordinates are exact fractions except for `tf_crop_and_resize`, whose corners a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tilewright.ir.division import of_image
+from tilewright.ir.errors import UnsupportedError
+from tilewright.ir.extents import Dims
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.interpolation import (
     CROPPING,
@@ -26,6 +28,7 @@ from tilewright.ir.graph_ops.interpolation import (
     weighted,
 )
 from tilewright.ir.graph_ops.operands import entries, require, require_rank, tensors
+from tilewright.ir.nodes import Attr
 from tilewright.ir.opdef import AttrDef, Attrs, Infer, OpDef, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
@@ -130,6 +133,21 @@ def _evaluate(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray
     return [np.asarray(out).astype(kind)]
 
 
+def _new_size(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
+    """The ratio of the sizes stays."""
+    size = list(attrs["size"])
+    for axis, d in enumerate(spatial(attrs["layout"])):
+        old, new = operands[0][d].pair
+        if old == new:
+            continue
+        if size[axis] * new % old:
+            raise UnsupportedError(
+                f"{old} elements are resized to {size[axis]}; {new} have no whole size of the same ratio"
+            )
+        size[axis] = size[axis] * new // old
+    return {"size": tuple(size)}
+
+
 def _define(count: int) -> None:
     dimensions = "DHW"[3 - count :]
     name = f"graph.resize{count}d"
@@ -157,6 +175,7 @@ def _define(count: int) -> None:
                 flops=flops_per_element,
                 precision=Precision.WIDE,
                 division=of_image("NC"),
+                extents=_new_size,
             ),
         )
     )

@@ -11,6 +11,7 @@ from itertools import product
 import numpy as np
 
 from tilewright.ir.division import by_sample, undivided
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.interpolation import first_tap, is_layout, letters, polynomials, rounded, spatial
 from tilewright.ir.graph_ops.operands import (
@@ -166,6 +167,7 @@ define(
             flops=flops_per_element,
             precision=Precision.WIDE,
             division=by_sample(2),
+            extents=attributes_stay,
         ),
     )
 )
@@ -203,6 +205,7 @@ define(
             flops=flops_per_element,
             precision=Precision.WIDE,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )
@@ -277,6 +280,7 @@ define(
             flops=flops_per_element,
             precision=Precision.WIDE,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tilewright.ir.division import along_other_axes
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import accumulator_dtype, axis_of, dtype_of, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -56,6 +57,7 @@ define(
             flops=flops_per_element,
             precision=Precision.WIDE,
             division=along_other_axes,
+            extents=attributes_stay,
         ),
     )
 )
@@ -72,6 +74,7 @@ define(
             flops=flops_per_element,
             precision=Precision.WIDE,
             division=along_other_axes,
+            extents=attributes_stay,
         ),
     )
 )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewright.ir.division import undivided, where_untouched
+from tilewright.ir.extents import attributes_stay, same_places
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.indexing import ramp
 from tilewright.ir.graph_ops.operands import axis_of, dtype_of, require, require_integer, tensors, wide
@@ -111,6 +112,7 @@ define(
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
             division=where_untouched,
+            extents=same_places(3, axis=True),
         ),
     )
 )
@@ -153,6 +155,7 @@ define(
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )
@@ -195,6 +198,7 @@ define(
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )

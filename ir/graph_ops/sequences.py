@@ -8,6 +8,7 @@ from math import ceil, isfinite
 import numpy as np
 
 from tilewright.ir.division import Labels, kept, undivided
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import accumulator_dtype, axis_of, require, require_integer, tensors
 from tilewright.ir.nodes import Op
@@ -62,6 +63,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=_divided_reverse,
+            extents=attributes_stay,
         ),
     )
 )
@@ -98,6 +100,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )
@@ -144,6 +147,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )

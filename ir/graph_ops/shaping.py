@@ -7,8 +7,10 @@ from math import prod
 
 from tilewright.ir.division import undivided
 from tilewright.ir.errors import InputError
+from tilewright.ir.extents import Dims, attributes_stay, regrouped
 from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import axes_of, entries, require, tensors
+from tilewright.ir.nodes import Attr
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
 
@@ -39,6 +41,11 @@ def _same_elements(
             facts=facts,
         )
     )
+
+
+def _new_shape(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
+    """The new shape has the factors of the dimensions that the old one was made of."""
+    return {"newshape": tuple(d.new for d in regrouped(operands[0], attrs["newshape"]))}
 
 
 def _type(shape: tuple[int, ...]) -> TensorType:
@@ -79,6 +86,7 @@ _same_elements(
         flops=no_flops,
         precision=Precision.FOLLOWS,
         division=undivided,
+        extents=_new_shape,
     ),
 )
 _same_elements(
@@ -91,6 +99,7 @@ _same_elements(
         flops=no_flops,
         precision=Precision.FOLLOWS,
         division=undivided,
+        extents=attributes_stay,
     ),
 )
 _same_elements(
@@ -103,6 +112,7 @@ _same_elements(
         flops=no_flops,
         precision=Precision.FOLLOWS,
         division=undivided,
+        extents=attributes_stay,
     ),
 )
 _same_elements(
@@ -115,6 +125,7 @@ _same_elements(
         flops=no_flops,
         precision=Precision.FOLLOWS,
         division=undivided,
+        extents=attributes_stay,
     ),
 )
 

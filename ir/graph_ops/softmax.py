@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewright.ir.division import along_other_axes
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import axis_of, dtype_of, require_float, tensors, wide
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -45,6 +46,7 @@ define(
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
             division=along_other_axes,
+            extents=attributes_stay,
         ),
     )
 )
@@ -61,6 +63,7 @@ define(
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
             division=along_other_axes,
+            extents=attributes_stay,
         ),
     )
 )

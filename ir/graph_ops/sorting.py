@@ -11,8 +11,10 @@ from typing import Literal
 import numpy as np
 
 from tilewright.ir.division import along_other_axes, undivided
+from tilewright.ir.extents import Dims, attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, axis_of, dtype_of, require, require_rank, tensors, wide
+from tilewright.ir.nodes import Attr
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
@@ -61,6 +63,7 @@ define(
             flops=flops_per_element,
             precision=Precision.WIDE,
             division=along_other_axes,
+            extents=attributes_stay,
         ),
     )
 )
@@ -77,6 +80,7 @@ define(
             flops=flops_per_element,
             precision=Precision.WIDE,
             division=along_other_axes,
+            extents=attributes_stay,
         ),
     )
 )
@@ -97,6 +101,12 @@ def _evaluate_topk(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.nd
     return [np.take_along_axis(x, first, axis), first.astype(numpy_dtype(attrs["dtype"]))]
 
 
+def _new_count(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
+    """All elements stay all elements."""
+    dim = operands[0][attrs["axis"]]
+    return {"k": dim.new} if attrs["k"] == dim.old else {}
+
+
 define(
     OpDef(
         "graph.topk",
@@ -111,6 +121,7 @@ define(
             flops=flops_per_element,
             precision=Precision.WIDE,
             division=along_other_axes,
+            extents=_new_count,
         ),
     )
 )
@@ -151,6 +162,7 @@ define(
             flops=flops_per_element,
             precision=Precision.WIDE,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )
@@ -206,6 +218,7 @@ define(
             flops=flops_per_element,
             precision=Precision.WIDE,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )

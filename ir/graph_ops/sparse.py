@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewright.ir.division import undivided
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, require, require_integer, require_rank
 from tilewright.ir.opdef import Attrs, OpDef, define
@@ -53,6 +54,7 @@ define(
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )
@@ -99,6 +101,7 @@ define(
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewright.ir.division import undivided
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision
 from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_float, tensors, wide
 from tilewright.ir.nodes import Op
@@ -60,6 +61,7 @@ define(
             flops=_dft_flops,
             precision=Precision.WIDE,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )
@@ -120,6 +122,7 @@ define(
             flops=_stft_flops,
             precision=Precision.WIDE,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )

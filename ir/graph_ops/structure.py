@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilewright.ir.division import kept, undivided
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, no_flops
 from tilewright.ir.graph_ops.operands import tensors
 from tilewright.ir.opdef import AttrDef, OpDef, define
@@ -18,6 +19,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )
@@ -34,6 +36,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=undivided,
+            extents=attributes_stay,
         ),
     )
 )
@@ -50,6 +53,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=kept,
+            extents=attributes_stay,
         ),
     )
 )
@@ -65,6 +69,7 @@ define(
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=kept,
+            extents=attributes_stay,
         ),
     )
 )

@@ -9,6 +9,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision
 from tilewright.ir.graph_ops.convolution import divided, layout_attr, window_attrs
 from tilewright.ir.graph_ops.layouts import (
@@ -142,6 +143,7 @@ for _spatial in SPATIAL:
                 flops=partial(_flops, _spatial, _name),
                 precision=Precision.NARROW,
                 division=partial(divided, depthwise=False),
+                extents=attributes_stay,
             ),
         )
     )

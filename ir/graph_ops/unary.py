@@ -9,6 +9,7 @@ import numpy as np
 
 from tilewright.ir.division import elementwise, per_channel
 from tilewright.ir.errors import InputError
+from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import alike, axis_of, require, require_float, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define, op_def
@@ -87,6 +88,7 @@ def _table_op(name: str, scalar: str, precision: Precision) -> None:
                 flops=flops_per_element,
                 precision=precision,
                 division=elementwise,
+                extents=attributes_stay,
             ),
         )
     )
@@ -136,6 +138,7 @@ _activation(
         flops=flops_per_element,
         precision=Precision.FOLLOWS,
         division=elementwise,
+        extents=attributes_stay,
     ),
 )
 _activation(
@@ -147,6 +150,7 @@ _activation(
         flops=flops_per_element,
         precision=Precision.FOLLOWS,
         division=elementwise,
+        extents=attributes_stay,
     ),
 )
 _activation(
@@ -159,6 +163,7 @@ _activation(
         flops=flops_per_element,
         precision=Precision.FOLLOWS,
         division=elementwise,
+        extents=attributes_stay,
     ),
 )
 _activation(
@@ -172,6 +177,7 @@ _activation(
         flops=flops_per_element,
         precision=Precision.FOLLOWS,
         division=elementwise,
+        extents=attributes_stay,
     ),
 )
 
@@ -208,6 +214,7 @@ define(
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
             division=per_channel,
+            extents=attributes_stay,
         ),
     )
 )
@@ -231,6 +238,7 @@ define(
             flops=no_flops,
             precision=Precision.ANY,
             division=elementwise,
+            extents=attributes_stay,
         ),
     )
 )

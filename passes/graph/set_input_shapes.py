@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.ir.errors import InputError, UnsupportedError
+from tilewright.ir.extents import Dim, Dims, dims_of, inherited, regrouped
 from tilewright.ir.given import given
 from tilewright.ir.nodes import Func, Level, Module, Op, Value
-from tilewright.ir.opdef import op_def
+from tilewright.ir.opdef import facts_of, op_def
 from tilewright.ir.types import TensorType
-from tilewright.passes.analysis.extents import Dim, Dims, dims_of, inherited, regrouped
-from tilewright.passes.analysis.static_extents import changed_attributes
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.rewriting.dead_ops import live_ops
@@ -139,7 +138,7 @@ class _Derivation:
         if op.body is not None or definition.infer is None:
             raise UnsupportedError("an op with a body keeps its shapes")
         attrs = dict(op.attrs)
-        attrs |= changed_attributes(op.name, operands, attrs)
+        attrs |= facts_of(op.name).extents(operands, attrs)
         values = self.repeated(op) if op.name in _JOINS else [self.new[v] for v in op.operands]
         types = definition.infer([v.type for v in values], attrs)
         results = []

@@ -1,16 +1,20 @@
 """Dimensions of values as row-major factors, each with its old and its new extent, while shapes change.
 
+What an op's attributes become at the new extents is a fact of the op (`Extents`).
+
 A batch that is merged into another dimension (batch * heads) stays a factor of its own, so that a later
 reshape that cuts the dimension apart again gives it back exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from tilewright.ir.errors import UnsupportedError
+from tilewright.ir.nodes import Attr
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,10 @@ class Dim:
 
 
 Dims = tuple[Dim, ...]
+#: dimensions of the operands, attributes by name -> the attributes that are others at the new extents. Raises
+#: UnsupportedError where the old extents do not say what a new attribute is, and where an operand that keeps
+#: its extent would broadcast, or cut the result short, where it did not before.
+Extents = Callable[[Sequence[Dims], Mapping[str, Any]], Mapping[str, Attr]]
 
 
 def dims_of(old: Sequence[int], new: Sequence[int]) -> Dims:
@@ -164,3 +172,48 @@ def inherited(operands: Sequence[Dims], old: Sequence[int], new: Sequence[int]) 
             dim = next((x for x in places if x.pair == pair), dim)
         out.append(dim)
     return tuple(out)
+
+
+def attributes_stay(operands: Sequence[Dims], attrs: Mapping[str, Any]) -> Mapping[str, Attr]:
+    """No attribute holds an extent of an operand, or those that do are sizes that the op gives itself."""
+    return {}
+
+
+def broadcasts_as_before(operands: Sequence[Dims], attrs: Mapping[str, Any]) -> Mapping[str, Attr]:
+    """The operands keep broadcasting where they did; from 1 on all may grow, one with the others."""
+    for d in range(1, max(map(len, operands)) + 1):
+        here = [dims[-d] for dims in operands if d <= len(dims)]
+        pairs = {dim.pair for dim in here if dim.old != 1}
+        if len(pairs) > 1:
+            a, b = sorted(pairs)[:2]
+            raise UnsupportedError(
+                f"expected operands that keep their common extent {a[0]} in dimension {-d}; one has "
+                f"{a[1]} now, another {b[1]}"
+            )
+        grown = {dim.new for dim in here if dim.old == 1} - {1}
+        if grown and pairs:
+            ((old, new),) = pairs
+            raise UnsupportedError(
+                f"one element of dimension {-d} was repeated {old} times; now it is {grown.pop()} elements, "
+                f"for {new}"
+            )
+    return {}
+
+
+def same_places(count: int, axis: bool) -> Extents:
+    """The first `count` operands keep the extents they have in common, but along the attribute `axis`."""
+
+    def rule(operands: Sequence[Dims], attrs: Mapping[str, Any]) -> Mapping[str, Attr]:
+        rank = len(operands[0])
+        for d in range(rank):
+            here = [dims[d] for dims in operands[:count]]
+            alike = len({x.old for x in here}) == 1
+            if not (axis and d == attrs["axis"] % rank) and alike and len({x.new for x in here}) > 1:
+                found = ", ".join(str(x.new) for x in here)
+                raise UnsupportedError(
+                    f"expected operands that keep their common extent {here[0].old} in dimension {d}, "
+                    f"got {found}"
+                )
+        return {}
+
+    return rule
