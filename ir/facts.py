@@ -74,6 +74,23 @@ class Precision(Enum):
     """It says nothing of the type of what it reads."""
 
 
+class ReportClass(Enum):
+    """The class of operators under which reports sum times; of a kernel's ops the first class here counts."""
+
+    CONVOLUTION = "convolution"
+    TRANSPOSED_CONVOLUTION = "transposed convolution"
+    MATRIX_PRODUCT = "matrix product"
+    CORRELATION = "correlation"
+    POOLING = "pooling"
+    SOFTMAX = "softmax"
+    NORMALISATION = "normalisation"
+    SORT = "sort"
+    SCAN = "scan"
+    REDUCTION = "reduction"
+    OF_KERNEL = ""
+    """What the kernel does says more: it computes element by element, or moves them."""
+
+
 #: FLOP of one execution of an op
 Flops = Callable[[Op], int]
 
@@ -100,6 +117,7 @@ class Facts:
     extents: Extents = field(
         default=UNSTATED, metadata={"meaning": "how its attributes follow the extents of its operands"}
     )
+    report: ReportClass = field(default=UNSTATED, metadata={"meaning": "its class in reports"})
 
     def unstated(self) -> list[tuple[str, str]]:
         """Name and meaning of every fact that is missing."""

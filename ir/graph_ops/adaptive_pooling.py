@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.ir.division import of_image
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.convolution import layout_attr
 from tilewright.ir.graph_ops.layouts import SPATIAL, arranged, check_layout, data_layouts, permuted
 from tilewright.ir.graph_ops.operands import dtype_of, entries, require, require_rank, tensors, wide
@@ -96,6 +96,7 @@ for _spatial in SPATIAL:
                     precision=Precision.FOLLOWS,
                     division=of_image("NC"),
                     extents=attributes_stay,
+                    report=ReportClass.POOLING,
                 ),
             )
         )
@@ -118,6 +119,7 @@ for _spatial in SPATIAL:
                     precision=Precision.FOLLOWS,
                     division=of_image("NC"),
                     extents=attributes_stay,
+                    report=ReportClass.POOLING,
                 ),
             )
         )

@@ -9,7 +9,7 @@ import numpy as np
 from tilewright.ir.division import elementwise
 from tilewright.ir.errors import InputError
 from tilewright.ir.extents import broadcasts_as_before
-from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import alike, broadcast_shapes, tensors
 from tilewright.ir.opdef import Attrs, OpDef, define, op_def
 from tilewright.ir.types import FLOATS, ScalarType, TensorType, Type
@@ -86,6 +86,7 @@ def _table_op(name: str, doc: str, precision: Precision) -> None:
                 precision=precision,
                 division=elementwise,
                 extents=broadcasts_as_before,
+                report=ReportClass.OF_KERNEL,
             ),
         )
     )
@@ -114,6 +115,7 @@ define(
             precision=Precision.FOLLOWS,
             division=elementwise,
             extents=broadcasts_as_before,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.ir.division import of_image
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, no_flops
 from tilewright.ir.graph_ops.layouts import permuted
 from tilewright.ir.graph_ops.operands import require, require_rank, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -91,6 +91,7 @@ define(
             precision=Precision.FOLLOWS,
             division=of_image("N"),
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -108,6 +109,7 @@ define(
             precision=Precision.FOLLOWS,
             division=of_image("N"),
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from tilewright.ir.division import undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import axis_of, require, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
@@ -181,6 +181,7 @@ define(
             precision=Precision.WIDE,
             division=undivided,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -203,6 +204,7 @@ define(
             precision=Precision.FOLLOWS,
             division=undivided,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -228,6 +230,7 @@ define(
             precision=Precision.FOLLOWS,
             division=undivided,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -245,6 +248,7 @@ define(
             precision=Precision.FOLLOWS,
             division=undivided,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -262,6 +266,7 @@ define(
             precision=Precision.FOLLOWS,
             division=undivided,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -279,6 +284,7 @@ define(
             precision=Precision.FOLLOWS,
             division=undivided,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilewright.ir.division import DEPTHWISE, Labels
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass
 from tilewright.ir.graph_ops.layouts import (
     SPATIAL,
     Window,
@@ -181,6 +181,7 @@ for _spatial in SPATIAL:
                 precision=Precision.NARROW,
                 division=divided,
                 extents=attributes_stay,
+                report=ReportClass.CONVOLUTION,
             ),
         )
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.ir.division import by_sample, undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.layouts import Window, arranged, check_layout, padded, permuted, sliding, windows
 from tilewright.ir.graph_ops.operands import (
     alike,
@@ -123,6 +123,7 @@ define(
             precision=Precision.FOLLOWS,
             division=by_sample(2),
             extents=attributes_stay,
+            report=ReportClass.CORRELATION,
         ),
     )
 )
@@ -179,6 +180,7 @@ define(
             precision=Precision.FOLLOWS,
             division=undivided,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.ir.division import undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass
 from tilewright.ir.graph_ops.convolution import (
     Convolution,
     convolution_of,
@@ -123,6 +123,7 @@ define(
             precision=Precision.NARROW,
             division=undivided,
             extents=attributes_stay,
+            report=ReportClass.CONVOLUTION,
         ),
     )
 )

@@ -13,7 +13,7 @@ import numpy as np
 from tilewright.ir.division import Labels, broadcast_labels, undivided, unlabelled, where_untouched
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.extents import Dim, Dims, attributes_stay, same_places
-from tilewright.ir.facts import Elements, Facts, Precision, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, no_flops
 from tilewright.ir.graph_ops.operands import axis_of, broadcast_shapes, require, require_integer, tensors
 from tilewright.ir.nodes import Attr, Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -130,6 +130,7 @@ define(
             precision=Precision.FOLLOWS,
             division=_divided_take,
             extents=_picks_as_before,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -169,6 +170,7 @@ define(
             precision=Precision.FOLLOWS,
             division=where_untouched,
             extents=same_places(2, axis=True),
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -239,6 +241,7 @@ define(
             precision=Precision.FOLLOWS,
             division=undivided,
             extents=_nd_picks_as_before,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -290,6 +293,7 @@ define(
             precision=Precision.FOLLOWS,
             division=_divided_adv_index,
             extents=_points_as_before,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -340,6 +344,7 @@ define(
             precision=Precision.WIDE,
             division=_divided_one_hot,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )

@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.ir.division import Labels, along_other_axes
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.extents import Dims, attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, no_flops
 from tilewright.ir.graph_ops.operands import alike, axis_of, require, tensors
 from tilewright.ir.nodes import Attr, Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -73,6 +73,7 @@ define(
             precision=Precision.FOLLOWS,
             division=_divided_concatenate,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -90,6 +91,7 @@ define(
             precision=Precision.FOLLOWS,
             division=_divided_stack,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -147,6 +149,7 @@ define(
             precision=Precision.FOLLOWS,
             division=along_other_axes,
             extents=_new_cuts,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.ir.division import Labels, broadcast_labels, per_channel
 from tilewright.ir.extents import Dims, attributes_stay, broadcasts_as_before
-from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, axis_of, broadcast_shapes, dtype_of, require, wide
 from tilewright.ir.graph_ops.unary import along
 from tilewright.ir.nodes import Attr, Op
@@ -60,6 +60,7 @@ define(
             precision=Precision.NARROW,
             division=_divided_dense,
             extents=attributes_stay,
+            report=ReportClass.MATRIX_PRODUCT,
         ),
     )
 )
@@ -120,6 +121,7 @@ define(
             precision=Precision.NARROW,
             division=_divided_matmul,
             extents=_same_batches,
+            report=ReportClass.MATRIX_PRODUCT,
         ),
     )
 )
@@ -145,6 +147,7 @@ define(
             precision=Precision.NARROW,
             division=_divided_matmul,
             extents=_same_batches,
+            report=ReportClass.MATRIX_PRODUCT,
         ),
     )
 )
@@ -172,6 +175,7 @@ define(
             precision=Precision.FOLLOWS,
             division=per_channel,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )

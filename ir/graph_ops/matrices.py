@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.ir.division import closed_from, undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, no_flops
 from tilewright.ir.graph_ops.operands import require, require_integer, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
@@ -51,6 +51,7 @@ define(
             precision=Precision.FOLLOWS,
             division=closed_from(-2),
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -109,6 +110,7 @@ define(
             precision=Precision.FOLLOWS,
             division=undivided,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )

@@ -16,7 +16,7 @@ from tilewright.ir.division import (
 )
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.extents import Dims, attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, no_flops
 from tilewright.ir.graph_ops.operands import axes_of, axis_of, broadcast_shapes, entries, require, tensors
 from tilewright.ir.nodes import Attr, Op
 from tilewright.ir.opdef import AttrDef, Attrs, Evaluate, OpDef, define
@@ -184,6 +184,7 @@ _define(
         precision=Precision.FOLLOWS,
         division=_divided_transpose,
         extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
     ),
 )
 _define(
@@ -198,6 +199,7 @@ _define(
         precision=Precision.FOLLOWS,
         division=where_not_repeated,
         extents=_new_broadcast,
+        report=ReportClass.OF_KERNEL,
     ),
 )
 _define(
@@ -212,6 +214,7 @@ _define(
         precision=Precision.FOLLOWS,
         division=where_untouched,
         extents=_new_slice,
+        report=ReportClass.OF_KERNEL,
     ),
 )
 _define(
@@ -226,6 +229,7 @@ _define(
         precision=Precision.FOLLOWS,
         division=along_other_axes,
         extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
     ),
 )
 _define(
@@ -240,6 +244,7 @@ _define(
         precision=Precision.FOLLOWS,
         division=where_not_repeated,
         extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
     ),
 )
 _define(
@@ -254,6 +259,7 @@ _define(
         precision=Precision.FOLLOWS,
         division=undivided,
         extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
     ),
 )
 
@@ -270,6 +276,7 @@ _define(
         precision=Precision.FOLLOWS,
         division=_divided_windows,
         extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
     ),
 )
 
@@ -320,6 +327,7 @@ define(
             precision=Precision.FOLLOWS,
             division=where_untouched,
             extents=_new_place,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.ir.division import Labels, along_other_axes, closed_from, kept, per_channel
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, axes_of, axis_of, dtype_of, require, require_float, wide
 from tilewright.ir.graph_ops.unary import along
 from tilewright.ir.nodes import Op
@@ -65,6 +65,7 @@ define(
             precision=Precision.FOLLOWS,
             division=per_channel,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -118,6 +119,7 @@ define(
             precision=Precision.BOUNDED,
             division=along_other_axes,
             extents=attributes_stay,
+            report=ReportClass.NORMALISATION,
         ),
     )
 )
@@ -135,6 +137,7 @@ define(
             precision=Precision.BOUNDED,
             division=closed_from(1),
             extents=attributes_stay,
+            report=ReportClass.NORMALISATION,
         ),
     )
 )
@@ -152,6 +155,7 @@ define(
             precision=Precision.BOUNDED,
             division=_divided_instances,
             extents=attributes_stay,
+            report=ReportClass.NORMALISATION,
         ),
     )
 )
@@ -190,6 +194,7 @@ define(
             precision=Precision.WIDE,
             division=_divided_lines,
             extents=attributes_stay,
+            report=ReportClass.NORMALISATION,
         ),
     )
 )
@@ -242,6 +247,7 @@ define(
             precision=Precision.WIDE,
             division=along_other_axes,
             extents=attributes_stay,
+            report=ReportClass.NORMALISATION,
         ),
     )
 )

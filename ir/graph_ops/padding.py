@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.ir.division import where_untouched
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, no_flops
 from tilewright.ir.graph_ops.operands import entries, require, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type
@@ -63,6 +63,7 @@ define(
             precision=Precision.FOLLOWS,
             division=where_untouched,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.ir.division import of_image
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, flops_per_tap
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_tap
 from tilewright.ir.graph_ops.convolution import layout_attr
 from tilewright.ir.graph_ops.layouts import (
     SPATIAL,
@@ -134,6 +134,7 @@ for _spatial in SPATIAL:
                 precision=Precision.FOLLOWS,
                 division=of_image("NC"),
                 extents=attributes_stay,
+                report=ReportClass.POOLING,
             ),
         )
     )
@@ -153,6 +154,7 @@ for _spatial in SPATIAL:
                 precision=Precision.FOLLOWS,
                 division=of_image("NC"),
                 extents=attributes_stay,
+                report=ReportClass.POOLING,
             ),
         )
     )

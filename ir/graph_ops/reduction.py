@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.ir.division import Labels, broadcast_labels
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import (
     accumulator_dtype,
     alike,
@@ -137,6 +137,7 @@ _define_fold(
         precision=Precision.FOLLOWS,
         division=_divided_sum,
         extents=attributes_stay,
+        report=ReportClass.REDUCTION,
     ),
 )
 _define_fold(
@@ -149,6 +150,7 @@ _define_fold(
         precision=Precision.WIDE,
         division=_divided,
         extents=attributes_stay,
+        report=ReportClass.REDUCTION,
     ),
 )
 _define_fold(
@@ -161,6 +163,7 @@ _define_fold(
         precision=Precision.FOLLOWS,
         division=_divided_maximum,
         extents=attributes_stay,
+        report=ReportClass.REDUCTION,
     ),
 )
 _define_fold(
@@ -173,6 +176,7 @@ _define_fold(
         precision=Precision.FOLLOWS,
         division=_divided,
         extents=attributes_stay,
+        report=ReportClass.REDUCTION,
     ),
 )
 _define_fold(
@@ -186,6 +190,7 @@ _define_fold(
         precision=Precision.FOLLOWS,
         division=_divided,
         extents=attributes_stay,
+        report=ReportClass.REDUCTION,
     ),
 )
 _define_fold(
@@ -199,6 +204,7 @@ _define_fold(
         precision=Precision.FOLLOWS,
         division=_divided,
         extents=attributes_stay,
+        report=ReportClass.REDUCTION,
     ),
 )
 
@@ -248,6 +254,7 @@ define(
             precision=Precision.FOLLOWS,
             division=_divided,
             extents=attributes_stay,
+            report=ReportClass.REDUCTION,
         ),
     )
 )
@@ -292,6 +299,7 @@ define(
             precision=Precision.WIDE,
             division=_divided,
             extents=attributes_stay,
+            report=ReportClass.REDUCTION,
         ),
     )
 )
@@ -338,6 +346,7 @@ for _kind, _what in (("max", "largest"), ("min", "smallest")):
                 precision=Precision.WIDE,
                 division=_divided,
                 extents=attributes_stay,
+                report=ReportClass.REDUCTION,
             ),
         )
     )

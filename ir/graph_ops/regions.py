@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.ir.division import Labels, unlabelled
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.layouts import arranged, permuted
 from tilewright.ir.graph_ops.operands import (
     dtype_of,
@@ -119,6 +119,7 @@ define(
             precision=Precision.WIDE,
             division=_divided,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -166,6 +167,7 @@ define(
             precision=Precision.WIDE,
             division=_divided,
             extents=attributes_stay,
+            report=ReportClass.POOLING,
         ),
     )
 )

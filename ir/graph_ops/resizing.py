@@ -12,7 +12,7 @@ import numpy as np
 from tilewright.ir.division import of_image
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.extents import Dims
-from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.interpolation import (
     CROPPING,
     METHODS,
@@ -176,6 +176,7 @@ def _define(count: int) -> None:
                 precision=Precision.WIDE,
                 division=of_image("NC"),
                 extents=_new_size,
+                report=ReportClass.OF_KERNEL,
             ),
         )
     )

@@ -12,7 +12,7 @@ import numpy as np
 
 from tilewright.ir.division import by_sample, undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.interpolation import first_tap, is_layout, letters, polynomials, rounded, spatial
 from tilewright.ir.graph_ops.operands import (
     dtype_of,
@@ -168,6 +168,7 @@ define(
             precision=Precision.WIDE,
             division=by_sample(2),
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -206,6 +207,7 @@ define(
             precision=Precision.WIDE,
             division=undivided,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -281,6 +283,7 @@ define(
             precision=Precision.WIDE,
             division=undivided,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.ir.division import along_other_axes
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import accumulator_dtype, axis_of, dtype_of, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
@@ -58,6 +58,7 @@ define(
             precision=Precision.WIDE,
             division=along_other_axes,
             extents=attributes_stay,
+            report=ReportClass.SCAN,
         ),
     )
 )
@@ -75,6 +76,7 @@ define(
             precision=Precision.WIDE,
             division=along_other_axes,
             extents=attributes_stay,
+            report=ReportClass.SCAN,
         ),
     )
 )

@@ -12,7 +12,7 @@ import numpy as np
 
 from tilewright.ir.division import undivided, where_untouched
 from tilewright.ir.extents import attributes_stay, same_places
-from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.indexing import ramp
 from tilewright.ir.graph_ops.operands import axis_of, dtype_of, require, require_integer, tensors, wide
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define, op_def
@@ -113,6 +113,7 @@ define(
             precision=Precision.FOLLOWS,
             division=where_untouched,
             extents=same_places(3, axis=True),
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -156,6 +157,7 @@ define(
             precision=Precision.FOLLOWS,
             division=undivided,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -199,6 +201,7 @@ define(
             precision=Precision.FOLLOWS,
             division=undivided,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )

@@ -8,7 +8,7 @@ from math import prod
 from tilewright.ir.division import undivided
 from tilewright.ir.errors import InputError
 from tilewright.ir.extents import Dims, attributes_stay, regrouped
-from tilewright.ir.facts import Elements, Facts, Precision, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, no_flops
 from tilewright.ir.graph_ops.operands import axes_of, entries, require, tensors
 from tilewright.ir.nodes import Attr
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -87,6 +87,7 @@ _same_elements(
         precision=Precision.FOLLOWS,
         division=undivided,
         extents=_new_shape,
+        report=ReportClass.OF_KERNEL,
     ),
 )
 _same_elements(
@@ -100,6 +101,7 @@ _same_elements(
         precision=Precision.FOLLOWS,
         division=undivided,
         extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
     ),
 )
 _same_elements(
@@ -113,6 +115,7 @@ _same_elements(
         precision=Precision.FOLLOWS,
         division=undivided,
         extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
     ),
 )
 _same_elements(
@@ -126,6 +129,7 @@ _same_elements(
         precision=Precision.FOLLOWS,
         division=undivided,
         extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
     ),
 )
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.ir.division import undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, no_flops
 from tilewright.ir.graph_ops.layouts import arranged, check_layout, permuted
 from tilewright.ir.graph_ops.operands import require, require_integer, require_rank, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -58,6 +58,7 @@ define(
             precision=Precision.FOLLOWS,
             division=undivided,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )

@@ -12,7 +12,7 @@ import numpy as np
 
 from tilewright.ir.division import along_other_axes, undivided
 from tilewright.ir.extents import Dims, attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, axis_of, dtype_of, require, require_rank, tensors, wide
 from tilewright.ir.nodes import Attr
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -64,6 +64,7 @@ define(
             precision=Precision.WIDE,
             division=along_other_axes,
             extents=attributes_stay,
+            report=ReportClass.SORT,
         ),
     )
 )
@@ -81,6 +82,7 @@ define(
             precision=Precision.WIDE,
             division=along_other_axes,
             extents=attributes_stay,
+            report=ReportClass.SORT,
         ),
     )
 )
@@ -122,6 +124,7 @@ define(
             precision=Precision.WIDE,
             division=along_other_axes,
             extents=_new_count,
+            report=ReportClass.SORT,
         ),
     )
 )
@@ -163,6 +166,7 @@ define(
             precision=Precision.WIDE,
             division=undivided,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -219,6 +223,7 @@ define(
             precision=Precision.WIDE,
             division=undivided,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.ir.division import undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass
 from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_float, tensors, wide
 from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
@@ -62,6 +62,7 @@ define(
             precision=Precision.WIDE,
             division=undivided,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -123,6 +124,7 @@ define(
             precision=Precision.WIDE,
             division=undivided,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.ir.division import kept, undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, no_flops
 from tilewright.ir.graph_ops.operands import tensors
 from tilewright.ir.opdef import AttrDef, OpDef, define
 
@@ -20,6 +20,7 @@ define(
             precision=Precision.FOLLOWS,
             division=undivided,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -37,6 +38,7 @@ define(
             precision=Precision.FOLLOWS,
             division=undivided,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -54,6 +56,7 @@ define(
             precision=Precision.FOLLOWS,
             division=kept,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -70,6 +73,7 @@ define(
             precision=Precision.FOLLOWS,
             division=kept,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )

@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass
 from tilewright.ir.graph_ops.convolution import divided, layout_attr, window_attrs
 from tilewright.ir.graph_ops.layouts import (
     SPATIAL,
@@ -144,6 +144,7 @@ for _spatial in SPATIAL:
                 precision=Precision.NARROW,
                 division=partial(divided, depthwise=False),
                 extents=attributes_stay,
+                report=ReportClass.TRANSPOSED_CONVOLUTION,
             ),
         )
     )

@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.ir.division import elementwise, per_channel
 from tilewright.ir.errors import InputError
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, flops_per_element, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import alike, axis_of, require, require_float, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define, op_def
 from tilewright.ir.types import FLOATS, TensorType, Type, numpy_dtype
@@ -89,6 +89,7 @@ def _table_op(name: str, scalar: str, precision: Precision) -> None:
                 precision=precision,
                 division=elementwise,
                 extents=attributes_stay,
+                report=ReportClass.OF_KERNEL,
             ),
         )
     )
@@ -139,6 +140,7 @@ _activation(
         precision=Precision.FOLLOWS,
         division=elementwise,
         extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
     ),
 )
 _activation(
@@ -151,6 +153,7 @@ _activation(
         precision=Precision.FOLLOWS,
         division=elementwise,
         extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
     ),
 )
 _activation(
@@ -164,6 +167,7 @@ _activation(
         precision=Precision.FOLLOWS,
         division=elementwise,
         extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
     ),
 )
 _activation(
@@ -178,6 +182,7 @@ _activation(
         precision=Precision.FOLLOWS,
         division=elementwise,
         extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
     ),
 )
 
@@ -215,6 +220,7 @@ define(
             precision=Precision.FOLLOWS,
             division=per_channel,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )
@@ -239,6 +245,7 @@ define(
             precision=Precision.ANY,
             division=elementwise,
             extents=attributes_stay,
+            report=ReportClass.OF_KERNEL,
         ),
     )
 )

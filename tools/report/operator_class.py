@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from tilewright.ir import Func, Module, Op
+from tilewright.ir.facts import ReportClass
+from tilewright.ir.opdef import facts_of
 
-_PRODUCTS = frozenset({"dense", "matmul", "batch_matmul", "einsum"})
-_NORMALISATIONS = frozenset({"layer_norm", "instance_norm", "group_norm", "l2_normalize", "lrn"})
-_SOFTMAX = frozenset({"softmax", "log_softmax"})
-_REDUCTIONS = frozenset(
-    {"sum", "mean", "max", "min", "prod", "all", "any", "variance", "argmax", "argmin", "logsumexp"}
-)
-_SORTS = frozenset({"sort", "argsort", "topk"})
-_SCANS = frozenset({"cumsum", "cumprod"})
-
-#: classes whose op names the kernel it is part of, the weightiest first
-_RANKED = (
-    "convolution",
-    "matrix product",
-    "correlation",
-    "pooling",
-    "softmax",
-    "normalisation",
-    "sort",
-    "scan",
-)
+_CONVOLUTIONS = (ReportClass.CONVOLUTION, ReportClass.TRANSPOSED_CONVOLUTION)
 
 
 def ops_by_location(graph: Module) -> dict[str, list[Op]]:
@@ -53,41 +36,26 @@ def op_title(location: str, ops: Iterable[Op] = ()) -> str:
 
 def class_of(kernel: Func, ops: Iterable[Op], operations: int) -> str:
     """The class of a kernel: that of its weightiest graph op, else by what its tensor ops do."""
-    classes = [c for c in map(_class_of_op, ops) if c]
-    for ranked in _RANKED:
-        for c in classes:
-            if c.removeprefix("depthwise ").removeprefix("transposed ").startswith(ranked):
-                return c
+    found = {facts_of(op.name).report: op for op in reversed(list(ops))}
+    main = next((c for c in ReportClass if c in found), ReportClass.OF_KERNEL)
+    if main not in (ReportClass.REDUCTION, ReportClass.OF_KERNEL):
+        return _class_of_op(found[main])
     names = {op.name for op in kernel.body.ops}
     if "tensor.contract" in names:
-        return "matrix product"
-    if names & {"tensor.reduce", "tensor.window"} or "reduction" in classes:
-        return "reduction"
+        return ReportClass.MATRIX_PRODUCT.value
+    if names & {"tensor.reduce", "tensor.window"} or main is ReportClass.REDUCTION:
+        return ReportClass.REDUCTION.value
     if names & {"tensor.scan", "tensor.recur"}:
-        return "scan"
+        return ReportClass.SCAN.value
     return "elementwise" if operations else "data movement"
 
 
 def _class_of_op(op: Op) -> str:
-    name = op.name.removeprefix("graph.")
-    if re.fullmatch(r"(deformable_)?conv\dd(_transpose)?", name):
-        return _convolution(op, name)
-    tables: Mapping[str, frozenset[str]] = {
-        "matrix product": _PRODUCTS,
-        "softmax": _SOFTMAX,
-        "normalisation": _NORMALISATIONS,
-        "reduction": _REDUCTIONS,
-        "sort": _SORTS,
-        "scan": _SCANS,
-    }
-    if "pool" in name:
-        return "pooling"
-    return next((c for c, members in tables.items() if name in members), "")
+    report = facts_of(op.name).report
+    return _convolution(op) if report is ReportClass.CONVOLUTION else report.value
 
 
-def _convolution(op: Op, name: str) -> str:
-    if name.endswith("_transpose"):
-        return "transposed convolution"
+def _convolution(op: Op) -> str:
     groups, channels = op.get("groups"), _kernel_extents(op, "I")
     if isinstance(groups, int) and groups > 1 and channels == [1]:
         return "depthwise convolution"
@@ -105,7 +73,7 @@ def _kernel_extents(op: Op, letters: str) -> list[int]:
 
 
 def _detail(op: Op) -> str:
-    if not re.fullmatch(r"graph\.(deformable_)?conv\dd(_transpose)?", op.name):
+    if facts_of(op.name).report not in _CONVOLUTIONS:
         return ""
     window = "x".join(map(str, _kernel_extents(op, "DHW")))
     strides = op.get("strides")
