@@ -23,8 +23,10 @@ class Elements(Enum):
     """Gives elements without reading a tensor."""
     RETURNS = auto()
     """Hands tensors on to the caller."""
-    RENAMES = auto()
-    """Gives all elements of its operand in their order, perhaps under another shape."""
+    KEEPS = auto()
+    """Gives its operand as it is."""
+    RESHAPES = auto()
+    """Gives all elements of its operand in their order under another shape."""
     CUTS = auto()
     """Gives a part of its operand, at regular distances."""
     STRIDES = auto()
@@ -57,6 +59,10 @@ class Elements(Enum):
     """Computes in a way of its own."""
     COMMUNICATES = auto()
     """Exchanges elements with other devices."""
+
+
+#: what gives its operand, all of it and in its order: it needs no memory of its own
+SAME_MEMORY = frozenset({Elements.KEEPS, Elements.RESHAPES})
 
 
 class Precision(Enum):

@@ -9,10 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from tilewright.ir import InputError, Level, Module, Op, UnsupportedError, Value
-from tilewright.ir.opdef import op_def
-
-#: ops whose result is their operand under another shape: no memory of its own
-VIEWS = frozenset(f"graph.{name}" for name in ("reshape", "squeeze", "expand_dims", "batch_flatten", "copy"))
+from tilewright.ir.facts import SAME_MEMORY
+from tilewright.ir.opdef import facts_of, op_def
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ class Line:
         """An estimate of the largest memory for values at any time, if no two ops share a kernel."""
         own = self.cut_bytes.copy()
         for place, op in enumerate(self.ops):
-            if op.name not in VIEWS:
+            if facts_of(op.name).elements not in SAME_MEMORY:
                 own[place] += sum(v.tensor.nbytes for v in op.results)
         return int(own[: len(self.ops)].max())
 

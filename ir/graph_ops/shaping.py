@@ -82,7 +82,7 @@ _same_elements(
     "x with another shape of as many elements, which keep their row-major order.",
     {"newshape": AttrDef("ints", doc="the result's shape, without codes")},
     facts=Facts(
-        elements=Elements.RENAMES,
+        elements=Elements.RESHAPES,
         flops=no_flops,
         precision=Precision.FOLLOWS,
         division=undivided,
@@ -96,7 +96,7 @@ _same_elements(
     "x with `num_newaxis` dimensions of extent 1 put in before `axis`.",
     {"axis": AttrDef("int"), "num_newaxis": AttrDef("int", 1)},
     facts=Facts(
-        elements=Elements.RENAMES,
+        elements=Elements.RESHAPES,
         flops=no_flops,
         precision=Precision.FOLLOWS,
         division=undivided,
@@ -110,7 +110,7 @@ _same_elements(
     "x without dimensions of extent 1: those in `axis`, or all.",
     {"axis": AttrDef("ints?", None)},
     facts=Facts(
-        elements=Elements.RENAMES,
+        elements=Elements.RESHAPES,
         flops=no_flops,
         precision=Precision.FOLLOWS,
         division=undivided,
@@ -124,7 +124,7 @@ _same_elements(
     "x as a matrix: all dimensions after the first become one.",
     {},
     facts=Facts(
-        elements=Elements.RENAMES,
+        elements=Elements.RESHAPES,
         flops=no_flops,
         precision=Precision.FOLLOWS,
         division=undivided,

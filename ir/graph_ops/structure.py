@@ -51,7 +51,7 @@ define(
         infer=lambda t, a: tensors(t, "graph.dropout"),
         evaluate=lambda x, a: [x[0]],
         facts=Facts(
-            elements=Elements.RENAMES,
+            elements=Elements.KEEPS,
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=kept,
@@ -68,7 +68,7 @@ define(
         infer=lambda t, a: tensors(t, "graph.copy"),
         evaluate=lambda x, a: [x[0]],
         facts=Facts(
-            elements=Elements.RENAMES,
+            elements=Elements.KEEPS,
             flops=no_flops,
             precision=Precision.FOLLOWS,
             division=kept,

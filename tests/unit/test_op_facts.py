@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from tilewright.ir import Builder, InputError, OpDef, TensorType, Value, define
-from tilewright.ir.facts import UNSTATED, Elements, Facts, no_flops
+from tilewright.ir.facts import SAME_MEMORY, UNSTATED, Elements, Facts, no_flops
 from tilewright.ir.opdef import facts_of, is_defined, op_defs
 
 GRAPH = [d for d in op_defs() if d.name.startswith("graph.")]
@@ -37,8 +37,8 @@ def test_ops_of_other_levels_have_no_facts_to_ask_for():
 
 #: what moves, names or makes elements computes nothing
 IDLE = {
-    *(Elements.CREATES, Elements.RETURNS, Elements.RENAMES, Elements.CUTS, Elements.STRIDES),
-    *(Elements.MOVES, Elements.LOOKS_UP),
+    *SAME_MEMORY,
+    *(Elements.CREATES, Elements.RETURNS, Elements.CUTS, Elements.STRIDES, Elements.MOVES, Elements.LOOKS_UP),
 }
 
 

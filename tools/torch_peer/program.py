@@ -12,6 +12,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 from tilewright.ir import Module, Op, UnsupportedError, Value
+from tilewright.ir.facts import SAME_MEMORY, Elements
+from tilewright.ir.opdef import facts_of, is_defined
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.tools.torch_peer.peer import RULES
 from tilewright.tools.torch_peer.rules import rank
@@ -19,19 +21,8 @@ from tilewright.tools.torch_peer.rules import rank
 Kind = Literal["new", "view", "in place"]
 
 FOLD = "infer-shapes, fold-constants, cse, dce"
-VIEWS = {
-    f"graph.{name}"
-    for name in [
-        "reshape",
-        "squeeze",
-        "expand_dims",
-        "transpose",
-        "broadcast_to",
-        "batch_flatten",
-        "dropout",
-        "strided_slice",
-    ]
-}
+#: what ops do to elements that PyTorch does without copying them
+VIEWS = SAME_MEMORY | {Elements.CUTS, Elements.STRIDES}
 IN_PLACE: dict[str, Callable[[Any, Sequence[Any], Op], Any]] = {
     "graph.relu": lambda torch, x, op: x[0].relu_(),
     "graph.clip": lambda torch, x, op: x[0].clamp_(op["a_min"], op["a_max"]),
@@ -199,7 +190,7 @@ def _with_kinds(
     steps: list[Step] = []
     for index, (name, op, operands) in enumerate(calls):
         kind: Kind = "new"
-        if name in VIEWS or (name in ("graph.cast", "graph.repeat") and operands[0].type == op.result.type):
+        if _is_view(name) or (name in ("graph.cast", "graph.repeat") and operands[0].type == op.result.type):
             kind = "view"
         elif name in IN_PLACE:
             free = [
@@ -222,6 +213,11 @@ def _storage_needed(calls: Sequence[Call], last: dict[Value, int]) -> dict[Value
     """Per value the last use of it or of a view of it."""
     needed = dict(last)
     for name, op, operands in reversed(calls):
-        if name in VIEWS or name in ("graph.cast", "graph.repeat"):
+        if _is_view(name) or name in ("graph.cast", "graph.repeat"):
             needed[operands[0]] = max(needed[operands[0]], needed[op.result])
     return needed
+
+
+def _is_view(name: str) -> bool:
+    """Whether a call gives what its operand holds, seen otherwise; calls of several ops compute."""
+    return is_defined(name) and facts_of(name).elements in VIEWS

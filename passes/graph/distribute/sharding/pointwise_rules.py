@@ -14,7 +14,7 @@ def _that(elements: Elements) -> tuple[str, ...]:
     return tuple(found)
 
 
-@slice_rule(*_that(Elements.MAPS), "dropout", "copy")
+@slice_rule(*_that(Elements.MAPS), *_that(Elements.KEEPS))
 def elementwise_rows(op: Op, axis: int, start: int, end: int) -> Sliced:
     """The same rows of every operand that is not repeated along them."""
     result = op.result.tensor

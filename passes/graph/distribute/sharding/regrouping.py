@@ -11,10 +11,10 @@ from itertools import pairwise
 from math import gcd, prod
 from typing import cast
 
+from tilewright.ir.facts import Elements
 from tilewright.ir.nodes import Attr, Op
+from tilewright.ir.opdef import facts_of
 from tilewright.passes.graph.distribute.sharding.shards import Shard, finer, reshaped, scaled
-
-RESHAPES = frozenset(f"graph.{n}" for n in ("reshape", "expand_dims", "squeeze", "batch_flatten"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def regrouped(op: Op, shards: Sequence[Shard | None], member: int) -> Regrouped 
     shards: the cuts of all operands, of which one at least is cut.
     """
     shard = next(s for s in shards if s is not None)
-    if op.name in RESHAPES:
+    if facts_of(op.name).elements is Elements.RESHAPES:
         return _reshape(op, shard, member)
     along = op.get("axis")
     rank = op.operands[0].tensor.rank
