@@ -25,8 +25,8 @@ from tilewright.running.named_inputs import in_order
 from tilewright.running.opened_device import OpenedDevice
 from tilewright.runtime.arena.placement import arena_lower_bound
 from tilewright.runtime.communication.communicator import AnyCommunicator
-from tilewright.runtime.device import Device, LoadedPlan, Progress
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
+from tilewright.runtime.interface.device import Device, LoadedPlan, Progress
 from tilewright.runtime.plan.bucket_container import SavedBuckets, read_saved
 from tilewright.runtime.plan.container import SavedExecutable, write_container
 from tilewright.runtime.plan.execution_plan import ExecutionPlan

@@ -9,9 +9,9 @@ from itertools import count
 
 import numpy as np
 
-from tilewright.cluster.communication_kernel import communication_kernel
 from tilewright.codegen import KernelSource
 from tilewright.codegen.emit.in_place import in_place_pairs
+from tilewright.communication_kernel import communication_kernel
 from tilewright.ir import Func, InputError, Level, Module, Op, Ref, TensorType, Value
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.tensor.join_ops import boxes_of

@@ -2,7 +2,6 @@
 model.
 """
 
-from tilewright.costmodel.hardware.check_measured import Violation, check_measured
 from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, Hardware
 from tilewright.costmodel.hardware.loader import (
     compiled_for,
@@ -13,6 +12,7 @@ from tilewright.costmodel.hardware.loader import (
 )
 from tilewright.costmodel.kernels.bound import Bound, contract_bound, contract_bound_of, global_bound
 from tilewright.costmodel.kernels.bound_terms import Assumptions
+from tilewright.costmodel.kernels.check_measured import Violation, check_measured
 from tilewright.costmodel.kernels.choose import Choice, choose_contract, likely_contract, rank_contract
 from tilewright.costmodel.kernels.choose_streams import choose_map, choose_row_reduce, choose_window
 from tilewright.costmodel.kernels.explain import Explanation, explain

@@ -9,8 +9,8 @@ from tilewright.ir.expr import BinOp, Expr, Sym
 from tilewright.ir.interpreter.run import interpret
 from tilewright.ir.nodes import Attr, Block, Func, Level, Module, Op, Pairs, Ref, Value, walk
 from tilewright.ir.opdef import REQUIRED, AttrDef, OpDef, define, op_def, op_defs
-from tilewright.ir.text.parser import parse, parse_file
-from tilewright.ir.text.printer import show, show_func, show_op
+from tilewright.ir.parser import parse, parse_file
+from tilewright.ir.printer import show, show_func, show_op
 from tilewright.ir.types import ArrayType, ScalarType, TensorType, Type, dtype_name, numpy_dtype, widened
 from tilewright.ir.verifier import Fault, VerifyError, verify
 

@@ -180,7 +180,7 @@ class Func:
     attrs: tuple[tuple[str, Attr], ...] = ()
 
     def __str__(self) -> str:
-        from tilewright.ir.text.printer import show_func
+        from tilewright.ir.printer import show_func
 
         return show_func(self)
 
@@ -220,7 +220,7 @@ class Module:
     constants: Constants = field(default_factory=Constants)
 
     def __str__(self) -> str:
-        from tilewright.ir.text.printer import show
+        from tilewright.ir.printer import show
 
         return show(self)
 

@@ -11,8 +11,8 @@ from tilewright.ir.expr import BinOp, Sym, symbols
 from tilewright.ir.given import given
 from tilewright.ir.nodes import Block, Func, Level, Module, Op, Ref, Value
 from tilewright.ir.opdef import OpDef, op_def
+from tilewright.ir.printer import show_attr, show_head
 from tilewright.ir.tensor.ops import domain
-from tilewright.ir.text.printer import show_attr, show_head
 from tilewright.ir.thread.launch_ops import CONSTANT_PARAMS, launch_order_faults
 from tilewright.ir.types import MAX_ELEMENTS, TensorType, dtype_name
 

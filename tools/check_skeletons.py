@@ -16,8 +16,8 @@ import tilewright as tw
 from tilewright.ir import Attr, Constants, Module, Pairs, TensorType, parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import TENSOR
+from tilewright.running.checking import relative_error
 from tilewright.targets import resolve_target
-from tilewright.tools.commands.network import relative_error
 
 _FMA = "{ ^(%a: f32, %b: f32, %acc: f32) %m = scalar.fma(%a, %b, %acc) : f32 scalar.yield(%m) }"
 _ADD_ACC = "{ ^(%a: f32, %acc: f32) %m = scalar.add(%a, %acc) : f32 scalar.yield(%m) }"

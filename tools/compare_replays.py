@@ -21,15 +21,16 @@ import numpy as np
 import tilewright as tw
 from tilewright.executable import Executable
 from tilewright.ir import WorkError
+from tilewright.running.checking import random_inputs
 from tilewright.runtime.atomic_file import write_atomically
 from tilewright.runtime.cuda.device import CudaDevice
 from tilewright.runtime.cuda.plan import CudaPlan, ReplayKind
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.streams import Dag
-from tilewright.runtime.streams.assignment_choice import launch_dag
+from tilewright.runtime.streams.assignment import launch_dag
 from tilewright.tools.arguments.network import add_network_arguments
 from tilewright.tools.arguments.parsing import CommandParser
-from tilewright.tools.commands.network import load_network, random_inputs
+from tilewright.tools.commands.network import load_network
 
 #: replays without a wait between them, whose host time is taken: few, so that no queue fills up
 QUEUED = 8

@@ -14,8 +14,8 @@ from tilewright.executable import Artifact, Executable
 from tilewright.frontends import relay
 from tilewright.ir import InputError, TilewrightError, WorkError, interpret
 from tilewright.planning import constants_of
+from tilewright.running.checking import random_inputs, relative_error
 from tilewright.targets import resolve_target
-from tilewright.tools.commands.network import random_inputs, relative_error
 
 NETWORK = Path(__file__).resolve().parent.parent / "tests" / "data" / "relay" / "resnet18.relay"
 TOLERANCE = 1e-4

@@ -13,7 +13,7 @@ from tilewright.ir import Func, Module, Value
 from tilewright.ir.types import itemsize, storage_dtype
 from tilewright.kernel_builds import build_codes, emit_kernels
 from tilewright.runtime.arena.placement import place_arena
-from tilewright.runtime.device import Device
+from tilewright.runtime.interface.device import Device
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 from tilewright.targets import Target
 

@@ -15,7 +15,7 @@ from tilewright.choices import Pick
 from tilewright.cluster.division import Division
 from tilewright.cluster.execution_prediction import RankTimes, component_of
 from tilewright.cluster.execution_trace import RankTrace, Span, busy_s, end_s, picked, union
-from tilewright.runtime.communication.kernel import CommunicationKernel
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 
 #: one meeting of ranks: kind, members or ends and tag, and which of its sort
 _Meeting = tuple[Any, ...]

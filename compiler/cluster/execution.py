@@ -23,8 +23,8 @@ from tilewright.executable import clear_errors
 from tilewright.ir import InputError, Module
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import GRAPH
+from tilewright.running.checking import random_inputs
 from tilewright.runtime.communication.communicator import AnyCommunicator
-from tilewright.tools.commands.network import random_inputs
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from tilewright.distributed.executable import DistributedExecutable
 from tilewright.executable import clear_errors
 from tilewright.ir import Module
 from tilewright.profiling.kernel_times import TellsLaunchSpans
+from tilewright.running.checking import relative_error
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.targets import resolve_target
-from tilewright.tools.commands.network import relative_error
 
 
 @dataclass(frozen=True)

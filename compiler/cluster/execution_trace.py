@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tilewright.choices import Pick
 from tilewright.runtime.arrays import Array
 from tilewright.runtime.communication.communicator import HostCommunicator, Pending
-from tilewright.runtime.communication.kernel import CommunicationKernel
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 
 Span = tuple[float, float]
 

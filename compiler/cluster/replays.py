@@ -23,8 +23,8 @@ from tilewright.distributed.executable import DistributedExecutable
 from tilewright.executable import Executable, clear_errors
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.communicator import AnyCommunicator
-from tilewright.runtime.communication.kernel import CommunicationKernel
 from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
 
 

@@ -12,7 +12,7 @@ from tilewright.ir import InputError
 from tilewright.running.opened_device import OpenedDevice
 from tilewright.runtime.communication.agreement import agree, communications
 from tilewright.runtime.communication.communicator import AnyCommunicator
-from tilewright.runtime.device import Device, LoadedPlan
+from tilewright.runtime.interface.device import Device, LoadedPlan
 
 
 class DistributedExecutable(Executable):

@@ -16,8 +16,8 @@ from tilewright.codegen.builders.cache import cache_key
 from tilewright.ir import Module
 from tilewright.libraries.program import library_kernels
 from tilewright.passes.tensor.share_kernels import kernel_text
-from tilewright.runtime.device import LoadedPlan
-from tilewright.runtime.streams.assignment_choice import with_streams
+from tilewright.runtime.interface.device import LoadedPlan
+from tilewright.runtime.streams.assignment import with_streams
 from tilewright.tuning.budget import Budget
 from tilewright.tuning.database.records import Choice
 from tilewright.tuning.kernels.measuring import Measurer

@@ -15,10 +15,10 @@ from tilewright.profiling.stamp_reading import launch_spans, processor_busy_s, r
 from tilewright.profiling.stamped_plan import stamped_plan
 from tilewright.runtime.arrays import check_repeats
 from tilewright.runtime.communication.communicator import AnyCommunicator
-from tilewright.runtime.device import Array, Device, LoadedPlan
+from tilewright.runtime.interface.device import Array, Device, LoadedPlan
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.streams import plan_streams
-from tilewright.runtime.streams.assignment_choice import launch_dag, with_streams
+from tilewright.runtime.streams.assignment import launch_dag, with_streams
 from tilewright.targets import Target
 
 NANOSECOND = 1e-9

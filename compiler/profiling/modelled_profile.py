@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright.profiling.profile import LaunchSpan, Profile
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.streams import Work
-from tilewright.runtime.streams.assignment_choice import launch_dag
+from tilewright.runtime.streams.assignment import launch_dag
 from tilewright.runtime.streams.device_model import DeviceRoom
 from tilewright.runtime.streams.event_loop import simulate
 from tilewright.tuning.stream_choice import BOUNDARY_S

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from tilewright.runtime.device import LoadedPlan
+from tilewright.runtime.interface.device import LoadedPlan
 
 
 @runtime_checkable

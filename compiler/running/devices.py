@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.ir import InputError
-from tilewright.runtime.device import Device
+from tilewright.runtime.interface.device import Device
 
 
 def open_device(target: str) -> Device:
@@ -23,7 +23,7 @@ def open_device(target: str) -> Device:
         return OpenClDevice(name or None, store=BinaryCache())
     if kind == "emulator":
         from tilewright.codegen.builders.emulator_build import EmulatorBuilder
-        from tilewright.runtime.emulator import EmulatorDevice
+        from tilewright.runtime.emulator.device import EmulatorDevice
 
         return EmulatorDevice(EmulatorBuilder())
     if kind == "null":

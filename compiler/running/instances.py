@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from tilewright.runtime.device import LoadedPlan
 from tilewright.runtime.errors import DeviceError
+from tilewright.runtime.interface.device import LoadedPlan
 
 
 class InstancePool:

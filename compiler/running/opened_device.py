@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.running.devices import open_device
-from tilewright.runtime.device import Device
+from tilewright.runtime.interface.device import Device
 from tilewright.runtime.shared_memory import Shared
 
 

@@ -19,7 +19,7 @@ from tilewright.running.buckets import Buckets, GivenShapes, Shape
 from tilewright.running.named_inputs import in_order
 from tilewright.running.opened_device import OpenedDevice
 from tilewright.running.reference import ReferenceExecutable
-from tilewright.runtime.device import LoadedPlan
+from tilewright.runtime.interface.device import LoadedPlan
 from tilewright.runtime.plan.bucket_container import SavedBuckets, write_buckets
 from tilewright.runtime.plan.container import SavedExecutable
 from tilewright.runtime.shared_memory import content_key

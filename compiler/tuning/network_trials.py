@@ -11,10 +11,10 @@ from typing import Self
 import numpy as np
 
 from tilewright.ir import Func, Module, Pairs
-from tilewright.runtime.device import Device, LoadedPlan
+from tilewright.runtime.interface.device import Device, LoadedPlan
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.streams import StreamPlan, choose_plan, plan_streams, replay_time
-from tilewright.runtime.streams.assignment_choice import launch_dag, with_streams
+from tilewright.runtime.streams.assignment import launch_dag, with_streams
 from tilewright.targets import Target
 from tilewright.tuning.kernels.measuring import random_array
 from tilewright.tuning.plan_swap import NetworkPlan, network_plan, with_kernels

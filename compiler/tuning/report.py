@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tilewright.costmodel.hardware.check_measured import TIMER_NOISE
+from tilewright.costmodel.kernels.check_measured import TIMER_NOISE
 from tilewright.tuning.budget import Budget
 from tilewright.tuning.kernels.measuring import Measurer
 from tilewright.tuning.kernels.search import Task

@@ -15,10 +15,10 @@ from tilewright.costmodel.kernels.bound import LAUNCH
 from tilewright.ir import InputError
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.replay import beside_compute
-from tilewright.runtime.device import Device
+from tilewright.runtime.interface.device import Device
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
 from tilewright.runtime.streams import StreamPlan, Work, choose_plan, plan_streams, replay_time
-from tilewright.runtime.streams.assignment_choice import launch_dag, with_streams
+from tilewright.runtime.streams.assignment import launch_dag, with_streams
 from tilewright.runtime.streams.policies import AUTO_CANDIDATES, LIMITED, POLICIES
 
 #: time from the end of a launch to the start of one that waits for it, on another stream or the same

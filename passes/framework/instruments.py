@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tilewright.ir.nodes import Module, walk
-from tilewright.ir.text.printer import show
+from tilewright.ir.printer import show
 from tilewright.passes.framework.context import Instrument, Step
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from tilewright.ir.constants import save_constants
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Module
-from tilewright.ir.text.parser import parse_file
-from tilewright.ir.text.printer import show
+from tilewright.ir.parser import parse_file
+from tilewright.ir.printer import show
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.pipeline import Pipeline
 

@@ -13,7 +13,7 @@ from operator import and_
 import numpy as np
 
 from tilewright.runtime.arena.lifetimes import Ints, Lifetimes
-from tilewright.runtime.streams.dag import members
+from tilewright.runtime.dag import members
 
 Edge = tuple[int, int]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.communication.errors import DisagreementError
-from tilewright.runtime.communication.kernel import CommunicationKernel
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
 from tilewright.runtime.arrays import Array
-from tilewright.runtime.communication.kernel import CommunicationKernel
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 
 #: seconds that a wait for another rank may take, where nothing else is asked for
 TIMEOUT_S = 60.0

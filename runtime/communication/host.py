@@ -9,9 +9,9 @@ from typing import Literal
 from tilewright.runtime.arrays import Array
 from tilewright.runtime.communication.communicator import TIMEOUT_S
 from tilewright.runtime.communication.errors import CommunicationError
-from tilewright.runtime.communication.kernel import CommunicationKernel
 from tilewright.runtime.communication.rounds import Request, Transport, rounds
 from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 
 #: seconds between two looks at whether the peers are still there
 CHECK_S = 0.2

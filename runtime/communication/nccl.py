@@ -16,11 +16,11 @@ from tilewright.runtime.communication.agreement import Program
 from tilewright.runtime.communication.communicator import Communicator
 from tilewright.runtime.communication.errors import CommunicationError, DisagreementError
 from tilewright.runtime.communication.host import CHECK_S, LONGEST_SLEEP_S
-from tilewright.runtime.communication.kernel import CommunicationKernel
 from tilewright.runtime.communication.nccl_calls import Call, calls_of, reason_against
 from tilewright.runtime.communication.nccl_library import Nccl
 from tilewright.runtime.communication.nccl_order import find_stuck
 from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 
 #: seconds that waits spend looking again and again before they sleep in between, and then for which share of
 #: the time waited so far: a wait is at most so much longer than what it waits for

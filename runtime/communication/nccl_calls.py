@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from tilewright.runtime.communication import nccl_api as api
-from tilewright.runtime.communication.kernel import CommunicationKernel
 from tilewright.runtime.communication.nccl_order import in_order
 from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tilewright.runtime.communication.agreement import Program
-from tilewright.runtime.communication.kernel import CommunicationKernel, Message
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 
 #: peer -> what is left of a communication with it: tags, elements, type
 _Left = dict[int, deque[tuple[int, int, str]]]

@@ -9,11 +9,11 @@ from typing import Literal
 
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.communicator import AnyCommunicator
-from tilewright.runtime.communication.kernel import CommunicationKernel
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
-from tilewright.runtime.loaded import describe_launch
+from tilewright.runtime.interface.loaded import describe_launch
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
-from tilewright.runtime.streams.assignment_choice import launch_dag, with_streams
+from tilewright.runtime.streams.assignment import launch_dag, with_streams
 from tilewright.runtime.streams.stream_plan import StreamPlan, plan_from_streams
 
 

@@ -11,11 +11,11 @@ from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.communicator import AnyCommunicator, DeviceCommunicator
 from tilewright.runtime.communication.errors import CommunicationError
 from tilewright.runtime.communication.host import LONGEST_SLEEP_S
-from tilewright.runtime.communication.kernel import CommunicationKernel
 from tilewright.runtime.communication.nccl import HostRanks, NcclCommunicator
 from tilewright.runtime.communication.replay import communicator_for
 from tilewright.runtime.cuda.context import Context
 from tilewright.runtime.errors import DeviceError
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
 
 #: seconds that work on the GPU has to end after its communication was aborted

@@ -15,12 +15,12 @@ from tilewright.runtime.communication.replay import refuse_communication
 from tilewright.runtime.cuda.context import Context, explain_status
 from tilewright.runtime.cuda.memory import CudaPool
 from tilewright.runtime.cuda.plan import CudaPlan, PlacedAddresses, ReplayKind
-from tilewright.runtime.device import Progress
 from tilewright.runtime.errors import DeviceError, DeviceMissingError, RuntimeInputError
+from tilewright.runtime.interface.device import Progress
+from tilewright.runtime.interface.loaded import Closable
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.problem import Problem
 from tilewright.runtime.libraries.provider import Provider, open_provider
-from tilewright.runtime.loaded import Closable
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 _ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")

@@ -9,12 +9,12 @@ from typing import Any
 from tilewright.runtime.arrays import Array
 from tilewright.runtime.cuda.device import CudaDevice
 from tilewright.runtime.cuda.plan import CudaPlan
+from tilewright.runtime.cuda.storage_buffers import PinnedAllocator
 from tilewright.runtime.errors import DeviceError
-from tilewright.runtime.loaded import Closable
+from tilewright.runtime.interface.loaded import Closable
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.plan.placed import ARENA, Block, CappedMemory, Place, SharedSlot, check_places
 from tilewright.runtime.storage.buffers import HostBuffer
-from tilewright.runtime.storage.cuda_buffers import PinnedAllocator
 
 MILLISECOND = 1e-3
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from tilewright.runtime.cuda.communication import CommunicationLaunch, PlanCommunications
 from tilewright.runtime.cuda.context import Context
+from tilewright.runtime.cuda.plan_libraries import PlanLibraries
 from tilewright.runtime.errors import DeviceError
-from tilewright.runtime.libraries.plan_libraries import PlanLibraries
+from tilewright.runtime.interface.loaded import describe_launch
 from tilewright.runtime.libraries.provider import PreparedCall
-from tilewright.runtime.loaded import describe_launch
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
 
 SHARED_BYTES_WITHOUT_OPT_IN = 48 << 10

@@ -14,16 +14,16 @@ from tilewright.runtime.arrays import Array, check_repeats
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.cuda.communication import PlanCommunications
 from tilewright.runtime.cuda.context import Context
+from tilewright.runtime.cuda.device_array import DeviceArray, LentArray
 from tilewright.runtime.cuda.eager import EagerReplay
 from tilewright.runtime.cuda.graph import CapturedGraph, ExplicitGraph, GraphEdge, GraphReplay
 from tilewright.runtime.cuda.inputs import CopyIn, copies_in
 from tilewright.runtime.cuda.launch import AnyLaunch, prepare_launches
 from tilewright.runtime.cuda.memory import CudaPool, PlanMemory, Staging
-from tilewright.runtime.device_array import DeviceArray, LentArray
+from tilewright.runtime.cuda.plan_libraries import PlanLibraries
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import DeviceError
-from tilewright.runtime.libraries.plan_libraries import PlanLibraries
-from tilewright.runtime.loaded import Closable
+from tilewright.runtime.interface.loaded import Closable
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.work_lock import WorkLock
 

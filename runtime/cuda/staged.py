@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 
 from tilewright.runtime.communication.host import LONGEST_SLEEP_S
-from tilewright.runtime.communication.kernel import CommunicationKernel
 from tilewright.runtime.communication.nccl import HostRanks, Queued
 from tilewright.runtime.cuda.context import Context
 from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 
 
 class StagedCommunicator:

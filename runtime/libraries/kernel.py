@@ -15,7 +15,7 @@ from tilewright.runtime.libraries.convolution import Array4, ConvolutionProblem
 from tilewright.runtime.libraries.matmul import MatmulProblem, Matrix
 from tilewright.runtime.libraries.norm import NormProblem
 from tilewright.runtime.libraries.problem import Argument, Problem, check_among, check_range
-from tilewright.runtime.plan.strict_json import Fields, load_strict_json
+from tilewright.runtime.strict_json import Fields, load_strict_json
 
 Provider = Literal["cublaslt", "cudnn"]
 PROVIDERS: tuple[str, ...] = get_args(Provider)

@@ -12,7 +12,6 @@ import numpy as np
 from tilewright.runtime.arrays import Array, check_constants, check_repeats, host_inputs
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.communication.replay import CommunicationOrder
-from tilewright.runtime.device import Progress
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import (
     DeviceError,
@@ -21,7 +20,8 @@ from tilewright.runtime.errors import (
     OutOfMemoryError,
     RuntimeInputError,
 )
-from tilewright.runtime.loaded import Closable, describe_launch
+from tilewright.runtime.interface.device import Progress
+from tilewright.runtime.interface.loaded import Closable, describe_launch
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.work_lock import WorkLock
 

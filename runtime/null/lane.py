@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilewright.runtime.arrays import Array
-from tilewright.runtime.loaded import Closable, describe_launch
+from tilewright.runtime.interface.loaded import Closable, describe_launch
 from tilewright.runtime.null.device import NullDevice, Operation
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.plan.placed import Block, CappedMemory, Place, check_places

@@ -16,12 +16,12 @@ import numpy as np
 
 from tilewright.runtime.arrays import Array
 from tilewright.runtime.communication.communicator import HostCommunicator, Pending
-from tilewright.runtime.communication.kernel import CommunicationKernel
 from tilewright.runtime.communication.replay import CommunicationOrder
 from tilewright.runtime.dtypes import DTYPES
-from tilewright.runtime.loaded import describe_launch
+from tilewright.runtime.interface.loaded import describe_launch
 from tilewright.runtime.opencl.driver import driver_errors
 from tilewright.runtime.opencl.memory import PlanMemory
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 

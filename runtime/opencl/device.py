@@ -10,13 +10,13 @@ from typing import Any
 from tilewright.runtime.arena.placement import layout_of, plan_with_layout
 from tilewright.runtime.arrays import Array, check_constants
 from tilewright.runtime.communication.communicator import AnyCommunicator
-from tilewright.runtime.device import Progress
 from tilewright.runtime.errors import (
     DeviceError,
     OutOfMemoryError,
     RuntimeInputError,
 )
-from tilewright.runtime.loaded import Closable, describe_launch
+from tilewright.runtime.interface.device import Progress
+from tilewright.runtime.interface.loaded import Closable, describe_launch
 from tilewright.runtime.opencl.driver import context_of, driver_errors
 from tilewright.runtime.opencl.memory import OpenClPool, PlanMemory
 from tilewright.runtime.opencl.plan import OpenClPlan

@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.runtime.arrays import Array
 from tilewright.runtime.errors import DeviceError
-from tilewright.runtime.loaded import Closable, describe_launch
+from tilewright.runtime.interface.loaded import Closable, describe_launch
 from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.opencl.driver import driver_errors
 from tilewright.runtime.opencl.memory import OpenClPool, PlanMemory

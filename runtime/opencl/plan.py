@@ -13,7 +13,7 @@ from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.communication.replay import communicator_for
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
-from tilewright.runtime.loaded import Closable, describe_launch
+from tilewright.runtime.interface.loaded import Closable, describe_launch
 from tilewright.runtime.opencl.communication import CommunicationEvent, PlanCommunications, Replay
 from tilewright.runtime.opencl.driver import driver_error, driver_errors
 from tilewright.runtime.opencl.memory import PlanMemory

@@ -25,9 +25,9 @@ from tilewright.runtime.plan.container import (
     require_members,
     write_archive,
 )
-from tilewright.runtime.plan.strict_json import Fields, load_strict_json
 from tilewright.runtime.plan.tensor_file import read_tensors, write_tensors
 from tilewright.runtime.shared_memory import content_key
+from tilewright.runtime.strict_json import Fields, load_strict_json
 
 BUCKETS_VERSION = 2
 

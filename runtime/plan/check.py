@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from tilewright.runtime.arena.lifetimes import LaunchOrder
-from tilewright.runtime.communication.kernel import CommunicationKernel
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.problem import POINTER_BYTES
 from tilewright.runtime.plan.boxes import box_of, dense_strides
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 from tilewright.runtime.plan.execution_plan import (
     BUFFER_KINDS,
     FORMAT_VERSION,

@@ -23,8 +23,8 @@ from tilewright.runtime.arrays import Array, check_constants
 from tilewright.runtime.atomic_file import atomic_file
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
-from tilewright.runtime.plan.strict_json import Fields, load_strict_json
 from tilewright.runtime.plan.tensor_file import read_tensors, write_tensors
+from tilewright.runtime.strict_json import Fields, load_strict_json
 
 CONTAINER_VERSION = 1
 PLAN_FILE, WEIGHTS_FILE = "plan.json", "weights.safetensors"

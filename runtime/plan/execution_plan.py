@@ -1,7 +1,7 @@
 """The execution plan: frozen plain data that says which kernels run on which bytes in which order.
 
-Devices (`tilewright.runtime.device`) load and replay it; `tilewright.runtime.plan.json_form` reads and
-writes it.
+Devices (`tilewright.runtime.interface.device`) load and replay it; `tilewright.runtime.plan.json_form` reads
+and writes it.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class KernelCode:
 
     Of language `library`, `source` is a `tilewright.runtime.libraries.kernel.LibraryKernel` as JSON: the
     device hands its launches (one block of one thread; the last argument is the workspace) to that library.
-    Of language `communication`, it is a `tilewright.runtime.communication.kernel.CommunicationKernel`: the
-    device hands its launches (one block of one thread) to its communicator, in the order of the plan.
+    Of language `communication`, it is a `tilewright.runtime.plan.communication_kernel.CommunicationKernel`:
+    the device hands its launches (one block of one thread) to its communicator, in the order of the plan.
 
     `overlaps`: it waits itself for the launches it depends on before it touches memory that they write or
     read, so it may start before they have ended: edges between such kernels may be programmatic.

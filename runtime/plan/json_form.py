@@ -16,7 +16,7 @@ from tilewright.runtime.plan.execution_plan import (
     KernelResources,
     Launch,
 )
-from tilewright.runtime.plan.strict_json import Fields, load_strict_json
+from tilewright.runtime.strict_json import Fields, load_strict_json
 
 _PLAN_KEYS = (
     "format_version", "target", "arena_bytes", "inputs", "outputs", "kernels", "buffers", "launches",

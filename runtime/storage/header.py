@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.plan.strict_json import MAX_JSON_CHARS, Fields, load_strict_json
 from tilewright.runtime.storage.direct_file import DirectFile
 from tilewright.runtime.storage.layout import (
     BLOCK_BYTES,
@@ -27,6 +26,7 @@ from tilewright.runtime.storage.layout import (
     plan_layout,
     round_up,
 )
+from tilewright.runtime.strict_json import MAX_JSON_CHARS, Fields, load_strict_json
 
 STORE_VERSION = 1
 _FORMAT = "tilewright-store"

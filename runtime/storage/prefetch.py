@@ -11,7 +11,7 @@ from typing import Self
 
 from tilewright.runtime.arrays import Array
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
-from tilewright.runtime.loaded import Closable
+from tilewright.runtime.interface.loaded import Closable
 from tilewright.runtime.storage.buffers import HostAllocator, HostBuffer
 from tilewright.runtime.storage.layout import StoredStep
 from tilewright.runtime.storage.overlap import OverlapFacts, UsedStep, overlap_facts

@@ -1,6 +1,6 @@
 """Stream planning: how the nodes of an abstract graph are spread over streams, and where those must wait."""
 
-from tilewright.runtime.streams.dag import Dag
+from tilewright.runtime.dag import Dag
 from tilewright.runtime.streams.device_model import replay_time
 from tilewright.runtime.streams.graph_file import graph_from_json
 from tilewright.runtime.streams.plan_faults import check_plan, find_plan_faults

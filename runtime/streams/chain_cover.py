@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.runtime.streams.dag import Dag
+from tilewright.runtime.dag import Dag
 from tilewright.runtime.streams.matching import (
     FREE,
     augmented,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from tilewright.runtime.streams.dag import Dag, Edge
+from tilewright.runtime.dag import Dag, Edge
 from tilewright.runtime.streams.event_loop import simulate
 from tilewright.runtime.streams.stream_plan import StreamPlan
 from tilewright.runtime.streams.work import Work

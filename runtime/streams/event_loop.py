@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from tilewright.runtime.streams.dag import Dag
+from tilewright.runtime.dag import Dag
 
 LOOKAHEAD = 128  # waiting nodes that may overtake one without room; a GPU holds about as many grids at once
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilewright.runtime.dag import Dag, Edge
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.plan.strict_json import Fields, load_strict_json
-from tilewright.runtime.streams.dag import Dag, Edge
 from tilewright.runtime.streams.work import Work
+from tilewright.runtime.strict_json import Fields, load_strict_json
 
 
 def graph_from_json(text: str) -> tuple[Dag, Work]:

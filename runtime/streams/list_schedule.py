@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.runtime.streams.dag import Dag
+from tilewright.runtime.dag import Dag
 from tilewright.runtime.streams.event_loop import simulate
 from tilewright.runtime.streams.work import Work
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from tilewright.runtime.dag import Dag, members
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.streams.dag import Dag, members
 from tilewright.runtime.streams.stream_plan import StreamPlan
 
 

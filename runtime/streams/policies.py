@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tilewright.runtime.dag import Dag
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.streams.chain_cover import (
     limited_chains,
@@ -13,7 +14,6 @@ from tilewright.runtime.streams.chain_cover import (
     optimal_chains,
     published_chains,
 )
-from tilewright.runtime.streams.dag import Dag
 from tilewright.runtime.streams.device_model import in_resource_order
 from tilewright.runtime.streams.list_schedule import listed_streams
 from tilewright.runtime.streams.stages import Pruning, StageTime, barriers_of, find_stages, streams_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.runtime.streams.dag import Dag, Edge
+from tilewright.runtime.dag import Dag, Edge
 from tilewright.runtime.streams.matching import FREE
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tilewright.runtime.streams.dag import Dag, Edge, members
+from tilewright.runtime.dag import Dag, Edge, members
 
 Group = tuple[int, ...]
 Stage = tuple[Group, ...]

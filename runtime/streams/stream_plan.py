@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from tilewright.runtime.streams.dag import Dag, Edge
+from tilewright.runtime.dag import Dag, Edge
 
 
 @dataclass(frozen=True)

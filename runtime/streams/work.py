@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tilewright.runtime.dag import Dag
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.streams.dag import Dag
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from tilewright.codegen.builders.compile_many import compile_many
 from tilewright.runtime.cuda.device import CudaDevice
 from tilewright.runtime.errors import DeviceError
 from tilewright.runtime.streams import Dag
-from tilewright.runtime.streams.assignment_choice import launch_dag
+from tilewright.runtime.streams.assignment import launch_dag
 
 NETWORKS = ("squeezenet", "pt_googlenet", "mobilenet", "dqn", "mlp", "pt_bilstm")
 

@@ -10,7 +10,7 @@ from tilewright.codegen import EmulatorBuilder, emit_cuda, emit_opencl
 from tilewright.codegen.kernel_source import KernelSource
 from tilewright.ir import Func, Module, parse, verify
 from tilewright.ir.types import storage_dtype
-from tilewright.runtime.emulator import EmulatorDevice
+from tilewright.runtime.emulator.device import EmulatorDevice
 from tilewright.runtime.errors import DeviceMissingError
 from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch

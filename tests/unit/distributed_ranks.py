@@ -10,9 +10,9 @@ import time
 
 import numpy as np
 
-from tilewright.runtime.communication.kernel import CommunicationKernel, Message
 from tilewright.runtime.communication.mpi import MpiCommunicator
 from tilewright.runtime.communication.mpi_world import open_world, together
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 
 FAILED = 5
 

@@ -8,7 +8,7 @@ import numpy as np
 from tilewright.runtime.arena.placement import place_arena
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 from tilewright.runtime.streams import plan_streams
-from tilewright.runtime.streams.assignment_choice import launch_dag, with_streams
+from tilewright.runtime.streams.assignment import launch_dag, with_streams
 
 SIZE, GROUP = 512, 64
 #: rounds that a kernel takes: launches of different length make hazards show

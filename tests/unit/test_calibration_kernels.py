@@ -11,7 +11,7 @@ from tilewright.codegen import EmulatorBuilder, emit_cuda
 from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.costmodel import known_hardware, load_hardware
 from tilewright.ir import Func, Module, verify
-from tilewright.runtime.emulator import EmulatorDevice
+from tilewright.runtime.emulator.device import EmulatorDevice
 from tilewright.targets import resolve_target
 
 H100 = load_hardware("H100")

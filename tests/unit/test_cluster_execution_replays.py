@@ -12,8 +12,8 @@ from tilewright.costmodel.cluster.machine import Link
 from tilewright.distributed import compile_part
 from tilewright.ir import parse
 from tilewright.runtime.communication.agreement import communications
-from tilewright.runtime.communication.kernel import CommunicationKernel, Message
 from tilewright.runtime.communication.threads import ThreadWorld
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 
 #: a message of a thousand floats takes 1 + 2 + 4 ms

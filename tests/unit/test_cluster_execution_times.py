@@ -11,8 +11,8 @@ from tilewright.cluster.execution_trace import RankTrace, TimedCommunicator
 from tilewright.cluster.work import OpSeconds, op_seconds, timed_model, unit_starts
 from tilewright.costmodel.cluster.machine import Cluster, Device, Link, Storage
 from tilewright.passes.graph.distribute.space.cost import Rates
-from tilewright.runtime.communication.kernel import CommunicationKernel, Message
 from tilewright.runtime.communication.threads import ThreadWorld
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 
 #: a relu of a thousand elements moves 8000 bytes: 8 ms; a message of them takes 1 + 2 + 1 ms
 SECONDS = OpSeconds(Rates(flops_per_s=1e30, bytes_per_s=1e6), {})

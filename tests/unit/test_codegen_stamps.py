@@ -10,7 +10,7 @@ from test_codegen_kernels import matrices, tiled
 from tilewright.codegen import EmulatorBuilder, emit_cuda
 from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.codegen.emit.stamps import ARRIVAL, END, PROCESSOR, STAMPS_PER_BLOCK, START
-from tilewright.runtime.emulator import EmulatorDevice
+from tilewright.runtime.emulator.device import EmulatorDevice
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])

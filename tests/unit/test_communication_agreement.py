@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tilewright.runtime.communication.agreement import Program, find_disagreements
-from tilewright.runtime.communication.kernel import CommunicationKernel, Message
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 
 FACTS = {"network": "abc", "precision": "fp32"}
 

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from tilewright.runtime.communication.kernel import CommunicationKernel, Message
 from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 
 EXCHANGE = CommunicationKernel(
     "exchange", "float32", (6, 4), (5,), (Message(0, 3, 0), Message(2, 3, 1)), (Message(2, 4, 0),)

@@ -16,10 +16,10 @@ from nccl_samples import Fabric, FakeNccl
 
 from tilewright.runtime.communication import nccl_api
 from tilewright.runtime.communication.errors import CommunicationError, DisagreementError, PeerFailedError
-from tilewright.runtime.communication.kernel import CommunicationKernel, Message
 from tilewright.runtime.communication.nccl import NcclCommunicator
 from tilewright.runtime.communication.threads import ThreadCommunicator, ThreadWorld
 from tilewright.runtime.errors import DeviceError, DeviceMissingError, RuntimeInputError
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -13,13 +13,13 @@ from nccl_samples import Fabric, FakeNccl
 
 from tilewright.runtime.communication import nccl_api
 from tilewright.runtime.communication.errors import CommunicationError, PeerFailedError
-from tilewright.runtime.communication.kernel import CommunicationKernel, Message
 from tilewright.runtime.communication.threads import ThreadCommunicator, ThreadWorld
 from tilewright.runtime.cuda.context import Context, own_ordinal
 from tilewright.runtime.cuda.memory import CudaPool
 from tilewright.runtime.cuda.plan import CudaPlan, ReplayKind
 from tilewright.runtime.cuda.staged import StagedCommunicator
 from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 
 KINDS: tuple[ReplayKind, ...] = ("graph", "capture", "eager", "checked")

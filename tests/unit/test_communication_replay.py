@@ -13,7 +13,7 @@ from tilewright.runtime.arena.check import check_arena
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.replay import CommunicationOrder, beside_compute
 from tilewright.runtime.communication.threads import ThreadWorld
-from tilewright.runtime.emulator import EmulatorDevice
+from tilewright.runtime.emulator.device import EmulatorDevice
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
 from tilewright.runtime.null.device import NullDevice
 from tilewright.runtime.opencl.device import OpenClDevice

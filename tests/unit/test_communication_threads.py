@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tilewright.runtime.communication.errors import CommunicationError, PeerFailedError
-from tilewright.runtime.communication.kernel import CommunicationKernel, Message
 from tilewright.runtime.communication.threads import ThreadCommunicator, ThreadWorld
 from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -8,9 +8,9 @@ from test_codegen_kernels import ARCHS, matrices, tiled
 from tilewright.codegen import EmulatorBuilder, emit_cuda
 from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.ir.types import storage_dtype
-from tilewright.runtime.device import Device
-from tilewright.runtime.emulator import EmulatorDevice
+from tilewright.runtime.emulator.device import EmulatorDevice
 from tilewright.runtime.errors import DeviceError, DeviceMissingError, KernelBuildError
+from tilewright.runtime.interface.device import Device
 from tilewright.runtime.plan.execution_plan import Buffer, Launch
 
 pytestmark = pytest.mark.emulator

@@ -10,7 +10,7 @@ from tilewright import pipelines
 from tilewright.codegen import emit_cuda
 from tilewright.ir import Func, parse, walk
 from tilewright.ir.types import storage_dtype
-from tilewright.tools.commands.network import random_inputs, relative_error
+from tilewright.running.checking import random_inputs, relative_error
 
 GELU = """
     %x = thread.load(%a, at = [tid, 0], lanes = {lanes}) : {dtype}x{lanes}

@@ -28,8 +28,8 @@ from tilewright.ir import (
 from tilewright.ir.builder import Builder, scalar_body, structured
 from tilewright.ir.compare import same_attr
 from tilewright.ir.nodes import Attr, Block, walk
-from tilewright.ir.text.parser import MAX_DEPTH
-from tilewright.ir.text.printer import show_attr
+from tilewright.ir.parser import MAX_DEPTH
+from tilewright.ir.printer import show_attr
 
 THREAD = """module @m(target = "opencl") {
   thread.func @k(%x: f32[4, 8], grid = [1, 1, 1], block = 32) {

@@ -18,12 +18,12 @@ from tilewright.libraries.program import inlined, library_kernels
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import PACKING, stage_texts
 from tilewright.planning import plan_module
+from tilewright.runtime.cuda.plan_libraries import PlanLibraries
 from tilewright.runtime.errors import DeviceError, DeviceMissingError, RuntimeInputError
 from tilewright.runtime.libraries import cublaslt_api as api
 from tilewright.runtime.libraries.cublaslt import CublasLt
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.matmul import MatmulProblem, Matrix
-from tilewright.runtime.libraries.plan_libraries import PlanLibraries
 from tilewright.runtime.null.device import NullDevice
 from tilewright.runtime.plan.container import SOURCE_SUFFIX
 from tilewright.runtime.plan.execution_plan import LANGUAGES, ExecutionPlan
@@ -91,7 +91,7 @@ def test_the_null_device_takes_them() -> None:
 
 def test_other_devices_refuse_them_in_one_sentence() -> None:
     from tilewright.codegen.builders.emulator_build import EmulatorBuilder
-    from tilewright.runtime.emulator import EmulatorDevice
+    from tilewright.runtime.emulator.device import EmulatorDevice
 
     with EmulatorDevice(EmulatorBuilder()) as device, pytest.raises(RuntimeInputError, match="got library"):
         device.load(planned(), {})

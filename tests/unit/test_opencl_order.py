@@ -11,7 +11,7 @@ from tilewright.runtime.errors import DeviceError
 from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.opencl.order import order_of
 from tilewright.runtime.streams import plan_streams
-from tilewright.runtime.streams.assignment_choice import launch_dag, with_streams
+from tilewright.runtime.streams.assignment import launch_dag, with_streams
 
 DIAMOND = diamond()
 WEIGHTS = {"w": random_words(99)}

@@ -13,7 +13,7 @@ import tilewright as tw
 from tilewright.profiling.kernel_times import serial_plan
 from tilewright.profiling.profile import CopySpan, LaunchSpan, ProcessorSpan, Profile
 from tilewright.profiling.timeline import covered
-from tilewright.runtime.streams.assignment_choice import launch_dag
+from tilewright.runtime.streams.assignment import launch_dag
 from tilewright.tools.cli import main
 
 #: two products side by side, joined

@@ -16,9 +16,9 @@ from tilewright.profiling.launch_marks import mark_source, marked
 from tilewright.profiling.profile import Profile
 from tilewright.profiling.stamp_reading import launch_spans
 from tilewright.runtime.arena.lifetimes import LaunchOrder
-from tilewright.runtime.communication.kernel import CommunicationKernel
 from tilewright.runtime.communication.threads import ThreadCommunicator, ThreadWorld
-from tilewright.runtime.emulator import EmulatorDevice
+from tilewright.runtime.emulator.device import EmulatorDevice
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, KernelCode, Launch
 
 NET = """#[version = "0.0.5"]

@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tilewright.running.checking import relative_error
 from tilewright.tools.cli import main
-from tilewright.tools.commands.network import relative_error
 
 NAN, INF = float("nan"), float("inf")
 

@@ -14,7 +14,7 @@ import tilewright as tw
 from tilewright.executable import Executable
 from tilewright.profiling.modelled_profile import modelled_profile
 from tilewright.runtime.streams import Work
-from tilewright.runtime.streams.assignment_choice import launch_dag
+from tilewright.runtime.streams.assignment import launch_dag
 from tilewright.tools.report import collect, report_page
 from tilewright.tools.report.timeline_figure import waits_across
 from tilewright.tuning.stream_choice import BOUNDARY_S

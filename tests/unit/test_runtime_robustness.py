@@ -9,7 +9,7 @@ from runtime_samples import diamond, random_floats
 import tilewright as tw
 from tilewright.codegen import EmulatorBuilder
 from tilewright.ir import WorkError
-from tilewright.runtime.emulator import EmulatorDevice
+from tilewright.runtime.emulator.device import EmulatorDevice
 from tilewright.runtime.errors import (
     DeviceError,
     DeviceLostError,

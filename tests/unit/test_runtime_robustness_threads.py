@@ -10,7 +10,7 @@ from runtime_samples import SIZE, diamond, diamond_result, random_floats
 
 import tilewright as tw
 from tilewright.codegen import EmulatorBuilder
-from tilewright.runtime.emulator import EmulatorDevice
+from tilewright.runtime.emulator.device import EmulatorDevice
 from tilewright.runtime.errors import DeviceError
 from tilewright.runtime.null.device import NullDevice
 from tilewright.runtime.opencl.device import OpenClDevice

@@ -8,8 +8,8 @@ import pytest
 from kvikio_samples import CuFile, made_up_kvikio
 from storage_samples import large_steps, same, write
 
+from tilewright.runtime.cuda.storage_buffers import PinnedAllocator
 from tilewright.runtime.errors import DeviceMissingError, OutOfMemoryError, RuntimeInputError
-from tilewright.runtime.storage.cuda_buffers import PinnedAllocator
 from tilewright.runtime.storage.errors import StorageError
 from tilewright.runtime.storage.gpudirect import DeviceReader
 from tilewright.runtime.storage.prefetch import Prefetcher

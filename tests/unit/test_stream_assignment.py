@@ -11,7 +11,7 @@ from tilewright.runtime.arena.check import check_arena
 from tilewright.runtime.errors import DeviceMissingError, RuntimeInputError
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 from tilewright.runtime.streams import Dag, Work, plan_streams
-from tilewright.runtime.streams.assignment_choice import launch_dag, with_streams
+from tilewright.runtime.streams.assignment import launch_dag, with_streams
 from tilewright.tuning.stream_choice import KernelCost, choose_streams, work_of
 
 POLICIES = ("serial", "exact", "nimble", "nimble-code", "ios", "resource", "limited(2)")

@@ -6,9 +6,9 @@ from thread_kernels import run_calls
 
 from tilewright.driver import lower
 from tilewright.ir import Constants, interpret, parse
+from tilewright.running.checking import relative_error
 from tilewright.targets import resolve_target
 from tilewright.tools.check_skeletons import CASES, Case, prepared, values
-from tilewright.tools.commands.network import relative_error
 
 TARGETS = ("cuda:sm_90a", "opencl")
 

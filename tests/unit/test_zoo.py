@@ -12,7 +12,7 @@ import tilewright as tw
 from tilewright.ir import InputError
 from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.streams import plan_streams
-from tilewright.runtime.streams.assignment_choice import launch_dag, with_streams
+from tilewright.runtime.streams.assignment import launch_dag, with_streams
 from tilewright.tools.cli import main
 
 nasnet_mobile = tw.frontends.zoo.nasnet_mobile

@@ -8,7 +8,7 @@ from tilewright.kernel_builds import kernel_codes
 from tilewright.planning import plan_module
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.streams import plan_streams
-from tilewright.runtime.streams.assignment_choice import launch_dag, with_streams
+from tilewright.runtime.streams.assignment import launch_dag, with_streams
 from tilewright.targets import resolve_target
 
 

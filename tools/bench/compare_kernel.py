@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilewright.ir import interpret
+from tilewright.running.checking import relative_error
 from tilewright.tools.bench.comparison import Entrants, Settings, compare
 from tilewright.tools.bench.kernel_cases import KernelCase
 from tilewright.tools.bench.networks import random_batch
 from tilewright.tools.bench.peers import Peers
 from tilewright.tools.bench.rows import Row, one_line
-from tilewright.tools.commands.network import relative_error
 
 #: rows of the result that are compared with float64
 CHECKED_ROWS = 4

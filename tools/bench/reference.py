@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewright.ir import Module, interpret
+from tilewright.running.checking import relative_error
 from tilewright.tools.bench.networks import with_batch
-from tilewright.tools.commands.network import relative_error
 
 
 class Reference:

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tilewright.cluster.inputs import load_inputs
 from tilewright.cluster.text import plan_text, table_text, validation_text
 from tilewright.costmodel.cluster.in_memory_search import search_in_memory
 from tilewright.costmodel.cluster.machine import Cluster
@@ -21,6 +20,7 @@ from tilewright.costmodel.cluster.validation_best import predict_best
 from tilewright.ir import InputError, WorkError
 from tilewright.tools.cluster_plots import require_plot, write_plan_plot, write_validation_plot
 from tilewright.tools.commands.cluster_execution import plan_here
+from tilewright.tools.commands.cluster_inputs import load_inputs
 
 
 def run_plan(a: argparse.Namespace) -> None:

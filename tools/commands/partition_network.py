@@ -18,8 +18,9 @@ from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.ir.opdef import op_def
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.pipelines import GRAPH
+from tilewright.running.checking import random_inputs, relative_error
 from tilewright.runtime.atomic_file import atomic_file
-from tilewright.tools.commands.network import load_network, random_inputs, relative_error
+from tilewright.tools.commands.network import load_network
 
 #: relative error of float64 results above which a division counts as wrong
 TOLERANCE = 1e-9

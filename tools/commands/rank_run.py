@@ -17,16 +17,10 @@ from tilewright.distributed.result_output import keep_output_for_results
 from tilewright.distributed.world import together, world
 from tilewright.executable import clear_errors, load
 from tilewright.ir import InputError, Module, interpret
+from tilewright.running.checking import random_inputs, relative_error
 from tilewright.runtime.communication.mpi import MpiCommunicator
 from tilewright.runtime.communication.mpi_world import started_by_mpi
-from tilewright.tools.commands.network import (
-    choices_of,
-    load_network,
-    random_inputs,
-    read_inputs,
-    relative_error,
-    require_device,
-)
+from tilewright.tools.commands.network import choices_of, load_network, read_inputs, require_device
 
 Arrays = list[np.ndarray]
 

@@ -14,14 +14,13 @@ from tilewright.choices import TOLERANCE
 from tilewright.executable import Executable
 from tilewright.ir import InputError, WorkError, interpret
 from tilewright.profiling.profile import Profile
+from tilewright.running.checking import random_inputs, relative_error
 from tilewright.runtime.atomic_file import atomic_file
 from tilewright.tools.commands.network import (
     choices_of,
     load_network,
     load_saved,
-    random_inputs,
     read_inputs,
-    relative_error,
     require_device,
 )
 from tilewright.tools.commands.rank_run import is_rank, on_ranks, rank_lines, run_rank, start_ranks

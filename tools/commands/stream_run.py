@@ -9,18 +9,12 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir import Module, interpret
+from tilewright.running.checking import random_inputs, relative_error
 from tilewright.streaming import StreamedExecutable
 from tilewright.streaming import compile as compile_streamed
 from tilewright.streaming.memory_size import memory_bytes, shown_bytes
 from tilewright.streaming.streaming_report import compared
-from tilewright.tools.commands.network import (
-    choices_of,
-    load_network,
-    random_inputs,
-    read_inputs,
-    relative_error,
-    require_device,
-)
+from tilewright.tools.commands.network import choices_of, load_network, read_inputs, require_device
 
 Arrays = list[np.ndarray]
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from tilewright.ir import InputError
 from tilewright.ir.bounded_file import read_bounded
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.plan.strict_json import MAX_JSON_CHARS
 from tilewright.runtime.streams import (
     Dag,
     StreamPlan,
@@ -19,6 +18,7 @@ from tilewright.runtime.streams import (
     plan_streams,
     replay_time,
 )
+from tilewright.runtime.strict_json import MAX_JSON_CHARS
 
 MAX_SHOWN = 24  # nodes of a stream or order, and synchronisations, that the text output spells out
 

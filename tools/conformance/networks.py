@@ -12,7 +12,7 @@ import tilewright as tw
 from tilewright.choices import TOLERANCE, Precision
 from tilewright.frontends.relay.random_weights import random_input
 from tilewright.ir import InputError
-from tilewright.tools.commands.network import relative_error
+from tilewright.running.checking import relative_error
 from tilewright.tools.conformance.case import Suite
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 
 from tilewright.running.devices import open_device
-from tilewright.runtime.device import Device
+from tilewright.runtime.interface.device import Device
 from tilewright.tools.conformance.case import FAILED, Result, Suite, run_case
 
 #: how a worker obtains the suites, which hold open functions and files that do not travel

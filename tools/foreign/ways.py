@@ -16,7 +16,7 @@ from tilewright.choices import Precision
 from tilewright.dynamo import FallbackWarning
 from tilewright.frontends.torch.exported import host_array
 from tilewright.ir import UnsupportedError
-from tilewright.tools.commands.network import relative_error
+from tilewright.running.checking import relative_error
 
 
 class ExporterError(Exception):

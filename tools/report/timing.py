@@ -10,8 +10,8 @@ import numpy as np
 from tilewright.executable import Executable
 from tilewright.ir import UnsupportedError, WorkError
 from tilewright.profiling.profile import Profile
+from tilewright.running.checking import random_inputs
 from tilewright.runtime.errors import DeviceMissingError
-from tilewright.tools.commands.network import random_inputs
 
 #: targets whose clock says something about the device they stand for
 TIMED = ("cuda", "opencl")

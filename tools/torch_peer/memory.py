@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilewright.ir.types import array_type
-from tilewright.tools.commands.network import random_inputs
+from tilewright.running.checking import random_inputs
 from tilewright.tools.torch_peer.module import torch_module
 from tilewright.tools.torch_peer.program import TorchProgram
 

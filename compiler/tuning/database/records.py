@@ -13,7 +13,7 @@ from tilewright.ir import InputError
 from tilewright.ir.bounded_file import read_bounded
 from tilewright.runtime.atomic_file import atomic_file
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.plan.strict_json import Fields, load_strict_json
+from tilewright.runtime.strict_json import Fields, load_strict_json
 
 #: part of what makes measurements comparable: another name wherever the way of timing changes
 METHOD = "chained launches in one replay, random data"

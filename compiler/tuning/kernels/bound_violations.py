@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tilewright.costmodel.hardware.check_measured import TIMER_NOISE
+from tilewright.costmodel.kernels.check_measured import TIMER_NOISE
 from tilewright.targets import Target
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from tilewright.costmodel.hardware.check_measured import TIMER_NOISE
+from tilewright.costmodel.kernels.check_measured import TIMER_NOISE
 from tilewright.ir import Attr, Func
 from tilewright.tuning.kernels.search_space import SearchSpace
 

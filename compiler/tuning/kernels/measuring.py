@@ -23,7 +23,7 @@ from tilewright.passes.tensor.prefetch_weights import weights_leave_l2
 from tilewright.pipelines import PACKING, stage_texts
 from tilewright.planning import constants_of, plan_module
 from tilewright.running.devices import open_device
-from tilewright.runtime.device import Device, LoadedPlan
+from tilewright.runtime.interface.device import Device, LoadedPlan
 from tilewright.runtime.opencl.programs import BUILD_OPTIONS
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 from tilewright.targets import Target

@@ -224,7 +224,7 @@ def _plain(attr: Any) -> Any:
 
 @cache
 def _grammar() -> str:
-    return files("tilewright.ir.text").joinpath("grammar.lark").read_text(encoding="utf-8")
+    return files("tilewright.ir").joinpath("grammar.lark").read_text(encoding="utf-8")
 
 
 class _Scope:

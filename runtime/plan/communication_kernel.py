@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.plan.strict_json import Fields, load_strict_json
+from tilewright.runtime.strict_json import Fields, load_strict_json
 
 Kind = Literal["exchange", "all_gather", "all_reduce", "reduce_scatter"]
 Reduction = Literal["sum", "max"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from tilewright.ir import Op
 from tilewright.ir.types import array_type
-from tilewright.runtime.communication.kernel import CommunicationKernel, Message
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 
 
 def communication_kernel(op: Op) -> CommunicationKernel:

@@ -17,10 +17,10 @@ import numpy as np
 from tilewright.runtime.arrays import Array, check_constants, check_repeats, host_inputs
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.communication.replay import refuse_communication
-from tilewright.runtime.device import Progress
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import DeviceError, DeviceMissingError, KernelBuildError, RuntimeInputError
-from tilewright.runtime.loaded import Closable, describe_launch
+from tilewright.runtime.interface.device import Progress
+from tilewright.runtime.interface.loaded import Closable, describe_launch
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.temporary_folder import TemporaryFolder
 from tilewright.runtime.work_lock import WorkLock

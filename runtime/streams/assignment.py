@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewright.runtime.arena.placement import place_arena
+from tilewright.runtime.dag import Dag
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
-from tilewright.runtime.streams.dag import Dag
 from tilewright.runtime.streams.stream_plan import StreamPlan
 
 

@@ -1,1 +1,0 @@
-"""The textual form of a module: grammar, parser, printer."""

@@ -1,0 +1,1 @@
+"""CUDA kernels on the processor, one fiber for each CUDA thread."""

@@ -1,0 +1,1 @@
+"""What every device offers, and what is loaded on it."""
