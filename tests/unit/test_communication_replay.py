@@ -51,9 +51,12 @@ def test_the_plan_keeps_the_order_of_the_program(plan: ExecutionPlan) -> None:
     kernels = list(communications(plan).values())
     assert [(len(k.sends), len(k.receives)) for k in kernels] == [(0, 1), (1, 0), (1, 0)]
     check_arena(plan)
-    found = list(communications(plan))
-    assert {plan.launches[i].stream for i in found} != {plan.launches[0].stream} or found[0] == 0
-    assert len({x.stream for x in plan.launches}) == 2
+    found = communications(plan)
+    talking, computing = (
+        {x.stream for i, x in enumerate(plan.launches) if (i in found) == one} for one in (True, False)
+    )
+    assert len(talking) == len(computing) == 1
+    assert talking != computing
 
 
 def test_messages_start_early_and_end_late(plan: ExecutionPlan) -> None:

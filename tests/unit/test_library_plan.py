@@ -29,7 +29,6 @@ from tilewright.runtime.plan.container import SOURCE_SUFFIX
 from tilewright.runtime.plan.execution_plan import LANGUAGES, ExecutionPlan
 from tilewright.runtime.shared_memory import Shared
 from tilewright.targets import resolve_target
-from tilewright.tuning.kernels.measuring import RandomConstants
 
 PROBLEM = MatmulProblem(
     4, 6, 8, 2, "float32", "float32", False, True, Matrix(4, 32), Matrix(6, 48), Matrix(4, 24)
@@ -216,8 +215,8 @@ def test_random_constants_are_made_for_programs() -> None:
     program = candidates(epilogue_kernel("q", 12))[0]
     alone = standing_alone(program, {1, 2})
     assert [p.tensor.shape for p in alone.main.params] == [(6, 8), (6, 12)]
-    assert isinstance(RandomConstants().arrays, dict)
     assert len(alone.constants) == 2
+    assert all(array.std() > 0 for _, array in alone.constants.items())
 
 
 def test_saved_executables_hold_them(tmp_path: Path) -> None:

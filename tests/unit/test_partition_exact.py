@@ -92,9 +92,8 @@ def test_a_beam_says_that_it_is_one():
     costs = random_costs(rng, graph)
     few = cheapest_partition(graph, costs, max_states=1)
     many = cheapest_partition(graph, costs)
-    assert many.exact
-    assert not few.exact or few.seconds == many.seconds
-    assert few.seconds >= many.seconds - 1e-9
+    assert (few.exact, many.exact) == (False, True)
+    assert few.seconds > many.seconds
     assert not waiting(graph, few.sets)
 
 

@@ -122,8 +122,9 @@ def test_json_round_trip_with_everything_apart():
     assert "y[i]" not in text
     sources = {kernel.name: kernel.source for kernel in plan.kernels}
     assert ExecutionPlan.from_json(text, sources=sources, binaries={"shift": b"\x7fELF"}) == plan
-    assert ExecutionPlan.from_json(PLAN.to_json()) == PLAN
-    assert PLAN.to_json() == PLAN.to_json()
+    again = ExecutionPlan.from_json(PLAN.to_json())
+    assert again == PLAN
+    assert again.to_json() == PLAN.to_json()
 
 
 def test_missing_and_stray_code():

@@ -14,6 +14,7 @@ from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.matrix.reduction_parts import split
 from tilewright.passes.kernels.matrix.split_estimates import matrix_estimates
 from tilewright.passes.lower.algorithm_cost import kernels_of
+from tilewright.passes.lower.memory_room import FLOOR_BYTES, Room
 from tilewright.targets import resolve_target
 
 H100 = resolve_target("cuda:sm_90a")
@@ -92,14 +93,17 @@ def test_cpus_are_left_alone():
     assert products(pointwise(c=1152), "opencl")[0] == [1]
 
 
-def test_parts_keep_to_the_peak_of_the_network():
+def test_parts_keep_to_the_peak_of_the_network(monkeypatch):
     """A sum whose parts would take more than the network holds otherwise stays whole, or has fewer parts."""
-    small, large = matmul(128, 3072, 768), matmul(1024, 3072, 768)
-    assert products(small)[0][0] > 1
-    (parts,), out = products(large)
-    bytes_of_parts = parts * 1024 * 768 * 4
-    assert parts == 1 or bytes_of_parts <= 4 << 20
-    assert out.main.result_types == large.main.result_types or parts == 1
+    modules = {rows: matmul(rows, 3072, 768) for rows in (128, 192, 256)}
+    parts = {rows: products(module)[0][0] for rows, module in modules.items()}
+    assert parts == {128: 4, 192: 3, 256: 1}
+    assert all(4 * n * (3072 + parts[n] * 768) <= FLOOR_BYTES for n in (128, 192))
+    monkeypatch.setattr(Room, "fits", lambda room, op, working_bytes: True)
+    for module in modules.values():
+        (wanted,), out = products(module)
+        assert wanted == 8
+        assert out.main.result_types == module.main.result_types
 
 
 def test_results_of_kernels():
