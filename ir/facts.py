@@ -119,6 +119,10 @@ class Facts:
     elements: Elements = field(default=UNSTATED, metadata={"meaning": "what it does to elements"})
     flops: Flops = field(default=UNSTATED, metadata={"meaning": "its floating-point operations"})
     precision: Precision = field(default=UNSTATED, metadata={"meaning": "what mixed precision may do"})
+    exact: bool = field(
+        default=UNSTATED,
+        metadata={"meaning": "whether its floating results are, but for their sign, bits of its operands"},
+    )
     division: Division = field(default=UNSTATED, metadata={"meaning": "how its dimensions may be divided"})
     extents: Extents = field(
         default=UNSTATED, metadata={"meaning": "how its attributes follow the extents of its operands"}

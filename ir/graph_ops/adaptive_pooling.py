@@ -97,6 +97,7 @@ for _spatial in SPATIAL:
                     division=of_image("NC"),
                     extents=attributes_stay,
                     report=ReportClass.POOLING,
+                    exact=_kind == "max",
                 ),
             )
         )
@@ -120,6 +121,7 @@ for _spatial in SPATIAL:
                     division=of_image("NC"),
                     extents=attributes_stay,
                     report=ReportClass.POOLING,
+                    exact=_kind == "max",
                 ),
             )
         )

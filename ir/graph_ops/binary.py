@@ -14,33 +14,34 @@ from tilewright.ir.graph_ops.operands import alike, broadcast_shapes, tensors
 from tilewright.ir.opdef import Attrs, OpDef, define, op_def
 from tilewright.ir.types import FLOATS, ScalarType, TensorType, Type
 
-#: graph op -> (scalar op for floats, scalar op for integers and bools, what it computes, precision class)
-BINARY: Mapping[str, tuple[str, str, str, Precision]] = {
-    "add": ("add", "add", "a + b", Precision.FOLLOWS),
-    "subtract": ("sub", "sub", "a - b", Precision.FOLLOWS),
-    "multiply": ("mul", "mul", "a * b", Precision.FOLLOWS),
-    "divide": ("div", "truncdiv", "a / b; integers round towards zero", Precision.FOLLOWS),
-    "floor_divide": ("div", "div", "a / b rounded down", Precision.WIDE),
-    "mod": ("truncmod", "truncmod", "remainder with the sign of a", Precision.WIDE),
-    "floor_mod": ("mod", "mod", "a - b * floor(a / b)", Precision.WIDE),
-    "power": ("pow", "pow", "a ** b", Precision.WIDE),
-    "maximum": ("max", "max", "the larger, nan where either is nan", Precision.FOLLOWS),
-    "minimum": ("min", "min", "the smaller, nan where either is nan", Precision.FOLLOWS),
-    "atan2": ("atan2", "atan2", "angle of the point (b, a)", Precision.WIDE),
-    "equal": ("eq", "eq", "a == b", Precision.FOLLOWS),
-    "not_equal": ("ne", "ne", "a != b", Precision.FOLLOWS),
-    "less": ("lt", "lt", "a < b", Precision.FOLLOWS),
-    "less_equal": ("le", "le", "a <= b", Precision.FOLLOWS),
-    "greater": ("gt", "gt", "a > b", Precision.FOLLOWS),
-    "greater_equal": ("ge", "ge", "a >= b", Precision.FOLLOWS),
-    "logical_and": ("and", "and", "a and b", Precision.FOLLOWS),
-    "logical_or": ("or", "or", "a or b", Precision.FOLLOWS),
-    "logical_xor": ("xor", "xor", "either a or b", Precision.FOLLOWS),
-    "bitwise_and": ("bit_and", "bit_and", "bits set in both", Precision.FOLLOWS),
-    "bitwise_or": ("bit_or", "bit_or", "bits set in one at least", Precision.FOLLOWS),
-    "bitwise_xor": ("bit_xor", "bit_xor", "bits set in exactly one", Precision.FOLLOWS),
-    "left_shift": ("shl", "shl", "a * 2**b", Precision.FOLLOWS),
-    "right_shift": ("shr", "shr", "a / 2**b rounded down", Precision.FOLLOWS),
+#: graph op -> (scalar op for floats, scalar op for integers and bools, what it computes, precision class,
+#: whether its floating results are exact)
+BINARY: Mapping[str, tuple[str, str, str, Precision, bool]] = {
+    "add": ("add", "add", "a + b", Precision.FOLLOWS, False),
+    "subtract": ("sub", "sub", "a - b", Precision.FOLLOWS, False),
+    "multiply": ("mul", "mul", "a * b", Precision.FOLLOWS, False),
+    "divide": ("div", "truncdiv", "a / b; integers round towards zero", Precision.FOLLOWS, False),
+    "floor_divide": ("div", "div", "a / b rounded down", Precision.WIDE, False),
+    "mod": ("truncmod", "truncmod", "remainder with the sign of a", Precision.WIDE, False),
+    "floor_mod": ("mod", "mod", "a - b * floor(a / b)", Precision.WIDE, False),
+    "power": ("pow", "pow", "a ** b", Precision.WIDE, False),
+    "maximum": ("max", "max", "the larger, nan where either is nan", Precision.FOLLOWS, True),
+    "minimum": ("min", "min", "the smaller, nan where either is nan", Precision.FOLLOWS, True),
+    "atan2": ("atan2", "atan2", "angle of the point (b, a)", Precision.WIDE, False),
+    "equal": ("eq", "eq", "a == b", Precision.FOLLOWS, False),
+    "not_equal": ("ne", "ne", "a != b", Precision.FOLLOWS, False),
+    "less": ("lt", "lt", "a < b", Precision.FOLLOWS, False),
+    "less_equal": ("le", "le", "a <= b", Precision.FOLLOWS, False),
+    "greater": ("gt", "gt", "a > b", Precision.FOLLOWS, False),
+    "greater_equal": ("ge", "ge", "a >= b", Precision.FOLLOWS, False),
+    "logical_and": ("and", "and", "a and b", Precision.FOLLOWS, False),
+    "logical_or": ("or", "or", "a or b", Precision.FOLLOWS, False),
+    "logical_xor": ("xor", "xor", "either a or b", Precision.FOLLOWS, False),
+    "bitwise_and": ("bit_and", "bit_and", "bits set in both", Precision.FOLLOWS, False),
+    "bitwise_or": ("bit_or", "bit_or", "bits set in one at least", Precision.FOLLOWS, False),
+    "bitwise_xor": ("bit_xor", "bit_xor", "bits set in exactly one", Precision.FOLLOWS, False),
+    "left_shift": ("shl", "shl", "a * 2**b", Precision.FOLLOWS, False),
+    "right_shift": ("shr", "shr", "a / 2**b rounded down", Precision.FOLLOWS, False),
 }
 #: a quotient of floats that is rounded down afterwards
 ROUNDED_DOWN = "floor_divide"
@@ -48,11 +49,11 @@ ROUNDED_DOWN = "floor_divide"
 
 def scalar_of(name: str, dtype: str) -> str:
     """The scalar op that a binary graph op (named without prefix) applies to elements of `dtype`."""
-    floating, other, _, _ = BINARY[name]
+    floating, other, *_ = BINARY[name]
     return floating if dtype in FLOATS else other
 
 
-def _table_op(name: str, doc: str, precision: Precision) -> None:
+def _table_op(name: str, doc: str, precision: Precision, exact: bool) -> None:
     full = f"graph.{name}"
 
     def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
@@ -84,6 +85,7 @@ def _table_op(name: str, doc: str, precision: Precision) -> None:
                 elements=Elements.MAPS,
                 flops=flops_per_element,
                 precision=precision,
+                exact=exact,
                 division=elementwise,
                 extents=broadcasts_as_before,
                 report=ReportClass.OF_KERNEL,
@@ -92,8 +94,8 @@ def _table_op(name: str, doc: str, precision: Precision) -> None:
     )
 
 
-for _name, (_, _, _doc, _precision) in BINARY.items():
-    _table_op(_name, _doc, _precision)
+for _name, (_, _, _doc, _precision, _exact) in BINARY.items():
+    _table_op(_name, _doc, _precision, _exact)
 
 
 def _infer_where(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
@@ -116,6 +118,7 @@ define(
             division=elementwise,
             extents=broadcasts_as_before,
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )

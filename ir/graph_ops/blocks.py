@@ -92,6 +92,7 @@ define(
             division=of_image("N"),
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )
@@ -110,6 +111,7 @@ define(
             division=of_image("N"),
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )

@@ -182,6 +182,7 @@ define(
             division=undivided,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )
@@ -205,6 +206,7 @@ define(
             division=undivided,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )
@@ -231,6 +233,7 @@ define(
             division=undivided,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )
@@ -249,6 +252,7 @@ define(
             division=undivided,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )
@@ -267,6 +271,7 @@ define(
             division=undivided,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=False,
         ),
     )
 )
@@ -285,6 +290,7 @@ define(
             division=undivided,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=False,
         ),
     )
 )

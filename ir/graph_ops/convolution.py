@@ -182,6 +182,7 @@ for _spatial in SPATIAL:
                 division=divided,
                 extents=attributes_stay,
                 report=ReportClass.CONVOLUTION,
+                exact=False,
             ),
         )
     )

@@ -124,6 +124,7 @@ define(
             division=by_sample(2),
             extents=attributes_stay,
             report=ReportClass.CORRELATION,
+            exact=False,
         ),
     )
 )
@@ -181,6 +182,7 @@ define(
             division=undivided,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=False,
         ),
     )
 )

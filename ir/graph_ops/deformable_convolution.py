@@ -124,6 +124,7 @@ define(
             division=undivided,
             extents=attributes_stay,
             report=ReportClass.CONVOLUTION,
+            exact=False,
         ),
     )
 )

@@ -128,6 +128,7 @@ define(
             division=_divided,
             extents=attributes_stay,
             report=ReportClass.MATRIX_PRODUCT,
+            exact=False,
         ),
     )
 )

@@ -131,6 +131,7 @@ define(
             division=_divided_take,
             extents=_picks_as_before,
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )
@@ -171,6 +172,7 @@ define(
             division=where_untouched,
             extents=same_places(2, axis=True),
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )
@@ -242,6 +244,7 @@ define(
             division=undivided,
             extents=_nd_picks_as_before,
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )
@@ -294,6 +297,7 @@ define(
             division=_divided_adv_index,
             extents=_points_as_before,
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )
@@ -345,6 +349,7 @@ define(
             division=_divided_one_hot,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )

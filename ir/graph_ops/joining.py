@@ -74,6 +74,7 @@ define(
             division=_divided_concatenate,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )
@@ -92,6 +93,7 @@ define(
             division=_divided_stack,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )
@@ -150,6 +152,7 @@ define(
             division=along_other_axes,
             extents=_new_cuts,
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )

@@ -61,6 +61,7 @@ define(
             division=_divided_dense,
             extents=attributes_stay,
             report=ReportClass.MATRIX_PRODUCT,
+            exact=False,
         ),
     )
 )
@@ -122,6 +123,7 @@ define(
             division=_divided_matmul,
             extents=_same_batches,
             report=ReportClass.MATRIX_PRODUCT,
+            exact=False,
         ),
     )
 )
@@ -148,6 +150,7 @@ define(
             division=_divided_matmul,
             extents=_same_batches,
             report=ReportClass.MATRIX_PRODUCT,
+            exact=False,
         ),
     )
 )
@@ -176,6 +179,7 @@ define(
             division=per_channel,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=False,
         ),
     )
 )

@@ -52,6 +52,7 @@ define(
             division=closed_from(-2),
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )
@@ -111,6 +112,7 @@ define(
             division=undivided,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )

@@ -185,6 +185,7 @@ _define(
         division=_divided_transpose,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        exact=True,
     ),
 )
 _define(
@@ -200,6 +201,7 @@ _define(
         division=where_not_repeated,
         extents=_new_broadcast,
         report=ReportClass.OF_KERNEL,
+        exact=True,
     ),
 )
 _define(
@@ -215,6 +217,7 @@ _define(
         division=where_untouched,
         extents=_new_slice,
         report=ReportClass.OF_KERNEL,
+        exact=True,
     ),
 )
 _define(
@@ -230,6 +233,7 @@ _define(
         division=along_other_axes,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        exact=True,
     ),
 )
 _define(
@@ -245,6 +249,7 @@ _define(
         division=where_not_repeated,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        exact=True,
     ),
 )
 _define(
@@ -260,6 +265,7 @@ _define(
         division=undivided,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        exact=True,
     ),
 )
 
@@ -277,6 +283,7 @@ _define(
         division=_divided_windows,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        exact=True,
     ),
 )
 
@@ -328,6 +335,7 @@ define(
             division=where_untouched,
             extents=_new_place,
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )

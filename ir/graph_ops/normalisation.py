@@ -66,6 +66,7 @@ define(
             division=per_channel,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=False,
         ),
     )
 )
@@ -120,6 +121,7 @@ define(
             division=along_other_axes,
             extents=attributes_stay,
             report=ReportClass.NORMALISATION,
+            exact=False,
         ),
     )
 )
@@ -138,6 +140,7 @@ define(
             division=closed_from(1),
             extents=attributes_stay,
             report=ReportClass.NORMALISATION,
+            exact=False,
         ),
     )
 )
@@ -156,6 +159,7 @@ define(
             division=_divided_instances,
             extents=attributes_stay,
             report=ReportClass.NORMALISATION,
+            exact=False,
         ),
     )
 )
@@ -195,6 +199,7 @@ define(
             division=_divided_lines,
             extents=attributes_stay,
             report=ReportClass.NORMALISATION,
+            exact=False,
         ),
     )
 )
@@ -248,6 +253,7 @@ define(
             division=along_other_axes,
             extents=attributes_stay,
             report=ReportClass.NORMALISATION,
+            exact=False,
         ),
     )
 )

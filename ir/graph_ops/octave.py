@@ -102,6 +102,7 @@ define(
             division=undivided,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=False,
         ),
     )
 )

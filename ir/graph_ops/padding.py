@@ -64,6 +64,7 @@ define(
             division=where_untouched,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )

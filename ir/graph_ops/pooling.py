@@ -135,6 +135,7 @@ for _spatial in SPATIAL:
                 division=of_image("NC"),
                 extents=attributes_stay,
                 report=ReportClass.POOLING,
+                exact=True,
             ),
         )
     )
@@ -155,6 +156,7 @@ for _spatial in SPATIAL:
                 division=of_image("NC"),
                 extents=attributes_stay,
                 report=ReportClass.POOLING,
+                exact=False,
             ),
         )
     )

@@ -138,6 +138,7 @@ _define_fold(
         division=_divided_sum,
         extents=attributes_stay,
         report=ReportClass.REDUCTION,
+        exact=False,
     ),
 )
 _define_fold(
@@ -151,6 +152,7 @@ _define_fold(
         division=_divided,
         extents=attributes_stay,
         report=ReportClass.REDUCTION,
+        exact=False,
     ),
 )
 _define_fold(
@@ -164,6 +166,7 @@ _define_fold(
         division=_divided_maximum,
         extents=attributes_stay,
         report=ReportClass.REDUCTION,
+        exact=True,
     ),
 )
 _define_fold(
@@ -177,6 +180,7 @@ _define_fold(
         division=_divided,
         extents=attributes_stay,
         report=ReportClass.REDUCTION,
+        exact=True,
     ),
 )
 _define_fold(
@@ -191,6 +195,7 @@ _define_fold(
         division=_divided,
         extents=attributes_stay,
         report=ReportClass.REDUCTION,
+        exact=False,
     ),
 )
 _define_fold(
@@ -205,6 +210,7 @@ _define_fold(
         division=_divided,
         extents=attributes_stay,
         report=ReportClass.REDUCTION,
+        exact=False,
     ),
 )
 
@@ -255,6 +261,7 @@ define(
             division=_divided,
             extents=attributes_stay,
             report=ReportClass.REDUCTION,
+            exact=False,
         ),
     )
 )
@@ -300,6 +307,7 @@ define(
             division=_divided,
             extents=attributes_stay,
             report=ReportClass.REDUCTION,
+            exact=False,
         ),
     )
 )
@@ -347,6 +355,7 @@ for _kind, _what in (("max", "largest"), ("min", "smallest")):
                 division=_divided,
                 extents=attributes_stay,
                 report=ReportClass.REDUCTION,
+                exact=False,
             ),
         )
     )

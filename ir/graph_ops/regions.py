@@ -120,6 +120,7 @@ define(
             division=_divided,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=False,
         ),
     )
 )
@@ -168,6 +169,7 @@ define(
             division=_divided,
             extents=attributes_stay,
             report=ReportClass.POOLING,
+            exact=False,
         ),
     )
 )

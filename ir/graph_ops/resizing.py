@@ -177,6 +177,7 @@ def _define(count: int) -> None:
                 division=of_image("NC"),
                 extents=_new_size,
                 report=ReportClass.OF_KERNEL,
+                exact=False,
             ),
         )
     )

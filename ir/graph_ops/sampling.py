@@ -169,6 +169,7 @@ define(
             division=by_sample(2),
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=False,
         ),
     )
 )
@@ -208,6 +209,7 @@ define(
             division=undivided,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=False,
         ),
     )
 )
@@ -284,6 +286,7 @@ define(
             division=undivided,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=False,
         ),
     )
 )

@@ -59,6 +59,7 @@ define(
             division=along_other_axes,
             extents=attributes_stay,
             report=ReportClass.SCAN,
+            exact=False,
         ),
     )
 )
@@ -77,6 +78,7 @@ define(
             division=along_other_axes,
             extents=attributes_stay,
             report=ReportClass.SCAN,
+            exact=False,
         ),
     )
 )

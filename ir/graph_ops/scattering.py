@@ -114,6 +114,7 @@ define(
             division=where_untouched,
             extents=same_places(3, axis=True),
             report=ReportClass.OF_KERNEL,
+            exact=False,
         ),
     )
 )
@@ -158,6 +159,7 @@ define(
             division=undivided,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=False,
         ),
     )
 )
@@ -202,6 +204,7 @@ define(
             division=undivided,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )

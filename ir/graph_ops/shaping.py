@@ -88,6 +88,7 @@ _same_elements(
         division=undivided,
         extents=_new_shape,
         report=ReportClass.OF_KERNEL,
+        exact=True,
     ),
 )
 _same_elements(
@@ -102,6 +103,7 @@ _same_elements(
         division=undivided,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        exact=True,
     ),
 )
 _same_elements(
@@ -116,6 +118,7 @@ _same_elements(
         division=undivided,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        exact=True,
     ),
 )
 _same_elements(
@@ -130,6 +133,7 @@ _same_elements(
         division=undivided,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        exact=True,
     ),
 )
 

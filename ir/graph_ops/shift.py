@@ -59,6 +59,7 @@ define(
             division=undivided,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )

@@ -48,6 +48,7 @@ define(
             division=along_other_axes,
             extents=attributes_stay,
             report=ReportClass.SOFTMAX,
+            exact=False,
         ),
     )
 )
@@ -66,6 +67,7 @@ define(
             division=along_other_axes,
             extents=attributes_stay,
             report=ReportClass.SOFTMAX,
+            exact=False,
         ),
     )
 )

@@ -65,6 +65,7 @@ define(
             division=along_other_axes,
             extents=attributes_stay,
             report=ReportClass.SORT,
+            exact=True,
         ),
     )
 )
@@ -83,6 +84,7 @@ define(
             division=along_other_axes,
             extents=attributes_stay,
             report=ReportClass.SORT,
+            exact=False,
         ),
     )
 )
@@ -125,6 +127,7 @@ define(
             division=along_other_axes,
             extents=_new_count,
             report=ReportClass.SORT,
+            exact=True,
         ),
     )
 )
@@ -167,6 +170,7 @@ define(
             division=undivided,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=False,
         ),
     )
 )
@@ -224,6 +228,7 @@ define(
             division=undivided,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=True,
         ),
     )
 )

@@ -56,6 +56,7 @@ define(
             division=undivided,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=False,
         ),
     )
 )
@@ -104,6 +105,7 @@ define(
             division=undivided,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=False,
         ),
     )
 )

@@ -145,6 +145,7 @@ for _spatial in SPATIAL:
                 division=partial(divided, depthwise=False),
                 extents=attributes_stay,
                 report=ReportClass.TRANSPOSED_CONVOLUTION,
+                exact=False,
             ),
         )
     )

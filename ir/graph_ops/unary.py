@@ -15,46 +15,47 @@ from tilewright.ir.graph_ops.operands import alike, axis_of, require, require_fl
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define, op_def
 from tilewright.ir.types import FLOATS, TensorType, Type, numpy_dtype
 
-#: graph op -> the scalar op it applies to every element (which says what it accepts), its precision class
-UNARY: Mapping[str, tuple[str, Precision]] = {
-    "negative": ("neg", Precision.FOLLOWS),
-    "abs": ("abs", Precision.FOLLOWS),
-    "exp": ("exp", Precision.WIDE),
-    "exp2": ("exp2", Precision.WIDE),
-    "log": ("log", Precision.WIDE),
-    "log2": ("log2", Precision.WIDE),
-    "log10": ("log10", Precision.WIDE),
-    "sqrt": ("sqrt", Precision.FOLLOWS),
-    "rsqrt": ("rsqrt", Precision.WIDE),
-    "sin": ("sin", Precision.FOLLOWS),
-    "cos": ("cos", Precision.FOLLOWS),
-    "tan": ("tan", Precision.WIDE),
-    "sinh": ("sinh", Precision.WIDE),
-    "cosh": ("cosh", Precision.WIDE),
-    "tanh": ("tanh", Precision.FOLLOWS),
-    "asin": ("asin", Precision.WIDE),
-    "acos": ("acos", Precision.WIDE),
-    "atan": ("atan", Precision.WIDE),
-    "asinh": ("asinh", Precision.WIDE),
-    "acosh": ("acosh", Precision.WIDE),
-    "atanh": ("atanh", Precision.WIDE),
-    "erf": ("erf", Precision.WIDE),
-    "floor": ("floor", Precision.FOLLOWS),
-    "ceil": ("ceil", Precision.FOLLOWS),
-    "trunc": ("trunc", Precision.FOLLOWS),
-    "round": ("round", Precision.FOLLOWS),
-    "sign": ("sign", Precision.FOLLOWS),
-    "bitwise_not": ("bit_not", Precision.FOLLOWS),
-    "logical_not": ("not", Precision.FOLLOWS),
-    "isnan": ("isnan", Precision.FOLLOWS),
-    "isinf": ("isinf", Precision.FOLLOWS),
-    "isfinite": ("isfinite", Precision.FOLLOWS),
+#: graph op -> the scalar op it applies to every element (which says what it accepts), its precision class,
+#: and whether its floating results are exact
+UNARY: Mapping[str, tuple[str, Precision, bool]] = {
+    "negative": ("neg", Precision.FOLLOWS, True),
+    "abs": ("abs", Precision.FOLLOWS, True),
+    "exp": ("exp", Precision.WIDE, False),
+    "exp2": ("exp2", Precision.WIDE, False),
+    "log": ("log", Precision.WIDE, False),
+    "log2": ("log2", Precision.WIDE, False),
+    "log10": ("log10", Precision.WIDE, False),
+    "sqrt": ("sqrt", Precision.FOLLOWS, False),
+    "rsqrt": ("rsqrt", Precision.WIDE, False),
+    "sin": ("sin", Precision.FOLLOWS, False),
+    "cos": ("cos", Precision.FOLLOWS, False),
+    "tan": ("tan", Precision.WIDE, False),
+    "sinh": ("sinh", Precision.WIDE, False),
+    "cosh": ("cosh", Precision.WIDE, False),
+    "tanh": ("tanh", Precision.FOLLOWS, False),
+    "asin": ("asin", Precision.WIDE, False),
+    "acos": ("acos", Precision.WIDE, False),
+    "atan": ("atan", Precision.WIDE, False),
+    "asinh": ("asinh", Precision.WIDE, False),
+    "acosh": ("acosh", Precision.WIDE, False),
+    "atanh": ("atanh", Precision.WIDE, False),
+    "erf": ("erf", Precision.WIDE, False),
+    "floor": ("floor", Precision.FOLLOWS, False),
+    "ceil": ("ceil", Precision.FOLLOWS, False),
+    "trunc": ("trunc", Precision.FOLLOWS, False),
+    "round": ("round", Precision.FOLLOWS, False),
+    "sign": ("sign", Precision.FOLLOWS, False),
+    "bitwise_not": ("bit_not", Precision.FOLLOWS, False),
+    "logical_not": ("not", Precision.FOLLOWS, False),
+    "isnan": ("isnan", Precision.FOLLOWS, False),
+    "isinf": ("isinf", Precision.FOLLOWS, False),
+    "isfinite": ("isfinite", Precision.FOLLOWS, False),
 }
 #: roundings leave integers as they are
 ROUNDINGS = frozenset({"floor", "ceil", "trunc", "round"})
 
 
-def _table_op(name: str, scalar: str, precision: Precision) -> None:
+def _table_op(name: str, scalar: str, precision: Precision, exact: bool) -> None:
     full, definition = f"graph.{name}", op_def(f"scalar.{scalar}")
 
     def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
@@ -87,6 +88,7 @@ def _table_op(name: str, scalar: str, precision: Precision) -> None:
                 elements=Elements.MAPS,
                 flops=flops_per_element,
                 precision=precision,
+                exact=exact,
                 division=elementwise,
                 extents=attributes_stay,
                 report=ReportClass.OF_KERNEL,
@@ -95,8 +97,8 @@ def _table_op(name: str, scalar: str, precision: Precision) -> None:
     )
 
 
-for _name, (_scalar, _precision) in UNARY.items():
-    _table_op(_name, _scalar, _precision)
+for _name, (_scalar, _precision, _exact) in UNARY.items():
+    _table_op(_name, _scalar, _precision, _exact)
 
 
 def _activation(
@@ -141,6 +143,7 @@ _activation(
         division=elementwise,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        exact=True,
     ),
 )
 _activation(
@@ -154,6 +157,7 @@ _activation(
         division=elementwise,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        exact=False,
     ),
 )
 _activation(
@@ -168,6 +172,7 @@ _activation(
         division=elementwise,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        exact=False,
     ),
 )
 _activation(
@@ -183,6 +188,7 @@ _activation(
         division=elementwise,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        exact=True,
     ),
 )
 
@@ -221,6 +227,7 @@ define(
             division=per_channel,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=False,
         ),
     )
 )
@@ -246,6 +253,7 @@ define(
             division=elementwise,
             extents=attributes_stay,
             report=ReportClass.OF_KERNEL,
+            exact=False,
         ),
     )
 )

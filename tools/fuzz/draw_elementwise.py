@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
+from tilewright.ir import REQUIRED, InputError, OpDef, TensorType, op_defs
+from tilewright.ir.facts import Elements
 from tilewright.tools.fuzz.program import INTEGERS, Entry, Program, Rejected
 
-SMOOTH = (
-    "exp", "exp2", "log", "log2", "log10", "sqrt", "rsqrt", "sigmoid", "tanh", "erf", "sin", "cos", "tan",
-    "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "dropout",
-)  # fmt: skip
 #: operands for which they are defined and not too steep
 DOMAINS = {
     "log": (0.2, 4.0), "log2": (0.2, 4.0), "log10": (0.2, 4.0), "sqrt": (0.1, 4.0), "rsqrt": (0.2, 4.0),
     "asin": (-0.9, 0.9), "acos": (-0.9, 0.9), "atanh": (-0.9, 0.9), "acosh": (1.2, 4.0), "tan": (-1.2, 1.2),
 }  # fmt: skip
 STEPS = ("floor", "ceil", "round", "trunc", "sign")
-ARITHMETIC = ("add", "subtract", "multiply", "maximum", "minimum")
 COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 
 
-def _smooth(name: str, p: Program) -> None:
-    low, high = DOMAINS.get(name, (-2.0, 2.0))
-    x = p.pick(test=lambda e: name not in DOMAINS or bool(((e.wide > low) & (e.wide < high)).all()))
-    p.emit(name, x)
+def _plain(d: OpDef, p: Program) -> None:
+    """An op that takes what it is given: any numbers, or any floats where it takes no integers."""
+    x = p.pick("number" if _takes(d, "i32") else "float")
+    operands = [x, *(p.like(x) for _ in d.operands[1:])]
+    p.emit(d.name.removeprefix("graph."), *(operands if p.chance(0.5) else operands[::-1]))
+
+
+def _takes(d: OpDef, dtype: str) -> bool:
+    """Whether the op takes operands of this dtype, with the defaults of its attributes."""
+    assert d.infer is not None
+    try:
+        d.infer([TensorType(dtype, (1,))] * len(d.operands), dict(d.complete({})))
+    except InputError:
+        return False
+    return True
+
+
+def _plain_ops() -> Mapping[str, OpDef]:
+    """Elementwise ops of floats whose attributes all have defaults."""
+    found = (d for d in op_defs() if d.facts is not None and d.facts.elements is Elements.MAPS)
+    complete = (d for d in found if all(a.default is not REQUIRED for a in d.attrs.values()))
+    return {d.name.removeprefix("graph."): d for d in complete if _takes(d, "f32")}
 
 
 def _narrow(name: str, p: Program) -> None:
@@ -37,22 +52,8 @@ def _narrow(name: str, p: Program) -> None:
     p.emit(name, squeezed)
 
 
-def _any_number(name: str, p: Program) -> None:
-    p.emit(name, p.pick("number"))
-
-
 def _step(name: str, p: Program) -> None:
     p.emit(name, p.pick(exact=True))
-
-
-def _test(name: str, p: Program) -> None:
-    p.emit(name, p.pick())
-
-
-def _arithmetic(name: str, p: Program) -> None:
-    x = p.pick("number")
-    pair = [x, p.like(x)]
-    p.emit(name, *(pair if p.chance(0.5) else pair[::-1]))
 
 
 def _compare(name: str, p: Program) -> None:
@@ -129,12 +130,10 @@ def _clip(p: Program) -> None:
     p.emit("clip", x, a_min=low, a_max=low + p.integer(1, 3))
 
 
-DRAWERS: dict[str, Callable[[Program], object]] = {
-    **{n: partial(_narrow if n in DOMAINS else _smooth, n) for n in SMOOTH},
+#: ops that must be drawn with more care than `_plain` takes: where they are defined, steep or have steps
+_CAREFUL: dict[str, Callable[[Program], object]] = {
+    **{n: partial(_narrow, n) for n in DOMAINS},
     **{n: partial(_step, n) for n in STEPS},
-    **{n: partial(_any_number, n) for n in ("abs", "negative", "relu", "copy")},
-    **{n: partial(_test, n) for n in ("isnan", "isinf", "isfinite")},
-    **{n: partial(_arithmetic, n) for n in ARITHMETIC},
     **{n: partial(_compare, n) for n in COMPARISONS},
     **{n: partial(_logic, n) for n in ("logical_and", "logical_or", "logical_xor")},
     **{n: partial(_bits, n) for n in ("bitwise_and", "bitwise_or", "bitwise_xor")},
@@ -149,4 +148,11 @@ DRAWERS: dict[str, Callable[[Program], object]] = {
     "cast": _cast,
     "clip": _clip,
     "leaky_relu": lambda p: p.emit("leaky_relu", p.pick(), alpha=p.choose([0.01, 0.25])),
+    "copy": lambda p: p.emit("copy", p.pick("number")),
+    "dropout": lambda p: p.emit("dropout", p.pick()),
+}
+#: all other elementwise ops are drawn as their definitions say
+DRAWERS: Mapping[str, Callable[[Program], object]] = {
+    **{name: partial(_plain, d) for name, d in _plain_ops().items()},
+    **_CAREFUL,
 }

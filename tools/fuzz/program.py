@@ -10,25 +10,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tilewright.ir import Builder, Constants, Func, Level, Module, TensorType, Value, widened
-from tilewright.ir.opdef import op_def
+from tilewright.ir.opdef import facts_of, op_def
 from tilewright.ir.types import FLOATS, numpy_dtype
 
 MAX_ELEMENTS = 8192
 #: larger values make rounding errors that hide others, and overflow 16 bits
 MAX_MAGNITUDE = {"f64": 1e4, "f32": 1e4, "bf16": 1e4, "f16": 1e3}
 INTEGERS = ("i32", "i64", "u8", "i8")
-#: ops whose floating results are bits of their operands: exact operands give exact results
-MOVES = frozenset(
-    f"graph.{n}"
-    for n in (
-        "copy", "relu", "negative", "abs", "maximum", "minimum", "clip", "where", "reshape",
-        "expand_dims", "squeeze", "batch_flatten", "concatenate", "stack", "split", "transpose",
-        "broadcast_to", "strided_slice", "strided_set", "reverse", "tile", "repeat", "pad",
-        "depth_to_space", "space_to_depth", "sliding_window", "trilu", "matrix_set_diag", "take",
-        "gather", "gather_nd", "adv_index", "sequence_mask", "compact", "reverse_sequence", "max",
-        "min", "sort", "max_pool1d", "max_pool2d", "max_pool3d", "dropout", "shift",
-    )
-)  # fmt: skip
 
 T = TypeVar("T")
 
@@ -185,7 +173,7 @@ class Program:
         try:
             arrays = [self._evaluate(full, [o.wide if wide else o.native for o in operands], op.attrs, wide)
                       for wide in (False, True)]  # fmt: skip
-            exact = full in MOVES and all(o.exact for o in operands)
+            exact = facts_of(full).exact and all(o.exact for o in operands)
             made = [
                 Entry(v, n, w, exact or v.tensor.dtype not in FLOATS)
                 for v, n, w in zip(values, *arrays, strict=True)

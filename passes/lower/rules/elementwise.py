@@ -29,7 +29,7 @@ def _binary(name: str, b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value
     return [elementwise(b, x, result_type(op), body)]
 
 
-for _name, (_scalar, _) in UNARY.items():
+for _name, (_scalar, *_) in UNARY.items():
     lowering(f"graph.{_name}")(partial(_unary, _scalar, _name))
 for _name in BINARY:
     lowering(f"graph.{_name}")(partial(_binary, _name))
