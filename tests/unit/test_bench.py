@@ -131,7 +131,7 @@ def test_what_cannot_be_compiled_is_a_row(folder, tmp_path, monkeypatch, capsys)
 def test_an_interrupted_run_keeps_its_rows(folder, tmp_path, monkeypatch):
     done = []
 
-    def row(case, reference, settings):
+    def row(case, imported, reference, settings):
         if done:
             raise KeyboardInterrupt
         done.append(case)

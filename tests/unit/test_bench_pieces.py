@@ -13,11 +13,12 @@ from tilewright.tools.bench.contender import interleaved
 from tilewright.tools.bench.document import Document, read_document
 from tilewright.tools.bench.kernel_cases import kernel_cases
 from tilewright.tools.bench.named import KERNELS
-from tilewright.tools.bench.networks import index_bounds, load_network, random_batch, with_batch
+from tilewright.tools.bench.networks import index_bounds, random_batch, with_batch
 from tilewright.tools.bench.reference import Reference
 from tilewright.tools.bench.rows import better_peer, judged, summary
 from tilewright.tools.bench.statistics import Spread, geometric_mean, repeats_within
 from tilewright.tools.bench.table import document_text
+from tilewright.tools.commands.network import read_network
 from tilewright.tools.reproduce_readme import conformance_table, replays_table
 
 
@@ -127,7 +128,7 @@ def test_whole_results_are_held_against_a_right_contender():
 
 
 def test_first_and_last_sample_are_checked(data_dir):
-    module = load_network(data_dir / "relay" / "mlp.relay")
+    module = read_network(str(data_dir / "relay" / "mlp.relay"), params="random")
     batch = with_batch(module, 5)
     inputs = random_batch(batch, seed=3)
     (y,) = tw.interpret(batch, *inputs)
@@ -141,7 +142,7 @@ def test_first_and_last_sample_are_checked(data_dir):
 
 
 def test_larger_batches_begin_like_smaller_ones(data_dir):
-    module = load_network(data_dir / "relay" / "mlp.relay")
+    module = read_network(str(data_dir / "relay" / "mlp.relay"), params="random")
     (small,), (large,) = (random_batch(with_batch(module, n), seed=0) for n in (2, 5))
     np.testing.assert_array_equal(small, large[:2])
     assert abs(large.std() - 1.0) < 0.1

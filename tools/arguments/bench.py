@@ -6,7 +6,7 @@ import math
 from typing import get_args
 
 from tilewright.choices import Precision, Tune
-from tilewright.tools.arguments.network import SEED, add_pass_arguments
+from tilewright.tools.arguments.network import SEED, add_pass_arguments, add_shape_arguments
 from tilewright.tools.arguments.parsing import CommandParser, Sub, seconds, whole
 from tilewright.tools.arguments.scope import Scope
 from tilewright.tools.bench.named import KERNELS, SIZES, SUITES
@@ -48,8 +48,13 @@ def _add_what(p: CommandParser) -> None:
     p.add_argument("networks", nargs="*", metavar="NET", help="names of networks, or files")
     p.add_argument("--suite", nargs="+", default=[], choices=tuple(SUITES), help="named groups of networks")
     p.add_argument("--folder", default=FOLDER, metavar="DIR", help=f"of named networks (default {FOLDER})")
+    add_shape_arguments(p, Scope(without=("--suite",)))
     p.add_argument(
-        "--batch", nargs="+", type=_COUNT, default=[1], metavar="N", help="batch sizes (default 1)"
+        "--batch",
+        nargs="+",
+        type=_COUNT,
+        metavar="N",
+        help="batch sizes, the first extents of all inputs (default 1; with --shape as the shapes say)",
     )
     p.add_argument(
         "--precision", nargs="+", default=["fp32"], choices=get_args(Precision), help="default fp32"

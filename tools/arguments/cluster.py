@@ -6,7 +6,7 @@ import argparse
 from typing import Any, get_args
 
 from tilewright.choices import LEAST_WEIGHT_BYTES, MAX_RANKS, RANK_TIMEOUT_S, ClusterMode, Pick, Precision
-from tilewright.tools.arguments.network import REPEATS, SEED
+from tilewright.tools.arguments.network import REPEATS, SEED, add_shape_arguments
 from tilewright.tools.arguments.parsing import CommandParser, Sub, seconds, whole
 from tilewright.tools.arguments.scope import Scope
 
@@ -47,6 +47,7 @@ def _add_plan(sub: Sub) -> None:
         metavar="NAME,...",
         help="of a network: the parameters that carry samples (Relay: the first and integer ones)",
     )
+    add_shape_arguments(plan, Scope())
     plan.add_scoped(plan, _TRAINING, "--training", metavar="FILE|NAME", help="TOML file or shipped record")
     plan.add_argument(
         "--mode", default="corrected", help=f"{', '.join(get_args(ClusterMode))} (default corrected)"

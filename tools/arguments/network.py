@@ -44,23 +44,7 @@ def add_network_arguments(p: CommandParser, *, params: str | None, draws_inputs:
         help="parameters that stay inputs; every other one needs a value (default: the first, and with "
         "random weights the integer ones, with a file the indices right behind it)",
     )
-    p.add_argument(
-        "--shape",
-        action="append",
-        default=[],
-        metavar="NAME=N,...",
-        help="compile for this shape of an input (repeatable); ONNX: also the extent of a symbolic "
-        "dimension; of a saved executable: which of its plans",
-    )
-    p.add_scoped(
-        p,
-        Scope(frozenset({Given.ONNX})),
-        "--constant",
-        action="append",
-        default=[],
-        metavar="NAME=V,...",
-        help="ONNX: fix an input to a value, so that it is an input no more (repeatable)",
-    )
+    add_shape_arguments(p, Scope(), "; of a saved executable: which of its plans")
     p.add_scoped(
         p,
         Scope(ANYTHING if draws_inputs else WITHOUT_WEIGHTS),
@@ -74,6 +58,32 @@ def add_network_arguments(p: CommandParser, *, params: str | None, draws_inputs:
         default="auto",
         help="auto, cuda, cuda:sm_90a, opencl, emulator, reference (default: auto, or what a saved "
         "executable was compiled for)",
+    )
+
+
+def add_shape_arguments(p: CommandParser, scope: Scope, more: str = "") -> None:
+    """The arguments that fix what a network leaves open: shapes and extents, and values of inputs.
+
+    more: what else the help says of `--shape`.
+    """
+    p.add_scoped(
+        p,
+        scope,
+        "--shape",
+        action="append",
+        default=[],
+        metavar="NAME=N,...",
+        help="compile for this shape of an input (repeatable); ONNX: also the extent of a symbolic "
+        f"dimension{more}",
+    )
+    p.add_scoped(
+        p,
+        replace(scope, inputs=frozenset({Given.ONNX})),
+        "--constant",
+        action="append",
+        default=[],
+        metavar="NAME=V,...",
+        help="ONNX: fix an input to a value, so that it is an input no more (repeatable)",
     )
 
 

@@ -63,11 +63,11 @@ COMPILED = Scope(NETWORKS, kernels=True)
 
 def check_scope(flag: str, scope: Scope, arguments: argparse.Namespace) -> None:
     """Raise ArgumentError where `flag` was given and has no meaning beside the other arguments."""
-    network = getattr(arguments, "network", None)
-    if isinstance(network, str) and (kind := Given.of(network)) not in scope.inputs:
-        raise ArgumentError(
-            f"{flag}: expected {_listed(scope.inputs)} with this option, got the {kind.value} {network}"
-        )
+    for network in _networks(arguments):
+        if (kind := Given.of(network)) not in scope.inputs:
+            raise ArgumentError(
+                f"{flag}: expected {_listed(scope.inputs)} with this option, got the {kind.value} {network}"
+            )
     if scope.kernels and getattr(arguments, "target", "") == "reference":
         raise ArgumentError(
             f"{flag}: expected a target with kernels with this option, got reference, which interprets"
@@ -77,6 +77,12 @@ def check_scope(flag: str, scope: Scope, arguments: argparse.Namespace) -> None:
     for other in scope.without:
         if _is_given(other, arguments):
             raise ArgumentError(f"{flag}: expected this option without {other}")
+
+
+def _networks(arguments: argparse.Namespace) -> Iterable[str]:
+    """What the command takes networks from: one argument NET, or several."""
+    one = getattr(arguments, "network", None)
+    return [one] if isinstance(one, str) else getattr(arguments, "networks", None) or ()
 
 
 def _is_given(option: str, arguments: argparse.Namespace) -> bool:

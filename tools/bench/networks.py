@@ -46,15 +46,10 @@ def _path(name: str, folder: Path) -> Path:
     raise InputError(f"unknown network '{name}'{hint}", where=str(folder))
 
 
-def load_network(path: Path) -> Module:
-    """The network with random weights scaled by fan-in, for the shapes it is written with."""
-    if path.suffix == ".onnx":
-        return tw.frontends.onnx.load(path)
-    return tw.frontends.relay.load(str(path), params="random")
-
-
-def with_batch(module: Module, batch: int) -> Module:
-    """The module with the first dimension of every input set to `batch`."""
+def with_batch(module: Module, batch: int | None) -> Module:
+    """The module with the first dimension of every input set to `batch`; as it is for None."""
+    if batch is None:
+        return module
     shapes = {n: t.shape for n, t in zip(module.input_names, module.input_types, strict=True)}
     wanted = {n: (batch, *shape[1:]) for n, shape in shapes.items()}
     return module if wanted == shapes else tw.with_input_shapes(module, wanted)

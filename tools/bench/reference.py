@@ -11,6 +11,26 @@ from tilewright.running.checking import relative_error
 from tilewright.tools.bench.networks import with_batch
 
 
+def reference_of(module: Module, batch: int | None) -> Reference | WholeReference:
+    """What results are held against: of a batch single samples, of shapes left as they are everything."""
+    return WholeReference(module) if batch is None else Reference(module)
+
+
+class WholeReference:
+    """All results of a network whose inputs need not share a batch, interpreted in float64."""
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self._known: dict[bytes, list[np.ndarray]] = {}
+
+    def error(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> float:
+        """The largest relative error of the outputs."""
+        key = b"".join(x.tobytes() for x in inputs)
+        if key not in self._known:
+            self._known[key] = interpret(self._module, *inputs, precision="fp64")
+        return difference(outputs, self._known[key])
+
+
 class Reference:
     """The first and last sample of a batch, interpreted in float64 from the network as it was imported.
 

@@ -87,7 +87,7 @@ def summary(rows: Iterable[Row]) -> list[Row]:
     """Per batch and precision: geometric mean and least of the ratios to the better peer, means by peer."""
 
     def key(row: Row) -> tuple[int, str]:
-        return row["batch"], row["precision"]
+        return row["batch"] or 0, row["precision"]  # no batch: a row that was lost before it was known
 
     out = []
     for (batch, precision), group in groupby(sorted(rows, key=key), key=key):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.ir import InputError, TilewrightError, WorkError
-from tilewright.targets import device_name, resolve_target
+from tilewright.targets import Target, device_name, resolve_target
 from tilewright.tools.bench.compare_kernel import compare_kernel
 from tilewright.tools.bench.compare_network import Case, compare_network
 from tilewright.tools.bench.comparison import Settings
@@ -20,10 +20,10 @@ from tilewright.tools.bench.document import Document
 from tilewright.tools.bench.host_clock import processor_name
 from tilewright.tools.bench.kernel_cases import kernel_cases
 from tilewright.tools.bench.named import KERNELS
-from tilewright.tools.bench.networks import load_network, network_paths
+from tilewright.tools.bench.networks import network_paths
 from tilewright.tools.bench.peers import check_peers, cpu_torch, gpu_torch
 from tilewright.tools.bench.plot import require_plot, write_plot
-from tilewright.tools.bench.reference import Reference
+from tilewright.tools.bench.reference import reference_of
 from tilewright.tools.bench.rows import Row, one_line
 from tilewright.tools.bench.table import document_text, kernel_text, row_text
 from tilewright.tools.bench.waves import rows_in_waves
@@ -38,13 +38,15 @@ def run_bench(a: argparse.Namespace) -> None:
     """Compare row by row; raises WorkError at the end where a result was wrong."""
     end = time.monotonic() + a.time_limit
     _check(a)
-    peers = check_peers(a.peers, _device_of(a))
+    target = resolve_target(a.target)
+    device = "cuda" if target.kind == "cuda" else "cpu"
+    peers = check_peers(a.peers, device)
     named = a.kernels is None or a.networks or a.suite
     paths = network_paths(a.networks, a.suite, Path(a.folder)) if named else []
     cases = [] if a.kernels is None else kernel_cases(a.kernels or KERNELS, a.sizes, a.precision)
-    _check_device(a, peers)
-    settings = _settings(a, peers, lambda: end - time.monotonic())
-    protocol = _protocol(a, peers)
+    _check_device(a, peers, device)
+    settings = _settings(a, peers, device, lambda: end - time.monotonic())
+    protocol = _protocol(a, peers, target)
     document = Document(protocol, a.json)
     print(f"on {protocol['device']}", flush=True)
     try:
@@ -70,48 +72,50 @@ def run_bench(a: argparse.Namespace) -> None:
 def _network_rows(
     a: argparse.Namespace, peers: tuple[str, ...], paths: Sequence[Path], settings: Settings
 ) -> Iterator[Row]:
+    batches: Sequence[int | None] = a.batch or ([None] if a.shape else [1])
+    given = (tuple(a.shape), tuple(a.constant))
     if a.jobs > 1:
+        ends_at = time.time() + settings.left_s()
         asked = [
-            _Asked(a, peers, path, batch, precision, time.time() + settings.left_s())
-            for batch in a.batch
+            _Asked(Case(path, batch, precision, *given), a, peers, settings.device, ends_at)
+            for batch in batches
             for precision in a.precision
             for path in paths
         ]
         yield from rows_in_waves(_asked_row, asked, a.jobs, _lost_row)
         return
     for path in paths:
-        module = load_network(path)
-        reference = Reference(module)
-        for batch in a.batch:
+        module = Case(path, None, "fp32", *given).module()
+        references = {batch: reference_of(module, batch) for batch in batches}
+        for batch in batches:
             for precision in a.precision:
-                yield compare_network(Case(path.stem, module, batch, precision), reference, settings)
+                case = Case(path, batch, precision, *given)
+                yield compare_network(case, module, references[batch], settings)
 
 
 @dataclass(frozen=True)
 class _Asked:
     """A row that a process of its own makes; `ends_at` is when the whole run has to end, in Unix time."""
 
+    case: Case
     arguments: argparse.Namespace
     peers: tuple[str, ...]
-    path: Path
-    batch: int
-    precision: str
+    device: str
     ends_at: float
 
 
 def _asked_row(asked: _Asked, turn: Callable[[], AbstractContextManager[None]]) -> Row:
-    settings = _settings(asked.arguments, asked.peers, lambda: asked.ends_at - time.time())
+    settings = _settings(asked.arguments, asked.peers, asked.device, lambda: asked.ends_at - time.time())
     try:
-        module = load_network(asked.path)
-        case = Case(asked.path.stem, module, asked.batch, asked.precision)
-        return compare_network(case, Reference(module), replace(settings, turn=turn))
+        module = asked.case.module()
+        reference = reference_of(module, asked.case.batch)
+        return compare_network(asked.case, module, reference, replace(settings, turn=turn))
     except TilewrightError as e:
         return _lost_row(asked, one_line(e))
 
 
 def _lost_row(asked: _Asked, reason: str) -> Row:
-    row = {"network": asked.path.stem, "batch": asked.batch, "precision": asked.precision}
-    return row | {"status": "failed", "reason": reason}
+    return asked.case.row() | {"status": "failed", "reason": reason}
 
 
 def _check(a: argparse.Namespace) -> None:
@@ -121,10 +125,10 @@ def _check(a: argparse.Namespace) -> None:
         require_plot(a.plot)
 
 
-def _check_device(a: argparse.Namespace, peers: tuple[str, ...]) -> None:
+def _check_device(a: argparse.Namespace, peers: tuple[str, ...], device: str) -> None:
     if not peers and not a.cold:
         return
-    if _device_of(a) == "cpu":
+    if device == "cpu":
         if a.cold:
             raise InputError(f"expected an NVIDIA GPU and --target cuda, got {a.target}", where="--cold")
         missing = [name for name in ("torch", *_PACKAGES_OF.intersection(peers)) if find_spec(name) is None]
@@ -144,12 +148,9 @@ def _check_device(a: argparse.Namespace, peers: tuple[str, ...]) -> None:
 _PACKAGES_OF = frozenset({"onnxruntime"})
 
 
-def _device_of(a: argparse.Namespace) -> str:
-    """Where peers run beside the target."""
-    return "cuda" if resolve_target(a.target).kind == "cuda" else "cpu"
-
-
-def _settings(a: argparse.Namespace, peers: tuple[str, ...], left_s: Callable[[], float]) -> Settings:
+def _settings(
+    a: argparse.Namespace, peers: tuple[str, ...], device: str, left_s: Callable[[], float]
+) -> Settings:
     given = {
         "target": a.target,
         "tune": a.tune,
@@ -168,12 +169,11 @@ def _settings(a: argparse.Namespace, peers: tuple[str, ...], left_s: Callable[[]
         seed=a.seed,
         left_s=left_s,
         all_variants=a.all_variants,
-        device=_device_of(a),
+        device=device,
     )
 
 
-def _protocol(a: argparse.Namespace, peers: tuple[str, ...]) -> dict[str, Any]:
-    target = resolve_target(a.target)
+def _protocol(a: argparse.Namespace, peers: tuple[str, ...], target: Target) -> dict[str, Any]:
     torch = gpu_torch() if target.kind == "cuda" else cpu_torch() if peers else None
     device = device_name(target)
     return {
@@ -190,4 +190,6 @@ def _protocol(a: argparse.Namespace, peers: tuple[str, ...]) -> dict[str, Any]:
         "libraries": a.libraries,
         "streams": a.streams or "default",
         "seed": a.seed,
+        "shapes": a.shape,
+        "constants": a.constant,
     }

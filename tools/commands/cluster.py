@@ -33,7 +33,7 @@ def run_plan(a: argparse.Namespace) -> None:
             raise InputError("expected this option, or --devices for one inference", where=f"--{option}")
     if a.plot:
         require_plot(a.plot)
-    cluster, model, training = load_inputs(a.cluster, a.model, a.training, a.inputs)
+    cluster, model, training = load_inputs(a)
     result = _searched(a, cluster, model, training)
     if not result.ranking:
         raise WorkError(_nothing_fits(result))

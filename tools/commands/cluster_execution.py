@@ -21,7 +21,7 @@ from tilewright.streaming.memory_size import memory_bytes
 from tilewright.tools.arguments.scope import ZOO
 from tilewright.tools.cluster_plots import require_plot
 from tilewright.tools.commands.cluster_execution_plot import write_execution_plot
-from tilewright.tools.commands.network import BUNDLED, load_network
+from tilewright.tools.commands.network import BUNDLED, read_network
 
 _NETWORKS = (".relay", ".json", ".ir", *BUNDLED)
 
@@ -79,10 +79,7 @@ def _options(a: argparse.Namespace) -> Options:
 
 def _network(a: argparse.Namespace) -> Module:
     """The network with random weights, for the batch that was asked for."""
-    arguments = argparse.Namespace(
-        network=a.model, params="random", inputs=None, shape=[], constant=[], seed=a.seed
-    )
-    module = load_network(arguments)
+    module = read_network(a.model, params="random", seed=a.seed, shapes=a.shape, constants=a.constant)
     return module if a.batch is None else with_batch(module, a.batch)
 
 

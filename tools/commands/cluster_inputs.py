@@ -12,34 +12,34 @@ from tilewright.costmodel.cluster.network_model import network_model
 from tilewright.costmodel.cluster.training import Training
 from tilewright.ir import InputError, Module
 from tilewright.tools.arguments.scope import ZOO
-from tilewright.tools.commands.network import BUNDLED, load_network
+from tilewright.tools.commands.network import BUNDLED, read_network
 
 _RELAY = (".relay", ".json")
 _NETWORKS = (*_RELAY, *BUNDLED, ".ir")
 
 
-def load_inputs(
-    cluster: str, model: str, training: str, inputs: str | None
-) -> tuple[Cluster, Model, Training]:
+def load_inputs(a: argparse.Namespace) -> tuple[Cluster, Model, Training]:
     """Load all three from files or by names of shipped records; raises InputError naming file and field.
 
-    inputs: names, separated by commas, of a network's parameters that carry samples.
+    Of the arguments of `cluster plan` it takes cluster, model and training, and of a network inputs (names,
+    separated by commas, of parameters that carry samples), shapes and constants.
     """
-    return load_cluster(cluster), _model(model, inputs), load_training(training)
+    return load_cluster(a.cluster), _model(a), load_training(a.training)
 
 
-def _model(model: str, inputs: str | None) -> Model:
-    if model.startswith(ZOO) or Path(model).suffix in _NETWORKS:
-        return _network(model, tuple(inputs.split(",")) if inputs else None)
-    if inputs:
-        raise InputError("only networks have inputs, a model by dimensions has none", where="--inputs")
-    return load_model(model)
+def _model(a: argparse.Namespace) -> Model:
+    if a.model.startswith(ZOO) or Path(a.model).suffix in _NETWORKS:
+        return _network(a)
+    for option, given in (("inputs", a.inputs), ("shape", a.shape), ("constant", a.constant)):
+        if given:
+            raise InputError("only networks have inputs, a model by dimensions has none", where=f"--{option}")
+    return load_model(a.model)
 
 
-def _network(name: str, inputs: tuple[str, ...] | None) -> Model:
+def _network(a: argparse.Namespace) -> Model:
     """Units from the graph; the weights' values play no part, so none are made up."""
-    arguments = argparse.Namespace(network=name, params=None, inputs=None, shape=[], constant=[], seed=0)
-    module = load_network(arguments)
+    name, inputs = a.model, tuple(a.inputs.split(",")) if a.inputs else None
+    module = read_network(name, shapes=a.shape, constants=a.constant)
     if inputs is None and Path(name).suffix in _RELAY:
         inputs = _sample_inputs(module)
     return network_model(module.main, Path(name.removeprefix(ZOO)).stem, inputs)

@@ -51,11 +51,32 @@ def passes_of(a: argparse.Namespace) -> dict[str, Any]:
 
 
 def load_network(a: argparse.Namespace) -> Module:
-    """The graph-level module the arguments name, for the shapes they name; raises InputError."""
-    if a.network.startswith(ZOO):
-        built = frontends.zoo.build(a.network.removeprefix(ZOO), seed=a.seed)
-        return with_input_shapes(built, dict(map(parse_shape, a.shape)))
-    path = Path(a.network)
+    """The graph-level module that the arguments of `add_network_arguments` name; raises InputError."""
+    inputs = tuple(a.inputs.split(",")) if a.inputs else None
+    return read_network(
+        a.network, params=a.params, inputs=inputs, seed=a.seed, shapes=a.shape, constants=a.constant
+    )
+
+
+def read_network(
+    network: str,
+    *,
+    params: str | None = None,
+    inputs: Sequence[str] | None = None,
+    seed: int = 0,
+    shapes: Sequence[str] = (),
+    constants: Sequence[str] = (),
+) -> Module:
+    """The graph-level module of a file or of the zoo; raises InputError.
+
+    params, inputs: weights of Relay networks and the parameters that have none (see `frontends.relay.load`).
+    seed: of random weights. shapes, constants: what `--shape` and `--constant` were given.
+    """
+    if network.startswith(ZOO):
+        reject_constants(constants)
+        built = frontends.zoo.build(network.removeprefix(ZOO), seed=seed)
+        return with_input_shapes(built, dict(map(parse_shape, shapes)))
+    path = Path(network)
     if path.suffix == ".tw":
         raise InputError(
             "expected a network, got a saved executable: `tilewright run`, `report` and `explain` take those",
@@ -64,18 +85,18 @@ def load_network(a: argparse.Namespace) -> Module:
     if not os.path.exists(path):  # unlike the method, also False for names that are too long
         raise InputError("no such file", where=f"{path!s:.200}")
     if path.suffix == ".onnx":
-        return load_bundled(path, a.shape, a.constant)
-    return with_input_shapes(_as_written(a, path), dict(map(parse_shape, a.shape)))
+        return load_bundled(path, shapes, constants)
+    reject_constants(constants)
+    return with_input_shapes(_as_written(path, params, inputs, seed), dict(map(parse_shape, shapes)))
 
 
-def _as_written(a: argparse.Namespace, path: Path) -> Module:
+def _as_written(path: Path, params: str | None, inputs: Sequence[str] | None, seed: int) -> Module:
     """The module of any file but an ONNX one, with the shapes it names itself."""
     if path.suffix == ".ir":
         return parse_file(path)
     if path.suffix in BUNDLED:
         return load_bundled(path, ())
-    inputs = tuple(a.inputs.split(",")) if a.inputs else None
-    return frontends.relay.load(str(path), params=a.params, inputs=inputs, seed=a.seed)
+    return frontends.relay.load(str(path), params=params, inputs=inputs, seed=seed)
 
 
 def require_device(target: str) -> None:
