@@ -114,13 +114,13 @@ def _times(trial: Trial, plan: ExecutionPlan, device: Device) -> Times:
             found.append(np.array(loaded.time([], REPLAYS)))
     short, long = found
     low, _, high = np.quantile(long, (0.25, 0.5, 0.75))
-    best = _launch_s(float(short.min()), float(long.min()), runs)
-    median = _launch_s(float(np.median(short)), float(np.median(long)), runs)
+    best = launch_s_of(float(short.min()), float(long.min()), runs)
+    median = launch_s_of(float(np.median(short)), float(np.median(long)), runs)
     spread = float((high - low) / np.median(long)) if np.median(long) > 0 else 0.0
     return Times(best, max(best, median), 2 * REPLAYS, spread)
 
 
-def _launch_s(short_s: float, long_s: float, runs: int) -> float:
+def launch_s_of(short_s: float, long_s: float, runs: int) -> float:
     """Seconds of one launch; with what surrounds the launches where noise hides the difference."""
     whole, difference = long_s / (2 * runs), (long_s - short_s) / runs
     return difference if _LEAST_SHARE * whole <= difference <= whole else whole

@@ -11,7 +11,7 @@ from tilewright.calibration import calibrate as measuring
 from tilewright.calibration.calibrate import calibrate
 from tilewright.calibration.results import Results, gpu_constants
 from tilewright.calibration.store import FOLDER_VARIABLE, calibration_path, load_calibration, save_calibration
-from tilewright.calibration.timing import Times, _launch_s
+from tilewright.calibration.timing import Times, launch_s_of
 from tilewright.calibration.trials import CpuSizes, gpu_sizes, gpu_trials
 from tilewright.costmodel import load_hardware
 from tilewright.costmodel.hardware.calibration import Calibration, calibrated
@@ -127,10 +127,10 @@ def test_a_bad_file_stops_the_command_and_measuring_again_mends_it(monkeypatch, 
 
 
 def test_noise_never_makes_a_launch_free():
-    assert _launch_s(3.0, 5.0, 2) == 1.0  # one second surrounds the launches
-    assert _launch_s(4.0, 4.0, 2) == 1.0  # no difference at all
-    assert _launch_s(1.0, 9.0, 2) == 2.25  # more than the whole
-    assert _launch_s(7.0, 8.0, 2) == 2.0  # less than half of the whole
+    assert launch_s_of(3.0, 5.0, 2) == 1.0  # one second surrounds the launches
+    assert launch_s_of(4.0, 4.0, 2) == 1.0  # no difference at all
+    assert launch_s_of(1.0, 9.0, 2) == 2.25  # more than the whole
+    assert launch_s_of(7.0, 8.0, 2) == 2.0  # less than half of the whole
 
 
 def test_gpu_constants_from_times():

@@ -12,8 +12,8 @@ from tilewright.ir.opdef import op_defs
 from tilewright.passes import pass_defs
 from tilewright.passes.lower.lowering import RULES
 from tilewright.tools.conformance.case import FAILED
-from tilewright.tools.fuzz.__main__ import _fails, main
-from tilewright.tools.fuzz.check import check
+from tilewright.tools.fuzz.__main__ import main
+from tilewright.tools.fuzz.check import check, fails
 from tilewright.tools.fuzz.generate import DRAWERS, UNDRAWN, draw, generate
 from tilewright.tools.fuzz.kept import keep, kept
 from tilewright.tools.fuzz.program import Program
@@ -57,17 +57,17 @@ def planted(monkeypatch):
 def first_failing() -> Program:
     for seed in range(200):
         p = generate(seed)
-        if _fails("tensor", "WorkError", p.module(), p.inputs):
+        if fails("tensor", "WorkError", p.module(), p.inputs):
             return generate(seed)
     raise AssertionError("nothing found in 200 graphs")
 
 
 def test_a_planted_fault_is_found_and_made_small(planted, tmp_path):
     program = first_failing()
-    module, inputs = shrink(program.module(), program.inputs, partial(_fails, "tensor", "WorkError"))
+    module, inputs = shrink(program.module(), program.inputs, partial(fails, "tensor", "WorkError"))
     assert [op.name for op in module.main.body.ops] == ["graph.relu", "graph.return"]
     again, arrays = kept(keep(tmp_path, "case", module, inputs, "WorkError: planted"))
-    assert _fails("tensor", "WorkError", again, arrays)
+    assert fails("tensor", "WorkError", again, arrays)
 
 
 def test_a_finding_is_kept_with_its_arrays(tmp_path):

@@ -1,6 +1,7 @@
 """What a caller may hand to a device: exact shapes and dtypes, any layout, NumPy or DLPack."""
 
 import gc
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -128,19 +129,29 @@ def test_producers_that_refuse_are_reported():
             host_inputs(PLAN, [producer])
 
 
-def test_our_capsules_free_their_owner_once():
+def test_our_capsules_keep_their_owner_and_free_it():
     array = random_floats(0)
-    before = len(dlpack._exports)
+    owner, wanted = weakref.ref(array), array.copy()
     capsule = OwnExporter(array).__dlpack__()
-    assert len(dlpack._exports) == before + 1
+    del array
+    gc.collect()
+    np.testing.assert_array_equal(owner(), wanted)
     del capsule
-    assert len(dlpack._exports) == before
+    gc.collect()
+    assert owner() is None
+
+
+def test_who_consumes_our_capsules_keeps_their_owner():
+    array = random_floats(0)
+    owner, wanted = weakref.ref(array), array.copy()
     consumed = np.from_dlpack(OwnExporter(array))
-    np.testing.assert_array_equal(consumed, array)
-    assert len(dlpack._exports) == before + 1
+    del array
+    gc.collect()
+    assert owner() is not None
+    np.testing.assert_array_equal(consumed, wanted)
     del consumed
     gc.collect()
-    assert len(dlpack._exports) == before
+    assert owner() is None
 
 
 def test_dtype_names():

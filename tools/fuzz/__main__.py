@@ -13,12 +13,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 from tqdm import tqdm
 
-from tilewright.ir import Module
 from tilewright.tools.conformance.case import FAILED, PASSED, Result
-from tilewright.tools.fuzz.check import check
+from tilewright.tools.fuzz.check import fails
 from tilewright.tools.fuzz.generate import generate
 from tilewright.tools.fuzz.kept import keep
 from tilewright.tools.fuzz.run import fuzz
@@ -55,16 +53,8 @@ def _report(result: Result, target: str, ops: int, folder: Path | None) -> str:
     module, inputs = program.module(), program.inputs
     kind = result.reason.partition(":")[0]
     if "process died" not in result.reason:
-        module, inputs = shrink(module, inputs, partial(_fails, target, kind))
+        module, inputs = shrink(module, inputs, partial(fails, target, kind))
     return f"{text}\n  kept as {keep(folder, f'seed_{result.name}', module, inputs, result.reason)}"
-
-
-def _fails(target: str, kind: str, module: Module, inputs: Sequence[np.ndarray]) -> bool:
-    try:
-        check(module, inputs, target)
-    except Exception as e:  # noqa: BLE001 - any error of the kind looked for is the finding
-        return type(e).__name__ == kind
-    return False
 
 
 if __name__ == "__main__":

@@ -35,6 +35,15 @@ def check(module: Module, inputs: Sequence[np.ndarray], target: str) -> float:
     return max((_error(f"result {i}", *r) for i, r in enumerate(results)), default=0.0)
 
 
+def fails(target: str, kind: str, module: Module, inputs: Sequence[np.ndarray]) -> bool:
+    """Whether `check` raises an error whose class has the name `kind`."""
+    try:
+        check(module, inputs, target)
+    except Exception as e:  # noqa: BLE001 - any error of the kind looked for is the finding
+        return type(e).__name__ == kind
+    return False
+
+
 def _error(where: str, got: np.ndarray, native: np.ndarray, wide: np.ndarray) -> float:
     if fault := exact_fault(got, native):
         raise WorkError(f"{where}: {fault}")
