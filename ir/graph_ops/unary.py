@@ -11,7 +11,7 @@ from tilewright.ir.division import elementwise, per_channel
 from tilewright.ir.errors import InputError
 from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element, no_flops
-from tilewright.ir.graph_ops.operands import alike, axis_of, require, require_float, tensors
+from tilewright.ir.graph_ops.operands import alike, axis_of, dtype_of, require, require_float, tensors, wide
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define, op_def
 from tilewright.ir.types import FLOATS, TensorType, Type, numpy_dtype
 
@@ -189,6 +189,34 @@ _activation(
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
         exact=True,
+    ),
+)
+
+
+def _softplus(x: np.ndarray, attrs: Attrs) -> np.ndarray:
+    held = wide(x, dtype_of(x))
+    beta, threshold = typed(attrs["beta"], held), attrs["threshold"]
+    scaled = held * beta
+    smooth = (np.maximum(scaled, typed(0, held)) + np.log(typed(1, held) + np.exp(-np.abs(scaled)))) / beta
+    return smooth if threshold is None else np.where(scaled > typed(threshold, held), held, smooth)
+
+
+_activation(
+    "softplus",
+    _softplus,
+    "log(1 + exp(beta * x)) / beta, and x itself where beta * x is above the threshold, if there is one.",
+    {
+        "beta": AttrDef("float", 1.0),
+        "threshold": AttrDef("float?", None, "where beta * x is above it the result is x; none: nowhere"),
+    },
+    facts=Facts(
+        elements=Elements.MAPS,
+        flops=flops_per_element,
+        precision=Precision.WIDE,
+        exact=False,
+        division=elementwise,
+        extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
     ),
 )
 

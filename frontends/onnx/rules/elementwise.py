@@ -24,6 +24,7 @@ _UNARY: Mapping[str, str] = {
     "IsNaN": "isnan",
     "Neg": "negative",
     "Not": "logical_not",
+    "Softplus": "softplus",
 }
 _BINARY: Mapping[str, str] = {
     "Add": "add",

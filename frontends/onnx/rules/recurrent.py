@@ -139,9 +139,6 @@ def _activation(emit: FoldingEmitter, name: str, alpha: float, beta: float) -> A
     def softsign(x: Value) -> Value:
         return emit.value("divide", x, emit.value("add", emit.value("abs", x), number(1, x)))
 
-    def softplus(x: Value) -> Value:
-        return emit.value("log", emit.value("add", emit.value("exp", x), number(1, x)))
-
     def elu(x: Value) -> Value:
         below = emit.value("subtract", emit.value("exp", x), number(1, x))
         scaled = emit.value("multiply", below, number(alpha, x))
@@ -158,7 +155,7 @@ def _activation(emit: FoldingEmitter, name: str, alpha: float, beta: float) -> A
         "hardsigmoid": lambda x: emit.value("clip", affine(x), a_min=0.0, a_max=1.0),
         "leakyrelu": lambda x: emit.value("leaky_relu", x, alpha=float(alpha)),
         "scaledtanh": scaled_tanh,
-        "softplus": softplus,
+        "softplus": lambda x: emit.value("softplus", x),
         "softsign": softsign,
         "thresholdedrelu": thresholded,
     }

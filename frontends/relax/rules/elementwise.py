@@ -99,17 +99,8 @@ def _silu(emit: Emitter, x: Value) -> Value:
 
 
 def _softplus(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    """log(1 + exp(beta x)) / beta as max(bx, 0) + log(1 + exp(-|bx|)), x itself where beta x > threshold."""
-    (given,) = emit.tensors(args, 1)
-    beta, threshold = attrs.real("beta", 1.0), attrs.real("threshold", 20.0)
-    x = held(emit, given)
-    scaled = _times(emit, x, beta)
-    small = emit.value("exp", emit.value("negative", emit.value("abs", scaled)))
-    smooth = emit.value(
-        "add", emit.value("relu", scaled), emit.value("log", emit.value("add", small, scalar(emit, 1, x)))
-    )
-    linear = emit.value("greater", scaled, scalar(emit, threshold, x))
-    return cast(emit, emit.value("where", linear, x, _times(emit, smooth, 1 / beta)), given.tensor.dtype)
+    (x,) = emit.tensors(args, 1)
+    return emit.value("softplus", x, beta=attrs.real("beta", 1.0), threshold=attrs.real("threshold", 20.0))
 
 
 def _log_add_exp(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from tilewright.ir import Builder, Op, Sym, Value
 from tilewright.ir.graph_ops.binary import BINARY, ROUNDED_DOWN, scalar_of
 from tilewright.ir.graph_ops.unary import ROUNDINGS, UNARY
 from tilewright.ir.types import FLOATS
-from tilewright.passes.lower.lowering import dim_names, elementwise, lowering, mapped, result_type
+from tilewright.passes.lower.lowering import (
+    accumulated,
+    dim_names,
+    elementwise,
+    lowering,
+    mapped,
+    result_type,
+)
 
 
 def _unary(scalar: str, name: str, b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
@@ -85,6 +93,28 @@ def clip(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 def sigmoid(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """1 / (1 + exp(-x))."""
     return [elementwise(b, x, result_type(op), lambda i, p: i.value("scalar.sigmoid", p[0]))]
+
+
+@lowering("graph.softplus")
+def softplus(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """(max(s, 0) + log(1 + exp(-|s|))) / beta for s = beta * x: the exponential never overflows."""
+    t, held = result_type(op), accumulated(result_type(op)).dtype
+    attrs: dict[str, Any] = dict(op.attrs)
+    beta, threshold = attrs["beta"], attrs["threshold"]
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        given = i.cast(p[0], held)
+        scaled = i.value("scalar.mul", given, i.const(beta, held))
+        small = i.value("scalar.exp", i.value("scalar.neg", i.value("scalar.abs", scaled)))
+        curved = i.value("scalar.log", i.value("scalar.add", i.const(1.0, held), small))
+        both = i.value("scalar.add", i.value("scalar.max", scaled, i.const(0.0, held)), curved)
+        smooth = i.value("scalar.div", both, i.const(beta, held))
+        if threshold is not None:
+            above = i.value("scalar.gt", scaled, i.const(threshold, held))
+            smooth = i.value("scalar.select", above, given, smooth)
+        return i.cast(smooth, t.dtype)
+
+    return [elementwise(b, x, t, body)]
 
 
 @lowering("graph.where")
