@@ -221,6 +221,28 @@ _activation(
 )
 
 
+def _hard_swish(x: np.ndarray, attrs: Attrs) -> np.ndarray:
+    held = wide(x, dtype_of(x))
+    gate = np.minimum(np.maximum(held + typed(3, held), typed(0, held)), typed(6, held))
+    return held * gate / typed(6, held)
+
+
+_activation(
+    "hard_swish",
+    _hard_swish,
+    "x * min(max(x + 3, 0), 6) / 6: x times a gate that opens between -3 and 3.",
+    facts=Facts(
+        elements=Elements.MAPS,
+        flops=flops_per_element,
+        precision=Precision.FOLLOWS,
+        exact=False,
+        division=elementwise,
+        extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
+    ),
+)
+
+
 def _infer_prelu(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     x, alpha = alike(types, "graph.prelu")
     require_float(x, "graph.prelu")

@@ -26,3 +26,20 @@ def test_softplus_of_16_bits_is_computed_in_float32():
     x = np.linspace(-6, 6, 49).astype(np.float16)
     (y,) = agree("softplus", x)
     np.testing.assert_allclose(y, np.logaddexp(0, x.astype(np.float64)), rtol=2**-11, atol=2**-24)
+
+
+def test_hard_swish_is_shut_below_and_open_above():
+    (y,) = agree("hard_swish", X, compiled=True)
+    wide = X.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        wanted = wide * np.clip(wide + 3, 0, 6) / 6
+    np.testing.assert_allclose(y, wanted, rtol=1e-6)
+    assert y[(X < -2) & np.isfinite(X)].tolist() == [0, 0, 0]
+    assert y[(X > 2) & np.isfinite(X)].tolist() == [3, 20, 200]
+
+
+def test_hard_swish_of_16_bits_is_computed_in_float32():
+    x = np.linspace(-4, 4, 49).astype(np.float16)
+    (y,) = agree("hard_swish", x)
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(y, wide * np.clip(wide + 3, 0, 6) / 6, rtol=2**-11, atol=2**-24)

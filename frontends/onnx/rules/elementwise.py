@@ -21,6 +21,7 @@ _SAME_NAME = """
 _UNARY: Mapping[str, str] = {
     **{name: name.lower() for name in _SAME_NAME.split()},
     "BitwiseNot": "bitwise_not",
+    "HardSwish": "hard_swish",
     "IsNaN": "isnan",
     "Neg": "negative",
     "Not": "logical_not",

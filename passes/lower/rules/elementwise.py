@@ -117,6 +117,21 @@ def softplus(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     return [elementwise(b, x, t, body)]
 
 
+@lowering("graph.hard_swish")
+def hard_swish(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """x * min(max(x + 3, 0), 6) / 6."""
+    t, held = result_type(op), accumulated(result_type(op)).dtype
+
+    def body(i: Builder, p: Sequence[Value]) -> Value:
+        given = i.cast(p[0], held)
+        above = i.value("scalar.max", i.value("scalar.add", given, i.const(3.0, held)), i.const(0.0, held))
+        gate = i.value("scalar.min", above, i.const(6.0, held))
+        gated = i.value("scalar.div", i.value("scalar.mul", given, gate), i.const(6.0, held))
+        return i.cast(gated, t.dtype)
+
+    return [elementwise(b, x, t, body)]
+
+
 @lowering("graph.where")
 def where(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """a where the condition is true (not zero), else b."""
