@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,6 +67,13 @@ def _repeat(torch: Any, x: Sequence[Any], op: Op) -> Any:
     return x[0] if op["repeats"] == 1 else x[0].repeat_interleave(op["repeats"], op["axis"])
 
 
+def _softplus(torch: Any, x: Any, op: Op) -> Any:
+    """PyTorch always has a threshold: where the op has none, infinity."""
+    threshold = op["threshold"]
+    limit = math.inf if threshold is None else threshold
+    return torch.nn.functional.softplus(x, op["beta"], limit)
+
+
 RULES: dict[str, Rule] = {
     "graph.reshape": _to_result_shape,
     "graph.squeeze": _to_result_shape,
@@ -85,6 +93,8 @@ RULES: dict[str, Rule] = {
     ),
     "graph.clip": lambda torch, x, op: x[0].clamp(op["a_min"], op["a_max"]),
     "graph.sigmoid": lambda torch, x, op: x[0].sigmoid(),
+    "graph.hard_swish": lambda torch, x, op: torch.nn.functional.hardswish(x[0]),
+    "graph.softplus": lambda torch, x, op: _softplus(torch, x[0], op),
     "graph.erf": lambda torch, x, op: x[0].erf(),
     "graph.multiply": lambda torch, x, op: x[0] * x[1],
     "graph.subtract": lambda torch, x, op: x[0] - x[1],
