@@ -104,8 +104,8 @@ def _trains(node: Any, name: str) -> bool:
     if base not in _TRAINING_FLAGS:
         return False
     training = bool(_argument(node, "train", _TRAINING_FLAGS[base]))
-    if base == "instance_norm":
-        # Without running statistics it normalises by those of its input, in either mode.
+    if base in ("batch_norm", "instance_norm"):
+        # Without running statistics they normalise by those of their input, in either mode.
         return training and node.args[3] is not None
     if base.endswith("dropout"):
         return training and node.args[1] != 0

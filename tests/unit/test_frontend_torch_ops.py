@@ -249,6 +249,10 @@ CASES = {
     "adaptive_avg_pool1d": (lambda x: F.adaptive_avg_pool1d(x, 3), f(1, 2, 7)),
     "batch_norm": (lambda x, m, v, w, c: F.batch_norm(x, m, v, w, c), f(2, 3, 4), f(3), u(3), f(3), f(3)),
     "batch_norm-bare": (lambda x, m, v: F.batch_norm(x, m, v), f(2, 3, 4, 4), f(3), u(3)),
+    "batch_norm-own-statistics": (
+        lambda x, w, c: F.batch_norm(x, None, None, w, c, training=True), f(2, 3, 4), f(3), f(3)
+    ),
+    "batch_norm-own-statistics-bare": (lambda x: F.batch_norm(x, None, None, training=True), f(4, 3)),
     "layer_norm": (lambda x, w, c: F.layer_norm(x, (4,), w, c), f(2, 3, 4), f(4), f(4)),
     "layer_norm-bare": (lambda x: F.layer_norm(x, (3, 4)), f(2, 3, 4)),
     "group_norm": (lambda x, w, c: F.group_norm(x, 2, w, c), f(2, 4, 3, 3), f(4), f(4)),

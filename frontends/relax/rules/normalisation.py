@@ -11,7 +11,7 @@ from tilewright.frontends.relay.attributes import Attributes
 from tilewright.frontends.relay.evaluate import Rule
 from tilewright.frontends.relay.rules.layers import affine_of
 from tilewright.ir.errors import InputError, UnsupportedError
-from tilewright.ir.nodes import Attr, Value
+from tilewright.ir.nodes import Value
 
 
 def _batch_norm(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
@@ -59,20 +59,42 @@ def _layer_norm(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Res
     return transposed(emit, normal, tuple(order.index(d) for d in range(data.tensor.rank)))
 
 
-def _channel_norm(name: str, extra: str = "") -> Rule:
-    def rule(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-        """Over all axes but the batch (the first) and the channels; an axis of extent 1 may count as well."""
-        data, gamma, beta = emit.tensors(args, 3)
-        channels = axis_in(data, attrs.integer("channel_axis"))
-        shape = data.tensor.shape
-        axes = tuple(d for d in axes_in(data, attrs.integers("axes")) if shape[d] != 1)
-        others = tuple(d for d in range(1, data.tensor.rank) if d != channels and shape[d] != 1)
-        if axes != others or channels == 0:
-            raise UnsupportedError(f"expected {name} over axes {others} of {data.type}, got {axes}")
-        more: dict[str, Attr] = {extra: attrs.integer(extra)} if extra else {}
-        return emit.value(name, data, gamma, beta, axis=channels, **more, **affine_of(attrs))
+def _group_norm(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    """Over all axes but the batch (the first), with the channels in groups."""
+    data, gamma, beta = emit.tensors(args, 3)
+    channels = axis_in(data, attrs.integer("channel_axis"))
+    _check_axes("group_norm", data, channels, axes_in(data, attrs.integers("axes")))
+    groups = attrs.integer("num_groups")
+    return emit.value("group_norm", data, gamma, beta, axis=channels, num_groups=groups, **affine_of(attrs))
 
-    return rule
+
+def _check_axes(name: str, data: Value, channels: int, given: Sequence[int]) -> None:
+    """All axes but the batch (the first) and the channels; an axis of extent 1 may count as well."""
+    shape = data.tensor.shape
+    axes = tuple(d for d in given if shape[d] != 1)
+    others = tuple(d for d in range(1, data.tensor.rank) if d != channels and shape[d] != 1)
+    if axes != others or channels == 0:
+        raise UnsupportedError(f"expected {name} over axes {others} of {data.type}, got {axes}")
+
+
+def _instance_norm(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+    """Over all axes but the batch (the first) and the channels; over the batch as well is TVM's batch norm
+    without moving statistics.
+    """
+    data, gamma, beta = emit.tensors(args, 3)
+    channels = axis_in(data, attrs.integer("channel_axis"))
+    axes, affine = axes_in(data, attrs.integers("axes")), affine_of(attrs)
+    others = tuple(d for d in range(data.tensor.rank) if d != channels)
+    if data.tensor.shape[0] == 1 or set(axes) != set(others):
+        _check_axes("instance_norm", data, channels, axes)
+        return emit.value("instance_norm", data, gamma, beta, axis=channels, **affine)
+    order = (channels, *others)
+    moved = transposed(emit, data, order)
+    flat = reshaped(emit, moved, (1, data.tensor.shape[channels], prod(data.tensor.shape[d] for d in others)))
+    normal = reshaped(
+        emit, emit.value("instance_norm", flat, gamma, beta, axis=1, **affine), moved.tensor.shape
+    )
+    return transposed(emit, normal, tuple(order.index(d) for d in range(data.tensor.rank)))
 
 
 def _rms_norm(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
@@ -92,7 +114,7 @@ def _rms_norm(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Resul
 RULES: Mapping[str, Rule] = {
     "nn.batch_norm": _batch_norm,
     "nn.layer_norm": _layer_norm,
-    "nn.group_norm": _channel_norm("group_norm", "num_groups"),
-    "nn.instance_norm": _channel_norm("instance_norm"),
+    "nn.group_norm": _group_norm,
+    "nn.instance_norm": _instance_norm,
     "nn.rms_norm": _rms_norm,
 }
