@@ -59,7 +59,7 @@ def test_agrees_with_the_walk(name, mode, monkeypatch):
 
 @pytest.mark.parametrize("mode", ["update", "add"])
 def test_compiled(mode, monkeypatch):
-    arrays = [array(90), array(1, 200, dtype=np.int32, low=-90, high=95), array(200)]
+    arrays = [array(11), array(1, 30, dtype=np.int32, low=-11, high=14), array(30)]  # three updates a place
     module = module_of("scatter_nd", arrays, mode=mode)
     (wanted,) = tw.interpret(module, *arrays)
     with tw.compile(sorted_updates(module, monkeypatch), target="opencl") as exe:
