@@ -20,9 +20,8 @@ if TYPE_CHECKING:
         WorkError,
         interpret,
         parse,
-        show,
-        verify,
     )
+    from tilewright.levels import show, verify
     from tilewright.passes import register_pass
     from tilewright.passes.graph.set_input_shapes import with_input_shapes
 
@@ -57,9 +56,8 @@ _HOMES = {
         "WorkError",
         "interpret",
         "parse",
-        "show",
-        "verify",
     ),
+    "tilewright.levels": ("show", "verify"),
     "tilewright.passes": ("register_pass",),
     "tilewright.passes.graph.set_input_shapes": ("with_input_shapes",),
 }

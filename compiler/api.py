@@ -106,6 +106,8 @@ def compile(
     """
     asked = dict(locals())
     given(module, Module, "a Module")
+    if any(f.level is Level.PLAN for f in module.funcs):
+        raise InputError("expected a network, got a plan: it is compiled already", where=f"@{module.name}")
     if shapes is not None:
         del asked["module"]
         return compile_shapes(partial(compile, **{**asked, "shapes": None}), module, shapes)

@@ -1,6 +1,6 @@
-"""The intermediate representation: types, nodes, ops of three levels, text, verifier, reference semantics."""
+"""The intermediate representation: types, nodes, ops of four levels, text, verifier, reference semantics."""
 
-from tilewright.ir import graph_ops, scalar_ops, tensor, thread  # noqa: F401  (importing defines the ops)
+from tilewright.ir import graph_ops, plan_ops, scalar_ops, tensor, thread  # noqa: F401  (importing defines the ops)
 from tilewright.ir.builder import Builder, scalar_body, structured
 from tilewright.ir.compare import equal, equal_funcs
 from tilewright.ir.constants import Constants, load_constants, save_constants

@@ -17,11 +17,12 @@ from tilewright.ir.types import ArrayType, TensorType, Type, array_type
 
 
 class Level(Enum):
-    """The three levels of the IR; `Level.GRAPH.value` is the prefix of its ops."""
+    """The levels of the IR, from the network to what runs; `Level.GRAPH.value` is the prefix of its ops."""
 
     GRAPH = "graph"
     TENSOR = "tensor"
     THREAD = "thread"
+    PLAN = "plan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,8 @@ class Value:
 class Op:
     """`results = name(operands, attrs) body`. Everything specific to `name` hangs on its OpDef.
 
-    `loc` names the origin (`relay:nn.conv2d#3`) and survives rewrites; it does not take part in equality.
+    `loc` names the origin (`relay:nn.conv2d#3`) and survives rewrites; `line` is the line of the text
+    that the op was parsed from, 0 where there is none. Neither takes part in equality.
     """
 
     name: str
@@ -106,6 +108,7 @@ class Op:
     results: tuple[Value, ...] = ()
     body: Block | None = None
     loc: str = ""
+    line: int = 0
 
     def __getitem__(self, key: str) -> Attr:
         value = _found(self.attrs, key, _ABSENT)
@@ -133,7 +136,7 @@ class Op:
 
     @property
     def level(self) -> str:
-        """Prefix of the name: `graph`, `tensor`, `thread` or `scalar`."""
+        """Prefix of the name: `graph`, `tensor`, `thread`, `plan` or `scalar`."""
         return self.name.partition(".")[0]
 
     @property

@@ -28,12 +28,17 @@ class _Required:
 
 REQUIRED: Any = _Required()
 
+#: kind of attributes that name the ops of the network that an op comes from, as `loc` does where it is one
+ORIGINS = "origins"
+
 _KINDS: dict[str, Callable[[Attr], bool]] = {
     "int": lambda a: type(a) is int,
     "float": lambda a: type(a) is float,
     "number": lambda a: type(a) in (int, float, bool),
     "bool": lambda a: type(a) is bool,
     "str": lambda a: type(a) is str,
+    "strs": lambda a: isinstance(a, tuple) and all(type(x) is str for x in a),
+    ORIGINS: lambda a: _KINDS["strs"](a),
     "dtype": lambda a: type(a) is str and a in DTYPES,
     "ints": lambda a: isinstance(a, tuple) and all(type(x) is int for x in a),
     "expr": lambda a: type(a) is int or isinstance(a, Sym | BinOp),

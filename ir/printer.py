@@ -10,7 +10,7 @@ from tilewright.ir.compare import same_attr
 from tilewright.ir.expr import BinOp, Sym, show_expr
 from tilewright.ir.given import given
 from tilewright.ir.nodes import Attr, Block, Func, Module, Op, Pairs, Ref, Value
-from tilewright.ir.opdef import is_defined, op_def
+from tilewright.ir.opdef import ORIGINS, is_defined, op_def
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
@@ -62,6 +62,14 @@ class _Writer:
         self.names[v] = "%" + text
         return self.names[v]
 
+    def attrs(self, op: Op) -> list[tuple[str, Attr]]:
+        """The attributes of an op to print; those that say where it came from are locations."""
+        pairs = shown_attrs(op)
+        if self.locations or not is_defined(op.name):
+            return pairs
+        kinds = op_def(op.name).attrs
+        return [(k, a) for k, a in pairs if k not in kinds or kinds[k].kind != ORIGINS]
+
     def block(self, b: Block, indent: str, show_params: bool = True) -> None:
         if show_params and b.params:
             self.lines.append(f"{indent}^({', '.join(f'{self.name(v)}: {v.type}' for v in b.params)})")
@@ -69,7 +77,7 @@ class _Writer:
             self.op(op, indent)
 
     def op(self, op: Op, indent: str) -> None:
-        inside = [self.name(v) for v in op.operands] + [f"{k} = {show_attr(a)}" for k, a in shown_attrs(op)]
+        inside = [self.name(v) for v in op.operands] + [f"{k} = {show_attr(a)}" for k, a in self.attrs(op)]
         lhs = ", ".join(self.name(v) for v in op.results)
         line = f"{indent}{lhs} = " if lhs else indent
         line += f"{op.name}({', '.join(inside)})"

@@ -21,6 +21,7 @@ ALLOWED = {
     Level.GRAPH: frozenset({"graph"}),
     Level.TENSOR: frozenset({"tensor", "scalar"}),
     Level.THREAD: frozenset({"thread", "scalar"}),
+    Level.PLAN: frozenset({"plan"}),
 }
 #: faults a message spells out; `VerifyError.faults` holds all
 MAX_SHOWN = 20
@@ -34,16 +35,21 @@ _THREAD_SYMBOLS = frozenset({"tid", "bid.x", "bid.y", "bid.z"})
 
 @dataclass(frozen=True)
 class Fault:
-    """One violation: where it is, what is wrong, and the text of the ops around it."""
+    """One violation: where it is, what is wrong, and the text of the ops around it.
+
+    line: of the text that the op was parsed from, 0 where it was not parsed.
+    """
 
     func: str
     message: str
     context: str
     loc: str = ""
+    line: int = 0
 
     def __str__(self) -> str:
+        line = f", line {self.line}" if self.line else ""
         origin = f" [{self.loc}]" if self.loc else ""
-        return f"@{self.func}{origin}: {self.message}\n{self.context}"
+        return f"@{self.func}{line}{origin}: {self.message}\n{self.context}"
 
 
 class VerifyError(InputError):
@@ -80,6 +86,14 @@ def faults_of(module: Module) -> list[Fault]:
         seen.add(f.name)
         faults += _Checker(module, f).run()
     return faults
+
+
+def fault_at(func: Func, block: Block, at: int, message: str, op: Op | None) -> Fault:
+    """A fault at the op number `at` of a block of `func`; `op` is None where the op itself is missing."""
+    around = range(max(0, at - 1), min(len(block.ops), at + 2))
+    lines = [("  > " if i == at else "    ") + show_head(block.ops[i]) for i in around]
+    place = (op.loc, op.line) if op is not None else ("", 0)
+    return Fault(func.name, message, "\n".join(lines), *place)
 
 
 class _Checker:
@@ -126,9 +140,7 @@ class _Checker:
             self.report(self.func.body.ops[at], self.func.body, at, message)
 
     def report(self, op: Op | None, block: Block, at: int, message: str) -> None:
-        around = range(max(0, at - 1), min(len(block.ops), at + 2))
-        lines = [("  > " if i == at else "    ") + show_head(block.ops[i]) for i in around]
-        self.faults.append(Fault(self.func.name, message, "\n".join(lines), op.loc if op else ""))
+        self.faults.append(fault_at(self.func, block, at, message, op))
 
     def block(self, block: Block, live: set[Value], scope: set[str], *, top: bool = False) -> None:
         live = live | set(block.params)
@@ -196,7 +208,7 @@ class _Checker:
         except InputError as e:
             return [str(e)]
         faults = list(d.verify(op)) if d.verify is not None else []
-        if op.name.endswith(".constant"):
+        if op.name.endswith(".constant") and "name" in d.attrs:
             faults += self.constant(op)
         if op.name == "tensor.call":
             faults += self.call(op)

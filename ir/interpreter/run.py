@@ -68,9 +68,10 @@ def own_array(result: np.ndarray, held: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _run(module: Module, func: Func, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
-    if func.level is Level.THREAD:
+    if func.level not in (Level.GRAPH, Level.TENSOR):
         raise UnsupportedError(
-            f"the interpreter covers the graph and the tensor level; @{func.name} is a thread.func"
+            f"the interpreter covers the graph and the tensor level; "
+            f"@{func.name} is a {func.level.value}.func"
         )
     env = dict(zip(func.params, arguments, strict=True))
     last = last_uses(func)

@@ -12,7 +12,7 @@ from operator import and_, or_
 
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.plan.boxes import Box, box_of, common, volume
-from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, PlanFault
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ MAX_PAIRS = 2_000_000
 
 def check_arena(plan: ExecutionPlan) -> None:
     """Raise `RuntimeInputError` with the first hazards of `plan` (see `find_hazards`)."""
-    hazards = list(islice(_hazards(plan), 20))
+    hazards = [str(hazard) for hazard in islice(located_hazards(plan), 20)]
     if hazards:
         raise RuntimeInputError(f"the plan's memory is unsafe: {'; '.join(hazards)}")
 
@@ -54,10 +54,11 @@ def find_hazards(plan: ExecutionPlan) -> list[str]:
     Of buffers that share arena bytes those are named that follow one another there. Raises
     `RuntimeInputError` where more than `MAX_PAIRS` uses would have to be compared.
     """
-    return list(_hazards(plan))
+    return [str(hazard) for hazard in located_hazards(plan)]
 
 
-def _hazards(plan: ExecutionPlan) -> Iterator[str]:
+def located_hazards(plan: ExecutionPlan) -> Iterator[PlanFault]:
+    """What `find_hazards` finds, with the launch or the buffer that has it."""
     before = _launches_before(plan)
     by_owner: dict[str, list[Access]] = defaultdict(list)
     for access in _accesses(plan):
@@ -122,7 +123,7 @@ def _members(launches: int) -> Iterator[int]:
         launches ^= lowest
 
 
-def _races(accesses: list[Access], before: list[int], pairs: _Pairs) -> Iterator[str]:
+def _races(accesses: list[Access], before: list[int], pairs: _Pairs) -> Iterator[PlanFault]:
     """Pairs of uses, one of them a write, that nothing orders; `accesses` come by launch."""
     of_launch: dict[int, list[Access]] = defaultdict(list)
     used = written = 0  # the launches so far that touch these bytes, and that write them
@@ -135,16 +136,18 @@ def _races(accesses: list[Access], before: list[int], pairs: _Pairs) -> Iterator
                 if (access.writes or other.writes) and not access.apart(other):
                     writer, second = (other, access) if other.writes else (access, other)
                     verb = "writes" if second.writes else "reads"
-                    yield (
+                    yield PlanFault(
                         f"launch {writer.launch} writes {writer.name!r} while launch {second.launch} {verb} "
-                        f"{second.name!r}: no dependency orders them"
+                        f"{second.name!r}: no dependency orders them",
+                        "launches",
+                        access.launch,
                     )
         of_launch[access.launch].append(access)
         used |= here
         written |= here if access.writes else 0
 
 
-def _unwritten_reads(accesses: list[Access], before: list[int], pairs: _Pairs) -> Iterator[str]:
+def _unwritten_reads(accesses: list[Access], before: list[int], pairs: _Pairs) -> Iterator[PlanFault]:
     written: dict[int, list[Access]] = defaultdict(list)
     for access in accesses:
         if access.writes:
@@ -160,9 +163,11 @@ def _unwritten_reads(accesses: list[Access], before: list[int], pairs: _Pairs) -
                 if not access.apart(read):
                     writers.append(access)
         if not writers:
-            yield f"launch {read.launch} reads {read.name!r}, which no launch before it writes"
+            text = f"launch {read.launch} reads {read.name!r}, which no launch before it writes"
+            yield PlanFault(text, "launches", read.launch)
         elif _elements_of(writers, read) < 1:
-            yield f"launch {read.launch} reads {read.name!r}, which launches before it write in part only"
+            text = f"launch {read.launch} reads {read.name!r}, which launches before it write in part only"
+            yield PlanFault(text, "launches", read.launch)
 
 
 def _elements_of(writers: list[Access], read: Access) -> float:
@@ -202,7 +207,9 @@ class _Tenant:
         return (self.uses & -self.uses).bit_length(), self.uses.bit_length()
 
 
-def _early_reuse(plan: ExecutionPlan, by_owner: dict[str, list[Access]], before: list[int]) -> Iterator[str]:
+def _early_reuse(
+    plan: ExecutionPlan, by_owner: dict[str, list[Access]], before: list[int]
+) -> Iterator[PlanFault]:
     """Buffers that share bytes although a use of the later one may come before one of the earlier one.
 
     Where buffers hold the same byte in turn, each must be over before the next begins; that the first is
@@ -246,7 +253,8 @@ def _early_reuse(plan: ExecutionPlan, by_owner: dict[str, list[Access]], before:
                 names = f"{first.name!r} and {second.name!r}"
                 if names not in told:
                     told.add(names)
-                    yield f"{names} share arena bytes, but their uses may interleave"
+                    text = f"{names} share arena bytes, but their uses may interleave"
+                    yield PlanFault(text, "buffers", plan.buffers.index(second))
 
 
 def _tenants(plan: ExecutionPlan, by_owner: dict[str, list[Access]], before: list[int]) -> Iterator[_Tenant]:
@@ -264,9 +272,10 @@ def _before_all(launches: int, before: list[int]) -> int:
     return reduce(and_, (before[launch] for launch in _members(launches)), -1)
 
 
-def _unwritten_outputs(plan: ExecutionPlan, by_owner: dict[str, list[Access]]) -> Iterator[str]:
+def _unwritten_outputs(plan: ExecutionPlan, by_owner: dict[str, list[Access]]) -> Iterator[PlanFault]:
     for name in plan.outputs:
         owner = plan.locate(name)[0]
         device_owned = owner.kind in ("output", "arena") and owner.nbytes > 0
         if device_owned and not any(access.writes for access in by_owner.get(owner.name, ())):
-            yield f"output {name!r} is written by no launch"
+            text = f"output {name!r} is written by no launch"
+            yield PlanFault(text, "buffers", plan.buffers.index(owner))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from tilewright.runtime.arena.lifetimes import LaunchOrder
@@ -23,6 +23,7 @@ from tilewright.runtime.plan.execution_plan import (
     KernelCode,
     KernelContract,
     Launch,
+    PlanFault,
 )
 from tilewright.runtime.source_check import source_faults
 
@@ -45,23 +46,33 @@ _ENTRY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 
 def find_faults(plan: ExecutionPlan) -> list[str]:
     """Every fault of `plan` as a short clause; an empty list means that devices may trust it."""
-    faults = list(_count_faults(plan))
+    return [str(fault) for fault in located_faults(plan)]
+
+
+def located_faults(plan: ExecutionPlan) -> list[PlanFault]:
+    """Every fault of `plan` with the part that has it."""
+    faults = [PlanFault(text) for text in _count_faults(plan)]
     if faults:
         return faults
-    faults += _duplicates("buffer", (b.name for b in plan.buffers))
-    faults += _duplicates("kernel", (k.name for k in plan.kernels))
-    for kernel in plan.kernels:
-        faults += (f"kernel {kernel.name!r}: {text}" for text in _kernel_faults(kernel))
-    for buffer in plan.buffers:
-        faults += (f"buffer {buffer.name!r}: {text}" for text in _buffer_faults(plan, buffer))
+    faults += _duplicates("buffer", [b.name for b in plan.buffers], "buffers")
+    faults += _duplicates("kernel", [k.name for k in plan.kernels], "kernels")
+    for i, kernel in enumerate(plan.kernels):
+        faults += _of("kernels", i, f"kernel {kernel.name!r}", _kernel_faults(kernel))
+    for i, buffer in enumerate(plan.buffers):
+        faults += _of("buffers", i, f"buffer {buffer.name!r}", _buffer_faults(plan, buffer))
     faults += _boundary_faults(plan)
     if faults:
         return faults
-    for index, launch in enumerate(plan.launches):
-        faults += (
-            f"launch {index} ({launch.kernel}): {text}" for text in _launch_faults(plan, index, launch)
-        )
+    faults += _launch_faults(plan)
     return faults or [*_contract_faults(plan), *_library_faults(plan), *_communication_faults(plan)]
+
+
+def _of(part: str, index: int, name: str, texts: Iterable[str]) -> Iterator[PlanFault]:
+    return (PlanFault(f"{name}: {text}", part, index) for text in texts)
+
+
+def _of_launch(plan: ExecutionPlan, index: int, texts: Iterable[str]) -> Iterator[PlanFault]:
+    return _of("launches", index, f"launch {index} ({plan.launches[index].kernel})", texts)
 
 
 def _is_count(value: object, low: int, high: int) -> bool:
@@ -83,13 +94,15 @@ def _count_faults(plan: ExecutionPlan) -> Iterator[str]:
         yield f"expected arena_bytes in 0..{MAX_BYTES}, got {plan.arena_bytes!r}"
 
 
-def _duplicates(what: str, names: Iterable[str]) -> Iterator[str]:
+def _duplicates(what: str, names: Sequence[str], part: str = "") -> Iterator[PlanFault]:
+    """Names that no plan may hold, and those that occur twice; `part` is the field that has them."""
     seen: set[str] = set()
-    for name in names:
+    for i, name in enumerate(names):
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            yield f"{what} name {name!r:.100} is not 1 to 200 letters, digits or _.%:/@#-"
+            text = f"{what} name {name!r:.100} is not 1 to 200 letters, digits or _.%:/@#-"
+            yield PlanFault(text, part, i)
         elif name in seen:
-            yield f"{what} {name!r} occurs twice"
+            yield PlanFault(f"{what} {name!r} occurs twice", part, i)
         else:
             seen.add(name)
 
@@ -182,29 +195,37 @@ def _box_faults(base: Buffer, buffer: Buffer) -> Iterator[str]:
         yield f"the box of {buffer.shape} elements leaves {base.name!r} of {base.shape}"
 
 
-def _boundary_faults(plan: ExecutionPlan) -> Iterator[str]:
+def _boundary_faults(plan: ExecutionPlan) -> Iterator[PlanFault]:
     yield from _duplicates("input", plan.inputs)
+    places = {buffer.name: i for i, buffer in enumerate(plan.buffers)}
     titles: set[str] = set()
     for name in plan.inputs:
         buffer = plan.buffer_by_name.get(name)
         if buffer is None or buffer.kind != "input":
-            yield f"input {name!r:.100} is no buffer of kind input"
+            yield PlanFault(f"input {name!r:.100} is no buffer of kind input")
         elif buffer.title in titles:
-            yield f"two inputs are called {buffer.title!r:.100}"
+            text = f"two inputs are called {buffer.title!r:.100}"
+            yield PlanFault(text, "buffers", places[name])
         else:
             titles.add(buffer.title)
     listed = set(plan.inputs)
-    for buffer in plan.buffers:
+    for i, buffer in enumerate(plan.buffers):
         if buffer.kind == "input" and buffer.name not in listed:
-            yield f"buffer {buffer.name!r} is of kind input but not listed in inputs"
+            text = f"buffer {buffer.name!r} is of kind input but not listed in inputs"
+            yield PlanFault(text, "buffers", i)
     for name in plan.outputs:
         if name not in plan.buffer_by_name:
-            yield f"output {name!r:.100} is no buffer"
+            yield PlanFault(f"output {name!r:.100} is no buffer")
         elif plan.buffer_by_name[name].strides or plan.buffer_by_name[name].start:
-            yield f"output {name!r:.100} is a box, not a dense array"
+            yield PlanFault(f"output {name!r:.100} is a box, not a dense array", "buffers", places[name])
 
 
-def _launch_faults(plan: ExecutionPlan, index: int, launch: Launch) -> Iterator[str]:
+def _launch_faults(plan: ExecutionPlan) -> Iterator[PlanFault]:
+    for index, launch in enumerate(plan.launches):
+        yield from _of_launch(plan, index, _one_launch_faults(plan, index, launch))
+
+
+def _one_launch_faults(plan: ExecutionPlan, index: int, launch: Launch) -> Iterator[str]:
     if launch.kernel not in plan.kernel_by_name:
         yield "no such kernel"
     if len(launch.grid) != 3 or not all(
@@ -248,13 +269,12 @@ def _in_place_faults(plan: ExecutionPlan, launch: Launch) -> Iterator[str]:
             yield f"in_place pairs {one.name!r} with {other.name!r}, which is of another type or size"
 
 
-def _contract_faults(plan: ExecutionPlan) -> Iterator[str]:
+def _contract_faults(plan: ExecutionPlan) -> Iterator[PlanFault]:
     """Launches that are not what their kernel's text was made for."""
     for index, launch in enumerate(plan.launches):
         contract = plan.kernel_by_name[launch.kernel].contract
         if contract is not None:
-            for text in _launch_contract_faults(plan, launch, contract):
-                yield f"launch {index} ({launch.kernel}): {text}"
+            yield from _of_launch(plan, index, _launch_contract_faults(plan, launch, contract))
 
 
 def _launch_contract_faults(plan: ExecutionPlan, launch: Launch, contract: KernelContract) -> Iterator[str]:
@@ -274,14 +294,12 @@ def _launch_contract_faults(plan: ExecutionPlan, launch: Launch, contract: Kerne
             yield f"its kernel touches {span} bytes of an argument, {name!r} holds {held}"
 
 
-def _library_faults(plan: ExecutionPlan) -> Iterator[str]:
+def _library_faults(plan: ExecutionPlan) -> Iterator[PlanFault]:
     """Launches of library kernels whose buffers are not what the library will read and write."""
     kernels = {k.name: LibraryKernel.from_json(k.source) for k in plan.kernels if k.language == "library"}
     for index, launch in enumerate(plan.launches):
-        if launch.kernel not in kernels:
-            continue
-        for text in _library_launch_faults(plan, launch, kernels[launch.kernel]):
-            yield f"launch {index} ({launch.kernel}): {text}"
+        if launch.kernel in kernels:
+            yield from _of_launch(plan, index, _library_launch_faults(plan, launch, kernels[launch.kernel]))
 
 
 def _library_launch_faults(plan: ExecutionPlan, launch: Launch, kernel: LibraryKernel) -> Iterator[str]:
@@ -305,7 +323,7 @@ def _library_launch_faults(plan: ExecutionPlan, launch: Launch, kernel: LibraryK
             yield f"expected the workspace {name!r} in the arena, got kind {owner.kind}"
 
 
-def _communication_faults(plan: ExecutionPlan) -> Iterator[str]:
+def _communication_faults(plan: ExecutionPlan) -> Iterator[PlanFault]:
     """Communications whose buffers are not what they move, or whose order the plan leaves open.
 
     On every rank they must run in the order of its program, whatever reorders launches: each is, by
@@ -320,12 +338,12 @@ def _communication_faults(plan: ExecutionPlan) -> Iterator[str]:
     before = LaunchOrder.of([launch.deps for launch in plan.launches]).before
     for index in found:
         launch = plan.launches[index]
-        for text in _communication_launch_faults(plan, launch, kernels[launch.kernel]):
-            yield f"launch {index} ({launch.kernel}): {text}"
+        yield from _of_launch(plan, index, _communication_launch_faults(plan, launch, kernels[launch.kernel]))
     for earlier, later in pairwise(found):
         if not before[later] >> earlier & 1:
             name = plan.launches[later].kernel
-            yield f"launch {later} ({name}) communicates, but no dependency puts it after launch {earlier}"
+            text = f"launch {later} ({name}) communicates, but no dependency puts it after launch {earlier}"
+            yield PlanFault(text, "launches", later)
 
 
 def _communication_launch_faults(

@@ -128,6 +128,21 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class PlanFault:
+    """What is wrong with a plan, and which part of it: `part` is its field, `index` the place in that field.
+
+    `part` is `kernels`, `buffers` or `launches`, and empty for what is wrong with the plan as a whole.
+    """
+
+    text: str
+    part: str = ""
+    index: int = 0
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
 class ExecutionPlan:
     """Buffers, kernels and launches of one compiled network; `launches` is in a topological order."""
 

@@ -121,12 +121,6 @@ def _read_kernel(
     if fields.flag("has_binary") != (binary is not None):
         state = "is missing" if binary is None else "is not announced"
         raise RuntimeInputError(f"{where}: the binary of kernel {name!r:.100} {state}")
-    resources = None
-    if data["resources"] is not None:
-        counts = Fields(data["resources"], f"{where}.resources", tuple(KernelResources.__dataclass_fields__))
-        resources = KernelResources(
-            counts.integer("registers"), counts.integer("spill_bytes"), counts.integer("shared_bytes")
-        )
     return KernelCode(
         name=name,
         entry=fields.text("entry"),
@@ -134,13 +128,24 @@ def _read_kernel(
         source=source,
         binary=binary,
         arch=fields.text("arch"),
-        resources=resources,
+        resources=read_resources(data["resources"], f"{where}.resources"),
         overlaps="overlaps" in data and fields.flag("overlaps"),  # absent: written before kernels could
-        contract=_read_contract(data.get("contract"), f"{where}.contract"),
+        contract=read_contract(data.get("contract"), f"{where}.contract"),
     )
 
 
-def _read_contract(data: Any, where: str) -> KernelContract | None:
+def read_resources(data: Any, where: str) -> KernelResources | None:
+    """What a kernel takes on a GPU, from a JSON object of its fields; raises `RuntimeInputError`."""
+    if data is None:
+        return None
+    counts = Fields(data, where, tuple(KernelResources.__dataclass_fields__))
+    return KernelResources(
+        counts.integer("registers"), counts.integer("spill_bytes"), counts.integer("shared_bytes")
+    )
+
+
+def read_contract(data: Any, where: str) -> KernelContract | None:
+    """What launches of a kernel must be, from a JSON object of its fields; raises `RuntimeInputError`."""
     if data is None:
         return None
     fields = Fields(data, where, _CONTRACT)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tilewright.ir import Block, Func, Level, Module, Op, Pairs, Ref, ScalarType, Sym, TensorType, Type, Value
 from tilewright.ir.expr import OPERATORS, Expr, binary
 from tilewright.ir.nodes import Attr
-from tilewright.ir.opdef import REQUIRED, OpDef, op_defs
+from tilewright.ir.opdef import ORIGINS, REQUIRED, OpDef, op_defs
 from tilewright.ir.types import DTYPES, LANES, SPACES
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -72,6 +72,8 @@ KINDS: dict[str, st.SearchStrategy[Attr]] = {
     "number": st.one_of(INT64, FLOATS, st.booleans()),
     "bool": st.booleans(),
     "str": st.text(max_size=8),
+    "strs": _tuples(st.text(max_size=8)),
+    ORIGINS: _tuples(st.text(max_size=8)),
     "dtype": st.sampled_from(sorted(DTYPES)),
     "ints": _tuples(INT64),
     "expr": EXPRS,

@@ -26,12 +26,22 @@ class _State:
     lines: tuple[str, ...]
 
 
-def page(name: str, target: str, recorder: Recorder, emitted: str | None = None) -> str:
-    """HTML of one page: the input, every pass, and the emitted kernel source where there is one.
+@dataclass(frozen=True)
+class LastStep:
+    """What follows the passes: the plan, or the text of the kernels."""
+
+    label: str
+    summary: str
+    text: str
+    ops: int
+
+
+def page(name: str, target: str, recorder: Recorder, last: LastStep | None = None) -> str:
+    """HTML of one page: the input, every pass, and what follows the passes where it is given.
 
     Holds all data, styles and scripts itself and loads nothing.
     """
-    data = {"file": name, "target": target, **_compact(_states(recorder, emitted))}
+    data = {"file": name, "target": target, **_compact(_states(recorder, last))}
     return filled(
         resource("page.html", _HERE),
         title=html.escape(name),
@@ -41,16 +51,15 @@ def page(name: str, target: str, recorder: Recorder, emitted: str | None = None)
     )
 
 
-def _states(recorder: Recorder, emitted: str | None) -> list[_State]:
+def _states(recorder: Recorder, last: LastStep | None) -> list[_State]:
     lines = _lines(recorder.start)
     states = [_State("input", "The module as it was read", 0.0, False, op_count(recorder.start), lines)]
     for r in recorder.passes:
         if r.changed:
             lines = _lines(r.after)
         states.append(_State(r.name, r.summary, r.seconds, r.changed, op_count(r.after), lines))
-    if emitted is not None:
-        source = _cut(emitted.splitlines())
-        states.append(_State("source", "The emitted kernels", 0.0, True, states[-1].ops, source))
+    if last is not None:
+        states.append(_State(last.label, last.summary, 0.0, True, last.ops, _cut(last.text.splitlines())))
     return states
 
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from tilewright.api import compile
 from tilewright.codegen import KernelSource
-from tilewright.ir import InputError, Level, Module, show, verify
+from tilewright.ir import InputError, Level, Module, show
 from tilewright.kernel_builds import emit_kernels
+from tilewright.levels import verify
 from tilewright.passes import DumpFolder, Instrument, PassContext, Pipeline, PrintAfter, PrintDiff, Timing
 from tilewright.passes import run_pipeline as run_passes
 from tilewright.pipelines import stage_texts
+from tilewright.plan_text.writing import plan_module
 from tilewright.runtime.atomic_file import atomic_file
 from tilewright.targets import Target, resolve_target
-from tilewright.tools.irdump.command import LEVELS
+from tilewright.tools.irdump.command import LOWERING
 from tilewright.tools.irdump.input import Source, read_source_file
-from tilewright.tools.irdump.page import page
-from tilewright.tools.irdump.record import Recorder
+from tilewright.tools.irdump.page import LastStep, page
+from tilewright.tools.irdump.record import Recorder, op_count
 
 _DEFAULT_TARGET = "opencl"
 
@@ -39,13 +43,22 @@ def run(arguments: argparse.Namespace) -> None:
     recorder, timing = Recorder(source.module), Timing()
     instruments = [recorder, timing, *_printers(arguments, pipeline)]
     context = PassContext(str(target), target.hardware, tuple(instruments), arguments.verify_each)
-    module = run_passes(source.module, pipeline, context)
+    planned = arguments.level == "plan" and source.module.main.level is not Level.PLAN
+    module = (
+        _plan(arguments, source, target, instruments)
+        if planned
+        else run_passes(source.module, pipeline, context)
+    )
     text = show(module, locations=not arguments.no_locations)
-    if arguments.level == "source":
+    last = None
+    if planned:
+        plain = show(module, locations=False)
+        last = LastStep("plan", "What runs: kernels, streams, dependencies, memory", plain, op_count(module))
+    elif arguments.level == "source":
         text = _emit(module, target, source.name)
+        last = LastStep("source", "The emitted kernels", text, op_count(module))
     if arguments.html is not None:
-        emitted = text if arguments.level == "source" else None
-        _write(arguments.html, page(source.name, str(target), recorder, emitted))
+        _write(arguments.html, page(source.name, str(target), recorder, last))
     if arguments.output is not None:
         _write(arguments.output, text)
     _report(arguments, source, pipeline, recorder, timing, text)
@@ -72,25 +85,47 @@ def _report(
 def _pipeline(arguments: argparse.Namespace, source: Source, target: Target) -> Pipeline:
     if arguments.pass_pipeline is not None:
         return Pipeline.parse(arguments.pass_pipeline, where="--pass-pipeline")
-    if arguments.level is not None:
-        return Pipeline.parse(level_text(source, arguments.level, target.language), where="default pipeline")
-    if arguments.html is not None and "pipeline" not in source.header:
-        return Pipeline.parse(level_text(source, "thread", target.language), where="default pipeline")
+    by_default = arguments.html is not None and "pipeline" not in source.header
+    if arguments.level is not None or by_default:
+        level = arguments.level or "thread"
+        choices = {name: getattr(arguments, name) for name in LOWERING}
+        text = level_text(source, level, target.language, **choices)
+        return Pipeline.parse(text, where="default pipeline")
+    for name in LOWERING:
+        if name in arguments.given:
+            raise InputError("it names its own passes, of which no option chooses", where=source.name)
     return Pipeline.parse(source.header.get("pipeline", ""), where=f"{source.name}: pipeline")
 
 
-def level_text(source: Source, level: str, language: str) -> str:
-    """The default passes that bring a module down to `level`; raises InputError when it is below already."""
-    present = {f.level for f in source.module.funcs}
-    names = ["graph", "tensor", "thread"]
-    wanted = min(LEVELS.index(level), 2)
-    lowest = max((names.index(x.value) for x in present), default=0)
+def level_text(source: Source, level: str, language: str, **choices: str) -> str:
+    """The default passes that bring a module down to `level`; raises InputError when it is below already.
+
+    choices: options of `stage_texts`. A plan needs no pass below the thread level: see `_plan`.
+    """
+    names = [x.value for x in Level]
+    lowest = max((names.index(f.level.value) for f in source.module.funcs), default=0)
+    wanted = names.index("thread" if level == "source" else level)
     if lowest > wanted:
         raise InputError(f"the module is at the {names[lowest]} level already", where=source.name)
-    if lowest == 2:
+    if lowest >= names.index("thread"):
         return ""
-    stages = stage_texts(Level(names[lowest]), language)
-    return ", ".join(stages[n] for n in names[: wanted + 1] if stages[n])
+    stages = stage_texts(Level(names[lowest]), language, **choices)
+    return ", ".join(stages[n] for n in names[: wanted + 1] if stages.get(n))
+
+
+def _plan(
+    arguments: argparse.Namespace, source: Source, target: Target, instruments: Sequence[Instrument]
+) -> Module:
+    """What `tilewright.compile` makes of a module, as a module of the plan level."""
+    if target.kind == "reference":
+        raise InputError("expected a target with kernels for --level plan, got reference, which interprets")
+    choices = {name: getattr(arguments, name) for name in (*LOWERING, "streams")}
+    checked = {"instruments": instruments, "verify_each": arguments.verify_each}
+    try:
+        executable = compile(source.module, str(target), **choices, **checked)
+    except InputError as e:
+        raise InputError(str(e), where="" if e.where else source.name) from e
+    return plan_module(executable.plan)
 
 
 def _printers(arguments: argparse.Namespace, pipeline: Pipeline) -> list[Instrument]:

@@ -1,0 +1,50 @@
+"""The public functions that show and verify a module, or one of the levels of what was compiled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tilewright.ir import InputError, Module, VerifyError, parse
+from tilewright.ir import show as show_module
+from tilewright.plan_text.reading import module_faults
+from tilewright.plan_text.writing import plan_module
+
+if TYPE_CHECKING:
+    from tilewright.executable import Executable
+
+
+def show(shown: Module | Executable, *, locations: bool = True, level: str | None = None) -> str:
+    """Text of a module, or of one level of what was compiled.
+
+    locations: whether the text says where ops came from. level: of an executable, `graph`, `tensor`, `thread`
+    or `plan` (the default): what the passes of that level left, or the plan that runs. A module is shown at
+    the level it is at. Raises InputError for anything else.
+    """
+    if isinstance(shown, Module):
+        if level is not None:
+            raise InputError(f"expected no level with a Module, which has one, got {level!r:.60}")
+        return show_module(shown, locations=locations)
+    from tilewright.executable import Executable
+
+    if not isinstance(shown, Executable):
+        raise InputError(f"expected a Module or an Executable, got {type(shown).__name__}")
+    if level in (None, "plan"):
+        return show_module(plan_module(shown.plan), locations=locations)
+    texts = {k: v for k, v in shown.artifact.texts.items() if k in ("graph", "tensor", "thread")}
+    if level not in texts:
+        raise InputError(f"expected a level among {', '.join([*texts, 'plan'])}, got {level!r:.60}")
+    if locations:
+        return texts[level]
+
+    return show_module(parse(texts[level], where=level), locations=False)
+
+
+def verify(module: Module) -> None:
+    """Raise VerifyError with all faults of a module of any level, or return.
+
+    A plan also passes the checks that devices rely on: ranges, references, sizes, and that every order its
+    dependencies allow gives the same data.
+    """
+    faults = module_faults(module)
+    if faults:
+        raise VerifyError(faults)
