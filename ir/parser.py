@@ -282,7 +282,7 @@ class _Scope:
         if len(o.results) != len(o.types):
             self.fail(o.name, f"expected one type per result ({len(o.results)}), got {len(o.types)}")
         results = tuple(self.define(t, type_) for t, type_ in zip(o.results, o.types, strict=True))
-        return Op(str(o.name), operands, attrs, results, body, o.loc, o.name.line)
+        return Op(str(o.name), operands, attrs, results, body, o.loc, o.name.line or 0)
 
     def func(self, f: _Func) -> Func:
         params = tuple(self.define(t, type_) for t, type_ in f.params)

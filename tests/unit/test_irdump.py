@@ -209,7 +209,7 @@ def test_a_failure_is_told_where_no_reproducer_can_be_written(
         (("missing.ir",), "missing.ir: cannot read the file"),
         ((".",), "cannot read"),
         (("bad.ir",), "bad.ir:1:8: expected a symbol"),
-        (("wrong.ir",), "wrong.ir: invalid module: "),
+        (("wrong.ir",), "wrong.ir: invalid module: 2 faults @main, line 3 [relay:nn.relu#0]: expected"),
         (("garbage",), "expected"),
         (("g.ir", "--pass-pipeline", "nope"), "--pass-pipeline:1:1: unknown pass 'nope'"),
         (("g.ir", "--pass-pipeline", "cse", "--print-after", "x*"), "no pass of the pipeline"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tilewright.ir import parse, show
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.tools.irdump.command import main
-from tilewright.tools.irdump.page import edits, page
+from tilewright.tools.irdump.page import LastStep, edits, page
 from tilewright.tools.irdump.record import Recorder
 
 GRAPH = """module @net {
@@ -51,11 +51,11 @@ class Page(HTMLParser):
             self.scripts[-1] += data
 
 
-def recorded(name: str = "net.ir", emitted: str | None = None) -> tuple[str, Recorder]:
+def recorded(name: str = "net.ir", last: LastStep | None = None) -> tuple[str, Recorder]:
     module = parse(GRAPH)
     recorder = Recorder(module)
     run_pipeline(module, Pipeline.parse("cse, dce, dce"), PassContext(instruments=(recorder,)))
-    return page(name, "opencl", recorder, emitted), recorder
+    return page(name, "opencl", recorder, last), recorder
 
 
 def test_page_is_well_formed_and_loads_nothing() -> None:
@@ -73,7 +73,7 @@ def test_page_is_well_formed_and_loads_nothing() -> None:
 
 
 def test_data_holds_every_state() -> None:
-    text, recorder = recorded(emitted="int a;\nint b;")
+    text, recorder = recorded(last=LastStep("source", "The emitted kernels", "int a;\nint b;", 3))
     data = json.loads(Page(text).scripts[0])
     assert [s["label"] for s in data["steps"]] == ["input", "cse", "dce", "dce", "source"]
     changed = [s["changed"] for s in data["steps"]]
