@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.ir import equal, parse
+from tilewright.ir import InputError, equal, parse
 from tilewright.levels import verify
 from tilewright.tools.irdump.command import main
 
@@ -120,3 +120,12 @@ def test_the_page_steps_to_the_plan(net: Path, capsys: pytest.CaptureFixture[str
     text = "\n".join(state["table"][i] for i in last["lines"]) + "\n"
     assert text == run(capsys, "net.ir", "--level", "plan", "--no-locations")
     assert last["ops"] == len(parse(text).main.body.ops)
+
+
+def test_the_plan_of_the_documentation_is_one() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "plan.md").read_text()
+    (example,) = re.findall(r"```\n(module @plan.*?)```", text, re.DOTALL)
+    verify(parse(example))
+    overlapping = parse(example.replace("offset = 131072", "offset = 0"))
+    with pytest.raises(InputError, match=r"line 12: .*share arena bytes, but their uses may interleave"):
+        verify(overlapping)
