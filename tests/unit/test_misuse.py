@@ -22,7 +22,7 @@ def module():
         (lambda m: tw.parse(5), "expected IR as text, got int"),
         (lambda m: tw.parse(b"module"), "expected IR as text, got bytes"),
         (lambda m: tw.verify(None), "expected a Module, got NoneType"),
-        (lambda m: tw.show("m"), "expected a Module, got str"),
+        (lambda m: tw.show("m"), "expected a Module or an Executable, got str"),
         (lambda m: tw.interpret(5), "expected a Module, got int"),
         (lambda m: tw.ir.parse_file(5), "expected the path of a file, got int"),
         (lambda m: tw.compile("net.relay"), "expected a Module, got str"),

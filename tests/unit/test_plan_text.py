@@ -36,7 +36,7 @@ from tilewright.runtime.plan.execution_plan import (
     Launch,
 )
 from tilewright.runtime.streams import plan_streams
-from tilewright.runtime.streams.assignment_choice import launch_dag, with_streams
+from tilewright.runtime.streams.assignment import launch_dag, with_streams
 
 IMAGE = Array4((1, 8, 4, 4), (128, 16, 4, 1))
 ROWS = Array4((4, 16, 1, 1), (16, 1, 1, 1))
