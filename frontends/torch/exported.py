@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def from_exported(program: Any) -> Module:
     _installed("tvm")
     translator = import_module("tilewright.frontends.torch.translator")
     survey(program, None)
-    program = core_program(program)
+    program = _on_host(core_program(program))
     survey(program, translator.operators())
     module = from_module(translator.translated(program), _parameters(program), inputs=_inputs(program))
     _check_results(module, program)
@@ -59,6 +60,22 @@ def load(path: str | Path) -> Module:
             f"expected a file written by torch.export.save: {_first_line(error)}", where=str(path)
         ) from error
     return from_exported(program)
+
+
+def _on_host(program: Any) -> Any:
+    """The program with weights, constants and operators on the CPU: TVM's packages know no other device.
+
+    `program` keeps its own tensors.
+    """
+    held = {*program.state_dict.values(), *program.constants.values()}
+    places = {str(t.device) for t in held if hasattr(t, "device")}
+    places |= {str(value.device) for value in output_values(program)}
+    if places <= {"cpu"}:
+        return program
+    program = copy(program)
+    program._state_dict = dict(program.state_dict)
+    program._constants = dict(program.constants)
+    return import_module("torch.export.passes").move_to_device_pass(program, "cpu")
 
 
 def _installed(package: str) -> Any:
