@@ -17,8 +17,8 @@ from tilewright.ir.given import given
 from tilewright.libraries.matching.convolution_facts import convolution_facts
 from tilewright.libraries.matching.layout_facts import layout_facts
 from tilewright.own_passes import GivenPasses, OwnPasses
-from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
-from tilewright.pipelines import GRAPH, PRECISIONS
+from tilewright.passes import Instrument, PassContext, run_pipeline
+from tilewright.passes.pipelines import GRAPH, PRECISIONS
 from tilewright.planning import constants_of
 from tilewright.running.buckets import GivenShapes
 from tilewright.running.devices import open_device
@@ -170,9 +170,9 @@ def _interpreted(
     precision = PRECISIONS[asked["precision"]]
     levels = ("graph",) if module.main.level is Level.GRAPH else ()
     own.check(levels, "the reference target, which interprets the module")
-    module, _ = own.run(module, "graph", " ".join(GRAPH.split()), context)
+    module, _ = own.run(module, Level.GRAPH, GRAPH, context)
     if levels and "graph" in precision:
-        module = run_pipeline(module, Pipeline.parse(f"infer-shapes, {precision['graph']}"), context)
+        module = run_pipeline(module, GRAPH.only("infer-shapes") + precision["graph"], context)
     return ReferenceExecutable(module)
 
 

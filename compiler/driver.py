@@ -9,9 +9,10 @@ from tilewright.choices import PARTITIONER
 from tilewright.codegen import KernelSource
 from tilewright.ir import Module, verify
 from tilewright.kernel_builds import build_codes, emit_kernels
+from tilewright.lowering import lower_from
 from tilewright.own_passes import NO_PASSES, OwnPasses
-from tilewright.passes import Instrument, PassContext, Pipeline, run_pipeline
-from tilewright.pipelines import PACKING, stage_texts
+from tilewright.passes import Instrument, PassContext
+from tilewright.passes.pipelines import official_stages
 from tilewright.planning import plan_module
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.targets import Target
@@ -43,11 +44,11 @@ def lower(
 ) -> Lowered:
     """Run the default pipelines down to emitted kernel text, from the graph or the tensor level.
 
-    precision: fp32, tf32, fp16 or bf16 (see `tilewright.pipelines.PRECISIONS`).
+    precision: fp32, tf32, fp16 or bf16 (see `tilewright.passes.pipelines.PRECISIONS`).
     conv_algorithm: auto, direct, winograd2, winograd4 or fft; workspace: network or any (see the pass
         choose-algorithms).
     partitioner: rules, exact, algorithm1 or none (see the pass fuse-kernels).
-    own: passes of the user, at their point of each stage (see `tilewright.pipelines.own_point`).
+    own: passes of the user, at their point of each stage (see `tilewright.passes.pipelines`).
     verify_each: verify the module after every pass.
     choose: may change the parameters the model chose, before weights are packed for them.
     choose_algorithms: sets the algorithms of convolutions in place of the model, where that would compare.
@@ -57,25 +58,19 @@ def lower(
     context = PassContext(
         target=str(target), hardware=target.hardware, instruments=tuple(instruments), verify_each=verify_each
     )
-    levels: dict[str, Module] = {}
     measured = choose_algorithms is not None and conv_algorithm == "auto" and precision != "tf32"
     asked = "" if measured else conv_algorithm
-    texts = stage_texts(module.main.level, target.language, precision, asked, workspace, partitioner)
-    own.check(
-        [stage for stage, text in texts.items() if text], f"a module of the {module.main.level.value} level"
+    stages = official_stages(module.main.level, target.language, precision, asked, workspace, partitioner)
+    own.check([level.value for level, _ in stages], f"a module of the {module.main.level.value} level")
+    levels = lower_from(
+        module,
+        stages,
+        context,
+        own,
+        choose_algorithms=choose_algorithms if measured else None,
+        choose=choose,
     )
-    for stage, whole in texts.items():
-        module, text = own.run(module, stage, whole, context)
-        parts = text.split(PACKING) if stage == "tensor" and choose is not None else [text]
-        for part in parts:
-            if part is not parts[0] and choose is not None:
-                module, part = choose(module), PACKING + part
-            if part:
-                module = run_pipeline(module, Pipeline.parse(part.strip(" ,")), context)
-        if stage == "graph" and whole and measured and choose_algorithms is not None:
-            module = choose_algorithms(module)
-        levels[stage] = module
-    return Lowered(levels["graph"], levels["tensor"], levels["thread"], emit_kernels(module, target))
+    return Lowered(levels.graph, levels.tensor, levels.thread, emit_kernels(levels.thread, target))
 
 
 def build(lowered: Lowered, target: Target, *, progress: bool | None = None) -> ExecutionPlan:

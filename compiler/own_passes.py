@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tilewright.ir import InputError, Level, Module
 from tilewright.passes import Pass, PassContext, PassDef, Pipeline, run_pipeline
 from tilewright.passes.framework.importing import import_passes
-from tilewright.pipelines import OWN_GRAPH_PASSES_END, own_point
+from tilewright.passes.pipelines import OWN_GRAPH_PASSES_END, around_own_passes
 
 #: a pass, or several: configured, by definition with its defaults, or as the text of a pipeline
 GivenPass = Pass | PassDef[...] | Pipeline | str
@@ -61,21 +61,22 @@ class OwnPasses:
             if stage not in levels:
                 raise InputError(f"expected no passes of the {stage} level for {of}, got {pipeline}")
 
-    def run(self, module: Module, stage: str, text: str, context: PassContext) -> tuple[Module, str]:
-        """The module after the passes of a stage, and what is left of the stage's pipeline text.
+    def run(
+        self, module: Module, level: Level, pipeline: Pipeline, context: PassContext
+    ) -> tuple[Module, Pipeline]:
+        """The module after the own passes of a level, and what is left of the pipeline of its stage.
 
-        The pipeline runs up to the point of own passes; after each of them the module is verified. The text
-        is untouched where there are none.
+        The pipeline runs up to the point of own passes; after each of them the module is verified. Nothing
+        runs where there are none.
         """
-        own = self.at(stage)
+        own = self.at(level.value)
         if not own.passes:
-            return module, text
-        point = own_point(stage, text)
-        before, rest = text[:point].strip(" ,"), text[point:].strip(" ,")
-        module = run_pipeline(module, Pipeline.parse(before), context)
+            return module, pipeline
+        before, rest = around_own_passes(level, pipeline)
+        module = run_pipeline(module, before, context)
         module = run_pipeline(module, own, replace(context, verify_each=True))
-        if stage == Level.GRAPH.value:
-            module = run_pipeline(module, Pipeline.parse(OWN_GRAPH_PASSES_END), context)
+        if level is Level.GRAPH:
+            module = run_pipeline(module, OWN_GRAPH_PASSES_END, context)
         return module, rest
 
 

@@ -14,8 +14,8 @@ import numpy as np
 
 import tilewright as tw
 from tilewright.ir import Attr, Constants, Module, Pairs, TensorType, parse
-from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.pipelines import TENSOR
+from tilewright.passes import PassContext, run_pipeline
+from tilewright.passes.pipelines import PACKING, TENSOR
 from tilewright.running.checking import relative_error
 from tilewright.targets import resolve_target
 
@@ -237,8 +237,7 @@ def prepared(case: Case, target: str) -> Module:
     module = module.with_constants(Constants(weights))
     resolved = resolve_target(target)
     context = PassContext(target=str(resolved), hardware=resolved.hardware)
-    before, _, _ = " ".join(TENSOR.replace("{FUSION}", "").split()).partition("pack-weights")
-    module = run_pipeline(module, Pipeline.parse(before.rstrip(", ")), context)
+    module = run_pipeline(module, TENSOR.until(PACKING), context)
     if not case.params:
         return module
     forced = [

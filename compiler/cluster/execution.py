@@ -21,8 +21,8 @@ from tilewright.costmodel.cluster.loaders import load_cluster
 from tilewright.costmodel.cluster.machine import Cluster
 from tilewright.executable import clear_errors
 from tilewright.ir import InputError, Module
-from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.pipelines import GRAPH
+from tilewright.passes import PassContext, run_pipeline
+from tilewright.passes.pipelines import GRAPH
 from tilewright.running.checking import random_inputs
 from tilewright.runtime.communication.communicator import AnyCommunicator
 
@@ -68,7 +68,7 @@ def plan_network(
     arguments; None plans from a record and runs nothing. Keys: see docs/cluster.md. Raises InputError,
     UnsupportedError and WorkError, among them WorkError where no division is feasible.
     """
-    graph = run_pipeline(module, Pipeline.parse(" ".join(GRAPH.split())), PassContext())
+    graph = run_pipeline(module, GRAPH, PassContext())
     if communicator is None:
         return _planned(graph, name, options, _given_cluster(options), None, [], None)[1]
     inputs = random_inputs(module.input_names, module.input_types, options.seed)

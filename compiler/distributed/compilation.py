@@ -16,7 +16,7 @@ from tilewright.distributed.world import world
 from tilewright.executable import Artifact, Executable
 from tilewright.ir import InputError, Level, Module, UnsupportedError, show
 from tilewright.passes import PassContext, run_pipeline
-from tilewright.pipelines import PRECISIONS
+from tilewright.passes.pipelines import PRECISIONS
 from tilewright.runtime.communication.communicator import AnyCommunicator
 
 

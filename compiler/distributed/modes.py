@@ -7,7 +7,7 @@ from typing import Final
 
 from tilewright.ir import InputError
 from tilewright.passes import Pipeline
-from tilewright.pipelines import GRAPH, PRECISIONS
+from tilewright.passes.pipelines import GRAPH, PRECISIONS
 
 #: what each rank computes, by mode, and the pass that gives every rank its own module
 MODES: Final[Mapping[str, str]] = {
@@ -32,5 +32,5 @@ def mode_pipeline(mode: str, devices: int, rank: int, options: str = "", precisi
         raise InputError(f"expected a precision among {', '.join(PRECISIONS)}, got {precision!r:.60}")
     given = f", {options}" if options.strip() else ""
     divided = f"{MODES[mode]}{{devices={devices}, rank={rank}{given}}}"
-    narrowed = PRECISIONS[precision].get("graph", "")
-    return Pipeline.parse(", ".join(filter(None, (" ".join(GRAPH.split()), narrowed, divided))))
+    narrowed = PRECISIONS[precision].get("graph", Pipeline())
+    return GRAPH + narrowed + Pipeline.parse(divided)

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.ir import Constants, InputError, Module
-from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.pipelines import GRAPH
+from tilewright.lowering import pass_context
+from tilewright.passes import run_pipeline
+from tilewright.passes.pipelines import GRAPH
 from tilewright.runtime.storage.source import IoOptions
 from tilewright.streaming.executable import StreamedExecutable, StreamOptions
 from tilewright.streaming.lanes import check_direct, check_streaming
@@ -83,5 +84,4 @@ def _prepared(module: Module, target: Target) -> Module:
         raise InputError(
             f"{len(missing)} constants have no data: {', '.join(missing[:5])}", where=f"@{module.name}"
         )
-    context = PassContext(target=str(target), hardware=target.hardware)
-    return run_pipeline(module, Pipeline.parse(" ".join(GRAPH.split())), context)
+    return run_pipeline(module, GRAPH, pass_context(target))

@@ -11,11 +11,11 @@ import numpy as np
 
 from tilewright.api import compile as compile_module
 from tilewright.executable import Artifact, Executable
-from tilewright.ir import Module
+from tilewright.ir import Level, Module
 from tilewright.ir.compare import equal
+from tilewright.lowering import lower_from, pass_context
 from tilewright.own_passes import OwnPasses
-from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.pipelines import stage_texts
+from tilewright.passes.pipelines import official_stages
 from tilewright.planning import constants_of
 from tilewright.runtime.arena.placement import place_arena
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
@@ -116,13 +116,9 @@ class StepCompiler:
         chosen = (self._options.get(name) for name in PASS_OPTIONS)
         target = self._target
         given = {k: v for k, v in zip(PASS_OPTIONS, chosen, strict=True) if v is not None}
-        texts = stage_texts(module.main.level, target.language, **given)
-        context = PassContext(target=str(target), hardware=target.hardware)
+        stages = official_stages(module.main.level, target.language, **given).down_to(Level.TENSOR)
         own = OwnPasses.of(self._options.get("passes", ()))
-        for stage in ("graph", "tensor"):
-            module, rest = own.run(module, stage, texts[stage], context)
-            module = run_pipeline(module, Pipeline.parse(rest), context)
-        return module
+        return lower_from(module, stages, pass_context(target), own).tensor
 
 
 def _without_data(module: Module) -> Module:

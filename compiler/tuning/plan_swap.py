@@ -7,16 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tilewright.ir import Func, Level, Module, Op, Ref, Value
+from tilewright.ir import Func, Module, Op, Ref, Value
 from tilewright.kernel_builds import compiled, emit_kernels, kernel_codes
-from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.lowering import lower_program
 from tilewright.passes.tensor.prefetch_weights import weights_leave_l2
-from tilewright.pipelines import PACKING, stage_texts
 from tilewright.planning import constants_of, plan_module
 from tilewright.runtime.arena.placement import place_arena
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
 from tilewright.targets import Target
-from tilewright.tuning.kernels.measuring import PREFETCHING
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,10 +33,7 @@ def network_plan(module: Module, target: Target, *, cold_weights: bool | None = 
     program order. Raises as the passes and the compiler do.
     """
     cold = weights_leave_l2(module, target.hardware) if cold_weights is None else cold_weights
-    thread_text = stage_texts(Level.TENSOR, target.language)["thread"]
-    text = f"{PACKING}, dce, {PREFETCHING if cold else ''} {thread_text}"
-    context = PassContext(target=str(target), hardware=target.hardware)
-    thread = run_pipeline(module, Pipeline.parse(text), context)
+    thread = lower_program(module, target, cold=cold)
     sources = emit_kernels(thread, target)
     codes = compiled(kernel_codes(sources, target), target, progress=False)
     plan = plan_module(thread, sources, codes, str(target))

@@ -12,6 +12,7 @@ from tilewright.ir.nodes import Level
 from tilewright.passes.framework.definition import Pass
 from tilewright.passes.framework.options import Option, unknown_option
 from tilewright.passes.framework.registry import find_pass
+from tilewright.passes.rewriting.names import did_you_mean
 
 _TOKEN = re.compile(
     r'(?P<space>(?:\s|\#[^\n]*)+)|(?P<string>"(?:[^"\\\n]|\\.)*")|(?P<word>[A-Za-z0-9_.+\-]+)|(?P<mark>[{}=,])'
@@ -51,9 +52,63 @@ class Pipeline:
     def __add__(self, other: Pipeline) -> Pipeline:
         return Pipeline(self.passes + other.passes)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the passes in order."""
+        return tuple(p.name for p in self.passes)
+
     def first(self, count: int) -> Pipeline:
         """The first `count` passes."""
         return Pipeline(self.passes[:count])
+
+    def place_of(self, name: str) -> int:
+        """Where the pass of this name stands, from 0; raises InputError unless it occurs once."""
+        count = self._count(name)
+        if count > 1:
+            raise InputError(f"expected a pass that occurs once, got '{name}', which occurs {count} times")
+        return self.names.index(name)
+
+    def until(self, name: str) -> Pipeline:
+        """The passes before the one of this name, which occurs once."""
+        return Pipeline(self.passes[: self.place_of(name)])
+
+    def since(self, name: str) -> Pipeline:
+        """The pass of this name, which occurs once, and those after it."""
+        return Pipeline(self.passes[self.place_of(name) :])
+
+    def after(self, name: str) -> Pipeline:
+        """The passes after the one of this name, which occurs once."""
+        return Pipeline(self.passes[self.place_of(name) + 1 :])
+
+    def without(self, *names: str) -> Pipeline:
+        """The others than the passes of these names, each of which occurs."""
+        for name in names:
+            self._count(name)
+        return Pipeline(tuple(p for p in self.passes if p.name not in names))
+
+    def only(self, *names: str) -> Pipeline:
+        """The passes of these names, each of which occurs, in the order of this pipeline."""
+        for name in names:
+            self._count(name)
+        return Pipeline(tuple(p for p in self.passes if p.name in names))
+
+    def replace(self, name: str, new: Pipeline | str) -> Pipeline:
+        """The pipeline with `new` in place of the pass of this name, which occurs once."""
+        return self.until(name) + (Pipeline.parse(new) if isinstance(new, str) else new) + self.after(name)
+
+    def is_part_of(self, other: Pipeline) -> bool:
+        """Whether `other` runs these passes, options included, in this order, and perhaps others between."""
+        rest = iter(other.passes)
+        return all(p in rest for p in self.passes)
+
+    def _count(self, name: str) -> int:
+        """How often the pass of this name occurs; raises InputError where it does not."""
+        count = self.names.count(name)
+        if not count:
+            known = dict.fromkeys(self.names)
+            listed = ", ".join(known) or "no pass"
+            raise InputError(f"the pipeline has no pass '{name}'{did_you_mean(name, known)}; it has {listed}")
+        return count
 
     def digest(self) -> str:
         """Hexadecimal SHA-256 of the passes with all options spelled out, for cache keys."""

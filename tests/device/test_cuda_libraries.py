@@ -7,15 +7,14 @@ import pytest
 
 import tilewright as tw
 from tilewright.costmodel import load_hardware
-from tilewright.ir import Level, parse
+from tilewright.ir import parse
 from tilewright.ir.interpreter.run import interpret
 from tilewright.kernel_builds import compiled, emit_kernels, kernel_codes
 from tilewright.kernel_program import alone
 from tilewright.libraries.candidates import convolutions_in, library_candidates, products_in
 from tilewright.libraries.comparison import standing_alone
 from tilewright.libraries.program import library_kernels
-from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.pipelines import PACKING, stage_texts
+from tilewright.lowering import lower_program
 from tilewright.planning import plan_module
 from tilewright.runtime.cuda.device import CudaDevice
 from tilewright.runtime.errors import DeviceMissingError, RuntimeInputError
@@ -96,8 +95,7 @@ def convolution(precision, layout):
 def built(module, arch):
     """A program lowered, compiled and planned."""
     target = resolve_target(f"cuda:{arch}")
-    text = f"{PACKING}, dce, {stage_texts(Level.TENSOR, 'cuda')['thread']}"
-    lowered = run_pipeline(module, Pipeline.parse(text), PassContext(target=str(target)))
+    lowered = lower_program(module, target, cold=False)
     sources = emit_kernels(lowered, target)
     codes = compiled(kernel_codes(sources, target), target, progress=False)
     plan = plan_module(lowered, sources, codes, str(target))

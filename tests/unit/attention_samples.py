@@ -9,8 +9,8 @@ from chain_samples import ADD, DIV, EXP, FMA16, MAX, NARROW, body
 
 from tilewright.ir import Attr, Constants, Func, Level, Module, TensorType, Value, parse, show
 from tilewright.ir.builder import Builder
-from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.pipelines import stage_texts
+from tilewright.passes import PassContext, run_pipeline
+from tilewright.passes.pipelines import official_stages
 
 #: maps behind the scores: by a number, an added mask of 16 bits, one of 32 bits
 SCALED = (
@@ -178,9 +178,6 @@ def bert_block(
 
 def lowered(module: Module, precision: str = "fp16") -> Module:
     """The kernels of a network for sm_90a without parameters, those of attention not made one."""
-    stages = stage_texts(Level.GRAPH, "cuda", precision)
-    text, _, rest = f"{stages['graph']}, {stages['tensor']}".partition(", choose-parameters")
-    assert rest
-    assert "when=auto" in text
-    text = text.replace("when=auto", "when=never")
-    return run_pipeline(module, Pipeline.parse(text), PassContext(target="cuda:sm_90a"))
+    stages = official_stages(Level.GRAPH, "cuda", precision).until("choose-parameters")
+    apart = stages.replace("chain-kernels", "chain-kernels{when=never}")
+    return run_pipeline(module, apart.whole, PassContext(target="cuda:sm_90a"))

@@ -9,7 +9,7 @@ from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.ir.nodes import Func, Level, Module, Value
 from tilewright.ir.types import TensorType
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.pipelines import GRAPH
+from tilewright.passes.pipelines import GRAPH
 
 COMMUNICATION = ("send", "recv", "halo_exchange", "all_gather", "all_reduce", "reduce_scatter")
 
@@ -147,7 +147,7 @@ def check(module, configured, devices, **options):
     arrays = inputs_of(module)
     wanted = tw.interpret(module, *arrays, precision="fp64")
     modules = ranks_of(module, configured, devices, **options)
-    later = [run_pipeline(m, Pipeline.parse(GRAPH), PassContext(reproducer_folder=None)) for m in modules]
+    later = [run_pipeline(m, GRAPH, PassContext(reproducer_folder=None)) for m in modules]
     for tolerance, ranks in ((1e-11, modules), (1e-6, later)):
         for m, before in zip(ranks, modules, strict=True):
             assert equal(parse(show(m), constants=m.constants), m)

@@ -5,18 +5,18 @@ import pytest
 from attention_samples import attention, bert_block, masked
 
 import tilewright as tw
-from tilewright import pipelines
 from tilewright.costmodel import load_hardware
 from tilewright.frontends.zoo import gpt
 from tilewright.ir import Func, InputError, Level, Module, Pairs, parse
 from tilewright.libraries.matching.attention import attentions_in
 from tilewright.libraries.matching.known import Known
-from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.kernels.attention.choice import attention_points, may_become_attention
 from tilewright.passes.kernels.attention.reach import reach
 from tilewright.passes.kernels.attention.view import KEY, attention_view
 from tilewright.passes.kernels.attention.work import bound_attention, estimate_attention, resident_attention
 from tilewright.passes.kernels.chain.parameters import choose_chain
+from tilewright.passes.pipelines import official_stages
 from tilewright.tuning.kernels.search_space import search_space
 
 H100 = load_hardware("cuda:sm_90a")
@@ -35,12 +35,14 @@ def sized(heads: int, tokens: int, size: int, keys: int = 0) -> Func:
 
 
 def kernels(module: Module, attention: str = "auto", precision: str = "fp16") -> Module:
-    stages = pipelines.stage_texts(Level.GRAPH, "cuda", precision)
-    text = f"{stages['graph']}, {stages['tensor']}".replace(
-        "{when=auto,", f"{{when=auto, attention={attention},"
+    stages = (
+        official_stages(Level.GRAPH, "cuda", precision)
+        .down_to(Level.TENSOR)
+        .replace(
+            "chain-kernels", f"chain-kernels{{only=contract-reduce+reduce-reduce, attention={attention}}}"
+        )
     )
-    assert f"attention={attention}" in text
-    return run_pipeline(module, Pipeline.parse(text), PassContext(target="cuda:sm_90a"))
+    return run_pipeline(module, stages.whole, PassContext(target="cuda:sm_90a"))
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,10 @@ from codegen_samples import run
 from matrix_samples import CTX, THREAD, source
 
 import tilewright as tw
-from tilewright import pipelines
 from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.ir import Func, InputError, Module, Pairs, parse, walk
 from tilewright.ir.types import storage_dtype
-from tilewright.passes import Pipeline, run_pipeline
+from tilewright.passes import Pipeline, pipelines, run_pipeline
 from tilewright.passes.kernels.attention.lowering import lower_attention
 from tilewright.passes.kernels.attention.plan import AttentionPlan
 from tilewright.passes.kernels.attention.reach import reach
@@ -236,9 +235,8 @@ def test_impossible_parameters_are_named(params, message):
 
 def test_a_block_of_bert(monkeypatch):
     """Through the whole compiler: heads are split and merged by reshape and transpose."""
-    forced = pipelines.TENSOR.replace("{when=auto,", "{when=auto, attention=always,")
-    assert forced != pipelines.TENSOR
-    monkeypatch.setattr(pipelines, "TENSOR", forced)
+    forced = "chain-kernels{only=contract-reduce+reduce-reduce, attention=always}"
+    monkeypatch.setattr(pipelines, "TENSOR", pipelines.TENSOR.replace("chain-kernels", forced))
     block = bert_block(2, 24, 2, 16)
     given = np.random.default_rng(2).standard_normal(block.main.params[0].tensor.shape).astype(np.float32)
     (want,) = tw.interpret(block, given)

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright import pipelines
 from tilewright.costmodel import load_hardware
 from tilewright.ir import InputError, interpret
-from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes import PassContext, Pipeline, pipelines, run_pipeline
 from tilewright.passes.kernels.chain.work import (
     ChainStageWork,
     ChainWork,
@@ -111,8 +110,8 @@ def test_random_shapes_end_to_end(seed, monkeypatch):
         samples.depthwise_pointwise(a, b, c + 3, d + 3, 1 + seed % 2),
         samples.attention(a, b, c, d, 2 * d),
     ][seed % 2]
-    text = pipelines.TENSOR.replace("split-dims,", "chain-kernels{when=always}, split-dims,")
-    monkeypatch.setattr(pipelines, "TENSOR", text)
+    chained = pipelines.TENSOR.replace("split-dims", "chain-kernels{when=always}, split-dims")
+    monkeypatch.setattr(pipelines, "TENSOR", chained)
     module = samples.flat(kernel)
     with tw.compile(module, "opencl", progress=False) as exe:
         assert len(exe.plan.launches) == 1

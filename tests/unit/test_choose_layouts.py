@@ -15,11 +15,11 @@ from tilewright.ir.expr import symbols
 from tilewright.ir.tensor.ops import STRUCTURED, dims, reads
 from tilewright.libraries.matching.layout_facts import layout_text
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.pipelines import official_stages
 from tilewright.passes.tensor.layouts import cut
 from tilewright.passes.tensor.layouts.axes import channels_last_orders
 from tilewright.passes.tensor.layouts.cost import LayoutCosts
 from tilewright.passes.tensor.layouts.cut import Energy, least_cost
-from tilewright.pipelines import stage_texts
 from tilewright.targets import resolve_target
 
 H100 = resolve_target("cuda:sm_90a")
@@ -94,10 +94,8 @@ def tensors(block, precision, target="cuda:sm_90a"):
     module = net.module(BLOCKS[block](net))
     resolved = resolve_target(target)
     ctx = PassContext(target=str(resolved), hardware=resolved.hardware)
-    stages = stage_texts(Level.GRAPH, resolved.language, precision)
-    module = run_pipeline(module, Pipeline.parse(stages["graph"]), ctx)
-    before = stages["tensor"].partition("choose-layouts")[0].partition("fuse-kernels")[0].strip(" ,")
-    return run_pipeline(module, Pipeline.parse(before), ctx), ctx
+    before = official_stages(Level.GRAPH, resolved.language, precision).until("choose-layouts")
+    return run_pipeline(module, before.whole, ctx), ctx
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ import tilewright as tw
 from tilewright.cluster.division import Division, Place
 from tilewright.cluster.parts import part_of
 from tilewright.ir.interpreter.lockstep import interpret_ranks
-from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.pipelines import GRAPH
+from tilewright.passes import PassContext, run_pipeline
+from tilewright.passes.pipelines import GRAPH
 
 
 def divided(net, dp, wp, p, micro_batches, least=256):
     """All ranks' modules of a network cut behind two thirds of its ops, compared with the whole one."""
-    net = run_pipeline(net, Pipeline.parse(GRAPH), PassContext(reproducer_folder=None))
+    net = run_pipeline(net, GRAPH, PassContext(reproducer_folder=None))
     cuts = (len(net.main.body.ops) * 2 // 3,) * (p - 1)
     division = Division(dp, wp, p, micro_batches, cuts, least)
     parts = [part_of(net, division, rank) for rank in range(division.devices)]

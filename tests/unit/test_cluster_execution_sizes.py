@@ -8,8 +8,8 @@ from tilewright.cluster.execution_search import Problem, Wanted, best_division
 from tilewright.cluster.sizes import Sizes
 from tilewright.cluster.work import op_seconds, with_batch
 from tilewright.costmodel.cluster.machine import Cluster, Device, Link, Storage
-from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.pipelines import GRAPH
+from tilewright.passes import PassContext, run_pipeline
+from tilewright.passes.pipelines import GRAPH
 from tilewright.runtime.communication.threads import ThreadWorld
 
 BATCH, DEVICES = 32, 4
@@ -20,7 +20,7 @@ def network(net=None):
     g = Graph()
     x = g.input(BATCH, 24)
     net = net or g.module(g("dense", g("dense", x, g.weight(24, 24)), g.weight(24, 24)))
-    return run_pipeline(net, Pipeline.parse(GRAPH), PassContext(reproducer_folder=None))
+    return run_pipeline(net, GRAPH, PassContext(reproducer_folder=None))
 
 
 def cluster():

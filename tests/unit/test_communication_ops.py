@@ -13,7 +13,7 @@ from tilewright.ir.types import TensorType
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.pipeline import Pipeline
 from tilewright.passes.framework.runner import run_pipeline
-from tilewright.pipelines import GRAPH
+from tilewright.passes.pipelines import GRAPH
 
 PAIR = {"rank": 0, "ranks": (0, 1)}
 OWNED = ((0, 4), (4, 8))
@@ -99,7 +99,7 @@ def test_rows_come_from_the_rank_itself_else_from_the_first_owner():
 
 def test_the_default_graph_pipeline_keeps_them_and_their_order():
     module = every_op()
-    after = run_pipeline(module, Pipeline.parse(GRAPH), PassContext(verify_each=True))
+    after = run_pipeline(module, GRAPH, PassContext(verify_each=True))
     assert [op.name for op in after.main.body.ops] == [op.name for op in module.main.body.ops]
     half = run_pipeline(module, Pipeline.parse("mixed-precision"), PassContext(verify_each=True))
     assert [op.name for op in half.main.body.ops] == [op.name for op in module.main.body.ops]

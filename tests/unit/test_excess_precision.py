@@ -6,10 +6,10 @@ from thread_interpreter import run_kernel
 from thread_kernels import after, count, kernel
 
 import tilewright as tw
-from tilewright import pipelines
 from tilewright.codegen import emit_cuda
 from tilewright.ir import Func, parse, walk
 from tilewright.ir.types import storage_dtype
+from tilewright.passes import pipelines
 from tilewright.running.checking import random_inputs, relative_error
 
 GELU = """
@@ -121,8 +121,9 @@ def test_lanes_are_converted_in_pairs_and_stored_as_one_word(lanes: int, word: s
 def test_a_network_comes_nearer_to_float64(monkeypatch: pytest.MonkeyPatch):
     module = parse(NETWORK)
     errors = []
-    for thread in (pipelines.THREAD, pipelines.THREAD.replace("excess-precision,\n", "")):
-        monkeypatch.setattr(pipelines, "THREAD", thread)
+    official = pipelines.THREAD["opencl"]
+    for thread in (official, official.without("excess-precision")):
+        monkeypatch.setattr(pipelines, "THREAD", {"opencl": thread})
         with tw.compile(module, target="opencl", precision="bf16") as exe:
             inputs = random_inputs(exe.input_names, exe.input_types, 3)
             (got,) = exe(*inputs)

@@ -5,7 +5,7 @@ import numpy as np
 import tilewright as tw
 from tilewright.ir import Constants, Level, parse, walk
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.pipelines import stage_texts
+from tilewright.passes.pipelines import official_stages
 
 CTX = PassContext(target="cuda:sm_90a", verify_each=True, reproducer_folder=None)
 
@@ -57,9 +57,9 @@ def test_numbers_that_are_not_finite_are_written_too():
 
 
 def kernels(**values: np.ndarray):
-    text = stage_texts(Level.GRAPH, "cuda")
+    stages = official_stages(Level.GRAPH, "cuda").down_to(Level.TENSOR)
     module = parse(GRAPH, constants=Constants(values))
-    return run_pipeline(module, Pipeline.parse(f"{text['graph']}, {text['tensor']}"), CTX)
+    return run_pipeline(module, stages.whole, CTX)
 
 
 def test_kernels_with_equal_numbers_are_shared_and_take_no_constant():

@@ -27,8 +27,8 @@ from tilewright.libraries.matching.attention import attentions_in
 from tilewright.libraries.matching.known import Known, fact_of, facts_in, with_facts, with_true_constants
 from tilewright.libraries.program import inlined, library_kernels, program_around
 from tilewright.libraries.wholes import with_whole_kernels
-from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.pipelines import PACKING, stage_texts
+from tilewright.passes import PassContext, run_pipeline
+from tilewright.passes.pipelines import official_stages
 from tilewright.planning import plan_module
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.libraries.attention import AttentionProblem
@@ -263,9 +263,9 @@ def test_gpt_is_causal_by_its_constants_and_a_plan_may_name_a_buffer_thrice() ->
     target = resolve_target("cuda:sm_90a")
     (program, *_) = library_candidates(group.whole, target.hardware, device, missing={})
     whole = with_whole_kernels(module, [group])
-    text = f"choose-parameters, {PACKING}, dce, {stage_texts(Level.TENSOR, 'cuda')['thread']}"
+    stages = official_stages(Level.TENSOR, "cuda").since("choose-parameters").without("prefetch-weights")
     main = inlined(alone(group.whole, ()), {group.whole.name: program})
-    kept = run_pipeline(main, Pipeline.parse(text), PassContext(target=str(target), verify_each=True))
+    kept = run_pipeline(main, stages.whole, PassContext(target=str(target), verify_each=True))
     sources = emit_kernels(kept, target)
     plan = plan_module(kept, sources, kernel_codes(sources, target), str(target))
     (launch,) = (x for x in plan.launches if plan.kernel_by_name[x.kernel].language == "library")

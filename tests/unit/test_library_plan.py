@@ -15,8 +15,8 @@ from tilewright.executable import Artifact, Executable, load
 from tilewright.ir import Level
 from tilewright.kernel_builds import emit_kernels, kernel_codes
 from tilewright.libraries.program import inlined, library_kernels
-from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.pipelines import PACKING, stage_texts
+from tilewright.passes import PassContext, run_pipeline
+from tilewright.passes.pipelines import PACKING, official_stages
 from tilewright.planning import plan_module
 from tilewright.runtime.cuda.plan_libraries import PlanLibraries
 from tilewright.runtime.errors import DeviceError, DeviceMissingError, RuntimeInputError
@@ -47,8 +47,8 @@ def planned() -> ExecutionPlan:
     program = [m for m, p in found if p.epilogue == "bias" and p.c is None][1]  # the second algorithm
     module = inlined(whole(original), {"k": program})
     target = resolve_target("cuda:sm_90a")
-    text = f"{PACKING}, dce, {stage_texts(Level.TENSOR, 'cuda')['thread']}"
-    lowered = run_pipeline(module, Pipeline.parse(text), PassContext(target=str(target), verify_each=True))
+    stages = official_stages(Level.TENSOR, "cuda").since(PACKING).without("prefetch-weights")
+    lowered = run_pipeline(module, stages.whole, PassContext(target=str(target), verify_each=True))
     sources = emit_kernels(lowered, target)
     return plan_module(lowered, sources, kernel_codes(sources, target), str(target))
 

@@ -5,10 +5,10 @@ import pytest
 
 import tilewright as tw
 from tilewright.ir import Func, Level
-from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.kernels.matrix.plan import matrix_view
 from tilewright.passes.kernels.matrix.problem import matrix_problem
-from tilewright.pipelines import stage_texts
+from tilewright.passes.pipelines import official_stages
 
 TARGET = "cuda:sm_90a"
 
@@ -25,8 +25,8 @@ def kernel_of(weights: str) -> Func:
     module = tw.ir.parse(text)
     if not given:
         module = module.with_constants(module.constants.updated({"w": np.ones((1024, 2048), np.float16)}))
-    stages = stage_texts(Level.GRAPH, "cuda")
-    done = run_pipeline(module, Pipeline.parse(f"{stages['graph']}, {stages['tensor']}"), PassContext(TARGET))
+    stages = official_stages(Level.GRAPH, "cuda").down_to(Level.TENSOR)
+    done = run_pipeline(module, stages.whole, PassContext(TARGET))
     return next(f for f in done.funcs if any(op.name == "tensor.contract" for op in f.body.ops))
 
 

@@ -10,7 +10,7 @@ from tilewright.passes.analysis.index_sets import is_padded_copy
 from tilewright.passes.graph.kernel_savings import Savings
 from tilewright.passes.kernels.matrix.plan import matrix_view
 from tilewright.passes.kernels.matrix.problem import matrix_problem
-from tilewright.pipelines import stage_texts
+from tilewright.passes.pipelines import official_stages
 
 CTX = PassContext(target="cuda:sm_90a", verify_each=True, reproducer_folder=None)
 RNG = np.random.default_rng(3)
@@ -42,10 +42,8 @@ def count(module: Module, name: str) -> int:
 
 def kernels(module: Module, precision: str = "fp16", *, merge: bool = True) -> Module:
     """The module as kernels for a GPU."""
-    texts = stage_texts(Level.GRAPH, "cuda", precision)
-    passes = [str(p) for p in Pipeline.parse(f"{texts['graph']}, {texts['tensor']}")]
-    kept = [p for p in passes if merge or not p.startswith("merge-products")]
-    return run_pipeline(module, Pipeline.parse(", ".join(kept)), CTX)
+    stages = official_stages(Level.GRAPH, "cuda", precision).down_to(Level.TENSOR)
+    return run_pipeline(module, (stages if merge else stages.without("merge-products")).whole, CTX)
 
 
 def attention(batch: int = 1, tokens: int = 32, size: int = 16) -> Module:

@@ -11,6 +11,7 @@ from tilewright import frontends
 from tilewright.costmodel import load_hardware
 from tilewright.ir import InputError, interpret, parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.pipelines import official_stages
 from tilewright.passes.tensor.fusion.kernel_groups import partition
 from tilewright.passes.tensor.fusion.partition_candidates import (
     FoundGroup,
@@ -29,7 +30,6 @@ from tilewright.passes.tensor.fusion.partitioners import (
     price,
     sets_of,
 )
-from tilewright.pipelines import stage_texts
 
 NETWORKS = Path(__file__).parents[1] / "data" / "relay"
 CONTEXT = PassContext(
@@ -44,10 +44,9 @@ def inputs_of(module, seed=0):
 
 def before_fusion(name):
     module = frontends.relay.load(str(NETWORKS / f"{name}.relay"), params="random")
-    texts = stage_texts(module.main.level, "cuda")
-    text = f"{texts['graph']}, {texts['tensor'].partition('fuse-kernels')[0].strip(' ,')}"
+    stages = official_stages(module.main.level, "cuda").until("fuse-kernels")
     context = PassContext(target=CONTEXT.target, hardware=CONTEXT.hardware)
-    return run_pipeline(module, Pipeline.parse(text), context)
+    return run_pipeline(module, stages.whole, context)
 
 
 @pytest.mark.parametrize("name", PARTITIONERS)

@@ -347,3 +347,54 @@ def test_nan_is_no_option():
     with pytest.raises(InputError, match="option 'limit' expects a number, got nan"):
         limited(limit=float("nan"))
     assert str(Pipeline.parse("limited{limit=-inf}")) == "limited{limit=-inf}"
+
+
+def three() -> Pipeline:
+    define("first"), define("second"), define("third")
+    return Pipeline.parse("first, second, third, first")
+
+
+@pytest.mark.parametrize(
+    ("derived", "text"),
+    [
+        (lambda p: p.until("second"), "first"),
+        (lambda p: p.since("second"), "second, third, first"),
+        (lambda p: p.after("second"), "third, first"),
+        (lambda p: p.without("first"), "second, third"),
+        (lambda p: p.only("third", "second"), "second, third"),
+        (lambda p: p.replace("second", "third, third"), "first, third, third, third, first"),
+        (lambda p: p.replace("third", Pipeline()), "first, second, first"),
+    ],
+)
+def test_a_pipeline_is_derived_from_another(derived, text):
+    assert str(derived(three())) == text
+
+
+@pytest.mark.parametrize(
+    "derived",
+    [
+        lambda p: p.until("secnd"),
+        lambda p: p.after("secnd"),
+        lambda p: p.without("first", "secnd"),
+        lambda p: p.only("secnd"),
+        lambda p: p.replace("secnd", "first"),
+    ],
+)
+def test_a_pass_that_a_pipeline_lacks_is_named(derived):
+    with pytest.raises(InputError) as e:
+        derived(three())
+    told = "no pass 'secnd' (did you mean 'second'?); it has first, second, third"
+    assert str(e.value) == f"the pipeline has {told}"
+
+
+def test_a_cut_at_a_pass_that_occurs_twice_is_refused():
+    with pytest.raises(InputError, match="expected a pass that occurs once, got 'first', which occurs 2 t"):
+        three().until("first")
+
+
+def test_a_part_of_a_pipeline_keeps_order_and_options():
+    whole = three()
+    assert whole.only("first", "third").is_part_of(whole)
+    assert not Pipeline.parse("third, second").is_part_of(whole)
+    d = tile_loops_definition()
+    assert not Pipeline((d(size=5),)).is_part_of(Pipeline((d(size=6),)))

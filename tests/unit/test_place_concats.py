@@ -9,18 +9,17 @@ from concat_networks import dense_block, network, random_network
 from unbuilt_plans import plan_of
 
 import tilewright as tw
-from tilewright import pipelines
 from tilewright.frontends import relay
 from tilewright.ir.tensor.join_ops import layout_in, placed
 from tilewright.ir.types import TensorType
+from tilewright.passes import pipelines
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
 from tilewright.runtime.arena.check import find_hazards
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 RELAY = Path(__file__).parents[1] / "data" / "relay"
-PASSES = ("join-concats,\nfold-constant-tensors,\n", "place-concats,\n")
-WITHOUT = pipelines.TENSOR.replace(PASSES[0], "").replace(PASSES[1], "")
+WITHOUT = pipelines.TENSOR.without("join-concats", "place-concats")
 
 
 def inputs_of(module, seed=0):

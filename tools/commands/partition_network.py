@@ -16,8 +16,8 @@ from tilewright.ir import InputError, Module, Op, WorkError, interpret, show
 from tilewright.ir.graph_ops.communication import halo_pieces
 from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.ir.opdef import op_def
-from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.pipelines import GRAPH
+from tilewright.passes import PassContext, run_pipeline
+from tilewright.passes.pipelines import GRAPH
 from tilewright.running.checking import random_inputs, relative_error
 from tilewright.runtime.atomic_file import atomic_file
 from tilewright.tools.commands.network import load_network
@@ -30,7 +30,7 @@ def run_network_partition(a: argparse.Namespace) -> None:
     """Divide, check where asked, write, report."""
     module = load_network(a)
     parts = [rank_module(module, a.mode, a.devices, rank, a.mode_options) for rank in range(a.devices)]
-    whole = run_pipeline(module, Pipeline.parse(" ".join(GRAPH.split())), PassContext())
+    whole = run_pipeline(module, GRAPH, PassContext())
     result: dict[str, Any] = {
         "devices": a.devices,
         "mode": a.mode,

@@ -16,7 +16,7 @@ from tilewright.kernel_builds import emit_kernels
 from tilewright.levels import verify
 from tilewright.passes import DumpFolder, Instrument, PassContext, Pipeline, PrintAfter, PrintDiff, Timing
 from tilewright.passes import run_pipeline as run_passes
-from tilewright.pipelines import stage_texts
+from tilewright.passes.pipelines import official_stages
 from tilewright.plan_text.writing import plan_module
 from tilewright.runtime.atomic_file import atomic_file
 from tilewright.targets import Target, resolve_target
@@ -89,28 +89,26 @@ def _pipeline(arguments: argparse.Namespace, source: Source, target: Target) -> 
     if arguments.level is not None or by_default:
         level = arguments.level or "thread"
         choices = {name: getattr(arguments, name) for name in LOWERING}
-        text = level_text(source, level, target.language, **choices)
-        return Pipeline.parse(text, where="default pipeline")
+        return official_to(source, level, target.language, **choices)
     for name in LOWERING:
         if name in arguments.given:
             raise InputError("it names its own passes, of which no option chooses", where=source.name)
     return Pipeline.parse(source.header.get("pipeline", ""), where=f"{source.name}: pipeline")
 
 
-def level_text(source: Source, level: str, language: str, **choices: str) -> str:
-    """The default passes that bring a module down to `level`; raises InputError when it is below already.
+def official_to(source: Source, level: str, language: str, **choices: str) -> Pipeline:
+    """The official passes that bring a module down to `level`; raises InputError when it is below already.
 
-    choices: options of `stage_texts`. A plan needs no pass below the thread level: see `_plan`.
+    choices: options of `official_stages`. A plan needs no pass below the thread level: see `_plan`.
     """
-    names = [x.value for x in Level]
-    lowest = max((names.index(f.level.value) for f in source.module.funcs), default=0)
-    wanted = names.index("thread" if level == "source" else level)
+    levels = list(Level)
+    lowest = max((levels.index(f.level) for f in source.module.funcs), default=0)
+    wanted = levels.index(Level("thread" if level == "source" else level))
     if lowest > wanted:
-        raise InputError(f"the module is at the {names[lowest]} level already", where=source.name)
-    if lowest >= names.index("thread"):
-        return ""
-    stages = stage_texts(Level(names[lowest]), language, **choices)
-    return ", ".join(stages[n] for n in names[: wanted + 1] if stages.get(n))
+        raise InputError(f"the module is at the {levels[lowest].value} level already", where=source.name)
+    if lowest >= levels.index(Level.THREAD):
+        return Pipeline()
+    return official_stages(levels[lowest], language, **choices).down_to(levels[wanted]).whole
 
 
 def _plan(

@@ -15,12 +15,11 @@ import numpy as np
 from tilewright.codegen.builders.cache import cache_key
 from tilewright.codegen.builders.nvrtc import BASE_FLAGS, nvrtc_version
 from tilewright.executable import clear_errors
-from tilewright.ir import Builder, Constants, Level, Module, TensorType, Value
+from tilewright.ir import Builder, Constants, Module, TensorType, Value
 from tilewright.ir.types import storage_dtype
 from tilewright.kernel_builds import compiled, emit_kernels, kernel_codes
-from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.lowering import lower_program, with_packed_weights
 from tilewright.passes.tensor.prefetch_weights import weights_leave_l2
-from tilewright.pipelines import PACKING, stage_texts
 from tilewright.planning import constants_of, plan_module
 from tilewright.running.devices import open_device
 from tilewright.runtime.interface.device import Device, LoadedPlan
@@ -32,8 +31,6 @@ from tilewright.tuning.database.records import METHOD, Key, Measurement
 from tilewright.tuning.repeated_plan import RUNS, SPREAD, copies_in, repeated
 
 REPLAYS = 12
-#: what marks the weights of programs as it marks those of a network that exceed the L2
-PREFETCHING = "prefetch-weights{share=0.0},"
 
 
 class RandomConstants:
@@ -167,10 +164,7 @@ class Measurer:
             return loaded.run([_eighth(a) for a in _inputs(program.module)])
 
     def _constants(self, program: Program, plan: ExecutionPlan) -> dict[str, np.ndarray]:
-        module = program.module
-        if not program.packed:
-            context = PassContext(target=str(self.target), hardware=self.target.hardware)
-            module = run_pipeline(module, Pipeline.parse(f"{PACKING}, dce"), context)
+        module = program.module if program.packed else with_packed_weights(program.module, self.target)
         return constants_of(plan, module.constants)
 
     def seconds(self, modules: Sequence[Module]) -> list[float]:
@@ -211,10 +205,7 @@ def lowered(module: Module, target: Target, *, cold: bool) -> tuple[Module, Exec
 
     module: tensor level, kernels outlined, parameters chosen.
     """
-    thread = stage_texts(Level.TENSOR, target.language)["thread"]
-    passes = Pipeline.parse(f"{PACKING}, dce, {PREFETCHING if cold else ''} {thread}")
-    context = PassContext(target=str(target), hardware=target.hardware)
-    out = run_pipeline(module, passes, context)
+    out = lower_program(module, target, cold=cold)
     sources = emit_kernels(out, target)
     return out, plan_module(out, sources, kernel_codes(sources, target), str(target))
 

@@ -1,0 +1,218 @@
+"""The official pipelines as values: stages of configured passes from which all others are derived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from tilewright.ir import Level, UnsupportedError
+from tilewright.passes.framework.pipeline import Pipeline
+
+#: no passes
+NOTHING = Pipeline()
+
+#: Relay-level clean-up and algebra on the graph
+GRAPH = Pipeline.parse("""
+infer-shapes,
+decompose-octave,
+fold-batch-norm,
+fold-scale-axis,
+fold-constants,
+cse,
+dce
+""")
+
+#: what follows products in their own dimensions; products with constants on one input as one product
+PRODUCTS = Pipeline.parse("sink-reshapes, merge-products")
+
+#: how each convolution is computed
+ALGORITHMS = Pipeline.parse("choose-algorithms")
+
+#: graph ops to tensor ops, and what of them is known at compile time
+GRAPH_TO_TENSOR = Pipeline.parse("graph-to-tensor, fold-constant-tensors")
+
+#: tensor ops to kernels with chosen parameters
+TENSOR = Pipeline.parse("""
+sort-scatters,
+chunk-scans,
+split-reductions,
+fold-channels,
+forward-copies,
+cse,
+dce,
+choose-layouts,
+fold-constant-tensors,
+drop-unit-dims,
+cse,
+dce,
+join-concats,
+fold-constant-tensors,
+inline-scalars,
+fuse-kernels,
+place-concats,
+chain-kernels{when=auto, only=contract-reduce+reduce-reduce},
+store-factors,
+split-dims,
+merge-dims,
+share-kernels,
+mark-weights,
+choose-parameters,
+pack-weights,
+dce,
+prefetch-weights
+""")
+
+#: the first pass of TENSOR that needs the final parameters: before it they may be chosen by measurement
+PACKING = "pack-weights"
+
+_THREAD = Pipeline.parse("""
+tensor-to-thread,
+simplify-thread,
+vectorise,
+simplify-thread,
+excess-precision,
+thread-dce,
+place-barriers
+""")
+
+#: kernels to what one thread does, per kernel language: a CPU vectorises arithmetic, a GPU only memory
+#: accesses; only launches on a GPU overlap, and the passes for that leave kernels of GPUs that cannot alone
+THREAD: Mapping[str, Pipeline] = {
+    "cuda": _THREAD.replace("vectorise", "vectorise{max_bytes=16}")
+    + Pipeline.parse("delay-stores, overlap-launches"),
+    "opencl": _THREAD.replace("vectorise", "vectorise{max_bytes=64, registers=true}"),
+}
+
+#: passes that carry out a precision, by stage; they run before what they let later passes fold and fuse
+PRECISIONS: Mapping[str, Mapping[str, Pipeline]] = {
+    "fp32": {},
+    "tf32": {"tensor": Pipeline.parse("allow-tf32")},
+    "fp16": {"graph": Pipeline.parse("mixed-precision{dtype=f16}, fold-constants, cse, dce")},
+    "bf16": {"graph": Pipeline.parse("mixed-precision{dtype=bf16}, fold-constants, cse, dce")},
+}
+
+#: what tidies up after own passes of the graph level; those of others are followed by the like anyway
+OWN_GRAPH_PASSES_END = Pipeline.parse("fold-constants, cse, dce")
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The pipeline of each level in turn; that of a level which a module is past, or never reaches, is empty.
+
+    A pass that is named must occur once in all stages together (`until`, `since`, `replace`).
+    """
+
+    graph: Pipeline = NOTHING
+    tensor: Pipeline = NOTHING
+    thread: Pipeline = NOTHING
+
+    def __iter__(self) -> Iterator[tuple[Level, Pipeline]]:
+        """The stages that hold passes, by the level of their modules at the end."""
+        stages = zip((Level.GRAPH, Level.TENSOR, Level.THREAD), self._each(), strict=True)
+        return ((level, pipeline) for level, pipeline in stages if pipeline.passes)
+
+    @property
+    def whole(self) -> Pipeline:
+        """All passes in order."""
+        return self.graph + self.tensor + self.thread
+
+    def down_to(self, level: Level) -> Stages:
+        """The stages that end at `level` or above it."""
+        levels = list(Level)
+        kept = {x.value: p for x, p in self if levels.index(x) <= levels.index(level)}
+        return Stages(**kept)
+
+    def until(self, name: str) -> Stages:
+        """What comes before the pass of this name."""
+        return self._cut(name, Pipeline.until, 1)
+
+    def since(self, name: str) -> Stages:
+        """The pass of this name and what comes after it."""
+        return self._cut(name, Pipeline.since, -1)
+
+    def without(self, *names: str) -> Stages:
+        """The stages without the passes of these names, each of which occurs."""
+        for name in names:
+            self.whole.without(name)  # the sentence on a name that does not occur tells all that do
+        return Stages(*(p.without(*(n for n in names if n in p.names)) for p in self._each()))
+
+    def replace(self, name: str, new: Pipeline | str) -> Stages:
+        """The stages with `new` in place of the pass of this name."""
+        level = self._stage_of(name).value
+        return replace(self, **{level: getattr(self, level).replace(name, new)})
+
+    def _each(self) -> tuple[Pipeline, Pipeline, Pipeline]:
+        return self.graph, self.tensor, self.thread
+
+    def _cut(self, name: str, cut: Callable[[Pipeline, str], Pipeline], side: int) -> Stages:
+        """The stages up to (side 1) or from (side -1) the one with the pass, which itself is cut."""
+        place = self._stage_of(name)
+        levels = list(Level)
+        kept = {
+            level.value: cut(pipeline, name) if level is place else pipeline
+            for level, pipeline in self
+            if side * (levels.index(place) - levels.index(level)) >= 0
+        }
+        return Stages(**kept)
+
+    def _stage_of(self, name: str) -> Level:
+        self.whole.place_of(name)
+        return next(level for level, pipeline in self if name in pipeline.names)
+
+
+def official_stages(
+    start: Level,
+    language: str,
+    precision: str = "fp32",
+    conv_algorithm: str = "auto",
+    workspace: str = "network",
+    partitioner: str = "rules",
+) -> Stages:
+    """The stages for a module whose @main is at level `start`, in a kernel language (`cuda` or `opencl`).
+
+    partitioner: what chooses which ops share a kernel (see the pass fuse-kernels).
+    conv_algorithm, workspace: options of `choose-algorithms`; no algorithm leaves the pass out. Where `auto`
+    would compare, TF32 keeps convolutions direct: transforms multiply the rounding of their factors.
+    Raises UnsupportedError for a precision that is decided on graph ops where there are none any more.
+    """
+    extra = PRECISIONS[precision]
+    if start is not Level.GRAPH and "graph" in extra:
+        raise UnsupportedError(
+            f"precision {precision} is decided on graph ops; @main holds tensor ops already"
+        )
+    tensor = extra.get("tensor", NOTHING) + TENSOR
+    if partitioner != "rules":
+        tensor = tensor.replace("fuse-kernels", f"fuse-kernels{{partitioner={partitioner}}}")
+    if start is not Level.GRAPH:
+        return Stages(tensor=tensor, thread=THREAD[language])
+    products = PRODUCTS
+    if precision == "tf32":
+        products = products.replace("merge-products", "merge-products{tf32=true}")
+    graph = GRAPH + extra.get("graph", NOTHING) + products
+    if conv_algorithm:
+        graph += _algorithms(precision, conv_algorithm, workspace)
+    return Stages(graph, GRAPH_TO_TENSOR + tensor, THREAD[language])
+
+
+def _algorithms(precision: str, conv_algorithm: str, workspace: str) -> Pipeline:
+    if conv_algorithm == "auto" and precision == "tf32":
+        conv_algorithm = "direct"
+    option = f"algorithm={conv_algorithm}" if conv_algorithm != "auto" else f"workspace={workspace}"
+    if option == "workspace=network":  # as the pass does by itself
+        return ALGORITHMS
+    return ALGORITHMS.replace("choose-algorithms", f"choose-algorithms{{{option}}}")
+
+
+def around_own_passes(level: Level, pipeline: Pipeline) -> tuple[Pipeline, Pipeline]:
+    """What of a stage's pipeline comes before the own passes of its level, and what comes after them.
+
+    graph: after the clean-up (batch norms and scales folded), before precision and algorithms are decided.
+    tensor: right after lowering, before anything is cut into kernels. thread: after simplification and
+    vectorisation, before barriers are placed for the code they leave.
+    """
+    if level is Level.THREAD:
+        return pipeline.until("place-barriers"), pipeline.since("place-barriers")
+    first = GRAPH if level is Level.GRAPH else GRAPH_TO_TENSOR
+    if pipeline.first(len(first)) != first:
+        first = NOTHING  # the module is past it
+    return first, Pipeline(pipeline.passes[len(first) :])

@@ -1,0 +1,68 @@
+"""The official stages: cut, changed and joined as values, and printed as pipelines write them."""
+
+import pytest
+
+from tilewright.ir import InputError, Level
+from tilewright.passes import Pipeline, pipelines
+from tilewright.passes.pipelines import GRAPH, TENSOR, Stages, around_own_passes, official_stages
+
+
+def test_cuts_go_through_all_stages():
+    stages = official_stages(Level.GRAPH, "cuda")
+    before, rest = stages.until("pack-weights"), stages.since("pack-weights")
+    assert before.graph == stages.graph
+    assert before.thread == rest.graph == Pipeline()
+    assert before.whole + rest.whole == stages.whole
+    assert rest.thread == stages.thread
+    assert stages.down_to(Level.TENSOR).whole == stages.graph + stages.tensor
+    assert [level for level, _ in rest] == [Level.TENSOR, Level.THREAD]
+
+
+def test_passes_of_stages_are_replaced_and_left_out():
+    stages = official_stages(Level.TENSOR, "opencl")
+    changed = stages.replace("fuse-kernels", "fuse-kernels{partitioner=none}").without("excess-precision")
+    assert "fuse-kernels{partitioner=none}, place-concats" in str(changed.tensor)
+    assert "excess-precision" not in changed.thread.names
+    with pytest.raises(InputError, match=r"no pass 'fuse-kernel' \(did you mean 'fuse-kernels'"):
+        stages.without("dce", "fuse-kernel")
+    with pytest.raises(InputError, match="no pass 'infer-shapes'"):
+        stages.until("infer-shapes")
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "choose-algorithms"),
+        ({"workspace": "any"}, "choose-algorithms{workspace=any}"),
+        ({"conv_algorithm": "fft", "workspace": "any"}, "choose-algorithms{algorithm=fft}"),
+        ({"precision": "tf32"}, "choose-algorithms{algorithm=direct}"),
+        ({"conv_algorithm": ""}, "merge-products"),
+    ],
+)
+def test_options_of_a_compilation_are_options_of_passes(given, text):
+    assert str(official_stages(Level.GRAPH, "cuda", **given).graph.passes[-1]) == text
+
+
+@pytest.mark.parametrize("precision", list(pipelines.PRECISIONS))
+@pytest.mark.parametrize("language", list(pipelines.THREAD))
+def test_official_pipelines_can_run_in_their_order(precision, language):
+    whole = official_stages(Level.GRAPH, language, precision).whole
+    whole.check({Level.GRAPH}, facts=("verified",))
+    assert Pipeline.parse(str(whole)) == whole
+
+
+def test_own_passes_run_behind_what_they_build_on():
+    stages = official_stages(Level.GRAPH, "cuda", "fp16")
+    first, rest = around_own_passes(Level.GRAPH, stages.graph)
+    assert first == GRAPH
+    assert rest.names[0] == "mixed-precision"
+    assert around_own_passes(Level.TENSOR, TENSOR) == (Pipeline(), TENSOR)
+    first, rest = around_own_passes(Level.TENSOR, stages.tensor)
+    assert (first.names[-1], rest) == ("fold-constant-tensors", TENSOR)
+    first, rest = around_own_passes(Level.THREAD, stages.thread)
+    assert (first.names[-1], rest.names[0]) == ("thread-dce", "place-barriers")
+
+
+def test_no_stage_is_no_pass():
+    assert list(Stages()) == []
+    assert str(Stages().whole) == ""
