@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from tilewright.frontends.torch.survey import draws
 from tilewright.ir.errors import UnsupportedError
 
 #: what torch and TVM raise on programs they cannot take
@@ -23,7 +24,10 @@ _KEPT = (
 
 
 def core_program(program: Any) -> Any:
-    """A copy of an exported program in ATen's core operators and those kept; specialised inputs are gone."""
+    """A copy of an exported program in ATen's core operators and those kept.
+
+    Specialised inputs and random numbers that nothing reads are gone.
+    """
     torch = import_module("torch")
     table = torch.export.default_decompositions()
     for name in _KEPT:
@@ -39,6 +43,7 @@ def core_program(program: Any) -> Any:
             f"torch cannot take the program apart into core operators: {lines[0]}"
         ) from error
     _drop_specialised_inputs(program)
+    _drop_unread_draws(program.graph)
     return program
 
 
@@ -99,3 +104,10 @@ def _drop_specialised_inputs(program: Any) -> None:
             if node.name == spec.arg.name and not node.users:
                 program.graph.erase_node(node)
                 specs.remove(spec)
+
+
+def _drop_unread_draws(graph: Any) -> None:
+    """Random numbers that nothing reads: layers that training skips at random draw them in either mode."""
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and not node.users and draws(node):
+            graph.erase_node(node)

@@ -53,8 +53,9 @@ def survey(program: Any, known: Container[str] | None) -> None:
         name = operator_name(node)
         if _trains(node, name):
             findings.add(TRAINING, name, place)
-        elif _draws(node, name):
-            findings.add(RANDOM, name, place)
+        elif draws(node):
+            if node.users:
+                findings.add(RANDOM, name, place)
         elif known is not None and name not in known:
             findings.add(OPERATORS, name + (f" ({_HINTS[name]})" if name in _HINTS else ""), place)
     findings.check("exported program")
@@ -70,6 +71,17 @@ def place_of(node: Any) -> str:
     # Frames of code that torch generated tell nothing.
     frames = re.findall(r'File "([^"<]+)", line (\d+), in (\S+)', node.meta.get("stack_trace") or "")
     return f"{node.name} ({frames[-1][0]}:{frames[-1][1]})" if frames else str(node.name)
+
+
+def draws(node: Any) -> bool:
+    """Whether a call draws random numbers."""
+    name = operator_name(node)
+    tags = {str(tag).rsplit(".", 1)[-1] for tag in getattr(node.target, "tags", ())}
+    base = name.split(".")[0].rstrip("_")
+    if "scaled_dot_product" in base:
+        # It draws for its dropout only, which its translation refuses.
+        return False
+    return base in _RANDOM or ("nondeterministic_seeded" in tags and base not in _TRAINING_FLAGS)
 
 
 def _nodes(module: Any) -> Iterator[Any]:
@@ -118,12 +130,3 @@ def _argument(node: Any, name: str, position: int) -> Any:
         if key in node.kwargs:
             return node.kwargs[key]
     return node.args[position] if len(node.args) > position else False
-
-
-def _draws(node: Any, name: str) -> bool:
-    tags = {str(tag).rsplit(".", 1)[-1] for tag in getattr(node.target, "tags", ())}
-    base = name.split(".")[0].rstrip("_")
-    if "scaled_dot_product" in base:
-        # It draws for its dropout only, which its translation refuses.
-        return False
-    return base in _RANDOM or ("nondeterministic_seeded" in tags and base not in _TRAINING_FLAGS)

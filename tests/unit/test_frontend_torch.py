@@ -207,6 +207,19 @@ def test_a_buffer_that_changes_is_refused():
         from_exported(exported(model, torch.randn(2)))
 
 
+def test_random_numbers_that_nothing_reads_are_no_matter():
+    def layer(self, x):
+        # Layers that training skips at random draw in either mode.
+        skipped = torch.rand([])
+        return x if self.training and skipped < 0.1 else x + 1
+
+    x = torch.randn(3)
+    program = exported(Function(layer).eval(), x)
+    assert any(node.name.startswith("rand") for node in program.graph.nodes)
+    with tw.compile(from_exported(program), target="reference", progress=False) as exe:
+        np.testing.assert_array_equal(exe(x.numpy())[0], (x + 1).numpy())
+
+
 def test_batch_norm_in_training_is_refused():
     with pytest.raises(tw.UnsupportedError, match="training mode"):
         from_exported(exported(nn.BatchNorm1d(3).train(), torch.randn(4, 3)))
