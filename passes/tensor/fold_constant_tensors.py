@@ -33,7 +33,8 @@ def fold_constant_tensors(
     """
     if module.main.level is not Level.TENSOR:
         return module
-    known = _known(module, max_elements)
+    computable = _known(module, max_elements)
+    known = dict(computable)
     for op in reversed(list(known)):
         if is_copy(op) and blows_up(op) and _is_needed(op, known, module.main):
             del known[op]
@@ -42,10 +43,11 @@ def fold_constant_tensors(
         return module
     pool = ConstantPool(module.constants)
     results = [(op, r) for op in wanted for r in op.results]
-    arrays = _evaluated(module, known, [r for _, r in results])
+    # A copy that stays may still be read by ops that become constants.
+    arrays = _evaluated(module, computable, [r for _, r in results])
     new: dict[Op, list[Op]] = {op: [] for op in wanted}
     for (op, value), array in zip(results, arrays, strict=True):
-        name = pool.add(_name(op, known), array.astype(storage_dtype(value.tensor.dtype)))
+        name = pool.add(_name(op, computable), array.astype(storage_dtype(value.tensor.dtype)))
         attrs = (("name", name),)
         new[op].append(Op("tensor.constant", (), attrs, (value,), None, op.loc))
     ops = [x for op in module.main.body.ops for x in new.get(op, [op])]
