@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
+from tilewright.ir.facts import Elements
 from tilewright.ir.nodes import Attr, Op
+from tilewright.ir.opdef import facts_of
 
 R = TypeVar("R")
 
@@ -88,6 +90,10 @@ SliceRule = Callable[[Op, int, int, int], Sliced | None]
 #: (op, number of an operand, axis of it, start, end) -> the op on these rows; None: it needs all of them
 PartialRule = Callable[[Op, int, int, int, int], Partial | None]
 
+#: what ops do to elements whose rows follow from their labels: no attribute changes, no rows overlap
+_LABELS_SUFFICE = {
+    *(Elements.KEEPS, Elements.MAPS, Elements.MAPS_PER_CHANNEL, Elements.REDUCES, Elements.NORMALISES),
+}
 _SLICES: dict[str, SliceRule] = {}
 _PARTIALS: dict[str, PartialRule] = {}
 
@@ -116,9 +122,21 @@ def _registering(table: dict[str, R], names: Sequence[str], what: str) -> Callab
 
 
 def sliced(op: Op, axis: int, start: int, end: int) -> Sliced | None:
-    """How rows [start, end) along `axis` of the results of an op are made; None where no rule says so."""
+    """How rows [start, end) along `axis` of the results of an op are made; None where nothing says so."""
     rule = _SLICES.get(op.name)
+    if rule is None and facts_of(op.name).elements in _LABELS_SUFFICE:
+        rule = _labelled_rows
     return None if rule is None else rule(op, axis, start, end)
+
+
+def _labelled_rows(op: Op, axis: int, start: int, end: int) -> Sliced | None:
+    """The rows of every operand that have the label of the result's rows; none where the op needs all."""
+    labels = facts_of(op.name).division(op)
+    label = labels.results[0][axis] if labels is not None else None
+    if labels is None or label is None:
+        return None
+    places = (dims.index(label) if label in dims else None for dims in labels.operands)
+    return Sliced(tuple(None if at is None else Need(at, start, end) for at in places))
 
 
 def summed(op: Op, operand: int, axis: int, start: int, end: int) -> Partial | None:

@@ -18,7 +18,6 @@ from tilewright.passes.graph.distribute.distribution import (
 )
 from tilewright.passes.graph.distribute.sharding import (  # noqa: F401  (they register the rules of ops)
     movement_rules,
-    pointwise_rules,
     product_rules,
     reduction_rules,
     window_rules,
