@@ -121,7 +121,7 @@ class Facts:
     precision: Precision = field(default=UNSTATED, metadata={"meaning": "what mixed precision may do"})
     exact: bool = field(
         default=UNSTATED,
-        metadata={"meaning": "whether its floating results are, but for their sign, bits of its operands"},
+        metadata={"meaning": "whether its floating results are, but for signs, bits of operands or given"},
     )
     division: Division = field(default=UNSTATED, metadata={"meaning": "how its dimensions may be divided"})
     extents: Extents = field(

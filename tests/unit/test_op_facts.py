@@ -2,11 +2,15 @@
 
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 
 from tilewright.ir import Builder, InputError, OpDef, TensorType, Value, define
 from tilewright.ir.facts import SAME_MEMORY, UNSTATED, Elements, Facts, no_flops
 from tilewright.ir.opdef import facts_of, is_defined, op_defs
+from tilewright.ir.types import FLOATS
+from tilewright.tools.fuzz.generate import DRAWERS, draw
+from tilewright.tools.fuzz.program import Program
 
 GRAPH = [d for d in op_defs() if d.name.startswith("graph.")]
 COMPLETE = facts_of("graph.tanh")
@@ -83,3 +87,47 @@ def test_the_work_of_an_octave_convolution_is_that_of_its_parts():
     convolutions = 2 * (2 * 8 * 8 + 3 * (2 * 4 * 4)) * (2 * 3 * 3)
     mean, additions = (2 * 4 * 4) * 4, 2 * 8 * 8 + 2 * 4 * 4
     assert facts_of(op.name).flops(op) == convolutions + mean + additions
+
+
+def drawn(seeds=range(4)):
+    """A few programs with every op that is drawn."""
+    for name in DRAWERS:
+        for seed in seeds:
+            p = Program(seed)
+            if draw(p, name):
+                yield p
+
+
+def test_labels_name_dimensions_of_one_extent():
+    checked = set()
+    for p in drawn():
+        for op in p.builder.ops:
+            labels = facts_of(op.name).division(op)
+            if labels is None:
+                continue
+            values = [v.tensor.shape for v in (*op.operands, *op.results)]
+            dims = [*labels.operands, *labels.results]
+            assert [len(d) for d in dims] == [len(s) for s in values], op.name
+            pairs = {(k, n) for d, s in zip(dims, values, strict=True) for k, n in zip(d, s, strict=True)}
+            named = [k for k, _ in pairs if k is not None]
+            assert len(named) == len(set(named)), (op.name, labels, values)
+            checked.add(op.name)
+    assert len(checked) > 120
+
+
+def test_exact_results_are_bits_of_operands_or_numbers_that_were_given():
+    checked = set()
+    for p in drawn():
+        arrays = {e.value: e.native for e in p.entries}
+        for op in p.builder.ops:
+            floats = [r for r in op.results if r.tensor.dtype in FLOATS]
+            if not facts_of(op.name).exact or not floats or op.name == "graph.constant":
+                continue
+            given = [a for _, a in op.attrs if isinstance(a, int | float)]
+            for result in floats:
+                found = arrays[result]
+                known = [np.abs(arrays[v].astype(found.dtype)).ravel() for v in op.operands]
+                known.append(np.abs(np.asarray([0, *given]).astype(found.dtype)))
+                assert np.isin(np.abs(found), np.concatenate(known)).all(), op.name
+            checked.add(op.name)
+    assert len(checked) > 40
