@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import warnings
 from collections.abc import Mapping, Sequence
@@ -90,10 +91,11 @@ class Dynamo:
         """Compile at the first call; raises FellBack where eager torch had to help."""
         torch = import_module("torch")
         place = "cuda" if target.startswith("cuda") and torch.cuda.is_available() else "cpu"
+        # A copy moves: the network itself gives exact results on the processor for the next batch.
         torch._dynamo.reset()
         options = {"target": target, "precision": precision}
         compiled = torch.compile(
-            self._network.to(place), backend="tilewright", options=options, dynamic=False
+            copy.deepcopy(self._network).to(place), backend="tilewright", options=options, dynamic=False
         )
         with warnings.catch_warnings(record=True) as caught, torch.no_grad():
             warnings.simplefilter("always", FallbackWarning)
