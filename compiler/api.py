@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from tilewright.choices import PARTITIONER, ConvAlgorithm, Partitioner, Precision, Tune, Workspace
 from tilewright.costmodel.hardware.calibration import calibrated_constants
+from tilewright.costmodel.hardware.provenance import borrowed_constants
 from tilewright.driver import Lowered, build, lower
 from tilewright.executable import Artifact, Executable, clear_errors
 from tilewright.ir import Func, InputError, Level, Module, Pairs, show
@@ -227,7 +228,8 @@ def _constant_names(module: Module) -> list[str]:
 def facts_of(lowered: Lowered, target: Target) -> dict[str, Any]:
     """What a report says of a compilation.
 
-    The hardware record, whether it was calibrated, and the constants that were measured. Of each kernel the
+    The hardware record, whether it was calibrated, the constants that were measured, those of another device,
+    and the device without a record that it is used for. Of each kernel the
     skeleton, parameters, bound, estimate and limit; of each convolution the algorithms;
     how many values changed their layout.
     """
@@ -235,6 +237,8 @@ def facts_of(lowered: Lowered, target: Target) -> dict[str, Any]:
         "hardware": target.hardware.name,
         "hardware_origin": target.hardware.origin,
         "hardware_constants": calibrated_constants(target.hardware),
+        "hardware_borrowed": borrowed_constants(target.hardware),
+        "hardware_stands_for": target.hardware.stands_for,
         "chosen_by": "measurement" if any(f.get("measured_s") for f in lowered.tensor.funcs) else "model",
         "convolutions": convolution_facts(lowered.graph.main, target.hardware),
         "layouts": layout_facts(lowered.thread.main),

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 
 from tilewright.calibration.store import as_calibrated, has_calibrations
-from tilewright.costmodel import CpuHardware, Hardware, compiled_for, fill_from_machine, load_hardware
+from tilewright.costmodel import (
+    CpuHardware,
+    Hardware,
+    compiled_for,
+    fill_from_machine,
+    find_hardware,
+    load_hardware,
+    nearest_hardware,
+)
+from tilewright.costmodel.hardware.provenance import nearest_text
 from tilewright.ir import InputError, WorkError
 from tilewright.ir.given import given
 from tilewright.runtime.errors import DeviceError, DeviceMissingError
@@ -45,8 +55,9 @@ def resolve_target(text: str, *, with_calibration: bool = True) -> Target:
     The device found (of `auto`, `cuda` and `opencl`) brings its calibration, if it has one; a target that
     names an architecture has the record as it comes with Tilewright, and so has every one without
     `with_calibration`, whatever state its file is in. `opencl:NAME` picks the device whose
-    implementation (`intel`, `pocl`) or name NAME means. Raises InputError for anything else, and
-    WorkError where no OpenCL device has the name.
+    implementation (`intel`, `pocl`) or name NAME means. A GPU or an architecture without a record has that of
+    the nearest architecture, with a RuntimeWarning. Raises InputError for anything else, and WorkError where
+    no OpenCL device has the name.
     """
     kind, _, arch = given(text, str, f"a target as text ({', '.join(NAMES)})").partition(":")
     if kind == "auto" and not arch:
@@ -75,7 +86,7 @@ def shipped_record(target: Target) -> Hardware:
     shipped = load_hardware(target.hardware.name)
     if isinstance(shipped, CpuHardware) and isinstance(target.hardware, CpuHardware):
         return fill_from_machine(shipped, FLOAT_BITS * target.hardware.simd_lanes)
-    return compiled_for(shipped, target.arch)
+    return replace(compiled_for(shipped, target.arch), stands_for=target.hardware.stands_for)
 
 
 def device_name(target: Target) -> str:
@@ -152,13 +163,15 @@ def _opencl_record(name: str, with_calibration: bool) -> Hardware:
 
 
 def _gpu_record(arch: str, device: str) -> Hardware:
-    """The record of the device by name, else of its architecture, else of the closest one recorded."""
-    for name in (device, f"cuda:{arch}"):
-        try:
-            if name:
-                return compiled_for(load_hardware(name), arch)
-        except InputError:
-            continue
-    number = int(re.sub(r"\D", "", arch))
-    closest = "sm_90a" if number >= 90 else "sm_80" if number >= 80 else "sm_75" if number >= 75 else "sm_70"
-    return compiled_for(load_hardware(f"cuda:{closest}"), arch)
+    """The record of the device, if one is named, else of the architecture.
+
+    Where there is none, that of the nearest architecture, with a warning. Raises InputError where a record is
+    damaged, or several claim the device: such a device is given no other's record.
+    """
+    own = find_hardware(device or f"cuda:{arch}")
+    if own is not None:
+        return compiled_for(own, arch)
+    nearest = nearest_hardware(arch)
+    without = device or f"the architecture {arch}"
+    warnings.warn(nearest_text(nearest.name, without), RuntimeWarning, stacklevel=1)
+    return replace(compiled_for(nearest, arch), stands_for=without)

@@ -6,9 +6,11 @@ from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, 
 from tilewright.costmodel.hardware.loader import (
     compiled_for,
     fill_from_machine,
+    find_hardware,
     known_hardware,
     load_hardware,
     load_hardware_file,
+    nearest_hardware,
 )
 from tilewright.costmodel.kernels.bound import Bound, contract_bound, contract_bound_of, global_bound
 from tilewright.costmodel.kernels.bound_terms import Assumptions
@@ -69,11 +71,13 @@ __all__ = [
     "conv_problem",
     "explain",
     "fill_from_machine",
+    "find_hardware",
     "global_bound",
     "known_hardware",
     "likely_contract",
     "load_hardware",
     "load_hardware_file",
     "matmul_problem",
+    "nearest_hardware",
     "rank_contract",
 ]

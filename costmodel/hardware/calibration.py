@@ -111,7 +111,7 @@ def calibrated(hardware: Hardware, calibration: Calibration, where: str = "") ->
         _check_plausible(name, found.value, shipped, where)
         if name not in kept:
             changes[name] = _taken(roles[name], shipped, found.value)
-    return replace(hardware, **changes, origin=calibration.origin)
+    return replace(_own(hardware, changes), **changes, origin=calibration.origin)
 
 
 def calibrated_constants(hardware: Hardware) -> dict[str, float]:
@@ -131,7 +131,13 @@ def with_constants(
             raise InputError(f"expected calibrated constants, got {name!r:.80} = {value!r:.40}", where=where)
         _check_plausible(name, value, float(getattr(shipped, name)), where)
         changes[name] = value
-    return replace(shipped, **changes, origin=origin)  # type: ignore[arg-type]
+    return replace(_own(shipped, changes), **changes, origin=origin)  # type: ignore[arg-type]
+
+
+def _own(hardware: Hardware, measured: Mapping[str, object]) -> Hardware:
+    """The record without the source devices of the constants that a measurement here replaces."""
+    changed = {name for name, value in measured.items() if value != getattr(hardware, name)}
+    return replace(hardware, devices=tuple(entry for entry in hardware.devices if entry[0] not in changed))
 
 
 def fitted_constants(hardware: Hardware) -> frozenset[str]:

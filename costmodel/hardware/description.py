@@ -18,6 +18,10 @@ class GpuHardware:
     Constants without the prefix `estimate_` enter the sound bound and are therefore optimistic (best ever
     seen); those with it, or with `contract_` (of
     contraction kernels), are calibration constants of the estimators.
+
+    sources: (constant, where its value comes from) of every constant. devices: (constant, device) of those
+    that were measured on, or fitted to, one device, which may be another than this one. stands_for: the
+    device or architecture without a record that this record is used for; empty where it is its own.
     """
 
     name: str
@@ -79,6 +83,8 @@ class GpuHardware:
     contract_epilogue_instructions: float
     sources: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
     origin: str = field(default=SHIPPED, compare=False, repr=False)
+    devices: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
+    stands_for: str = field(default="", compare=False, repr=False)
 
     @property
     def peak_flops_per_s(self) -> float:
@@ -93,7 +99,10 @@ class GpuHardware:
 
 @dataclass(frozen=True)
 class CpuHardware:
-    """One CPU driven through OpenCL: cores with SIMD lanes and a cache hierarchy."""
+    """One CPU driven through OpenCL: cores with SIMD lanes and a cache hierarchy.
+
+    sources, devices, stands_for: as those of `GpuHardware`.
+    """
 
     name: str
     targets: tuple[str, ...]
@@ -120,6 +129,8 @@ class CpuHardware:
     estimate_loop_clk: float
     sources: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
     origin: str = field(default=SHIPPED, compare=False, repr=False)
+    devices: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
+    stands_for: str = field(default="", compare=False, repr=False)
 
     @property
     def peak_flops_per_s(self) -> float:

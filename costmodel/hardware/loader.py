@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -52,7 +53,7 @@ _MAY_BE_ZERO = frozenset(
 #: of ARM have, other x86 processors 16 (their manuals of the instruction set)
 _LANE_BITS, _WIDEST_BITS = 32, 512
 _ARM = ("aarch64", "arm64")
-_IDENTITY = ("name", "targets", "device_names", "sources", "origin")
+_IDENTITY = ("name", "targets", "device_names", "sources", "origin", "devices", "stands_for")
 _MAX_RECORD_BYTES = 1 << 20
 
 
@@ -60,7 +61,17 @@ def load_hardware(name: str) -> Hardware:
     """The record called `name`: a record name ("H100"), a target ("cuda:sm_90a", "opencl") or a device name.
 
     A device name as a driver reports it ("NVIDIA H100 80GB HBM3") matches a record whose `device_names` entry
-    it contains. Raises InputError naming the known records and targets.
+    it contains as a word. Raises InputError naming the known records and targets.
+    """
+    if (found := find_hardware(name)) is not None:
+        return found
+    raise _unknown(name)
+
+
+def find_hardware(name: str) -> Hardware | None:
+    """The record that `load_hardware` gives, or None where there is none of that name.
+
+    Raises InputError where a device name matches several records, and where a record is damaged.
     """
     wanted = name.strip().lower()
     records = known_hardware()
@@ -69,12 +80,43 @@ def load_hardware(name: str) -> Hardware:
             return record
         if wanted in record.targets:
             return compiled_for(record, wanted.partition(":")[2])
-    hits = [r for r in records if any(part.lower() in wanted for part in r.device_names)]
-    if len(hits) == 1:
-        return hits[0]
+    hits = [r for r in records if any(_has_word(wanted, part.lower()) for part in r.device_names)]
+    if len(hits) > 1:
+        raise _unknown(name)
+    return hits[0] if hits else None
+
+
+def nearest_hardware(arch: str) -> GpuHardware:
+    """The record of the architecture `arch` ("sm_89"), else of the newest recorded one that is not newer.
+
+    Of an architecture older than all recorded ones, the record of the oldest. Raises InputError where a
+    record is damaged, or `arch` has no number.
+    """
+    if not (digits := re.search(r"\d+", arch)):
+        raise InputError(f"expected an architecture such as sm_80 or sm_90a, got '{arch}'")
+    number = int(digits[0])
+    known = sorted(
+        (int(found[1]), target, record)
+        for record in known_hardware()
+        for target in record.targets
+        if isinstance(record, GpuHardware) and (found := re.fullmatch(r"cuda:sm_(\d+)a?", target))
+    )
+    not_newer = [entry for entry in known if entry[0] <= number]
+    return (not_newer[-1] if not_newer else known[0])[2]
+
+
+def _has_word(text: str, word: str) -> bool:
+    """Whether `word` stands in `text` by itself: "h200" does in "nvidia h200", and not in "nvidia gh200"."""
+    return re.search(rf"(?<![a-z0-9]){re.escape(word)}(?![a-z0-9])", text) is not None
+
+
+def _unknown(name: str) -> InputError:
+    records = known_hardware()
     names = ", ".join(r.name for r in records)
     targets = ", ".join(t for r in records for t in r.targets)
-    raise InputError(f"expected a known device or target, got {name!r}; devices: {names}; targets: {targets}")
+    return InputError(
+        f"expected a known device or target, got {name!r}; devices: {names}; targets: {targets}"
+    )
 
 
 def compiled_for(record: Hardware, arch: str) -> Hardware:
@@ -152,15 +194,18 @@ def _record_from_table(table: Mapping[str, Any], where: str) -> Hardware:
     if not isinstance(constants, dict):
         raise InputError("expected a table [constants]", where=where)
     record_type = _KINDS[kind]
-    values, sources = _read_constants(record_type, constants, where)
+    values, sources, devices = _read_constants(record_type, constants, where)
     targets = _strings(table.get("targets", []), "targets", where)
     device_names = _strings(table.get("device_names", []), "device_names", where)
-    return record_type(name=name, targets=targets, device_names=device_names, sources=sources, **values)
+    return record_type(
+        name=name, targets=targets, device_names=device_names, sources=sources, devices=devices, **values
+    )
 
 
 def _read_constants(
     record_type: type[GpuHardware] | type[CpuHardware], constants: Mapping[str, Any], where: str
-) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
+) -> tuple[dict[str, Any], tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    """Of a table [constants]: the values, the sources, and the devices of those that name one."""
     wanted = {f.name: str(f.type) for f in fields(record_type) if f.name not in _IDENTITY}
     missing = [key for key in wanted if key not in constants]
     unknown = sorted(set(constants) - set(wanted))
@@ -168,16 +213,21 @@ def _read_constants(
         fault = f"missing constant {missing[0]!r}" if missing else f"unknown constant {unknown[0]!r}"
         raise InputError(f"{fault} in the hardware record", where=where)
     values = {key: _value(constants[key], kind == "int", key, where) for key, kind in wanted.items()}
-    return values, tuple((key, constants[key]["source"]) for key in wanted)
+    sources = tuple((key, constants[key]["source"]) for key in wanted)
+    devices = tuple((key, constants[key]["device"]) for key in wanted if "device" in constants[key])
+    return values, sources, devices
 
 
 def _value(entry: object, whole: bool, key: str, where: str) -> float | int:
-    shape = "{ value = NUMBER, source = TEXT }"
-    if not isinstance(entry, dict) or set(entry) != {"value", "source"}:
+    shape = "{ value = NUMBER, source = TEXT } with device = TEXT where it was measured on one"
+    if not isinstance(entry, dict) or set(entry) - {"device"} != {"value", "source"}:
         raise InputError(f"expected {key} = {shape}, got {entry!r:.80}", where=where)
     value, source = entry["value"], entry["source"]
     if not isinstance(source, str) or not source.strip():
         raise InputError(f"expected a source for {key}", where=where)
+    device = entry.get("device", source)
+    if not isinstance(device, str) or not device.strip():
+        raise InputError(f"expected the device of {key} to be a name, got {device!r:.80}", where=where)
     kinds = (int,) if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value < 1e18:
         word = "a whole number" if whole else "a number"

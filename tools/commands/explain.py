@@ -17,6 +17,7 @@ from tilewright.libraries.matching.layout_facts import layout_text
 from tilewright.targets import resolve_target
 from tilewright.tools.commands.network import load_network, load_saved, passes_of
 from tilewright.tools.commands.partition_table import compare_partitioners, partitioner_table
+from tilewright.tools.report.wording import hardware_text
 
 
 def run_explain(a: argparse.Namespace) -> None:
@@ -56,6 +57,7 @@ def _document(head: str, facts: Mapping[str, Any], rows: list[dict[str, Any]], l
     estimate = sum(k["calls"] * k["cost"]["estimate_s"] for k in rows)
     lines = [
         f"{head}: {len(rows)} kernels, {launches} launches",
+        hardware_text(facts),
         layout_text(facts["layouts"]),
         *map(_text, rows),
         f"sum over launches: bound {1e6 * bound:.1f} us, estimate {1e6 * estimate:.1f} us",

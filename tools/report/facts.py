@@ -233,6 +233,7 @@ def _hardware(report: Mapping[str, Any]) -> Hardware:
         raise InputError(f"the executable was made for a device that has no record here: {e}") from e
     if isinstance(record, CpuHardware):
         record = fill_from_machine(record)
+    record = replace(record, stands_for=str(report.get("hardware_stands_for", "")))
     constants = report.get("hardware_constants", {})
     if not isinstance(constants, dict):
         raise InputError(f"expected the calibrated constants of the executable, got {constants!r:.80}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
+from tilewright.costmodel.hardware.provenance import borrowed_constants, borrowed_text
 from tilewright.runtime.arena.placement import arena_lower_bound
 from tilewright.tools.page_template import filled, resource
 from tilewright.tools.report.algorithm_table import algorithm_table
@@ -99,14 +100,17 @@ def _card(name: str, value: str, below: str) -> str:
 
 
 def _note(facts: Facts) -> str:
+    hardware = facts.hardware
+    borrowed = borrowed_text(hardware.name, borrowed_constants(hardware), hardware.stands_for)
+    record = f" The {borrowed}." if borrowed else ""
     if facts.timing.measured:
         return (
             f"Times are measured on {facts.timing.where}: medians of warm runs on random inputs, kernels "
-            "timed one by one. Bounds and expectations are the cost model's."
+            f"timed one by one. Bounds and expectations are the cost model's.{record}"
         )
     return (
-        f"Times are the cost model's for {facts.hardware.name} ({facts.timing.where}). They say which "
-        "kernels matter, not how long the network takes."
+        f"Times are the cost model's for {hardware.name} ({facts.timing.where}). They say which "
+        f"kernels matter, not how long the network takes.{record}"
     )
 
 

@@ -69,8 +69,12 @@ def _or_none(check: Check) -> Check:
 
 
 # A `?` marks what may be missing.
-_REPORT: dict[str, Check] = {"hardware": _is_text, "kernels": _list_of(lambda row: True),
-                             "convolutions?": _list_of(lambda row: True)}  # fmt: skip
+_REPORT: dict[str, Check] = {
+    "hardware": _is_text,
+    "hardware_stands_for?": _is_text,
+    "kernels": _list_of(lambda row: True),
+    "convolutions?": _list_of(lambda row: True),
+}
 _KERNEL: dict[str, Check] = {
     "name": _is_text,
     "skeleton": _or_none(_is_text),

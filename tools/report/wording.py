@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tilewright.costmodel.hardware.provenance import borrowed_text
+
 
 def seconds_text(s: float) -> str:
     """`412 us`, `1.25 ms`, `2.1 s`: three digits."""
@@ -40,6 +42,15 @@ def parameter_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return " ".join(f"{d}:{n}" for d, n in value.items()) or "-"
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def hardware_text(facts: Mapping[str, Any]) -> str:
+    """What the hardware record of a compilation has from other devices, in one line; empty if nothing.
+
+    facts: those of `tilewright.api.facts_of`; files of older versions do not say it.
+    """
+    borrowed = facts.get("hardware_borrowed", {})
+    return borrowed_text(facts["hardware"], borrowed, facts.get("hardware_stands_for", ""))
 
 
 def shape_text(dtype: str, shape: tuple[int, ...]) -> str:
