@@ -60,10 +60,7 @@ class GpuHardware:
     estimate_mma_efficiency: float
     estimate_matrix_l2_bytes_per_sm_per_clk: float
     estimate_launch_s: float
-    estimate_block_clk: float
     estimate_fetch_clk: float
-    estimate_clk_per_instruction: float
-    estimate_overlap_loss: float
     estimate_barrier_clk: float
     estimate_issue_efficiency: float
     estimate_dram_efficiency: float

@@ -53,6 +53,8 @@ _MAY_BE_ZERO = frozenset(
 #: of ARM have, other x86 processors 16 (their manuals of the instruction set)
 _LANE_BITS, _WIDEST_BITS = 32, 512
 _ARM = ("aarch64", "arm64")
+#: constants of records of older versions, which nothing reads any more
+_DROPPED = frozenset({"estimate_block_clk", "estimate_clk_per_instruction", "estimate_overlap_loss"})
 _IDENTITY = ("name", "targets", "device_names", "sources", "origin", "devices", "stands_for")
 _MAX_RECORD_BYTES = 1 << 20
 
@@ -207,6 +209,11 @@ def _read_constants(
 ) -> tuple[dict[str, Any], tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
     """Of a table [constants]: the values, the sources, and the devices of those that name one."""
     wanted = {f.name: str(f.type) for f in fields(record_type) if f.name not in _IDENTITY}
+    if dropped := sorted(_DROPPED & set(constants)):
+        raise InputError(
+            f"the hardware record is of an older version: remove {', '.join(dropped)}, which nothing reads",
+            where=where,
+        )
     missing = [key for key in wanted if key not in constants]
     unknown = sorted(set(constants) - set(wanted))
     if missing or unknown:

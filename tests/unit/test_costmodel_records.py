@@ -90,9 +90,11 @@ def test_a_new_gpu_is_one_file(tmp_path: Path) -> None:
         ("{ value = 1.98e9,", "{ value = inf,", "clock_hz"),
         ("{ value = 1.98e9,", "{", "clock_hz"),
         ("[constants]", "[constants", "expected TOML"),
+        ("[constants]", '[constants]\nestimate_overlap_loss = { value = 0.6, source = "fit" }',
+         "of an older version: remove estimate_overlap_loss, which nothing reads"),
         ('targets = ["', 'targets = [3, "', "targets"),
     ],
-)
+)  # fmt: skip
 def test_malformed_records_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     text = (RECORDS / "h100.toml").read_text()
     assert old in text
