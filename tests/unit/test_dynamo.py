@@ -107,6 +107,7 @@ def test_a_program_that_torch_cannot_take_apart_falls_back(monkeypatch):
         torch.testing.assert_close(compiled(model)(x), model(x))
 
 
+@torch.no_grad()
 def test_weights_that_change_are_noticed():
     model = network()
     fast = compiled(model)
@@ -200,7 +201,8 @@ def test_outputs_of_every_kind_come_back():
     assert got["nothing"] is None
     torch.testing.assert_close(got["twice"], wanted["twice"])
     assert got["half"].dtype == torch.bfloat16
-    torch.testing.assert_close(got["half"], wanted["half"])
+    # The sum takes the values before they are rounded to 16 bits, so near -1 it differs by such a rounding.
+    torch.testing.assert_close(got["half"], wanted["half"], rtol=2**-7, atol=2**-7)
 
 
 def test_unknown_options_are_refused():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from copy import deepcopy
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -88,15 +88,18 @@ class Dynamo:
     def run(
         self, target: str, precision: Precision, inputs: Sequence[Any], *, only_compile: bool
     ) -> list[Any]:
-        """Compile at the first call; raises FellBack where eager torch had to help."""
+        """Compile at the first call; raises FellBack where eager torch had to help.
+
+        A copy of the network runs, since the network itself stays where its references are computed. What
+        Dynamo leaves to eager torch (recurrent layers) computes in float32, not in TF32, as we do.
+        """
         torch = import_module("torch")
         place = "cuda" if target.startswith("cuda") and torch.cuda.is_available() else "cpu"
-        # A copy moves: the network itself gives exact results on the processor for the next batch.
         torch._dynamo.reset()
+        torch.backends.cudnn.allow_tf32 = False
         options = {"target": target, "precision": precision}
-        compiled = torch.compile(
-            copy.deepcopy(self._network).to(place), backend="tilewright", options=options, dynamic=False
-        )
+        network = deepcopy(self._network).to(place)
+        compiled = torch.compile(network, backend="tilewright", options=options, dynamic=False)
         with warnings.catch_warnings(record=True) as caught, torch.no_grad():
             warnings.simplefilter("always", FallbackWarning)
             results = compiled(*(x.to(place) for x in inputs))
