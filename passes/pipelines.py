@@ -94,6 +94,32 @@ PRECISIONS: Mapping[str, Mapping[str, Pipeline]] = {
 #: what tidies up after own passes of the graph level; those of others are followed by the like anyway
 OWN_GRAPH_PASSES_END = Pipeline.parse("fold-constants, cse, dce")
 
+#: copies are read through and equal ops are one, before layouts are chosen
+_CLEAN = TENSOR.until("choose-layouts").only("forward-copies", "cse", "dce")
+_LOWERED = GRAPH_TO_TENSOR.only("graph-to-tensor")
+_KERNELS = _CLEAN + TENSOR.only(
+    "fuse-kernels", "store-factors", "split-dims", "merge-dims", "choose-parameters"
+)
+_STORED = _CLEAN + TENSOR.only("join-concats", "fuse-kernels")
+_PRODUCT = TENSOR.only("split-reductions") + _KERNELS.without("store-factors")
+
+#: what passes ask of pieces of a network (see `tilewright.passes.estimation`), cut out of the pipelines
+#: above: passes that decide whole networks (layouts, chains, weights) are left out.
+#: program: tensor ops as kernels with parameters; parts: with long sums cut into parts before.
+#: product: a product of graph ops, by precision. stored: kernels without parameters, which say what is
+#: stored.
+#: kernel: one outlined kernel with parameters. canonical: its dimensions, from which they are chosen.
+ESTIMATES: Mapping[str, Pipeline] = {
+    "program": _KERNELS,
+    "parts": TENSOR.only("split-reductions") + _KERNELS,
+    "product": _LOWERED + _PRODUCT,
+    "tf32 product": _LOWERED + PRECISIONS["tf32"]["tensor"] + _PRODUCT,
+    "stored": _STORED,
+    "stored of a graph": _LOWERED + _STORED,
+    "kernel": TENSOR.only("split-dims", "merge-dims", "choose-parameters"),
+    "canonical": TENSOR.only("split-dims", "merge-dims"),
+}
+
 
 @dataclass(frozen=True)
 class Stages:

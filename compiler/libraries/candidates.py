@@ -16,7 +16,8 @@ from tilewright.libraries.matching.matmul import products_of
 from tilewright.libraries.matching.norm import norms_in
 from tilewright.libraries.program import Call, program_around, with_kernel
 from tilewright.libraries.weights import with_packed_weights, with_wide_bias
-from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes import PassContext, run_pipeline
+from tilewright.passes.pipelines import TENSOR
 from tilewright.runtime.errors import DeviceMissingError
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.problem import Problem
@@ -195,6 +196,6 @@ def _with_parameters(program: Module, hardware: Hardware) -> Module:
     """Skeletons and parameters for the generated kernels of a program, by the model."""
     others = program.with_funcs(tuple(f for f in program.funcs if not f.name.endswith("_library")))
     context = PassContext(hardware=hardware, reproducer_folder=None, verify_each=False)
-    chosen = run_pipeline(others, Pipeline.parse("choose-parameters"), context)
+    chosen = run_pipeline(others, TENSOR.only("choose-parameters"), context)
     by_name = {f.name: f for f in chosen.funcs}
     return program.with_funcs(tuple(by_name.get(f.name, f) for f in program.funcs))

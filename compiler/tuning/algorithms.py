@@ -10,12 +10,13 @@ from tqdm import tqdm
 
 from tilewright.ir import Block, Builder, Module, Op, Pairs
 from tilewright.ir.nodes import Attr
-from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes import PassContext, run_pipeline
+from tilewright.passes.analysis.convolution_algorithms import OBSTACLES, obstacle_to
+from tilewright.passes.analysis.memory_room import Room, room_of
+from tilewright.passes.estimation.algorithms import Alternative
+from tilewright.passes.estimation.convolution_layers import Layer, layers_of
 from tilewright.passes.graph.choose_algorithms import with_algorithms
-from tilewright.passes.lower.algorithm_cost import Alternative
-from tilewright.passes.lower.convolution_algorithms import ALGORITHMS, obstacle_to
-from tilewright.passes.lower.convolution_layers import Layer, layers_of
-from tilewright.passes.lower.memory_room import Room, room_of
+from tilewright.passes.pipelines import ALGORITHMS
 from tilewright.tuning.budget import Budget
 from tilewright.tuning.kernels.bound_violations import check_program
 from tilewright.tuning.kernels.measuring import Measurer, RandomConstants
@@ -82,7 +83,7 @@ def measured_algorithms(
 def _legal(conv: Op) -> list[str]:
     """Algorithms to compare, direct first; only itself where another one is named already."""
     named = str(conv["algorithm"])
-    return [named, *(a for a in ALGORITHMS if named == "direct" and not obstacle_to(a, conv))]
+    return [named, *(a for a in OBSTACLES if named == "direct" and not obstacle_to(a, conv))]
 
 
 def _timed(
@@ -134,7 +135,7 @@ def _fastest(rows: list[Timed]) -> str:
 
 def _modelled(module: Module, context: PassContext, workspace: str) -> dict[Op, str]:
     """What the cost model takes for every convolution."""
-    passes = Pipeline.parse(f"choose-algorithms{{workspace={workspace}}}")
+    passes = ALGORITHMS.replace("choose-algorithms", f"choose-algorithms{{workspace={workspace}}}")
     new = run_pipeline(module, passes, context).main.body.ops
     pairs = zip(module.main.body.ops, new, strict=True)
     return {old: str(op["algorithm"]) for old, op in pairs if old.name == "graph.conv2d"}

@@ -8,9 +8,9 @@ from typing import Literal
 from tilewright.costmodel import Hardware, load_hardware
 from tilewright.ir import Func, InputError, Level, Op
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.lower.algorithm_cost import algorithm_cost
-from tilewright.passes.lower.convolution_algorithms import obstacle_to
-from tilewright.passes.lower.memory_room import Room, room_of
+from tilewright.passes.analysis.convolution_algorithms import obstacle_to
+from tilewright.passes.analysis.memory_room import Room, room_of
+from tilewright.passes.framework.context import Estimator
 
 #: algorithms beside direct sums, the most accurate first; each is preferred to more accurate ones where its
 #: estimate is at most this share of theirs: that of direct sums, the least of the most points, is rather low
@@ -52,7 +52,7 @@ def choose_algorithms(
         if op.name != "graph.conv2d" or (at and op.loc != at):
             continue
         if algorithm == "auto":
-            chosen[op] = _best(op, hardware, room, constant_weight=op.operands[1] in constants)
+            chosen[op] = _best(op, ctx.estimator, hardware, room, constant_weight=op.operands[1] in constants)
         elif reason := obstacle_to(algorithm, op):
             if at:
                 raise InputError(f"{algorithm} cannot compute this convolution: {reason}", where=op.loc)
@@ -70,12 +70,16 @@ def _any(func: Func) -> bool:
     return any(op.name == "graph.conv2d" and compared(op) for op in func.body.ops)
 
 
-def _best(op: Op, hardware: Hardware, room: Room | None, *, constant_weight: bool) -> str:
+def _best(
+    op: Op, estimator: Estimator, hardware: Hardware, room: Room | None, *, constant_weight: bool
+) -> str:
     """The most accurate algorithm that no other one is clearly faster than. What is named already stays."""
     names = compared(op)
     if not names:
         return str(op["algorithm"])
-    costs = {name: algorithm_cost(op, name, hardware, constant_weight=constant_weight) for name in names}
+    costs = {
+        name: estimator.algorithm_cost(op, name, hardware, constant_weight=constant_weight) for name in names
+    }
     best = names[0]
     for name in names[1:]:
         fits = room is None or room.fits(op, costs[name].working_bytes)

@@ -6,11 +6,9 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import replace
 
 from tilewright.ir import Block, Builder, Constants, Func, Module, Op, Value
-from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes import PassContext
 from tilewright.passes.graph.parallel_products import Group
 
-#: graph ops to kernels without parameters
-_KERNELS = "graph-to-tensor, forward-copies, cse, dce, join-concats, fuse-kernels"
 #: steps from the input of a group to ops that are counted with it, and from these to what computes what they
 #: read; concatenations behind convolutions, biases and activations, and their other pieces, take part
 AHEAD, BEHIND = 8, 1
@@ -59,7 +57,7 @@ class Savings:
 
     def _count(self, func: Func) -> int:
         module = Module("count", (replace(func, name="main"),), constants=Constants({}))
-        kernels = run_pipeline(module, Pipeline.parse(_KERNELS), self._context)
+        kernels = self._context.estimator.stored_kernels(module, self._context)
         return sum(op.name == "tensor.call" for op in kernels.main.body.ops)
 
     def _around(self, group: Group) -> Func:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
-from tilewright.costmodel import Hardware, load_hardware
+from tilewright.costmodel import load_hardware
 from tilewright.ir import Builder, Func, Level, Module, Op, Value
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.graph.kernel_savings import Savings
@@ -18,7 +19,6 @@ from tilewright.passes.graph.parallel_products import (
     weight_axis,
     whole_product,
 )
-from tilewright.passes.graph.product_cost import product_s
 from tilewright.passes.rewriting.constant_pool import ConstantPool
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.values import replace_in_op
@@ -44,7 +44,7 @@ def merge_products(module: Module, ctx: PassContext, *, tf32: bool = False, alwa
     groups = parallel_products(main, pool) if main.level is Level.GRAPH else []
     if not always:
         hardware = ctx.hardware or load_hardware(ctx.target)
-        fast = [_faster(g, hardware, tf32) for g in groups]
+        fast = [_faster(g, partial(ctx.estimator.product_s, hardware=hardware, tf32=tf32)) for g in groups]
         groups = _saving(main, [g for g in fast if g is not None], pool, ctx)
     if not groups:
         return module
@@ -54,16 +54,16 @@ def merge_products(module: Module, ctx: PassContext, *, tf32: bool = False, alwa
     )
 
 
-def _faster(group: Group | None, hardware: Hardware, tf32: bool) -> Group | None:
+def _faster(group: Group | None, seconds: Callable[[Op], float]) -> Group | None:
     """As much of the group as one product takes no longer for than its members in turn."""
     if group is None:
         return None
-    whole_s, apart_s = product_s(whole_product(group), hardware, tf32=tf32), 0.0
+    whole_s, apart_s = seconds(whole_product(group)), 0.0
     for p in group.members:
-        apart_s += product_s(p.op, hardware, tf32=tf32)
+        apart_s += seconds(p.op)
         if whole_s <= apart_s:  # what the others take changes nothing
             return group
-    return _faster(group.without_join, hardware, tf32)
+    return _faster(group.without_join, seconds)
 
 
 def _saving(func: Func, groups: Sequence[Group], pool: ConstantPool, ctx: PassContext) -> list[Group]:

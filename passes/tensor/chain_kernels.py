@@ -16,10 +16,7 @@ from tilewright.passes.kernels.chain.parameters import ChosenChain, choose_chain
 from tilewright.passes.kernels.chain.stages import stages_of
 from tilewright.passes.tensor.chains.candidates import Candidate, Candidates
 from tilewright.passes.tensor.chains.merge import callee_of
-from tilewright.passes.tensor.choose_parameters import choose_parameters
-from tilewright.passes.tensor.merge_dims import merge_dims
 from tilewright.passes.tensor.share_kernels import kernel_text
-from tilewright.passes.tensor.split_dims import split_dims
 
 #: a chain is taken where its estimate is below this share of the estimates of its kernels
 CLEARLY = 0.9
@@ -96,7 +93,9 @@ class _Model:
         """The chain this kernel becomes, in its canonical dimensions."""
         text = kernel_text(kernel)
         if text not in self.chosen:
-            self.chosen[text] = choose_chain(self._canonical(kernel), self.hardware, self.attention)
+            self.chosen[text] = choose_chain(
+                self.ctx.estimator.canonical(kernel, self.ctx), self.hardware, self.attention
+            )
         return self.chosen[text]
 
     def seconds(self, kernel: Func) -> float:
@@ -104,17 +103,12 @@ class _Model:
         text = kernel_text(kernel)
         if text not in self.alone:
             try:
-                cost = choose_parameters.run(self._canonical(kernel), self.ctx).get("cost")
+                cost = self.ctx.estimator.kernel(kernel, self.ctx).get("cost")
             except UnsupportedError:
                 cost = None
             known = cost["estimate_s"] if isinstance(cost, Pairs) and "estimate_s" in cost else 0.0
             self.alone[text] = float(known) if isinstance(known, int | float) and known < inf else 0.0
         return self.alone[text]
-
-    def _canonical(self, kernel: Func) -> Func:
-        split: Func = split_dims.run(kernel, self.ctx)
-        out: Func = merge_dims.run(split, self.ctx)
-        return out
 
 
 def _disjoint(found: Sequence[Candidate], first: str) -> list[Candidate]:

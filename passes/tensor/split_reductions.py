@@ -10,10 +10,10 @@ from tilewright.ir import Block, Builder, Level, Module, Op, Type, Value, scalar
 from tilewright.ir.nodes import Attr
 from tilewright.ir.tensor.ops import dims
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.analysis.memory_room import Room, room_of_products
+from tilewright.passes.framework.context import Estimator
 from tilewright.passes.kernels.matrix.reduction_parts import channel_of, split, sums_products
 from tilewright.passes.kernels.matrix.split_estimates import innermost_channels, matrix_estimates
-from tilewright.passes.lower.algorithm_cost import kernels_of
-from tilewright.passes.lower.memory_room import Room, room_of_products
 
 #: parts to compare
 PARTS = (2, 3, 4, 6, 8)
@@ -52,7 +52,7 @@ def split_reductions(module: Module, ctx: PassContext) -> Module:
     b = Builder()
     env: dict[Value, Value] = {}
     for op in main.body.ops:
-        parts = _best_parts(op, options[op], room, hardware) if op in options else 1
+        parts = _best_parts(op, options[op], room, hardware, ctx.estimator) if op in options else 1
         fresh = op.with_operands(tuple(env.get(v, v) for v in op.operands))
         if parts > 1:
             with b.at(op.loc):
@@ -76,15 +76,15 @@ def _options(op: Op) -> tuple[int, ...]:
     return tuple(p for p in PARTS if length % p == 0 and length // p >= SHORTEST)
 
 
-def _best_parts(op: Op, options: Sequence[int], room: Room, hardware: Hardware) -> int:
+def _best_parts(op: Op, options: Sequence[int], room: Room, hardware: Hardware, estimator: Estimator) -> int:
     x, y = op.operands[0].tensor, op.result.tensor
     best, least = 1, 0.0
     for parts in _likely(op, options, hardware):
         if not room.fits(op, x.nbytes + parts * y.nbytes):
             break
         if best == 1 and least == 0.0:
-            least = GAIN * _seconds_of(op, 1, hardware)
-        seconds = _seconds_of(op, parts, hardware)
+            least = GAIN * _seconds(*_signature(op), 1, hardware, estimator)
+        seconds = _seconds(*_signature(op), parts, hardware, estimator)
         if seconds < least:
             best, least = parts, seconds
     return best
@@ -94,10 +94,6 @@ def _likely(op: Op, options: Sequence[int], hardware: Hardware) -> tuple[int, ..
     """The options that the model of the tensor cores alone leaves; all where they cannot compute it."""
     estimates = _on_tensor_cores(*_signature(op), tuple(options), hardware)
     return tuple(p for p in options if not estimates or estimates[p] < GAIN * estimates[1])
-
-
-def _seconds_of(op: Op, parts: int, hardware: Hardware) -> float:
-    return _seconds(*_signature(op), parts, hardware)
 
 
 #: types of the operands, attributes, type of the result
@@ -127,6 +123,7 @@ def _seconds(
     result: Type,
     parts: int,
     hardware: Hardware,
+    estimator: Estimator,
 ) -> float:
     """Seconds of a product and, if it is split, of adding its parts, by the model."""
     op = _product(types, attrs, result)
@@ -135,7 +132,7 @@ def _seconds(
         b.append(op)
     out = op.result if parts == 1 else split(op, b, parts)
     b.do("tensor.return", out)
-    return kernels_of(op.operands, b.ops, 0, hardware).estimate_s()
+    return estimator.program_s(op.operands, b.ops, hardware)
 
 
 def _product(types: tuple[Type, ...], attrs: tuple[tuple[str, Attr], ...], result: Type) -> Op:

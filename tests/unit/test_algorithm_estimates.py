@@ -5,8 +5,8 @@ from conv_algorithms import conv_module
 
 from tilewright.costmodel import compiled_for, load_hardware
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.passes.lower.algorithm_cost import estimated_s
-from tilewright.passes.lower.convolution_layers import layers_of
+from tilewright.passes.estimation.algorithms import estimated_s
+from tilewright.passes.estimation.convolution_layers import layers_of
 from tilewright.targets import resolve_target
 from tilewright.tools.compare_algorithms import ALGORITHMS, CONVOLUTIONS
 

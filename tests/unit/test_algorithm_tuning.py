@@ -5,7 +5,7 @@ import pytest
 
 import tilewright as tw
 from tilewright.libraries.matching.convolution_facts import convolution_facts
-from tilewright.passes.lower.convolution_layers import layers_of
+from tilewright.passes.estimation.convolution_layers import layers_of
 from tilewright.targets import resolve_target
 from tilewright.tuning.algorithms import measured_algorithms
 

@@ -6,7 +6,7 @@ from conv_algorithms import conv_module, errors, tensors_of
 
 import tilewright as tw
 from tilewright.ir.graph_ops.convolution import convolution_of
-from tilewright.passes.lower.algorithm_cost import estimated_s
+from tilewright.passes.estimation.algorithms import estimated_s
 from tilewright.passes.lower.rules.fft_tiling import LENGTHS, fft_tiling, work
 from tilewright.targets import resolve_target
 

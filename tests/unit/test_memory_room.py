@@ -6,7 +6,7 @@ from unbuilt_plans import on_one_stream, plan_of
 
 import tilewright as tw
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.passes.lower.memory_room import FLOOR_BYTES, Room, room_of
+from tilewright.passes.analysis.memory_room import FLOOR_BYTES, Room, room_of
 from tilewright.passes.tensor.fusion import kernel_groups
 from tilewright.targets import resolve_target
 

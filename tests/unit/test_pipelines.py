@@ -1,9 +1,11 @@
 """The official stages: cut, changed and joined as values, and printed as pipelines write them."""
 
 import pytest
+from conv_algorithms import conv_module
 
 from tilewright.ir import InputError, Level
-from tilewright.passes import Pipeline, pipelines
+from tilewright.passes import PassContext, Pipeline, pipelines, run_pipeline
+from tilewright.passes.framework.context import AlgorithmCost
 from tilewright.passes.pipelines import GRAPH, TENSOR, Stages, around_own_passes, official_stages
 
 
@@ -66,3 +68,29 @@ def test_own_passes_run_behind_what_they_build_on():
 def test_no_stage_is_no_pass():
     assert list(Stages()) == []
     assert str(Stages().whole) == ""
+
+
+@pytest.mark.parametrize("name", pipelines.ESTIMATES)
+def test_estimates_run_passes_of_a_compilation_in_its_order(name):
+    whole = [official_stages(Level.GRAPH, "cuda", precision).whole for precision in ("fp32", "tf32")]
+    assert pipelines.ESTIMATES[name].is_part_of(whole["tf32" in name])
+
+
+class Told:
+    """An estimator that has one answer, and what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def algorithm_cost(self, op, algorithm, hardware, *, constant_weight):
+        self.asked.append((algorithm, constant_weight))
+        return AlgorithmCost({"direct": 2.0, "winograd2": 3.0, "winograd4": 1.0}[algorithm], 0)
+
+
+def test_passes_ask_the_estimator_of_their_context():
+    module = conv_module((1, 64, 56, 56), (64, 64, 3, 3), "direct", constant=True, padding=(1,) * 4)
+    told = Told()
+    asking = Pipeline.parse("infer-shapes, choose-algorithms{workspace=any}")
+    out = run_pipeline(module, asking, PassContext("cuda:sm_90a", estimator=told))
+    assert [op["algorithm"] for op in out.main.body.ops if op.name == "graph.conv2d"] == ["winograd4"]
+    assert told.asked == [("direct", True), ("winograd2", True), ("winograd4", True)]

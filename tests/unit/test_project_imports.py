@@ -18,6 +18,15 @@ MAY_IMPORT = {
     "compiler": {"ir", "costmodel", "passes", "codegen", "runtime", "frontends", "tools"},
     "tools": {"ir", "costmodel", "passes", "codegen", "runtime", "frontends", "compiler"},
 }
+#: rooms of passes that know nothing of others: what a pass needs to know of later ones, its context tells
+APART = {
+    "passes/framework": ("graph", "lower", "tensor", "thread", "kernels", "estimation"),
+    "passes/analysis": ("graph", "lower", "tensor", "thread", "kernels", "estimation"),
+    "passes/graph": ("lower", "tensor", "thread", "kernels", "estimation"),
+    "passes/lower": ("tensor", "thread", "estimation"),
+    "passes/tensor": ("thread", "estimation"),
+    "passes/thread": ("estimation",),
+}
 FILES_THAT_MAY_IMPORT = {
     # The recorder of the process replay puts a module that builds nothing in the place of NVRTC.
     "cuda": {"codegen/builders/nvrtc.py", "runtime/cuda/device.py", "tools/process_replay/recorder.py"},
@@ -61,6 +70,18 @@ def test_folder_keeps_to_the_import_table(folder):
     files = sorted((ROOT / folder).rglob("*.py"))
     assert files
     assert not [fault for file in files for fault in faults(str(file.relative_to(ROOT)), file.read_text())]
+
+
+@pytest.mark.parametrize("room", APART)
+def test_passes_import_no_later_ones(room):
+    others = tuple(f"tilewright.passes.{other}." for other in APART[room])
+    found = [
+        f"{file.relative_to(ROOT)}:{line}: {name}"
+        for file in sorted((ROOT / room).rglob("*.py"))
+        for line, name in imported_names(file.read_text(), str(file))
+        if f"{name}.".startswith(others)
+    ]
+    assert found == []
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from tilewright.ir import Builder, parse
 from tilewright.ir.tensor.ops import dims
 from tilewright.ir.types import storage_dtype
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.analysis.memory_room import FLOOR_BYTES, Room
+from tilewright.passes.estimation.algorithms import kernels_of
 from tilewright.passes.kernels.matrix.reduction_parts import split
 from tilewright.passes.kernels.matrix.split_estimates import matrix_estimates
-from tilewright.passes.lower.algorithm_cost import kernels_of
-from tilewright.passes.lower.memory_room import FLOOR_BYTES, Room
 from tilewright.targets import resolve_target
 
 H100 = resolve_target("cuda:sm_90a")

@@ -7,8 +7,8 @@ from conv_algorithms import conv_module, errors, tensors_of
 import tilewright as tw
 from tilewright.driver import lower
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.estimation.algorithms import estimated_s
 from tilewright.passes.graph.choose_algorithms import ALTERNATIVES
-from tilewright.passes.lower.algorithm_cost import estimated_s
 from tilewright.passes.lower.rules import winograd
 from tilewright.passes.lower.rules.winograd import F2, F4
 from tilewright.targets import resolve_target

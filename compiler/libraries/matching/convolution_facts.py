@@ -7,8 +7,8 @@ from typing import Any
 
 from tilewright.costmodel import Hardware
 from tilewright.ir import Func, Op, Pairs
+from tilewright.passes.estimation.algorithms import estimated_s
 from tilewright.passes.graph.choose_algorithms import compared
-from tilewright.passes.lower.algorithm_cost import estimated_s
 
 
 def convolution_facts(main: Func, hardware: Hardware) -> list[dict[str, Any]]:

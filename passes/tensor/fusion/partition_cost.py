@@ -13,13 +13,11 @@ from tilewright.ir import Func, InputError, Op, Pairs, UnsupportedError, Value
 from tilewright.ir.simplify import interval
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.tensor.ops import REDUCING, dims, domain, fills, reads
-from tilewright.passes import PassContext, find_pass
+from tilewright.passes import PassContext
 from tilewright.passes.analysis.index_sets import recompute_cost
 from tilewright.passes.tensor.fusion.outline_kernel import outline
 from tilewright.passes.tensor.fusion.partition_graph import OpGraph, members
 
-#: what happens to a kernel before its parameters are chosen, and their choice
-_STEPS = ("split-dims", "merge-dims", "choose-parameters")
 #: bytes from which a second stored result costs more than traffic
 STORED_BYTES = 8 << 20
 #: share of the DRAM bandwidth that second results beyond that are stored with: ResNet-50 at batch 64 on an
@@ -120,8 +118,7 @@ class KernelCosts:
             return 0.0  # names a place or waits for others, computes nothing
         func = self.kernel(ops)
         try:
-            for name in _STEPS:
-                func = find_pass(name).run(func, self.ctx)
+            func = self.ctx.estimator.kernel(func, self.ctx)
         except (InputError, UnsupportedError):
             if not ops & (ops - 1):
                 raise

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tilewright.costmodel import Hardware
 from tilewright.ir import Builder, Func, Op, Value
-from tilewright.passes.lower.algorithm_cost import Alternative, alternative
+from tilewright.passes.estimation.algorithms import Alternative, alternative
 from tilewright.passes.lower.lowering import RULES
 
 #: ops that one kernel takes along at most

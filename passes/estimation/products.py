@@ -9,14 +9,10 @@ from tilewright.costmodel import Hardware
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.ir import Builder, Constants, Func, Level, Module, Op, Pairs, Type, Value
 from tilewright.ir.nodes import Attr
-from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.graph.parallel_products import CONVOLUTIONS
+from tilewright.passes.pipelines import ESTIMATES
 
-#: graph ops to kernels with chosen parameters
-_KERNELS = """
-graph-to-tensor, {TF32}split-reductions, forward-copies, cse, dce,
-fuse-kernels, split-dims, merge-dims, choose-parameters
-"""
 _SPATIAL = {"graph.conv1d": "W", "graph.conv2d": "HW", "graph.conv3d": "DHW"}
 
 
@@ -54,8 +50,8 @@ def _seconds(
     (result,) = b.emit(name, (x, weight), dict(attrs))
     b.do("graph.return", result)
     main = Func(Level.GRAPH, "main", b.block((x, weight)), (result.type,))
-    text = _KERNELS.replace("{TF32}", "allow-tf32, " if tf32 else "")
+    pipeline = ESTIMATES["tf32 product" if tf32 else "product"]
     context = PassContext(hardware=hardware, reproducer_folder=None)
-    module = run_pipeline(Module("product", (main,), constants=Constants({})), Pipeline.parse(text), context)
+    module = run_pipeline(Module("product", (main,), constants=Constants({})), pipeline, context)
     costs = [cast(Pairs, f["cost"]) for f in module.funcs if f.get("cost") is not None]
     return sum(cast(float, c["estimate_s"]) for c in costs)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from tilewright.ir import Constants, Func, Module, Op, Ref, Value
+from tilewright.ir import Constants, Func, Module, Op, Ref, TensorType, Value
 from tilewright.ir.tensor.ops import dims
-from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes import PassContext
 from tilewright.passes.analysis.index_sets import identity_read
-from tilewright.passes.lower.algorithm_cost import bytes_of
 
-#: tensor ops to kernels without parameters: what is fused decides what is stored
-_KERNELS = "forward-copies, cse, dce, join-concats, fuse-kernels"
 #: below so many bytes nobody asks what memory is for
 FLOOR_BYTES = 4 << 20
+
+
+def bytes_of(values: Collection[Value]) -> int:
+    """Bytes of all tensors among the values."""
+    return sum(v.tensor.nbytes for v in values if isinstance(v.type, TensorType))
 
 
 @dataclass(frozen=True)
@@ -37,22 +39,22 @@ def room_of(func: Func, ctx: PassContext) -> Room:
 
     The function is lowered to kernels for that: tens of milliseconds for hundreds of ops.
     """
-    return _room(func, "graph.conv2d", f"graph-to-tensor, {_KERNELS}", ctx)
+    return _room(func, "graph.conv2d", ctx)
 
 
 def room_of_products(func: Func, ctx: PassContext) -> Room:
     """The room of a flat tensor-level function, for its contractions."""
-    return _room(func, "tensor.contract", _KERNELS, ctx)
+    return _room(func, "tensor.contract", ctx)
 
 
-def _room(func: Func, name: str, pipeline: str, ctx: PassContext) -> Room:
+def _room(func: Func, name: str, ctx: PassContext) -> Room:
     marks = {op: f"#{i}" for i, op in enumerate(func.body.ops) if op.name == name}
     marked = func.with_body(
         func.body.with_ops(tuple(replace(op, loc=marks[op]) if op in marks else op for op in func.body.ops))
     )
     quiet = replace(ctx, instruments=(), reproducer_folder=None)
     module = Module("room", (replace(marked, name="main"),), constants=Constants({}))
-    kernels = run_pipeline(module, Pipeline.parse(pipeline), quiet)
+    kernels = ctx.estimator.stored_kernels(module, quiet)
     peak, beside = _alive(kernels)
     return Room(peak, {op: beside[mark] for op, mark in marks.items() if mark in beside})
 

@@ -10,16 +10,14 @@ from typing import cast
 from tilewright.costmodel import CpuHardware, Hardware
 from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, TensorType, Type, Value
 from tilewright.ir.nodes import Attr
-from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes import PassContext, run_pipeline
+from tilewright.passes.analysis.memory_room import bytes_of
+from tilewright.passes.framework.context import AlgorithmCost
 from tilewright.passes.lower import rules  # noqa: F401  (registers the rules)
 from tilewright.passes.lower.lowering import RULES
+from tilewright.passes.pipelines import ESTIMATES
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.tensor.choose_parameters import least_s
-
-#: tensor ops to kernels with chosen parameters
-_KERNELS = "forward-copies, cse, dce, fuse-kernels, store-factors, split-dims, merge-dims, choose-parameters"
-#: the same where long sums may be cut into parts, as in a network
-_PARTS_KERNELS = f"split-reductions, {_KERNELS}"
 
 
 @dataclass(frozen=True)
@@ -48,14 +46,6 @@ class Alternative:
     def bound_s(self, hardware: Hardware) -> float:
         """Seconds that the kernels take at least, whatever their parameters, with warm caches."""
         return sum(least_s(f, hardware) for f in self.module.funcs if f.name != "main")
-
-
-@dataclass(frozen=True)
-class AlgorithmCost:
-    """Seconds of all kernels of an algorithm, and the most bytes that one of them has at hand."""
-
-    seconds: float
-    working_bytes: int
 
 
 def estimated_s(
@@ -106,11 +96,6 @@ def _cost(
     return AlgorithmCost(found.estimate_s(), found.working_bytes())
 
 
-def bytes_of(values: Collection[Value]) -> int:
-    """Bytes of all tensors among the values."""
-    return sum(v.tensor.nbytes for v in values if isinstance(v.type, TensorType))
-
-
 def alternative(
     ops: Sequence[Op], known: Collection[Value], hardware: Hardware, *, parts: bool = True
 ) -> Alternative:
@@ -151,5 +136,5 @@ def kernels_of(
     types = tuple(v.type for v in ops[-1].operands)
     main = Func(Level.TENSOR, "main", Block(tuple(params), tuple(ops)), types)
     context = PassContext(hardware=hardware, reproducer_folder=None)
-    pipeline = Pipeline.parse(_PARTS_KERNELS if parts else _KERNELS)
+    pipeline = ESTIMATES["parts" if parts else "program"]
     return Alternative(run_pipeline(Module("algorithm", (main,)), pipeline, context), known)
