@@ -30,7 +30,11 @@ def check_symbol(name: str) -> None:
 
 
 class _Arithmetic:
-    """Operators that build expressions; constants fold at once."""
+    """Operators that build expressions; constants fold at once.
+
+    Between two plain integers Python's own operators give the same integer, so `a * n + b` is right for any
+    mix of integers and expressions. `minimum` and `maximum` below stand where Python has no operator.
+    """
 
     __slots__ = ()
 
@@ -57,6 +61,12 @@ class _Arithmetic:
 
     def __mod__(self, other: Expr) -> Expr:
         return binary("%", self, other)  # type: ignore[arg-type]
+
+    def __rfloordiv__(self, other: Expr) -> Expr:
+        return binary("//", other, self)  # type: ignore[arg-type]
+
+    def __rmod__(self, other: Expr) -> Expr:
+        return binary("%", other, self)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import gcd
 
-from tilewright.ir.expr import BinOp, Expr, Sym, binary, show_expr
+from tilewright.ir.expr import BinOp, Expr, Sym, show_expr
 
 #: inclusive bounds of each symbol; a symbol without an entry is unbounded.
 Ranges = Mapping[str, tuple[int, int]]
@@ -37,12 +37,12 @@ class Linear:
         out: Expr = 0
         for atom, c in self.terms:
             if c < 0 and out != 0:
-                out = binary("-", out, binary("*", atom, -c))
+                out -= atom * -c
             else:
-                out = binary("+", out, binary("*", atom, c))
+                out += atom * c
         if self.constant < 0 and out != 0:
-            return binary("-", out, -self.constant)
-        return binary("+", out, self.constant)
+            return out - -self.constant
+        return out + self.constant
 
 
 class _Scope(dict[str, tuple[int, int]]):
@@ -129,7 +129,7 @@ def _recombine(terms: dict[Sym | BinOp, int], constant: int, ranges: Ranges) -> 
         k = terms[atom]
         if k * atom.rhs not in terms.values():
             continue
-        quotient = linear(binary("//", atom.lhs, atom.rhs), ranges).expr()
+        quotient = linear(atom.lhs // atom.rhs, ranges).expr()
         if not isinstance(quotient, BinOp | Sym):
             continue
         if terms.get(quotient, 0) == k * atom.rhs:

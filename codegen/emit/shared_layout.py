@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.errors import UnsupportedError
-from tilewright.ir.expr import Expr, binary
+from tilewright.ir.expr import Expr
 from tilewright.ir.nodes import Func, Op, Value, walk
 from tilewright.ir.types import TensorType, itemsize
 
@@ -69,15 +69,15 @@ def swizzled_column(t: TensorType, row: Expr, column: Expr) -> Expr:
     if t.shape[-1] % piece or (pieces not in (2, 4) and pieces % 8):
         raise UnsupportedError(f"expected swizzled rows of 32, 64 or a multiple of 128 bytes, got {t}")
     around = min(pieces, 8)
-    turn = binary("%", binary("//", row, _BANKS_BYTES // _PIECE_BYTES // around), around)
-    number, inside = binary("//", column, piece), binary("%", column, piece)
-    place = binary("*", binary("//", number, around), around)
+    turn = row // (_BANKS_BYTES // _PIECE_BYTES // around) % around
+    number, inside = column // piece, column % piece
+    place = number // around * around
     bit = 1
     while bit < around:
-        both = binary("+", binary("//", number, bit), binary("//", turn, bit))
-        place = binary("+", place, binary("*", binary("%", both, 2), bit))
+        both = number // bit + turn // bit
+        place += both % 2 * bit
         bit *= 2
-    return binary("+", binary("*", place, piece), inside)
+    return place * piece + inside
 
 
 def _padded(v: Value) -> int:

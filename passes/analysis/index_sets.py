@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir import Op, Sym, Value
-from tilewright.ir.expr import Expr, binary, symbols
+from tilewright.ir.expr import Expr, symbols
 from tilewright.ir.simplify import Ranges, simplify
 from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
 
@@ -17,7 +17,7 @@ def row_major_offset(at: Sequence[Expr], shape: Sequence[int]) -> Expr:
     """The linear offset of index `at` in a dense array of `shape`."""
     offset: Expr = 0
     for e, extent in zip(at, shape, strict=True):
-        offset = binary("+", binary("*", offset, extent), e)
+        offset = offset * extent + e
     return offset
 
 
@@ -41,7 +41,7 @@ def is_view(op: Op) -> bool:
     ranges = ranges_of(op)
     source = row_major_offset(reads(op)[0], op.operands[0].tensor.shape)
     target = row_major_offset([Sym(d) for d in dims(op, "par")], op.result.tensor.shape)
-    return simplify(binary("-", source, target), ranges) == 0
+    return simplify(source - target, ranges) == 0
 
 
 def identity_read(op: Op, operand: int) -> bool:

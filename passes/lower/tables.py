@@ -8,7 +8,6 @@ from math import pi
 import numpy as np
 
 from tilewright.ir import Builder, Expr, Sym, TensorType, Value
-from tilewright.ir.expr import binary
 from tilewright.passes.lower.lowering import Body, mapped
 
 #: elements of a tensor that is computed at compile time, at most
@@ -20,7 +19,7 @@ def number_table(b: Builder, values: np.ndarray, dtype: str) -> Value:
     rows, columns = values.shape
 
     def body(i: Builder, p: object) -> Value:
-        where = i.index(binary("+", binary("*", Sym("row"), columns), Sym("column")))
+        where = i.index(Sym("row") * columns + Sym("column"))
         flat = [float(v) for v in values.reshape(-1)]
         out = i.const(flat[-1], dtype)
         for place in reversed(range(len(flat) - 1)):
@@ -39,8 +38,8 @@ def wave_table(
     turns, quarters: index expressions, reduced modulo the period before the cosine is taken in float64.
     scale: builds a float64 factor.
     """
-    angle = binary("+", binary("*", turns, 4), binary("*", quarters, 3 * period))
-    angle = binary("%", angle, 4 * period)
+    angle = turns * 4 + quarters * (3 * period)
+    angle = angle % (4 * period)
 
     def body(i: Builder, p: object) -> Value:
         radians = i.value("scalar.mul", i.cast(i.index(angle), "f64"), i.const(pi / (2 * period), "f64"))

@@ -20,7 +20,7 @@ from tilewright.ir import (
     scalar_body,
     structured,
 )
-from tilewright.ir.expr import binary, maximum, minimum, substitute
+from tilewright.ir.expr import maximum, minimum, substitute
 from tilewright.ir.nodes import Attr
 from tilewright.ir.tensor.ops import dims, reads
 from tilewright.ir.types import FLOATS, itemsize
@@ -76,8 +76,8 @@ class _Chunks:
         before = self._before(within)
         place: Expr = Sym(self.dim)
         if self.op["exclusive"]:
-            place = maximum(binary("-", place, 1), 0)
-        chunk, step = binary("//", place, self.size), binary("%", place, self.size)
+            place = maximum(place - 1, 0)
+        chunk, step = place // self.size, place % self.size
         body, (start, part) = scalar_body([self.op.result.tensor.dtype] * 2)
         both = body.value(str(combiner(self.op)), start, part)
         if self.op["exclusive"]:
@@ -94,7 +94,7 @@ class _Chunks:
     def _within(self) -> Value:
         """The fold within each chunk; what stands behind the end of a line is of no use."""
         op = self.op
-        place = binary("+", binary("*", Sym(self.chunk), self.size), Sym(self.dim))
+        place = Sym(self.chunk) * self.size + Sym(self.dim)
         if self.count * self.size > self.length:
             place = minimum(place, self.length - 1)
         where = tuple(tuple(substitute(e, {self.dim: place}) for e in at) for at in reads(op))

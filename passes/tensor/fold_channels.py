@@ -14,7 +14,6 @@ from tilewright.ir import (
     Sym,
     Value,
 )
-from tilewright.ir.expr import binary
 from tilewright.ir.simplify import coefficients
 from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
@@ -105,7 +104,7 @@ def _folded(b: Builder, op: Op, image: _Image, maker: Op | None) -> Value:
         taps += "_"
     weights = _weights_of(b, op, image, taps)
     first, second = reads(op)[:2]
-    column = binary("+", binary("*", Sym(image.x), image.step * image.width), Sym(taps))
+    column = Sym(image.x) * (image.step * image.width) + Sym(taps)
     kept = {d: n for d, n in dims(op, "red").items() if d not in (image.channel, image.s)}
     new = op.with_attrs(
         red=Pairs.of({**kept, taps: image.length}),
@@ -126,8 +125,8 @@ def _rows_of(b: Builder, op: Op, image: _Image, maker: Op | None) -> Value:
     n, _, h, _ = x.tensor.shape
     length = image.step * image.width * (dims(op, "par")[image.x] - 1) + image.length
     u: Expr = Sym("u")
-    column = binary("+", binary("//", u, image.width), image.first)
-    at = (Sym("n"), binary("%", u, image.width), Sym("h"), column)
+    column = u // image.width + image.first
+    at = (Sym("n"), u % image.width, Sym("h"), column)
     source = maker.operands[0] if maker is not None and _casts(maker) else x
     return copied(b, source, {"n": n, "h": h, "u": length}, at, dtype=x.tensor.dtype, fill=0.0)
 
@@ -147,9 +146,9 @@ def _weights_of(b: Builder, op: Op, image: _Image, taps: str) -> Value:
     place: list[Expr] = []
     for name, extent in zip(names, w.tensor.shape, strict=True):
         if name == image.channel:
-            place.append(binary("%", t, image.width))
+            place.append(t % image.width)
         elif name == image.s:
-            place.append(binary("//", t, image.width))
+            place.append(t // image.width)
         else:
             par[name] = extent
             place.append(Sym(name))

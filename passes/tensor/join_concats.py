@@ -19,7 +19,7 @@ from tilewright.ir import (
     scalar_body,
     structured,
 )
-from tilewright.ir.expr import binary, substitute
+from tilewright.ir.expr import substitute
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.tensor.join_ops import boxes_of
@@ -233,7 +233,7 @@ class _Joiner:
         for k, (e, extent) in enumerate(zip(index, v.tensor.shape, strict=True)):
             d = names.index(e.name) if isinstance(e, Sym) else -1
             shape.append(piece.tensor.shape[d] if d >= 0 else extent)
-            read.append(binary("+", Sym(f"i{k}"), at[d] if d >= 0 else 0))
+            read.append(Sym(f"i{k}") + (at[d] if d >= 0 else 0))
         if tuple(shape) == v.tensor.shape:
             return None
         return elementwise_copy(b, v, tuple(shape), read)
@@ -246,9 +246,7 @@ def _on_piece(op: Op, whole: Value, piece: Value, at: tuple[int, ...], parts: Ma
     """
     names = list(dims(op, "par"))
     par = Pairs(tuple(zip(names, piece.tensor.shape, strict=True)))
-    env: dict[str, Expr] = {
-        d: binary("+", Sym(d), first) for d, first in zip(names, at, strict=True) if first
-    }
+    env: dict[str, Expr] = {d: Sym(d) + first for d, first in zip(names, at, strict=True) if first}
     ranges = {d: (0, max(0, n - 1)) for d, n in zip(names, piece.tensor.shape, strict=True)}
     indices = tuple(
         index if v is whole or v in parts else tuple(simplify(substitute(e, env), ranges) for e in index)
@@ -308,7 +306,7 @@ def concatenation(op: Op) -> Concat | None:
     for v, at, start, end in zip(op.operands, reads(op), starts, ends, strict=True):
         box = tuple(end - start if d == axis else n for d, n in enumerate(shape))
         place: list[Expr] = [Sym(d) for d in names]
-        place[axis] = binary("-", place[axis], start)
+        place[axis] -= start
         read = list(at)
         if v.tensor.shape == (*box[:axis], *box[axis + 1 :]) and end - start == 1:
             del place[axis]  # the operands lie along an axis of their own
@@ -318,7 +316,7 @@ def concatenation(op: Op) -> Concat | None:
             read = [e for e, n in zip(read, v.tensor.shape, strict=True) if n > 1]
         elif v.tensor.shape != box:
             return None
-        if any(simplify(binary("-", a, b), ranges) != 0 for a, b in zip(read, place, strict=True)):
+        if any(simplify(a - b, ranges) != 0 for a, b in zip(read, place, strict=True)):
             return None
     sizes = tuple(b - a for a, b in zip(starts, ends, strict=True))
     return Concat(axis, starts, sizes) if all(sizes) and all(shape) else None

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilewright.ir import Expr, Func, Level, Module, Op, Pairs, Ref, Sym, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.tensor.ops import dims, reads
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.kernels.kernel_problem import contract_roles
@@ -75,7 +74,7 @@ class _Order:
         moved = tuple(place[axis] for axis in self.axes)
         if not self.tile:
             return moved
-        return (binary("//", moved[-1], self.tile), *moved[:-1], binary("%", moved[-1], self.tile))
+        return (moved[-1] // self.tile, *moved[:-1], moved[-1] % self.tile)
 
     def shape(self, extents: Sequence[int]) -> tuple[int, ...]:
         """The extents of weights that had these."""

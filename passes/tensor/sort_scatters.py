@@ -7,7 +7,7 @@ from math import prod
 
 from tilewright.costmodel import load_hardware
 from tilewright.ir import Builder, Expr, Level, Module, Op, Pairs, Sym, TensorType, Value
-from tilewright.ir.expr import BinOp, binary, maximum, substitute, symbols
+from tilewright.ir.expr import BinOp, maximum, substitute, symbols
 from tilewright.ir.nodes import Attr
 from tilewright.ir.tensor.ops import dims, reads
 from tilewright.ir.types import itemsize
@@ -109,8 +109,8 @@ class _Scatter:
         step = 1
         for k, (name, extent) in enumerate(reversed(self.walked.items())):
             outermost = k == len(self.walked) - 1
-            e = binary("//", at, step)
-            found[name] = e if outermost else binary("%", e, extent)
+            e = at // step
+            found[name] = e if outermost else e % extent
             step *= extent
         return found
 
@@ -169,7 +169,7 @@ class _Scatter:
 
     def _joined(self, runs: Value, keys: Value, step: int) -> Value:
         """Each update with the one `step` places before it, where that has the same target."""
-        back = maximum(binary("-", Sym(self.line), step), 0)
+        back = maximum(Sym(self.line) - step, 0)
         rest = tuple(map(Sym, self.payload))
 
         def body(i: Builder, p: Sequence[Value]) -> Value:
@@ -187,7 +187,7 @@ class _Scatter:
         par, here = {"t": self.targets}, (Sym("t"),)
         targets = mapped(self.b, [], t, par, [], lambda i, p: i.index(Sym("t")))
         before = count_before(self.b, keys, targets, right=True)
-        key = _gather(self.b, keys, before, par, here, (binary("-", Sym("i0"), 1),), "i32")
+        key = _gather(self.b, keys, before, par, here, (Sym("i0") - 1,), "i32")
 
         def body(i: Builder, p: Sequence[Value]) -> Value:
             some = i.value("scalar.gt", p[0], i.const(0, "i32"))

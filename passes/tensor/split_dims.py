@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.ir import BinOp, Expr, Func, Level, Op, Pairs, Sym, TensorType, Value
-from tilewright.ir.expr import binary, substitute, symbols
+from tilewright.ir.expr import substitute, symbols
 from tilewright.ir.simplify import Linear, Ranges, coefficients, interval, linear, simplify
 from tilewright.ir.tensor.join_ops import placed
 from tilewright.ir.tensor.ops import STRUCTURED, dims, ranges_of, reads
@@ -60,7 +60,7 @@ class _Split:
     def env(self) -> dict[str, Expr]:
         """The split dimension in terms of both parts."""
         hi, lo = map(Sym, self.names)
-        return {self.dim: binary("+", binary("*", hi, self.size), lo)}
+        return {self.dim: hi * self.size + lo}
 
 
 def _divided(op: Op) -> Iterator[tuple[str, int]]:

@@ -7,7 +7,6 @@ from typing import Literal
 
 from tilewright.costmodel import CpuHardware, load_hardware
 from tilewright.ir import Block, Builder, Expr, Func, Level, Module, Op, Ref, Sym, TensorType, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.simplify import interval, simplify
 from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
@@ -151,8 +150,7 @@ def _whole(product: Op, index: int) -> tuple[tuple[Expr, ...] | None, tuple[_Spa
     if tuple(spans) == whole or not (padded or any(s.step > 1 for s in spans)):
         return None, whole
     at = tuple(
-        simplify(binary("//", binary("-", e, s.first), s.step), ranges)
-        for e, s in zip(reads(product)[index], spans, strict=True)
+        simplify((e - s.first) // s.step, ranges) for e, s in zip(reads(product)[index], spans, strict=True)
     )
     size = itemsize(v.tensor.dtype)
     if spans[-1].count * size % SAME_SET_BYTES == 0 and spans[-1].step == 1:
@@ -190,9 +188,7 @@ def _maker(
     if not before or spans != tuple(_Span(0, n, 1) for n in shape.shape):
         names = [f"p{axis}" for axis in range(len(spans))]
         par = dict(zip(names, (s.count for s in spans), strict=True))
-        at = tuple(
-            binary("+", binary("*", Sym(d), s.step), s.first) for d, s in zip(names, spans, strict=True)
-        )
+        at = tuple(Sym(d) * s.step + s.first for d, s in zip(names, spans, strict=True))
         longer = any(s.first + (s.count - 1) * s.step >= n for s, n in zip(spans, shape.shape, strict=True))
         result = copied(b, factor, par, at, fill=0.0 if fill is None and longer else fill)
     ops = list(b.ops)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewright.ir.errors import InputError
-from tilewright.ir.expr import Expr, Sym, binary, substitute
+from tilewright.ir.expr import Expr, Sym, substitute
 from tilewright.ir.nodes import Block, Op, walk
 from tilewright.ir.simplify import Ranges, simplify
 from tilewright.passes.thread.scopes import (
@@ -109,7 +109,7 @@ def walk_iterations(loop: Op, pending: list[Access], ranges: Ranges) -> list[Acc
     for oldest in (depth, depth - 1):
         pending = []
         for distance in range(oldest, -1, -1):
-            pending = _iteration(loop, binary("-", now, distance), pending, steady)
+            pending = _iteration(loop, now - distance, pending, steady)
         after.append(pending)
     if after[0] != after[1]:
         raise InputError("expected copies to be waited for within a few iterations", where=loop.loc)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tilewright.ir.expr import Expr, Sym, binary, substitute
+from tilewright.ir.expr import Expr, Sym, substitute
 from tilewright.ir.nodes import Attr, Block, Func, Level, Op, Value, walk
 from tilewright.ir.types import ScalarType, TensorType, itemsize
 from tilewright.passes.framework.context import PassContext
@@ -62,7 +62,7 @@ def _grouped(op: Op) -> Op | None:
     if at_once < 2 or extent % at_once:
         return None
     inner = f"{name}_in"
-    index = binary("+", binary("*", Sym(name), at_once), Sym(inner))
+    index = Sym(name) * at_once + Sym(inner)
     body = _with_index(op.body, {name: index})
     group = replace(op.with_attrs(var=Sym(inner), extent=at_once, unroll=1), body=body)
     if not _splits(group):

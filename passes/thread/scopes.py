@@ -74,9 +74,8 @@ def never(component: tuple[Expr, Expr, Expr], ranges: Ranges) -> bool:
 
 
 def _difference(a: Expr, b: Expr, ranges: Ranges) -> tuple[float, float]:
-    from tilewright.ir.expr import binary
 
-    return interval(linear(binary("-", a, b), ranges).expr(), ranges)
+    return interval(linear(a - b, ranges).expr(), ranges)
 
 
 def mentions(e: Expr, name: str) -> bool:

@@ -119,7 +119,7 @@ def _of_warps(buffer: Value, op: Op, mask: Mask, ranges: Ranges) -> Access:
     aligned = all(multiple_of(e, inner) % size == 0 for e, size in zip(place, sizes, strict=True))
     if not aligned or any("tid" in symbols(e) for e in place):
         return Access(buffer, True, (*at[:-2], None, None), 1, mask, ranges)
-    tiles = tuple(simplify(binary("//", e, size), inner) for e, size in zip(place, sizes, strict=True))
+    tiles = tuple(simplify(e // size, inner) for e, size in zip(place, sizes, strict=True))
     return Access(buffer, True, tiles, 1, mask, inner, warps=True)
 
 
@@ -128,7 +128,7 @@ def _by_warp(e: Expr) -> Expr:
     if not isinstance(e, BinOp):
         return e
     if e.op == "//" and e.lhs == Sym("tid") and isinstance(e.rhs, int) and e.rhs % _WARP == 0:
-        return binary("//", Sym("warp"), e.rhs // _WARP)
+        return Sym("warp") // (e.rhs // _WARP)
     return BinOp(e.op, _by_warp(e.lhs), _by_warp(e.rhs))
 
 
@@ -227,7 +227,7 @@ def _injective(at: Sequence[Expr], ranges: Ranges, lanes: int, unit: str) -> boo
         low, high = interval(e, ranges)
         if low < 0 or high == float("inf"):
             return False
-        number = binary("+", binary("*", number, int(high) + (lanes if i == len(at) - 1 else 1)), e)
+        number = number * (int(high) + (lanes if i == len(at) - 1 else 1)) + e
     form = linear(simplify(number, ranges), ranges)
     room = lanes
     seen: set[str] = set()
@@ -268,7 +268,7 @@ def _other_remainder(x: Expr, y: Expr) -> bool:
     """Both are remainders by one divisor, of numbers whose difference is known and no multiple of it."""
     if not (isinstance(x, BinOp) and isinstance(y, BinOp) and x.op == y.op == "%" and x.rhs == y.rhs):
         return False
-    apart = simplify(binary("-", x.lhs, y.lhs))
+    apart = simplify(x.lhs - y.lhs)
     return isinstance(apart, int) and isinstance(x.rhs, int) and apart % x.rhs != 0
 
 

@@ -8,7 +8,7 @@ from itertools import combinations
 from tilewright.costmodel.hardware.description import CpuHardware
 from tilewright.ir.builder import Builder
 from tilewright.ir.errors import InputError
-from tilewright.ir.expr import Expr, Sym, binary, substitute
+from tilewright.ir.expr import Expr, Sym, substitute
 from tilewright.ir.nodes import Block, Func, Level, Op, Value
 from tilewright.ir.opdef import op_def
 from tilewright.ir.simplify import Ranges, coefficients, multiple_of, simplify
@@ -109,7 +109,7 @@ class _Widener:
     def apart(self, first: tuple[Expr, ...], second: tuple[Expr, ...]) -> bool:
         """Whether two accesses at any two of the lanes never touch the same element."""
         for e, f in zip(first, second, strict=True):
-            distance = simplify(binary("-", e, f), self.ranges)
+            distance = simplify(e - f, self.ranges)
             least = self.lanes if mentions(e, self.var) or mentions(f, self.var) else 1
             if isinstance(distance, int) and abs(distance) >= least:
                 return True
@@ -143,7 +143,7 @@ class _Widener:
         if load and (op.result.type != ScalarType(buffer.tensor.dtype)):
             return False
         self.memory |= buffer.tensor.space != "reg"
-        wide = map_indices(op, lambda e: substitute(e, {self.var: binary("*", Sym(self.var), self.lanes)}))
+        wide = map_indices(op, lambda e: substitute(e, {self.var: Sym(self.var) * self.lanes}))
         if load:
             attrs = {**dict(wide.attrs), "lanes": self.lanes}
             (self.new[op.result],) = self.b.emit(op.name, op.operands, attrs, hint=op.result.hint)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from tilewright.ir import Block, Builder, Func, Level, Module, TensorType, Value, scalar_body, structured
-from tilewright.ir.expr import Expr, Sym, binary
+from tilewright.ir.expr import Expr, Sym
 from tilewright.passes.tensor.fusion.partition_exact import waiting
 from tilewright.passes.tensor.fusion.partition_graph import OpGraph
 
@@ -63,7 +63,7 @@ def _map(b: Builder, rng: np.random.Generator, operands: list[Value], turned: fl
     at: list[tuple[Expr, ...]] = []
     for v in operands:
         own = tuple(map(Sym, names[: v.tensor.rank]))
-        other = tuple(reversed(own)) if len(own) == 2 else (binary("-", SIZE - 1, own[0]),)
+        other = tuple(reversed(own)) if len(own) == 2 else (SIZE - 1 - own[0],)
         at.append(own if rng.random() >= turned else other)
     body, values = scalar_body(["f32"] * len(operands))
     total = values[0]
@@ -81,14 +81,14 @@ def _map(b: Builder, rng: np.random.Generator, operands: list[Value], turned: fl
 def _view(b: Builder, v: Value) -> Value:
     body, values = scalar_body(["f32"])
     body.do("scalar.yield", values[0])
-    at = (binary("//", Sym("i"), SIZE), binary("%", Sym("i"), SIZE))
+    at = (Sym("i") // SIZE, Sym("i") % SIZE)
     flat = TensorType("f32", (SIZE * SIZE,))
     (line,) = structured(
         b, "tensor.map", [v], par={"i": SIZE * SIZE}, reads=[at], body=body.block(values), types=[flat]
     )
     body, values = scalar_body(["f32"])
     body.do("scalar.yield", body.value("scalar.mul", values[0], values[0]))
-    back = (binary("+", binary("*", Sym("i"), SIZE), Sym("j")),)
+    back = (Sym("i") * SIZE + Sym("j"),)
     (out,) = structured(
         b,
         "tensor.map",

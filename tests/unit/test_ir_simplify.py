@@ -77,7 +77,7 @@ def test_divisions_of_affine_expressions_are_exact(
     a: int, b: int, c: int, op: str, d: int, outer: int, ranges: dict[str, tuple[int, int]]
 ) -> None:
     e = binary(op, i * a + j * b + c, d)
-    for whole in (e, e // outer, e % outer, e * outer + binary("%", i * a + j * b + c, d)):
+    for whole in (e, e // outer, e % outer, e * outer + (i * a + j * b + c) % d):
         simple = simplify(whole, ranges)
         for at in points(ranges):
             assert value(simple, at) == value(whole, at)

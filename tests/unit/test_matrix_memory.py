@@ -10,7 +10,7 @@ from thread_kernels import CTX, kernel
 
 from tilewright.codegen.emit.shared_layout import shared_layout, swizzled_column
 from tilewright.ir import Block, Func, InputError, Module, TensorType, UnsupportedError, walk
-from tilewright.ir.expr import Sym, binary
+from tilewright.ir.expr import Sym
 from tilewright.ir.simplify import simplify
 from tilewright.kernel_program import alone
 from tilewright.passes import Pipeline, run_pipeline
@@ -135,7 +135,7 @@ def test_swizzled_rows(dtype, width):
 
 def test_rows_that_cannot_be_swizzled():
     with pytest.raises(UnsupportedError, match="swizzled rows of 32, 64 or a multiple of 128 bytes"):
-        swizzled_column(TensorType("f16", (8, 24), "shared"), 0, binary("*", Sym("c"), 8))
+        swizzled_column(TensorType("f16", (8, 24), "shared"), 0, Sym("c") * 8)
 
 
 def test_weights_are_on_their_way_before_the_wait_for_other_launches():

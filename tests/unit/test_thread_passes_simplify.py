@@ -35,7 +35,7 @@ INDEX_KERNEL = """
 @given(EXPRESSIONS, EXPRESSIONS, st.integers(-9, 9), st.integers(0, 12), st.sampled_from([0, 1, 2, 4]))
 def test_simplification_is_exact(value, low, high, width, extent):
     body = INDEX_KERNEL.format(
-        value=show_expr(value), low=show_expr(low), high=show_expr(binary("+", high, width)), extent=extent
+        value=show_expr(value), low=show_expr(low), high=show_expr(high + width), extent=extent
     )
     func = kernel(body, "%y: i64[2, 3, 3, 4, 8]", grid="[3, 2, 1]")
     new = after("simplify-thread", func)

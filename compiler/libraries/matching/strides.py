@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tilewright.ir import Op, TensorType
-from tilewright.ir.expr import Expr, binary
+from tilewright.ir.expr import Expr
 from tilewright.ir.simplify import coefficients, interval
 from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
 
@@ -45,7 +45,7 @@ def steps_at(op: Op, t: TensorType, at: Sequence[Expr], checked: bool) -> Steps 
         low, high = interval(e, ranges)
         if checked and (low < 0 or high >= extent):
             return None
-        offset = binary("+", offset, binary("*", e, step))
+        offset += e * step
     found = coefficients(offset, domain(op), ranges)
     if found is None or not isinstance(found[1], int):
         return None

@@ -7,7 +7,7 @@ from math import e as euler
 from math import gcd, inf, log2
 
 from tilewright.ir import Expr, Sym, Value
-from tilewright.ir.expr import binary, symbols
+from tilewright.ir.expr import symbols
 from tilewright.passes.kernels.attention.plan import AttentionPlan
 from tilewright.passes.kernels.attention.terms import TermWriter
 from tilewright.passes.kernels.attention.view import AttentionView
@@ -48,14 +48,14 @@ def _share(w: Writer, plan: AttentionPlan, scale: float, state: tuple[Value, Val
     """Replace a set's sums by the factors that bring its accumulators to those of all sets, divided."""
     largest, sums = state
     both = w.alloc((plan.sets, plan.rows, 2), "f32", "shared", "row_state")
-    own = binary("//", Sym("tid"), WARP * plan.warps)
-    lane = binary("//", binary("%", Sym("tid"), WARP), 4)
+    own = Sym("tid") // (WARP * plan.warps)
+    lane = Sym("tid") % WARP // 4
 
     def row(at: tuple[Expr, ...]) -> Expr:
-        inside = binary("+", binary("*", at[0], TILE_M), binary("*", at[1], TILE_M // 2))
-        return w.simple(binary("+", binary("+", warp_row, inside), lane))
+        inside = at[0] * TILE_M + at[1] * (TILE_M // 2)
+        return w.simple(warp_row + inside + lane)
 
-    one_of_four = ((binary("%", Sym("tid"), 4), 0, 1),)
+    one_of_four = ((Sym("tid") % 4, 0, 1),)
     with w.loops("i", sums.tensor.shape, unroll=1) as at:
         for i, v in enumerate(state):
             w.store(w.load(v, at), both, (own, row(at), i), one_of_four)
@@ -97,26 +97,26 @@ def write_outputs(
     rows, columns = view.size(view.rows), view.size(view.width)
     tiles = mixed.tensor.shape[1]
     tile = w.alloc((plan.sets * plan.rows, tiles * TILE_N + PAD), "f32", "shared", "mixed_tile")
-    own_rows = binary("*", binary("//", Sym("tid"), WARP), plan.rows // plan.warps)
+    own_rows = Sym("tid") // WARP * (plan.rows // plan.warps)
     with w.loops("i", mixed.tensor.shape[:2], unroll=1) as (i, j):
-        at = (binary("+", own_rows, binary("*", i, TILE_M)), binary("*", j, TILE_N))
+        at = (own_rows + i * TILE_M, j * TILE_N)
         w.b.do("thread.store_fragment", mixed, tile, at=tuple(map(w.simple, at)), item=(i, j))
     lanes = _lanes(view, columns)
     vectors = plan.rows * (columns // lanes)
     steps = -(-vectors // plan.threads)
     with w.loop("e", steps, unroll=1 if steps <= UNROLL else UNROLL) as step:
-        linear = w.simple(binary("+", binary("*", step, plan.threads), Sym("tid")))
+        linear = w.simple(step * plan.threads + Sym("tid"))
         row, vector = w.unravel(linear, (plan.rows, columns // lanes))
-        query = w.simple(binary("+", origin, row))
+        query = w.simple(origin + row)
         mask = (*w.below(linear, vectors), *w.below(query, rows))
         with w.when(mask), w.loop("v", lanes, unroll=1) as lane:
-            column = w.simple(binary("+", binary("*", vector, lanes), lane))
+            column = w.simple(vector * lanes + lane)
             env: dict[str, Expr] = dict(batch)
             for names, at_ in ((view.rows, query), (view.width, column)):
                 env.update(zip(names, w.unravel(at_, [view.sizes[d] for d in names]), strict=True))
             total = w.load(tile, (row, column))
             for s in range(1, plan.sets):
-                part = w.load(tile, (binary("+", row, s * plan.rows), column))
+                part = w.load(tile, (row + s * plan.rows, column))
                 total = w.b.value("scalar.add", total, part)
             writer = TermWriter(w, env, {view.mixed: total})
             for out in view.outputs:

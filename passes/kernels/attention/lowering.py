@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from math import inf
 
 from tilewright.ir import Expr, Func, InputError, Sym, Value
-from tilewright.ir.expr import binary
 from tilewright.passes.kernels.attention.epilogue import normalise, write_outputs
 from tilewright.passes.kernels.attention.plan import AttentionPlan, depth_of, padded, width_tiles
 from tilewright.passes.kernels.attention.reach import reach
@@ -51,19 +50,19 @@ class _Attention:
         on_z = batch <= MAX_GRID_YZ
         self.w = w = Writer(kernel, plan.threads, (blocks, 1, batch) if on_z else (blocks * batch, 1, 1))
         x: Expr = Sym("bid.x")
-        number: Expr = Sym("bid.z") if on_z else binary("//", x, blocks)
-        place = x if on_z else binary("%", x, blocks)
+        number: Expr = Sym("bid.z") if on_z else x // blocks
+        place = x if on_z else x % blocks
         self.reach = reach(view)
         if self.reach is not None:  # the last queries see most keys: they start first
-            place = binary("-", blocks - 1, place)
+            place = blocks - 1 - place
         names = view.batch
         where = w.unravel(number, [view.sizes[d] for d in names])
         self.batch: Mapping[str, Expr] = dict(zip(names, where, strict=True))
-        self.origin = w.simple(binary("*", place, plan.rows))
-        warp = binary("//", Sym("tid"), WARP)
-        self.warp_row = w.simple(binary("*", binary("%", warp, plan.warps), plan.rows // plan.warps))
+        self.origin = w.simple(place * plan.rows)
+        warp = Sym("tid") // WARP
+        self.warp_row = w.simple(warp % plan.warps * (plan.rows // plan.warps))
         #: the warp's first key in every tile
-        self.warp_key = w.simple(binary("*", binary("//", warp, plan.warps), plan.part))
+        self.warp_key = w.simple(warp // plan.warps * plan.part)
 
     def lower(self) -> Func:
         w, view, plan = self.w, self.view, self.plan
@@ -113,7 +112,7 @@ class _Attention:
     def _fetch(self, tile: Expr, slot: Expr) -> None:
         """Start copying a tile that there is and that some query of the block sees."""
         w = self.w
-        origin = w.simple(binary("*", tile, self.plan.keys))
+        origin = w.simple(tile * self.plan.keys)
         with w.when((*w.below(tile, self.tiles), *self._seen(tile, 0, self.origin, self.plan.rows))):
             self.k.fetch(slot, origin)
             self.v.fetch(slot, origin)
@@ -122,8 +121,8 @@ class _Attention:
         """The condition that one of `rows` queries sees a key from `key` of the tile on, if any is hidden."""
         if self.reach is None or self.tiles == 1:
             return ()
-        last = binary("+", first, rows - 1 + self.reach)
-        apart = self.w.simple(binary("-", last, binary("+", binary("*", tile, self.plan.keys), key)))
+        last = first + (rows - 1 + self.reach)
+        apart = self.w.simple(last - (tile * self.plan.keys + key))
         return self.w.bounds((apart,), (self.view.size(self.view.rows) + self.plan.rows + self.view.keys,))
 
     def _arrive(self, pending: int) -> None:
@@ -134,8 +133,8 @@ class _Attention:
         """Start copying a later tile to the slot that the last iteration has read."""
         w = self.w
         if self.ahead < self.tiles:
-            later = w.simple(binary("+", tile, self.ahead))
-            self._fetch(later, w.simple(binary("%", later, self.slots)))
+            later = w.simple(tile + self.ahead)
+            self._fetch(later, w.simple(later % self.slots))
         if self.ahead < self.tiles or self.ahead > 1:
             w.b.do("thread.async_commit")
 
@@ -155,18 +154,18 @@ class _Attention:
     def _load_queries(self, q: StagedTile) -> None:
         w = self.w
         with w.loops("i", (self.plan.row_tiles, self.steps), unroll=1) as (i, step):
-            row = w.simple(binary("+", self.warp_row, binary("*", i, TILE_M)))
+            row = w.simple(self.warp_row + i * TILE_M)
             w.b.do(
                 "thread.load_fragment", self.q, q.tiles,
-                at=q.place(0, row, binary("*", step, self.depth)), role="a",
+                at=q.place(0, row, step * self.depth), role="a",
                 transposed=not q.layout.by_inner, item=(i, step), rounding=self.rounding,
             )  # fmt: skip
 
     # -- one tile of keys ------------------------------------------------------------------------------------
     def _tile(self, tile: Expr) -> None:
         w, plan = self.w, self.plan
-        slot = w.simple(binary("%", tile, self.slots))
-        first = (w.simple(binary("+", self.origin, self.warp_row)), self.warp_key)
+        slot = w.simple(tile % self.slots)
+        first = (w.simple(self.origin + self.warp_row), self.warp_key)
         maps = ScoreMaps(w, self.view, plan, first, self.batch, tile)
         seen = self._seen(tile, self.warp_key, first[0], plan.rows // plan.warps)
         if not seen:
@@ -203,14 +202,14 @@ class _Attention:
         tiles = held.tensor.shape[0]
         count = 2 if tiles % 2 == 0 else 1
         with w.loop("j", tiles // count, unroll=1) as j:
-            column, depth = w.simple(binary("*", j, TILE_N * count)), step * self.depth
-            key = binary("+", self.warp_key, column if keys else depth)
+            column, depth = w.simple(j * (TILE_N * count)), step * self.depth
+            key = self.warp_key + (column if keys else depth)
             place = (key, depth) if keys else (key, column)
             w.b.do(
                 "thread.load_fragment", held, staged.tiles,
                 at=staged.place(slot, *place), role="b",
                 transposed=staged.layout.by_inner == keys,
-                item=(w.simple(binary("*", j, count)),), count=count,
+                item=(w.simple(j * count),), count=count,
                 rounding=self.rounding, paired=bool(self.rounding) and not keys,
             )  # fmt: skip
 

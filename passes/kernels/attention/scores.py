@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from math import inf
 
 from tilewright.ir import Expr, Sym, Value
-from tilewright.ir.expr import binary
 from tilewright.passes.kernels.attention.plan import AttentionPlan
 from tilewright.passes.kernels.attention.terms import Read, Term, TermWriter, names_in
 from tilewright.passes.kernels.attention.view import KEY, AttentionView
@@ -72,12 +71,12 @@ class ScoreMaps:
         if not rest:
             return
         last = self.plan.tiles(view) - 1
-        with w.when(w.bounds((binary("-", self.tile, last),), (1,))):
+        with w.when(w.bounds((self.tile - last,), (1,))):
             # tiles of 8 columns that are whole stay as they are
             whole = rest // TILE_N if self.plan.sets == 1 else 0
             shape = (self.shape[0], self.shape[1] - whole, 2, 2)
             with w.loops("s", shape, unroll=1) as (i, j, half, pair):
-                at = (i, w.simple(binary("+", j, whole)), half, pair)
+                at = (i, w.simple(j + whole), half, pair)
                 inside = w.condition(((self._column(at), 0, rest),))
                 outside = w.b.const(-inf, "f32")
                 value = w.b.value("scalar.select", inside, self._element(scores, at), outside)
@@ -100,17 +99,17 @@ class ScoreMaps:
 
     def _column(self, at: tuple[Expr, ...]) -> Expr:
         """The element's column in the tile."""
-        lane = binary("*", binary("%", Sym("tid"), 4), 2)
-        column = binary("+", binary("+", binary("*", at[1], TILE_N), lane), at[3])
-        return self.w.simple(binary("+", self.first_key, column))
+        lane = Sym("tid") % 4 * 2
+        column = at[1] * TILE_N + lane + at[3]
+        return self.w.simple(self.first_key + column)
 
     def _place(self, at: tuple[Expr, ...], read: Term | None = None) -> tuple[dict[str, Expr], Mask]:
         """The symbols of the terms at an element, and where parameters exist (for `read`: it alone)."""
         w, view = self.w, self.view
-        lane = binary("//", binary("%", Sym("tid"), WARP), 4)
-        inside = binary("+", binary("+", binary("*", at[0], TILE_M), binary("*", at[2], TILE_M // 2)), lane)
-        row = w.simple(binary("+", self.first, inside))
-        key = w.simple(binary("+", binary("*", self.tile, self.plan.keys), self._column(at)))
+        lane = Sym("tid") % WARP // 4
+        inside = at[0] * TILE_M + at[2] * (TILE_M // 2) + lane
+        row = w.simple(self.first + inside)
+        key = w.simple(self.tile * self.plan.keys + self._column(at))
         env: dict[str, Expr] = {**self.batch, KEY: key}
         env.update(zip(view.rows, w.unravel(row, [view.sizes[d] for d in view.rows]), strict=True))
         mask: Mask = ()

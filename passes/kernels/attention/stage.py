@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from tilewright.ir import Expr, Op, Pairs, Sym
-from tilewright.ir.expr import binary, symbols
+from tilewright.ir.expr import symbols
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.attention.plan import depth_of, padded, pitch
 from tilewright.passes.kernels.attention.terms import Read, Term, TermWriter, leaves
@@ -65,7 +65,7 @@ class StagedTile:
                 )  # fmt: skip
                 return
             with w.loop("v", layout.width, unroll=1) as lane:
-                column = w.simple(binary("+", minor, lane))
+                column = w.simple(minor + lane)
                 env, mask = self._place(origin, major, column)
                 value = TermWriter(w, env, mask=mask).value(term)
                 if mask and not isinstance(term, Read):
@@ -87,9 +87,9 @@ class StagedTile:
         total = layout.major * vectors
         steps = -(-total // w.threads)
         with w.loop("f", steps, unroll=1 if steps <= UNROLL else UNROLL) as step:
-            linear = w.simple(binary("+", binary("*", step, w.threads), Sym("tid")))
+            linear = w.simple(step * w.threads + Sym("tid"))
             major, vector = w.unravel(linear, (layout.major, vectors))
-            yield major, w.simple(binary("*", vector, lanes)), w.below(linear, total)
+            yield major, w.simple(vector * lanes), w.below(linear, total)
 
     def _place(self, origin: Expr, major: Expr, minor: Expr) -> tuple[dict[str, Expr], Mask]:
         """The symbols of the factor's term at an element, and where it exists."""
@@ -97,7 +97,7 @@ class StagedTile:
         row, column = (major, minor) if layout.by_inner else (minor, major)
         env: dict[str, Expr] = dict(self.batch)
         mask: Mask = ()
-        for names, at in ((layout.outer, binary("+", origin, row)), (layout.inner, column)):
+        for names, at in ((layout.outer, origin + row), (layout.inner, column)):
             where = w.simple(at)
             sizes = [layout.view.sizes[d] for d in names]
             env.update(zip(names, w.unravel(where, sizes), strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilewright.ir import Expr, Op, Sym, Value
-from tilewright.ir.expr import binary, symbols
+from tilewright.ir.expr import symbols
 from tilewright.ir.simplify import coefficients
 from tilewright.ir.tensor.ops import dims, ranges_of, reads
 from tilewright.ir.types import itemsize
@@ -48,8 +48,7 @@ class ChainBlock:
         self.w = Writer(chain.kernel, plan.threads, (total, 1, 1))
         where = self.w.unravel(Sym("bid.x"), list(counts.values()))
         self.origins: dict[str, Expr] = {
-            d: self.w.simple(binary("*", at, chain.tiles[d]))
-            for (d, _), at in zip(counts.items(), where, strict=True)
+            d: self.w.simple(at * chain.tiles[d]) for (d, _), at in zip(counts.items(), where, strict=True)
         }
         self.buffers: dict[Value, Value] = {}
 
@@ -60,12 +59,12 @@ class ChainBlock:
 
     def place(self, box: Box, offset: Sequence[Expr]) -> Index:
         """Global index of the element at `offset` within a box."""
-        return tuple(self.w.simple(binary("+", b, o)) for b, o in zip(self.base(box), offset, strict=True))
+        return tuple(self.w.simple(b + o) for b, o in zip(self.base(box), offset, strict=True))
 
     def local(self, v: Value, at: Sequence[Expr]) -> Index:
         """Index within the kept box of `v` of its element at global index `at`."""
         first = self.base(self.chain.kept[v].box)
-        return tuple(self.w.simple(binary("-", e, b)) for e, b in zip(at, first, strict=True))
+        return tuple(self.w.simple(e - b) for e, b in zip(at, first, strict=True))
 
     # -- memory ----------------------------------------------------------------------------------------------
     def allocate(self, stage: Stage) -> None:

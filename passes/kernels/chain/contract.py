@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from tilewright.ir import Expr, Op, Sym, Value
-from tilewright.ir.expr import binary, substitute
+from tilewright.ir.expr import substitute
 from tilewright.ir.tensor.ops import dims, domain, fills, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.chain.block import VECTOR_BYTES, ChainBlock, ChainPoints, contiguous
@@ -81,7 +81,7 @@ class StageContract:
         """Copy a chunk, multiply it, copy the next."""
         w = self.w
         with w.loops("c", list(self.chunks.values())) as at:
-            chunk = {d: w.simple(binary("*", c, self.step[d])) for d, c in zip(self.chunks, at, strict=True)}
+            chunk = {d: w.simple(c * self.step[d]) for d, c in zip(self.chunks, at, strict=True)}
             for f in self.fetches:
                 f.copy({**self.origin, **chunk})
             self._multiply(acc, chunk)
@@ -93,10 +93,10 @@ class StageContract:
         self._put()
         for d in looped:
             with w.loop("c", self.chunks[d] - 1) as c:
-                following = {**first, d: w.simple(binary("*", binary("+", c, 1), self.step[d]))}
+                following = {**first, d: w.simple((c + 1) * self.step[d])}
                 for f, registers in zip(self.fetches, self.held, strict=True):
                     f.load({**self.origin, **following}, registers)
-                self._multiply(acc, {**first, d: w.simple(binary("*", c, self.step[d]))})
+                self._multiply(acc, {**first, d: w.simple(c * self.step[d])})
                 self._put()
         last: dict[str, Expr] = {d: (self.chunks[d] - 1) * self.step[d] for d in self.red}
         self._multiply(acc, last)
@@ -129,7 +129,7 @@ class StageContract:
         out = dict(self.origin)
         for d, n in self.chunks.items():
             self.w.ranges[f"{d}.chunk"] = (0, n - 1)
-            out[d] = binary("*", Sym(f"{d}.chunk"), self.step[d]) if n > 1 else 0
+            out[d] = Sym(f"{d}.chunk") * self.step[d] if n > 1 else 0
         return out
 
     def _wide(self) -> bool:
@@ -183,9 +183,7 @@ class StageContract:
             at = dict(zip([d for d, _ in shape], item, strict=True))
             offsets = {d: self._offset(d, unit[d], at.get(d, 0)) for d in self.par}
             deep = at.get("", 0)
-            inner = {
-                d: binary("+", binary("*", e, DEPTH), deep) if d == self.deep else e for d, e in local.items()
-            }
+            inner = {d: e * DEPTH + deep if d == self.deep else e for d, e in local.items()}
             w.store(self._element(i, offsets, inner, chunk), registers, item)
 
     def _element(
@@ -194,8 +192,8 @@ class StageContract:
         w, staged = self.w, self.staged[i]
         if staged is not None:
             return w.load(staged[1], staged[0].local({**offsets, **inner}))
-        env = {d: binary("+", self.origin[d], offsets[d]) for d in self.par}
-        env.update({d: binary("+", chunk[d], inner[d]) for d in self.red})
+        env = {d: self.origin[d] + offsets[d] for d in self.par}
+        env.update({d: chunk[d] + inner[d] for d in self.red})
         at = tuple(w.simple(substitute(e, env)) for e in reads(self.op)[i])
         v = self.op.operands[i]
         if v in self.block.buffers:
@@ -208,11 +206,11 @@ class StageContract:
     def _offset(self, d: str, group: Expr, item: Expr) -> Expr:
         t = self.tiles
         if d == t.fast and not self.wide:
-            return binary("+", group, binary("*", item, t.groups[d]))
-        return binary("+", binary("*", group, t.tile[d]), item)
+            return group + item * t.groups[d]
+        return group * t.tile[d] + item
 
     def _linear(self, wave: Expr) -> Expr:
-        return self.w.simple(binary("+", binary("*", wave, self.block.plan.threads), Sym("tid")))
+        return self.w.simple(wave * self.block.plan.threads + Sym("tid"))
 
     def _unit(self, wave: Expr) -> dict[str, Expr]:
         groups = self.tiles.groups

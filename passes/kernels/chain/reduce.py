@@ -7,7 +7,6 @@ from math import prod
 from typing import Any
 
 from tilewright.ir import Expr, Sym, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.tensor.ops import dims
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.chain.block import VECTOR_BYTES, ChainBlock, ChainPoints
@@ -32,11 +31,11 @@ def lower_map_stage(block: ChainBlock, stage: Stage) -> None:
     total = prod(groups)
     steps = -(-total // block.plan.threads)
     with w.loop("t", steps, unroll=4 if steps % 4 == 0 else 0) as step:
-        linear = w.simple(binary("+", binary("*", step, block.plan.threads), Sym("tid")))
+        linear = w.simple(step * block.plan.threads + Sym("tid"))
         with w.when(w.below(linear, total)):
             at = w.unravel(linear, groups)
             with w.loop("v", vec, unroll=1) as lane:
-                inner = (*at[:-1], binary("+", binary("*", at[-1], vec), lane)) if extents else ()
+                inner = (*at[:-1], at[-1] * vec + lane) if extents else ()
                 block.finish(stage, {}, inner)
 
 
@@ -69,10 +68,10 @@ class StageReduce:
         w, lanes = self.w, self.lanes
         slots = self.block.plan.threads // lanes
         steps = -(-self.points // slots)
-        slot = w.simple(binary("//", Sym("tid"), lanes))
+        slot = w.simple(Sym("tid") // lanes)
         accs = [w.alloc((self.vec,), r.tensor.dtype, "reg", "part") for r in self.op.results]
         with w.loop("p", steps, unroll=int(lanes > 1 and steps <= MAX_STEPS_UNROLLED)) as step:
-            linear = w.simple(binary("+", binary("*", step, slots), slot))
+            linear = w.simple(step * slots + slot)
             valid = w.below(linear, self.points)
             first = self._point(linear)
             self._start(accs)
@@ -83,7 +82,7 @@ class StageReduce:
                     self._fold(accs, first)
             if lanes > 1:
                 totals = [self._combined(a) for a in accs]
-                lane = w.simple(binary("%", Sym("tid"), lanes))
+                lane = w.simple(Sym("tid") % lanes)
                 with w.when((*valid, *w.below(lane, 1))):
                     self.block.finish(self.stage, dict(zip(self.op.results, totals, strict=True)), first)
             else:
@@ -96,7 +95,7 @@ class StageReduce:
         if not self.extents:
             return ()
         at = self.w.unravel(linear, (*self.extents[:-1], self.extents[-1] // self.items))
-        return (*at[:-1], self.w.simple(binary("*", at[-1], self.items)))
+        return (*at[:-1], self.w.simple(at[-1] * self.items))
 
     def _start(self, accs: list[Value]) -> None:
         w = self.w
@@ -112,13 +111,13 @@ class StageReduce:
         groups = prod(self.red.values()) // self.vec
         steps = -(-groups // self.lanes)
         extents = [*list(self.red.values())[:-1], self.red[names[-1]] // self.vec]
-        lane = w.simple(binary("%", Sym("tid"), self.lanes))
+        lane = w.simple(Sym("tid") % self.lanes)
         with w.loop("s", steps, unroll=_unroll(steps)) as step:
-            group = w.simple(binary("+", binary("*", step, self.lanes), lane))
+            group = w.simple(step * self.lanes + lane)
             at = w.unravel(group, extents)
             with w.when(w.below(group, groups)), w.loop("v", self.vec, unroll=1) as v:
                 inner = dict(zip(names, at, strict=True))
-                inner[names[-1]] = binary("+", binary("*", inner[names[-1]], self.vec), v)
+                inner[names[-1]] = inner[names[-1]] * self.vec + v
                 self._step(accs, offset, inner, v)
 
     def _serial(self, accs: list[Value], offset: Index) -> None:
@@ -164,7 +163,7 @@ class StageReduce:
 
 
 def _shifted(offset: Index, by: Expr) -> Index:
-    return (*offset[:-1], binary("+", offset[-1], by)) if offset else ()
+    return (*offset[:-1], offset[-1] + by) if offset else ()
 
 
 def _unroll(steps: int) -> int:

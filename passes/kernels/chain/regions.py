@@ -11,7 +11,6 @@ from functools import lru_cache
 from math import inf
 
 from tilewright.ir import Expr, Op, Sym, UnsupportedError
-from tilewright.ir.expr import binary
 from tilewright.ir.simplify import Linear, interval, linear
 from tilewright.ir.tensor.ops import dims, ranges_of
 
@@ -28,7 +27,7 @@ class Span:
         """The first index, given the first index the block owns of each tiled dimension."""
         e: Expr = self.constant
         for d, c in self.terms:
-            e = binary("+", e, binary("*", origins[d], c))
+            e += origins[d] * c
         return e
 
     def scaled(self, factor: int) -> Span:

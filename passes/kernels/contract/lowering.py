@@ -15,7 +15,7 @@ from typing import Any
 
 from tilewright.costmodel.kernels.warp_reads import UNROLL_BUDGET, UNROLL_POINTS
 from tilewright.ir import Expr, Func, InputError, Op, Sym, Value
-from tilewright.ir.expr import binary, substitute, symbols
+from tilewright.ir.expr import minimum, substitute, symbols
 from tilewright.ir.simplify import interval
 from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
@@ -141,10 +141,8 @@ class _Contract:
         origin = {d: self.grid.origin(d) for d in self.par}
         if self.plan.staging == "direct":
             for t in self.grid.tiles:
-                origin[t.name] = binary(
-                    "+", origin[t.name], binary("*", self.grid.thread_index[t.name], t.thread)
-                )
-        return {**origin, **{d: binary("*", c, self.step[d]) for d, c in chunk.items()}}
+                origin[t.name] += self.grid.thread_index[t.name] * t.thread
+        return {**origin, **{d: c * self.step[d] for d, c in chunk.items()}}
 
     # -- reduction -------------------------------------------------------------------------------------------
     def _reduce(self, acc: Value, operands: list[_Operand]) -> None:
@@ -185,7 +183,7 @@ class _Contract:
             f.load(self._origin(zero), buffer)
             f.store(buffer)
         with self.w.loop("c", chunks - 1) as at:
-            following = self._origin({**zero, d: binary("+", at, 1)})
+            following = self._origin({**zero, d: at + 1})
             for f, buffer in zip(fetches, held, strict=True):
                 f.load(following, buffer)
             self._multiply(acc, operands, {**zero, d: at})
@@ -215,10 +213,7 @@ class _Contract:
         extents = [n for pair in zip(counts, runs, strict=True) for n in pair]
         with self.w.loops(name, extents, unroll=unroll) as at:
             start, within = at[0::2], at[1::2]
-            yield {
-                d: binary("+", binary("*", s, n), i)
-                for d, s, i, n in zip(order, start, within, runs, strict=True)
-            }
+            yield {d: s * n + i for d, s, i, n in zip(order, start, within, runs, strict=True)}
 
     def _register_tile(self, o: _Operand) -> tuple[Value, list[str]]:
         """Registers for this thread's values of one operand at one reduction index, and their dimensions."""
@@ -235,10 +230,10 @@ class _Contract:
             if self.plan.staging == "direct":
                 offsets = {d: item.get(d, 0) for d in self.par}
             return w.load(o.buffer, o.region.stored(o.region.local({**offsets, **local})))
-        env = {d: binary("+", self.grid.origin(d), offsets[d]) for d in self.par}
+        env = {d: self.grid.origin(d) + offsets[d] for d in self.par}
         if self.plan.staging == "direct" and o.index == 0:
             env = {d: self._within(d, e) for d, e in env.items()}
-        env.update({d: binary("+", binary("*", chunk[d], self.step[d]), local[d]) for d in self.red})
+        env.update({d: chunk[d] * self.step[d] + local[d] for d in self.red})
         at = tuple(w.simple(substitute(e, env)) for e in reads(self.op)[o.index])
         v = self.op.operands[o.index]
         if v not in w.inputs or fills(self.op)[o.index] is not None:
@@ -249,13 +244,13 @@ class _Contract:
         """An index of a tile that may reach beyond the domain, kept inside: what is computed from it is never
         stored, and a loop without conditions keeps its sums in registers."""
         _, last = interval(self.w.simple(index), self.w.ranges)
-        return index if last < self.par[d] else binary("min", index, self.par[d] - 1)
+        return index if last < self.par[d] else minimum(index, self.par[d] - 1)
 
     def _offset(self, d: str, item: Expr) -> Expr:
         """Index within the block tile; direct kernels own consecutive items in every dimension."""
         t = self.grid[d]
         if self.plan.staging == "direct":
-            return binary("+", binary("*", self.grid.thread_index[d], t.thread), item)
+            return self.grid.thread_index[d] * t.thread + item
         return t.local(self.grid.thread_index[d], item)
 
     # -- epilogue --------------------------------------------------------------------------------------------
@@ -266,7 +261,7 @@ class _Contract:
             acc, order, unroll = self._spill(acc), [d for d in self.par if d in self.order], 0
         position = {d: i for i, d in enumerate(self.order)}
         with self._items("i", order, unroll) as at:
-            index = {d: w.simple(binary("+", self.grid.origin(d), self._offset(d, at[d]))) for d in self.par}
+            index = {d: w.simple(self.grid.origin(d) + self._offset(d, at[d])) for d in self.par}
             place = tuple(index[d] for d in self.par)
             held = [at[d] for d in sorted(order, key=lambda d: position[d])]
             with w.b.at(self.op.loc), w.when(w.bounds(place, tuple(self.par.values()))):

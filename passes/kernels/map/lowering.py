@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from tilewright.ir import Expr, Func, Op, Sym
-from tilewright.ir.expr import binary, symbols
+from tilewright.ir.expr import symbols
 from tilewright.ir.simplify import coefficients
 from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.passes.analysis.index_sets import POINTWISE, recompute_cost
@@ -43,12 +43,12 @@ def lower_map(kernel: Func) -> Func:
     unroll = int(items * work <= MAX_UNROLLED)
     gathers = sum(op.name == "tensor.gather" for op in ops)
     with w.b.at(ops[-1].loc), w.loop("t", items, unroll=unroll) as item:
-        first = binary("*", Sym("bid.x"), threads * items)
-        linear = w.simple(binary("+", binary("+", first, binary("*", item, threads)), Sym("tid")))
+        first = Sym("bid.x") * (threads * items)
+        linear = w.simple(first + item * threads + Sym("tid"))
         with w.when(w.below(linear, total)):
             index = w.unravel(linear, groups)
             with w.loop("v", vec, unroll=int(vec * gathers <= MAX_GATHERS)) as lane:
-                place = (*index[:-1], binary("+", binary("*", index[-1], vec), lane)) if shape else ()
+                place = (*index[:-1], index[-1] * vec + lane) if shape else ()
                 store_results(w, Points(w), place)
     return w.finish()
 

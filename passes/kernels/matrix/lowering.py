@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from math import gcd
 
 from tilewright.ir import Expr, Func, InputError, Sym, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.tensor.ops import dims
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.contract.lowering import anchor_of, store_results
@@ -73,18 +72,18 @@ class _Matrix:
         w, plan = self.w, self.plan
         with w.b.at(self.op.loc):
             block_m, block_n, batch = self._block()
-            self.origin_m = w.simple(binary("*", block_m, plan.m))
-            self.origin_n = w.simple(binary("*", block_n, plan.n))
+            self.origin_m = w.simple(block_m * plan.m)
+            self.origin_n = w.simple(block_n * plan.n)
             self.batch = batch
-            warp = binary("//", Sym("tid"), WARP)
+            warp = Sym("tid") // WARP
             # set and place along m are one number, and one row of the tiles of sums: see _spill
-            rows = binary("%", warp, plan.warps_k * plan.warps_m)
-            self.sum_row = w.simple(binary("*", rows, plan.warp_m))
+            rows = warp % (plan.warps_k * plan.warps_m)
+            self.sum_row = w.simple(rows * plan.warp_m)
             if self.by_groups:
                 self.sum_row = warpgroup_rows(w, plan)[1]
-            self.warp_m = w.simple(binary("*", binary("%", rows, plan.warps_m), plan.warp_m))
-            self.warp_n = w.simple(binary("*", binary("//", warp, plan.warps_k * plan.warps_m), plan.warp_n))
-            self.warp_k = w.simple(binary("*", binary("//", rows, plan.warps_m), plan.k // plan.warps_k))
+            self.warp_m = w.simple(rows % plan.warps_m * plan.warp_m)
+            self.warp_n = w.simple(warp // (plan.warps_k * plan.warps_m) * plan.warp_n)
+            self.warp_k = w.simple(rows // plan.warps_m * (plan.k // plan.warps_k))
             factors = [
                 Staged(w, self.view, plan, i, origin, batch, self.slots)
                 for i, origin in enumerate((self.origin_m, self.origin_n))
@@ -109,14 +108,12 @@ class _Matrix:
         """Tile of the block along m and n, and its index in each batch dimension."""
         w, tiles = self.w, self.blocks_m * self.blocks_n
         x: Expr = Sym("bid.x")
-        number: Expr = Sym("bid.z") if self.on_z else binary("//", x, tiles)
-        place = x if self.on_z else binary("%", x, tiles)
+        number: Expr = Sym("bid.z") if self.on_z else x // tiles
+        place = x if self.on_z else x % tiles
         group = gcd(self.plan.raster, self.blocks_m)
-        inside = binary("%", place, group * self.blocks_n)
-        block_m = binary(
-            "+", binary("*", binary("//", place, group * self.blocks_n), group), binary("%", inside, group)
-        )
-        block_n = binary("//", inside, group)
+        inside = place % (group * self.blocks_n)
+        block_m = place // (group * self.blocks_n) * group + inside % group
+        block_n = inside // group
         names, sizes = self.view.batch, self.view.sizes
         batch = dict(zip(names, w.unravel(number, [sizes[d] for d in names]), strict=True))
         return w.simple(block_m), w.simple(block_n), batch
@@ -152,7 +149,7 @@ class _Matrix:
                         factor.store(ahead, later)
                     if across and self.chunks > 1:
                         ring.arrive()
-                        self._load(factors, held, ring.slot(binary("+", chunk, 1)), 0)
+                        self._load(factors, held, ring.slot(chunk + 1), 0)
                 self._multiply(held, acc, step)
 
     def _load(self, factors: list[Staged], held: list[Value], slot: Expr, step: Expr) -> None:
@@ -163,21 +160,21 @@ class _Matrix:
             rounds = self.view.dtype == "f32" and not (f.operand and self.plan.rounded)
             width = TILE_N if f.operand else TILE_M
             count = 2 if f.operand and tiles % 2 == 0 else 1
-            k = binary("+", self.warp_k, binary("*", step, self.depth))
+            k = self.warp_k + step * self.depth
             with w.loop("i", tiles // count, unroll=1) as i:
-                outer = binary("+", origin, binary("*", i, width * count))
+                outer = origin + i * (width * count)
                 w.b.do(
                     "thread.load_fragment", frag, f.tiles,
                     at=tuple(w.simple(e) for e in f.place(slot, outer, k)),
                     role="ab"[f.operand],
                     transposed=f.by_channel == bool(f.operand),
-                    item=(self._buffer(frag, step), w.simple(binary("*", i, count))),
+                    item=(self._buffer(frag, step), w.simple(i * count)),
                     count=count,
                     rounding="tf32" if rounds else "",
                 )  # fmt: skip
 
     def _buffer(self, frag: Value, step: Expr) -> Expr:
-        return self.w.simple(binary("%", step, frag.tensor.shape[0]))
+        return self.w.simple(step % frag.tensor.shape[0])
 
     def _multiply(self, held: list[Value], acc: Value, step: Expr) -> None:
         a, b = held
@@ -212,10 +209,8 @@ class _Matrix:
         w.b.do("thread.barrier")
         tile = w.alloc(shape, "f32", "shared", "sum_tile")
         with w.loops("i", acc.tensor.shape[:2], unroll=1) as (i, j):
-            row = binary(
-                "+", self.sum_row, binary("*", i, GROUP_WARPS * TILE_M if self.by_groups else TILE_M)
-            )
-            column = binary("+", self.warp_n, binary("*", j, TILE_N))
+            row = self.sum_row + i * (GROUP_WARPS * TILE_M if self.by_groups else TILE_M)
+            column = self.warp_n + j * TILE_N
             at = (column, row) if transposed else (row, column)
             w.b.do(
                 "thread.store_fragment", acc, tile,
@@ -252,19 +247,19 @@ class _Matrix:
         total = major * minor // lanes
         steps = -(-total // plan.threads)
         with w.loop("e", steps, unroll=1 if steps <= EPILOGUE_UNROLL else _together(steps)) as step:
-            linear = w.simple(binary("+", binary("*", step, plan.threads), Sym("tid")))
+            linear = w.simple(step * plan.threads + Sym("tid"))
             outer, vector = w.unravel(linear, (major, minor // lanes))
-            first = w.simple(binary("*", vector, lanes))
+            first = w.simple(vector * lanes)
             mask = (*w.below(linear, total), *self._inside(outer, first, transposed, whole))
             with w.when(mask), w.loop("v", lanes, unroll=1) as lane:
-                self._result(tile, transposed, outer, w.simple(binary("+", first, lane)))
+                self._result(tile, transposed, outer, w.simple(first + lane))
 
     def _inside(self, outer: Expr, inner: Expr, transposed: bool, whole: frozenset[str]) -> Mask:
         m, n = (inner, outer) if transposed else (outer, inner)
         found: Mask = ()
         for name, origin, at, size in (("m", self.origin_m, m, self.m), ("n", self.origin_n, n, self.n)):
             if name not in whole:
-                found += self.w.bounds((self.w.simple(binary("+", origin, at)),), (size,))
+                found += self.w.bounds((self.w.simple(origin + at),), (size,))
         return found
 
     def _result(self, tile: Value, transposed: bool, outer: Expr, inner: Expr) -> None:
@@ -272,7 +267,7 @@ class _Matrix:
         m, n = (inner, outer) if transposed else (outer, inner)
         index: dict[str, Expr] = dict(self.batch)
         for names, origin, at in ((view.rows, self.origin_m, m), (view.columns, self.origin_n, n)):
-            where = w.unravel(w.simple(binary("+", origin, at)), [view.sizes[d] for d in names])
+            where = w.unravel(w.simple(origin + at), [view.sizes[d] for d in names])
             index.update(zip(names, where, strict=True))
         place = tuple(index[d] for d in dims(self.op, "par"))
         store_results(w, Points(w, {self.op.result: self._sum(tile, transposed, outer, inner)}), place)
@@ -284,7 +279,7 @@ class _Matrix:
         if plan.warps_k > 1 and self._start() != 0.0:
             total = w.b.value("scalar.add", total, w.b.const(self._start(), "f32"))
         for rows in range(plan.m, plan.warps_k * plan.m, plan.m):
-            at = (outer, binary("+", inner, rows)) if transposed else (binary("+", outer, rows), inner)
+            at = (outer, inner + rows) if transposed else (outer + rows, inner)
             total = w.b.value("scalar.add", total, w.load(tile, tuple(map(w.simple, at))))
         return total
 

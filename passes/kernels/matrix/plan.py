@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tilewright.ir import Attr, Func, InputError, Op, Pairs, Sym, Value
-from tilewright.ir.expr import Expr, binary, substitute
+from tilewright.ir.expr import Expr, substitute
 from tilewright.ir.simplify import Ranges, coefficients, interval, multiple_of, simplify
 from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
 from tilewright.ir.thread.warpgroup_ops import MOST_N, ROW_BYTES
@@ -46,7 +46,7 @@ class Source:
         """The element offset in memory."""
         total: Expr = self.value.tensor.start
         for e, stride in zip(self.at, self.value.tensor.strides, strict=True):
-            total = binary("+", total, binary("*", e, stride))
+            total += e * stride
         return total
 
 
@@ -173,7 +173,7 @@ def run_of(op: Op, source: Source, d: str, widest: int) -> int:
     extent, tensor = domain(op)[d], source.value.tensor
     while widest > 1:
         if extent % widest == 0:
-            run = binary("+", binary("*", Sym("run.q"), widest), Sym("run.l"))
+            run = Sym("run.q") * widest + Sym("run.l")
             known = {**ranges_of(op), "run.q": (0, extent // widest - 1), "run.l": (0, widest - 1)}
             whole = coefficients(substitute(source.offset(), {d: run}), ["run.l"], known)
             aligned = whole is not None and not multiple_of(whole[1], known) % widest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilewright.ir import Builder, Expr, Op, Pairs, Sym, TensorType, Value, scalar_body, structured
-from tilewright.ir.expr import binary, substitute, symbols
+from tilewright.ir.expr import substitute, symbols
 from tilewright.ir.nodes import Attr
 from tilewright.ir.tensor.ops import dims, domain, reads
 from tilewright.passes.analysis.copies import copied
@@ -17,7 +17,7 @@ def split(op: Op, b: Builder, parts: int) -> Value:
     channel = channel_of(op)
     length = dims(op, "red")[channel] // parts
     part = _fresh("part", domain(op))
-    whole = binary("+", binary("*", Sym(part), length), Sym(channel))
+    whole = Sym(part) * length + Sym(channel)
     first, second = reads(op)[:2]
     at = second.index(Sym(channel))
     w = op.operands[1]
@@ -26,7 +26,7 @@ def split(op: Op, b: Builder, parts: int) -> Value:
     for name, extent in zip(names, w.tensor.shape, strict=True):
         shape |= {part: parts, name: length} if name == names[at] else {name: extent}
     where: list[Expr] = [Sym(d) for d in names]
-    where[at] = binary("+", binary("*", Sym(part), length), Sym(names[at]))
+    where[at] = Sym(part) * length + Sym(names[at])
     view = copied(b, w, shape, where)
     par = {part: parts, **dims(op, "par")}
     attrs: dict[str, Attr] = {

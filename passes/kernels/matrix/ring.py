@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir import Expr, Value
-from tilewright.ir.expr import binary
+from tilewright.ir.expr import minimum
 from tilewright.passes.kernels.matrix.stage import Staged
 from tilewright.passes.kernels.writing.writer import Writer
 
@@ -36,7 +36,7 @@ class Ring:
 
     def slot(self, chunk: Expr) -> Expr:
         """The slot of a chunk."""
-        return self.w.simple(binary("%", chunk, self.slots))
+        return self.w.simple(chunk % self.slots)
 
     def arrive(self) -> None:
         """Wait for the oldest chunk in flight, and for all threads to be done with the one before."""
@@ -60,7 +60,7 @@ class Ring:
         w = self.w
         waiting: Waiting = []
         if self.ahead < self.chunks:
-            later = w.simple(binary("+", chunk, self.ahead))
+            later = w.simple(chunk + self.ahead)
             slot = self.slot(later)
             with w.when(w.below(later, self.chunks)):
                 for f in self.factors:
@@ -68,7 +68,7 @@ class Ring:
                         f.fetch(later, slot)
             for f in self.factors:
                 if not f.asynchronous:
-                    waiting.append((f, f.load(w.simple(binary("min", later, self.chunks - 1))), slot))
+                    waiting.append((f, f.load(w.simple(minimum(later, self.chunks - 1))), slot))
         if self.ahead < self.chunks or self.ahead > 1:
             w.b.do("thread.async_commit")
         return waiting

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from math import prod
 
 from tilewright.ir import Expr, Op, Sym, Value
-from tilewright.ir.expr import binary, substitute
+from tilewright.ir.expr import substitute
 from tilewright.ir.simplify import interval
 from tilewright.ir.tensor.ops import ranges_of
 from tilewright.ir.types import itemsize
@@ -101,7 +101,7 @@ class Staged:
             self._vectors() as (step, major, minor, inside),
             w.loop("v", self.lanes, unroll=1) as lane,
         ):
-            where, mask = self._place(chunk, major, binary("+", minor, lane))
+            where, mask = self._place(chunk, major, minor + lane)
             w.store(self._computed(where, (*inside, *mask)), held, (step, lane))
         return held
 
@@ -113,17 +113,17 @@ class Staged:
             w.when(inside),
             w.loop("v", self.lanes, unroll=1) as lane,
         ):
-            w.store(w.load(held, (step, lane)), self.tiles, (slot, major, binary("+", minor, lane)))
+            w.store(w.load(held, (step, lane)), self.tiles, (slot, major, minor + lane))
 
     @contextmanager
     def _vectors(self) -> Iterator[tuple[Expr, Expr, Expr, Mask]]:
         """For each vector of this thread: its number, row and first column in the tile, if it is one."""
         w = self.w
         with w.loop("f", self.steps, unroll=1) as step:
-            linear = w.simple(binary("+", binary("*", step, self.plan.threads), Sym("tid")))
+            linear = w.simple(step * self.plan.threads + Sym("tid"))
             major, vector = w.unravel(linear, (self.major, self.vectors))
             inside = w.below(linear, self.major * self.vectors)
-            yield step, major, w.simple(binary("*", vector, self.lanes)), inside
+            yield step, major, w.simple(vector * self.lanes), inside
 
     def _computed(self, where: tuple[Expr, ...], mask: Mask) -> Value:
         w, value = self.w, self.source.value
@@ -139,14 +139,14 @@ class Staged:
         w, view, op = self.w, self.view, self.view.op
         row, k = (major, minor) if self.by_channel else (minor, major)
         outer, sizes = view.outer(self.operand), view.sizes
-        at = w.simple(binary("+", self.origin, row))
+        at = w.simple(self.origin + row)
         env: dict[str, Expr] = dict(self.batch)
         env.update(zip(outer, w.unravel(at, [sizes[d] for d in outer]), strict=True))
         mask: Mask = w.below(at, view.size(outer))
         chunks = -(-sizes[view.channel] // self.plan.k)
         tap, part = w.unravel(chunk, (max(1, view.size(view.taps)), chunks))
         env.update(zip(view.taps, w.unravel(tap, [sizes[d] for d in view.taps]), strict=True))
-        channel = w.simple(binary("+", binary("*", part, self.plan.k), k))
+        channel = w.simple(part * self.plan.k + k)
         env[view.channel] = channel
         mask += w.below(channel, sizes[view.channel])
         index = tuple(w.simple(substitute(e, env)) for e in self.source.at)

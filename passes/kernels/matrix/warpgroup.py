@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir import Expr, Sym, Value
-from tilewright.ir.expr import binary
 from tilewright.passes.kernels.matrix.plan import DEPTH_BYTES, GROUP_WARPS, TILE_M, WARP, MatrixPlan
 from tilewright.passes.kernels.matrix.ring import Ring
 from tilewright.passes.kernels.matrix.space import OVERLAP_STAGES
@@ -15,10 +14,10 @@ from tilewright.passes.kernels.writing.writer import Writer
 
 def warpgroup_rows(w: Writer, plan: MatrixPlan) -> tuple[Expr, Expr]:
     """Of this thread's warp in the block's tile: its warpgroup's first row, and its own first of these."""
-    place = binary("%", binary("//", Sym("tid"), WARP), plan.warps_m)
-    first = binary("*", binary("//", place, GROUP_WARPS), GROUP_WARPS * plan.warp_m)
-    own = binary("*", binary("%", place, GROUP_WARPS), TILE_M)
-    return w.simple(first), w.simple(binary("+", first, own))
+    place = Sym("tid") // WARP % plan.warps_m
+    first = place // GROUP_WARPS * (GROUP_WARPS * plan.warp_m)
+    own = place % GROUP_WARPS * TILE_M
+    return w.simple(first), w.simple(first + own)
 
 
 def reduce_by_warpgroups(
@@ -36,7 +35,7 @@ def reduce_by_warpgroups(
     wide = a.size == 4
     unread = 2 if slots >= OVERLAP_STAGES and not wide else 1
     ring = Ring(w, factors, chunks, slots, unread)
-    column = w.simple(binary("*", binary("//", binary("//", Sym("tid"), WARP), plan.warps_m), plan.warp_n))
+    column = w.simple(Sym("tid") // WARP // plan.warps_m * plan.warp_n)
     rounded = [b] if wide and not plan.rounded else []
     ring.start()
     with w.loop("chunk", chunks) as chunk:
@@ -74,7 +73,7 @@ def _multiply_held(
     _, own = warpgroup_rows(w, plan)
     for step in range(steps):
         for i in range(tiles):
-            row = binary("+", own, i * GROUP_WARPS * TILE_M)
+            row = own + i * GROUP_WARPS * TILE_M
             w.b.do(
                 "thread.load_fragment", held, a.tiles,
                 at=tuple(map(w.simple, a.place(slot, row, step * depth))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from tilewright.ir import Expr, Func, Op, Sym, Value
-from tilewright.ir.expr import binary, substitute
+from tilewright.ir.expr import substitute
 from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.passes.analysis.index_sets import slices_of
 from tilewright.passes.kernels.contract.lowering import anchor_of
@@ -25,14 +25,14 @@ def lower_scan(kernel: Func) -> Func:
     lines = {d: n for d, n in par.items() if d != along}
     total = prod(lines.values())
     w = Writer(kernel, threads, (max(1, -(-total // threads)), 1, 1))
-    linear = w.simple(binary("+", binary("*", Sym("bid.x"), threads), Sym("tid")))
+    linear = w.simple(Sym("bid.x") * threads + Sym("tid"))
     dtype = op.result.tensor.dtype
     with w.b.at(op.loc), w.when(w.below(linear, total)):
         at = dict(zip(lines, w.unravel(linear, tuple(lines.values())), strict=True))
         held = w.alloc((1,), dtype, "reg", "held")
         w.store(w.b.const(op["init"], dtype), held, (0,))  # type: ignore[arg-type]
         with w.loop("s", par[along]) as step:
-            place = w.simple(binary("-", par[along] - 1, step)) if op["reverse"] else step
+            place = w.simple(par[along] - 1 - step) if op["reverse"] else step
             env: dict[str, Expr] = {**at, along: place}
             points = Points(w)
             before = w.load(held, (0,))
@@ -64,7 +64,7 @@ class _Scatter:
         extents = [self.shape[d] for d in self.named]
         self.total = prod(extents) * owners
         self.w = w = Writer(kernel, threads, (max(1, -(-self.total // threads)), 1, 1))
-        self.linear = w.simple(binary("+", binary("*", Sym("bid.x"), threads), Sym("tid")))
+        self.linear = w.simple(Sym("bid.x") * threads + Sym("tid"))
         *index, self.owner = w.unravel(self.linear, (*extents, owners))
         self.slice = dict(zip(self.named, index, strict=True))
 
@@ -85,7 +85,7 @@ class _Scatter:
         extents = [self.shape[d] for d in self.rest]
         size = prod(extents)
         with w.loop("e", max(1, -(-size // self.owners)) if size else 0) as step:
-            element = w.simple(binary("+", binary("*", step, self.owners), self.owner))
+            element = w.simple(step * self.owners + self.owner)
             with w.when(w.below(element, size)):
                 index = {**self.slice, **dict(zip(self.rest, w.unravel(element, extents), strict=True))}
                 at = tuple(index[d] for d in range(len(self.shape)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from tilewright.ir import Expr, Func, Op, Sym, Value
-from tilewright.ir.expr import binary, substitute
+from tilewright.ir.expr import substitute
 from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.ir.tensor.recurrence_ops import history
 from tilewright.passes.kernels.contract.lowering import anchor_of
@@ -40,7 +40,7 @@ def lower_recur(kernel: Func) -> Func:
 
     with w.b.at(op.loc):
         with w.loop("s", -(-n // threads)) as step:
-            own = w.simple(binary("+", binary("*", step, threads), Sym("tid")))
+            own = w.simple(step * threads + Sym("tid"))
             with w.when(w.below(own, n)):
                 where = tuple(substitute(e, {**at, along: own}) for e in reads(op)[0])
                 start = Points(w).filled(op.operands[0], tuple(map(w.simple, where)), fills(op)[0])
@@ -48,7 +48,7 @@ def lower_recur(kernel: Func) -> Func:
         with w.loop("t", n) as t:
             known = w.load(line, place(t))
             with w.loop("s", -(-n // threads)) as step:
-                own = w.simple(binary("+", binary("*", step, threads), Sym("tid")))
+                own = w.simple(step * threads + Sym("tid"))
                 with w.when((*w.below(own, n), (own, w.simple(t + 1), n))):
                     env: dict[str, Expr] = {**at, along: own, history(op): t}
                     values = _elements(w, op, env)
@@ -56,7 +56,7 @@ def lower_recur(kernel: Func) -> Func:
                     w.store(new, line, place(own))
         if line is not out:
             with w.loop("s", -(-n // threads)) as step:
-                own = w.simple(binary("+", binary("*", step, threads), Sym("tid")))
+                own = w.simple(step * threads + Sym("tid"))
                 with w.when(w.below(own, n)):
                     w.store(w.load(line, (own,)), out, tuple({**at, along: own}[d] for d in par))
     return w.finish()

@@ -11,7 +11,6 @@ from math import prod
 from typing import Any
 
 from tilewright.ir import Expr, Func, InputError, Op, Sym, UnsupportedError, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.tensor.ops import REDUCING, dims
 from tilewright.passes.analysis.row_groups import row_dims
 from tilewright.passes.kernels.writing.kernel_params import integer_params
@@ -97,9 +96,9 @@ class _Rows:
         threads = shape.width * shape.rows
         self.w = Writer(kernel, threads, (max(1, -(-self.total // shape.rows)), 1, 1))
         w = self.w
-        self.lane = w.simple(binary("%", Sym("tid"), shape.width))
-        self.slot = w.simple(binary("//", Sym("tid"), shape.width))
-        self.row = w.simple(binary("+", binary("*", Sym("bid.x"), shape.rows), self.slot))
+        self.lane = w.simple(Sym("tid") % shape.width)
+        self.slot = w.simple(Sym("tid") // shape.width)
+        self.row = w.simple(Sym("bid.x") * shape.rows + self.slot)
         self.index: Index = w.unravel(self.row, self.row_shape)
         self.known: dict[Value, Value] = {}
 
@@ -151,13 +150,13 @@ class _Rows:
         steps = -(-groups // width)
         names = list(red)
         with w.loop("s", steps, unroll=4 if steps % 4 == 0 and steps >= 8 else 0) as step:
-            group = w.simple(binary("+", binary("*", step, width), self.lane))
+            group = w.simple(step * width + self.lane)
             extents = (*list(red.values())[:-1], red[names[-1]] // vec) if red else ()
             at = w.unravel(group, extents)
             with w.when((*self._valid(), *w.below(group, groups))), w.loop("v", vec, unroll=1) as v:
                 local = dict(zip(names, at, strict=True))
                 if names:
-                    local[names[-1]] = binary("+", binary("*", local[names[-1]], vec), v)
+                    local[names[-1]] = local[names[-1]] * vec + v
                 env: dict[str, Expr] = {**dict(zip(dims(op, "par"), self.index, strict=True)), **local}
                 values = Points(w, self.known).operands(op, env)
                 before = [w.load(a, (v,)) for a in accs]
@@ -185,7 +184,7 @@ class _Rows:
         half = width // 2
         while half:
             with w.when(((self.lane, 0, half),)):
-                other = w.load(shared, (self.slot, binary("+", self.lane, half)))
+                other = w.load(shared, (self.slot, self.lane + half))
                 merged = w.b.value(name, w.load(shared, (self.slot, self.lane)), other)
                 w.store(merged, shared, (self.slot, self.lane))
             half //= 2
@@ -207,13 +206,13 @@ class _Rows:
         vec = self.shape.vec if columns and par[columns[-1]] % self.shape.vec == 0 else 1
         steps = -(-(length // vec) // self.shape.width)
         with w.loop("s", steps, unroll=0) as step:
-            group = w.simple(binary("+", binary("*", step, self.shape.width), self.lane))
+            group = w.simple(step * self.shape.width + self.lane)
             extents = [par[d] for d in columns]
             at = w.unravel(group, (*extents[:-1], extents[-1] // vec)) if columns else ()
             with w.when((*self._valid(), *w.below(group, length // vec))), w.loop("v", vec, unroll=1) as v:
                 local: dict[str, Expr] = dict(zip(columns, at, strict=True))
                 if columns:
-                    local[columns[-1]] = binary("+", binary("*", local[columns[-1]], vec), v)
+                    local[columns[-1]] = local[columns[-1]] * vec + v
                 env = {**dict(zip(rows, self.index, strict=True)), **local}
                 place = tuple(env[d] for d in par)
                 w.store(Points(w, self.known).value(r, place), w.outputs[r], place)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 from tilewright.ir import Expr, Func, Value
-from tilewright.ir.expr import binary
 from tilewright.passes.analysis.row_phases import Phase
 from tilewright.passes.kernels.rows.walks import RowWalks
 from tilewright.passes.kernels.writing.writer import Index, Points
@@ -63,7 +62,7 @@ class _RowsAcross(RowWalks):
         """The index of one of this thread's rows."""
         if not self.at:
             return ()
-        inner = self.w.simple(binary("+", binary("*", self.at[self.inner], self.vec), v))
+        inner = self.w.simple(self.at[self.inner] * self.vec + v)
         return (*self.at[: self.inner], inner, *self.at[self.inner + 1 :])
 
     def totals_at(self, v: Expr) -> Mapping[Value, Value]:
@@ -96,7 +95,7 @@ class _RowsAcross(RowWalks):
         half = self.width // 2
         while half:
             with w.when(((self.lane, 0, half),)), w.loop("v", self.vec, unroll=1) as v:
-                other = w.load(shared, (binary("+", self.lane, half), self.slot, v))
+                other = w.load(shared, (self.lane + half, self.slot, v))
                 merged = w.b.value(name, w.load(part, (v,)), other)
                 w.store(merged, part, (v,))
                 w.store(merged, shared, (self.lane, self.slot, v))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from tilewright.ir import Expr, Func, InputError, Value
-from tilewright.ir.expr import binary, substitute, symbols
+from tilewright.ir.expr import substitute, symbols
 from tilewright.passes.analysis.row_phases import Phase
 from tilewright.passes.kernels.rows.walks import RowWalks
 from tilewright.passes.kernels.writing.writer import Index, Points
@@ -84,7 +84,7 @@ class RowsKept(RowWalks):
         if not column:
             return row
         local = dict(zip(phase.columns, column, strict=True))
-        local[phase.columns[-1]] = binary("+", binary("*", column[-1], self.vec), v)
+        local[phase.columns[-1]] = column[-1] * self.vec + v
         return {**row, **local}
 
     # -- kept values -----------------------------------------------------------------------------------------
@@ -172,9 +172,9 @@ class RowsKept(RowWalks):
             return mine
         dtype = mine.type.dtype
         shared = w.alloc((self.rows, warps), dtype, "shared", "partial")
-        first = w.simple(binary("%", self.lane, WARP))
+        first = w.simple(self.lane % WARP)
         with w.when(((first, 0, 1),)):
-            w.store(mine, shared, (self.slot, w.simple(binary("//", self.lane, WARP))))
+            w.store(mine, shared, (self.slot, w.simple(self.lane // WARP)))
         total = w.load(shared, (self.slot, 0))
         for i in range(1, warps):
             total = w.b.value(name, total, w.load(shared, (self.slot, i)))

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, contextmanager
 from math import gcd, prod
 
 from tilewright.ir import Expr, Func, InputError, Sym, TensorType, UnsupportedError, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.tensor.ops import dims
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.row_phases import Phase, rewritten_rows, whole_rows
@@ -77,9 +76,9 @@ class _RowsStaged(RowsKept):
         w, count = self.w, self.rows * self.length
         copies, threads = count // self.copied, self.width * self.rows
         with w.loop("f", -(-copies // threads), unroll=1) as step:
-            vector = w.simple(binary("+", binary("*", step, threads), Sym("tid")))
-            place = binary("*", vector, self.copied)
-            at = w.simple(binary("+", binary("*", Sym("bid.x"), count), place))
+            vector = w.simple(step * threads + Sym("tid"))
+            place = vector * self.copied
+            at = w.simple(Sym("bid.x") * count + place)
             with w.when(w.below(vector, copies)):
                 yield place, at
 
@@ -96,7 +95,7 @@ class _RowsStaged(RowsKept):
         row: dict[str, Expr] = dict(zip(phase.rows, self.at, strict=True))
         if not column:
             return row
-        place = self.w.simple(binary("+", binary("*", column[0], self.vec), v))
+        place = self.w.simple(column[0] * self.vec + v)
         return {**row, **dict(zip(phase.columns, self.w.unravel(place, phase.extents()), strict=True))}
 
     def fetch(self, number: int, column: Index) -> None:
@@ -113,9 +112,9 @@ class _RowsStaged(RowsKept):
 
     def _in_tile(self, step: Expr, v: Expr) -> Expr:
         """Index in the tile of element v of a step of this thread."""
-        vector = binary("+", binary("*", step, self.width), self.lane)
-        place = binary("+", binary("*", vector, self.vec), v)
-        return self.w.simple(binary("+", binary("*", self.slot, self.length), place))
+        vector = step * self.width + self.lane
+        place = vector * self.vec + v
+        return self.w.simple(self.slot * self.length + place)
 
     def _store(self, number: int, phase: Phase, r: Value) -> None:
         if r is not self.rewritten:
@@ -134,5 +133,5 @@ class _RowsStaged(RowsKept):
         with self._vectors() as (start, at):
             exists = w.below(at, r.tensor.size)
             with w.when(exists), w.loop("v", self.copied, unroll=1) as lane:
-                done = w.load(self.tile, (w.simple(binary("+", start, lane)),))
-                w.store(done, flat, (w.simple(binary("+", at, lane)),))
+                done = w.load(self.tile, (w.simple(start + lane),))
+                w.store(done, flat, (w.simple(at + lane),))

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from math import prod
 
 from tilewright.ir import Expr, Func, InputError, Sym, UnsupportedError, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.tensor.ops import REDUCING, dims
 from tilewright.passes.analysis.row_phases import Phase, row_phases
 from tilewright.passes.kernels.rows.lowering import combiner, first_of, neutral
@@ -49,10 +48,10 @@ class RowWalks(ABC):
         self.total = prod(groups)
         w = self.w = Writer(self.kernel, self.width * self.rows, (max(1, -(-self.total // self.rows)), 1, 1))
         side = self.width if lanes_inner else self.rows
-        inner = w.simple(binary("%", Sym("tid"), side))
-        outer = w.simple(binary("//", Sym("tid"), side))
+        inner = w.simple(Sym("tid") % side)
+        outer = w.simple(Sym("tid") // side)
         self.lane, self.slot = (inner, outer) if lanes_inner else (outer, inner)
-        self.group = w.simple(binary("+", binary("*", Sym("bid.x"), self.rows), self.slot))
+        self.group = w.simple(Sym("bid.x") * self.rows + self.slot)
         self.at: Index = w.unravel(self.group, groups)
 
     def check_vector(self, extent: int) -> None:
@@ -129,7 +128,7 @@ class RowWalks(ABC):
     def step_at(self, phase: Phase, step: Expr) -> tuple[Mask, Index]:
         """Where a step of this thread exists, and its index in `shape`."""
         w, shape = self.w, self.shape(phase)
-        point = w.simple(binary("+", binary("*", step, self.width), self.lane))
+        point = w.simple(step * self.width + self.lane)
         return (*self.valid(), *w.below(point, prod(shape))), w.unravel(point, shape)
 
     def _reduce(self, number: int, phase: Phase) -> None:

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from math import prod
 
 from tilewright.ir import Expr, Func, Op, Sym, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.tensor.ops import dims
 from tilewright.passes.kernels.contract.lowering import anchor_of, store_results
 from tilewright.passes.kernels.window.runs import lower_window_runs, slides_inside
@@ -46,7 +45,7 @@ class _Window:
         self.groups = (*self.shape[:-1], -(-last // outputs))
         self.total = prod(self.groups)
         self.w = Writer(kernel, threads, (max(1, -(-self.total // threads)), 1, 1))
-        self.linear = self.w.simple(binary("+", binary("*", Sym("bid.x"), threads), Sym("tid")))
+        self.linear = self.w.simple(Sym("bid.x") * threads + Sym("tid"))
 
     def lower(self) -> Func:
         w = self.w
@@ -68,7 +67,7 @@ class _Window:
         if not self.shape:
             return ()
         index = self.w.unravel(self.linear, self.groups)
-        return (*index[:-1], self.w.simple(binary("+", binary("*", index[-1], self.outputs), item)))
+        return (*index[:-1], self.w.simple(index[-1] * self.outputs + item))
 
     def _reduce(self, accs: list[Value]) -> None:
         w, red = self.w, dims(self.op, "red")

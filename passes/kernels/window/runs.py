@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tilewright.ir import Expr, Func, InputError, Op, Value
-from tilewright.ir.expr import binary, substitute, symbols
+from tilewright.ir.expr import substitute, symbols
 from tilewright.ir.simplify import multiple_of
 from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.ir.types import itemsize
@@ -66,7 +66,7 @@ class _WindowRuns(WindowTiles):
             return {}
         start = substitute(reads(self.op)[0][-1], dict.fromkeys(self.red, 0) | self.base)
         offset = substitute(reads(self.op)[0][-1], dict.fromkeys((*self.par, *self.red), 0))
-        aligned = multiple_of(binary("-", start, offset), self.w.ranges)
+        aligned = multiple_of(start - offset, self.w.ranges)
         widest = _VECTOR_BYTES // itemsize(value.tensor.dtype)
         return {c: p for p in pieces(columns, aligned, value.tensor.shape[-1], widest) for c in p.columns}
 
@@ -87,7 +87,7 @@ class _WindowRuns(WindowTiles):
         piece = self.pieces.get(column)
         if piece is None or (0, (*outer, last)) in seen:
             return
-        places = {c: (*outer, w.simple(binary("+", last, c - column))) for c in (piece.start, *piece.columns)}
+        places = {c: (*outer, w.simple(last + (c - column))) for c in (piece.start, *piece.columns)}
         start, fill = places[piece.start], fills(self.op)[0]
         if multiple_of(start[-1], w.ranges) % piece.lanes:
             return  # an index that is no sum: such a vector might begin inside a row and end outside

@@ -14,7 +14,7 @@ from itertools import product
 from math import prod
 
 from tilewright.ir import Expr, Func, InputError, Op, Pairs, Value
-from tilewright.ir.expr import Sym, binary, substitute
+from tilewright.ir.expr import Sym, substitute
 from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.passes.kernels.window.run_budget import UNROLL_BUDGET
 from tilewright.passes.kernels.writing.writer import Index, Points, Writer
@@ -69,10 +69,10 @@ class WindowTiles:
         groups = [-(-self.par[d] // n) for d, n in self.tile.items()] + [self.par[inner] // self.vec]
         self.total = prod(groups)
         self.w = Writer(kernel, threads, (max(1, -(-self.total // threads)), 1, 1))
-        self.linear = self.w.simple(binary("+", binary("*", Sym("bid.x"), threads), Sym("tid")))
+        self.linear = self.w.simple(Sym("bid.x") * threads + Sym("tid"))
         at = self.w.unravel(self.linear, groups)
         sizes = (*self.tile.values(), self.vec)
-        self.base = {d: binary("*", g, n) for d, g, n in zip(self.par, at, sizes, strict=True)}
+        self.base = {d: g * n for d, g, n in zip(self.par, at, sizes, strict=True)}
         self.inner = inner
         self.offsets = self.box()
         self.looped = self._looped()
@@ -201,9 +201,9 @@ class WindowTiles:
 
     def place(self, offset: Mapping[str, int], v: Expr) -> dict[str, Expr]:
         """Index of the output at an offset from the first one, and at lane `v`."""
-        at = {d: self.w.simple(binary("+", self.base[d], offset[d])) for d in self.tile if d != self.inner}
-        within = binary("+", v, offset.get(self.inner, 0))
-        at[self.inner] = self.w.simple(binary("+", self.base[self.inner], within))
+        at = {d: self.w.simple(self.base[d] + offset[d]) for d in self.tile if d != self.inner}
+        within = v + offset.get(self.inner, 0)
+        at[self.inner] = self.w.simple(self.base[self.inner] + within)
         return at
 
     def store(self, sums: list[list[Value]], v: Expr) -> None:

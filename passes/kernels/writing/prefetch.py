@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from tilewright.ir import Expr, Func, Sym
-from tilewright.ir.expr import binary
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.writing.staging import Region
 from tilewright.passes.kernels.writing.writer import Writer
@@ -38,11 +37,11 @@ def emit_prefetch(
     steps = -(-prod(box) // (w.threads * parts))
     base = r.base(origin)
     with w.loop("p", steps) as step:
-        thread = binary("+", binary("*", binary("+", binary("*", step, parts), index), w.threads), Sym("tid"))
+        thread = (step * parts + index) * w.threads + Sym("tid")
         at = w.unravel(thread, box)
         whole = w.below(thread, prod(box))
-        where = [binary("+", b, binary("*", i, g)) for b, i, g in zip(base, at, r.gaps, strict=True)]
-        where[-1] = binary("+", base[-1], binary("*", at[-1], per_line))
+        where = [b + i * g for b, i, g in zip(base, at, r.gaps, strict=True)]
+        where[-1] = base[-1] + at[-1] * per_line
         place = tuple(w.simple(e) for e in where)
         mask = (*whole, *w.bounds(place, r.value.tensor.shape))
         w.b.do("thread.prefetch", w.inputs[r.value], at=place, mask=mask)
@@ -54,7 +53,7 @@ def _share(sharers: Sequence[tuple[Expr, int]]) -> tuple[int, Expr]:
     flat: Expr = index
     total = 1
     for e, count in sharers:
-        flat = binary("+", flat, binary("*", e, total))
+        flat += e * total
         total *= count
     parts = min(total, MOST_SHARERS)
-    return parts, binary("%", flat, parts) if parts > 1 else 0
+    return parts, flat % parts if parts > 1 else 0

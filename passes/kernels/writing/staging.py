@@ -12,7 +12,6 @@ from math import gcd, prod
 
 from tilewright.costmodel.kernels.geometry import MAX_UNROLLED_FETCH, ROLLED_FETCH
 from tilewright.ir import Expr, Op, Sym, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.simplify import coefficients, multiple_of
 from tilewright.ir.tensor.ops import domain, fills, reads
 from tilewright.passes.kernels.writing.writer import Index, Mask, Points, Writer
@@ -85,7 +84,7 @@ class Region:
         for terms, gap, constant in zip(self.scaled, self.gaps, self.constants, strict=True):
             e: Expr = constant
             for d, c in terms.items():
-                e = binary("+", e, binary("*", origin.get(d, 0), c * gap))
+                e += origin.get(d, 0) * (c * gap)
             out.append(e)
         return tuple(out)
 
@@ -95,7 +94,7 @@ class Region:
         for terms in self.scaled:
             e: Expr = 0
             for d, c in terms.items():
-                e = binary("+", e, binary("*", offset.get(d, 0), c))
+                e += offset.get(d, 0) * c
             out.append(e)
         return tuple(out)
 
@@ -199,7 +198,7 @@ class Fetch:
     def _points(self) -> Iterator[_Point]:
         w, steps = self.w, self.steps
         with w.loop("f", steps, unroll=1 if steps <= MAX_UNROLLED_FETCH else ROLLED_FETCH) as step:
-            linear = binary("+", binary("*", step, self.threads), Sym("tid") if self.threads > 1 else 0)
+            linear = step * self.threads + (Sym("tid") if self.threads > 1 else 0)
             inside = w.below(linear, self.r.size // self.width)
             w.ranges[_ELEMENT.name] = (0, max(0, self.r.size // self.width - 1))
             with w.loop("v", self.width, unroll=1) as lane:
@@ -218,7 +217,7 @@ class Fetch:
             zip(several, digits, strict=True)
         )
         if self.width > 1:
-            places[last] = binary("+", binary("*", places[last], self.width), lane)
+            places[last] = places[last] * self.width + lane
         return tuple(places[i] for i in range(len(r.extents)))
 
     def _value(self, origin: Mapping[str, Expr], p: _Point) -> Value:
@@ -237,4 +236,4 @@ class Fetch:
     def _place(self, origin: Mapping[str, Expr], at: Index) -> Index:
         """Where an index of the box lies in the operand."""
         steps = zip(self.r.base(origin), at, self.r.gaps, strict=True)
-        return tuple(self.w.simple(binary("+", b, binary("*", i, g))) for b, i, g in steps)
+        return tuple(self.w.simple(b + i * g) for b, i, g in steps)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import prod
 
 from tilewright.ir import Expr, Sym
-from tilewright.ir.expr import binary
 
 MAX_GRID_YZ = 65535
 
@@ -38,9 +37,9 @@ class Tile:
 
     def local(self, lane: Expr, item: Expr) -> Expr:
         """Index within the block of a thread's item."""
-        start, within = binary("//", item, self.run), binary("%", item, self.run)
-        runs = binary("+", lane, binary("*", start, self.threads))
-        return binary("+", binary("*", runs, self.run), within)
+        start, within = item // self.run, item % self.run
+        runs = lane + start * self.threads
+        return runs * self.run + within
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Grid:
 
     def origin(self, name: str) -> Expr:
         """First index of the block along a dimension."""
-        return binary("*", self.block_index[name], self[name].block)
+        return self.block_index[name] * self[name].block
 
 
 def make_grid(tiles: Sequence[Tile], axes: Mapping[str, int]) -> Grid:
@@ -83,17 +82,17 @@ def make_grid(tiles: Sequence[Tile], axes: Mapping[str, int]) -> Grid:
         axis = placed[t.name]
         step = _step(tiles, placed, t)
         if step * t.blocks == shape[axis]:
-            block_index[t.name] = binary("//", Sym(f"bid.{'xyz'[axis]}"), step) if t.blocks > 1 else 0
+            block_index[t.name] = Sym(f"bid.{'xyz'[axis]}") // step if t.blocks > 1 else 0
     return Grid(tuple(tiles), (shape[0], shape[1], shape[2]), block_index, _thread_index(tiles))
 
 
 def _thread_index(tiles: Sequence[Tile]) -> dict[str, Expr]:
     """Each tile's part of `tid`: its lanes are digits of the lane number, the rest digits of the warp's."""
     lanes = prod(t.lanes or 1 for t in tiles)
-    lane: Expr = binary("%", Sym("tid"), lanes) if lanes > 1 else 0
+    lane: Expr = Sym("tid") % lanes if lanes > 1 else 0
     fast = _digits(lane, [(t.name, t.lanes or 1) for t in tiles])
-    slow = _digits(binary("//", Sym("tid"), lanes), [(t.name, t.threads // (t.lanes or 1)) for t in tiles])
-    return {t.name: binary("+", fast[t.name], binary("*", slow[t.name], t.lanes or 1)) for t in tiles}
+    slow = _digits(Sym("tid") // lanes, [(t.name, t.threads // (t.lanes or 1)) for t in tiles])
+    return {t.name: fast[t.name] + slow[t.name] * (t.lanes or 1) for t in tiles}
 
 
 def _digits(number: Expr, extents: Sequence[tuple[str, int]]) -> dict[str, Expr]:
@@ -101,9 +100,9 @@ def _digits(number: Expr, extents: Sequence[tuple[str, int]]) -> dict[str, Expr]
     out: dict[str, Expr] = {}
     step, total = 1, prod(n for _, n in extents)
     for name, extent in extents:
-        digit = binary("//", number, step)
+        digit = number // step
         last = step * extent == total
-        out[name] = 0 if extent == 1 else (digit if last else binary("%", digit, extent))
+        out[name] = 0 if extent == 1 else (digit if last else digit % extent)
         step *= extent
     return out
 
@@ -119,4 +118,4 @@ def _step(tiles: Sequence[Tile], placed: Mapping[str, int], tile: Tile) -> int:
 
 
 def _digit(index: Expr, step: int, extent: int) -> Expr:
-    return 0 if extent == 1 else binary("%", binary("//", index, step), extent)
+    return 0 if extent == 1 else index // step % extent

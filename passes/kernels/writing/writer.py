@@ -19,7 +19,7 @@ from tilewright.ir import (
     UnsupportedError,
     Value,
 )
-from tilewright.ir.expr import binary, substitute
+from tilewright.ir.expr import substitute
 from tilewright.ir.simplify import interval, simplify
 from tilewright.ir.tensor.ops import dims, fills, reads
 
@@ -116,8 +116,8 @@ class Writer:
         out: list[Expr] = []
         step = 1
         for i in range(len(extents) - 1, -1, -1):
-            e, extent = binary("//", linear, step), max(1, extents[i])
-            out.append(self.simple(binary("%", e, extent) if i else e))
+            e, extent = linear // step, max(1, extents[i])
+            out.append(self.simple(e % extent if i else e))
             step *= extent
         return tuple(reversed(out))
 

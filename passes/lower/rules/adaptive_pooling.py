@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.graph_ops.adaptive_pooling import cell
 from tilewright.ir.graph_ops.operands import lowest, zero
 from tilewright.passes.lower.lowering import accumulated, dim_names, lowering, reduced, result_type
@@ -38,7 +37,7 @@ def adaptive_avg_pool(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]
     counts: dict[str, Expr] = {}
     for d, cells in zip(letters_of(layout), attrs["output_size"], strict=True):
         first, end = _bounds(where[d], shape[d], cells)
-        counts[d] = binary("-", end, first)
+        counts[d] = end - first
     return [divided(b, sums, op, counts)]
 
 
@@ -48,9 +47,9 @@ def _is_one_cell(op: Op) -> bool:
 
 def _bounds(name: str, size: int, cells: int) -> tuple[Expr, Expr]:
     """First and past-the-last element of the cell that a dimension counts."""
-    start = binary("*", Sym(name), size)
-    end = binary("//", binary("+", start, size + cells - 1), cells)
-    return binary("//", start, cells), end
+    start = Sym(name) * size
+    end = (start + (size + cells - 1)) // cells
+    return start // cells, end
 
 
 def _cells(
@@ -66,7 +65,7 @@ def _cells(
         first, end = _bounds(_NAMES[d], shape[d], cells)
         extents = {stop - start for start, stop in (cell(i, shape[d], cells) for i in range(cells))}
         taps[d] = max(extents)
-        at[d] = binary("+", first, Sym(TAPS[d]))
+        at[d] = first + Sym(TAPS[d])
         if len(extents) > 1:
             ends[d] = end
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir import Builder, Expr, Pairs, Sym, TensorType, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.nodes import Attr
 from tilewright.passes.lower.lowering import Body, dim_names, mapped
 from tilewright.passes.lower.rules.orders import Order
@@ -46,7 +45,7 @@ def _element(b: Builder, ordered: Value, found: Value, after: int) -> Value:
     attrs: dict[str, Attr] = {
         "par": Pairs.of(dict(zip(names, found.tensor.shape, strict=True))),
         "reads": (tuple(map(Sym, names)),),
-        "at": (*rows, binary("+", Sym("i0"), after)),
+        "at": (*rows, Sym("i0") + after),
     }
     t = TensorType(ordered.tensor.dtype, found.tensor.shape)
     (out,) = b.emit("tensor.gather", [ordered, found], attrs, types=[t])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilewright.ir import Builder, Expr, Op, Sym, Value
-from tilewright.ir.expr import binary
 from tilewright.passes.lower.lowering import dim_names, lowering, result_type
 from tilewright.passes.lower.rules.shaping import moved
 
@@ -16,12 +15,9 @@ def depth_to_space(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     t, size, layout = result_type(op), op.integer("block_size"), str(op["layout"])
     at: dict[str, Expr] = {d: Sym(s) for d, s in zip(layout, dim_names(4), strict=True)}
     h, w, channels = at["H"], at["W"], t.shape[layout.index("C")]
-    block = binary("+", binary("*", binary("%", h, size), size), binary("%", w, size))
-    if op["mode"] == "DCR":
-        c = binary("+", binary("*", block, channels), at["C"])
-    else:
-        c = binary("+", binary("*", at["C"], size * size), block)
-    read = {"N": at["N"], "C": c, "H": binary("//", h, size), "W": binary("//", w, size)}
+    block = h % size * size + w % size
+    c = block * channels + at["C"] if op["mode"] == "DCR" else at["C"] * (size * size) + block
+    read = {"N": at["N"], "C": c, "H": h // size, "W": w // size}
     return [moved(b, x[0], t, _ordered(read, layout))]
 
 
@@ -32,11 +28,11 @@ def space_to_depth(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     at: dict[str, Expr] = {d: Sym(s) for d, s in zip(layout, dim_names(4), strict=True)}
     square, channels = size * size, max(1, x[0].tensor.shape[layout.index("C")])
     if op["mode"] == "DCR":
-        block, c = binary("//", at["C"], channels), binary("%", at["C"], channels)
+        block, c = at["C"] // channels, at["C"] % channels
     else:
-        block, c = binary("%", at["C"], square), binary("//", at["C"], square)
-    h = binary("+", binary("*", at["H"], size), binary("//", block, size))
-    w = binary("+", binary("*", at["W"], size), binary("%", block, size))
+        block, c = at["C"] % square, at["C"] // square
+    h = at["H"] * size + block // size
+    w = at["W"] * size + block % size
     return [moved(b, x[0], t, _ordered({"N": at["N"], "C": c, "H": h, "W": w}, layout))]
 
 

@@ -8,7 +8,6 @@ from math import prod
 from typing import Any
 
 from tilewright.ir import Attr, Builder, Expr, Op, Sym, TensorType, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.graph_ops.communication import halo_pieces
 from tilewright.ir.tensor.communication_ops import COLLECTIVE_TAG, COMMUNICATE
 from tilewright.passes.lower.lowering import RULES, dim_names, lowering, nothing, result_type
@@ -178,7 +177,7 @@ def rows(b: Builder, x: Value, axis: int, start: int, end: int) -> Value:
         return x
     t = with_rows(x.tensor, axis, end - start)
     read: list[Expr] = [Sym(d) for d in dim_names(t.rank)]
-    read[axis] = binary("+", read[axis], start)
+    read[axis] += start
     return moved(b, x, t, read)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.graph_ops.operands import zero
 from tilewright.passes.lower.convolution_algorithms import by_algorithm
 from tilewright.passes.lower.lowering import (
@@ -43,11 +42,11 @@ def convolution(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     summed = {} if depthwise else {"c": channels // groups}
     red = tap_dims({d: extent[d] for d in letters}, summed)
     if depthwise:
-        where["C"], taps["I"] = binary("//", k, per_group), 0
+        where["C"], taps["I"] = k // per_group, 0
         if extent["I"] > 1:  # the kernel holds [channel, multiple] where others hold [output channel, 1]
-            taps["O"], taps["I"] = binary("//", k, per_group), binary("%", k, per_group)
+            taps["O"], taps["I"] = k // per_group, k % per_group
     elif groups > 1:
-        where["C"] = binary("+", binary("*", binary("//", k, per_group), channels // groups), c)
+        where["C"] = k // per_group * (channels // groups) + c
     reads = [tuple(where[d] for d in data_layout), tuple(taps[d] for d in kernel_layout)]
     name = "tensor.window" if depthwise else "tensor.contract"
     fill = (zero(data.tensor.dtype), None)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.graph_ops.correlation import DILATION_LAYOUTS, correlation_of
 from tilewright.ir.graph_ops.operands import lowest
 from tilewright.passes.lower.lowering import (
@@ -65,9 +64,9 @@ def correlation(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     still: list[Expr] = [Sym("n"), Sym("c")]
     moved: list[Expr] = [Sym("n"), Sym("c")]
     for out, tap, shift, before in zip("yx", "rs", ("down", "right"), attrs["padding"][:2], strict=True):
-        place = binary("+", binary("*", Sym(out), step), Sym(tap))
+        place = Sym(out) * step + Sym(tap)
         still.append(_shifted(place, far - before))
-        displaced = binary("+", place, binary("*", Sym(shift), move))
+        displaced = place + Sym(shift) * move
         moved.append(_shifted(displaced, far - before - g.reach * move))
 
     def difference(i: Builder, p: Sequence[Value]) -> Value:
@@ -87,4 +86,4 @@ def correlation(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 
 
 def _shifted(e: Expr, by: int) -> Expr:
-    return binary("+", e, by) if by >= 0 else binary("-", e, -by)
+    return e + by if by >= 0 else e - -by

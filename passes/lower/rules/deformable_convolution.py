@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewright.ir import Attr, Builder, Expr, Op, Pairs, Sym, TensorType, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.graph_ops.deformable_convolution import deformable_convolution_of
 from tilewright.ir.graph_ops.layouts import Window
 from tilewright.passes.lower.lowering import (
@@ -36,8 +35,8 @@ def deformable_convolution(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[V
     names = {"N": "n", "C": "k", **OUTPUTS}
     par = {names[d]: n for d, n in zip(layout, result.shape, strict=True)}
     red = {"c": g.channels, "r": g.windows[0].kernel, "s": g.windows[1].kernel}
-    group = binary("//", Sym("k"), g.filters) if g.groups > 1 else 0
-    channel = binary("+", binary("*", group, g.channels), Sym("c"))
+    group = Sym("k") // g.filters if g.groups > 1 else 0
+    channel = group * g.channels + Sym("c")
     kernel: dict[str, Expr] = {"O": Sym("k"), "I": Sym("c"), **{d: Sym(TAPS[d]) for d in "HW"}}
     reads = [(Sym("n"), channel, *map(Sym, _POINT)), tuple(kernel[d] for d in kernel_layout)]
     sums = reduced(b, "tensor.contract", [taps, weight], result, par, red, reads, multiply_add)
@@ -56,7 +55,7 @@ def _taps(
     held = places[0].tensor.dtype
     floors = [_floors(b, v, par) for v in places]
     domain = {"n": samples, "c": parts * per_part, **points}
-    at_part = (Sym("n"), binary("//", Sym("c"), max(1, per_part)), *map(Sym, _POINT))
+    at_part = (Sym("n"), Sym("c") // max(1, per_part), *map(Sym, _POINT))
     corners = [
         _corner(b, data, layout, floors, domain, at_part, down, right) for down in (0, 1) for right in (0, 1)
     ]
@@ -85,16 +84,16 @@ def _taps(
 def _places(b: Builder, offset: Value, layout: str, par: dict[str, int], w: Window, axis: int) -> Value:
     """Where every tap reads along one axis, as a real number from -1 (before x) to the size (behind x)."""
     t = TensorType(accumulated(offset.tensor).dtype, tuple(par.values()))
-    tap = binary("+", binary("*", Sym("g"), par["r"]), Sym("r"))
-    tap = binary("+", binary("*", tap, par["s"]), Sym("s"))
+    tap = Sym("g") * par["r"] + Sym("r")
+    tap = tap * par["s"] + Sym("s")
     read: dict[str, Expr] = {
-        "N": Sym("n"), "C": binary("+", binary("*", tap, 2), axis), "H": Sym("y"), "W": Sym("x")
+        "N": Sym("n"), "C": tap * 2 + axis, "H": Sym("y"), "W": Sym("x")
     }  # fmt: skip
     out, along = ("y", "r") if axis == 0 else ("x", "s")
-    start = binary("+", binary("*", Sym(out), w.stride), binary("*", Sym(along), w.dilation))
+    start = Sym(out) * w.stride + Sym(along) * w.dilation
 
     def body(i: Builder, p: Sequence[Value]) -> Value:
-        place = i.value("scalar.add", i.cast(p[0], t.dtype), i.index(binary("-", start, w.before), t.dtype))
+        place = i.value("scalar.add", i.cast(p[0], t.dtype), i.index(start - w.before, t.dtype))
         place = i.value("scalar.max", place, i.const(-1.0, t.dtype))
         return i.value("scalar.min", place, i.const(float(w.size), t.dtype))
 
@@ -114,7 +113,7 @@ def _corner(
 ) -> Value:  # fmt: skip
     """One of the four pixels around every place; pixels outside x are 0."""
     at: dict[str, Expr] = {
-        "N": Sym("n"), "C": Sym("c"), "H": binary("+", Sym("i0"), down), "W": binary("+", Sym("i1"), right)
+        "N": Sym("n"), "C": Sym("c"), "H": Sym("i0") + down, "W": Sym("i1") + right
     }  # fmt: skip
     attrs: dict[str, Attr] = {
         "par": Pairs.of(dict(domain)),

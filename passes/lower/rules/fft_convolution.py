@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.graph_ops.convolution import Convolution, convolution_of
 from tilewright.passes.lower.convolution_algorithms import algorithm
 from tilewright.passes.lower.lowering import accumulated, mapped, multiply_add, reduced, result_type
@@ -86,8 +85,8 @@ def fft_convolution(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     pixels = _lines_back(b, s, _columns_back(b, s, products))
     down, across = s.tiling.valid
     at: dict[str, Expr] = {
-        "j": binary("%", Sym("x"), across), "i": binary("%", Sym("y"), down), "k": Sym("k"), "n": Sym("n"),
-        "a": binary("//", Sym("y"), down), "d": binary("//", Sym("x"), across),
+        "j": Sym("x") % across, "i": Sym("y") % down, "k": Sym("k"), "n": Sym("n"),
+        "a": Sym("y") // down, "d": Sym("x") // across,
     }  # fmt: skip
     names = {"N": "n", "C": "k", "H": "y", "W": "x"}
     par = {names[d]: n for d, n in zip(layout, result.shape, strict=True)}
@@ -99,10 +98,10 @@ def _lines_forward(b: Builder, s: _Steps, data: Value, layout: str) -> Value:
     """Real DFT of every line of every tile column."""
     length, valid = s.tiling.length[1], s.tiling.valid[1]
     j = {"j": length}
-    wave = s.wave(b, {**j, **s.extents("ge")}, binary("*", G, Sym("j")), length, binary("*", E, 3))
-    column = binary("+", binary("*", Sym("d"), valid), Sym("j"))
+    wave = s.wave(b, {**j, **s.extents("ge")}, G * Sym("j"), length, E * 3)
+    column = Sym("d") * valid + Sym("j")
     where: dict[str, Expr] = {
-        "N": Sym("n"), "C": Sym("c"), "H": Sym("y"), "W": binary("-", column, s.g.windows[1].before)
+        "N": Sym("n"), "C": Sym("c"), "H": Sym("y"), "W": column - s.g.windows[1].before
     }  # fmt: skip
     reads = [tuple(where[d] for d in layout), (Sym("j"), G, E)]
     return s.contract(b, [data, wave], reads, s.extents("gecnyd"), j, 0.0)
@@ -112,9 +111,9 @@ def _columns_forward(b: Builder, s: _Steps, lines: Value) -> Value:
     """Complex DFT down the columns of every tile."""
     length, valid = s.tiling.length[0], s.tiling.valid[0]
     red = {"u": 2, "i": length}
-    quarters = binary("+", U, binary("*", E, 3))
-    wave = s.wave(b, {**red, **s.extents("fe")}, binary("*", F, Sym("i")), length, quarters)
-    row = binary("-", binary("+", binary("*", Sym("a"), valid), Sym("i")), s.g.windows[0].before)
+    quarters = U + E * 3
+    wave = s.wave(b, {**red, **s.extents("fe")}, F * Sym("i"), length, quarters)
+    row = Sym("a") * valid + Sym("i") - s.g.windows[0].before
     reads = [(G, U, Sym("c"), Sym("n"), row, Sym("d")), (U, Sym("i"), F, E)]
     return s.contract(b, [lines, wave], reads, s.extents("gfecnad"), red, 0.0)
 
@@ -128,16 +127,16 @@ def _kernel(b: Builder, s: _Steps, weight: Value, layout: str) -> Value:
     rows, columns = (w.kernel for w in s.g.windows)
     r, t, c, k = {"r": rows}, {"t": columns}, Sym("c"), Sym("k")
     inner = s.extents("c", c=s.g.channels)
-    wave = s.wave(b, {**s.extents("gv"), **t}, binary("*", G, Sym("t")), across, V)
+    wave = s.wave(b, {**s.extents("gv"), **t}, G * Sym("t"), across, V)
     taps: dict[str, Expr] = {"O": k, "I": c, "H": Sym("r"), "W": Sym("t")}
     if s.g.multiplier_in_kernel:
-        taps |= {"O": binary("//", k, s.g.filters), "I": binary("%", k, s.g.filters)}
+        taps |= {"O": k // s.g.filters, "I": k % s.g.filters}
     lines = s.contract(
         b, [weight, wave], [tuple(taps[d] for d in layout), (G, V, Sym("t"))],
         {**s.extents("gv"), **inner, **s.extents("k"), **r}, t,
     )  # fmt: skip
-    quarters = binary("+", binary("+", binary("*", V, 3), E), binary("*", U, 3))
-    wave = s.wave(b, {**s.extents("fuev"), **r}, binary("*", F, Sym("r")), down, quarters)
+    quarters = V * 3 + E + U * 3
+    wave = s.wave(b, {**s.extents("fuev"), **r}, F * Sym("r"), down, quarters)
     return s.contract(
         b, [lines, wave], [(G, V, c, k, Sym("r")), (F, U, E, V, Sym("r"))],
         {**s.extents("gfu"), **inner, **s.extents("ek")}, {"v": 2, **r},
@@ -152,7 +151,7 @@ def _dense(b: Builder, s: _Steps, tiles: Value, kernel: Value) -> Value:
 
 def _depthwise(b: Builder, s: _Steps, tiles: Value, kernel: Value) -> Value:
     """Complex products, per frequency and channel."""
-    channel = binary("//", Sym("k"), s.g.filters)
+    channel = Sym("k") // s.g.filters
     reads: list[tuple[Expr, ...]] = []
     for u in (0, 1):
         reads += [(G, F, u, channel, *map(Sym, "nad")), (G, F, u, 0, E, Sym("k"))]
@@ -170,10 +169,8 @@ def _columns_back(b: Builder, s: _Steps, products: Value) -> Value:
     length, valid = s.tiling.length[0], s.tiling.valid[0]
     red = s.extents("fu")
     rows = {"i": valid}
-    quarters = binary("+", binary("*", U, 3), E)
-    wave = s.wave(
-        b, {**red, **s.extents("e"), **rows}, binary("*", F, Sym("i")), length, quarters, 1 / length
-    )
+    quarters = U * 3 + E
+    wave = s.wave(b, {**red, **s.extents("e"), **rows}, F * Sym("i"), length, quarters, 1 / length)
     reads = [tuple(map(Sym, "gfuknad")), (F, U, E, Sym("i"))]
     return s.contract(b, [products, wave], reads, {**s.extents("ge"), **rows, **s.extents("knad")}, red)
 
@@ -184,12 +181,10 @@ def _lines_back(b: Builder, s: _Steps, columns: Value) -> Value:
     red = s.extents("gu")
 
     def share(i: Builder, p: Sequence[Value]) -> Value:
-        edge = i.value("scalar.eq", i.index(binary("%", G, length // 2)), i.const(0, "i32"))
+        edge = i.value("scalar.eq", i.index(G % (length // 2)), i.const(0, "i32"))
         return i.value("scalar.select", edge, i.const(1 / length, "f64"), i.const(2 / length, "f64"))
 
-    wave = wave_table(
-        b, {**red, "j": across}, s.dtype, binary("*", G, Sym("j")), length, binary("*", U, 3), share
-    )
+    wave = wave_table(b, {**red, "j": across}, s.dtype, G * Sym("j"), length, U * 3, share)
     reads = [(G, U, Sym("i"), *map(Sym, "knad")), (G, U, Sym("j"))]
     par = {"j": across, "i": down, **s.extents("knad")}
     return s.contract(b, [columns, wave], reads, par, red)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir import Builder, Expr, Op, Pairs, Sym, TensorType, Value
-from tilewright.ir.expr import binary, maximum, minimum
+from tilewright.ir.expr import maximum, minimum
 from tilewright.ir.nodes import Attr
 from tilewright.passes.lower.lowering import broadcast_read, dim_names, lowering, mapped, result_type
 
@@ -40,8 +40,8 @@ def unravelled(place: Expr, shape: Sequence[int]) -> list[Expr]:
     out: list[Expr] = []
     for d in range(len(shape) - 1, -1, -1):
         extent = max(1, shape[d])
-        out.append(binary("%", place, extent) if d else place)
-        place = binary("//", place, extent)
+        out.append(place % extent if d else place)
+        place = place // extent
     return out[::-1]
 
 

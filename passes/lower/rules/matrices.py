@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir import Builder, Expr, Op, Sym, Value
-from tilewright.ir.expr import binary, maximum, minimum
+from tilewright.ir.expr import maximum, minimum
 from tilewright.ir.graph_ops.operands import zero
 from tilewright.passes.lower.lowering import dim_names, lowering, mapped, result_type
 
@@ -18,7 +18,7 @@ def trilu(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     test = "scalar.ge" if op["upper"] else "scalar.le"
 
     def body(i: Builder, p: Sequence[Value]) -> Value:
-        above = i.index(binary("-", Sym(names[-1]), Sym(names[-2])))
+        above = i.index(Sym(names[-1]) - Sym(names[-2]))
         k = i.cast(p[1], "i64") if len(p) > 1 else i.const(op.integer("k"), "i64")
         kept = i.value(test, i.cast(above, "i64"), k)
         return i.value("scalar.select", kept, p[0], i.const(0, t.dtype))
@@ -34,15 +34,15 @@ def matrix_set_diag(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     k1, k2, rows, columns = op.integer("k1"), op.integer("k2"), *t.shape[-2:]
     names = dim_names(t.rank)
     row, column = Sym(names[-2]), Sym(names[-1])
-    k = binary("-", column, row)
+    k = column - row
     batch = tuple(map(Sym, names[:-2]))
-    line: tuple[Expr, ...] = () if k1 == k2 else (binary("-", k2, k),)
+    line: tuple[Expr, ...] = () if k1 == k2 else (k2 - k,)
 
     def shifted(place: Expr, length: Expr, right: object) -> Expr:
-        return binary("+", place, binary("-", width, length)) if right else place
+        return place + (width - length) if right else place
 
-    above = shifted(row, minimum(rows, binary("-", columns, maximum(k, 0))), op["super_diag_right_align"])
-    below = shifted(column, minimum(binary("+", rows, minimum(k, 0)), columns), op["sub_diag_right_align"])
+    above = shifted(row, minimum(rows, columns - maximum(k, 0)), op["super_diag_right_align"])
+    below = shifted(column, minimum(rows + minimum(k, 0), columns), op["sub_diag_right_align"])
     # Each side of the main diagonal has its read of the diagonals; a side that is not there has none.
     sides: list[Expr] = [place for place, there in ((above, k2 >= 0), (below, k1 < 0)) if there]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir import Builder, Expr, Op, Sym, Value
-from tilewright.ir.expr import binary
 from tilewright.passes.lower.lowering import broadcast_read, dim_names, lowering, mapped, result_type
 from tilewright.passes.lower.rules.shaping import moved
 
@@ -31,10 +30,7 @@ def strided_slice(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """Read at begin + i * stride."""
     t = result_type(op)
     begin, strides = op.integers("begin"), op.integers("strides")
-    read = [
-        binary("+", binary("*", Sym(d), step), first)
-        for d, first, step in zip(dim_names(t.rank), begin, strides, strict=True)
-    ]
+    read = [Sym(d) * step + first for d, first, step in zip(dim_names(t.rank), begin, strides, strict=True)]
     return [moved(b, x[0], t, read)]
 
 
@@ -44,7 +40,7 @@ def reverse(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     t = result_type(op)
     axis = op.integer("axis") % t.rank
     read: list[Expr] = [Sym(d) for d in dim_names(t.rank)]
-    read[axis] = binary("-", t.shape[axis] - 1, read[axis])
+    read[axis] = t.shape[axis] - 1 - read[axis]
     return [moved(b, x[0], t, read)]
 
 
@@ -53,7 +49,7 @@ def tile(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """Read at the remainder of i by the extent of x."""
     t, source = result_type(op), x[0].tensor.shape
     read = [
-        Sym(d) if n == whole else binary("%", Sym(d), max(1, n))
+        Sym(d) if n == whole else Sym(d) % max(1, n)
         for d, n, whole in zip(
             dim_names(t.rank)[t.rank - len(source) :], source, t.shape[t.rank - len(source) :], strict=True
         )
@@ -67,7 +63,7 @@ def repeat(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     t = result_type(op)
     axis = op.integer("axis") % t.rank
     read: list[Expr] = [Sym(d) for d in dim_names(t.rank)]
-    read[axis] = binary("//", read[axis], max(1, op.integer("repeats")))
+    read[axis] = read[axis] // max(1, op.integer("repeats"))
     return [moved(b, x[0], t, read)]
 
 
@@ -79,7 +75,7 @@ def sliding_window(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     places, taps = names[axis:rank], names[rank:]
     read: list[Expr] = [Sym(d) for d in names[:axis]]
     for place, tap, step in zip(places, taps, op.integers("strides"), strict=True):
-        read.append(binary("+", binary("*", Sym(place), step), Sym(tap)))
+        read.append(Sym(place) * step + Sym(tap))
     return [moved(b, x[0], t, read)]
 
 
@@ -92,13 +88,13 @@ def strided_set(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     steps: list[Expr] = []
     tests: list[tuple[str, Expr, int]] = []
     for d, n, whole, first, step in zip(names, size, t.shape, begin, strides, strict=True):
-        way = binary("-", Sym(d), first) if step > 0 else binary("-", first, Sym(d))
-        steps.append(binary("//", way, abs(step)))
+        way = Sym(d) - first if step > 0 else first - Sym(d)
+        steps.append(way // abs(step))
         if n < whole:
             tests.append(("scalar.ge", way, 0))
             tests.append(("scalar.lt", steps[-1], n))
         if abs(step) > 1:
-            tests.append(("scalar.eq", binary("%", way, abs(step)), 0))
+            tests.append(("scalar.eq", way % abs(step), 0))
 
     def body(i: Builder, p: Sequence[Value]) -> Value:
         inside: Value | None = None

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
-from tilewright.ir.expr import binary
 from tilewright.passes.lower.lowering import accumulated, dim_names, lowering, mapped, reduced, result_type
 
 
@@ -41,7 +40,7 @@ def lrn(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     axis, size = attrs["axis"] % t.rank, attrs["size"]
     par = dict(zip(names, t.shape, strict=True))
     near: list[Expr] = [Sym(n) for n in names]
-    near[axis] = binary("-", binary("+", near[axis], Sym("s")), size // 2)
+    near[axis] = near[axis] + Sym("s") - size // 2
 
     def square(i: Builder, p: Sequence[Value]) -> Value:
         a = i.cast(p[0], held.dtype)

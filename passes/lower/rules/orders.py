@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.ir import Builder, Expr, Pairs, Sym, TensorType, Value
-from tilewright.ir.expr import binary
+from tilewright.ir.expr import minimum
 from tilewright.ir.graph_ops.operands import highest, lowest
 from tilewright.ir.nodes import Attr
 from tilewright.ir.types import FLOATS
@@ -88,7 +88,7 @@ def chunk_order(b: Builder, x: Value, order: Order, chunk: int, keep: int) -> Va
     place = _within(line, keep, "j", chunk, chunks)
 
     def pick(i: Builder, p: Sequence[Value]) -> Value:
-        rank = i.index(Sym(line) if chunks == 1 else binary("%", Sym(line), keep))
+        rank = i.index(Sym(line) if chunks == 1 else Sym(line) % keep)
         here = i.value("scalar.eq", p[0], rank)
         return i.value("scalar.add", i.value("scalar.select", here, i.index(place), i.const(0, "i32")), p[1])
 
@@ -100,7 +100,7 @@ def _within(line: str, kept: int, inner: str, chunk: int, chunks: int) -> Expr:
     """Element `inner` of the chunk to which place `line` belongs, of which chunks give `kept` places each."""
     if chunks == 1:
         return Sym(inner)
-    return binary("+", binary("*", binary("//", Sym(line), kept), chunk), Sym(inner))
+    return Sym(line) // kept * chunk + Sym(inner)
 
 
 def _ranks(b: Builder, x: Value, order: Order, chunk: int) -> Value:
@@ -131,7 +131,7 @@ def padded(b: Builder, x: Value, order: Order, extent: int) -> Value:
         inside = i.value("scalar.lt", i.index(Sym(line)), i.const(size, "i32"))
         return i.value("scalar.select", inside, p[0], i.const(order.last(t.dtype), t.dtype))
 
-    read = order.at(t.rank, binary("min", Sym(line), size - 1))
+    read = order.at(t.rank, minimum(Sym(line), size - 1))
     return mapped(b, [x], t, order.par(t), [read], body)
 
 
@@ -158,7 +158,7 @@ class _Merge:
     def _pair(self, line: str) -> tuple[Expr, Expr]:
         """Where the two runs of place `line` start, and its rank among their elements."""
         both = 2 * self.length
-        return binary("*", binary("//", Sym(line), both), both), binary("%", Sym(line), both)
+        return Sym(line) // both * both, Sym(line) % both
 
     def source(self) -> Value:
         """The place from which each element of the merged runs comes.
@@ -206,8 +206,8 @@ class _Merge:
     def _heads(self, taken: Value, step: int, back: int) -> tuple[Value, Value]:
         """Keys `taken + step - back` of the first run and `rank - taken - step` of the second."""
         start, rank = self._pair(f"d{self.order.axis}")
-        first = binary("+", start, binary("+", Sym("i0"), step - back))
-        second = binary("+", start, binary("-", rank, binary("+", Sym("i0"), step - self.length)))
+        first = start + (Sym("i0") + (step - back))
+        second = start + (rank - (Sym("i0") + (step - self.length)))
         return self._at(taken, first), self._at(taken, second)
 
     def _at(self, taken: Value, place: Expr) -> Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir import Builder, Expr, Op, Sym, Value
-from tilewright.ir.expr import binary, maximum, minimum
+from tilewright.ir.expr import maximum, minimum
 from tilewright.passes.lower.lowering import dim_names, lowering, mapped, result_type
 from tilewright.passes.lower.rules.shaping import moved
 
@@ -23,7 +23,7 @@ def pad(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
             for d, lo, n, whole in zip(names, before, shape, t.shape, strict=True)
         ]
         return [moved(b, x[0], t, read)]
-    at: list[Expr] = [binary("-", Sym(d), lo) for d, lo in zip(names, before, strict=True)]
+    at: list[Expr] = [Sym(d) - lo for d, lo in zip(names, before, strict=True)]
     par = dict(zip(names, t.shape, strict=True))
     if len(x) == 1:
         value = op["pad_value"]
@@ -56,10 +56,10 @@ def _mirrored(i: Expr, before: int, size: int, mode: str) -> Expr:
     """
     last = size - 1
     if mode == "edge":
-        return minimum(maximum(binary("-", i, before), 0), last)
+        return minimum(maximum(i - before, 0), last)
     period = 2 * size if mode == "symmetric" else 2 * last
     if period == 0:
         return 0
-    place = binary("%", binary("+", i, -before % period), period)
-    back = binary("-", period - 1 if mode == "symmetric" else period, place)
+    place = (i + -before % period) % period
+    back = (period - 1 if mode == "symmetric" else period) - place
     return minimum(minimum(place, back), last)

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
-from tilewright.ir.expr import binary, maximum, minimum
+from tilewright.ir.expr import maximum, minimum
 from tilewright.ir.graph_ops.operands import lowest, zero
 from tilewright.ir.graph_ops.pooling import lowest_finite
 from tilewright.passes.lower.lowering import (
@@ -67,13 +67,13 @@ def avg_pool(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
         d = letters[axis]
         before, after = attrs["padding"][axis], attrs["padding"][axis + len(letters)]
         window, dilation = attrs["pool_size"][axis], attrs["dilation"][axis]
-        start = binary("-", binary("*", at[d], attrs["strides"][axis]), before)
+        start = at[d] * attrs["strides"][axis] - before
         low, high = (-before, shape[d] + after) if attrs["count_include_pad"] else (0, shape[d])
         # taps t with low <= start + t * dilation < high
-        first = maximum(0, binary("//", binary("+", binary("-", low, start), dilation - 1), dilation))
-        last = minimum(window, binary("//", binary("+", binary("-", high, start), dilation - 1), dilation))
+        first = maximum(0, (low - start + (dilation - 1)) // dilation)
+        last = minimum(window, (high - start + (dilation - 1)) // dilation)
         # a window that reaches past both ends of a short image may hold nothing
-        return maximum(0, binary("-", last, first))
+        return maximum(0, last - first)
 
     return [divided(b, sums, op, {d: counted(axis) for axis, d in enumerate(letters)})]
 

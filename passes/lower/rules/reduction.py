@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.graph_ops.operands import highest, lowest, zero
 from tilewright.ir.graph_ops.reduction import MAX_POSITIONS, count, moment_dtype, reduced_shape
 from tilewright.ir.types import FLOATS
@@ -161,7 +160,7 @@ def extreme_place(
     names = dim_names(t.rank)
     place: Expr = 0
     for d in axes:
-        place = binary("+", binary("*", place, t.shape[d]), Sym(names[d]))
+        place = place * t.shape[d] + Sym(names[d])
     nowhere = -1 if last else MAX_POSITIONS
 
     def body(i: Builder, p: Sequence[Value]) -> Value:

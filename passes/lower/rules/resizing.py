@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
-from tilewright.ir.expr import binary, maximum, minimum
+from tilewright.ir.expr import maximum, minimum
 from tilewright.ir.graph_ops.interpolation import (
     CROPPING,
     Rational,
@@ -91,10 +91,10 @@ def _place(r: Rational, x: Expr, attrs: dict[str, Any]) -> tuple[Expr, Expr]:
     if attrs["method"] == "nearest_neighbor":
         mode = attrs["coordinate_transformation_mode"]
         n = r.nearest(default_rounding(attrs["rounding_method"], mode))
-        return binary("//", maximum(x * n.scale + n.shift, 0), n.divisor), 0
+        return maximum(x * n.scale + n.shift, 0) // n.divisor, 0
     # one divisor more keeps the numerator from being negative
     above = x * r.scale + (r.shift + r.divisor)
-    return binary("//", above, r.divisor) + (first_tap(attrs["method"]) - 1), binary("%", above, r.divisor)
+    return above // r.divisor + (first_tap(attrs["method"]) - 1), above % r.divisor
 
 
 def _cropped(b: Builder, op: Op, x: Value, attrs: dict[str, Any]) -> Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir import Builder, Expr, Op, Pairs, Sym, TensorType, Value, scalar_body
-from tilewright.ir.expr import binary, maximum, minimum
+from tilewright.ir.expr import maximum, minimum
 from tilewright.ir.graph_ops.scattering import REDUCTIONS
 from tilewright.ir.nodes import Attr
 from tilewright.ir.types import FLOATS
@@ -58,8 +58,8 @@ def combination(mode: str) -> Body:
 
 def from_end(index: Expr, extent: int) -> Expr:
     """`index + extent` where the index is negative."""
-    negative = minimum(1, maximum(0, binary("-", 0, index)))
-    return binary("+", index, binary("*", negative, extent))
+    negative = minimum(1, maximum(0, 0 - index))
+    return index + negative * extent
 
 
 def _combined(

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.simplify import simplify
 from tilewright.passes.lower.lowering import dim_names, lowering, mapped, result_type
 
@@ -27,12 +26,12 @@ def reshaped(b: Builder, x: Value, result: TensorType) -> Value:
     ranges = {d: (0, max(0, n - 1)) for d, n in zip(names, result.shape, strict=True)}
     offset: Expr = 0
     for d, n in zip(names, result.shape, strict=True):
-        offset = binary("+", binary("*", offset, n), Sym(d))
+        offset = offset * n + Sym(d)
     read: list[Expr] = []
     for i, stride in enumerate(x.tensor.strides):
         extent = x.tensor.shape[i]
-        e = binary("//", offset, max(1, stride))
-        read.append(simplify(binary("%", e, max(1, extent)) if i else e, ranges))
+        e = offset // max(1, stride)
+        read.append(simplify(e % max(1, extent) if i else e, ranges))
     return moved(b, x, result, read)
 
 
@@ -69,7 +68,7 @@ def _joined(
         if drop:
             del at[axis]
         else:
-            at[axis] = binary("-", at[axis], start)
+            at[axis] -= start
         reads.append(tuple(at))
         fill.append(None if drop else zero)
 
@@ -92,7 +91,7 @@ def split(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     names, start, out = dim_names(rank), 0, []
     for r in op.results:
         at: list[Expr] = [Sym(d) for d in names]
-        at[axis] = binary("+", at[axis], start)
+        at[axis] += start
         out.append(moved(b, x[0], r.tensor, at))
         start += r.tensor.shape[axis]
     return out

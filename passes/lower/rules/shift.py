@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir import Builder, Expr, Op, Pairs, Sym, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.nodes import Attr
 from tilewright.ir.types import FLOATS
 from tilewright.passes.lower.lowering import lowering, result_type
@@ -17,7 +16,7 @@ def shift(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     t, layout = result_type(op), str(op["data_layout"])
     names = {"N": "n", "C": "c", "H": "y", "W": "x"}
     at: dict[str, Expr] = {d: Sym(n) for d, n in names.items()}
-    at["H"], at["W"] = binary("+", at["H"], Sym("i0")), binary("+", at["W"], Sym("i1"))
+    at["H"], at["W"] = at["H"] + Sym("i0"), at["W"] + Sym("i1")
     whole = t.dtype not in FLOATS
     attrs: dict[str, Attr] = {
         "par": Pairs.of({names[d]: n for d, n in zip(layout, t.shape, strict=True)}),

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.graph_ops.spectral import frequencies
 from tilewright.passes.lower.lowering import (
     accumulated,
@@ -90,7 +89,7 @@ def stft(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     par = {"part": 2, "f": rows, "w": length}
     basis = mapped(b, [x[1]], TensorType(dtype, tuple(par.values())), par, [(Sym("w"),)], table)
     signals: tuple[Expr, ...] = (Sym("s"),) if t.rank == 4 else ()
-    sample = binary("+", binary("*", Sym("t"), hop), Sym("w"))
+    sample = Sym("t") * hop + Sym("w")
     reads = [(*signals, sample), (Sym("part"), Sym("f"), Sym("w"))]
     names = (*(("s",) if signals else ()), "f", "t", "part")
     signal = converted(b, x[0], TensorType(dtype, x[0].tensor.shape))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import prod
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.graph_ops.normalisation import channel_groups
 from tilewright.passes.lower.lowering import (
     Body,
@@ -97,7 +96,7 @@ def group_norm(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     view = reshaped(b, x[0], TensorType(t.dtype, channel_groups(t, axis, groups)))
     axes = [d for d in range(1, t.rank + 1) if d != axis]
     names = dim_names(t.rank)
-    group = binary("//", Sym(names[axis]), max(1, t.shape[axis] // groups))
+    group = Sym(names[axis]) // max(1, t.shape[axis] // groups)
     return [_standardised(b, op, x, _moments(b, view, axes), (Sym(names[0]), group))]
 
 

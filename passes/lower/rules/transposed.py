@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.graph_ops.layouts import Window
 from tilewright.ir.graph_ops.operands import zero
 from tilewright.ir.graph_ops.transposed_convolution import transposed_convolution_of
@@ -90,13 +89,13 @@ def transposed_convolution(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[V
     par, block, phase = _domain(layout, accumulated(t), along, exact)
     red = tap_dims({d: p.taps for d, p in along.items()}, {"c": g.channels})
     ranges = {d: (0, n - 1) for d, n in (par | red).items()}
-    channel = binary("+", binary("*", binary("//", Sym("k"), g.filters), g.channels), Sym("c"))
+    channel = Sym("k") // g.filters * g.channels + Sym("c")
     image: dict[str, Expr] = {"N": Sym("n"), "C": channel}
     for d, p in along.items():
-        reach = binary("+", block[d], binary("*", Sym(TAPS[d]), p.dilation))
-        image[d] = binary("+", reach, p.first)
+        reach = block[d] + Sym(TAPS[d]) * p.dilation
+        image[d] = reach + p.first
     kernel = [channel, *(phase[d] for d in letters), *(Sym(TAPS[d]) for d in letters)]
-    kernel.append(binary("%", Sym("k"), g.filters))
+    kernel.append(Sym("k") % g.filters)
     reads = [tuple(simplify(e, ranges) for e in at) for at in ([image[d] for d in layout], kernel)]
     operands = [spread, _turned(b, weight, attrs["kernel_layout"], along)]
     whole = TensorType(accumulated(t).dtype, tuple(par.values()))
@@ -124,7 +123,7 @@ def _domain(
         name, stride = OUTPUTS[d], along[d].stride
         if exact:
             par[name] = n
-            block[d], phase[d] = binary("//", Sym(name), stride), binary("%", Sym(name), stride)
+            block[d], phase[d] = Sym(name) // stride, Sym(name) % stride
         else:
             par[name], par[f"{name}_phase"] = along[d].blocks, stride
             block[d], phase[d] = Sym(name), Sym(f"{name}_phase")
@@ -139,8 +138,8 @@ def _turned(b: Builder, weight: Value, layout: str, along: Mapping[str, _Phases]
     par = {"i": extent["I"], **phases, **taps, "o": extent["O"]}
     at: dict[str, Expr] = {"I": Sym("i"), "O": Sym("o")}
     for d, p in along.items():
-        place = binary("+", Sym(f"{OUTPUTS[d]}_phase"), p.origin)
-        at[d] = binary("-", place, binary("*", Sym(TAPS[d]), p.stride))
+        place = Sym(f"{OUTPUTS[d]}_phase") + p.origin
+        at[d] = place - Sym(TAPS[d]) * p.stride
     t = TensorType(weight.tensor.dtype, tuple(par.values()))
     outside = (zero(t.dtype),)
     return mapped(b, [weight], t, par, [tuple(at[d] for d in layout)], lambda i, v: v[0], outside)
@@ -153,8 +152,8 @@ def _cut(b: Builder, x: Value, result: TensorType, layout: str, along: Mapping[s
         if d not in along:
             at.append(Sym(name))
             continue
-        place = binary("+", Sym(name), along[d].skipped)
-        at += [binary("//", place, along[d].stride), binary("%", place, along[d].stride)]
+        place = Sym(name) + along[d].skipped
+        at += [place // along[d].stride, place % along[d].stride]
     return moved(b, x, result, at)
 
 
@@ -168,8 +167,8 @@ def _spread(b: Builder, x: Value, layout: str, steps: Mapping[str, int]) -> Valu
     extent = dict(zip(layout, t.shape, strict=True))
     gap: Expr = 0
     for d, step in steps.items():
-        gap = binary("+", gap, binary("%", at[d], step))
-        at[d] = binary("//", at[d], step)
+        gap += at[d] % step
+        at[d] = at[d] // step
         extent[d] = (extent[d] - 1) * step + 1
     result = TensorType(t.dtype, tuple(extent[d] for d in layout))
 

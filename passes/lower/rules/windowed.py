@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.graph_ops.layouts import SPATIAL
 from tilewright.passes.lower.lowering import dim_names, mapped, result_type
 
@@ -23,9 +22,9 @@ def letters_of(layout: str) -> str:
 
 def window_read(letter: str, stride: int, dilation: int, before: int) -> Expr:
     """Where a tap of a window reads along a spatial dimension; may lie outside."""
-    start = binary("*", Sym(OUTPUTS[letter]), stride)
-    reach = binary("+", start, binary("*", Sym(TAPS[letter]), dilation))
-    return binary("-", reach, before)
+    start = Sym(OUTPUTS[letter]) * stride
+    reach = start + Sym(TAPS[letter]) * dilation
+    return reach - before
 
 
 def window_reads(attrs: Mapping[str, Any], letters: str) -> dict[str, Expr]:
@@ -51,7 +50,7 @@ def divided(b: Builder, sums: Value, op: Op, counts: Mapping[str, Expr]) -> Valu
     division = "scalar.div" if held.startswith(("f", "bf")) else "scalar.truncdiv"
     total: Expr = 1
     for e in counts.values():
-        total = binary("*", total, e)
+        total *= e
 
     def body(i: Builder, p: Sequence[Value]) -> Value:
         taps = i.value("scalar.max", i.index(total, "i32"), i.const(1, "i32"))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
-from tilewright.ir.expr import binary, minimum
+from tilewright.ir.expr import minimum
 from tilewright.ir.graph_ops.convolution import Convolution, convolution_of
 from tilewright.passes.lower.convolution_algorithms import algorithm
 from tilewright.passes.lower.lowering import accumulated, mapped, multiply_add, reduced, result_type
@@ -69,22 +69,22 @@ F2 = Winograd(
     # rows x0 - x2, x1 + x2, x2 - x1, x1 - x3
     Transform(
         lambda p: (
-            minimum(p, binary("-", 4, p)),
-            binary("+", binary("-", 2, binary("//", p, 2)), binary("*", binary("//", p, 3), 2)),
+            minimum(p, 4 - p),
+            2 - p // 2 + p // 3 * 2,
         ),
         np.array([[1, -1], [1, 1], [1, -1], [1, -1]]),
     ),
     Transform(_from(0, 3), np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])),
     # rows m0 + m1 + m2, m1 - m2 - m3
-    Transform(lambda u: (u, binary("+", u, 1), binary("+", u, 2)), np.array([[1, 1, 1], [1, -1, -1]])),
+    Transform(lambda u: (u, u + 1, u + 2), np.array([[1, 1, 1], [1, -1, -1]])),
 )
 F4 = Winograd(
     4,
     Transform(
         lambda p: (
             minimum(p, 1),
-            binary("+", 2, binary("//", p, 5)),
-            binary("+", binary("-", 4, minimum(p, 1)), binary("*", binary("//", p, 5), 2)),
+            2 + p // 5,
+            4 - minimum(p, 1) + p // 5 * 2,
             4,
         ),
         np.array(
@@ -97,7 +97,7 @@ F4 = Winograd(
     ),
     # the first entry is m0 in row 0 and m5 in row 3
     Transform(
-        lambda u: (binary("*", binary("//", u, 3), 5), 1, 2, 3, 4),
+        lambda u: (u // 3 * 5, 1, 2, 3, 4),
         np.array([[1, 1, 1, 1, 1], [0, 1, -1, 2, -2], [0, 1, 1, 4, 4], [1, 1, -1, 8, -8]]),
     ),
 )
@@ -151,7 +151,7 @@ def _tiles(
     """The transformed tiles over `par`: (p, q) and the data's dimensions, H and W counting tiles."""
 
     def pixel(d: str, n: int, i: Expr) -> dict[str, Expr]:
-        return {d: binary("+", binary("-", binary("*", Sym(d), scheme.m), n), i)}
+        return {d: Sym(d) * scheme.m - n + i}
 
     def both(i: Expr, j: Expr) -> tuple[Expr, ...]:
         return _at(layout, pixel("H", before[0], i) | pixel("W", before[1], j))
@@ -171,8 +171,8 @@ def _tiles(
 def _result(b: Builder, scheme: Winograd, sums: Value, order: str, result: TensorType, layout: str) -> Value:
     """The pixels of every tile from its products."""
     par = dict(zip(layout, result.shape, strict=True))
-    row, column = (binary("//", Sym(d), scheme.m) for d in "HW")
-    offsets = tuple(binary("%", Sym(d), scheme.m) for d in "HW")
+    row, column = (Sym(d) // scheme.m for d in "HW")
+    offsets = tuple(Sym(d) % scheme.m for d in "HW")
 
     def both(i: Expr, j: Expr) -> tuple[Expr, ...]:
         return _at(order, {"p": i, "q": j, "H": row, "W": column})

@@ -6,7 +6,6 @@ from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from tilewright.ir import Block, Expr, Func, Level, Op, Ref, TensorType, Type, Value
-from tilewright.ir.expr import binary
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
 from tilewright.passes.analysis.index_sets import row_major_offset
@@ -99,8 +98,8 @@ def _moved(op: Op, at: Sequence[Expr], seen: TensorType, stored: TensorType) -> 
     step = stored.size
     for i, n in enumerate(stored.shape):
         step //= max(1, n)
-        e = binary("//", offset, step)
-        out.append(simplify(binary("%", e, n) if i else e, ranges))
+        e = offset // step
+        out.append(simplify(e % n if i else e, ranges))
     return tuple(out)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.ir import Expr, Func, Op, Pairs, Sym, TensorType, Value
-from tilewright.ir.expr import binary, symbols
+from tilewright.ir.expr import symbols
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.ops import STRUCTURED, dims, ranges_of, reads
 from tilewright.passes.analysis.index_sets import is_view, row_major_offset
@@ -75,7 +75,7 @@ def stays_view(op: Op, source: Order | None, target: Order | None) -> bool:
     extents = reordered(tuple(par.values()), target)
     read = row_major_offset(reordered(reads(op)[0], source), [int(str(n)) for n in shape])
     written = row_major_offset(names, [int(str(n)) for n in extents])
-    return simplify(binary("-", read, written), ranges_of(op)) == 0
+    return simplify(read - written, ranges_of(op)) == 0
 
 
 def rewritten(func: Func, orders: Mapping[Value, Order]) -> Func:
