@@ -157,6 +157,16 @@ def test_substitution_folds_and_keeps_identity() -> None:
     assert substitute(e, {"i": 2, "j": 3}) == 11
 
 
+def test_operators_take_integers_on_either_side() -> None:
+    built = (7 + i, 7 - i, 7 * i, 7 // i, 7 % i, i // 7, i % 7)
+    assert built == tuple(
+        binary(op, *sides)
+        for op, *sides in (
+            ("+", 7, i), ("-", 7, i), ("*", 7, i), ("//", 7, i), ("%", 7, i), ("//", i, 7), ("%", i, 7)
+        )
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("divisor", [0, -3])
 def test_divisors_must_be_positive(divisor: int) -> None:
     with pytest.raises(InputError, match="positive divisor"):
