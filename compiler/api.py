@@ -19,6 +19,7 @@ from tilewright.libraries.matching.convolution_facts import convolution_facts
 from tilewright.libraries.matching.layout_facts import layout_facts
 from tilewright.own_passes import GivenPasses, OwnPasses
 from tilewright.passes import Instrument, PassContext, run_pipeline
+from tilewright.passes.kernels.registry import is_generated
 from tilewright.passes.pipelines import GRAPH, PRECISIONS
 from tilewright.planning import constants_of
 from tilewright.running.buckets import GivenShapes
@@ -243,9 +244,7 @@ def facts_of(lowered: Lowered, target: Target) -> dict[str, Any]:
         "convolutions": convolution_facts(lowered.graph.main, target.hardware),
         "layouts": layout_facts(lowered.thread.main),
         "kernels": [
-            _kernel_facts(f)
-            for f in lowered.thread.funcs
-            if f.level is Level.THREAD or f.get("skeleton") == "library"
+            _kernel_facts(f) for f in lowered.thread.funcs if f.level is Level.THREAD or not is_generated(f)
         ],
     }
 

@@ -15,6 +15,7 @@ from tilewright.libraries.matching.known import with_true_constants
 from tilewright.libraries.program import library_kernels
 from tilewright.libraries.records import LibraryBook, Record
 from tilewright.libraries.weights import with_constant_weights
+from tilewright.passes.kernels.registry import is_generated
 from tilewright.passes.rewriting.values import replace_in_op
 from tilewright.planning import constants_of
 from tilewright.runtime.dtypes import DTYPES
@@ -265,8 +266,8 @@ def _providers(program: Module) -> str:
 
 def _on_record(program: Module, seconds: float) -> Module:
     """The program whose library function has the seconds that are left of what its others should take."""
-    rest = sum(estimate_of(f) for f in program.funcs if f.name != "main" and f.get("skeleton") != "library")
+    rest = sum(estimate_of(f) for f in program.funcs if f.name != "main" and is_generated(f))
     own = max(seconds - rest, seconds / 4)
     return program.with_funcs(
-        tuple(f.with_attrs(measured_s=own) if f.get("skeleton") == "library" else f for f in program.funcs)
+        tuple(f if is_generated(f) else f.with_attrs(measured_s=own) for f in program.funcs)
     )

@@ -9,6 +9,7 @@ from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, Ref, V
 from tilewright.kernel_program import estimate_of
 from tilewright.libraries.matching.attention import attentions_in
 from tilewright.libraries.matching.known import Known, facts_in
+from tilewright.passes.kernels.contract.template import CONTRACT
 from tilewright.passes.rewriting.values import use_counts
 from tilewright.passes.tensor.chains.merge import merged, reshapes_filled
 from tilewright.passes.tensor.share_kernels import kernel_text
@@ -135,7 +136,7 @@ def _group(calls: tuple[Op, ...], kernels: dict[str, Func], known: Known) -> Gro
     cost = called[-1].get("cost")
     if isinstance(cost, Pairs):
         cost = Pairs.of({**cost.as_dict(), "estimate_s": sum(map(estimate_of, called))})
-    whole = whole.with_attrs(skeleton="contract", cost=cost)
+    whole = whole.with_attrs(skeleton=CONTRACT.name, cost=cost)
     return Group(tuple(called), whole, wiring, (calls,), (tuple(arguments),))
 
 

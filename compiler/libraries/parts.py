@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, Ref, TensorType, Value
 from tilewright.ir.tensor.ops import dims, reads
+from tilewright.passes.kernels.contract.template import CONTRACT
+from tilewright.passes.kernels.registry import TEMPLATE
 from tilewright.passes.rewriting.values import replace_in_op, use_counts
 
 
@@ -114,7 +116,7 @@ def _whole(first: Func, second: Func, position: int) -> Func | None:
     body = [*before, whole, *(replace_in_op(op, new) for op in second.body.ops if op is not added)]
     params = (*first.params, *(p for i, p in enumerate(second.params) if i != position))
     types = tuple(new.get(v, v).type for v in returned)
-    attrs = {"skeleton": "contract", "cost": first.get("cost")}
+    attrs = {TEMPLATE: CONTRACT.name, "cost": first.get("cost")}
     name = f"{first.name}_{second.name}"
     return Func(Level.TENSOR, name, Block(params, tuple(body)), types).with_attrs(**attrs)
 

@@ -13,7 +13,7 @@ from tilewright.ir import Block, Func, InputError, Level, Module, Op, Pairs, Ref
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.kernels.attention.choice import may_become_attention
 from tilewright.passes.kernels.chain.parameters import ChosenChain, choose_chain
-from tilewright.passes.kernels.chain.stages import stages_of
+from tilewright.passes.kernels.registry import chosen_template
 from tilewright.passes.tensor.chains.candidates import Candidate, Candidates
 from tilewright.passes.tensor.chains.merge import callee_of
 from tilewright.passes.tensor.share_kernels import kernel_text
@@ -21,8 +21,6 @@ from tilewright.passes.tensor.share_kernels import kernel_text
 #: a chain is taken where its estimate is below this share of the estimates of its kernels
 CLEARLY = 0.9
 WHEN = ("auto", "always", "never")
-#: the anchors of attention that is computed in registers
-ATTENTION = "contract-reduce-reduce-contract"
 
 
 @register_pass(Level.TENSOR, requires={"kernels-outlined"})
@@ -53,7 +51,7 @@ def chain_kernels(
         c for c in candidates.all()
         if _wanted(anchors(c.chosen.kernel), only) and _taken(c, when, attention)
     ]  # fmt: skip
-    taken = _disjoint(found, first="attention" if attention == "always" else "")
+    taken = _disjoint(found, registers_first=attention == "always")
     return _replaced(module, taken) if taken else module
 
 
@@ -69,16 +67,15 @@ def _possible(ops: Counter[str], only: str) -> bool:
 
 def _taken(c: Candidate, when: str, attention: str) -> bool:
     """Whether a chain is asked for, or pays."""
-    if when == "always" or (attention == "always" and c.chosen.kernel.get("skeleton") == "attention"):
+    if when == "always" or (attention == "always" and chosen_template(c.chosen.kernel).keeps_registers):
         return True
     return c.chosen.estimate_s < CLEARLY * c.separate_s
 
 
 def anchors(kernel: Func) -> str:
     """The ops that shape the stages of a chain, in order: `contract-reduce-map-contract`."""
-    if kernel.get("skeleton") == "attention":
-        return ATTENTION
-    return "-".join(s.anchor.name.removeprefix("tensor.") for s in stages_of(kernel))
+    found = chosen_template(kernel).anchors
+    return "" if found is None else found(kernel)
 
 
 class _Model:
@@ -111,11 +108,15 @@ class _Model:
         return self.alone[text]
 
 
-def _disjoint(found: Sequence[Candidate], first: str) -> list[Candidate]:
-    """Candidates that share no call: those of the skeleton `first`, then those with the largest gain."""
+def _disjoint(found: Sequence[Candidate], *, registers_first: bool) -> list[Candidate]:
+    """Candidates that share no call: those with the largest gain first, of all or of those in registers."""
     taken: list[Candidate] = []
     used: set[int] = set()
-    for c in sorted(found, key=lambda c: (c.chosen.kernel.get("skeleton") != first, -c.gain_s)):
+
+    def rank(c: Candidate) -> tuple[bool, float]:
+        return registers_first and not chosen_template(c.chosen.kernel).keeps_registers, -c.gain_s
+
+    for c in sorted(found, key=rank):
         calls = set(map(id, c.calls))
         if not calls & used:
             used |= calls

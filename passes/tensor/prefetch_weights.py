@@ -6,6 +6,7 @@ from tilewright.costmodel import GpuHardware, Hardware, load_hardware
 from tilewright.ir import Func, Level, Module, Op, Value
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.constant_params import constant_positions
+from tilewright.passes.kernels.registry import template_of
 from tilewright.passes.kernels.writing.prefetch import PREFETCHED
 
 #: weights of a network that stay in the L2 between two runs, as a share of it
@@ -43,7 +44,8 @@ def weights_leave_l2(module: Module, hardware: Hardware, share: float = RESIDENT
 
 
 def _marked(kernel: Func, constant: tuple[int, ...]) -> Func:
-    if kernel.get("skeleton") != "contract" or kernel.name == "main":
+    template = template_of(kernel)
+    if kernel.name == "main" or template is None or not template.prefetches_weights:
         return kernel
     op = next(o for o in kernel.body.ops if o.name == "tensor.contract")
     wanted = tuple(i for i, p in enumerate(kernel.params) if i in constant and _is_large_factor(op, p))

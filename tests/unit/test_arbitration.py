@@ -5,7 +5,7 @@ import pytest
 
 import tilewright as tw
 from tilewright.driver import lower
-from tilewright.passes.tensor.choose_parameters import contract_candidates
+from tilewright.passes.kernels.contract.choice import contract_candidates
 from tilewright.running.devices import open_device
 from tilewright.targets import resolve_target
 from tilewright.tuning.budget import Budget

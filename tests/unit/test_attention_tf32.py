@@ -32,8 +32,8 @@ from tilewright.passes.kernels.attention.reach import reach
 from tilewright.passes.kernels.attention.view import attention_view
 from tilewright.passes.kernels.attention.work import bound_attention, products_per_clk
 from tilewright.passes.kernels.chain.parameters import choose_chain
+from tilewright.passes.kernels.weight_order import round_to_tf32
 from tilewright.passes.tensor.chains.attention_masks import with_computed_masks
-from tilewright.passes.tensor.pack_weights import round_to_tf32
 from tilewright.runtime.libraries.cudnn import Cudnn
 from tilewright.tuning.kernels.result_check import tolerance_of
 

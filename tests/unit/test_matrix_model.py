@@ -11,6 +11,7 @@ from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
 from tilewright.ir import Func, InputError, Module
 from tilewright.kernel_program import alone
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.kernels.contract.choice import contract_candidates
 from tilewright.passes.kernels.matrix.bound import least_matrix_s, matrix_bound, tensor_flops_per_s
 from tilewright.passes.kernels.matrix.choice import (
     SETS_GAIN,
@@ -31,8 +32,8 @@ from tilewright.passes.kernels.matrix.space import (
     raster_of,
     shared_bytes,
 )
-from tilewright.passes.tensor.choose_parameters import contract_candidates, least_s
-from tilewright.passes.tensor.pack_weights import round_to_tf32
+from tilewright.passes.kernels.weight_order import round_to_tf32
+from tilewright.passes.tensor.choose_parameters import least_s
 from tilewright.targets import resolve_target
 
 H100 = load_hardware("H100")

@@ -5,7 +5,7 @@ import numpy as np
 import tilewright as tw
 from tilewright.driver import lower
 from tilewright.ir import Level
-from tilewright.passes.tensor.choose_parameters import contract_candidates
+from tilewright.passes.kernels.contract.choice import contract_candidates
 from tilewright.targets import resolve_target
 from tilewright.tools.check_skeletons import CASES, prepared
 from tilewright.tuning import tuner as tuning

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilewright.costmodel import Hardware
 from tilewright.ir import Attr, Func, Pairs
-from tilewright.passes.tensor.choose_parameters import contract_candidates
+from tilewright.passes.kernels.registry import template_of
 
 #: likeliest points by the model that the page shows beside the chosen one
 SHOWN = 8
@@ -28,10 +28,11 @@ def candidates_of(kernel: Func, hardware: Hardware) -> tuple[Candidate, ...]:
     measured = kernel.get("candidates")
     if isinstance(measured, tuple):
         rows = [_row(kernel, c) for c in measured if isinstance(c, Pairs)]
-    elif kernel.get("skeleton") == "contract" and kernel.get("cost") is not None:
-        rows = [_row(kernel, _pairs_of(f)) for f in contract_candidates(kernel, hardware, SHOWN)]
     else:
-        return ()
+        template = template_of(kernel)
+        if template is None or template.candidates is None or kernel.get("cost") is None:
+            return ()
+        rows = [_row(kernel, _pairs_of(f)) for f in template.candidates(kernel, hardware, SHOWN)]
     return tuple(sorted(rows, key=lambda c: c.estimate_s if c.measured_s is None else c.measured_s))
 
 

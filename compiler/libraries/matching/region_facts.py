@@ -8,6 +8,7 @@ from typing import Any
 from tilewright.ir import Module, Ref
 from tilewright.kernel_program import seconds_of
 from tilewright.libraries.program import library_kernels
+from tilewright.passes.kernels.registry import is_generated
 
 #: attribute of a function while shares are counted: how many kernels of generated code alone it stands for
 OPERATORS = "operators"
@@ -46,7 +47,7 @@ def won_by(module: Module) -> dict[str, Any]:
 
 def replacing(program: Module, kernels: int) -> Module:
     """The program whose functions say how many operators they are: those around the library's are none."""
-    counts = {f.name: kernels if f.get("skeleton") == "library" else 0 for f in program.funcs}
+    counts = {f.name: 0 if is_generated(f) else kernels for f in program.funcs}
     return program.with_funcs(
         tuple(f if f.name == "main" else f.with_attrs(**{OPERATORS: counts[f.name]}) for f in program.funcs)
     )

@@ -1,4 +1,4 @@
-"""The points around the model's choice of map and window kernels on GPUs, whose estimates say little."""
+"""The points around the model's choice on GPUs, for kernel templates whose estimates say little."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ from itertools import product
 
 from tilewright.costmodel import GpuHardware, Hardware
 from tilewright.ir import Func, Pairs
+from tilewright.passes.kernels.registry import template_of
 
-#: what each parameter may be; vectors and boxes of outputs depend on shapes and stay as they are
-_VALUES: dict[str, dict[str, tuple[int, ...]]] = {
-    "map": {"threads": (64, 128, 256, 512), "items": (1, 2, 4)},
-    "window": {"threads": (64, 128, 256, 512)},
-}
 #: steps from the model's choice along one parameter
 _REACH = 1
 _DATA_DEPENDENT = frozenset({"tensor.gather", "tensor.scatter", "tensor.scan"})
@@ -23,14 +19,16 @@ def neighbours(kernel: Func, hardware: Hardware) -> Sequence[Func]:
 
     Kernels that read indices have none: random ones would not be what a network gives them.
     """
-    params, known = kernel.get("params"), _VALUES.get(str(kernel.get("skeleton")))
-    if known is None or not isinstance(params, Pairs) or not isinstance(hardware, GpuHardware):
+    params, template = kernel.get("params"), template_of(kernel)
+    if template is None or not template.neighbours or not isinstance(params, Pairs):
+        return ()
+    if not isinstance(hardware, GpuHardware):
         return ()
     floats = all(p.tensor.dtype in ("f16", "bf16", "f32", "f64") for p in kernel.params)
     dense = not any(v.tensor.steps for v in (*kernel.params, *kernel.body.ops[-1].operands))
     if not floats or not dense or any(op.name in _DATA_DEPENDENT for op in kernel.body.ops):
         return ()
-    chosen = params.as_dict()
+    chosen, known = params.as_dict(), template.neighbours
     names = [n for n in known if n in chosen and chosen[n] in known[n]]
     options = [_near(known[n], chosen[n]) for n in names]
     found = [kernel]

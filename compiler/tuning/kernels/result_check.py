@@ -12,6 +12,7 @@ import numpy as np
 from tilewright.ir import Func, Module, show
 from tilewright.ir.tensor.ops import dims
 from tilewright.passes.framework.context import temporary_reproducers
+from tilewright.passes.kernels.registry import template_of
 from tilewright.runtime.atomic_file import atomic_file
 
 #: largest difference of one element, over its own size and that of a typical one; float32 rounds each term of
@@ -58,8 +59,9 @@ def tolerance_of(kernel: Func) -> float:
     """What rounding explains, relative to an element and a typical one."""
     types = {v.tensor.dtype for v in (*kernel.params, *kernel.body.ops[-1].operands)}
     narrow = [TOLERANCE[t] for t in types if t in TOLERANCE]
-    if kernel.get("skeleton") in ("matrix", "attention"):
-        narrow.append(TOLERANCE["tf32"])
+    template = template_of(kernel)
+    if template is not None and template.rounds_to is not None:
+        narrow.append(TOLERANCE[template.rounds_to])
     return max([FLOAT32 * sqrt(_longest_sum(kernel)), *narrow])
 
 

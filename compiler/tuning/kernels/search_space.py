@@ -14,12 +14,13 @@ from tilewright.costmodel.kernels.parameters import ContractParameters, MatrixPa
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
 from tilewright.ir import Func, InputError, Op, Pairs
 from tilewright.kernel_program import bound_of, estimate_of
-from tilewright.passes.kernels.attention.choice import attention_variants
+from tilewright.passes.kernels.contract.choice import contract_variant
 from tilewright.passes.kernels.kernel_problem import contract_problem
-from tilewright.passes.kernels.matrix.choice import has_tensor_cores
+from tilewright.passes.kernels.matrix.choice import has_tensor_cores, matrix_variant
 from tilewright.passes.kernels.matrix.plan import MatrixView, matrix_view
 from tilewright.passes.kernels.matrix.problem import matrix_problem
-from tilewright.passes.tensor.choose_parameters import contract_variant, least_s, matrix_variant
+from tilewright.passes.kernels.registry import template_of
+from tilewright.passes.tensor.choose_parameters import least_s
 from tilewright.tuning.kernels.neighbour_space import neighbours
 from tilewright.tuning.kernels.search_points import Points, contract_points, matrix_points, merged_order
 from tilewright.tuning.repeated_plan import streamed_bytes
@@ -61,9 +62,12 @@ def search_space(kernel: Func, hardware: Hardware, cold: Collection[int] = ()) -
     """
     if found := neighbours(kernel, hardware):
         return _listed(found, [least_s(kernel, hardware)] * len(found)) if len(found) > 1 else None
-    if variants := attention_variants(kernel, hardware):
+    template = template_of(kernel)
+    if template is None:
+        return None
+    if template.variants is not None and (variants := template.variants(kernel, hardware)):
         return _listed(variants, [bound_of(f) for f in variants]) if len(variants) > 1 else None
-    if kernel.get("skeleton") not in ("contract", "matrix") or not isinstance(kernel.get("params"), Pairs):
+    if not template.searches_engines or not isinstance(kernel.get("params"), Pairs):
         return None
     op = next(o for o in kernel.body.ops if o.name == "tensor.contract")
     engines = _engines(kernel, op, hardware, _streamed(kernel, op, hardware, cold))

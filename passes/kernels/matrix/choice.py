@@ -12,8 +12,12 @@ from tilewright.costmodel.kernels.bound import BoundArrays
 from tilewright.costmodel.kernels.choose import Choice
 from tilewright.costmodel.kernels.parameters import MatrixParameters
 from tilewright.costmodel.kernels.windows import FloatArray
+from tilewright.ir import Func, Op
+from tilewright.passes.kernels.decision import cost_of
 from tilewright.passes.kernels.matrix.bound import matrix_bound, tensor_fma
 from tilewright.passes.kernels.matrix.estimator import estimate_matrix
+from tilewright.passes.kernels.matrix.plan import MatrixView, matrix_view
+from tilewright.passes.kernels.matrix.problem import matrix_plan, matrix_problem
 from tilewright.passes.kernels.matrix.space import MatrixProblem, MatrixSpace, matrix_space
 
 #: several sets of warps must be estimated to take at most this share of what one set takes
@@ -64,3 +68,20 @@ def likely_matrix(problem: MatrixProblem, hardware: GpuHardware, top: int) -> li
 def _evaluate(problem: MatrixProblem, hardware: GpuHardware) -> tuple[MatrixSpace, BoundArrays, FloatArray]:
     space = matrix_space(problem, hardware)
     return space, matrix_bound(problem, space, hardware), estimate_matrix(problem, space, hardware)
+
+
+def on_tensor_cores_of(
+    kernel: Func, op: Op, hardware: Hardware
+) -> tuple[MatrixView, MatrixProblem, GpuHardware] | None:
+    """The contraction as the tensor cores of a device would compute it; None where they cannot."""
+    view = matrix_view(kernel, op)
+    if view is None:
+        return None
+    problem = matrix_problem(kernel, view)
+    return (view, problem, hardware) if has_tensor_cores(hardware, problem) else None
+
+
+def matrix_variant(kernel: Func, view: MatrixView, choice: Choice[MatrixParameters]) -> Func:
+    """A contraction kernel on tensor cores with these parameters."""
+    params = matrix_plan(view, choice.parameters).params()
+    return kernel.with_attrs(skeleton="matrix", params=params, cost=cost_of(choice))

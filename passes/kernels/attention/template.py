@@ -1,0 +1,24 @@
+"""Attention on tensor cores as a kernel template: scores, softmax and mix stay in registers."""
+
+from __future__ import annotations
+
+from tilewright.passes.kernels.attention.choice import attention_variants
+from tilewright.passes.kernels.attention.lowering import lower_attention
+from tilewright.passes.kernels.registry import register_template
+from tilewright.passes.kernels.template import KernelTemplate
+
+register_template(
+    KernelTemplate(
+        name="attention",
+        lower=lower_attention,
+        weight_order=None,
+        prefetches_weights=False,
+        rounds_to="tf32",
+        anchors=lambda kernel: "contract-reduce-reduce-contract",
+        keeps_registers=True,
+        searches_engines=False,
+        neighbours={},
+        variants=attention_variants,
+        candidates=None,
+    )
+)

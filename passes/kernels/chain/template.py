@@ -1,0 +1,30 @@
+"""Chains of stages as a kernel template: a block keeps what its stages exchange in shared memory."""
+
+from __future__ import annotations
+
+from tilewright.ir import Func
+from tilewright.passes.kernels.chain.lowering import lower_chain
+from tilewright.passes.kernels.chain.stages import stages_of
+from tilewright.passes.kernels.registry import register_template
+from tilewright.passes.kernels.template import KernelTemplate
+
+
+def _anchors(kernel: Func) -> str:
+    return "-".join(s.anchor.name.removeprefix("tensor.") for s in stages_of(kernel))
+
+
+register_template(
+    KernelTemplate(
+        name="chain",
+        lower=lower_chain,
+        weight_order=None,
+        prefetches_weights=False,
+        rounds_to=None,
+        anchors=_anchors,
+        keeps_registers=False,
+        searches_engines=False,
+        neighbours={},
+        variants=None,
+        candidates=None,
+    )
+)

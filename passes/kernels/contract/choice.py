@@ -1,0 +1,102 @@
+"""Chooses the parameters of contraction kernels on ordinary lanes by the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import gcd
+
+import numpy as np
+
+from tilewright.costmodel import ContractParameters, CpuHardware, Hardware, likely_contract
+from tilewright.costmodel.kernels.choose import Choice
+from tilewright.costmodel.kernels.geometry import WIDEST_COPY_BYTES, vector_width
+from tilewright.ir import Attr, Func, Op, Pairs
+from tilewright.ir.tensor.ops import dims, domain
+from tilewright.ir.types import itemsize
+from tilewright.passes.kernels.contract.warp_shape import warp_shape
+from tilewright.passes.kernels.decision import cost_of
+from tilewright.passes.kernels.kernel_problem import contract_problem, contract_roles
+from tilewright.passes.kernels.matrix.choice import likely_matrix, matrix_variant, on_tensor_cores_of
+from tilewright.passes.kernels.writing.staging import region
+
+#: bytes of a work-item's private copy of its input window (fits a first-level cache beside the weights)
+PRIVATE_TILE_BYTES = 16384
+
+
+def contract_candidates(kernel: Func, hardware: Hardware, top: int) -> list[Func]:
+    """A contraction kernel with its chosen parameters and with at most `top` others worth measuring.
+
+    Half of them are of the tensor cores, where those can compute it.
+    """
+    (op,) = (o for o in kernel.body.ops if o.name == "tensor.contract")
+    on = on_tensor_cores_of(kernel, op, hardware)
+    cores = [] if on is None else likely_matrix(on[1], on[2], -(-top // 2))
+    lanes = likely_contract(contract_problem(kernel, op), hardware, top - len(cores))
+    found = [(c.estimate_s, contract_variant(kernel, op, c, hardware)) for c in lanes]
+    found += [(c.estimate_s, matrix_variant(kernel, on[0], c)) for c in cores if on is not None]
+    variants = [kernel]
+    for _, variant in sorted(found, key=lambda f: f[0]):
+        if all(v["params"] != variant["params"] for v in variants):
+            variants.append(variant)
+    return variants
+
+
+def contract_variant(kernel: Func, op: Op, choice: Choice[ContractParameters], hardware: Hardware) -> Func:
+    """A contraction kernel with the parameters of one point of its space; `op` is its tensor.contract."""
+    params = Pairs.of(contract_params(op, choice.parameters, hardware))
+    return kernel.with_attrs(skeleton="contract", params=params, cost=cost_of(choice))
+
+
+def contract_params(op: Op, p: ContractParameters, hardware: Hardware) -> dict[str, Attr]:
+    """`params` of a contraction kernel for a point of the model's space; `op` is its tensor.contract."""
+    roles = contract_roles(op)
+    n, h, w = roles.spatial
+    columns = roles.columns[-1] if roles.columns else ""
+    k_b, extent = p.k_b, dims(op, "par").get(columns, 1)
+    least = max(extent, _vector(op, p, hardware))
+    while k_b % 2 == 0 and k_b // 2 >= least:  # the model counts all columns as one dimension
+        k_b //= 2
+    k_t = gcd(p.k_t, k_b)
+    block = dict.fromkeys(dims(op, "par"), 1) | {n: p.n_b, h: p.h_b, w: p.w_b, columns: k_b}
+    thread = dict.fromkeys(dims(op, "par"), 1) | {n: p.n_t, h: p.h_t, w: p.w_t, columns: k_t}
+    for names in (block, thread):
+        names.pop("", None)
+    params: dict[str, Attr] = {
+        "block": Pairs.of(block),
+        "thread": Pairs.of(thread),
+        "step": Pairs.of(_steps(op, roles.channels, p, thread)),
+        "stages": p.stages,
+        "staging": p.staging,
+        "pad": p.smem_pad,
+    }
+    run, lanes = warp_shape(op, roles, block, thread) if p.staging == "shared" else ({}, {})
+    return params | {k: Pairs.of(v) for k, v in (("run", run), ("lanes", lanes)) if v}
+
+
+def _vector(op: Op, p: ContractParameters, hardware: Hardware) -> int:
+    """Elements of one vector along the columns."""
+    loaded = WIDEST_COPY_BYTES // itemsize(op.operands[0].tensor.dtype)
+    widest = hardware.simd_lanes if isinstance(hardware, CpuHardware) else loaded
+    return int(vector_width(np.array(p.k_t), widest))
+
+
+def _steps(
+    op: Op, channels: tuple[str, ...], p: ContractParameters, thread: Mapping[str, int]
+) -> dict[str, int]:
+    """Chunk of each plainly reduced dimension: the model's for the last one, single indices of the others."""
+    sizes = domain(op)
+    out = dict.fromkeys(channels[:-1], 1)
+    if not channels:
+        return out
+    last = channels[-1]
+    most = p.c_step if p.staging == "shared" else _private_step(op, last, out, thread)
+    out[last] = max(s for s in range(1, max(1, min(most, sizes[last])) + 1) if sizes[last] % s == 0)
+    return out
+
+
+def _private_step(op: Op, channel: str, step: Mapping[str, int], thread: Mapping[str, int]) -> int:
+    """The longest chunk whose input window of one work-item fits its private tile."""
+    one = region(op, 0, {**domain(op), **thread, **step, channel: 1})
+    if one is None:
+        return domain(op)[channel]
+    return max(1, PRIVATE_TILE_BYTES // (one.size * itemsize(op.operands[0].tensor.dtype)))

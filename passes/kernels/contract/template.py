@@ -1,0 +1,25 @@
+"""Contractions on a device's ordinary lanes as a kernel template."""
+
+from __future__ import annotations
+
+from tilewright.passes.kernels.contract.choice import contract_candidates
+from tilewright.passes.kernels.contract.lowering import lower_contract
+from tilewright.passes.kernels.contract.weights import columns_last
+from tilewright.passes.kernels.registry import register_template
+from tilewright.passes.kernels.template import KernelTemplate
+
+CONTRACT = register_template(
+    KernelTemplate(
+        name="contract",
+        lower=lower_contract,
+        weight_order=columns_last,
+        prefetches_weights=True,
+        rounds_to=None,
+        anchors=None,
+        keeps_registers=False,
+        searches_engines=True,
+        neighbours={},
+        variants=None,
+        candidates=contract_candidates,
+    )
+)

@@ -1,0 +1,27 @@
+"""How the kernels of ordinary lanes read constant weights: vectors along the columns, tiles on CPUs."""
+
+from __future__ import annotations
+
+from tilewright.ir import Func, Op, Pairs, Sym
+from tilewright.ir.tensor.ops import reads
+from tilewright.passes.kernels.kernel_problem import contract_roles
+from tilewright.passes.kernels.weight_order import WeightOrder
+
+
+def columns_last(kernel: Func, op: Op) -> WeightOrder:
+    """The dimension of columns that is cut into tiles comes last; `op` is the kernel's contraction."""
+    at, column = reads(op)[1], contract_roles(op).columns[-1]
+    last = next(i for i, e in enumerate(at) if e == Sym(column))
+    axes = (*(i for i in range(len(at)) if i != last), last)
+    return WeightOrder(axes, rounds=False, tile=_tile(kernel, op.operands[1].tensor.shape[last], column))
+
+
+def _tile(kernel: Func, extent: int, column: str) -> int:
+    """Columns that a work-item of a CPU's kernel computes, where there are several such tiles; else 0."""
+    params = kernel["params"]
+    if not isinstance(params, Pairs) or params.as_dict().get("staging") != "direct":
+        return 0
+    thread = params["thread"]
+    assert isinstance(thread, Pairs)
+    tile = int(str(thread[column]))
+    return tile if 1 < tile < extent else 0

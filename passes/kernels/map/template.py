@@ -1,0 +1,23 @@
+"""Maps over the points of their results as a kernel template."""
+
+from __future__ import annotations
+
+from tilewright.passes.kernels.map.lowering import lower_map
+from tilewright.passes.kernels.registry import register_template
+from tilewright.passes.kernels.template import KernelTemplate
+
+register_template(
+    KernelTemplate(
+        name="map",
+        lower=lower_map,
+        weight_order=None,
+        prefetches_weights=False,
+        rounds_to=None,
+        anchors=None,
+        keeps_registers=False,
+        searches_engines=False,
+        neighbours={"threads": (64, 128, 256, 512), "items": (1, 2, 4)},
+        variants=None,
+        candidates=None,
+    )
+)

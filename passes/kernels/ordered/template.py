@@ -1,0 +1,39 @@
+"""Scans and ordered updates as kernel templates: threads walk along lines step by step."""
+
+from __future__ import annotations
+
+from tilewright.passes.kernels.ordered.lowering import lower_scan, lower_scatter
+from tilewright.passes.kernels.registry import register_template
+from tilewright.passes.kernels.template import KernelTemplate
+
+register_template(
+    KernelTemplate(
+        name="scan",
+        lower=lower_scan,
+        weight_order=None,
+        prefetches_weights=False,
+        rounds_to=None,
+        anchors=None,
+        keeps_registers=False,
+        searches_engines=False,
+        neighbours={},
+        variants=None,
+        candidates=None,
+    )
+)
+
+register_template(
+    KernelTemplate(
+        name="scatter",
+        lower=lower_scatter,
+        weight_order=None,
+        prefetches_weights=False,
+        rounds_to=None,
+        anchors=None,
+        keeps_registers=False,
+        searches_engines=False,
+        neighbours={},
+        variants=None,
+        candidates=None,
+    )
+)

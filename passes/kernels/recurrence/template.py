@@ -1,0 +1,23 @@
+"""Recurrences along one dimension as a kernel template."""
+
+from __future__ import annotations
+
+from tilewright.passes.kernels.recurrence.lowering import lower_recur
+from tilewright.passes.kernels.registry import register_template
+from tilewright.passes.kernels.template import KernelTemplate
+
+register_template(
+    KernelTemplate(
+        name="recur",
+        lower=lower_recur,
+        weight_order=None,
+        prefetches_weights=False,
+        rounds_to=None,
+        anchors=None,
+        keeps_registers=False,
+        searches_engines=False,
+        neighbours={},
+        variants=None,
+        candidates=None,
+    )
+)

@@ -1,0 +1,37 @@
+"""Kernels that reduce the rows of a tensor, in four ways of walking along them, as kernel templates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilewright.ir import Func
+from tilewright.passes.kernels.registry import register_template
+from tilewright.passes.kernels.rows.lowering import lower_rows
+from tilewright.passes.kernels.rows.lowering_across import lower_rows_across
+from tilewright.passes.kernels.rows.lowering_kept import lower_rows_kept
+from tilewright.passes.kernels.rows.lowering_staged import lower_rows_staged
+from tilewright.passes.kernels.template import KernelTemplate
+
+
+def _register(name: str, lower: Callable[[Func], Func]) -> None:
+    register_template(
+        KernelTemplate(
+            name=name,
+            lower=lower,
+            weight_order=None,
+            prefetches_weights=False,
+            rounds_to=None,
+            anchors=None,
+            keeps_registers=False,
+            searches_engines=False,
+            neighbours={},
+            variants=None,
+            candidates=None,
+        )
+    )
+
+
+_register("rows", lower_rows)
+_register("rows_across", lower_rows_across)
+_register("rows_kept", lower_rows_kept)
+_register("rows_staged", lower_rows_staged)

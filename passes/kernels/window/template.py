@@ -1,0 +1,23 @@
+"""Window reductions that single threads do on their own as a kernel template."""
+
+from __future__ import annotations
+
+from tilewright.passes.kernels.registry import register_template
+from tilewright.passes.kernels.template import KernelTemplate
+from tilewright.passes.kernels.window.lowering import lower_window
+
+register_template(
+    KernelTemplate(
+        name="window",
+        lower=lower_window,
+        weight_order=None,
+        prefetches_weights=False,
+        rounds_to=None,
+        anchors=None,
+        keeps_registers=False,
+        searches_engines=False,
+        neighbours={"threads": (64, 128, 256, 512)},
+        variants=None,
+        candidates=None,
+    )
+)

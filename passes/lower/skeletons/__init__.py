@@ -1,1 +1,0 @@
-"""Skeletons: how a tensor-level kernel of each kind becomes what one thread does."""

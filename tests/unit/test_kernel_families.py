@@ -1,0 +1,110 @@
+"""Kernel templates: each family registers its own, and no code outside of a family compares their names."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tilewright.ir import InputError, parse
+from tilewright.passes.kernels.registry import (
+    TEMPLATE,
+    chosen_template,
+    is_generated,
+    register_template,
+    template_of,
+    templates,
+)
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("passes", "compiler", "tools", "costmodel", "codegen", "ir", "runtime")
+FAMILIES = ROOT / "passes" / "kernels"
+#: names of templates that mean other things too, where no skeleton is spoken of
+AMBIGUOUS = {"attention", "chain", "contract", "library", "map", "rows", "scan", "scatter", "window"}
+NAMES = {t.name for t in templates()}
+
+KERNEL = """module @m {
+  tensor.func @k(%x: f32[8]ATTRIBUTES) -> f32[8] {
+    %y = tensor.map(%x, par = (i: 8), reads = [[i]]) : f32[8] {
+      ^(%v: f32)
+      %e = scalar.exp(%v) : f32
+      scalar.yield(%e)
+    }
+    tensor.return(%y)
+  }
+}
+"""
+
+
+def kernel(attributes):
+    return parse(KERNEL.replace("ATTRIBUTES", attributes))["k"]
+
+
+def faults(path: str, source: str) -> Iterator[str]:
+    """One line for each place of a file that decides by the name of a template."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare):
+            parts = (node.left, *node.comparators)
+        elif isinstance(node, ast.Dict):
+            parts = tuple(k for k in node.keys if k is not None)
+        elif isinstance(node, ast.Match):
+            parts = (node.subject, *(case.pattern for case in node.cases))
+        else:
+            continue
+        texts = {c.value for p in parts for c in ast.walk(p) if isinstance(c, ast.Constant)}
+        words = " ".join(ast.unparse(p) for p in parts).lower()
+        about = TEMPLATE in words or "template" in words
+        keys = isinstance(node, ast.Dict)
+        named = {t for t in texts if t in NAMES}
+        if (about and named and not keys) or named - AMBIGUOUS or (keys and len(named) > 2):
+            yield f"{path}:{node.lineno}: {', '.join(sorted(named))}"
+
+
+def test_no_code_outside_of_a_family_compares_its_name():
+    files = [f for folder in FOLDERS for f in sorted((ROOT / folder).rglob("*.py"))]
+    outside = [f for f in files if f.parent.parent != FAMILIES]
+    assert len(outside) < len(files)
+    assert [x for f in outside for x in faults(str(f.relative_to(ROOT)), f.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'kernel.get("skeleton") == "contract"',
+        'kernel["skeleton"] not in ("contract", "attention")',
+        'f.get("skeleton") != "library"',
+        'name in ("rows_kept", "other")',
+        'template.name == "map"',
+        'LOWER = {"contract": 1, "matrix": 2}',
+        'STEPS = {"map": 1, "window": 2, "rows": 3}',
+        'match skeleton:\n    case "contract":\n        pass',
+    ],
+)
+def test_a_comparison_of_names_is_found(source):
+    assert len(list(faults("x.py", source))) == 1
+
+
+def test_every_family_registers_in_its_own_folder():
+    folders = {p.parent.name for p in FAMILIES.glob("*/lowering.py")} | {"library"}
+    assert {p.parent.name for p in FAMILIES.glob("*/template.py")} == folders
+    assert len(NAMES) >= len(folders)
+
+
+def test_a_name_is_registered_once():
+    with pytest.raises(InputError, match="'map' is registered twice"):
+        register_template(replace(templates()[0], name="map"))
+
+
+def test_the_template_of_a_kernel():
+    assert template_of(kernel("")) is None
+    assert is_generated(kernel(""))
+    assert chosen_template(kernel(', skeleton = "map"')).name == "map"
+    assert not is_generated(kernel(', skeleton = "library"'))
+
+
+def test_an_unknown_template_is_named_with_its_kernel():
+    with pytest.raises(InputError, match=r"@k: expected a skeleton among attention, .*got 'maps'"):
+        template_of(kernel(', skeleton = "maps"'))
+    with pytest.raises(InputError, match=r"expected a skeleton among .*got None"):
+        chosen_template(kernel(""))
