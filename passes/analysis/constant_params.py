@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tilewright.ir.nodes import Module, Ref, Value
 
+#: attribute of a kernel: positions of the parameters that are constants in all its calls
+WEIGHTS = "weights"
+
 
 def constant_positions(module: Module) -> dict[str, tuple[int, ...]]:
     """Per kernel that @main calls, the parameters that are constants at every call."""

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from tilewright.ir import Func, Level, Module
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.analysis.constant_params import constant_positions
-
-#: attribute of a kernel: positions of the parameters that are constants in all its calls
-WEIGHTS = "weights"
+from tilewright.passes.analysis.constant_params import WEIGHTS, constant_positions
 
 
 @register_pass(Level.TENSOR, requires={"kernels-outlined"})

@@ -23,6 +23,7 @@ APART = {
     "passes/framework": ("graph", "lower", "tensor", "thread", "kernels", "estimation"),
     "passes/analysis": ("graph", "lower", "tensor", "thread", "kernels", "estimation"),
     "passes/graph": ("lower", "tensor", "thread", "kernels", "estimation"),
+    "passes/kernels": ("graph", "lower", "tensor", "thread", "estimation"),
     "passes/lower": ("tensor", "thread", "estimation"),
     "passes/tensor": ("thread", "estimation"),
     "passes/thread": ("estimation",),
@@ -113,3 +114,20 @@ def test_a_wrong_import_is_found(path, source):
 )
 def test_a_right_import_passes(path, source):
     assert faults(path, source) == []
+
+
+def modules_of_kernels():
+    """The modules below passes/kernels by name, each with the names it imports anywhere in its file."""
+    files = sorted((ROOT / "passes" / "kernels").rglob("*.py"))
+    names = {".".join(("tilewright", *f.relative_to(ROOT).with_suffix("").parts)): f for f in files}
+    return {n: {i for _, i in imported_names(f.read_text(), str(f))} for n, f in names.items()}
+
+
+def test_files_of_kernel_families_form_no_circle():
+    modules = modules_of_kernels()
+    assert modules
+    left = {n: {i.rpartition(".")[0] for i in imported} & set(modules) for n, imported in modules.items()}
+    while free := [n for n, needed in left.items() if not needed & set(left)]:
+        for n in free:
+            del left[n]
+    assert sorted(left) == []

@@ -12,7 +12,8 @@ from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.chain.plan import ChainPlan
 from tilewright.passes.kernels.chain.regions import Box
 from tilewright.passes.kernels.chain.stages import Chain, Stage
-from tilewright.passes.kernels.writing.writer import Index, Mask, Points, Writer
+from tilewright.passes.kernels.writing.points import Points
+from tilewright.passes.kernels.writing.writer import Index, Mask, Writer
 
 #: bytes of one vector access
 VECTOR_BYTES = 16

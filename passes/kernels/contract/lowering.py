@@ -20,10 +20,11 @@ from tilewright.ir.simplify import interval
 from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.writing.contraction_plan import ContractPlan
+from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.prefetch import emit_prefetch, prefetched
 from tilewright.passes.kernels.writing.staging import Fetch, Region, region
 from tilewright.passes.kernels.writing.tiling import Grid, Tile, make_grid
-from tilewright.passes.kernels.writing.writer import Points, Writer
+from tilewright.passes.kernels.writing.writer import Writer
 
 #: bytes of one vector access
 VECTOR_BYTES = 16

@@ -31,8 +31,9 @@ from tilewright.passes.kernels.matrix.plan import (
 from tilewright.passes.kernels.matrix.ring import Ring
 from tilewright.passes.kernels.matrix.stage import Staged, chunk_count
 from tilewright.passes.kernels.matrix.warpgroup import reduce_by_warpgroups, warpgroup_rows
+from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.tiling import MAX_GRID_YZ
-from tilewright.passes.kernels.writing.writer import Mask, Points, Writer
+from tilewright.passes.kernels.writing.writer import Mask, Writer
 
 #: elements of one vector of the epilogue
 EPILOGUE_LANES = 4

@@ -13,6 +13,7 @@ from tilewright.ir.expr import symbols
 from tilewright.ir.simplify import coefficients, interval
 from tilewright.ir.tensor.ops import ranges_of, reads
 from tilewright.ir.types import itemsize
+from tilewright.passes.analysis.constant_params import WEIGHTS
 from tilewright.passes.kernels.kernel_problem import reached, traffic
 from tilewright.passes.kernels.matrix.plan import (
     COPY_BYTES,
@@ -24,7 +25,6 @@ from tilewright.passes.kernels.matrix.plan import (
 )
 from tilewright.passes.kernels.matrix.scalar_work import instructions
 from tilewright.passes.kernels.matrix.space import MatrixProblem, raster_of
-from tilewright.passes.tensor.mark_weights import WEIGHTS
 
 #: biases and the like: they stay in the caches
 MOST_SMALL_BYTES = 100_000

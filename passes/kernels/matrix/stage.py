@@ -12,7 +12,8 @@ from tilewright.ir.simplify import interval
 from tilewright.ir.tensor.ops import ranges_of
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.matrix.plan import WARPGROUPS, MatrixPlan, MatrixView
-from tilewright.passes.kernels.writing.writer import Mask, Points, Writer
+from tilewright.passes.kernels.writing.points import Points
+from tilewright.passes.kernels.writing.writer import Mask, Writer
 
 #: elements added to rows of 32-bit elements that are read one by one
 PAD_WORDS = 8

@@ -10,7 +10,8 @@ from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.ir.tensor.recurrence_ops import history
 from tilewright.passes.kernels.contract.lowering import anchor_of
 from tilewright.passes.kernels.writing.kernel_params import integer_params
-from tilewright.passes.kernels.writing.writer import Points, Writer
+from tilewright.passes.kernels.writing.points import Points
+from tilewright.passes.kernels.writing.writer import Writer
 
 #: longest line, in bytes, that several threads keep in shared memory
 MAX_LINE_BYTES = 32 << 10

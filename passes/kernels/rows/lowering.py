@@ -14,7 +14,8 @@ from tilewright.ir import Expr, Func, InputError, Op, Sym, UnsupportedError, Val
 from tilewright.ir.tensor.ops import REDUCING, dims
 from tilewright.passes.analysis.row_groups import row_dims
 from tilewright.passes.kernels.writing.kernel_params import integer_params
-from tilewright.passes.kernels.writing.writer import Index, Points, Writer
+from tilewright.passes.kernels.writing.points import Points
+from tilewright.passes.kernels.writing.writer import Index, Writer
 
 #: ops that may combine two partial results, with the reductions they finish
 COMBINERS = frozenset(f"scalar.{n}" for n in ("add", "mul", "max", "min", "and", "or"))

@@ -12,7 +12,8 @@ from contextlib import AbstractContextManager
 from tilewright.ir import Expr, Func, Value
 from tilewright.passes.analysis.row_phases import Phase
 from tilewright.passes.kernels.rows.walks import RowWalks
-from tilewright.passes.kernels.writing.writer import Index, Points
+from tilewright.passes.kernels.writing.points import Points
+from tilewright.passes.kernels.writing.writer import Index
 
 #: steps of a fold whose reads are asked for together
 UNROLLED_STEPS = 4

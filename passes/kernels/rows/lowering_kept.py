@@ -12,7 +12,8 @@ from tilewright.ir import Expr, Func, InputError, Value
 from tilewright.ir.expr import substitute, symbols
 from tilewright.passes.analysis.row_phases import Phase
 from tilewright.passes.kernels.rows.walks import RowWalks
-from tilewright.passes.kernels.writing.writer import Index, Points
+from tilewright.passes.kernels.writing.points import Points
+from tilewright.passes.kernels.writing.writer import Index
 
 WARP = 32
 #: steps of a walk whose reads are asked for together

@@ -15,7 +15,8 @@ from tilewright.ir.tensor.ops import REDUCING, dims
 from tilewright.passes.analysis.row_phases import Phase, row_phases
 from tilewright.passes.kernels.rows.lowering import combiner, first_of, neutral
 from tilewright.passes.kernels.writing.kernel_params import integer_params
-from tilewright.passes.kernels.writing.writer import Index, Mask, Points, Writer
+from tilewright.passes.kernels.writing.points import Points
+from tilewright.passes.kernels.writing.writer import Index, Mask, Writer
 
 
 class RowWalks(ABC):

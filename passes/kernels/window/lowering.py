@@ -11,7 +11,8 @@ from tilewright.passes.kernels.contract.lowering import anchor_of, store_results
 from tilewright.passes.kernels.window.runs import lower_window_runs, slides_inside
 from tilewright.passes.kernels.window.tiles import lower_window_tiles, tile_of
 from tilewright.passes.kernels.writing.kernel_params import integer_params
-from tilewright.passes.kernels.writing.writer import Index, Points, Writer
+from tilewright.passes.kernels.writing.points import Points
+from tilewright.passes.kernels.writing.writer import Index, Writer
 
 #: window points unrolled in one body at most
 UNROLL_BUDGET = 256

@@ -16,7 +16,8 @@ from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.kernel_problem import windows_of
 from tilewright.passes.kernels.window.run_budget import MOST_AHEAD, RUN_UNROLL_BUDGET, Piece, pieces
 from tilewright.passes.kernels.window.tiles import WindowTiles
-from tilewright.passes.kernels.writing.writer import Index, Points
+from tilewright.passes.kernels.writing.points import Points
+from tilewright.passes.kernels.writing.writer import Index
 
 _VECTOR_BYTES = 16
 

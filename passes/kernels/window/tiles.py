@@ -17,7 +17,8 @@ from tilewright.ir import Expr, Func, InputError, Op, Pairs, Value
 from tilewright.ir.expr import Sym, substitute
 from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.passes.kernels.window.run_budget import UNROLL_BUDGET
-from tilewright.passes.kernels.writing.writer import Index, Points, Writer
+from tilewright.passes.kernels.writing.points import Points
+from tilewright.passes.kernels.writing.writer import Index, Writer
 
 _NARROW = frozenset({"f16", "bf16"})
 

@@ -14,7 +14,8 @@ from tilewright.costmodel.kernels.geometry import MAX_UNROLLED_FETCH, ROLLED_FET
 from tilewright.ir import Expr, Op, Sym, Value
 from tilewright.ir.simplify import coefficients, multiple_of
 from tilewright.ir.tensor.ops import domain, fills, reads
-from tilewright.passes.kernels.writing.writer import Index, Mask, Points, Writer
+from tilewright.passes.kernels.writing.points import Points
+from tilewright.passes.kernels.writing.writer import Index, Mask, Writer
 
 #: counts the vectors of a box
 _ELEMENT = Sym("element")

@@ -16,12 +16,10 @@ from tilewright.ir import (
     Op,
     Sym,
     TensorType,
-    UnsupportedError,
     Value,
 )
 from tilewright.ir.expr import substitute
 from tilewright.ir.simplify import interval, simplify
-from tilewright.ir.tensor.ops import dims, fills, reads
 
 Index = tuple[Expr, ...]
 #: conjunction of [expr, low, high]
@@ -178,56 +176,3 @@ class Writer:
                 )
                 values.update(zip(o.results, copies, strict=True))
         return tuple(values[v] for v in op.body.ops[-1].operands)
-
-
-class Points:
-    """Values of the kernel's tensors at single indices, each computed at most once in the current scope."""
-
-    def __init__(self, w: Writer, known: Mapping[Value, Value] | None = None) -> None:
-        self.w = w
-        self.known = dict(known or {})  # tensors whose value at the current point is already in a register
-        self.cache: dict[tuple[Value, Index, Mask], Value] = {}
-
-    def value(self, v: Value, at: Sequence[Expr], mask: Mask = ()) -> Value:
-        """The element of `v` at `at`. Loads happen only where `mask` holds (zero elsewhere)."""
-        if v in self.known:
-            return self.known[v]
-        index = tuple(self.w.simple(e) for e in at)
-        key = (v, index, mask)
-        if key not in self.cache:
-            self.cache[key] = self._compute(v, index, mask)
-        return self.cache[key]
-
-    def _compute(self, v: Value, at: Index, mask: Mask) -> Value:
-        if v in self.w.inputs:
-            return self.w.load(self.w.inputs[v], at, mask)
-        op = self.w.producers[v]
-        if op.name == "tensor.gather":
-            from tilewright.passes.kernels.writing.addresses import gathered
-
-            return gathered(self, op, dict(zip(dims(op, "par"), at, strict=True)), mask)
-        if op.name != "tensor.map":
-            raise UnsupportedError(f"{op.name} cannot be computed point by point", where=op.loc)
-        env = dict(zip(dims(op, "par"), at, strict=True))
-        results = self.w.inline(op, self.operands(op, env, mask), env)
-        for r, x in zip(op.results, results, strict=True):
-            self.cache[(r, at, mask)] = x
-        return self.cache[(v, at, mask)]
-
-    def operands(self, op: Op, env: Mapping[str, Expr], mask: Mask = ()) -> list[Value]:
-        """The values one iteration point of a structured op reads, fill values included."""
-        return [
-            self.filled(v, tuple(self.w.simple(substitute(e, env)) for e in at), fill, mask)
-            for v, at, fill in zip(op.operands, reads(op), fills(op), strict=True)
-        ]
-
-    def filled(self, v: Value, at: Index, fill: float | int | bool | None, mask: Mask = ()) -> Value:
-        """The element of `v` at `at`, or `fill` outside its bounds."""
-        edge = self.w.bounds(at, v.tensor.shape) if fill is not None else ()
-        if not edge:
-            return self.value(v, at, mask)
-        if v in self.w.inputs and not mask:
-            return self.w.load(self.w.inputs[v], at, edge, fill if fill is not None else 0.0)
-        inside = self.value(v, at, (*mask, *edge))
-        outside = self.w.b.const(fill if fill is not None else 0.0, v.tensor.dtype)
-        return self.w.b.value("scalar.select", self.w.condition(edge), inside, outside)

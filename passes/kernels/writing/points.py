@@ -1,19 +1,72 @@
-"""Addresses that come out of data: offsets of gathers and scatters as values of the thread level."""
+"""Values of tensor ops at points of a kernel, and addresses that come out of data: offsets of gathers and
+scatters as values of the thread level.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from tilewright.ir import BinOp, Expr, Op, Sym, Value
+from tilewright.ir import BinOp, Expr, Op, Sym, UnsupportedError, Value
 from tilewright.ir.expr import substitute, symbols
 from tilewright.ir.simplify import interval
-from tilewright.ir.tensor.ops import reads
-from tilewright.passes.kernels.writing.writer import Mask, Points
+from tilewright.ir.tensor.ops import dims, fills, reads
+from tilewright.passes.kernels.writing.writer import Index, Mask, Writer
 
 _SCALAR = {"+": "add", "-": "sub", "*": "mul", "//": "div", "%": "mod", "min": "min", "max": "max"}
 #: element counts up to which offsets are 32-bit
 _NARROW = 1 << 31
+
+
+class Points:
+    """Values of the kernel's tensors at single indices, each computed at most once in the current scope."""
+
+    def __init__(self, w: Writer, known: Mapping[Value, Value] | None = None) -> None:
+        self.w = w
+        self.known = dict(known or {})  # tensors whose value at the current point is already in a register
+        self.cache: dict[tuple[Value, Index, Mask], Value] = {}
+
+    def value(self, v: Value, at: Sequence[Expr], mask: Mask = ()) -> Value:
+        """The element of `v` at `at`. Loads happen only where `mask` holds (zero elsewhere)."""
+        if v in self.known:
+            return self.known[v]
+        index = tuple(self.w.simple(e) for e in at)
+        key = (v, index, mask)
+        if key not in self.cache:
+            self.cache[key] = self._compute(v, index, mask)
+        return self.cache[key]
+
+    def _compute(self, v: Value, at: Index, mask: Mask) -> Value:
+        if v in self.w.inputs:
+            return self.w.load(self.w.inputs[v], at, mask)
+        op = self.w.producers[v]
+        if op.name == "tensor.gather":
+            return gathered(self, op, dict(zip(dims(op, "par"), at, strict=True)), mask)
+        if op.name != "tensor.map":
+            raise UnsupportedError(f"{op.name} cannot be computed point by point", where=op.loc)
+        env = dict(zip(dims(op, "par"), at, strict=True))
+        results = self.w.inline(op, self.operands(op, env, mask), env)
+        for r, x in zip(op.results, results, strict=True):
+            self.cache[(r, at, mask)] = x
+        return self.cache[(v, at, mask)]
+
+    def operands(self, op: Op, env: Mapping[str, Expr], mask: Mask = ()) -> list[Value]:
+        """The values one iteration point of a structured op reads, fill values included."""
+        return [
+            self.filled(v, tuple(self.w.simple(substitute(e, env)) for e in at), fill, mask)
+            for v, at, fill in zip(op.operands, reads(op), fills(op), strict=True)
+        ]
+
+    def filled(self, v: Value, at: Index, fill: float | int | bool | None, mask: Mask = ()) -> Value:
+        """The element of `v` at `at`, or `fill` outside its bounds."""
+        edge = self.w.bounds(at, v.tensor.shape) if fill is not None else ()
+        if not edge:
+            return self.value(v, at, mask)
+        if v in self.w.inputs and not mask:
+            return self.w.load(self.w.inputs[v], at, edge, fill if fill is not None else 0.0)
+        inside = self.value(v, at, (*mask, *edge))
+        outside = self.w.b.const(fill if fill is not None else 0.0, v.tensor.dtype)
+        return self.w.b.value("scalar.select", self.w.condition(edge), inside, outside)
 
 
 class Address:
