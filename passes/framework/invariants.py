@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Level, Module, walk
-from tilewright.ir.tensor.ops import STRUCTURED
 from tilewright.ir.types import TensorType
 from tilewright.ir.verifier import faults_of
 from tilewright.passes.framework.registry import load_own
@@ -77,18 +76,6 @@ def kernels_outlined(module: Module) -> list[str]:
     allowed = {"tensor.call", "tensor.communicate", "tensor.constant", "tensor.join", "tensor.return"}
     mains = [f for f in module.funcs if f.name == "main"]
     return [f"@main holds {op.name}" for f in mains for op in f.body.ops if op.name not in allowed]
-
-
-@register_invariant("parameters-chosen")
-def parameters_chosen(module: Module) -> list[str]:
-    """Every tensor-level kernel names its skeleton and its implementation parameters."""
-    return [
-        f"@{f.name} has no attribute '{key}'"
-        for f in _of(module, Level.TENSOR)
-        if f.name != "main" and any(op.name in STRUCTURED for op in f.body.ops)
-        for key in ("skeleton", "params")
-        if f.get(key) is None
-    ]
 
 
 def _of(module: Module, level: Level) -> list[Func]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tilewright.costmodel import Hardware
 from tilewright.ir import Func, Op
+from tilewright.passes.kernels.schema import Fields
 from tilewright.passes.kernels.weight_order import WeightOrder
 
 #: a tensor-level kernel and the device it is for, to kernels with other parameters
@@ -23,6 +24,8 @@ class KernelTemplate:
 
     #: what a kernel's attribute `skeleton` says
     name: str
+    #: what a kernel's attribute `params` must hold
+    params: Fields
     #: gives the thread-level function of a kernel; None where a library computes the kernel
     lower: Callable[[Func], Func] | None
     #: the order in which a kernel reads constant weights of its contraction, which are then stored so;

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tilewright.ir import InputError, parse
+from tilewright.passes.kernels.decision import check_decisions, decision_faults, parameters_chosen
 from tilewright.passes.kernels.registry import (
     TEMPLATE,
     chosen_template,
@@ -16,6 +17,7 @@ from tilewright.passes.kernels.registry import (
     template_of,
     templates,
 )
+from tilewright.tools.irdump.input import read_source_file
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("passes", "compiler", "tools", "costmodel", "codegen", "ir", "runtime")
@@ -108,3 +110,61 @@ def test_an_unknown_template_is_named_with_its_kernel():
         template_of(kernel(', skeleton = "maps"'))
     with pytest.raises(InputError, match=r"expected a skeleton among .*got None"):
         chosen_template(kernel(""))
+
+
+GOOD = "params = (threads: 8, vec: 4, items: 1)"
+COST = 'cost = (estimate_s: 1e-6, bound_s: 1e-7, fraction_of_peak: 0.1, limit: "DRAM", considered: 3)'
+
+
+@pytest.mark.parametrize("attributes", [GOOD, f"{GOOD}, {COST}", f"{GOOD}, cost = (estimate_s: 1)"])
+def test_a_decision_that_fits_has_no_faults(attributes):
+    assert list(decision_faults(kernel(f', skeleton = "map", {attributes}'))) == []
+
+
+@pytest.mark.parametrize(
+    ("attributes", "fault"),
+    [
+        ("params = (threads: 8, vec: 4)", "expected 'items' in params of skeleton 'map'"),
+        (
+            "params = (threads: 8, vec: 4, items: 1, stages: 2)",
+            "expected threads, vec, items in params of skeleton 'map', got 'stages'",
+        ),
+        (
+            'params = (threads: "8", vec: 4, items: 1)',
+            "expected threads in params of skeleton 'map' to be an integer of at least 1, got '8'",
+        ),
+        (
+            "params = (threads: 8, vec: 4, items: true)",
+            "expected items in params of skeleton 'map' to be an integer of at least 1, got True",
+        ),
+        ("params = 8", "expected params of skeleton 'map' to be pairs with threads, vec, items, got 8"),
+        (f"{GOOD}, cost = (bound_s: 1e-7)", "expected 'estimate_s' in cost"),
+        (f'{GOOD}, cost = (estimate_s: "1")', "expected estimate_s in cost to be a number, got '1'"),
+    ],
+)
+def test_a_decision_that_does_not_fit_is_one_sentence_with_the_kernel(attributes, fault):
+    module = parse(KERNEL.replace("ATTRIBUTES", f', skeleton = "map", {attributes}'))
+    assert list(decision_faults(module["k"])) == [f"@k: {fault}"]
+    assert parameters_chosen(module) == [f"@k: {fault}"]
+    with pytest.raises(InputError, match=f"^file.ir: @k: {fault.split(',')[0]}"):
+        check_decisions(module, "file.ir")
+
+
+def test_nested_parameters_are_checked():
+    tiles = "block: (m: 16, n: 8), warps: (m: 1, n: 0)"
+    params = f'params = ({tiles}, stages: 2, channel: "c", raster: 1, engine: "simt")'
+    named = "params of skeleton 'matrix'"
+    assert list(decision_faults(kernel(f', skeleton = "matrix", {params}'))) == [
+        f"@k: expected 'k' in block in {named}",
+        f"@k: expected n in warps in {named} to be an integer of at least 1, got 0",
+        f"@k: expected engine in {named} to be one of mma, wgmma, got 'simt'",
+    ]
+
+
+def test_irdump_refuses_a_decision_that_does_not_fit(tmp_path):
+    file = tmp_path / "k.ir"
+    file.write_text(KERNEL.replace("ATTRIBUTES", ', skeleton = "rows", params = (threads: 8)'))
+    with pytest.raises(
+        InputError, match=r"k\.ir: @k: expected 'threads_per_row' in params of skeleton 'rows'"
+    ):
+        read_source_file(str(file))

@@ -65,7 +65,7 @@ def test_samples_of_a_block_lie_together():
         ({"thread": Pairs.of({"n": 1, "k": 0, "y": 1, "x": 2})}, "at least 1"),
         ({"block": Pairs.of({"k": 8})}, "a tile for each of"),
         ({"step": Pairs.of({"c": 2})}, "divide"),
-        ({"staging": "texture"}, "staging among"),
+        ({"staging": "texture"}, "staging in params of skeleton 'contract' to be one of shared, direct"),
         ({"stages": 3}, "stages"),
         ({"pad": "wide"}, "pad"),
     ],

@@ -14,6 +14,7 @@ from tilewright.ir import InputError, Module, parse, parse_file
 from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.parser import MAX_BYTES, decode
 from tilewright.passes import read_header
+from tilewright.passes.kernels.decision import check_decisions
 from tilewright.tools.commands.network import BUNDLED, load_bundled, reject_constants, reject_shapes
 
 _STDIN = "<stdin>"
@@ -55,8 +56,16 @@ def read_source_file(
     if params is not None or inputs is not None:
         raise InputError("--params and --inputs are for Relay networks, this is IR", where=name)
     if text is not None:
-        return Source(parse(text, where=_shown(name)), _shown(name), read_header(text))
-    return Source(parse_file(path), name, read_header(_head(path)))
+        return Source(
+            _checked(parse(text, where=_shown(name)), _shown(name)), _shown(name), read_header(text)
+        )
+    return Source(_checked(parse_file(path), name), name, read_header(_head(path)))
+
+
+def _checked(module: Module, name: str) -> Module:
+    """The module, after its decisions on kernels were found to fit their templates; raises InputError."""
+    check_decisions(module, name)
+    return module
 
 
 def _shown(name: str) -> str:

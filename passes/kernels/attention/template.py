@@ -5,11 +5,16 @@ from __future__ import annotations
 from tilewright.passes.kernels.attention.choice import attention_variants
 from tilewright.passes.kernels.attention.lowering import lower_attention
 from tilewright.passes.kernels.registry import register_template
+from tilewright.passes.kernels.schema import Fields, Whole
 from tilewright.passes.kernels.template import KernelTemplate
 
 register_template(
     KernelTemplate(
         name="attention",
+        params=Fields(
+            dict.fromkeys(("rows", "keys", "warps", "stages"), Whole()),
+            {"resident": Whole(), "sets": Whole()},
+        ),
         lower=lower_attention,
         weight_order=None,
         prefetches_weights=False,

@@ -6,11 +6,27 @@ from tilewright.passes.kernels.contract.choice import contract_candidates
 from tilewright.passes.kernels.contract.lowering import lower_contract
 from tilewright.passes.kernels.contract.weights import columns_last
 from tilewright.passes.kernels.registry import register_template
+from tilewright.passes.kernels.schema import Fields, OneOf, Sizes, Whole
 from tilewright.passes.kernels.template import KernelTemplate
+from tilewright.passes.kernels.writing.contraction_plan import STAGINGS
+
+_PARAMS = Fields(
+    {
+        "block": Sizes(),
+        "thread": Sizes(),
+        "step": Sizes(),
+        "stages": Whole(),
+        "staging": OneOf(STAGINGS),
+        "pad": Whole(0),
+    },
+    {"run": Sizes(), "lanes": Sizes()},
+)
+
 
 CONTRACT = register_template(
     KernelTemplate(
         name="contract",
+        params=_PARAMS,
         lower=lower_contract,
         weight_order=columns_last,
         prefetches_weights=True,

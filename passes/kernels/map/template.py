@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from tilewright.passes.kernels.map.lowering import lower_map
 from tilewright.passes.kernels.registry import register_template
+from tilewright.passes.kernels.schema import whole_numbers
 from tilewright.passes.kernels.template import KernelTemplate
 
 register_template(
     KernelTemplate(
         name="map",
+        params=whole_numbers("threads", "vec", "items"),
         lower=lower_map,
         weight_order=None,
         prefetches_weights=False,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from tilewright.passes.kernels.ordered.lowering import lower_scan, lower_scatter
 from tilewright.passes.kernels.registry import register_template
+from tilewright.passes.kernels.schema import whole_numbers
 from tilewright.passes.kernels.template import KernelTemplate
 
 register_template(
     KernelTemplate(
         name="scan",
+        params=whole_numbers("threads"),
         lower=lower_scan,
         weight_order=None,
         prefetches_weights=False,
@@ -25,6 +27,7 @@ register_template(
 register_template(
     KernelTemplate(
         name="scatter",
+        params=whole_numbers("threads", "owners"),
         lower=lower_scatter,
         weight_order=None,
         prefetches_weights=False,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from tilewright.passes.kernels.recurrence.lowering import lower_recur
 from tilewright.passes.kernels.registry import register_template
+from tilewright.passes.kernels.schema import whole_numbers
 from tilewright.passes.kernels.template import KernelTemplate
 
 register_template(
     KernelTemplate(
         name="recur",
+        params=whole_numbers("threads"),
         lower=lower_recur,
         weight_order=None,
         prefetches_weights=False,

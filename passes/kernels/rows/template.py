@@ -10,6 +10,7 @@ from tilewright.passes.kernels.rows.lowering import lower_rows
 from tilewright.passes.kernels.rows.lowering_across import lower_rows_across
 from tilewright.passes.kernels.rows.lowering_kept import lower_rows_kept
 from tilewright.passes.kernels.rows.lowering_staged import lower_rows_staged
+from tilewright.passes.kernels.schema import whole_numbers
 from tilewright.passes.kernels.template import KernelTemplate
 
 
@@ -17,6 +18,7 @@ def _register(name: str, lower: Callable[[Func], Func]) -> None:
     register_template(
         KernelTemplate(
             name=name,
+            params=whole_numbers("threads_per_row", "rows_per_block", "vec"),
             lower=lower,
             weight_order=None,
             prefetches_weights=False,

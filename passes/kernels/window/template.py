@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from tilewright.passes.kernels.registry import register_template
+from tilewright.passes.kernels.schema import Either, Fields, Sizes, Whole
 from tilewright.passes.kernels.template import KernelTemplate
 from tilewright.passes.kernels.window.lowering import lower_window
 
 register_template(
     KernelTemplate(
         name="window",
+        params=Fields({"threads": Whole(), "outputs": Either(Whole(), Sizes())}, {}),
         lower=lower_window,
         weight_order=None,
         prefetches_weights=False,
