@@ -31,6 +31,11 @@ def cost_of(choice: Choice[Any]) -> Pairs:
     return Pairs.of(cost)
 
 
+def decided(kernel: Func, template: str, params: Pairs, choice: Choice[Any]) -> Func:
+    """The kernel with a template, its parameters, and what the cost model says of them."""
+    return kernel.with_attrs(**{TEMPLATE: template}, params=params, cost=cost_of(choice))
+
+
 def decision_faults(kernel: Func) -> Iterator[str]:
     """What does not fit in the decision on a kernel, one sentence with its name each.
 

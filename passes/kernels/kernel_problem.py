@@ -87,6 +87,17 @@ def windows_of(op: Op) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+def ops_named(kernel: Func, *names: str) -> list[Op]:
+    """The ops of a kernel with one of these names, in order."""
+    return [op for op in kernel.body.ops if op.name in names]
+
+
+def only_op(kernel: Func, *names: str) -> Op | None:
+    """The op of a kernel that does nothing else, where it has one of these names; None for other kernels."""
+    ops = kernel.body.ops
+    return ops[0] if len(ops) == 2 and ops[0].name in names else None
+
+
 def contract_problem(kernel: Func, op: Op) -> ContractProblem:
     """The contraction of a kernel; further operands and results count as extra traffic."""
     roles, sizes = contract_roles(op), domain(op)

@@ -7,11 +7,12 @@ import pkgutil
 
 from tilewright.ir import Func, InputError
 from tilewright.passes import kernels
-from tilewright.passes.kernels.template import KernelTemplate
+from tilewright.passes.kernels.template import Choices, KernelTemplate
 
 #: the attribute of a kernel that names its template
 TEMPLATE = "skeleton"
 _TEMPLATES: dict[str, KernelTemplate] = {}
+_CHOICES: dict[int, Choices] = {}
 _loaded: set[str] = set()
 
 
@@ -21,6 +22,23 @@ def register_template(template: KernelTemplate) -> KernelTemplate:
         raise InputError(f"kernel template '{template.name}' is registered twice")
     _TEMPLATES[template.name] = template
     return template
+
+
+def register_choices(choices: Choices) -> Choices:
+    """Make known how a family chooses; raises InputError where another one has its precedence."""
+    if choices.precedence in _CHOICES:
+        other = _CHOICES[choices.precedence].family
+        raise InputError(
+            f"families '{other}' and '{choices.family}' both have precedence {choices.precedence}"
+        )
+    _CHOICES[choices.precedence] = choices
+    return choices
+
+
+def choices_in_order() -> tuple[Choices, ...]:
+    """How families choose, in the order in which they are asked."""
+    _load()
+    return tuple(_CHOICES[precedence] for precedence in sorted(_CHOICES))
 
 
 def templates() -> tuple[KernelTemplate, ...]:

@@ -53,3 +53,21 @@ class KernelTemplate:
     def generated(self) -> bool:
         """Whether this compiler writes the kernels; False where a library computes them."""
         return self.lower is not None
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How a family takes part in the choice for a kernel on its own; joined kernels are chosen elsewhere.
+
+    Families are asked by `precedence`, the least first, and the first one that does not refuse decides.
+    """
+
+    #: the family's folder
+    family: str
+    #: no two families have the same
+    precedence: int
+    #: the kernel with template, parameters and cost; None where the family refuses it
+    choose: Callable[[Func, Hardware], Func | None]
+    #: seconds that a kernel takes at least with any parameters (arithmetic, traffic with warm caches,
+    #: launch); None where the family refuses it
+    least_s: Callable[[Func, Hardware], float | None]

@@ -7,16 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.ir import InputError, parse
+from tilewright.costmodel import load_hardware
+from tilewright.ir import InputError, Pairs, parse
+from tilewright.passes import PassContext
+from tilewright.passes.kernels import registry
 from tilewright.passes.kernels.decision import check_decisions, decision_faults, parameters_chosen
 from tilewright.passes.kernels.registry import (
     TEMPLATE,
+    choices_in_order,
     chosen_template,
     is_generated,
+    register_choices,
     register_template,
     template_of,
     templates,
 )
+from tilewright.passes.kernels.template import Choices
+from tilewright.passes.tensor.choose_parameters import choose_parameters, least_s
 from tilewright.tools.irdump.input import read_source_file
 
 ROOT = Path(__file__).parents[2]
@@ -168,3 +175,28 @@ def test_irdump_refuses_a_decision_that_does_not_fit(tmp_path):
         InputError, match=r"k\.ir: @k: expected 'threads_per_row' in params of skeleton 'rows'"
     ):
         read_source_file(str(file))
+
+
+def test_a_new_family_is_asked_without_a_change_to_the_pass(monkeypatch):
+    def choose(kernel, hardware):
+        return kernel.with_attrs(skeleton="map", params=Pairs.of({"threads": 1, "vec": 1, "items": 1}))
+
+    choices_in_order()
+    monkeypatch.setattr(registry, "_CHOICES", dict(registry._CHOICES))
+    register_choices(Choices("new", 5, choose, lambda kernel, hardware: 2.0))
+    chosen = choose_parameters.run(kernel(""), PassContext("cuda:sm_90a"))
+    assert chosen["params"].as_dict() == {"threads": 1, "vec": 1, "items": 1}
+    assert least_s(kernel(""), load_hardware("cuda:sm_90a")) == 2.0
+
+
+def test_families_that_refuse_are_passed_over():
+    gpu = load_hardware("cuda:sm_90a")
+    asked = [c.family for c in choices_in_order() if c.choose(kernel(""), gpu) is not None]
+    assert asked == ["map"]
+    assert choose_parameters.run(kernel(""), PassContext("cuda:sm_90a"))["skeleton"] == "map"
+
+
+def test_two_families_of_one_precedence_are_refused():
+    first = choices_in_order()[0]
+    with pytest.raises(InputError, match=f"families '{first.family}' and 'new' both have precedence"):
+        register_choices(replace(first, family="new"))

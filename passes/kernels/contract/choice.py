@@ -7,15 +7,17 @@ from math import gcd
 
 import numpy as np
 
-from tilewright.costmodel import ContractParameters, CpuHardware, Hardware, likely_contract
+from tilewright.costmodel import ContractParameters, CpuHardware, Hardware, choose_contract, likely_contract
+from tilewright.costmodel.kernels.bound import global_bound
+from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
 from tilewright.costmodel.kernels.choose import Choice
 from tilewright.costmodel.kernels.geometry import WIDEST_COPY_BYTES, vector_width
 from tilewright.ir import Attr, Func, Op, Pairs
 from tilewright.ir.tensor.ops import dims, domain
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.contract.warp_shape import warp_shape
-from tilewright.passes.kernels.decision import cost_of
-from tilewright.passes.kernels.kernel_problem import contract_problem, contract_roles
+from tilewright.passes.kernels.decision import decided
+from tilewright.passes.kernels.kernel_problem import contract_problem, contract_roles, ops_named
 from tilewright.passes.kernels.matrix.choice import likely_matrix, matrix_variant, on_tensor_cores_of
 from tilewright.passes.kernels.writing.staging import region
 
@@ -44,7 +46,7 @@ def contract_candidates(kernel: Func, hardware: Hardware, top: int) -> list[Func
 def contract_variant(kernel: Func, op: Op, choice: Choice[ContractParameters], hardware: Hardware) -> Func:
     """A contraction kernel with the parameters of one point of its space; `op` is its tensor.contract."""
     params = Pairs.of(contract_params(op, choice.parameters, hardware))
-    return kernel.with_attrs(skeleton="contract", params=params, cost=cost_of(choice))
+    return decided(kernel, "contract", params, choice)
 
 
 def contract_params(op: Op, p: ContractParameters, hardware: Hardware) -> dict[str, Attr]:
@@ -100,3 +102,21 @@ def _private_step(op: Op, channel: str, step: Mapping[str, int], thread: Mapping
     if one is None:
         return domain(op)[channel]
     return max(1, PRIVATE_TILE_BYTES // (one.size * itemsize(op.operands[0].tensor.dtype)))
+
+
+def choose_lanes(kernel: Func, hardware: Hardware) -> Func | None:
+    """A kernel around a contraction with the best parameters on ordinary lanes; None for other kernels."""
+    contracts = ops_named(kernel, "tensor.contract")
+    if not contracts:
+        return None
+    return contract_variant(
+        kernel, contracts[0], choose_contract(contract_problem(kernel, contracts[0]), hardware), hardware
+    )
+
+
+def least_lanes_s(kernel: Func, hardware: Hardware) -> float | None:
+    """Seconds a kernel around a contraction takes at least on ordinary lanes; None for other kernels."""
+    contracts = ops_named(kernel, "tensor.contract")
+    if not contracts:
+        return None
+    return global_bound(contract_problem(kernel, contracts[-1]), hardware, MEASURED_LOOP).seconds

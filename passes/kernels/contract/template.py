@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tilewright.passes.kernels.contract.choice import contract_candidates
+from tilewright.passes.kernels.contract.choice import choose_lanes, contract_candidates, least_lanes_s
 from tilewright.passes.kernels.contract.lowering import lower_contract
 from tilewright.passes.kernels.contract.weights import columns_last
-from tilewright.passes.kernels.registry import register_template
+from tilewright.passes.kernels.registry import register_choices, register_template
 from tilewright.passes.kernels.schema import Fields, OneOf, Sizes, Whole
-from tilewright.passes.kernels.template import KernelTemplate
+from tilewright.passes.kernels.template import Choices, KernelTemplate
 from tilewright.passes.kernels.writing.contraction_plan import STAGINGS
 
 _PARAMS = Fields(
@@ -39,3 +39,5 @@ CONTRACT = register_template(
         candidates=contract_candidates,
     )
 )
+
+register_choices(Choices("contract", precedence=30, choose=choose_lanes, least_s=least_lanes_s))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from tilewright.passes.kernels.map.choice import choose_maps, least_maps_s
 from tilewright.passes.kernels.map.lowering import lower_map
-from tilewright.passes.kernels.registry import register_template
+from tilewright.passes.kernels.registry import register_choices, register_template
 from tilewright.passes.kernels.schema import whole_numbers
-from tilewright.passes.kernels.template import KernelTemplate
+from tilewright.passes.kernels.template import Choices, KernelTemplate
 
 register_template(
     KernelTemplate(
@@ -23,3 +24,5 @@ register_template(
         candidates=None,
     )
 )
+
+register_choices(Choices("map", precedence=50, choose=choose_maps, least_s=least_maps_s))

@@ -7,14 +7,17 @@ from typing import TypeGuard
 
 import numpy as np
 
+from tilewright.costmodel import choose_contract
 from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, Hardware
 from tilewright.costmodel.kernels.bound import BoundArrays
+from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
 from tilewright.costmodel.kernels.choose import Choice
 from tilewright.costmodel.kernels.parameters import MatrixParameters
 from tilewright.costmodel.kernels.windows import FloatArray
 from tilewright.ir import Func, Op
-from tilewright.passes.kernels.decision import cost_of
-from tilewright.passes.kernels.matrix.bound import matrix_bound, tensor_fma
+from tilewright.passes.kernels.decision import decided
+from tilewright.passes.kernels.kernel_problem import contract_problem, ops_named
+from tilewright.passes.kernels.matrix.bound import least_matrix_s, matrix_bound, tensor_fma
 from tilewright.passes.kernels.matrix.estimator import estimate_matrix
 from tilewright.passes.kernels.matrix.plan import MatrixView, matrix_view
 from tilewright.passes.kernels.matrix.problem import matrix_plan, matrix_problem
@@ -84,4 +87,26 @@ def on_tensor_cores_of(
 def matrix_variant(kernel: Func, view: MatrixView, choice: Choice[MatrixParameters]) -> Func:
     """A contraction kernel on tensor cores with these parameters."""
     params = matrix_plan(view, choice.parameters).params()
-    return kernel.with_attrs(skeleton="matrix", params=params, cost=cost_of(choice))
+    return decided(kernel, "matrix", params, choice)
+
+
+def choose_cores(kernel: Func, hardware: Hardware) -> Func | None:
+    """A contraction kernel with the best parameters on tensor cores.
+
+    None where they cannot compute it, or where the model finds ordinary lanes as fast.
+    """
+    contracts = ops_named(kernel, "tensor.contract")
+    cores = on_tensor_cores_of(kernel, contracts[0], hardware) if contracts else None
+    if cores is None:
+        return None
+    view, problem, gpu = cores
+    lanes = choose_contract(contract_problem(kernel, view.op), gpu)
+    best = choose_matrix(problem, gpu)
+    return matrix_variant(kernel, view, best) if best.estimate_s < lanes.estimate_s else None
+
+
+def least_cores_s(kernel: Func, hardware: Hardware) -> float | None:
+    """Seconds a contraction kernel takes at least on tensor cores; None where they cannot compute it."""
+    contracts = ops_named(kernel, "tensor.contract")
+    cores = on_tensor_cores_of(kernel, contracts[-1], hardware) if contracts else None
+    return None if cores is None else least_matrix_s(cores[1], cores[2], MEASURED_LOOP)

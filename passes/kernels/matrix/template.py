@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from tilewright.passes.kernels.matrix.choice import choose_cores, least_cores_s
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
 from tilewright.passes.kernels.matrix.plan import ENGINES
 from tilewright.passes.kernels.matrix.weights import channel_last
-from tilewright.passes.kernels.registry import register_template
+from tilewright.passes.kernels.registry import register_choices, register_template
 from tilewright.passes.kernels.schema import Fields, Flag, OneOf, Text, Whole, whole_numbers
-from tilewright.passes.kernels.template import KernelTemplate
+from tilewright.passes.kernels.template import Choices, KernelTemplate
 
 _PARAMS = Fields(
     {
@@ -38,3 +39,5 @@ register_template(
         candidates=None,
     )
 )
+
+register_choices(Choices("matrix", precedence=20, choose=choose_cores, least_s=least_cores_s))

@@ -9,6 +9,9 @@ from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.choose import Choice
 from tilewright.costmodel.kernels.parameters import LineParameters
 from tilewright.costmodel.kernels.problem import LineProblem
+from tilewright.ir import Attr, Func, Pairs
+from tilewright.passes.kernels.decision import decided
+from tilewright.passes.kernels.kernel_problem import line_problem, only_op
 
 #: clock cycles of one step on a GPU: a load whose address the step before did not need, and arithmetic
 _STEP_CLK = 40.0
@@ -49,3 +52,15 @@ def _seconds(problem: LineProblem, hardware: Hardware, p: LineParameters) -> flo
         + clk / hardware.estimate_clock_hz
         + per_core * hardware.estimate_work_group_s
     )
+
+
+def choose_walks(kernel: Func, hardware: Hardware) -> Func | None:
+    """A kernel of one scan, or of ordered updates, with its parameters; None for other kernels."""
+    op = only_op(kernel, "tensor.scan", "tensor.scatter")
+    if op is None:
+        return None
+    lines = choose_lines(line_problem(kernel, op), hardware)
+    params: dict[str, Attr] = {"threads": lines.parameters.threads}
+    if op.name == "tensor.scan":
+        return decided(kernel, "scan", Pairs.of(params), lines)
+    return decided(kernel, "scatter", Pairs.of({**params, "owners": lines.parameters.owners}), lines)

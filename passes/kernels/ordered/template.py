@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from tilewright.passes.kernels.ordered.choose_lines import choose_walks
 from tilewright.passes.kernels.ordered.lowering import lower_scan, lower_scatter
-from tilewright.passes.kernels.registry import register_template
+from tilewright.passes.kernels.registry import register_choices, register_template
 from tilewright.passes.kernels.schema import whole_numbers
-from tilewright.passes.kernels.template import KernelTemplate
+from tilewright.passes.kernels.template import Choices, KernelTemplate
 
 register_template(
     KernelTemplate(
@@ -39,4 +40,8 @@ register_template(
         variants=None,
         candidates=None,
     )
+)
+
+register_choices(
+    Choices("ordered", precedence=60, choose=choose_walks, least_s=lambda kernel, hardware: None)
 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from tilewright.passes.kernels.recurrence.choice import choose_recurrence
 from tilewright.passes.kernels.recurrence.lowering import lower_recur
-from tilewright.passes.kernels.registry import register_template
+from tilewright.passes.kernels.registry import register_choices, register_template
 from tilewright.passes.kernels.schema import whole_numbers
-from tilewright.passes.kernels.template import KernelTemplate
+from tilewright.passes.kernels.template import Choices, KernelTemplate
 
 register_template(
     KernelTemplate(
@@ -22,4 +23,8 @@ register_template(
         variants=None,
         candidates=None,
     )
+)
+
+register_choices(
+    Choices("recurrence", precedence=70, choose=choose_recurrence, least_s=lambda kernel, hardware: None)
 )

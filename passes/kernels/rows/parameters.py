@@ -6,13 +6,16 @@ from typing import Any
 
 from tilewright.costmodel import Hardware, choose_row_reduce
 from tilewright.costmodel.hardware.description import GpuHardware
+from tilewright.costmodel.kernels.bound import global_bound
+from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
 from tilewright.costmodel.kernels.choose import Choice
 from tilewright.costmodel.kernels.parameters import RowReduceParameters
-from tilewright.ir import Attr, Func, Op
-from tilewright.ir.tensor.ops import dims
+from tilewright.ir import Attr, Func, Op, Pairs
+from tilewright.ir.tensor.ops import dims, domain
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.row_phases import RowPhases, rewritten_rows, row_phases, whole_rows
-from tilewright.passes.kernels.kernel_problem import row_problem
+from tilewright.passes.kernels.decision import decided
+from tilewright.passes.kernels.kernel_problem import contract_roles, ops_named, row_problem
 from tilewright.passes.kernels.rows.lowering import combiner
 from tilewright.passes.kernels.rows.space import VECTOR_BYTES, WARP, RowAccess, choose_rows
 from tilewright.passes.kernels.rows.staged_space import LINE_BYTES, choose_staged
@@ -108,3 +111,34 @@ def _access(kernel: Func, phases: RowPhases) -> RowAccess | None:
         return None
     words = sum(max(1.0, itemsize(v.tensor.dtype) / 4) for v in kept)
     return RowAccess(anchor.extents()[-1], size, kept_words=words if walks > 1 else 0.0, walks=walks)
+
+
+def choose_rows_of(kernel: Func, hardware: Hardware) -> Func | None:
+    """A kernel that reduces rows, with its template and parameters; None for other kernels.
+
+    On a GPU the product of a matrix and a vector is one, too.
+    """
+    contracts = ops_named(kernel, "tensor.contract")
+    if contracts:
+        vector = isinstance(hardware, GpuHardware) and _one_row(contracts[0])
+        reductions = contracts[:1] if vector and combiner(contracts[0]) is not None else []
+    else:
+        reductions = [] if ops_named(kernel, "tensor.window") else ops_named(kernel, "tensor.reduce")
+    if not reductions:
+        return None
+    template, params, choice = choose_row_kernel(kernel, reductions, hardware)
+    return decided(kernel, template, Pairs.of(params), choice)
+
+
+def _one_row(contract: Op) -> bool:
+    """Whether a contraction multiplies a matrix and a vector."""
+    roles, sizes = contract_roles(contract), domain(contract)
+    return all(sizes[d] == 1 for d in roles.rows) and not roles.windows
+
+
+def least_rows_s(kernel: Func, hardware: Hardware) -> float | None:
+    """Seconds a kernel that reduces rows takes at least; None for others, and for products."""
+    others = ops_named(kernel, "tensor.contract", "tensor.window")
+    if others or not ops_named(kernel, "tensor.reduce"):
+        return None
+    return global_bound(row_problem(kernel), hardware, MEASURED_LOOP).seconds

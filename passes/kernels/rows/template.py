@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilewright.ir import Func
-from tilewright.passes.kernels.registry import register_template
+from tilewright.passes.kernels.registry import register_choices, register_template
 from tilewright.passes.kernels.rows.lowering import lower_rows
 from tilewright.passes.kernels.rows.lowering_across import lower_rows_across
 from tilewright.passes.kernels.rows.lowering_kept import lower_rows_kept
 from tilewright.passes.kernels.rows.lowering_staged import lower_rows_staged
+from tilewright.passes.kernels.rows.parameters import choose_rows_of, least_rows_s
 from tilewright.passes.kernels.schema import whole_numbers
-from tilewright.passes.kernels.template import KernelTemplate
+from tilewright.passes.kernels.template import Choices, KernelTemplate
 
 
 def _register(name: str, lower: Callable[[Func], Func]) -> None:
@@ -37,3 +38,5 @@ _register("rows", lower_rows)
 _register("rows_across", lower_rows_across)
 _register("rows_kept", lower_rows_kept)
 _register("rows_staged", lower_rows_staged)
+
+register_choices(Choices("rows", precedence=10, choose=choose_rows_of, least_s=least_rows_s))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from tilewright.costmodel import CpuHardware, Hardware, WindowParameters, choose_window
+from tilewright.costmodel.kernels.bound import global_bound
+from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
 from tilewright.costmodel.kernels.choose import Choice
 from tilewright.ir import Attr, Func, Op, Pairs
 from tilewright.ir.tensor.ops import dims
-from tilewright.passes.kernels.kernel_problem import window_problem, windows_of
+from tilewright.passes.kernels.decision import decided
+from tilewright.passes.kernels.kernel_problem import ops_named, window_problem, windows_of
 from tilewright.passes.kernels.window.space import choose_tiles
 
 
@@ -35,3 +38,20 @@ def choose_window_kernel(
     outputs[inner] = p.vec
     outputs.pop("", None)
     return {"threads": p.threads, "outputs": Pairs.of(outputs)}, best
+
+
+def choose_windows(kernel: Func, hardware: Hardware) -> Func | None:
+    """A kernel around a window reduction with its parameters; None for other kernels."""
+    windows = ops_named(kernel, "tensor.window")
+    if not windows:
+        return None
+    params, choice = choose_window_kernel(kernel, windows[0], hardware)
+    return decided(kernel, "window", Pairs.of(params), choice)
+
+
+def least_windows_s(kernel: Func, hardware: Hardware) -> float | None:
+    """Seconds a kernel around a window reduction takes at least; None for other kernels."""
+    windows = ops_named(kernel, "tensor.window")
+    if not windows:
+        return None
+    return global_bound(window_problem(kernel, windows[-1]), hardware, MEASURED_LOOP).seconds

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tilewright.passes.kernels.registry import register_template
+from tilewright.passes.kernels.registry import register_choices, register_template
 from tilewright.passes.kernels.schema import Either, Fields, Sizes, Whole
-from tilewright.passes.kernels.template import KernelTemplate
+from tilewright.passes.kernels.template import Choices, KernelTemplate
 from tilewright.passes.kernels.window.lowering import lower_window
+from tilewright.passes.kernels.window.parameters import choose_windows, least_windows_s
 
 register_template(
     KernelTemplate(
@@ -23,3 +24,5 @@ register_template(
         candidates=None,
     )
 )
+
+register_choices(Choices("window", precedence=40, choose=choose_windows, least_s=least_windows_s))
