@@ -3,44 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast
 
 from tilewright.choices import PARTITIONER, ConvAlgorithm, Partitioner, Precision, Tune, Workspace
 from tilewright.costmodel.hardware.calibration import calibrated_constants
 from tilewright.costmodel.hardware.provenance import borrowed_constants
 from tilewright.driver import Lowered, build, lower
 from tilewright.executable import Artifact, Executable, clear_errors
-from tilewright.ir import Func, InputError, Level, Module, Pairs, show
+from tilewright.ir import Constants, InputError, Level, Module, show
 from tilewright.ir.given import given
+from tilewright.kernel_records import kernel_records
 from tilewright.libraries.matching.convolution_facts import convolution_facts
 from tilewright.libraries.matching.layout_facts import layout_facts
 from tilewright.own_passes import GivenPasses, OwnPasses
 from tilewright.passes import Instrument, PassContext, run_pipeline
-from tilewright.passes.kernels.registry import is_generated
 from tilewright.passes.pipelines import GRAPH, PRECISIONS
 from tilewright.planning import constants_of
+from tilewright.request import CompileRequest
 from tilewright.running.buckets import GivenShapes
 from tilewright.running.devices import open_device
 from tilewright.running.reference import ReferenceExecutable
 from tilewright.running.shaped import compile_shapes
 from tilewright.targets import Target, resolve_target
-from tilewright.tuning.budget import budget_seconds
 from tilewright.tuning.stream_choice import check_policy, choose_streams, kernel_costs, work_of
 
 if TYPE_CHECKING:
     from tilewright.measured_choice import MeasuredChoice
-
-#: options of `compile` that only kernels have, with the values that ask for nothing
-_OF_KERNELS = {
-    "tune": "model",
-    "conv_algorithm": "auto",
-    "workspace": "network",
-    "partitioner": PARTITIONER,
-    "streams": None,
-}
 
 
 def compile(
@@ -106,70 +98,89 @@ def compile(
 
     Raises InputError for bad modules and arguments, WorkError where the work fails.
     """
-    asked = dict(locals())
+    return _compiled(
+        CompileRequest(
+            target=target,
+            tune=tune,
+            tuning_db=tuning_db,
+            budget=budget,
+            precision=precision,
+            libraries=libraries,
+            conv_algorithm=conv_algorithm,
+            workspace=workspace,
+            partitioner=partitioner,
+            streams=streams,
+            instances=instances,
+            shapes=shapes,
+            progress=progress,
+            passes=passes,
+            instruments=instruments,
+            verify_each=verify_each,
+        ),
+        module,
+    )
+
+
+def _compiled(asked: CompileRequest, module: Module) -> Executable:
     given(module, Module, "a Module")
     if any(f.level is Level.PLAN for f in module.funcs):
         raise InputError("expected a network, got a plan: it is compiled already", where=f"@{module.name}")
-    if shapes is not None:
-        del asked["module"]
-        return compile_shapes(partial(compile, **{**asked, "shapes": None}), module, shapes)
-    check_options(asked)
-    policy = streams or ("auto" if tune == "measure" else "model")
+    if asked.shapes is not None:
+        return compile_shapes(partial(_compiled, replace(asked, shapes=None)), module, asked.shapes)
+    asked.check()
+    policy = asked.streams or ("auto" if asked.tune == "measure" else "model")
     check_policy(policy)
-    own = OwnPasses.of(passes)
-    resolved = resolve_target(target)
-    if resolved.kind == "reference":
-        context = PassContext(instruments=tuple(instruments), verify_each=verify_each)
-        return cast("Executable", _interpreted(module, asked, own, context))
+    own = OwnPasses.of(asked.passes)
+    target = resolve_target(asked.target)
+    if target.kind == "reference":
+        return cast("Executable", _interpreted(asked, module, own))
     missing = [n for n in _constant_names(module) if n not in module.constants]
     if missing:
         raise InputError(
             f"{len(missing)} constants have no data: {', '.join(missing[:5])}", where=f"@{module.name}"
         )
-    with _measured_choice(resolved, asked) as measured:
+    with _measured_choice(target, asked) as measured:
         lowered = lower(
             module,
-            resolved,
-            instruments,
-            precision=precision,
-            conv_algorithm=conv_algorithm,
-            workspace=workspace,
-            partitioner=partitioner,
+            target,
+            asked.instruments,
+            precision=asked.precision,
+            conv_algorithm=asked.conv_algorithm,
+            workspace=asked.workspace,
+            partitioner=asked.partitioner,
             own=own,
-            verify_each=verify_each,
+            verify_each=asked.verify_each,
             choose=measured.choose if measured else None,
             choose_algorithms=measured.choose_algorithms if measured else None,
         )
-        tuning = measured.facts() if measured else _untuned(resolved, libraries=libraries)
+        tuning = measured.facts() if measured else _untuned(target, libraries=asked.libraries)
         entries = measured.texts() if measured else {}
-    plan = build(lowered, resolved, progress=progress)
+    plan = build(lowered, target, progress=asked.progress)
     constants = constants_of(plan, lowered.thread.constants)
     texts = {"graph": show(lowered.graph), "tensor": show(lowered.tensor), "thread": show(lowered.thread)}
     texts |= entries
-    facts = {**facts_of(lowered, resolved), "precision": precision, "partitioner": partitioner, **tuning}
-    work = work_of(plan, kernel_costs(facts["kernels"]), resolved.hardware)
+    work = work_of(plan, kernel_costs(kernel_records(lowered.thread)), target.hardware)
     with clear_errors():
-        device = partial(open_device, str(resolved))
+        device = partial(open_device, str(target))
         chosen = choose_streams(plan, policy, work, constants=constants, device=device)
+    facts = facts_of(lowered, target)
+    facts |= {"precision": asked.precision, "partitioner": asked.partitioner, **tuning}
     facts["streams"] = chosen.facts()
     if own.pipelines:
         facts["passes"] = own.facts()
-    return Executable(Artifact(chosen.plan, constants, texts, facts), str(resolved), instances=instances)
+    kernels = replace(lowered.thread, constants=Constants())
+    artifact = Artifact(chosen.plan, constants, texts, facts, kernels)
+    return Executable(artifact, str(target), instances=asked.instances)
 
 
-def _interpreted(
-    module: Module, asked: Mapping[str, Any], own: OwnPasses, context: PassContext
-) -> ReferenceExecutable:
+def _interpreted(asked: CompileRequest, module: Module, own: OwnPasses) -> ReferenceExecutable:
     """What the interpreter runs: the module after own passes of the graph level and those of a precision.
 
     Raises InputError for options that mean nothing without kernels.
     """
-    for name, default in _OF_KERNELS.items():
-        if asked[name] != default:
-            raise InputError(
-                f"expected a target with kernels with {name}={asked[name]!r}, got reference, which interprets"
-            )
-    precision = PRECISIONS[asked["precision"]]
+    asked.check_interpreted()
+    context = PassContext(instruments=tuple(asked.instruments), verify_each=asked.verify_each)
+    precision = PRECISIONS[asked.precision]
     levels = ("graph",) if module.main.level is Level.GRAPH else ()
     own.check(levels, "the reference target, which interprets the module")
     module, _ = own.run(module, Level.GRAPH, GRAPH, context)
@@ -178,11 +189,9 @@ def _interpreted(
     return ReferenceExecutable(module)
 
 
-def _measured_choice(
-    target: Target, asked: Mapping[str, Any]
-) -> AbstractContextManager[MeasuredChoice | None]:
+def _measured_choice(target: Target, asked: CompileRequest) -> AbstractContextManager[MeasuredChoice | None]:
     """What measures kernels on the device; None where the model chooses."""
-    if asked["tune"] != "measure":
+    if asked.tune != "measure":
         return nullcontext()
     from tilewright.measured_choice import measured_choice  # slow to load, and only this needs it
 
@@ -196,30 +205,6 @@ def _untuned(target: Target, *, libraries: bool) -> dict[str, Any]:
     from tilewright.libraries.choice import facts_without_measurement  # as slow to load
 
     return {"libraries": facts_without_measurement()}
-
-
-def check_options(asked: Mapping[str, Any]) -> None:
-    """Raise InputError naming the first option of `compile` that has no such value."""
-    choices = {
-        "tune": get_args(Tune),
-        "precision": tuple(PRECISIONS),
-        "conv_algorithm": get_args(ConvAlgorithm),
-        "workspace": get_args(Workspace),
-        "partitioner": get_args(Partitioner),
-    }
-    for name, known in choices.items():
-        if asked[name] not in known:
-            raise InputError(f"expected {name} among {', '.join(known)}, got {asked[name]!r}")
-    if asked["tuning_db"] is not None and asked["tune"] != "measure":
-        raise InputError('expected tune="measure" with tuning_db: the model measures nothing')
-    if budget_seconds(asked["budget"]) is not None and asked["tune"] != "measure":
-        raise InputError('expected tune="measure" with budget: the model measures nothing')
-    if type(asked["instances"]) is not int or asked["instances"] < 1:
-        raise InputError(f"expected a positive number of instances, got {asked['instances']!r}")
-    if not isinstance(asked["libraries"], bool):
-        raise InputError(f"expected libraries to be true or false, got {asked['libraries']!r}")
-    for instrument in given(asked["instruments"], Sequence, "instruments as a list"):
-        given(instrument, Instrument, "instruments that are objects of tilewright.passes.Instrument")
 
 
 def _constant_names(module: Module) -> list[str]:
@@ -243,27 +228,5 @@ def facts_of(lowered: Lowered, target: Target) -> dict[str, Any]:
         "chosen_by": "measurement" if any(f.get("measured_s") for f in lowered.tensor.funcs) else "model",
         "convolutions": convolution_facts(lowered.graph.main, target.hardware),
         "layouts": layout_facts(lowered.thread.main),
-        "kernels": [
-            _kernel_facts(f) for f in lowered.thread.funcs if f.level is Level.THREAD or not is_generated(f)
-        ],
+        "kernels": [record.facts() for record in kernel_records(lowered.thread)],
     }
-
-
-def _kernel_facts(f: Func) -> dict[str, Any]:
-    cost = f.get("cost")
-    return {
-        "name": f.name,
-        "origins": list(dict.fromkeys(op.loc for op in f.body.ops if op.loc)),
-        "skeleton": f.get("skeleton"),
-        "grid": list(cast("tuple[int, ...]", f.get("grid", (1, 1, 1)))),  # a library makes its own grid
-        "block": f.get("block", 1),
-        "params": _plain(f.get("params")),
-        "cost": _plain(cost),
-        "measured_s": f.get("measured_s"),
-    }
-
-
-def _plain(a: object) -> Any:
-    if isinstance(a, Pairs):
-        return {k: _plain(v) for k, v in a.items}
-    return list(map(_plain, a)) if isinstance(a, tuple) else a

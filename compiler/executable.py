@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 from tqdm import tqdm
 
-from tilewright.ir import ArrayType, InputError, WorkError
+from tilewright.ir import ArrayType, InputError, Module, WorkError, parse
 from tilewright.ir.given import file_path
 from tilewright.profiling.kernel_times import Subject, profile_loaded
 from tilewright.profiling.profile import Profile
@@ -59,12 +59,17 @@ def _progress_bar(kernels: int) -> Iterator[Progress]:
 
 @dataclass(frozen=True)
 class Artifact:
-    """What compiling gives, without a device: plan, constants, IR texts by level, facts for reports."""
+    """What compiling gives, without a device: plan, constants, IR texts by level, facts for reports.
+
+    thread: the kernels that `plan` was made of, without data; None for what was read from a file, whose text
+    of the thread level says the same.
+    """
 
     plan: ExecutionPlan
     constants: Mapping[str, np.ndarray] = field(repr=False)
     texts: Mapping[str, str] = field(default_factory=dict, repr=False)
     facts: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    thread: Module | None = field(default=None, repr=False)
 
 
 class Executable:
@@ -190,7 +195,9 @@ class Executable:
         """
         loaded = self.load()
         with clear_errors():
-            thread = self.artifact.texts.get("thread")
+            thread = self.artifact.thread
+            if thread is None and (text := self.artifact.texts.get("thread")) is not None:
+                thread = parse(text)
             if thread is None:
                 raise InputError("expected an executable with its IR, the text 'thread' is missing")
             subject = Subject(

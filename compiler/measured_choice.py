@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from tilewright.ir import Module
 from tilewright.libraries.choice import SEARCH_SHARE, LibraryChoice
+from tilewright.request import CompileRequest
 from tilewright.targets import Target
 from tilewright.tuning.budget import Budget, budget_seconds
 from tilewright.tuning.database.records import lines_of
@@ -39,19 +41,17 @@ class MeasuredChoice:
 
 
 @contextmanager
-def measured_choice(target: Target, asked: Mapping[str, Any]) -> Iterator[MeasuredChoice]:
-    """The choice for a target, with the options `asked` of `compile`. Raises as opening the device does."""
-    budget = Budget(budget_seconds(asked["budget"]))
-    streams = asked["streams"] or "model"
-    with measurer(target, asked["tuning_db"]) as m:
+def measured_choice(target: Target, asked: CompileRequest) -> Iterator[MeasuredChoice]:
+    """The choice for a target, with the options of a compilation. Raises as opening the device does."""
+    budget = Budget(budget_seconds(asked.budget))
+    streams = asked.streams or "model"
+    with measurer(target, asked.tuning_db) as m:
         libraries = (
-            LibraryChoice(m, budget, progress=asked["progress"], streams=streams)
-            if asked["libraries"]
-            else None
+            LibraryChoice(m, budget, progress=asked.progress, streams=streams) if asked.libraries else None
         )
-        named = {"streams": streams, **{name: asked[name] for name in ("progress", "workspace")}}
+        tuner_of = partial(Tuner, m, streams=streams, progress=asked.progress, workspace=asked.workspace)
         if libraries is None or not libraries.possible:
-            tuner = Tuner(m, budget, **named)
+            tuner = tuner_of(budget)
         else:  # the search leaves some of the budget to the comparison
-            tuner = Tuner(m, budget.share(SEARCH_SHARE), libraries=libraries.quietly, **named)
+            tuner = tuner_of(budget.share(SEARCH_SHARE), libraries=libraries.quietly)
         yield MeasuredChoice(tuner, libraries)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from tilewright.choices import Transport
 from tilewright.distributed.executable import DistributedExecutable
 from tilewright.distributed.modes import mode_pipeline
 from tilewright.distributed.world import world
-from tilewright.executable import Artifact, Executable
+from tilewright.executable import Executable
 from tilewright.ir import InputError, Level, Module, UnsupportedError, show
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import PRECISIONS
@@ -109,7 +110,7 @@ def compile_part(
     }
     a = exe.artifact
     told = {"precision": facts["agreed"]["precision"], "distributed": facts}
-    artifact = Artifact(a.plan, a.constants, a.texts, {**a.facts, **told})
+    artifact = replace(a, facts={**a.facts, **told})
     return DistributedExecutable(
         artifact, exe.target, instances=exe.instances, communicator=communicator, transport=transport
     )

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from tilewright.ir import UnsupportedError, parse
+from tilewright.ir import Module, UnsupportedError
 from tilewright.profiling.profile import Clock, CopySpan, LaunchSpan, Profile
 from tilewright.profiling.stamp_reading import launch_spans, processor_busy_s, resolution_ns, span_ns
 from tilewright.profiling.stamped_plan import stamped_plan
@@ -26,7 +26,7 @@ NANOSECOND = 1e-9
 
 @dataclass(frozen=True)
 class Subject:
-    """What is profiled: a plan loaded on a device, its constants, and the thread-level text it comes from.
+    """What is profiled: a plan loaded on a device, its constants, and the thread-level module it comes from.
 
     communicator: the other ranks of a plan that communicates; they profile theirs at the same time.
     """
@@ -35,7 +35,7 @@ class Subject:
     device: Device
     loaded: LoadedPlan
     constants: Mapping[str, Array]
-    thread: str
+    thread: Module
     communicator: AnyCommunicator | None = None
 
     @property
@@ -86,7 +86,7 @@ def _profile(subject: Subject, clock: Clock, repeats: int, launches: tuple[Launc
 
 
 def _by_stamps(subject: Subject, inputs: Sequence[object], repeats: int) -> Profile:
-    stamped = stamped_plan(subject.plan, parse(subject.thread), subject.target)
+    stamped = stamped_plan(subject.plan, subject.thread, subject.target)
     with subject.load(stamped.plan) as recording:
         recording.run(inputs)
         found = [recording.run(inputs)[-1] for _ in range(repeats)]

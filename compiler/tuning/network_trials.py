@@ -10,7 +10,8 @@ from typing import Self
 
 import numpy as np
 
-from tilewright.ir import Func, Module, Pairs
+from tilewright.ir import Func, Module
+from tilewright.kernel_records import KernelRecord
 from tilewright.runtime.interface.device import Device, LoadedPlan
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.streams import StreamPlan, choose_plan, plan_streams, replay_time
@@ -116,12 +117,8 @@ def random_inputs(module: Module) -> list[np.ndarray]:
 
 def planned_streams(module: Module, plan: ExecutionPlan, target: Target, policy: str) -> StreamPlan:
     """The streams of a network's plan by the model, or by the policy that was asked for."""
-    facts = [
-        {"name": f.name, "cost": _plain(f), "measured_s": f.get("measured_s")}
-        for f in module.funcs
-        if f.name != "main"
-    ]
-    work, dag = work_of(plan, kernel_costs(facts), target.hardware), launch_dag(plan)
+    records = [KernelRecord.of(f) for f in module.funcs if f.name != "main"]
+    work, dag = work_of(plan, kernel_costs(records), target.hardware), launch_dag(plan)
     if policy not in ("model", "auto"):
         return plan_streams(dag, policy, work)
     modelled = partial(replay_time, work=work)
@@ -130,8 +127,3 @@ def planned_streams(module: Module, plan: ExecutionPlan, target: Target, policy:
 
 def _key(choices: Choices) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(choices.items()))
-
-
-def _plain(f: Func) -> dict[str, object]:
-    cost = f.get("cost")
-    return dict(cost.items) if isinstance(cost, Pairs) else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from tilewright.costmodel import GpuHardware, Hardware
 from tilewright.costmodel.kernels.bound import LAUNCH
 from tilewright.ir import InputError
+from tilewright.kernel_records import KernelRecord
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.replay import beside_compute
 from tilewright.runtime.interface.device import Device
@@ -74,15 +75,13 @@ class KernelCost:
     saturation: float
 
 
-def kernel_costs(kernels: Sequence[Mapping[str, Any]]) -> dict[str, KernelCost]:
-    """What a launch of each kernel of a report costs: measured where it was, else by the model."""
+def kernel_costs(kernels: Iterable[KernelRecord]) -> dict[str, KernelCost]:
+    """What a launch of each kernel costs, by its name: measured where it was, else by the model."""
     found = {}
     for k in kernels:
-        cost = k["cost"] or {}
-        seconds = k["measured_s"] or cost.get("estimate_s") or 0.0
         # A bound set by latency or by the launch itself leaves the GPU's throughput to others.
-        bound = 0.0 if cost.get("limit") in ("LAT", LAUNCH) else cost.get("bound_s") or 0.0
-        found[k["name"]] = KernelCost(seconds, bound / seconds if seconds else 0.0)
+        bound = 0.0 if k.limit in ("LAT", LAUNCH) else k.bound_s
+        found[k.name] = KernelCost(k.seconds, bound / k.seconds if k.seconds else 0.0)
     return found
 
 

@@ -13,6 +13,7 @@ from tilewright.costmodel.hardware.description import SHIPPED
 from tilewright.costmodel.kernels.bound import LAUNCH, PEAK
 from tilewright.executable import Executable
 from tilewright.ir import Func, InputError, Op, parse, show_func
+from tilewright.kernel_records import KernelRecord
 from tilewright.profiling.modelled_profile import modelled_profile
 from tilewright.profiling.profile import Profile
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, KernelResources
@@ -156,7 +157,7 @@ class _Collector:
 
     def modelled_replay(self) -> Profile:
         """Launches of the plan by the model's times."""
-        work = work_of(self.plan, kernel_costs(self.report["kernels"]), self.hardware)
+        work = work_of(self.plan, kernel_costs(map(KernelRecord.read, self.report["kernels"])), self.hardware)
         return modelled_profile(self.plan, work, self.hardware.name)
 
     def launched(self) -> list[str]:
