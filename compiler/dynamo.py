@@ -70,6 +70,7 @@ def backend(
     frozen = (*range(own), *weights) if given.pop("freeze", True) else ()
 
     def compiler(functional: Any, _: Sequence[Any]) -> Callable[..., Any]:
+        reshape_for_view(functional)
         subgraph = Subgraph(name, functional, own + len(example_inputs), frozen, given)
         return make_boxed(subgraph)
 
@@ -207,6 +208,17 @@ def _target_of(tensors: Sequence[Any]) -> str:
             f"expected inputs on one device, cpu or cuda, got {', '.join(kinds) or 'none'}"
         )
     return TARGETS[kinds[0]]
+
+
+def reshape_for_view(graph: Any) -> None:
+    """Views become reshapes: strides that a view relies on may be others when the graph is exported.
+
+    The graph is functional, so whether a result shares memory with its operand changes nothing.
+    """
+    aten = import_module("torch").ops.aten
+    for node in graph.graph.find_nodes(op="call_function", target=aten.view.default):
+        node.target = aten.reshape.default
+    graph.recompile()
 
 
 def _is_weight(torch: Any, value: Any) -> bool:

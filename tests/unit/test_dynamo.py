@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
 import tilewright as tw  # noqa: E402
-from tilewright.dynamo import FallbackWarning, backend  # noqa: E402
+from tilewright.dynamo import FallbackWarning, backend, reshape_for_view  # noqa: E402
 from tilewright.frontends.torch import decompositions  # noqa: E402
 
 
@@ -95,6 +95,18 @@ def test_views_do_not_depend_on_the_strides_of_an_operator_taken_apart(kept, mon
     run = compiled(model, options={"target": "reference"}, dynamic=False)
     with torch.no_grad(), quiet():
         torch.testing.assert_close(run(x), model(x))
+
+
+def test_views_hold_for_any_strides():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops.aten.view.default, (x, [12, 2])),))
+    module = torch.fx.GraphModule(nn.Module(), graph)
+    columns = torch.randn(3, 2, 4).transpose(1, 2)
+    with pytest.raises(RuntimeError, match="view"):
+        module(columns)
+    reshape_for_view(module)
+    torch.testing.assert_close(module(columns)[0], columns.reshape(12, 2))
 
 
 def test_a_program_that_torch_cannot_take_apart_falls_back(monkeypatch):
