@@ -10,15 +10,15 @@ from tilewright.costmodel.kernels.bound import BoundArrays
 from tilewright.costmodel.kernels.bound_terms import wb
 from tilewright.costmodel.kernels.enumeration import enumerate_contract
 from tilewright.costmodel.kernels.geometry import contract_geometry
-from tilewright.costmodel.kernels.parameters import ContractSpace, contract_space
-from tilewright.costmodel.kernels.printed import (
-    PrintedModel,
+from tilewright.costmodel.kernels.paper_model import (
+    PaperModel,
     deepcuts_printed,
     printed_coef_resource,
     printed_sm_ratio,
     printed_wb_ratio,
     printed_window,
 )
+from tilewright.costmodel.kernels.parameters import ContractSpace, contract_space
 from tilewright.costmodel.kernels.problem import ContractProblem, matmul_problem
 from tilewright.costmodel.kernels.windows import Axis
 
@@ -35,7 +35,7 @@ def gpu(name: str) -> GpuHardware:
     return hardware
 
 
-def divisor_space(problem: ContractProblem) -> tuple[ContractSpace, PrintedModel, BoundArrays]:
+def divisor_space(problem: ContractProblem) -> tuple[ContractSpace, PaperModel, BoundArrays]:
     (space,) = enumerate_contract(problem, gpu("H100"), "divisors")
     return space, deepcuts_printed(problem, space, gpu("H100")), contract_bound(problem, space, gpu("H100"))
 

@@ -27,7 +27,7 @@ TRANSACTION_ELEMENTS = 8
 
 
 @dataclass(frozen=True, eq=False)
-class PrintedModel:
+class PaperModel:
     """The printed ratios, one entry per point; `pul` is their product."""
 
     gm_ratio: FloatArray
@@ -49,11 +49,11 @@ def deepcuts_printed(
     *,
     coef_bc: float | FloatArray = 1.0,
     smem_limit_bytes: int | None = None,
-) -> PrintedModel:
+) -> PaperModel:
     """All printed ratios of every point. `coef_bc` is the bank-conflict coefficient, 1 when conflict-free."""
     blocks = ceil_div(problem.n, space.n_b) * ceil_div(problem.k, space.k_b)
     blocks = problem.groups * blocks * ceil_div(problem.h, space.h_b) * ceil_div(problem.w, space.w_b)
-    return PrintedModel(
+    return PaperModel(
         gm_ratio=printed_gm_ratio(problem, space, hardware, variant),
         sm_ratio=printed_sm_ratio(problem, space, hardware, variant, coef_bc),
         wb_ratio=printed_wb_ratio(blocks, hardware.sm_count, variant),
