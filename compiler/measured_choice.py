@@ -53,5 +53,5 @@ def measured_choice(target: Target, asked: CompileRequest) -> Iterator[MeasuredC
         if libraries is None or not libraries.possible:
             tuner = tuner_of(budget)
         else:  # the search leaves some of the budget to the comparison
-            tuner = tuner_of(budget.share(SEARCH_SHARE), libraries=libraries.quietly)
+            tuner = tuner_of(budget.share(SEARCH_SHARE), libraries=libraries.choose_without_report)
         yield MeasuredChoice(tuner, libraries)

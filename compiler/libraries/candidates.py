@@ -73,7 +73,7 @@ def library_candidates(
         for some in [calls] if provider == "cudnn" else [[call] for call in by_ops]:
             programs = _programs(kernel, some, hardware, device, workspace_bytes)
             ways.append((PER_TURN[provider], _unless_missing(provider, programs, missing)))
-    return _in_turns(ways)
+    return _round_robin(ways)
 
 
 def _programs(
@@ -101,8 +101,8 @@ def _unless_missing(
             missing[provider] = str(error)
 
 
-def _in_turns(ways: Sequence[tuple[int, Iterator[Module]]]) -> Iterator[Module]:
-    """So many of each, again and again until all are at their ends."""
+def _round_robin(ways: Sequence[tuple[int, Iterator[Module]]]) -> Iterator[Module]:
+    """Round-robin over the ways until all are exhausted: `count` programs of each in turn."""
     while ways:
         left = []
         for count, programs in ways:

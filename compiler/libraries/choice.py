@@ -73,8 +73,8 @@ class LibraryChoice:
         """Whether the device runs libraries at all."""
         return isinstance(self.measurer.device, LibraryDevice)
 
-    def quietly(self, program: Module, budget: Budget) -> Module:
-        """A small program with the winners in it, without a bar and with facts of no interest."""
+    def choose_without_report(self, program: Module, budget: Budget) -> Module:
+        """A small program with the winners in it: no bar is drawn, and reports do not hear of it."""
         other = LibraryChoice(self.measurer, budget, progress=False)
         return other.choose(program)
 
