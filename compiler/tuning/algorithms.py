@@ -12,7 +12,7 @@ from tilewright.ir import Block, Builder, Module, Op, Pairs
 from tilewright.ir.nodes import Attr
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.analysis.convolution_algorithms import OBSTACLES, obstacle_to
-from tilewright.passes.analysis.memory_room import Room, room_of
+from tilewright.passes.analysis.memory_headroom import MemoryHeadroom, headroom_of
 from tilewright.passes.estimation.algorithms import Alternative
 from tilewright.passes.estimation.convolution_layers import Layer, layers_of
 from tilewright.passes.graph.choose_algorithms import with_algorithms
@@ -49,8 +49,8 @@ def measured_algorithms(
     module: graph level, types inferred. Of each convolution, with the ops behind it that its kernels take
     along, the legal algorithms are timed in the order of their estimates with the parameters that the model
     chooses. An alternative is left out where its lower bound is above the best time so far, or where it would
-    raise the network's peak of memory (see `memory_room`); direct never is. Once the budget is spent, what
-    is not known is chosen by estimate.
+    raise the network's peak of memory (see `memory_headroom`); direct never is. Once the budget is spent,
+    what is not known is chosen by estimate.
     libraries: puts library kernels into a program where they are faster, in a budget; direct is timed with
         them as well, since they compute no other algorithm's kernels.
     What was measured stands in the attribute `convolutions` of @main, with the convolutions counted from 0 in
@@ -62,13 +62,13 @@ def measured_algorithms(
     distinct = {layer.key: layer for layer in layers.values()}
     context = PassContext(target=str(measurer.target), hardware=measurer.target.hardware)
     limit = budget or Budget()
-    room = room_of(module.main, context) if workspace == "network" else None
+    headroom = headroom_of(module.main, context) if workspace == "network" else None
     hidden = not (sys.stderr.isatty() if progress is None else progress)
     timed: dict[Hashable, list[Timed]] = {}
     for key, layer in tqdm(
         distinct.items(), desc="measuring", unit="convolution", file=sys.stderr, disable=hidden
     ):
-        timed[key] = _timed(layer, measurer, room, limit, libraries)
+        timed[key] = _timed(layer, measurer, headroom, limit, libraries)
     main = module.main
     chosen = {layer.conv: _fastest(timed[layer.key]) for layer in layers.values()}
     if not all(chosen.values()):
@@ -89,7 +89,7 @@ def _legal(conv: Op) -> list[str]:
 def _timed(
     layer: Layer,
     measurer: Measurer,
-    room: Room | None,
+    headroom: MemoryHeadroom | None,
     budget: Budget,
     libraries: Callable[[Module, Budget], Module] | None,
 ) -> list[Timed]:
@@ -98,7 +98,7 @@ def _timed(
     found = {
         name: a
         for name, a in legal.items()
-        if name == "direct" or room is None or room.fits(layer.conv, a.working_bytes())
+        if name == "direct" or headroom is None or headroom.fits(layer.conv, a.working_bytes())
     }
     rows = [Timed(name, a.estimate_s(), a.bound_s(hardware)) for name, a in found.items()]
     best = float("inf")

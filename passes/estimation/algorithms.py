@@ -11,7 +11,7 @@ from tilewright.costmodel import CpuHardware, Hardware
 from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, TensorType, Type, Value
 from tilewright.ir.nodes import Attr
 from tilewright.passes import PassContext, run_pipeline
-from tilewright.passes.analysis.memory_room import bytes_of
+from tilewright.passes.analysis.memory_headroom import bytes_of
 from tilewright.passes.framework.context import AlgorithmCost
 from tilewright.passes.lower import rules  # noqa: F401  (registers the rules)
 from tilewright.passes.lower.lowering import RULES

@@ -9,7 +9,7 @@ from tilewright.costmodel import Hardware, load_hardware
 from tilewright.ir import Func, InputError, Level, Op
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.convolution_algorithms import obstacle_to
-from tilewright.passes.analysis.memory_room import Room, room_of
+from tilewright.passes.analysis.memory_headroom import MemoryHeadroom, headroom_of
 from tilewright.passes.framework.context import Estimator
 
 #: algorithms beside direct sums, the most accurate first; each is preferred to more accurate ones where its
@@ -38,21 +38,25 @@ def choose_algorithms(
     estimated to take no longer, and takes winograd4, whose errors are ten times larger, only for 80 % of the
     time; it compares the FFT for kernels of 25 taps and more. With `workspace=network` an
     alternative must fit beside what other kernels hold into the peak that the network has without it (see
-    `memory_room`), so that transforms do not set the peak. A given
+    `memory_headroom`), so that transforms do not set the peak. A given
     algorithm is used wherever it is legal; how many convolutions it is not legal for stands in the function's
     attribute `kept_direct`. `at` restricts the pass to ops of one origin (`relay:nn.conv2d#3`); there, an
     algorithm that is not legal is an InputError.
     """
     hardware = ctx.hardware or load_hardware(ctx.target)
     constants = {op.result for op in func.body.ops if op.name == "graph.constant"}
-    room = room_of(func, ctx) if workspace == "network" and algorithm == "auto" and _any(func) else None
+    headroom = (
+        headroom_of(func, ctx) if workspace == "network" and algorithm == "auto" and _any(func) else None
+    )
     chosen: dict[Op, str] = {}
     kept = 0
     for op in func.body.ops:
         if op.name != "graph.conv2d" or (at and op.loc != at):
             continue
         if algorithm == "auto":
-            chosen[op] = _best(op, ctx.estimator, hardware, room, constant_weight=op.operands[1] in constants)
+            chosen[op] = _best(
+                op, ctx.estimator, hardware, headroom, constant_weight=op.operands[1] in constants
+            )
         elif reason := obstacle_to(algorithm, op):
             if at:
                 raise InputError(f"{algorithm} cannot compute this convolution: {reason}", where=op.loc)
@@ -71,7 +75,12 @@ def _any(func: Func) -> bool:
 
 
 def _best(
-    op: Op, estimator: Estimator, hardware: Hardware, room: Room | None, *, constant_weight: bool
+    op: Op,
+    estimator: Estimator,
+    hardware: Hardware,
+    headroom: MemoryHeadroom | None,
+    *,
+    constant_weight: bool,
 ) -> str:
     """The most accurate algorithm that no other one is clearly faster than. What is named already stays."""
     names = compared(op)
@@ -82,7 +91,7 @@ def _best(
     }
     best = names[0]
     for name in names[1:]:
-        fits = room is None or room.fits(op, costs[name].working_bytes)
+        fits = headroom is None or headroom.fits(op, costs[name].working_bytes)
         if fits and costs[name].seconds <= ALTERNATIVES[name] * costs[best].seconds:
             best = name
     return best

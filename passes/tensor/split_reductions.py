@@ -10,7 +10,7 @@ from tilewright.ir import Block, Builder, Level, Module, Op, Type, Value, scalar
 from tilewright.ir.nodes import Attr
 from tilewright.ir.tensor.ops import dims
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.analysis.memory_room import Room, room_of_products
+from tilewright.passes.analysis.memory_headroom import MemoryHeadroom, headroom_of_products
 from tilewright.passes.framework.context import Estimator
 from tilewright.passes.kernels.matrix.reduction_parts import channel_of, split, sums_products
 from tilewright.passes.kernels.matrix.split_estimates import innermost_channels, matrix_estimates
@@ -39,7 +39,7 @@ def split_reductions(module: Module, ctx: PassContext) -> Module:
     blocks, and each waits for a long chain of loads. Sums of 16-bit factors are float32, and so are their
     parts: the rounding of the result, like the rest of an epilogue, is of the kernel that adds them. The
     parts' results must fit beside what other kernels hold into the peak that the network has without them
-    (see `memory_room`).
+    (see `memory_headroom`).
     """
     hardware = ctx.hardware or load_hardware(ctx.target)
     main = module.main
@@ -48,11 +48,11 @@ def split_reductions(module: Module, ctx: PassContext) -> Module:
     options = {op: found for op in main.body.ops if (found := _options(op))}
     if not options:
         return module
-    room = room_of_products(main, ctx)
+    headroom = headroom_of_products(main, ctx)
     b = Builder()
     env: dict[Value, Value] = {}
     for op in main.body.ops:
-        parts = _best_parts(op, options[op], room, hardware, ctx.estimator) if op in options else 1
+        parts = _best_parts(op, options[op], headroom, hardware, ctx.estimator) if op in options else 1
         fresh = op.with_operands(tuple(env.get(v, v) for v in op.operands))
         if parts > 1:
             with b.at(op.loc):
@@ -76,11 +76,13 @@ def _options(op: Op) -> tuple[int, ...]:
     return tuple(p for p in PARTS if length % p == 0 and length // p >= SHORTEST)
 
 
-def _best_parts(op: Op, options: Sequence[int], room: Room, hardware: Hardware, estimator: Estimator) -> int:
+def _best_parts(
+    op: Op, options: Sequence[int], headroom: MemoryHeadroom, hardware: Hardware, estimator: Estimator
+) -> int:
     x, y = op.operands[0].tensor, op.result.tensor
     best, least = 1, 0.0
     for parts in _likely(op, options, hardware):
-        if not room.fits(op, x.nbytes + parts * y.nbytes):
+        if not headroom.fits(op, x.nbytes + parts * y.nbytes):
             break
         if best == 1 and least == 0.0:
             least = GAIN * _seconds(*_signature(op), 1, hardware, estimator)

@@ -11,7 +11,7 @@ from tilewright.runtime.dag import Dag
 LOOKAHEAD = 128  # waiting nodes that may overtake one without room; a GPU holds about as many grids at once
 
 
-class Room(Protocol):
+class Capacity(Protocol):
     """What running nodes occupy."""
 
     @property
@@ -28,7 +28,7 @@ class Room(Protocol):
 def simulate(
     dag: Dag,
     costs: Sequence[float],
-    room: Room,
+    capacity: Capacity,
     priority: Callable[[int], Any],
     delay: Callable[[int, int], float] = lambda u, v: 0.0,
 ) -> tuple[dict[int, float], float]:
@@ -46,7 +46,7 @@ def simulate(
     starts: dict[int, float] = {}
     now = 0.0
     while ready or events:
-        for node in _start(ready, room):
+        for node in _start(ready, capacity):
             starts[node] = now
             heapq.heappush(events, (now + costs[node], True, node))
         now = events[0][0]
@@ -55,7 +55,7 @@ def simulate(
             if not has_ended:
                 heapq.heappush(ready, (priority(node), node))
                 continue
-            room.give_back(node)
+            capacity.give_back(node)
             for v in dag.successors[node]:
                 missing[v] -= 1
                 ready_at[v] = max(ready_at[v], now + delay(node, v))
@@ -64,13 +64,13 @@ def simulate(
     return starts, now
 
 
-def _start(ready: list[tuple[Any, int]], room: Room) -> list[int]:
+def _start(ready: list[tuple[Any, int]], capacity: Capacity) -> list[int]:
     """Move the nodes that can start out of the heap `ready`."""
     started: list[int] = []
     refused: list[tuple[Any, int]] = []
-    while ready and not room.full and len(refused) < LOOKAHEAD:
+    while ready and not capacity.full and len(refused) < LOOKAHEAD:
         entry = heapq.heappop(ready)
-        if room.take(entry[1]):
+        if capacity.take(entry[1]):
             started.append(entry[1])
         else:
             refused.append(entry)

@@ -11,7 +11,7 @@ from tilewright.ir import Builder, parse
 from tilewright.ir.tensor.ops import dims
 from tilewright.ir.types import storage_dtype
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.passes.analysis.memory_room import FLOOR_BYTES, Room
+from tilewright.passes.analysis.memory_headroom import FLOOR_BYTES, MemoryHeadroom
 from tilewright.passes.estimation.algorithms import kernels_of
 from tilewright.passes.kernels.matrix.reduction_parts import split
 from tilewright.passes.kernels.matrix.split_estimates import matrix_estimates
@@ -99,7 +99,7 @@ def test_parts_keep_to_the_peak_of_the_network(monkeypatch):
     parts = {rows: products(module)[0][0] for rows, module in modules.items()}
     assert parts == {128: 4, 192: 3, 256: 1}
     assert all(4 * n * (3072 + parts[n] * 768) <= FLOOR_BYTES for n in (128, 192))
-    monkeypatch.setattr(Room, "fits", lambda room, op, working_bytes: True)
+    monkeypatch.setattr(MemoryHeadroom, "fits", lambda headroom, op, working_bytes: True)
     for module in modules.values():
         (wanted,), out = products(module)
         assert wanted == 8

@@ -20,7 +20,7 @@ def bytes_of(values: Collection[Value]) -> int:
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryHeadroom:
     """peak_bytes: the most that is alive at once when every kernel runs in program order, inputs apart.
 
     beside: per convolution (or product), the bytes that others hold meanwhile.
@@ -34,29 +34,29 @@ class Room:
         return self.beside.get(op, 0) + working_bytes <= max(self.peak_bytes, FLOOR_BYTES)
 
 
-def room_of(func: Func, ctx: PassContext) -> Room:
-    """The room of a graph-level function with its convolutions as they are named, direct by default.
+def headroom_of(func: Func, ctx: PassContext) -> MemoryHeadroom:
+    """The headroom of a graph-level function with its convolutions as they are named, direct by default.
 
     The function is lowered to kernels for that: tens of milliseconds for hundreds of ops.
     """
-    return _room(func, "graph.conv2d", ctx)
+    return _headroom(func, "graph.conv2d", ctx)
 
 
-def room_of_products(func: Func, ctx: PassContext) -> Room:
-    """The room of a flat tensor-level function, for its contractions."""
-    return _room(func, "tensor.contract", ctx)
+def headroom_of_products(func: Func, ctx: PassContext) -> MemoryHeadroom:
+    """The headroom of a flat tensor-level function, for its contractions."""
+    return _headroom(func, "tensor.contract", ctx)
 
 
-def _room(func: Func, name: str, ctx: PassContext) -> Room:
+def _headroom(func: Func, name: str, ctx: PassContext) -> MemoryHeadroom:
     marks = {op: f"#{i}" for i, op in enumerate(func.body.ops) if op.name == name}
     marked = func.with_body(
         func.body.with_ops(tuple(replace(op, loc=marks[op]) if op in marks else op for op in func.body.ops))
     )
     quiet = replace(ctx, instruments=(), reproducer_folder=None)
-    module = Module("room", (replace(marked, name="main"),), constants=Constants({}))
+    module = Module("headroom", (replace(marked, name="main"),), constants=Constants({}))
     kernels = ctx.estimator.stored_kernels(module, quiet)
     peak, beside = _alive(kernels)
-    return Room(peak, {op: beside[mark] for op, mark in marks.items() if mark in beside})
+    return MemoryHeadroom(peak, {op: beside[mark] for op, mark in marks.items() if mark in beside})
 
 
 def _alive(kernels: Module) -> tuple[int, dict[str, int]]:

@@ -6,7 +6,7 @@ from unbuilt_plans import on_one_stream, plan_of
 
 import tilewright as tw
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.passes.analysis.memory_room import FLOOR_BYTES, Room, room_of
+from tilewright.passes.analysis.memory_headroom import FLOOR_BYTES, MemoryHeadroom, headroom_of
 from tilewright.passes.tensor.fusion import kernel_groups
 from tilewright.targets import resolve_target
 
@@ -50,27 +50,27 @@ def test_transforms_stay_below_the_peak_of_other_kernels(network):
 def test_small_networks_are_not_asked(network):
     small = network(512, 64, 7)
     main = run_pipeline(small, Pipeline.parse("infer-shapes"), CONTEXT).main
-    assert room_of(main, CONTEXT).peak_bytes < FLOOR_BYTES
+    assert headroom_of(main, CONTEXT).peak_bytes < FLOOR_BYTES
     assert algorithm_of_first(small).startswith("winograd")
 
 
 def test_room_counts_what_lives_beside():
-    room = Room(100 << 20, {})
-    assert room.fits(None, 100 << 20)
-    assert not room.fits(None, (100 << 20) + 1)
-    crowded = Room(100 << 20, {None: 60 << 20})
+    headroom = MemoryHeadroom(100 << 20, {})
+    assert headroom.fits(None, 100 << 20)
+    assert not headroom.fits(None, (100 << 20) + 1)
+    crowded = MemoryHeadroom(100 << 20, {None: 60 << 20})
     assert crowded.fits(None, 40 << 20)
     assert not crowded.fits(None, 41 << 20)
 
 
 def test_peaks_are_those_of_the_plan(data_dir):
-    """What the room takes for the peak is what the planner needs with every convolution direct."""
+    """What the headroom takes for the peak is what the planner needs with every convolution direct."""
     for name in ("resnet18", "squeezenet"):
         module = tw.frontends.relay.load(str(data_dir / "relay" / f"{name}.relay"), params="random")
         folded = "infer-shapes, fold-batch-norm, fold-scale-axis, fold-constants, cse, dce"
         main = run_pipeline(module, Pipeline.parse(folded), CONTEXT).main
         planned = on_one_stream(plan_of(module, conv_algorithm="direct"))
-        assert planned.arena_bytes == pytest.approx(room_of(main, CONTEXT).peak_bytes, rel=0.35), name
+        assert planned.arena_bytes == pytest.approx(headroom_of(main, CONTEXT).peak_bytes, rel=0.35), name
 
 
 PREACTIVATION = """#[version = "0.0.5"]
