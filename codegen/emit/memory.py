@@ -8,9 +8,10 @@ from tilewright.codegen.dialect import NARROW
 from tilewright.codegen.emit.emission import BufferRef, Emission
 from tilewright.codegen.emit.emitters import emitter
 from tilewright.codegen.emit.fragments import declare_fragment
-from tilewright.codegen.emit.vector_access import MAX_BYTES, load_chunks, native_pointer, store_chunks
+from tilewright.codegen.emit.vector_access import load_chunks, native_pointer, store_chunks
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.expr import Expr
+from tilewright.ir.hardware_facts import VECTOR_BYTES
 from tilewright.ir.nodes import Op
 from tilewright.ir.types import itemsize
 
@@ -28,7 +29,7 @@ def _alloc(e: Emission, op: Op) -> None:
     name = e.name(op.result.hint or "tile")
     # arrays of short elements are not aligned for the words that move several of them
     words = not e.dialect.native_vectors and itemsize(t.dtype) < 4 and t.rank > 0 and t.shape[-1] % 2 == 0
-    align = f"__align__({MAX_BYTES}) " if words else ""
+    align = f"__align__({VECTOR_BYTES}) " if words else ""
     e.line(f"{align}{e.dialect.mem_type(t.dtype)} {name}{array_extents(t.shape)};")
     e.buffers[op.result] = BufferRef(name, t, flat=False)
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from tilewright.codegen.emit.emission import BufferRef, Emission, Held
 from tilewright.ir.expr import Expr
+from tilewright.ir.hardware_facts import VECTOR_BYTES
 from tilewright.ir.types import itemsize
 
-MAX_BYTES = 16
 _LETTERS = "xyzw"
 _WORD_BYTES = 4
 #: CUDA vector types of elements of 4 and 8 bytes, by lanes
@@ -25,7 +25,7 @@ _PACKED = {2: "unsigned short", 4: "unsigned int", 8: "uint2", 16: "uint4"}
 
 def chunk_lanes(e: Emission, b: BufferRef, at: Sequence[Expr], lanes: int) -> int:
     """Lanes one access may move: as many as alignment proves and 16 bytes hold."""
-    return e.alignment(b, at, min(lanes, MAX_BYTES // itemsize(b.type.dtype)))
+    return e.alignment(b, at, min(lanes, VECTOR_BYTES // itemsize(b.type.dtype)))
 
 
 def chunk_type(dtype: str, lanes: int) -> str:
@@ -70,7 +70,7 @@ def words_of_pairs(e: Emission, pairs: Sequence[str], dtype: str, hint: str) -> 
     """Lanes of a 16-bit dtype declared from texts of 32 bits, two lanes each, as words that memory takes."""
     parts: list[str] = []
     chunks: list[tuple[str, str]] = []
-    step = min(len(pairs), MAX_BYTES // _WORD_BYTES)
+    step = min(len(pairs), VECTOR_BYTES // _WORD_BYTES)
     for start in range(0, len(pairs), step):
         texts = pairs[start : start + step]
         kind, name = chunk_type(dtype, 2 * step), e.name(hint)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tilewright.calibration.kernel_parts import BLOCK, TID, WARP, array, kernel, repeat
+from tilewright.calibration.kernel_parts import BLOCK, TID, array, kernel, repeat
 from tilewright.ir import Builder, Func, TensorType, Value
+from tilewright.ir.hardware_facts import WARP
 
 #: rows and columns of a tensor-core instruction's result
 TILE_M, TILE_N = 16, 8

@@ -8,7 +8,6 @@ from tilewright.ir import Attr, Block, Builder, Func, Level, TensorType, Value
 from tilewright.ir.expr import Expr, Sym
 
 TID, BLOCK = Sym("tid"), Sym("bid.x")
-WARP = 32
 #: 32-bit elements of a 16-byte vector
 VECTOR = 4
 

@@ -6,7 +6,6 @@ from tilewright.calibration.kernel_parts import (
     BLOCK,
     TID,
     VECTOR,
-    WARP,
     array,
     kernel,
     load_vector,
@@ -16,6 +15,7 @@ from tilewright.calibration.kernel_parts import (
 )
 from tilewright.ir import Builder, Func, TensorType, Value
 from tilewright.ir.expr import Sym
+from tilewright.ir.hardware_facts import WARP
 
 #: vectors of one thread that are on their way together
 AT_ONCE = 4

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 from tilewright.calibration import compute_kernels as compute
 from tilewright.calibration import memory_kernels as memory
-from tilewright.calibration.kernel_parts import WARP
 from tilewright.costmodel import CpuHardware, GpuHardware
 from tilewright.ir import Func
+from tilewright.ir.hardware_facts import LINE_BYTES, WARP
 
-#: bytes from one place of a chain of loads to the next: another cache line
-LINE_BYTES = 128
 _WORD = 4
 MATRIX_DTYPES = ("f16", "bf16", "f32")
 CHAINED_DTYPES = ("f16", "f32")

@@ -6,8 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewright.costmodel.kernels.windows import IntArray
-
-BANKS = 32
+from tilewright.ir.hardware_facts import BANKS
 
 
 def conflict_degree(word_addresses: npt.ArrayLike, access_bytes: int = 4) -> IntArray:

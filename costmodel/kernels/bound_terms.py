@@ -12,19 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.costmodel.hardware.description import GpuHardware, Hardware
-from tilewright.costmodel.kernels.geometry import (
-    WARP,
-    Geometry,
-    ceil_div,
-    least_shared_bytes,
-    resident_blocks,
-)
+from tilewright.costmodel.kernels.geometry import Geometry, ceil_div, least_shared_bytes, resident_blocks
 from tilewright.costmodel.kernels.parameters import ContractSpace
 from tilewright.costmodel.kernels.problem import ContractProblem
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
+from tilewright.ir.hardware_facts import VECTOR_BYTES, WARP
 
 REGISTERS_BESIDE_ACCUMULATORS = 3
-WIDEST_LOAD_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -101,7 +95,7 @@ def l2(problem: ContractProblem, hardware: GpuHardware, g: Geometry, assumptions
 def smb(problem: ContractProblem, hardware: GpuHardware, g: Geometry) -> FloatArray:
     """SMB: FMA cycles of a warp against its share of the shared-memory port, which also takes the fill."""
     fma_clk = g.fma * (WARP / hardware.fma_per_sm_per_clk)
-    load_clk = g.load_words * (problem.element_bytes / WIDEST_LOAD_BYTES)
+    load_clk = g.load_words * (problem.element_bytes / VECTOR_BYTES)
     fill_clk = g.fill_words_least * (problem.element_bytes / hardware.smem_bytes_per_sm_per_clk) / g.warps
     return np.minimum(1.0, fma_clk / (load_clk + fill_clk))
 
@@ -109,7 +103,7 @@ def smb(problem: ContractProblem, hardware: GpuHardware, g: Geometry) -> FloatAr
 def iss(problem: ContractProblem, hardware: GpuHardware, g: Geometry) -> FloatArray:
     """ISS: cycles of the FMA lanes per warp against the issue slots of FMAs and 128-bit shared loads."""
     fma_clk = g.fma * (WARP / hardware.fma_per_sm_per_clk)
-    loads = g.load_words * (problem.element_bytes / WIDEST_LOAD_BYTES)
+    loads = g.load_words * (problem.element_bytes / VECTOR_BYTES)
     return np.minimum(1.0, fma_clk / ((g.fma + loads) / hardware.schedulers_per_sm))
 
 

@@ -13,10 +13,10 @@ from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.choose import Choice
 from tilewright.costmodel.kernels.parameters import MapParameters, RowReduceParameters, WindowParameters
 from tilewright.costmodel.kernels.problem import GlobalProblem, RowReduceProblem, StreamProblem, WindowProblem
+from tilewright.ir.hardware_facts import WARP
 
 Q = TypeVar("Q", WindowParameters, MapParameters, RowReduceParameters)
 
-_WARP = 32
 _BYTES_IN_FLIGHT_PER_SM = 40_000
 _CPU_THREADS = (1, 2, 4, 8)
 _GPU_THREADS = (64, 128, 256, 512)
@@ -95,13 +95,13 @@ def choose_row_reduce(problem: RowReduceProblem, hardware: Hardware) -> Choice[R
     else:
         shapes = [
             (t, r) for t in (1, 4, 8, 16, 32, 64, 128, 256, 512) for r in (1, 2, 4, 8, 16, 32, 64, 128)
-            if _WARP <= t * r <= 512 and (t <= _WARP or r == 1)
+            if WARP <= t * r <= 512 and (t <= WARP or r == 1)
         ]  # fmt: skip
     space = [RowReduceParameters(t, r, v) for t, r in shapes for v in widths]
 
     def seconds(p: RowReduceParameters) -> float:
         share = -(-problem.row_length // (p.threads_per_row * p.vec))
-        combine = 8.0 * (p.threads_per_row.bit_length() - 1) + (60.0 if p.threads_per_row > _WARP else 0.0)
+        combine = 8.0 * (p.threads_per_row.bit_length() - 1) + (60.0 if p.threads_per_row > WARP else 0.0)
         per_element = 1.0 + problem.flops / (problem.rows * problem.row_length)
         instructions = problem.passes * (share * (2.0 + p.vec * per_element) + combine)
         threads = p.threads_per_row * p.rows_per_block
@@ -158,8 +158,8 @@ def _gpu_seconds(
     """Little's law for the bandwidth with `block_bytes` of a block in flight, issue slots for the
     instructions, one latency chain per round of blocks.
     """
-    warps = -(-threads // _WARP)
-    resident = min(hardware.max_blocks_per_sm, hardware.max_threads_per_sm // (warps * _WARP))
+    warps = -(-threads // WARP)
+    resident = min(hardware.max_blocks_per_sm, hardware.max_threads_per_sm // (warps * WARP))
     per_sm = -(-blocks // hardware.sm_count)
     rounds = -(-per_sm // resident)
     chain_clk = hardware.estimate_fetch_clk + _BLOCK_START_CLK + instructions

@@ -19,8 +19,6 @@ from tilewright.costmodel.kernels.cpu_estimator import estimate_contract_cpu
 from tilewright.costmodel.kernels.geometry import (
     MAX_UNROLLED_FETCH,
     ROLLED_FETCH,
-    WARP,
-    WIDEST_COPY_BYTES,
     Fetch,
     Geometry,
     ceil_div,
@@ -34,6 +32,7 @@ from tilewright.costmodel.kernels.parameters import ContractSpace
 from tilewright.costmodel.kernels.problem import ContractProblem
 from tilewright.costmodel.kernels.warp_reads import ROW_RUN, input_loads, read_runs, read_wavefronts
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray, staged_rows
+from tilewright.ir.hardware_facts import LINE_BYTES, SECTOR_BYTES, VECTOR_BYTES, WARP
 
 #: of the shorter ones among busy, L2 and DRAM seconds, what shows
 _EXPOSED_SHARE = 0.078
@@ -51,11 +50,9 @@ _TURNS_SHARE = 0.64
 #: cycles of the shared-memory port, and of all ports, per line of the cache that a load of the first operand
 #: or of weights looks up
 _LINE_PORT_CLK, _LINE_CLK = 0.425, 0.281
-_LINE_BYTES = 128
 _WEIGHT_LINES = 4
 #: what results cost that lie along whole rows of four words, against others
 _ALIGNED_RESULTS = 0.4
-SECTOR_BYTES = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +134,7 @@ def _iteration(
     """What the issue slots, FMA lanes, shared-memory and L2 ports take; and what one warp takes alone."""
     points = space.c_step * problem.taps
     fma = g.accumulators * points
-    width = vector_width(space.k_t, WIDEST_COPY_BYTES // problem.element_bytes)
+    width = vector_width(space.k_t, VECTOR_BYTES // problem.element_bytes)
     row_loads, weight_loads = space.c_step * input_loads(problem, space), points * space.k_t / width
     compute = fma + row_loads + weight_loads
     stores = fetch.input_steps * (1 if problem.rows_inner else fetch.input_width)
@@ -208,7 +205,7 @@ def _lines(problem: ContractProblem, space: ContractSpace, fetch: Fetch) -> Floa
     run, gap = _consecutive(problem, space)
     words = WARP * fetch.input_width
     reach = problem.element_bytes * (np.minimum(run, words) * gap - fetch.input_width)
-    return np.asarray(np.maximum(1.0, words / run) * (1 + (reach / _LINE_BYTES).clip(0.0)))
+    return np.asarray(np.maximum(1.0, words / run) * (1 + (reach / LINE_BYTES).clip(0.0)))
 
 
 def _consecutive(problem: ContractProblem, space: ContractSpace) -> tuple[IntArray, int]:

@@ -16,9 +16,8 @@ from tilewright.costmodel.kernels.windows import (
     distinct_rows,
     staged_rows,
 )
+from tilewright.ir.hardware_facts import VECTOR_BYTES, WARP
 
-WARP = 32
-WIDEST_COPY_BYTES = 16
 ADDRESS_REGISTERS = 30
 #: copies of one thread that are unrolled at most, and how many of a longer copy are unrolled together
 MAX_UNROLLED_FETCH, ROLLED_FETCH = 16, 4
@@ -134,7 +133,7 @@ def contract_fetch(problem: ContractProblem, space: ContractSpace) -> Fetch:
     words; where channels lie innermost, vectors run along them. `input_width` is the width of input vectors
     in words; `held_words` are the registers one thread needs to hold its share.
     """
-    wide = WIDEST_COPY_BYTES // problem.element_bytes
+    wide = VECTOR_BYTES // problem.element_bytes
     cols = staged_rows(space.w_b, problem.axis_w)
     images = space.n_b * space.c_step * staged_rows(space.h_b, problem.axis_h)
     aligned_rows = problem.w_in % wide == 0 and problem.f_w == problem.stride_w == 1 and problem.pad[1] == 0

@@ -10,11 +10,12 @@ import numpy as np
 
 from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, Hardware
 from tilewright.costmodel.kernels.enumeration import Rule
-from tilewright.costmodel.kernels.geometry import WARP, contract_fetch, estimated_registers
+from tilewright.costmodel.kernels.geometry import contract_fetch, estimated_registers
 from tilewright.costmodel.kernels.parameters import ContractSpace, Staging
 from tilewright.costmodel.kernels.problem import ContractProblem
 from tilewright.costmodel.kernels.windows import IntArray
 from tilewright.ir.errors import InputError
+from tilewright.ir.hardware_facts import WARP
 
 _MAX_THREADS_PER_AXIS = 64
 _PIXELS_WORTH_BATCHING = 256

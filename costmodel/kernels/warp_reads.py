@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.costmodel.kernels.bank_conflicts import BANKS, most_of_a_bank
-from tilewright.costmodel.kernels.geometry import WARP, WIDEST_COPY_BYTES, vector_width
+from tilewright.costmodel.kernels.bank_conflicts import most_of_a_bank
+from tilewright.costmodel.kernels.geometry import vector_width
 from tilewright.costmodel.kernels.parameters import ContractSpace
 from tilewright.costmodel.kernels.problem import ContractProblem
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray, distinct_rows, staged_rows
+from tilewright.ir.hardware_facts import BANKS, VECTOR_BYTES, WARP
 
 #: indices that a thread reads and owns together where no window moves along a row
 ROW_RUN = 4
@@ -16,7 +17,7 @@ ROW_RUN = 4
 ROW_LANES, COLUMN_LANES = 8, 4
 #: multiply-adds and loads in one unrolled loop body at most: keeps code within the instruction cache, and the
 #: compiler from moving more loads ahead than there are registers
-UNROLL_BUDGET = 768
+CONTRACT_UNROLL_BUDGET = 768
 #: reduction points in one unrolled body at most
 UNROLL_POINTS = 32
 _LARGEST_KEY = 1 << 63
@@ -30,7 +31,7 @@ def owned_together(outputs: int, *, along_row: bool) -> bool:
 def input_loads(problem: ContractProblem, space: ContractSpace) -> FloatArray:
     """Loads of the first operand per thread and reduced channel: taps in one unrolled body share them."""
     work = space.accumulators + space.k_t + space.n_t * space.h_t * space.w_t
-    room = np.minimum(UNROLL_BUDGET // work, UNROLL_POINTS).clip(1)
+    room = np.minimum(CONTRACT_UNROLL_BUDGET // work, UNROLL_POINTS).clip(1)
     rows, columns = space.h_t * problem.f_h, space.w_t * problem.f_w
     shared_rows, shared_columns = (
         distinct_rows(space.h_t, problem.axis_h),
@@ -53,7 +54,7 @@ def read_wavefronts(problem: ContractProblem, space: ContractSpace) -> tuple[Flo
     Lanes that take turns together and read the same word share it; a bank delivers one word per wavefront.
     """
     runs = read_runs(problem, space)
-    pad = 0 if problem.rows_inner else WIDEST_COPY_BYTES // problem.element_bytes
+    pad = 0 if problem.rows_inner else VECTOR_BYTES // problem.element_bytes
     shapes = np.stack(
         [
             space.w_b // space.w_t,
@@ -75,7 +76,7 @@ def read_wavefronts(problem: ContractProblem, space: ContractSpace) -> tuple[Flo
     step_w = problem.stride_w if problem.f_w > 1 else 1
     step_h = problem.stride_h if problem.f_h > 1 else 1
     row_words = (n * rows + h * step_h * beside_h) * columns + w * step_w * beside_w
-    vector = vector_width(k_t, WIDEST_COPY_BYTES // problem.element_bytes)
+    vector = vector_width(k_t, VECTOR_BYTES // problem.element_bytes)
     found = _wavefronts(row_words, run), _wavefronts(k * k_t, vector)
     first, second = (f[which].astype(np.float64) for f in found)
     return first, second

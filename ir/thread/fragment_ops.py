@@ -17,7 +17,7 @@ _ITEM = AttrDef("exprs", (), "index of the tile among the dimensions before the 
 _PLACE = AttrDef("exprs", (), "half (row + 8) and pair (column + 1) of the lane's element")
 #: tiles of first factors by dtype
 _FACTORS = {"f16": (16, 16), "bf16": (16, 16), "f32": (16, 8)}
-_WARP = frozenset({"read", "write", "warp"})
+_WARP_ACCESS = frozenset({"read", "write", "warp"})
 
 
 def _sums(t: Type, what: str) -> TensorType:
@@ -119,7 +119,7 @@ for _name, _operands, _attrs, _doc in (
             attrs=_attrs,
             results=0,
             infer=_infer_rows(f"thread.{_name}"),  # type: ignore[arg-type]
-            effects=_WARP,
+            effects=_WARP_ACCESS,
         )
     )
 
@@ -145,7 +145,7 @@ define(
         attrs={"scale": _SCALE},
         results=0,
         infer=_infer_renew,
-        effects=_WARP,
+        effects=_WARP_ACCESS,
     )
 )
 
@@ -172,6 +172,6 @@ define(
         attrs={"item": _ITEM, "to": _ITEM},
         results=0,
         infer=_infer_pack,
-        effects=_WARP,
+        effects=_WARP_ACCESS,
     )
 )

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir.errors import InputError
+from tilewright.ir.hardware_facts import WARP
 from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
 from tilewright.ir.types import ScalarType, TensorType, Type
 
 READ, WRITE = frozenset({"read"}), frozenset({"write"})
-WARP = 32
 
 
 def _tensor(t: Type, what: str, *spaces: str) -> TensorType:

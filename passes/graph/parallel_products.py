@@ -10,6 +10,7 @@ import numpy as np
 
 from tilewright.ir import Func, Op, Value
 from tilewright.ir.facts import Elements
+from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
 from tilewright.ir.opdef import facts_of
 from tilewright.ir.types import TensorType, itemsize
 from tilewright.passes.rewriting.constant_pool import ConstantPool
@@ -24,7 +25,7 @@ _ALONG_AXIS = frozenset({"graph.bias_add", "graph.prelu"})
 #: readers that write what they read to a place of its own: a slice there would be a copy
 _PLACED = frozenset({"graph.concatenate", "graph.stack", "graph.return"})
 #: rows and first elements of what tensor cores copy asynchronously lie at multiples of so many bytes
-COPY_BYTES = 16
+COPY_BYTES = ASYNC_COPY_BYTES[0]
 
 
 @dataclass(frozen=True, eq=False)

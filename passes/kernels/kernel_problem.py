@@ -8,9 +8,9 @@ from math import gcd, prod
 from typing import Any
 
 from tilewright.costmodel import ContractProblem, LineProblem, RowReduceProblem, StreamProblem, WindowProblem
-from tilewright.costmodel.kernels.estimator import SECTOR_BYTES
 from tilewright.ir import Func, Op, Sym, Value
 from tilewright.ir.expr import Expr, symbols
+from tilewright.ir.hardware_facts import SECTOR_BYTES
 from tilewright.ir.simplify import Ranges, coefficients, interval
 from tilewright.ir.tensor.ops import REDUCING, dims, domain, fills, ranges_of, reads
 from tilewright.ir.types import itemsize

@@ -14,6 +14,7 @@ from tilewright.ir import (
     Sym,
     Value,
 )
+from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
 from tilewright.ir.simplify import coefficients
 from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
@@ -24,7 +25,7 @@ from tilewright.passes.tensor.choose_layouts import has_matrix_units
 from tilewright.passes.tensor.layouts.cost import on_tensor_cores
 
 #: bytes of one asynchronous copy, and of one step of the tensor cores along the sum
-COPY_BYTES, STEP_BYTES = 16, 32
+COPY_BYTES, STEP_BYTES = ASYNC_COPY_BYTES[0], 32
 
 
 @register_pass(Level.TENSOR)

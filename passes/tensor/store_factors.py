@@ -7,6 +7,7 @@ from typing import Literal
 
 from tilewright.costmodel import CpuHardware, load_hardware
 from tilewright.ir import Block, Builder, Expr, Func, Level, Module, Op, Ref, Sym, TensorType, Value
+from tilewright.ir.hardware_facts import CPU_LINE_BYTES
 from tilewright.ir.simplify import interval, simplify
 from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
@@ -22,8 +23,6 @@ TILE_COLUMNS = 64
 #: stride 2 on Zen 4, tiles of 128 channels in 16 x 2 x 14 outputs took 120 us, 20 of them in products
 ELEMENT_CLK = 5.0
 
-#: bytes of a line of the caches
-LINE_BYTES = 64
 #: rows that lie a multiple of this many bytes apart share a few sets of the first-level cache (64 sets of
 #: lines on x86-64), which then holds fewer of them than a window needs: on Zen 4, 3x3 convolutions of 512
 #: channels ran at 30 GFLOP/s a core, and with one line more between rows at 85
@@ -154,7 +153,7 @@ def _whole(product: Op, index: int) -> tuple[tuple[Expr, ...] | None, tuple[_Spa
     )
     size = itemsize(v.tensor.dtype)
     if spans[-1].count * size % SAME_SET_BYTES == 0 and spans[-1].step == 1:
-        spans[-1] = replace(spans[-1], count=spans[-1].count + LINE_BYTES // size)
+        spans[-1] = replace(spans[-1], count=spans[-1].count + CPU_LINE_BYTES // size)
     return at, tuple(spans)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.expr import BinOp, Expr, Sym, binary, evaluate, substitute, symbols
+from tilewright.ir.hardware_facts import WARP
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.simplify import Ranges, interval, linear, multiple_of, simplify
 from tilewright.ir.types import TensorType
@@ -34,7 +35,6 @@ _WRITES: dict[str, tuple[int, str | None]] = {
 
 #: rows and columns of a tile that the warps write: fragments of accumulators
 _TILE = (16, 8)
-_WARP = 32
 #: values of an index's symbols that are tried out at most
 _MOST_TRIED = 1 << 16
 #: start of the names of symbols that have one value for all threads at a time
@@ -113,7 +113,7 @@ def _of_warps(buffer: Value, op: Op, mask: Mask, ranges: Ranges) -> Access:
     at: tuple[Expr, ...] = op["at"]  # type: ignore[assignment]
     height, width = reversed(_TILE) if op["transposed"] else _TILE
     threads = int(ranges["tid"][1]) + 1
-    inner = {**ranges, "warp": (0, max(0, threads // _WARP - 1))}
+    inner = {**ranges, "warp": (0, max(0, threads // WARP - 1))}
     place = [simplify(_by_warp(e), inner) for e in at]
     sizes = (*[1] * (len(at) - 2), height, width)
     aligned = all(multiple_of(e, inner) % size == 0 for e, size in zip(place, sizes, strict=True))
@@ -127,8 +127,8 @@ def _by_warp(e: Expr) -> Expr:
     """`e` with what depends on the thread's warp alone in terms of `warp`."""
     if not isinstance(e, BinOp):
         return e
-    if e.op == "//" and e.lhs == Sym("tid") and isinstance(e.rhs, int) and e.rhs % _WARP == 0:
-        return Sym("warp") // (e.rhs // _WARP)
+    if e.op == "//" and e.lhs == Sym("tid") and isinstance(e.rhs, int) and e.rhs % WARP == 0:
+        return Sym("warp") // (e.rhs // WARP)
     return BinOp(e.op, _by_warp(e.lhs), _by_warp(e.rhs))
 
 

@@ -96,7 +96,7 @@ def @main(%x: Tensor[(1, 16, 8, 8), float32], %a: Tensor[(16, 16, {r}, {r}), flo
     ],
 )
 def test_what_one_product_reads_is_not_stored(tmp_path, monkeypatch, taps, last, arrays):
-    monkeypatch.setattr(kernel_groups, "STORED_BYTES", 0)
+    monkeypatch.setattr(kernel_groups, "CACHED_ARRAY_BYTES", 0)
     path = tmp_path / "net.relay"
     path.write_text(PREACTIVATION.format(r=taps, p=taps // 2, last=last))
     module = tw.frontends.relay.load(str(path), params="random", inputs=("x",))

@@ -9,7 +9,7 @@ from itertools import product
 from tilewright.ir import Expr, Func, Op, Sym, Value
 from tilewright.ir.tensor.ops import dims
 from tilewright.libraries.matching.convolution import packed
-from tilewright.libraries.matching.known import MASKED, causal_values
+from tilewright.libraries.matching.known import causal_values
 from tilewright.libraries.matching.matmul import BUFFER_DTYPE
 from tilewright.libraries.matching.region import copies_behind, region_of
 from tilewright.libraries.matching.spread import with_spread_mask
@@ -28,6 +28,7 @@ from tilewright.libraries.matching.terms import (
     sources,
 )
 from tilewright.libraries.program import Call
+from tilewright.passes.kernels.attention.reach import HIDDEN
 from tilewright.runtime.libraries.attention import ATTENTION_DTYPES, AttentionProblem
 from tilewright.runtime.libraries.convolution import Array4
 from tilewright.runtime.libraries.problem import POINTER_BYTES
@@ -227,7 +228,7 @@ def _selected(term: Apply, key: str, causal: set[Value]) -> Scores | None:
     found = scores_of(scores, key, causal)
     mask = sources(seen)
     fits = mask and mask[0].value in causal and _square(mask[0], key)
-    masks = isinstance(masked, Number) and masked.value <= MASKED
+    masks = isinstance(masked, Number) and masked.value <= HIDDEN
     return replace(found, causal=True) if found is not None and fits and masks else None
 
 

@@ -11,10 +11,9 @@ import numpy as np
 from tilewright.ir import Func, Level, Module, Op, Pairs, Ref, Sym, TensorType, Value, interpret
 from tilewright.ir.builder import Builder, scalar_body, structured
 from tilewright.ir.types import storage_dtype
+from tilewright.passes.kernels.attention.reach import HIDDEN
 from tilewright.passes.rewriting.values import replace_in_op
 
-#: what masked scores are set to, or get added, at most: their exponentials vanish
-MASKED = -1e4
 #: elements of a constant that is looked at as a mask
 _MOST = 1 << 22
 _FLOATS = ("f16", "bf16", "f32")
@@ -80,7 +79,7 @@ def fact_of(array: np.ndarray) -> float | str | None:
     seen = np.tri(len(square), dtype=bool)
     if square.dtype == np.bool_:
         return "causal" if (square == seen).all() else None
-    hides = bool((square[seen] == 0).all() and (square[~seen].astype(np.float64) <= MASKED).all())
+    hides = bool((square[seen] == 0).all() and (square[~seen].astype(np.float64) <= HIDDEN).all())
     return "causal" if hides else None
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.ir import Func, InputError, Pairs
+from tilewright.ir.hardware_facts import WARP
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.attention.view import AttentionView
-from tilewright.passes.kernels.matrix.plan import DEPTH_BYTES, MAX_STAGES, TILE_M, TILE_N, WARP
+from tilewright.passes.kernels.matrix.plan import DEPTH_BYTES, MAX_STAGES, TILE_M, TILE_N
 from tilewright.passes.kernels.writing.contraction_plan import MAX_THREADS
 from tilewright.passes.kernels.writing.kernel_params import reading_params, whole
 

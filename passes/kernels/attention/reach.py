@@ -12,7 +12,8 @@ from tilewright.ir.types import numpy_dtype
 from tilewright.passes.kernels.attention.terms import Apply, Position, Term, leaves
 from tilewright.passes.kernels.attention.view import KEY, AttentionView
 
-#: scores at most, or with this added, of which the exponential vanishes beside those of other keys
+#: scores at most, or with this added, of which the exponential vanishes beside those of other keys: what
+#: the kernels of this compiler and those of libraries take as a mask
 HIDDEN = -1e4
 #: pairs of queries and keys that are looked at
 _MOST = 1 << 24

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from math import inf
 
 from tilewright.ir import Expr, Sym, Value
+from tilewright.ir.hardware_facts import WARP
 from tilewright.passes.kernels.attention.plan import AttentionPlan
 from tilewright.passes.kernels.attention.terms import Read, Term, TermWriter, names_in
 from tilewright.passes.kernels.attention.view import KEY, AttentionView
-from tilewright.passes.kernels.matrix.plan import TILE_M, TILE_N, WARP
+from tilewright.passes.kernels.matrix.plan import TILE_M, TILE_N
 from tilewright.passes.kernels.writing.writer import Mask, Writer
 
 #: elements of one parameter that a thread reads before it needs them, at most

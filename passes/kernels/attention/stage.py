@@ -7,11 +7,12 @@ from contextlib import contextmanager
 
 from tilewright.ir import Expr, Op, Pairs, Sym
 from tilewright.ir.expr import symbols
+from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.attention.plan import depth_of, padded, pitch
 from tilewright.passes.kernels.attention.terms import Read, Term, TermWriter, leaves
 from tilewright.passes.kernels.attention.view import AttentionView
-from tilewright.passes.kernels.matrix.plan import COPY_BYTES, Source, neighbours, run_of
+from tilewright.passes.kernels.matrix.plan import Source, neighbours, run_of
 from tilewright.passes.kernels.writing.writer import Mask, Writer
 
 #: vectors of a thread whose copies, or loads, are written out one after the other
@@ -35,9 +36,9 @@ class Layout:
         sources = [Source(x.value, x.at, True) for x in leaves(term) if isinstance(x, Read)]
         along = _along(frame, sources, view, inner) or _along(frame, sources, view, outer)
         size = itemsize(view.dtype)
-        runs = [run_of(frame, s, along, COPY_BYTES[0] // size) for s in sources if _moves(s, along)]
+        runs = [run_of(frame, s, along, ASYNC_COPY_BYTES[0] // size) for s in sources if _moves(s, along)]
         self.width = min(runs, default=1)
-        self.lanes = self.width if isinstance(term, Read) and self.width * size in COPY_BYTES else 0
+        self.lanes = self.width if isinstance(term, Read) and self.width * size in ASYNC_COPY_BYTES else 0
         self.by_inner = along not in outer
         self.major = self.rows if self.by_inner else self.columns
         self.minor = self.columns if self.by_inner else self.rows

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.bound import Bound
+from tilewright.ir.hardware_facts import WARP
 
-_WARP = 32
 #: rows and columns of one instruction of the tensor cores, and its depth in bytes
 _M, _N, _K_BYTES = 16, 8, 32
 #: bytes of an element of the factors
@@ -185,13 +185,13 @@ def resident_attention(work: AttentionWork, hardware: GpuHardware) -> int:
     if work.shared_bytes > hardware.smem_per_block_max_bytes:
         return 0
     if (
-        work.all_warps * _WARP > hardware.max_threads_per_block
+        work.all_warps * WARP > hardware.max_threads_per_block
         or registers > hardware.max_registers_per_thread
     ):
         return 0
     schedulers = hardware.schedulers_per_sm
     each = (
-        hardware.registers_per_sm // schedulers // (_WARP * -(-registers // _REGISTER_UNIT) * _REGISTER_UNIT)
+        hardware.registers_per_sm // schedulers // (WARP * -(-registers // _REGISTER_UNIT) * _REGISTER_UNIT)
     )
     return min(_room(work, hardware), schedulers * each // work.all_warps)
 
@@ -209,7 +209,7 @@ def _room(work: AttentionWork, hardware: GpuHardware) -> int:
     """Blocks that fit one multiprocessor but for their registers."""
     return min(
         hardware.max_blocks_per_sm,
-        hardware.max_threads_per_sm // (work.all_warps * _WARP),
+        hardware.max_threads_per_sm // (work.all_warps * WARP),
         hardware.smem_per_sm_bytes // (work.shared_bytes + hardware.smem_reserved_per_block_bytes),
     )
 
@@ -217,7 +217,7 @@ def _room(work: AttentionWork, hardware: GpuHardware) -> int:
 def _allowed(resident: int, work: AttentionWork, hardware: GpuHardware) -> int:
     """Registers per thread with so many blocks, whose warps the schedulers share."""
     warps = -(-resident * work.all_warps // hardware.schedulers_per_sm)
-    each = hardware.registers_per_sm // hardware.schedulers_per_sm // (_WARP * warps)
+    each = hardware.registers_per_sm // hardware.schedulers_per_sm // (WARP * warps)
     return min(each // _REGISTER_UNIT * _REGISTER_UNIT, hardware.max_registers_per_thread)
 
 
@@ -256,10 +256,10 @@ def _round_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> flo
 
 def _issued(work: AttentionWork) -> float:
     """Instructions of one warp for one tile of keys."""
-    elements = work.row_tiles * _M * work.part / _WARP
+    elements = work.row_tiles * _M * work.part / WARP
     loads = work.loaded_bytes / _LDMATRIX_BYTES
     if work.dtype == "f32":  # each element is rounded, and values are loaded one by one
-        loads += work.part * (work.steps * work.depth + 2 * work.columns * _N) / _WARP
+        loads += work.part * (work.steps * work.depth + 2 * work.columns * _N) / WARP
     each = _SOFTMAX + _PACK[work.element_bytes] + work.map_work + _PER_READ * work.map_reads
     return elements * each + loads + work.row_tiles * work.multiplies + _PER_TILE
 
@@ -270,7 +270,7 @@ def _copies(work: AttentionWork) -> tuple[float, float]:
     sizes = (work.rows * work.inner, work.tile * work.inner, work.tile * work.width)
     for elements, copied in zip(sizes, work.copied, strict=True):
         vectors = work.element_bytes * elements / (copied or work.element_bytes)
-        counts.append(vectors / (_WARP * work.all_warps) * _PER_COPY)
+        counts.append(vectors / (WARP * work.all_warps) * _PER_COPY)
     return counts[0], counts[1] + counts[2]
 
 
@@ -286,7 +286,7 @@ def _shared_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> fl
     powers = warps * work.row_tiles * _M * work.part / (_EXP_PER_CLK * busy)
     first, later = _copies(work)
     vectors = (
-        work.rows * work.width / 4.0 / (_WARP * work.all_warps) * (_PER_VECTOR + _PER_SET * (work.sets - 1))
+        work.rows * work.width / 4.0 / (WARP * work.all_warps) * (_PER_VECTOR + _PER_SET * (work.sets - 1))
     )
     issued = work.all_warps * (first + vectors) + warps * (_issued(work) + later)
     issue = issued / (hardware.schedulers_per_sm * hardware.contract_issue_efficiency * busy)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tilewright.ir import Expr, Op, Sym, Value
 from tilewright.ir.expr import symbols
+from tilewright.ir.hardware_facts import VECTOR_BYTES
 from tilewright.ir.simplify import coefficients
 from tilewright.ir.tensor.ops import dims, ranges_of, reads
 from tilewright.ir.types import itemsize
@@ -14,9 +15,6 @@ from tilewright.passes.kernels.chain.regions import Box
 from tilewright.passes.kernels.chain.stages import Chain, Stage
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Index, Mask, Writer
-
-#: bytes of one vector access
-VECTOR_BYTES = 16
 
 
 class ChainPoints(Points):

@@ -11,9 +11,10 @@ from typing import Any
 
 from tilewright.ir import Expr, Op, Sym, Value
 from tilewright.ir.expr import substitute
+from tilewright.ir.hardware_facts import VECTOR_BYTES
 from tilewright.ir.tensor.ops import dims, domain, fills, reads
 from tilewright.ir.types import itemsize
-from tilewright.passes.kernels.chain.block import VECTOR_BYTES, ChainBlock, ChainPoints, contiguous
+from tilewright.passes.kernels.chain.block import ChainBlock, ChainPoints, contiguous
 from tilewright.passes.kernels.chain.plan import ChainPlan
 from tilewright.passes.kernels.chain.stages import Chain, Stage
 from tilewright.passes.kernels.chain.tiles import ContractTiles, contract_tiles
@@ -21,7 +22,7 @@ from tilewright.passes.kernels.writing.staging import Fetch, Region, region
 from tilewright.passes.kernels.writing.writer import Index
 
 #: multiply-adds and loads in one unrolled loop body at most
-UNROLL_BUDGET = 512
+CHAIN_UNROLL_BUDGET = 512
 #: reduction indices whose operands one thread loads together
 DEPTH = 4
 #: bytes of staged operands that one thread holds in registers while it computes something else, at most
@@ -220,7 +221,7 @@ class StageContract:
     def _reduction_loops(self, sizes: Mapping[str, int], work: int) -> Iterator[dict[str, Expr]]:
         """Loops over one chunk, innermost ones unrolled as far as the code budget allows."""
         w, unroll = self.w, {}
-        room = max(1, UNROLL_BUDGET // work)
+        room = max(1, CHAIN_UNROLL_BUDGET // work)
         for d in reversed(list(sizes)):
             unroll[d] = 1 if sizes[d] <= room else max(f for f in range(1, room + 1) if sizes[d] % f == 0)
             unroll[d] = 0 if unroll[d] == 1 < sizes[d] and sizes[d] > room else unroll[d]

@@ -6,10 +6,11 @@ from functools import lru_cache
 from math import prod
 
 from tilewright.ir import Func, Op, Value
+from tilewright.ir.hardware_facts import VECTOR_BYTES, WARP
 from tilewright.ir.tensor.ops import REDUCING, dims
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.index_sets import placed_reads, recompute_cost
-from tilewright.passes.kernels.chain.block import VECTOR_BYTES, contiguous, kept_shape
+from tilewright.passes.kernels.chain.block import contiguous, kept_shape
 from tilewright.passes.kernels.chain.contract import (
     DEPTH,
     chunk_steps,
@@ -27,7 +28,6 @@ from tilewright.passes.kernels.chain.tiles import contract_tiles
 from tilewright.passes.kernels.chain.work import ChainStageWork, ChainWork
 from tilewright.passes.kernels.kernel_problem import traffic
 
-_WARP = 32
 #: instructions of one step of a cooperative copy: address, bounds, load, store
 _COPY_INSTRUCTIONS = 8.0
 #: instructions of one point of a map or of one result: address, bounds, store
@@ -118,7 +118,7 @@ def _contract_work(chain: Chain, stage: Stage, plan: ChainPlan) -> ChainStageWor
     instructions += chunks * copies * _COPY_INSTRUCTIONS
     instructions += tiles.accumulators * (_POINT_INSTRUCTIONS + _epilogue(stage))
     outputs = prod(s.extent for s in stage.domain)
-    active = -(-min(plan.threads, tiles.units) // _WARP)
+    active = -(-min(plan.threads, tiles.units) // WARP)
     extra = 1.0 if _epilogue_reads(chain, stage) else 0.0
     return ChainStageWork(
         instructions,
@@ -175,7 +175,7 @@ def _reduce_work(chain: Chain, stage: Stage, plan: ChainPlan) -> ChainStageWork:
     inner = share * (1.0 + 3.0 * kept + (_READ_INSTRUCTIONS if lanes == 1 else 3.0) * count)
     inner += _SHUFFLE_INSTRUCTIONS * (lanes.bit_length() - 1)
     instructions = steps * (inner + items * (_POINT_INSTRUCTIONS + _epilogue(stage)))
-    active = -(-min(plan.threads, -(-points // items) * lanes) // _WARP)
+    active = -(-min(plan.threads, -(-points // items) * lanes) // WARP)
     trips = steps * (1.0 if count else 0.0)
     return ChainStageWork(instructions, active, float(points * reduced_length(op)), read, trips, 1)
 
@@ -191,6 +191,6 @@ def _map_work(chain: Chain, stage: Stage, plan: ChainPlan) -> ChainStageWork:
         count, read = count + more, read + nbytes
     cost = recompute_cost(stage.anchor) + _epilogue(stage) + 3.0 * count
     instructions = steps * (_POINT_INSTRUCTIONS + vec * (cost + 2.0))
-    active = -(-min(plan.threads, total) // _WARP)
+    active = -(-min(plan.threads, total) // WARP)
     trips = -(-steps // 4) if count else 0
     return ChainStageWork(instructions, active, 0.0, read, float(trips), 1)

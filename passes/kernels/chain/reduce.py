@@ -7,15 +7,16 @@ from math import prod
 from typing import Any
 
 from tilewright.ir import Expr, Sym, Value
+from tilewright.ir.hardware_facts import VECTOR_BYTES
 from tilewright.ir.tensor.ops import dims
 from tilewright.ir.types import itemsize
-from tilewright.passes.kernels.chain.block import VECTOR_BYTES, ChainBlock, ChainPoints
+from tilewright.passes.kernels.chain.block import ChainBlock, ChainPoints
 from tilewright.passes.kernels.chain.stages import Stage
 from tilewright.passes.kernels.rows.lowering import combiner, neutral
 from tilewright.passes.kernels.writing.writer import Index
 
 #: points of a reduction unrolled in one body at most
-UNROLL_BUDGET = 64
+UNROLLED_REDUCTION_POINTS = 64
 #: steps of shared reductions written out, so that the loads of all are under way at once
 MAX_STEPS_UNROLLED = 4
 #: elements along the last dimension that one thread of a map computes
@@ -43,7 +44,7 @@ def serial_items(stage: Stage) -> int:
     """Neighbours along the last dimension that one thread reduces together, with all loads under way."""
     extents = [s.extent for s in stage.domain]
     length = prod(dims(stage.anchor, "red").values())
-    fits = [n for n in (4, 2) if extents and extents[-1] % n == 0 and n * length <= UNROLL_BUDGET]
+    fits = [n for n in (4, 2) if extents and extents[-1] % n == 0 and n * length <= UNROLLED_REDUCTION_POINTS]
     return fits[0] if fits else 1
 
 
@@ -124,7 +125,7 @@ class StageReduce:
         body, unroll = self.items, {}
         for d in reversed(self.red):
             body *= self.red[d]
-            unroll[d] = 1 if body <= UNROLL_BUDGET else 0
+            unroll[d] = 1 if body <= UNROLLED_REDUCTION_POINTS else 0
         with ExitStack() as stack:
             inner = {
                 d: stack.enter_context(self.w.loop(f"r_{d}", n, unroll=unroll[d]))

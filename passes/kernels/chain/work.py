@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.bound import Bound
+from tilewright.ir.hardware_facts import WARP
 
-_WARP = 32
 _L2_EFFICIENCY = 0.6
 _EXPOSED_SHARE = 0.15
 _BARRIERS_PER_STAGE = 2
@@ -60,7 +60,7 @@ def resident_chains(work: ChainWork, hardware: GpuHardware) -> int:
     """Blocks that fit one multiprocessor; 0 where none does."""
     if work.shared_bytes > hardware.smem_per_block_max_bytes:
         return 0
-    threads = -(-work.threads // _WARP) * _WARP
+    threads = -(-work.threads // WARP) * WARP
     if threads > hardware.max_threads_per_block or work.registers > hardware.max_registers_per_thread:
         return 0
     shared = work.shared_bytes + hardware.smem_reserved_per_block_bytes

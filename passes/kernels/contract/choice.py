@@ -11,8 +11,9 @@ from tilewright.costmodel import ContractParameters, CpuHardware, Hardware, choo
 from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
 from tilewright.costmodel.kernels.choose import Choice
-from tilewright.costmodel.kernels.geometry import WIDEST_COPY_BYTES, vector_width
+from tilewright.costmodel.kernels.geometry import vector_width
 from tilewright.ir import Attr, Func, Op, Pairs
+from tilewright.ir.hardware_facts import VECTOR_BYTES
 from tilewright.ir.tensor.ops import dims, domain
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.contract.warp_shape import warp_shape
@@ -77,7 +78,7 @@ def contract_params(op: Op, p: ContractParameters, hardware: Hardware) -> dict[s
 
 def _vector(op: Op, p: ContractParameters, hardware: Hardware) -> int:
     """Elements of one vector along the columns."""
-    loaded = WIDEST_COPY_BYTES // itemsize(op.operands[0].tensor.dtype)
+    loaded = VECTOR_BYTES // itemsize(op.operands[0].tensor.dtype)
     widest = hardware.simd_lanes if isinstance(hardware, CpuHardware) else loaded
     return int(vector_width(np.array(p.k_t), widest))
 

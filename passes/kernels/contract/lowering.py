@@ -13,9 +13,10 @@ from contextlib import ExitStack, contextmanager
 from math import prod
 from typing import Any
 
-from tilewright.costmodel.kernels.warp_reads import UNROLL_BUDGET, UNROLL_POINTS
+from tilewright.costmodel.kernels.warp_reads import CONTRACT_UNROLL_BUDGET, UNROLL_POINTS
 from tilewright.ir import Expr, Func, InputError, Op, Sym, Value
 from tilewright.ir.expr import minimum, substitute, symbols
+from tilewright.ir.hardware_facts import VECTOR_BYTES
 from tilewright.ir.simplify import interval
 from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
@@ -25,9 +26,6 @@ from tilewright.passes.kernels.writing.prefetch import emit_prefetch, prefetched
 from tilewright.passes.kernels.writing.staging import Fetch, Region, region
 from tilewright.passes.kernels.writing.tiling import Grid, Tile, make_grid
 from tilewright.passes.kernels.writing.writer import Writer
-
-#: bytes of one vector access
-VECTOR_BYTES = 16
 
 
 def anchor_of(kernel: Func, *names: str) -> Op:
@@ -293,7 +291,7 @@ def store_results(w: Writer, points: Points, place: tuple[Expr, ...]) -> None:
 def _reduction_loops(w: Writer, sizes: Mapping[str, int], work: int) -> Iterator[dict[str, Expr]]:
     """Loops over one chunk of the reduced domain, unrolled from inside as far as the code budget allows."""
     unroll: dict[str, int] = {}
-    room = max(1, min(UNROLL_BUDGET // work, UNROLL_POINTS))
+    room = max(1, min(CONTRACT_UNROLL_BUDGET // work, UNROLL_POINTS))
     for d in reversed(list(sizes)):
         unroll[d] = 1 if sizes[d] <= room else _divisor(sizes[d], room)
         room = room // sizes[d] if sizes[d] <= room else 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.costmodel.hardware.description import GpuHardware
-from tilewright.costmodel.kernels.geometry import WARP, ceil_div, resident_blocks
+from tilewright.costmodel.kernels.geometry import ceil_div, resident_blocks
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
+from tilewright.ir.hardware_facts import LINE_BYTES, WARP
 from tilewright.passes.kernels.matrix.bound import tensor_fma
 from tilewright.passes.kernels.matrix.space import (
     DEPTH_BYTES,
@@ -32,7 +33,6 @@ _PER_COPY, _PER_CHUNK, _PER_ELEMENT, _PER_LANE, _PER_HEAD = 28.0, 85.0, 9.0, 18.
 _MMA_CLK = 60.0
 #: cycles of a multiprocessor's path to the L2 for each line of which an asynchronous copy takes some
 _PER_LINE_CLK = 1.6
-LINE_BYTES = 128
 #: issue slots of one vector of four results of a warp through the epilogue: of its own, by how much each
 #: further set of warps adds to them, and per instruction of what is computed from a result
 _PER_RESULT, _PER_SET, _PER_TAIL = 14.5, 0.5, 1.8

@@ -14,15 +14,14 @@ from collections.abc import Mapping
 from math import gcd
 
 from tilewright.ir import Expr, Func, InputError, Sym, Value
+from tilewright.ir.hardware_facts import WARP, WARPGROUP_WARPS
 from tilewright.ir.tensor.ops import dims
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.contract.lowering import anchor_of, store_results
 from tilewright.passes.kernels.matrix.plan import (
     DEPTH_BYTES,
-    GROUP_WARPS,
     TILE_M,
     TILE_N,
-    WARP,
     WARPGROUPS,
     MatrixPlan,
     MatrixView,
@@ -210,7 +209,7 @@ class _Matrix:
         w.b.do("thread.barrier")
         tile = w.alloc(shape, "f32", "shared", "sum_tile")
         with w.loops("i", acc.tensor.shape[:2], unroll=1) as (i, j):
-            row = self.sum_row + i * (GROUP_WARPS * TILE_M if self.by_groups else TILE_M)
+            row = self.sum_row + i * (WARPGROUP_WARPS * TILE_M if self.by_groups else TILE_M)
             column = self.warp_n + j * TILE_N
             at = (column, row) if transposed else (row, column)
             w.b.do(

@@ -8,6 +8,7 @@ from math import prod
 
 from tilewright.ir import Attr, Func, InputError, Op, Pairs, Sym, Value
 from tilewright.ir.expr import Expr, substitute
+from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, WARP, WARPGROUP_WARPS
 from tilewright.ir.simplify import Ranges, coefficients, interval, multiple_of, simplify
 from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
 from tilewright.ir.thread.warpgroup_ops import MOST_N, ROW_BYTES
@@ -19,15 +20,10 @@ from tilewright.passes.kernels.writing.kernel_params import reading_params, whol
 #: four warps together multiply tiles where they lie in shared memory (sm_90a)
 WARPGROUPS = "wgmma"
 ENGINES = ("mma", WARPGROUPS)
-WARP = 32
-#: warps of a warpgroup
-GROUP_WARPS = 4
 #: rows and columns of the instruction's tile, and its depth in bytes of one row of factors
 TILE_M, TILE_N, DEPTH_BYTES = 16, 8, 32
 #: dtypes of factors that tensor cores take as they are; float32 needs the permission to round
 NARROW = ("f16", "bf16")
-#: bytes one asynchronous copy may move, widest first
-COPY_BYTES = (16, 8, 4)
 MAX_STAGES = 6
 
 
@@ -99,8 +95,8 @@ class MatrixView:
         size = itemsize(self.dtype)
         if not self.sources[operand].given:
             return 0
-        lanes = self.lanes(operand, COPY_BYTES[0] // size)
-        return lanes if lanes * size in COPY_BYTES else 0
+        lanes = self.lanes(operand, ASYNC_COPY_BYTES[0] // size)
+        return lanes if lanes * size in ASYNC_COPY_BYTES else 0
 
 
 def matrix_view(kernel: Func, op: Op) -> MatrixView | None:
@@ -301,9 +297,9 @@ class MatrixPlan:
     def _check_groups(self, view: MatrixView) -> None:
         if not takes_warpgroups(view):
             raise InputError("expected factors in rows of the channel for warpgroups")
-        if self.warps_m % GROUP_WARPS or self.warps_k != 1 or self.warp_n > MOST_N:
+        if self.warps_m % WARPGROUP_WARPS or self.warps_k != 1 or self.warp_n > MOST_N:
             raise InputError(
-                f"expected multiples of {GROUP_WARPS} warps along m, one set of them and at most "
+                f"expected multiples of {WARPGROUP_WARPS} warps along m, one set of them and at most "
                 f"{MOST_N} columns each, got {self.warps_m} x {self.warps_n} x {self.warps_k} warps "
                 f"and {self.warp_n} columns"
             )

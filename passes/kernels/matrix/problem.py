@@ -10,19 +10,13 @@ import numpy as np
 from tilewright.costmodel.kernels.parameters import MatrixParameters
 from tilewright.ir import Func, Op, Sym, walk
 from tilewright.ir.expr import symbols
+from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
 from tilewright.ir.simplify import coefficients, interval
 from tilewright.ir.tensor.ops import ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.constant_params import WEIGHTS
 from tilewright.passes.kernels.kernel_problem import reached, traffic
-from tilewright.passes.kernels.matrix.plan import (
-    COPY_BYTES,
-    ENGINES,
-    WARPGROUPS,
-    MatrixPlan,
-    MatrixView,
-    plain,
-)
+from tilewright.passes.kernels.matrix.plan import ENGINES, WARPGROUPS, MatrixPlan, MatrixView, plain
 from tilewright.passes.kernels.matrix.scalar_work import instructions
 from tilewright.passes.kernels.matrix.space import MatrixProblem, raster_of
 
@@ -75,14 +69,14 @@ def _read(kernel: Func, ops: Sequence[Op]) -> Iterator[int]:
 
 def _lanes(view: MatrixView, operand: int, size: int) -> int:
     """Elements that a thread takes together where it computes a factor; one by one where it only gathers."""
-    return 1 if view.sources[operand].given else view.lanes(operand, COPY_BYTES[0] // size)
+    return 1 if view.sources[operand].given else view.lanes(operand, ASYNC_COPY_BYTES[0] // size)
 
 
 def _packed_copy(view: MatrixView, size: int) -> int:
     if not plain(reads(view.op)[1]) or Sym(view.channel) not in reads(view.op)[1]:
         return 0
-    known = gcd(view.sizes[view.channel], COPY_BYTES[0] // size)
-    return known if known * size in COPY_BYTES else 0
+    known = gcd(view.sizes[view.channel], ASYNC_COPY_BYTES[0] // size)
+    return known if known * size in ASYNC_COPY_BYTES else 0
 
 
 def _packs_rows(kernel: Func, view: MatrixView) -> bool:

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewright.costmodel.hardware.description import GpuHardware
-from tilewright.costmodel.kernels.geometry import WARP, ceil_div
+from tilewright.costmodel.kernels.geometry import ceil_div
 from tilewright.costmodel.kernels.parameters import MatrixParameters
 from tilewright.costmodel.kernels.windows import IntArray
 from tilewright.ir.errors import InputError
+from tilewright.ir.hardware_facts import WARP
 from tilewright.ir.thread.warpgroup_ops import GROUP_M, MOST_N
 
 #: rows and columns of the instruction's tile, and its depth in bytes of one row of factors

@@ -9,10 +9,11 @@ from math import gcd
 from tilewright.costmodel import Hardware, choose_map
 from tilewright.ir import Block, Builder, Func, Level, Op, Pairs, Sym, TensorType, Value
 from tilewright.ir.expr import symbols
+from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
 from tilewright.ir.tensor.ops import dims, reads
 from tilewright.passes.kernels.kernel_problem import stream_problem
 from tilewright.passes.kernels.matrix.choice import choose_matrix, has_tensor_cores
-from tilewright.passes.kernels.matrix.plan import COPY_BYTES, NARROW, matrix_view
+from tilewright.passes.kernels.matrix.plan import NARROW, matrix_view
 from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.passes.kernels.matrix.reduction_parts import added, channel_of
 from tilewright.passes.kernels.matrix.space import MatrixProblem
@@ -66,7 +67,7 @@ def _part(problem: MatrixProblem, parts: int) -> MatrixProblem:
     copies = []
     for copy in (problem.first_copy, problem.second_copy):
         shorter = gcd(copy, length)
-        copies.append(shorter if shorter * problem.element_bytes in COPY_BYTES else 0)
+        copies.append(shorter if shorter * problem.element_bytes in ASYNC_COPY_BYTES else 0)
     return replace(
         problem,
         batch=problem.batch * parts,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir import Expr, Sym, Value
-from tilewright.passes.kernels.matrix.plan import DEPTH_BYTES, GROUP_WARPS, TILE_M, WARP, MatrixPlan
+from tilewright.ir.hardware_facts import WARP, WARPGROUP_WARPS
+from tilewright.passes.kernels.matrix.plan import DEPTH_BYTES, TILE_M, MatrixPlan
 from tilewright.passes.kernels.matrix.ring import Ring
 from tilewright.passes.kernels.matrix.space import OVERLAP_STAGES
 from tilewright.passes.kernels.matrix.stage import Staged
@@ -15,8 +16,8 @@ from tilewright.passes.kernels.writing.writer import Writer
 def warpgroup_rows(w: Writer, plan: MatrixPlan) -> tuple[Expr, Expr]:
     """Of this thread's warp in the block's tile: its warpgroup's first row, and its own first of these."""
     place = Sym("tid") // WARP % plan.warps_m
-    first = place // GROUP_WARPS * (GROUP_WARPS * plan.warp_m)
-    own = place % GROUP_WARPS * TILE_M
+    first = place // WARPGROUP_WARPS * (WARPGROUP_WARPS * plan.warp_m)
+    own = place % WARPGROUP_WARPS * TILE_M
     return w.simple(first), w.simple(first + own)
 
 
@@ -73,7 +74,7 @@ def _multiply_held(
     _, own = warpgroup_rows(w, plan)
     for step in range(steps):
         for i in range(tiles):
-            row = own + i * GROUP_WARPS * TILE_M
+            row = own + i * WARPGROUP_WARPS * TILE_M
             w.b.do(
                 "thread.load_fragment", held, a.tiles,
                 at=tuple(map(w.simple, a.place(slot, row, step * depth))),

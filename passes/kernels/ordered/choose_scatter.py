@@ -8,9 +8,9 @@ from math import ceil, log2
 
 from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, Hardware
 from tilewright.costmodel.kernels.problem import LineProblem
+from tilewright.ir.hardware_facts import WARP
 from tilewright.passes.kernels.ordered.choose_lines import choose_lines
 
-_WARP = 32
 #: places among which a sort compares all pairs; longer sequences are merged from such chunks
 _CHUNK = 2048
 #: instructions of one comparison of a rank, and of one probe of a binary search
@@ -47,7 +47,7 @@ def _sorted_s(
     kernels = _KERNELS + 3 * merges + rounds
     probes = 2.0 * updates * sum(ceil(log2(_CHUNK)) + m for m in range(merges)) + targets * bits
     compared = 2.0 * updates * min(updates, _CHUNK) * _COMPARE_INSTRUCTIONS
-    rate = hardware.sm_count * hardware.schedulers_per_sm * _WARP * hardware.clock_hz
+    rate = hardware.sm_count * hardware.schedulers_per_sm * WARP * hardware.clock_hz
     busy_s = (compared + probes * _PROBE_INSTRUCTIONS) / (rate * hardware.estimate_issue_efficiency)
     moved = ((3 * rounds + 2) * updates + 3 * targets) * payload * element_bytes
     moved_s = moved / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)

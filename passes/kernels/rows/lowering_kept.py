@@ -10,15 +10,15 @@ from contextlib import AbstractContextManager
 
 from tilewright.ir import Expr, Func, InputError, Value
 from tilewright.ir.expr import substitute, symbols
+from tilewright.ir.hardware_facts import VECTOR_BYTES, WARP
 from tilewright.passes.analysis.row_phases import Phase
 from tilewright.passes.kernels.rows.walks import RowWalks
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Index
 
-WARP = 32
 #: steps of a walk whose reads are asked for together
 MOST_TOGETHER = 8
-_VECTOR_BYTES, _SUM_BYTES = 16, 4
+_SUM_BYTES = 4
 
 
 def lower_rows_kept(kernel: Func) -> Func:
@@ -124,7 +124,7 @@ class RowsKept(RowWalks):
         """Read vectors that are longer than those of float32 sums on their own, as wide as memory allows."""
         w, phase = self.w, self.phases[number]
         self.fetched = {}
-        if not column or self.vec * _SUM_BYTES <= _VECTOR_BYTES:
+        if not column or self.vec * _SUM_BYTES <= VECTOR_BYTES:
             return
         last = f"col.{len(phase.columns) - 1}"
         for value, found in self.uses.items():

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from math import gcd, prod
 
 from tilewright.ir import Expr, Func, InputError, Sym, TensorType, UnsupportedError, Value
+from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
 from tilewright.ir.tensor.ops import dims
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.row_phases import Phase, rewritten_rows, whole_rows
@@ -18,9 +19,6 @@ from tilewright.passes.kernels.rows.lowering_kept import RowsKept
 from tilewright.passes.kernels.rows.staged_space import KEPT_ELEMENTS, UNROLLED_ELEMENTS
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Index
-
-_COPY_BYTES = 16
-_LEAST_COPY_BYTES = 4
 
 
 def lower_rows_staged(kernel: Func) -> Func:
@@ -57,8 +55,8 @@ class _RowsStaged(RowsKept):
         """Copy the rows of this block."""
         w, t = self.w, self.source.tensor
         size, count = itemsize(t.dtype), self.rows * self.length
-        self.copied = gcd(count, self.total * self.length, _COPY_BYTES // size)
-        if self.copied * size < _LEAST_COPY_BYTES:
+        self.copied = gcd(count, self.total * self.length, ASYNC_COPY_BYTES[0] // size)
+        if self.copied * size < ASYNC_COPY_BYTES[-1]:
             raise InputError(f"expected whole words in {self.rows} rows of {self.length}", where=self.where)
         flat = Value(TensorType(t.dtype, (t.size,), "global"), self.source.hint)
         w.inputs[self.source] = flat

@@ -11,14 +11,15 @@ from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
 from tilewright.costmodel.kernels.choose import Choice
 from tilewright.costmodel.kernels.parameters import RowReduceParameters
 from tilewright.ir import Attr, Func, Op, Pairs
+from tilewright.ir.hardware_facts import LINE_BYTES, VECTOR_BYTES, WARP
 from tilewright.ir.tensor.ops import dims, domain
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.row_phases import RowPhases, rewritten_rows, row_phases, whole_rows
 from tilewright.passes.kernels.decision import decided
 from tilewright.passes.kernels.kernel_problem import contract_roles, ops_named, row_problem
 from tilewright.passes.kernels.rows.lowering import combiner
-from tilewright.passes.kernels.rows.space import VECTOR_BYTES, WARP, RowAccess, choose_rows
-from tilewright.passes.kernels.rows.staged_space import LINE_BYTES, choose_staged
+from tilewright.passes.kernels.rows.space import RowAccess, choose_rows
+from tilewright.passes.kernels.rows.staged_space import choose_staged
 
 #: lines that a row is shorter than whose threads are too few to read lines at once
 _SHORT_LINES = 2

@@ -11,9 +11,8 @@ from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.choose import Choice
 from tilewright.costmodel.kernels.parameters import RowReduceParameters
 from tilewright.costmodel.kernels.problem import RowReduceProblem
+from tilewright.ir.hardware_facts import VECTOR_BYTES, WARP
 
-WARP = 32
-VECTOR_BYTES = 16
 POWERS = tuple(1 << e for e in range(11))
 #: registers (4 bytes) of one thread that may hold its part of a row, and steps in which it reads them
 _KEPT_REGISTERS = 32

@@ -13,6 +13,7 @@ from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.choose import Choice
 from tilewright.costmodel.kernels.parameters import RowReduceParameters
 from tilewright.costmodel.kernels.problem import RowReduceProblem
+from tilewright.ir.hardware_facts import LINE_BYTES, VECTOR_BYTES, WARP
 from tilewright.passes.kernels.rows.space import (
     BARRIER_CLK,
     BLOCK_START_CLK,
@@ -20,8 +21,6 @@ from tilewright.passes.kernels.rows.space import (
     EXCHANGE_CLK,
     OTHER_REGISTERS,
     POWERS,
-    VECTOR_BYTES,
-    WARP,
 )
 
 #: elements that stand in the code of a walk one after the other, and those of which a thread keeps computed
@@ -32,7 +31,6 @@ KEPT_ELEMENTS = 16
 _BLOCK = (128, 256)
 _TILE_BYTES = 32_768
 _WORD_BYTES = 4
-LINE_BYTES = 128
 #: instructions of a thread besides its copies and steps, of one copy, and of one step beside its elements
 _START_INSTRUCTIONS, _COPY_INSTRUCTIONS, _STEP_INSTRUCTIONS = 80.0, 6.0, 3.0
 #: clock cycles from one addition to the next one on its result

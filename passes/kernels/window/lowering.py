@@ -15,7 +15,7 @@ from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Index, Writer
 
 #: window points unrolled in one body at most
-UNROLL_BUDGET = 256
+UNROLLED_WINDOW_POINTS = 256
 
 
 def lower_window(kernel: Func) -> Func:
@@ -75,7 +75,7 @@ class _Window:
         body, unroll = self.outputs, {}
         for d in reversed(red):
             body *= red[d]
-            unroll[d] = 1 if body <= UNROLL_BUDGET else 0
+            unroll[d] = 1 if body <= UNROLLED_WINDOW_POINTS else 0
         with ExitStack() as stack:
             local = {d: stack.enter_context(w.loop(f"r_{d}", n, unroll=unroll[d])) for d, n in red.items()}
             item = stack.enter_context(w.loop("i", self.outputs, unroll=1))

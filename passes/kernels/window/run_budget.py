@@ -8,7 +8,7 @@ from math import gcd
 
 #: multiply-adds of one thread that stand in its code one after the other; of one with runs of outputs, which
 #: has no loop over lanes
-UNROLL_BUDGET = 1024
+TILE_UNROLL_BUDGET = 1024
 RUN_UNROLL_BUDGET = 2048
 #: window points whose weights a thread keeps in registers from the start
 MOST_AHEAD = 32

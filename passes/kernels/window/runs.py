@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from tilewright.ir import Expr, Func, InputError, Op, Value
 from tilewright.ir.expr import substitute, symbols
+from tilewright.ir.hardware_facts import VECTOR_BYTES
 from tilewright.ir.simplify import multiple_of
 from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.ir.types import itemsize
@@ -18,8 +19,6 @@ from tilewright.passes.kernels.window.run_budget import MOST_AHEAD, RUN_UNROLL_B
 from tilewright.passes.kernels.window.tiles import WindowTiles
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Index
-
-_VECTOR_BYTES = 16
 
 
 def slides_inside(op: Op) -> bool:
@@ -68,7 +67,7 @@ class _WindowRuns(WindowTiles):
         start = substitute(reads(self.op)[0][-1], dict.fromkeys(self.red, 0) | self.base)
         offset = substitute(reads(self.op)[0][-1], dict.fromkeys((*self.par, *self.red), 0))
         aligned = multiple_of(start - offset, self.w.ranges)
-        widest = _VECTOR_BYTES // itemsize(value.tensor.dtype)
+        widest = VECTOR_BYTES // itemsize(value.tensor.dtype)
         return {c: p for p in pieces(columns, aligned, value.tensor.shape[-1], widest) for c in p.columns}
 
     def ahead(

@@ -11,6 +11,7 @@ from tilewright.costmodel.kernels.choose import Choice
 from tilewright.costmodel.kernels.parameters import WindowParameters
 from tilewright.costmodel.kernels.problem import WindowProblem
 from tilewright.costmodel.kernels.windows import staged_rows
+from tilewright.ir.hardware_facts import LINE_BYTES, VECTOR_BYTES, WARP
 from tilewright.passes.kernels.window.run_budget import RUN_UNROLL_BUDGET, Piece, pieces
 
 _THREADS = (128, 256)
@@ -18,9 +19,6 @@ _ROWS = (1, 2, 4, 8)
 #: rows of runs at most; those that divide the height leave no thread without work
 _MOST_RUN_ROWS = 16
 _COLUMNS = (1, 2, 4)
-_WARP = 32
-_VECTOR_BYTES = 16
-_LINE_BYTES = 128
 #: sums one thread keeps in registers at most; in runs whose whole window stands in the code, where the sums
 #: of a row are done before those of the last ones begin
 _MOST_SUMS = 32
@@ -55,8 +53,8 @@ def choose_tiles(
     neighbouring outputs, with `runs` vectors of them that divide a row (`window_runs`) if elements are so
     short that a warp's access to single ones brings less than a line.
     """
-    widest = _VECTOR_BYTES // problem.element_bytes
-    short = _WARP * problem.element_bytes < _LINE_BYTES
+    widest = VECTOR_BYTES // problem.element_bytes
+    short = WARP * problem.element_bytes < LINE_BYTES
     inner = lanes or (problem.w if runs and short else 1)
     even = (r for r in range(1, _MOST_RUN_ROWS + 1) if problem.h % r == 0)
     run_rows = sorted({*_ROWS, *even})
@@ -121,14 +119,14 @@ def _patch(problem: WindowProblem, lanes: int, rows: int, columns: int, vec: int
 
 def _lines(lane_bytes: int) -> float:
     """Lines that a warp's access touches whose lanes lie this far apart."""
-    return max(1.0, _WARP * lane_bytes / _LINE_BYTES)
+    return max(1.0, WARP * lane_bytes / LINE_BYTES)
 
 
 def row_pieces(problem: WindowProblem, vec: int) -> tuple[Piece, ...]:
     """The vectors that a thread reads of one row for `vec` outputs side by side."""
     taps = range(0, problem.f_w * problem.dilation_w, problem.dilation_w)
     columns = (o * problem.stride_w + t - problem.axis_w.pad for o in range(vec) for t in taps)
-    return pieces(columns, vec * problem.stride_w, problem.w_in, _VECTOR_BYTES // problem.element_bytes)
+    return pieces(columns, vec * problem.stride_w, problem.w_in, VECTOR_BYTES // problem.element_bytes)
 
 
 def _fits(problem: WindowProblem, lanes: int, rows: int, columns: int, vec: int) -> bool:
@@ -163,7 +161,7 @@ def _seconds(problem: WindowProblem, hardware: GpuHardware, lanes: int, p: Windo
     )
     across = problem.w if lanes else problem.w // vec
     threads = problem.planes // (vec if lanes else 1) * -(-problem.h // rows) * -(-across // columns)
-    warps = -(-threads // _WARP)
+    warps = -(-threads // WARP)
     issue = hardware.schedulers_per_sm * hardware.estimate_issue_efficiency
     issue_clk = -(-warps // hardware.sm_count) * instructions / issue
     lines = patch.lines + weights * (patch.row_lines if lanes else 1) + outputs * patch.row_lines

@@ -16,7 +16,7 @@ from math import prod
 from tilewright.ir import Expr, Func, InputError, Op, Pairs, Value
 from tilewright.ir.expr import Sym, substitute
 from tilewright.ir.tensor.ops import dims, fills, reads
-from tilewright.passes.kernels.window.run_budget import UNROLL_BUDGET
+from tilewright.passes.kernels.window.run_budget import TILE_UNROLL_BUDGET
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Index, Writer
 
@@ -51,7 +51,7 @@ class WindowTiles:
     """
 
     #: multiply-adds that stand in the code of a thread at most
-    budget = UNROLL_BUDGET
+    budget = TILE_UNROLL_BUDGET
 
     def __init__(self, kernel: Func, op: Op, threads: int, outputs: Mapping[str, int]) -> None:
         """Raises InputError unless the outputs of the innermost dimension divide its extent."""

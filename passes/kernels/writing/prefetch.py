@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from tilewright.ir import Expr, Func, Sym
+from tilewright.ir.hardware_facts import LINE_BYTES
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.writing.staging import Region
 from tilewright.passes.kernels.writing.writer import Writer
 
 #: attribute of a kernel: positions of the parameters it brings to the cache first
 PREFETCHED = "prefetch"
-LINE_BYTES = 128
 #: blocks at most that share one prefetch: those that run at the same time
 MOST_SHARERS = 16
 

@@ -19,11 +19,13 @@ from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.tensor.ops import REDUCING, dims, fills, ranges_of, reads
 from tilewright.passes.analysis.index_sets import POINTWISE, identity_read, is_view, reads_of
 from tilewright.passes.analysis.row_groups import rows_of
-from tilewright.passes.tensor.fusion.partition_legality import MAX_PROLOGUE_COST, ORDERED, prologue_cost
+from tilewright.passes.tensor.fusion.partition_legality import (
+    CACHED_ARRAY_BYTES,
+    MAX_PROLOGUE_COST,
+    ORDERED,
+    prologue_cost,
+)
 from tilewright.passes.tensor.layouts.cost import on_tensor_cores
-
-#: bytes from which an array is worth a prologue that never stores it: caches hold smaller ones
-STORED_BYTES = 8 << 20
 
 
 @dataclass
@@ -157,7 +159,7 @@ class _Builder:
             made, op = list(op.results), read_by[0]
         if op.name != "tensor.contract" or on_tensor_cores(op) or cost > MAX_PROLOGUE_COST:
             return False
-        if made[0].tensor.nbytes < max(STORED_BYTES, op.result.tensor.nbytes):
+        if made[0].tensor.nbytes < max(CACHED_ARRAY_BYTES, op.result.tensor.nbytes):
             return False
         ranges = ranges_of(op)
         indices = [simplify(e, ranges) for at in reads_of(op, made[0]) for e in at]

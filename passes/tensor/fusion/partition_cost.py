@@ -17,11 +17,10 @@ from tilewright.passes import PassContext
 from tilewright.passes.analysis.index_sets import recompute_cost
 from tilewright.passes.tensor.fusion.outline_kernel import outline
 from tilewright.passes.tensor.fusion.partition_graph import OpGraph, members
+from tilewright.passes.tensor.fusion.partition_legality import CACHED_ARRAY_BYTES
 
-#: bytes from which a second stored result costs more than traffic
-STORED_BYTES = 8 << 20
-#: share of the DRAM bandwidth that second results beyond that are stored with: ResNet-50 at batch 64 on an
-#: H100 ran 6.8 ms faster without 1.4 GB of them
+#: share of the DRAM bandwidth that second results beyond `CACHED_ARRAY_BYTES` are stored with: ResNet-50 at
+#: batch 64 on an H100 ran 6.8 ms faster without 1.4 GB of them
 SECOND_STORE_SHARE = 0.07
 #: instructions of a read, with its address
 READ_INSTRUCTIONS = 6
@@ -147,7 +146,7 @@ class KernelCosts:
         work += CROWDED_INSTRUCTIONS * max(0, len(given) - FREE_OPERANDS)
         seconds += points * work / _rate(hardware, points)
         if isinstance(hardware, GpuHardware):
-            large = [max(0, v.tensor.nbytes - STORED_BYTES) for v in stored[1:]]
+            large = [max(0, v.tensor.nbytes - CACHED_ARRAY_BYTES) for v in stored[1:]]
             seconds += sum(large) / (SECOND_STORE_SHARE * hardware.dram_bytes_per_s)
         return seconds
 

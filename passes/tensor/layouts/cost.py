@@ -9,6 +9,7 @@ from math import prod
 from tilewright.costmodel import CpuHardware, Hardware
 from tilewright.ir import Expr, Func, Op, Value
 from tilewright.ir.expr import symbols
+from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
 from tilewright.ir.tensor.ops import STRUCTURED, dims, domain, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.index_sets import identity_read, is_view
@@ -23,8 +24,6 @@ MATRIX_RATE = 6.0
 APART = 0.5
 #: times the bytes of an array that are moved where neighbouring threads touch places that are apart
 SECTORS = 4.0
-#: bytes that a tensor-core kernel copies at once along the reduced dimension
-COPY_BYTES = 16
 #: a window kernel against one with vectors along channels: what it takes longer, as a share of its traffic
 ROWS_OF_WINDOWS = 0.3
 #: on a CPU a window kernel against one with vectors along channels, and a result or an array that is not
@@ -143,7 +142,7 @@ class LayoutCosts:
         if not on_tensor_cores(op):
             rows = inner & set(dims(op, "par"))
             return 0.0 if i != 0 or rows or not inner else APART * simt_s
-        lanes = COPY_BYTES // itemsize(op.operands[i].tensor.dtype)
+        lanes = ASYNC_COPY_BYTES[0] // itemsize(op.operands[i].tensor.dtype)
         channel = [d for d in inner if d in dims(op, "red")]
         if channel and len(inner) == 1 and sizes[channel[0]] % lanes == 0:
             return 0.0

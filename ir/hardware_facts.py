@@ -1,0 +1,20 @@
+"""Facts that hold for all hardware of a kind, each with one name; what differs stands in the records.
+
+Source: CUDA C++ Programming Guide and PTX ISA (GPUs); for CPUs, what x86 and most ARM processors have.
+"""
+
+#: threads of a warp
+WARP = 32
+#: warps that issue a `wgmma` instruction together (sm_90a)
+WARPGROUP_WARPS = 4
+#: bytes of the widest load or store of one thread
+VECTOR_BYTES = 16
+#: bytes that one asynchronous copy to shared memory may move, widest first
+ASYNC_COPY_BYTES = (16, 8, 4)
+#: bytes of a line of a GPU's caches, and of the sectors it is fetched by
+LINE_BYTES = 128
+SECTOR_BYTES = 32
+#: banks of shared memory, each of which delivers four bytes at once
+BANKS = 32
+#: bytes of a line of a CPU's caches
+CPU_LINE_BYTES = 64
