@@ -21,12 +21,12 @@ from tilewright.kernel_program import (
 from tilewright.libraries.arbitration import arbitrated_libraries
 from tilewright.libraries.candidates import FINDERS, LibraryDevice
 from tilewright.libraries.comparison import Compared, LibraryComparisons, standing_alone
+from tilewright.libraries.fusion_groups import FusionGroup, fusion_groups_of, with_fused_kernels
 from tilewright.libraries.matching.known import Known
 from tilewright.libraries.matching.region_facts import replacing, without_counts, won_by
 from tilewright.libraries.program import inlined
 from tilewright.libraries.records import LibraryBook
 from tilewright.libraries.weights import with_constant_weights
-from tilewright.libraries.wholes import Whole, wholes_of, with_whole_kernels
 from tilewright.runtime.errors import DeviceMissingError
 from tilewright.tuning.budget import Budget, Turns
 from tilewright.tuning.kernels.measuring import Measurer
@@ -93,12 +93,12 @@ class LibraryChoice:
         comparisons = LibraryComparisons(self.measurer, device, book, missing)
         limit = self.budget if self.streams is None else self.budget.share(COMPARISONS_SHARE)
         rows: list[Compared] = []
-        wholes = self._wholes(module, comparisons, limit, rows)
-        module = with_whole_kernels(module, list(wholes))
-        generated = {w.whole.name: w.program() for w in wholes}
+        groups = self._fusion_groups(module, comparisons, limit, rows)
+        module = with_fused_kernels(module, list(groups))
+        generated = {w.whole.name: w.program() for w in groups}
         found = self._kernels(module, comparisons, limit, rows, generated)
-        found |= {w.whole.name: c for w, c in wholes.items()}
-        sizes = {w.whole.name: len(w.sites[0]) for w in wholes}
+        found |= {w.whole.name: c for w, c in groups.items()}
+        sizes = {w.whole.name: len(w.sites[0]) for w in groups}
         programs = {
             n: replacing(c.program, sizes.get(n, 1)) for n, c in found.items() if c.program is not None
         }
@@ -149,17 +149,17 @@ class LibraryChoice:
         hidden = not (sys.stderr.isatty() if self.progress is None else self.progress)
         return tqdm(kernels, desc="libraries", unit=unit, file=sys.stderr, disable=hidden)
 
-    def _wholes(
+    def _fusion_groups(
         self, module: Module, comparisons: LibraryComparisons, limit: Budget, rows: list[Compared]
-    ) -> dict[Whole, Compared]:
+    ) -> dict[FusionGroup, Compared]:
         """What several kernels compute together, where one call of a library is faster than all of them."""
         constants, calls = constants_of(module), occurrences_of(module)
-        weights = {w: sum(_gain(_called(module, site)) for site in w.sites) for w in wholes_of(module)}
+        weights = {w: sum(_gain(_called(module, site)) for site in w.sites) for w in fusion_groups_of(module)}
         groups = sorted(weights, key=lambda w: -weights[w])
         others = [calls[f.name] * _gain([f]) for f in module.funcs if f.name in calls]
         turns = Turns(limit, [*weights.values(), *others])
         by_subject: dict[str, Compared] = {}
-        won: dict[Whole, Compared] = {}
+        won: dict[FusionGroup, Compared] = {}
         replaced: set[int] = set()
         for w in self._bar(groups, "group"):
             turn = turns.take(weights[w])

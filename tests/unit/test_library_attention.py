@@ -22,11 +22,11 @@ from tilewright.libraries.arbitration import InNetwork
 from tilewright.libraries.candidates import library_candidates
 from tilewright.libraries.choice import LibraryChoice
 from tilewright.libraries.comparison import standing_alone
+from tilewright.libraries.fusion_groups import with_fused_kernels
 from tilewright.libraries.groups import attention_groups
 from tilewright.libraries.matching.attention import attentions_in
 from tilewright.libraries.matching.known import Known, fact_of, facts_in, with_facts, with_true_constants
 from tilewright.libraries.program import inlined, library_kernels, program_around
-from tilewright.libraries.wholes import with_whole_kernels
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import official_stages
 from tilewright.planning import plan_module
@@ -161,7 +161,7 @@ def test_three_kernels_of_bert_are_one_call(bert: Module) -> None:
     assert arrays4 == tuple(Array4((1, 2, 16, 8), (768, 8, 48, 1), start) for start in (0, 16, 32))
     arrays = random_arrays(bert.main)
     (wanted,) = run_main(bert, arrays)
-    (got,) = run_main(with_whole_kernels(bert, [group]), arrays)
+    (got,) = run_main(with_fused_kernels(bert, [group]), arrays)
     np.testing.assert_array_equal(got, wanted)
     # What is compared on the device: random inputs, but the constants that the one kernel knows.
     at = group.constants(constants_of(bert))
@@ -262,7 +262,7 @@ def test_gpt_is_causal_by_its_constants_and_a_plan_may_name_a_buffer_thrice() ->
     device = FakeLibraryDevice(Cudnn(FakeCudnn()))
     target = resolve_target("cuda:sm_90a")
     (program, *_) = library_candidates(group.whole, target.hardware, device, missing={})
-    whole = with_whole_kernels(module, [group])
+    whole = with_fused_kernels(module, [group])
     stages = official_stages(Level.TENSOR, "cuda").since("choose-parameters").without("prefetch-weights")
     main = inlined(alone(group.whole, ()), {group.whole.name: program})
     kept = run_pipeline(main, stages.whole, PassContext(target=str(target), verify_each=True))

@@ -12,9 +12,9 @@ from test_library_choice import FakeMeasurer, same_results
 from tilewright.ir import Module, parse
 from tilewright.libraries.candidates import products_in
 from tilewright.libraries.choice import LibraryChoice
+from tilewright.libraries.fusion_groups import with_fused_kernels
 from tilewright.libraries.parts import parts_of
 from tilewright.libraries.program import library_kernels
-from tilewright.libraries.wholes import with_whole_kernels
 
 __all__ = ["same_results"]
 
@@ -55,7 +55,7 @@ def test_the_pair_is_found_and_computes_the_same_as_one_kernel() -> None:
     assert (found.first.name, found.second.name, found.position) == ("parts", "sum", 1)
     arrays = random_arrays(module.main)
     (wanted,) = run_main(module, arrays)
-    np.testing.assert_allclose(run_main(with_whole_kernels(module, [found]), arrays)[0], wanted, rtol=1e-5)
+    np.testing.assert_allclose(run_main(with_fused_kernels(module, [found]), arrays)[0], wanted, rtol=1e-5)
     np.testing.assert_allclose(run_main(found.program(), arrays)[0], wanted, rtol=1e-5)
     problems = [c.problem for c in products_in(found.whole)]
     assert [(p.k, p.epilogue) for p in problems] == [(8, "none"), (8, "bias")]

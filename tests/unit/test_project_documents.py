@@ -91,3 +91,15 @@ def test_words_of_the_glossary_stand_once_and_in_order():
     every = re.findall(r"^\| \*\*(.+?)\*\*", GLOSSARY, re.M)
     assert len(every) > 60
     assert len(every) == len({w.lower() for w in every})
+
+
+def test_python_files_that_pages_name_are_there():
+    files = {str(f.relative_to(ROOT)) for top in (*TOP, "tests") for f in (ROOT / top).rglob("*.py")}
+    names = {path.rsplit("/", 1)[-1] for path in files}
+    pages = [
+        ROOT / "README.md",
+        *(p for p in sorted((ROOT / "docs").glob("*.md")) if "tutorial" not in p.name),
+    ]
+    named = [(p.name, path) for p in pages for path in re.findall(r"`([\w/]+\.py)`", p.read_text("utf-8"))]
+    assert len(named) > 20
+    assert not [(page, path) for page, path in named if path not in (files if "/" in path else names)]

@@ -10,7 +10,7 @@ from tilewright.libraries.groups import attention_groups
 from tilewright.libraries.parts import parts_of
 
 
-class Whole(Protocol):
+class FusionGroup(Protocol):
     """Kernels whose calls follow each other in @main, and the one kernel that computes the same."""
 
     @property
@@ -41,13 +41,13 @@ class Whole(Protocol):
         ...
 
 
-def wholes_of(module: Module) -> Iterator[Whole]:
+def fusion_groups_of(module: Module) -> Iterator[FusionGroup]:
     """Attention, then sums in parts; those may share calls with each other."""
     yield from attention_groups(module)
     yield from parts_of(module)
 
 
-def with_whole_kernels(module: Module, chosen: Collection[Whole]) -> Module:
+def with_fused_kernels(module: Module, chosen: Collection[FusionGroup]) -> Module:
     """The module that calls the whole kernels at their sites; no two of them may share a call."""
     last = {id(site[-1]): (w, site) for w in chosen for site in w.sites}
     dropped = {id(op) for w in chosen for site in w.sites for op in site[:-1]}
