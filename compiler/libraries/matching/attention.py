@@ -13,7 +13,7 @@ from tilewright.libraries.matching.known import causal_values
 from tilewright.libraries.matching.matmul import BUFFER_DTYPE
 from tilewright.libraries.matching.region import copies_behind, region_of
 from tilewright.libraries.matching.spread import with_spread_mask
-from tilewright.libraries.matching.strides import Merged, Steps, merged
+from tilewright.libraries.matching.strides import Merged, Strides, merged
 from tilewright.libraries.matching.terms import (
     Apply,
     Fold,
@@ -120,7 +120,7 @@ def _index(root: Op, terms: Terms) -> list[Expr]:
     return out
 
 
-def _result_terms(kernel: Func, root: Op, stop: Collection[Value]) -> tuple[Terms, Steps]:
+def _result_terms(kernel: Func, root: Op, stop: Collection[Value]) -> tuple[Terms, Strides]:
     """Terms over the dimensions of the result, those that indices divide being split; steps of the result."""
     wide = {d: n for d, n in dims(root, "par").items() if n > 1}
     by_dim = dict(zip(dims(root, "par"), root.result.tensor.strides, strict=True))
@@ -136,7 +136,7 @@ def _result_terms(kernel: Func, root: Op, stop: Collection[Value]) -> tuple[Term
         ranges |= {f"{d}.hi": (0, extent // size - 1), f"{d}.lo": (0, size - 1)}
         by_dim |= {f"{d}.hi": by_dim[d] * size, f"{d}.lo": by_dim[d]}
     terms = Terms(kernel, ranges, stop)
-    return terms, Steps({d: by_dim[d] for d in ranges}, root.result.tensor.start)
+    return terms, Strides({d: by_dim[d] for d in ranges}, root.result.tensor.start)
 
 
 def _matched(terms: Terms, sum_: Term, causal: set[Value]) -> tuple[Scores, Term, str] | None:
@@ -253,11 +253,11 @@ def _chosen(terms: Terms, scores: Scores, value: Term, key: str) -> Iterator[_Op
 
 
 def _problem(
-    terms: Terms, scores: Scores, operands: _Operands, result: Steps, root: Op
+    terms: Terms, scores: Scores, operands: _Operands, result: Strides, root: Op
 ) -> AttentionProblem | None:
     dtype = BUFFER_DTYPE[root.result.tensor.dtype]
     steps = [terms.steps(r) for r in (operands.q, operands.k, operands.v)]
-    bias = terms.steps(operands.bias) if operands.bias is not None else Steps({})
+    bias = terms.steps(operands.bias) if operands.bias is not None else Strides({})
     if BUFFER_DTYPE.get(operands.q.value.tensor.dtype) != dtype or bias is None or None in steps:
         return None
     q, k, v = (s for s in steps if s is not None)
@@ -288,7 +288,7 @@ def _problem(
 
 
 def _roles(
-    key: str, inner: Sequence[str], steps: tuple[Steps, ...], sizes: Mapping[str, int]
+    key: str, inner: Sequence[str], steps: tuple[Strides, ...], sizes: Mapping[str, int]
 ) -> dict[str, Merged] | None:
     """What plays batch, heads, queries, keys and sizes; None where one has not one step per operand."""
     q, k, v, d, bias = steps
@@ -320,7 +320,7 @@ def _roles(
 
 
 def _array(
-    roles: Mapping[str, Merged], names: Sequence[str], steps: Steps, sizes: Mapping[str, int],
+    roles: Mapping[str, Merged], names: Sequence[str], steps: Strides, sizes: Mapping[str, int],
     *, spread: bool = False,
 ) -> Array4:  # fmt: skip
     """An operand with these roles as dimensions; `spread`: those it does not depend on get the extent 1."""

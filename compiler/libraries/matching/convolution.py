@@ -12,7 +12,7 @@ from tilewright.ir.tensor.ops import dims, domain, ranges_of, reads
 from tilewright.libraries.matching.matmul import BUFFER_DTYPE, sums_in_f32
 from tilewright.libraries.matching.places import Axis, Place, axes_of, places_of
 from tilewright.libraries.matching.strides import (
-    Steps,
+    Strides,
     common_step,
     merged,
     steps_at,
@@ -44,7 +44,7 @@ class Convolution:
     fits: bool
     first: int = 0
 
-    def bias(self, steps: Steps, result: str) -> ConvolutionProblem | None:
+    def bias(self, steps: Strides, result: str) -> ConvolutionProblem | None:
         """The problem with a vector added that has one element per filter."""
         if self.problem.has_bias or steps.start or any(steps[d] for d in (*self.images, *self.places)):
             return None
@@ -52,7 +52,7 @@ class Convolution:
             return None
         return replace(self.problem, epilogue="bias", result=result)
 
-    def residual(self, steps: Steps, result: str) -> ConvolutionProblem | None:
+    def residual(self, steps: Strides, result: str) -> ConvolutionProblem | None:
         """The problem with an array of the results' extents added."""
         if self.problem.c is not None or not _aligned(steps.start, result):
             return None
@@ -92,7 +92,7 @@ def convolution_of(op: Op) -> Convolution | None:
     return None if roles is None or axes is None else _convolution(op, roles, axes, image, weights, dtype)
 
 
-def _roles(op: Op, walked: Sequence[Place], image: Steps, weights: Steps) -> _Roles | None:
+def _roles(op: Op, walked: Sequence[Place], image: Strides, weights: Strides) -> _Roles | None:
     sizes, result = domain(op), steps_of_result(op)
     places, taps = {p.place for p in walked}, {p.tap for p in walked}
     wide = [d for d in dims(op, "par") if sizes[d] > 1 and d not in places]
@@ -118,7 +118,7 @@ def _roles(op: Op, walked: Sequence[Place], image: Steps, weights: Steps) -> _Ro
 
 
 def _convolution(
-    op: Op, roles: _Roles, axes: Sequence[Axis], image: Steps, weights: Steps, dtype: str
+    op: Op, roles: _Roles, axes: Sequence[Axis], image: Strides, weights: Strides, dtype: str
 ) -> Convolution | None:
     sizes = domain(op)
     n, k, per_group = (prod(sizes[d] for d in g) for g in (roles.images, roles.filters, roles.channels))
@@ -150,7 +150,7 @@ def _convolution(
     return Convolution(problem, roles.images, roles.filters, places, sizes, order, wanted, fits)
 
 
-def _last(names: Sequence[str], steps: Steps) -> int:
+def _last(names: Sequence[str], steps: Strides) -> int:
     return steps[names[-1]] if names else 0
 
 
@@ -163,7 +163,7 @@ def _start(op: Op, walked: Sequence[Place]) -> int:
 
 def _results(
     images: Sequence[str], filters: Sequence[str], places: Sequence[str], sizes: Mapping[str, int],
-    steps: Steps, order: Sequence[int],
+    steps: Strides, order: Sequence[int],
 ) -> Array4 | None:  # fmt: skip
     """An operand of the results' extents, where one step leads along each of their four dimensions."""
     n, k = common_step(images, sizes, steps), common_step(filters, sizes, steps)

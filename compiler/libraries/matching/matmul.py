@@ -10,7 +10,7 @@ from tilewright.ir import Op
 from tilewright.ir.tensor.ops import dims, domain
 from tilewright.libraries.matching.strides import (
     Merged,
-    Steps,
+    Strides,
     common_step,
     merged,
     steps_of_read,
@@ -37,7 +37,7 @@ class Product:
     batch: tuple[str, ...]
     sizes: Mapping[str, int]
 
-    def bias(self, steps: Steps, result: str) -> MatmulProblem | None:
+    def bias(self, steps: Strides, result: str) -> MatmulProblem | None:
         """The problem with a vector added that has one element per row of D."""
         if self.problem.has_bias or steps.start or common_step(self.rows, self.sizes, steps) != 1:
             return None
@@ -45,7 +45,7 @@ class Product:
             return None
         return replace(self.problem, epilogue="bias", result=result)
 
-    def residual(self, steps: Steps, result: str) -> MatmulProblem | None:
+    def residual(self, steps: Strides, result: str) -> MatmulProblem | None:
         """The problem with a whole matrix added."""
         found = [common_step(group, self.sizes, steps) for group in (self.rows, self.columns, self.batch)]
         row, column, batch = found
@@ -82,7 +82,7 @@ def sums_in_f32(op: Op) -> bool:
     return op.result.tensor.dtype == "f32" and start == (0.0,) and plain
 
 
-def _oriented(op: Op, first: int, a: Steps, b: Steps, d: Steps, dtype: str) -> Iterator[Product]:
+def _oriented(op: Op, first: int, a: Strides, b: Strides, d: Strides, dtype: str) -> Iterator[Product]:
     """The product with rows of D along the dimensions of operand `first`."""
     sizes, par, red = domain(op), dims(op, "par"), dims(op, "red")
     wide = [n for n in par if sizes[n] > 1]

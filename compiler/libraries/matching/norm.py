@@ -12,7 +12,7 @@ from tilewright.ir.tensor.ops import dims
 from tilewright.libraries.matching.convolution import packed
 from tilewright.libraries.matching.matmul import BUFFER_DTYPE
 from tilewright.libraries.matching.region import region_of
-from tilewright.libraries.matching.strides import Merged, Steps, merged
+from tilewright.libraries.matching.strides import Merged, Strides, merged
 from tilewright.libraries.matching.terms import Apply, Fold, Number, Read, Term, Terms, peeled, sources
 from tilewright.libraries.program import Call
 from tilewright.runtime.libraries.convolution import Array4
@@ -55,7 +55,7 @@ def _calls(kernel: Func, root: Op) -> Iterator[Call]:
     index: list[Expr] = [Sym(d) if d in wide else 0 for d in dims(root, "par")]
     found = norm_of(terms, terms.element(root.result, index), wide)
     by_dim = dict(zip(dims(root, "par"), root.result.tensor.strides, strict=True))
-    steps = Steps({d: by_dim[d] for d in wide}, root.result.tensor.start)
+    steps = Strides({d: by_dim[d] for d in wide}, root.result.tensor.start)
     if found is None:
         return
     biases: Sequence[Read | None] = sources(found.bias) if found.bias is not None else (None,)
@@ -196,7 +196,7 @@ def _squares(
 
 
 def _problem(
-    terms: Terms, found: _Norm, x: Read, scale: Read, bias: Read | None, result: Steps,
+    terms: Terms, found: _Norm, x: Read, scale: Read, bias: Read | None, result: Strides,
     wide: Mapping[str, int], root: Op,
 ) -> NormProblem | None:  # fmt: skip
     dtypes = [BUFFER_DTYPE.get(v.value.tensor.dtype) for v in (x, scale, bias or scale)]

@@ -13,7 +13,7 @@ from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
 
 
 @dataclass(frozen=True)
-class Steps:
+class Strides:
     """Elements from one index of each dimension to the next, and where the index 0 of all of them is."""
 
     by_dim: Mapping[str, int]
@@ -32,13 +32,13 @@ class Merged:
     steps: tuple[int, ...]
 
 
-def steps_of_read(op: Op, operand: int) -> Steps | None:
-    """Steps of an operand of a structured op; None where a read is not affine or may lie outside."""
+def steps_of_read(op: Op, operand: int) -> Strides | None:
+    """Strides of an operand of a structured op; None where a read is not affine or may lie outside."""
     return steps_at(op, op.operands[operand].tensor, reads(op)[operand], fills(op)[operand] is not None)
 
 
-def steps_at(op: Op, t: TensorType, at: Sequence[Expr], checked: bool) -> Steps | None:
-    """Steps of the element of `t` at these indices; `checked`: reads may lie outside, which None answers."""
+def steps_at(op: Op, t: TensorType, at: Sequence[Expr], checked: bool) -> Strides | None:
+    """Strides of the element of `t` at these indices; None where `checked` reads may lie outside of it."""
     ranges = ranges_of(op)
     offset: Expr = 0
     for e, extent, step in zip(at, t.shape, t.strides, strict=True):
@@ -49,16 +49,16 @@ def steps_at(op: Op, t: TensorType, at: Sequence[Expr], checked: bool) -> Steps 
     found = coefficients(offset, domain(op), ranges)
     if found is None or not isinstance(found[1], int):
         return None
-    return Steps(found[0], found[1] + t.start)
+    return Strides(found[0], found[1] + t.start)
 
 
-def steps_of_result(op: Op) -> Steps:
-    """Steps of the result of a structured op over its parallel dimensions."""
+def steps_of_result(op: Op) -> Strides:
+    """Strides of the result of a structured op over its parallel dimensions."""
     t = op.result.tensor
-    return Steps(dict(zip(dims(op, "par"), t.strides, strict=True)), t.start)
+    return Strides(dict(zip(dims(op, "par"), t.strides, strict=True)), t.start)
 
 
-def merged(names: Iterable[str], sizes: Mapping[str, int], operands: Sequence[Steps]) -> list[Merged]:
+def merged(names: Iterable[str], sizes: Mapping[str, int], operands: Sequence[Strides]) -> list[Merged]:
     """The dimensions with those that follow each other in every operand made one, longest steps first.
 
     Dimensions of one index are left out: their steps do not matter.
@@ -74,7 +74,7 @@ def merged(names: Iterable[str], sizes: Mapping[str, int], operands: Sequence[St
     return out
 
 
-def common_step(group: Sequence[str], sizes: Mapping[str, int], steps: Steps) -> int | None:
+def common_step(group: Sequence[str], sizes: Mapping[str, int], steps: Strides) -> int | None:
     """The step of an operand along dimensions that are one in another, in the order of `merged`.
 
     0 where it does not depend on them; None where no single step leads along them.

@@ -9,7 +9,7 @@ from tilewright.ir import BinOp, Expr, Func, Op, Sym, Value
 from tilewright.ir.expr import substitute, symbols
 from tilewright.ir.simplify import coefficients, interval, simplify
 from tilewright.ir.tensor.ops import STRUCTURED, dims, fills, reads
-from tilewright.libraries.matching.strides import Steps
+from tilewright.libraries.matching.strides import Strides
 
 _FLOATS = ("f16", "bf16", "f32", "f64")
 
@@ -117,8 +117,8 @@ class Terms:
             return self.same(one.of, other.of, {**names, **inner})
         return isinstance(one, Number) and one == other
 
-    def steps(self, read: Read) -> Steps | None:
-        """Steps of what is read in memory; None where it is not affine."""
+    def steps(self, read: Read) -> Strides | None:
+        """Strides of what is read in memory; None where it is not affine."""
         t = read.value.tensor
         offset: Expr = 0
         for e, step in zip(read.at, t.strides, strict=True):
@@ -126,7 +126,7 @@ class Terms:
         found = coefficients(offset, self.ranges, self.ranges)
         if found is None or not isinstance(found[1], int):
             return None
-        return Steps(found[0], found[1] + t.start)
+        return Strides(found[0], found[1] + t.start)
 
 
 def peeled(term: Term) -> Term:
