@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.ir import ScalarType
 from tilewright.ir.types import storage_dtype
-from tilewright.passes.kernels.attention.terms import Apply, Fold, Term, peeled
+from tilewright.passes.kernels.attention.terms import Apply, Reduction, Term, peeled
 
 _F32 = ScalarType("f32")
 
@@ -46,13 +46,13 @@ def _taken(term: Term) -> tuple[float, Term]:
                     seen, shown, hidden = mask.args
                     if _number(shown) == 0.0 and _number(hidden) == -inf:
                         return _hidden_where(seen, one)
-    return (1.0, inner) if isinstance(inner, Fold) else (1.0, term)
+    return (1.0, inner) if isinstance(inner, Reduction) else (1.0, term)
 
 
 def _hidden_where(seen: Term, score: Term) -> tuple[float, Term]:
     """The scale of a score that is minus infinity where it is not seen, and the rest of it in float32."""
     scale, rest = _taken(score)
-    if not isinstance(rest, Fold) and not (isinstance(rest, Apply) and rest.type == _F32):
+    if not isinstance(rest, Reduction) and not (isinstance(rest, Apply) and rest.type == _F32):
         rest = Apply("scalar.cast", (("dtype", "f32"),), _F32, (rest,))
     nothing = Apply("scalar.const", (("value", -inf), ("dtype", "f32")), _F32, ())
     return scale, Apply("scalar.select", (), _F32, (seen, rest, nothing))

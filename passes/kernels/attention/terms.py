@@ -44,14 +44,14 @@ class Apply:
 
 
 @dataclass(frozen=True)
-class Fold:
+class Reduction:
     """An element of the result of a reduction or contraction."""
 
     op: Op
     at: tuple[Expr, ...]
 
 
-Term = Read | Position | Apply | Fold
+Term = Read | Position | Apply | Reduction
 
 
 class Terms:
@@ -76,7 +76,7 @@ class Terms:
             return Read(value, at)
         op = self._made[value]
         if op.name in REDUCING and len(op.results) == 1:
-            return Fold(op, at)
+            return Reduction(op, at)
         if op.name != "tensor.map":
             raise UnsupportedError(f"{op.name} is no part of attention", where=op.loc)
         return self.body(op, dict(zip(dims(op, "par"), at, strict=True)))[op.results.index(value)]
@@ -138,10 +138,10 @@ def is_number(term: Term, number: float) -> bool:
 def _dtype(term: Term) -> str:
     if isinstance(term, Read):
         return term.value.tensor.dtype
-    return term.op.result.tensor.dtype if isinstance(term, Fold) else term.type.dtype
+    return term.op.result.tensor.dtype if isinstance(term, Reduction) else term.type.dtype
 
 
-def leaves(term: Term) -> Iterator[Read | Position | Fold]:
+def leaves(term: Term) -> Iterator[Read | Position | Reduction]:
     """What a term is computed from."""
     if not isinstance(term, Apply):
         yield term

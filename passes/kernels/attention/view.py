@@ -13,8 +13,8 @@ from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.passes.kernels.attention.scale import without_scale
 from tilewright.passes.kernels.attention.terms import (
     Apply,
-    Fold,
     Read,
+    Reduction,
     Term,
     Terms,
     is_number,
@@ -57,8 +57,8 @@ class AttentionView:
     v: Term
     score: Term
     scale: float
-    product: Fold
-    mixed: Fold
+    product: Reduction
+    mixed: Reduction
     outputs: tuple[Output, ...]
 
     def size(self, names: tuple[str, ...]) -> int:
@@ -143,7 +143,7 @@ class _Match:
 
     def _folded(self, term: Term, kind: str) -> Term | None:
         """What a reduction over KEY adds up or takes the largest of; None for anything else."""
-        if not isinstance(term, Fold) or term.op.name != "tensor.reduce":
+        if not isinstance(term, Reduction) or term.op.name != "tensor.reduce":
             return None
         op = term.op
         wide = [d for d, n in dims(op, "red").items() if n > 1]
@@ -161,7 +161,7 @@ class _Match:
         return peeled(inside)
 
     def _view(self, score: Term, value: Term) -> AttentionView | None:
-        products = {x for x in leaves(score) if isinstance(x, Fold)}
+        products = {x for x in leaves(score) if isinstance(x, Reduction)}
         if len(products) != 1:
             return None
         (product,) = products
@@ -187,12 +187,12 @@ class _Match:
             or names_in(k) & {*rows, *width}
         ):
             return None
-        if any(isinstance(x, Fold) for f in (q, k, value) for x in leaves(f)) or not rows or not width:
+        if any(isinstance(x, Reduction) for f in (q, k, value) for x in leaves(f)) or not rows or not width:
             return None
         outputs = self._outputs()
         if outputs is None:
             return None
-        mixed = Fold(self.mix, tuple(Sym(d) for d in self.par))
+        mixed = Reduction(self.mix, tuple(Sym(d) for d in self.par))
         scale, raw = without_scale(score)
         return AttentionView(
             self.sizes, rows, width, batch, dtype, q, k, value, raw, scale, product, mixed, outputs
@@ -205,7 +205,7 @@ class _Match:
             names = [f"out.{i}" for i in range(len(v.tensor.shape))]
             ranges = {n: (0, size - 1) for n, size in zip(names, v.tensor.shape, strict=True)}
             term = Terms(self.kernel, ranges).element(v, tuple(Sym(n) for n in names))
-            places = {x for x in leaves(term) if isinstance(x, Fold)}
+            places = {x for x in leaves(term) if isinstance(x, Reduction)}
             if len(places) != 1:
                 return None
             (place,) = places
@@ -216,7 +216,7 @@ class _Match:
             found.append(Output(v, _substituted(term, env, self.terms.ranges), at))
         return tuple(found)
 
-    def _inverse(self, place: Fold, ranges: Mapping[str, tuple[int, int]]) -> dict[str, Expr] | None:
+    def _inverse(self, place: Reduction, ranges: Mapping[str, tuple[int, int]]) -> dict[str, Expr] | None:
         """The dimensions of a result in those of the mix; None where they are not the same in some order."""
         env: dict[str, Expr] = {n: 0 for n, (_, high) in ranges.items() if high == 0}
         for e, (d, size) in zip(place.at, self.par.items(), strict=True):
@@ -257,8 +257,8 @@ def _substituted(term: Term, env: Mapping[str, Expr], ranges: Mapping[str, tuple
     """The term over other symbols."""
     if isinstance(term, Apply):
         return Apply(term.name, term.attrs, term.type, tuple(_substituted(a, env, ranges) for a in term.args))
-    if isinstance(term, Fold):
-        return Fold(term.op, tuple(simplify(substitute(e, env), ranges) for e in term.at))
+    if isinstance(term, Reduction):
+        return Reduction(term.op, tuple(simplify(substitute(e, env), ranges) for e in term.at))
     if isinstance(term, Read):
         return Read(term.value, tuple(simplify(substitute(e, env), ranges) for e in term.at))
     return type(term)(simplify(substitute(term.at, env), ranges), term.type)
