@@ -55,6 +55,12 @@ def decision_faults(kernel: Func) -> Iterator[str]:
         yield from (f"@{kernel.name}: {fault}" for fault in COST.faults(cost, "cost"))
 
 
+def check_decision(kernel: Func) -> None:
+    """Raise InputError, which names the kernel, for the first thing that does not fit in its decision."""
+    for fault in decision_faults(kernel):
+        raise InputError(fault)
+
+
 def check_decisions(module: Module, where: str) -> None:
     """Raise InputError, which begins with `where`, for the first decision that does not fit its template."""
     for fault in (x for f in module.funcs if f.name != "main" for x in decision_faults(f)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilewright.costmodel import Hardware, load_hardware
 from tilewright.ir import Func, Level, UnsupportedError
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.kernels.decision import check_decision
 from tilewright.passes.kernels.registry import choices_in_order
 
 
@@ -15,9 +16,13 @@ def choose_parameters(func: Func, ctx: PassContext) -> Func:
     rewrite:  tensor.func @conv(...)
         -->   tensor.func @conv(..., skeleton = "contract", params = (block: (k: 64, ...), ...))
 
-    The families of kernels are asked in their order; the first one that does not refuse decides.
+    The families of kernels are asked in their order; the first one that does not refuse decides. Parameters
+    that a kernel already has stay, and must fit its template.
     """
-    if func.name == "main" or func.get("params") is not None:
+    if func.name == "main":
+        return func
+    if func.get("params") is not None:
+        check_decision(func)
         return func
     hardware = ctx.hardware or load_hardware(ctx.target)
     for family in choices_in_order():

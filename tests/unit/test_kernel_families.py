@@ -66,7 +66,11 @@ def faults(path: str, source: str) -> Iterator[str]:
         about = TEMPLATE in words or "template" in words
         keys = isinstance(node, ast.Dict)
         named = {t for t in texts if t in NAMES}
-        if (about and named and not keys) or named - AMBIGUOUS or (keys and len(named) > 2):
+        if (
+            (about and named and not keys)
+            or named - AMBIGUOUS
+            or (keys and len(named) > 1 and named == texts)
+        ):
             yield f"{path}:{node.lineno}: {', '.join(sorted(named))}"
 
 
@@ -86,7 +90,7 @@ def test_no_code_outside_of_a_family_compares_its_name():
         'name in ("rows_kept", "other")',
         'template.name == "map"',
         'LOWER = {"contract": 1, "matrix": 2}',
-        'STEPS = {"map": 1, "window": 2, "rows": 3}',
+        'STEPS = {"map": 1, "window": 2}',
         'match skeleton:\n    case "contract":\n        pass',
     ],
 )
@@ -200,3 +204,10 @@ def test_two_families_of_one_precedence_are_refused():
     first = choices_in_order()[0]
     with pytest.raises(InputError, match=f"families '{first.family}' and 'new' both have precedence"):
         register_choices(replace(first, family="new"))
+
+
+def test_given_parameters_are_checked_where_nothing_is_chosen():
+    given = kernel(f', skeleton = "map", {GOOD}')
+    assert choose_parameters.run(given, PassContext("cuda:sm_90a")) is given
+    with pytest.raises(InputError, match=r"^@k: expected 'vec' in params of skeleton 'map'"):
+        choose_parameters.run(kernel(', skeleton = "map", params = (threads: 8)'), PassContext("cuda:sm_90a"))
