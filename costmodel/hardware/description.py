@@ -65,6 +65,7 @@ class GpuHardware:
     estimate_issue_efficiency: float
     estimate_dram_efficiency: float
     estimate_l2_bytes_per_sm_per_clk: float
+    estimate_exposed_share: float
     contract_launch_s: float
     contract_block_clk: float
     contract_fetch_clk: float
@@ -124,6 +125,7 @@ class CpuHardware:
     estimate_work_group_s: float
     estimate_launch_s: float
     estimate_loop_clk: float
+    estimate_exposed_share: float
     sources: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
     origin: str = field(default=SHIPPED, compare=False, repr=False)
     devices: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)

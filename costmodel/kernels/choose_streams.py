@@ -144,7 +144,11 @@ def _cpu_seconds(
     clk = threads * (instructions + _ADDRESS_INSTRUCTIONS)
     busy_s = per_core * (clk / hardware.estimate_clock_hz + hardware.estimate_work_group_s)
     moved_s = problem.compulsory_bytes / hardware.estimate_dram_bytes_per_s
-    return hardware.estimate_launch_s + max(busy_s, moved_s) + 0.15 * min(busy_s, moved_s)
+    return (
+        hardware.estimate_launch_s
+        + max(busy_s, moved_s)
+        + hardware.estimate_exposed_share * min(busy_s, moved_s)
+    )
 
 
 def _gpu_seconds(
@@ -171,7 +175,11 @@ def _gpu_seconds(
     rate *= min(1.0, in_flight / _BYTES_IN_FLIGHT_PER_SM)
     busy_s = max(rounds * chain_clk, issue_clk) / hardware.clock_hz
     moved_s = problem.compulsory_bytes / rate
-    return hardware.launch_floor_s + max(busy_s, moved_s) + 0.15 * min(busy_s, moved_s)
+    return (
+        hardware.launch_floor_s
+        + max(busy_s, moved_s)
+        + hardware.estimate_exposed_share * min(busy_s, moved_s)
+    )
 
 
 def _best(

@@ -15,7 +15,6 @@ from tilewright.costmodel.kernels.windows import FloatArray
 _REGISTERS_BESIDE_ACCUMULATORS = 3
 _SPILL_FACTOR = 3.0
 _TAIL_FACTOR = 1.25
-_OVERLAP_LOSS = 0.15
 _L2_REUSE_SHARE = 0.75
 
 
@@ -46,7 +45,9 @@ def estimate_contract_cpu(
     dram_s = problem.compulsory_bytes / hardware.estimate_dram_bytes_per_s
     busy_s = per_core * group_s
     return np.asarray(
-        hardware.estimate_launch_s + np.maximum(busy_s, dram_s) + _OVERLAP_LOSS * np.minimum(busy_s, dram_s)
+        hardware.estimate_launch_s
+        + np.maximum(busy_s, dram_s)
+        + hardware.estimate_exposed_share * np.minimum(busy_s, dram_s)
     )
 
 

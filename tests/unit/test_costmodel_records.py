@@ -1,5 +1,6 @@
 """Hardware records: every shipped one is complete, and bad ones are refused with one clear error."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from tilewright.costmodel import (
     CpuHardware,
     GpuHardware,
+    StreamProblem,
+    choose_map,
     fill_from_machine,
     known_hardware,
     load_hardware,
@@ -114,3 +117,11 @@ def test_unreadable_records_are_refused(tmp_path: Path) -> None:
     (tmp_path / "nested.toml").write_text("a = " + "[" * 100_000)
     with pytest.raises(InputError):
         load_hardware_file(tmp_path / "nested.toml")
+
+
+@pytest.mark.parametrize("name", ["H100", "opencl"])
+def test_what_the_longer_of_work_and_traffic_does_not_hide_is_the_records(name: str) -> None:
+    record = load_hardware(name)
+    problem = StreamProblem(4 << 20, 4 << 20, 1 << 20, 1 << 20)
+    hidden = choose_map(problem, replace(record, estimate_exposed_share=1e-9)).estimate_s
+    assert hidden < choose_map(problem, record).estimate_s

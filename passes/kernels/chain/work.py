@@ -13,7 +13,6 @@ from tilewright.costmodel.kernels.bound import Bound
 from tilewright.ir.hardware_facts import WARP
 
 _L2_EFFICIENCY = 0.6
-_EXPOSED_SHARE = 0.15
 _BARRIERS_PER_STAGE = 2
 #: a wait for a read of global memory by the thread that needs it
 _READ_CLK = 700.0
@@ -87,7 +86,11 @@ def estimate_chain(work: ChainWork, hardware: GpuHardware) -> float:
     l2_s = fetched / (hardware.l2_bytes_per_s * _L2_EFFICIENCY)
     dram_s = work.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
     longest = max(busy_s, l2_s, dram_s)
-    return hardware.contract_launch_s + longest + _EXPOSED_SHARE * (busy_s + l2_s + dram_s - longest)
+    return (
+        hardware.contract_launch_s
+        + longest
+        + hardware.estimate_exposed_share * (busy_s + l2_s + dram_s - longest)
+    )
 
 
 def _round_clk(resident: int, work: ChainWork, hardware: GpuHardware) -> float:

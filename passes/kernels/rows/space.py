@@ -119,7 +119,11 @@ def _seconds(
     rate = hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency * _run_rate(problem, access, p)
     moved_s = walks * problem.compulsory_bytes / (rate * min(1.0, flying / BYTES_IN_FLIGHT_PER_SM))
     busy_s = max(issue_clk, -(-per_sm // resident) * chain_clk) / hardware.clock_hz
-    return hardware.launch_floor_s + max(busy_s, moved_s) + 0.15 * min(busy_s, moved_s)
+    return (
+        hardware.launch_floor_s
+        + max(busy_s, moved_s)
+        + hardware.estimate_exposed_share * min(busy_s, moved_s)
+    )
 
 
 def _run_rate(problem: RowReduceProblem, access: RowAccess, p: RowReduceParameters) -> float:

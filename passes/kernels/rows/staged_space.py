@@ -117,4 +117,8 @@ def _seconds(
     flying = min(per_sm, resident) * tile_bytes
     rate = hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency
     moved_s = problem.compulsory_bytes / (rate * min(1.0, flying / BYTES_IN_FLIGHT_PER_SM))
-    return hardware.launch_floor_s + max(busy_s, moved_s) + 0.15 * min(busy_s, moved_s)
+    return (
+        hardware.launch_floor_s
+        + max(busy_s, moved_s)
+        + hardware.estimate_exposed_share * min(busy_s, moved_s)
+    )

@@ -181,4 +181,4 @@ def _seconds(problem: WindowProblem, hardware: GpuHardware, lanes: int, p: Windo
     l2_rate = hardware.estimate_l2_bytes_per_sm_per_clk * hardware.sm_count * hardware.clock_hz
     busy_s = max(issue_clk, lines_clk, rounds * chain_clk) / hardware.clock_hz
     terms = sorted((busy_s, moved_s, through_l2 / l2_rate))
-    return hardware.launch_floor_s + terms[-1] + 0.15 * terms[-2]
+    return hardware.launch_floor_s + terms[-1] + hardware.estimate_exposed_share * terms[-2]
