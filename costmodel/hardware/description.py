@@ -17,7 +17,8 @@ class GpuHardware:
 
     Constants without the prefix `estimate_` enter the sound bound and are therefore optimistic (best ever
     seen); those with it, or with `contract_` (of
-    contraction kernels), are calibration constants of the estimators.
+    contraction kernels) or `fusion_` (of the costs that decide which ops share a kernel), are calibration
+    constants of the estimators.
 
     sources: (constant, where its value comes from) of every constant. devices: (constant, device) of those
     that were measured on, or fitted to, one device, which may be another than this one. stands_for: the
@@ -79,6 +80,10 @@ class GpuHardware:
     contract_l2_bytes_per_sm_per_clk: float
     contract_store_wavefronts: float
     contract_epilogue_instructions: float
+    fusion_boundary_s: float
+    fusion_second_store_share: float
+    fusion_prologue_s: float
+    fusion_prologue_step_clk: float
     sources: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
     origin: str = field(default=SHIPPED, compare=False, repr=False)
     devices: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)

@@ -19,9 +19,6 @@ from tilewright.passes.tensor.fusion.outline_kernel import outline
 from tilewright.passes.tensor.fusion.partition_graph import OpGraph, members
 from tilewright.passes.tensor.fusion.partition_legality import CACHED_ARRAY_BYTES
 
-#: share of the DRAM bandwidth that second results beyond `CACHED_ARRAY_BYTES` are stored with: ResNet-50 at
-#: batch 64 on an H100 ran 6.8 ms faster without 1.4 GB of them
-SECOND_STORE_SHARE = 0.07
 #: instructions of a read, with its address
 READ_INSTRUCTIONS = 6
 #: instructions of a read that neighbouring elements share
@@ -30,16 +27,8 @@ SHARED_READ_INSTRUCTIONS = 2
 EXTRA_SHARE = 0.5
 #: what a contraction loses when it computes what it stages: such copies are not asynchronous
 PROLOGUE_SHARE = 0.03
-#: seconds of a launch beside what the estimate of its kernel has of it; estimates are no closer anyway
-BOUNDARY_S = 0.3e-6
 #: seconds that a prologue costs a reduction at least
 LEAST_PROLOGUE_S = 0.1e-6
-#: seconds that a prologue costs a staged contraction at least: its operands are one more latency before the
-#: first step. Measured with the next constant
-PROLOGUE_S = 1e-6
-#: clock cycles by which a prologue makes each step of a contraction's chain longer: without large arrays
-#: ResNet-50 ran 7 % slower with prologues on the same device
-PROLOGUE_STEP_CLK = 60.0
 #: operands of an epilogue that registers hold without spilling
 FREE_OPERANDS = 8
 #: instructions per point that each operand beyond those counts for
@@ -128,7 +117,7 @@ class KernelCosts:
         assert isinstance(estimate, float)
         extra = prologue_s(func, self.hardware)
         prologue = extra > 0 and any(op.name == "tensor.contract" for op in func.body.ops)
-        boundary = BOUNDARY_S if isinstance(self.hardware, GpuHardware) else 0.0
+        boundary = self.hardware.fusion_boundary_s if isinstance(self.hardware, GpuHardware) else 0.0
         return estimate * (1 + PROLOGUE_SHARE * prologue) + extra + boundary
 
     def _epilogue_s(self, ops: int, core: int) -> float:
@@ -147,7 +136,7 @@ class KernelCosts:
         seconds += points * work / _rate(hardware, points)
         if isinstance(hardware, GpuHardware):
             large = [max(0, v.tensor.nbytes - CACHED_ARRAY_BYTES) for v in stored[1:]]
-            seconds += sum(large) / (SECOND_STORE_SHARE * hardware.dram_bytes_per_s)
+            seconds += sum(large) / (hardware.fusion_second_store_share * hardware.dram_bytes_per_s)
         return seconds
 
 
@@ -243,7 +232,8 @@ def _prologue_s(
         red = dims(anchor, "red")
         steps = prod(-(-red[d] // max(1, _whole(n))) for d, n in step.items if d in red)
         rounds = -(-blocks // hardware.sm_count)
-        seconds += PROLOGUE_S + min(rounds, 2) * steps * PROLOGUE_STEP_CLK / hardware.clock_hz
+        chain_s = min(rounds, 2) * steps * hardware.fusion_prologue_step_clk / hardware.clock_hz
+        seconds += hardware.fusion_prologue_s + chain_s
     return seconds
 
 
