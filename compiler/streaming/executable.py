@@ -29,10 +29,10 @@ from tilewright.streaming.calibration import Calibration, calibrate
 from tilewright.streaming.lanes import open_lane, open_reader
 from tilewright.streaming.prediction import Prediction, predict
 from tilewright.streaming.run import Machine, RunRecord, run_visits
+from tilewright.streaming.run_times import measured
 from tilewright.streaming.schedule import SCHEDULES, Schedule, visits
 from tilewright.streaming.step_planning import memory_of
 from tilewright.streaming.store_file import PlannedSteps, StoreFolder
-from tilewright.streaming.streaming_report import report_of
 from tilewright.streaming.window import Window
 
 Array = np.ndarray
@@ -234,9 +234,35 @@ class StreamedExecutable:
             return _Opened(machine, reader, [window], lane, stack.pop_all())
 
     def report(self) -> dict[str, Any]:
-        """Plain data: steps and plans, memory against the cap, measured rates, times of the last run."""
+        """Plain data: steps and plans, and memory against the cap.
+
+        Rates of storage, copies and steps only after they were measured, times only after a run.
+        """
         with self._lock:
-            return report_of(self, self._calibration)
+            memory, planned, calibration = self.memory, self.planned, self._calibration
+            stored = [planned.plan(k).stored.nbytes for k in range(len(planned.steps))]
+            out: dict[str, Any] = {
+                "target": self.target,
+                "memory_cap_bytes": self.options.cap_bytes,
+                "device_bytes": memory.device_bytes,
+                "device_bytes_peak": self.peak_bytes,
+                "slots": memory.slots,
+                "slot_bytes": memory.slot_bytes,
+                "arena_bytes": memory.arena_bytes,
+                "window_bytes": memory.window_bytes,
+                "weight_bytes": sum(stored),
+                "steps": len(planned.steps),
+                "plans": len(planned.plans),
+                "launches_per_step": [len(planned.plan(k).plan.launches) for k in range(len(planned.steps))],
+                "step_bytes": stored,
+            }
+            if calibration is not None:
+                out["storage_bytes_per_s"] = calibration.read_bytes_per_s
+                out["copy_bytes_per_s"] = calibration.copy_bytes_per_s
+                out["compute_s_per_plan"] = list(calibration.compute_s)
+            if self.record is not None:
+                out["last_run"] = measured(self.record)
+            return out
 
     def close_device(self) -> None:
         """Free the device and close the store; the next run opens both again."""

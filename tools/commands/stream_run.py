@@ -13,7 +13,7 @@ from tilewright.running.checking import random_inputs, relative_error
 from tilewright.streaming import StreamedExecutable
 from tilewright.streaming import compile as compile_streamed
 from tilewright.streaming.memory_size import memory_bytes, shown_bytes
-from tilewright.streaming.streaming_report import compared
+from tilewright.streaming.run_times import compared
 from tilewright.tools.commands.network import choices_of, load_network, read_inputs, require_device
 
 Arrays = list[np.ndarray]
