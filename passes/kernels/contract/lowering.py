@@ -14,26 +14,19 @@ from math import prod
 from typing import Any
 
 from tilewright.costmodel.kernels.warp_reads import CONTRACT_UNROLL_BUDGET, UNROLL_POINTS
-from tilewright.ir import Expr, Func, InputError, Op, Sym, Value
+from tilewright.ir import Expr, Func, Op, Sym, Value
 from tilewright.ir.expr import minimum, substitute, symbols
 from tilewright.ir.hardware_facts import VECTOR_BYTES
 from tilewright.ir.simplify import interval
 from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
+from tilewright.passes.kernels.writing.anchor import anchor_of
 from tilewright.passes.kernels.writing.contraction_plan import ContractPlan
-from tilewright.passes.kernels.writing.points import Points
+from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.prefetch import emit_prefetch, prefetched
 from tilewright.passes.kernels.writing.staging import Fetch, Region, region
 from tilewright.passes.kernels.writing.tiling import Grid, Tile, make_grid
 from tilewright.passes.kernels.writing.writer import Writer
-
-
-def anchor_of(kernel: Func, *names: str) -> Op:
-    """The only op of the kernel with one of these names."""
-    found = [op for op in kernel.body.ops if op.name in names]
-    if len(found) != 1:
-        raise InputError(f"expected one {' or '.join(names)}, got {len(found)}", where=f"@{kernel.name}")
-    return found[0]
 
 
 def operand_dims(op: Op, operand: int) -> set[str]:
@@ -277,14 +270,6 @@ class _Contract:
         with w.loops("i", acc.tensor.shape, unroll=1) as at:
             w.store(w.load(acc, at), copy, at)
         return copy
-
-
-def store_results(w: Writer, points: Points, place: tuple[Expr, ...]) -> None:
-    """Write every result of the kernel at one index of its common domain."""
-    for v, buffer in w.outputs.items():
-        producer = w.producers[v]
-        with w.b.at(producer.loc):
-            w.store(points.value(v, place), buffer, place)
 
 
 @contextmanager

@@ -10,9 +10,8 @@ from tilewright.ir.expr import symbols
 from tilewright.ir.simplify import coefficients
 from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.passes.analysis.index_sets import POINTWISE, recompute_cost
-from tilewright.passes.kernels.contract.lowering import store_results
 from tilewright.passes.kernels.writing.kernel_params import integer_params
-from tilewright.passes.kernels.writing.points import Points
+from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.writer import Writer
 
 #: most work, in additions, of the items of one thread that stand in its code one after the other

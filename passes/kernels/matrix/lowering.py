@@ -17,7 +17,6 @@ from tilewright.ir import Expr, Func, InputError, Sym, Value
 from tilewright.ir.hardware_facts import WARP, WARPGROUP_WARPS
 from tilewright.ir.tensor.ops import dims
 from tilewright.ir.types import itemsize
-from tilewright.passes.kernels.contract.lowering import anchor_of, store_results
 from tilewright.passes.kernels.matrix.plan import (
     DEPTH_BYTES,
     TILE_M,
@@ -30,7 +29,8 @@ from tilewright.passes.kernels.matrix.plan import (
 from tilewright.passes.kernels.matrix.ring import Ring
 from tilewright.passes.kernels.matrix.stage import Staged, chunk_count
 from tilewright.passes.kernels.matrix.warpgroup import reduce_by_warpgroups, warpgroup_rows
-from tilewright.passes.kernels.writing.points import Points
+from tilewright.passes.kernels.writing.anchor import anchor_of
+from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.tiling import MAX_GRID_YZ
 from tilewright.passes.kernels.writing.writer import Mask, Writer
 

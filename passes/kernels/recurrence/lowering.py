@@ -8,7 +8,7 @@ from tilewright.ir import Expr, Func, Op, Sym, Value
 from tilewright.ir.expr import substitute
 from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.ir.tensor.recurrence_ops import history
-from tilewright.passes.kernels.contract.lowering import anchor_of
+from tilewright.passes.kernels.writing.anchor import anchor_of
 from tilewright.passes.kernels.writing.kernel_params import integer_params
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Writer

@@ -7,11 +7,11 @@ from math import prod
 
 from tilewright.ir import Expr, Func, Op, Sym, Value
 from tilewright.ir.tensor.ops import dims
-from tilewright.passes.kernels.contract.lowering import anchor_of, store_results
 from tilewright.passes.kernels.window.runs import lower_window_runs, slides_inside
 from tilewright.passes.kernels.window.tiles import lower_window_tiles, tile_of
+from tilewright.passes.kernels.writing.anchor import anchor_of
 from tilewright.passes.kernels.writing.kernel_params import integer_params
-from tilewright.passes.kernels.writing.points import Points
+from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.writer import Index, Writer
 
 #: window points unrolled in one body at most

@@ -156,3 +156,11 @@ def gathered(points: Points, op: Op, env: Mapping[str, Expr], mask: Mask = ()) -
         fill = w.b.const(op["fill_value"], value.type.dtype)  # type: ignore[arg-type]
         return w.b.value("scalar.select", address.inside, value, fill)
     return value
+
+
+def store_results(w: Writer, points: Points, place: tuple[Expr, ...]) -> None:
+    """Write every result of the kernel at one index of its common domain."""
+    for v, buffer in w.outputs.items():
+        producer = w.producers[v]
+        with w.b.at(producer.loc):
+            w.store(points.value(v, place), buffer, place)
