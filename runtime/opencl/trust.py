@@ -149,7 +149,7 @@ def _judge(device: Any) -> Verdict:
 
 def _test(name: str, bits: int) -> tuple[Verdict, int]:
     """Test a device with vectors of at most `bits`; the width tried besides."""
-    late = False
+    late, complaint = False, ""
     with tempfile.TemporaryDirectory(prefix="tilewright-opencl-") as folder:
         # What a compiler leaves behind when it crashes must not be found by anybody later.
         environment = {**os.environ, "POCL_CACHE_DIR": folder}
@@ -159,8 +159,12 @@ def _test(name: str, bits: int) -> tuple[Verdict, int]:
                 command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=_SELF_TEST_S
             )
             output, ended = done.stdout, how_ended(done.returncode)
+            if done.returncode > 0 and not output:
+                complaint = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or ended
         except subprocess.TimeoutExpired as stopped:
             output, ended, late = stopped.stdout or b"", f"took more than {_SELF_TEST_S:.0f} s", True
+    if complaint:  # Python itself failed, before the device was asked for anything
+        return Verdict(0, f"its self-test could not start: {complaint}", lasting=False), bits
     lines = [_facts(line) for line in output.splitlines()]
     tried = next((int(line["bits"]) for line in lines if "bits" in line), bits)
     wrong = [str(line["ends"]) for line in lines if line.get("right") is False]

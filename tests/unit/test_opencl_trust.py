@@ -50,7 +50,9 @@ def judged(monkeypatch, tmp_path):
             code, output = ways.get(f"at_{command[-1]}", ways.get("always"))
             if code is None:
                 raise subprocess.TimeoutExpired(command, 1.0, output)
-            return SimpleNamespace(returncode=code, stdout=output)
+            return SimpleNamespace(
+                returncode=code, stdout=output, stderr=b"Traceback:\nImportError: no numpy\n"
+            )
 
         monkeypatch.setattr(trust.subprocess, "run", run)
         trust._verdicts.clear()  # as in a new process
@@ -102,6 +104,13 @@ def test_what_a_busy_machine_could_not_tell_is_asked_anew(judged, tmp_path):
     assert not list(tmp_path.rglob("*.json"))
     judged(always=(0, FINISHED))
     assert trust.verdict_on(POCL).bits == 256
+
+
+def test_a_test_that_could_not_start_says_nothing_of_the_device(judged, tmp_path):
+    tried = judged(at_512=(1, b""), always=(0, FINISHED))
+    assert trust.verdict_on(POCL).reason == "its self-test could not start: ImportError: no numpy"
+    assert tried == [512]
+    assert not list(tmp_path.rglob("*.json"))
 
 
 def test_a_damaged_verdict_is_made_anew(judged, tmp_path):
