@@ -20,7 +20,7 @@ from tilewright.passes.pipelines import official_stages
 from tilewright.plan_text.writing import plan_module
 from tilewright.runtime.atomic_file import atomic_file
 from tilewright.targets import Target, resolve_target
-from tilewright.tools.irdump.command import LOWERING
+from tilewright.tools.irdump.arguments import LOWERING
 from tilewright.tools.irdump.input import Source, read_source_file
 from tilewright.tools.irdump.page import LastStep, page
 from tilewright.tools.irdump.record import Recorder, op_count
