@@ -10,7 +10,8 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 
 from tilewright.ir import Module, UnsupportedError
-from tilewright.profiling.profile import Clock, CopySpan, LaunchSpan, Profile
+from tilewright.profiling.profile import Profile
+from tilewright.profiling.replay_record import Clock, CopySpan, LaunchSpan
 from tilewright.profiling.stamp_reading import launch_spans, processor_busy_s, resolution_ns, span_ns
 from tilewright.profiling.stamped_plan import stamped_plan
 from tilewright.runtime.arrays import check_repeats

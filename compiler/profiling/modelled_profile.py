@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tilewright.profiling.profile import LaunchSpan, Profile
+from tilewright.profiling.profile import Profile
+from tilewright.profiling.replay_record import LaunchSpan
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.streams import Work
 from tilewright.runtime.streams.assignment import launch_dag

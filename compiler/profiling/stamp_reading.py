@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.codegen.emit.stamps import ARRIVAL, END, PROCESSOR, START
 from tilewright.profiling.launch_marks import MarkedPlan
-from tilewright.profiling.profile import LaunchSpan, ProcessorSpan
+from tilewright.profiling.replay_record import LaunchSpan, ProcessorSpan
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 NANOSECOND = 1e-9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilewright.profiling.profile import Clock, Profile
+from tilewright.profiling.replay_record import Clock, ReplayRecord
 
 _BY: dict[Clock, str] = {
     "stamps": "recorded by stamps of every block",
@@ -15,12 +15,12 @@ _BY: dict[Clock, str] = {
 SHOWN = 60
 
 
-def profile_table(profile: Profile) -> str:
+def profile_table(profile: ReplayRecord) -> str:
     """Lines of at most about 110 characters; launches on the critical path have a star."""
     return "\n".join((*_numbers(profile), "", *_launches(profile)))
 
 
-def _numbers(p: Profile) -> Iterator[str]:
+def _numbers(p: ReplayRecord) -> Iterator[str]:
     yield f"{p.device}: {len(p.launches)} launches on {_count(p.streams, 'stream')}, {_BY[p.clock]}"
     if p.measured:
         cost = "" if p.recorded_s is None else f"stamping costs {100 * p.overhead:+.1f} %, "
@@ -55,7 +55,7 @@ def _numbers(p: Profile) -> Iterator[str]:
         yield f"serial plan: {_us(p.serial_s)}, {p.speedup_over_serial:.2f} times as long"
 
 
-def _launches(p: Profile) -> Iterator[str]:
+def _launches(p: ReplayRecord) -> Iterator[str]:
     critical = set(p.critical_path)
     yield f"{'':2}{'launch':>6} {'stream':>6} {'start':>11} {'time':>11} {'blocks':>8} {'SMs':>4}  kernel"
     for x in sorted(p.launches, key=lambda x: (x.start_s, x.index))[:SHOWN]:

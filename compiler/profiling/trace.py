@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.ir import InputError
-from tilewright.profiling.profile import CopySpan, LaunchSpan, Profile
+from tilewright.profiling.replay_record import CopySpan, LaunchSpan, ReplayRecord
 from tilewright.profiling.timeline import Interval, lanes
 from tilewright.runtime.atomic_file import atomic_file
 
@@ -23,7 +23,7 @@ TICK_S = 1e-9  # the resolution of the trace
 Event = dict[str, Any]
 
 
-def trace_of(profile: Profile) -> dict[str, Any]:
+def trace_of(profile: ReplayRecord) -> dict[str, Any]:
     """The whole trace: metadata first, then events by time; the numbers of the profile as `otherData`."""
     tracks = Tracks(profile)
     before_s = sum(c.seconds for c in profile.copies if c.direction == "in")
@@ -47,7 +47,7 @@ class Tracks:
     Events of one thread must not overlap. Where kernels of one stream or multiprocessor do, it has several.
     """
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: ReplayRecord) -> None:
         launches = {(x.stream, x.index): (x.start_s, x.end_s) for x in profile.launches}
         blocks = {
             (p.processor, x.index): (p.start_s, p.end_s) for x in profile.launches for p in x.processors
@@ -75,12 +75,12 @@ def _threads(
     return numbers, names
 
 
-def trace_text(profile: Profile) -> str:
+def trace_text(profile: ReplayRecord) -> str:
     """The trace as JSON."""
     return json.dumps(trace_of(profile), allow_nan=False)
 
 
-def write_trace(profile: Profile, path: str | Path) -> None:
+def write_trace(profile: ReplayRecord, path: str | Path) -> None:
     """Write the trace, replacing the file at once; raises InputError where it cannot be written."""
     try:
         with atomic_file(Path(path)) as f:
@@ -89,7 +89,7 @@ def write_trace(profile: Profile, path: str | Path) -> None:
         raise InputError(f"cannot write the trace: {e.strerror}", where=str(path)) from e
 
 
-def _names(profile: Profile, tracks: Tracks) -> Iterator[Event]:
+def _names(profile: ReplayRecord, tracks: Tracks) -> Iterator[Event]:
     groups = (
         (HOST, "host", ["copies"] if profile.copies else []),
         (STREAMS, profile.device, tracks.stream_names),
@@ -121,7 +121,7 @@ def _us(seconds: float) -> float:
     return round(seconds / MICROSECOND, 3)
 
 
-def _copy_events(profile: Profile, before_s: float) -> Iterator[Event]:
+def _copy_events(profile: ReplayRecord, before_s: float) -> Iterator[Event]:
     after_s = before_s + max((x.end_s for x in profile.launches), default=0.0)
     for copy in profile.copies:
         start = before_s - copy.seconds if copy.direction == "in" else after_s
@@ -135,7 +135,7 @@ def _copy_name(copy: CopySpan) -> str:
     return "inputs to the device" if copy.direction == "in" else "outputs to the host"
 
 
-def _launch_event(profile: Profile, x: LaunchSpan, tracks: Tracks, before_s: float) -> Event:
+def _launch_event(profile: ReplayRecord, x: LaunchSpan, tracks: Tracks, before_s: float) -> Event:
     args: Event = {
         "launch": x.index, "origin": list(x.origin), "grid": list(x.grid), "block": x.block,
         "waits_for": list(x.deps), "on_critical_path": x.index in profile.critical_path,
@@ -148,7 +148,7 @@ def _launch_event(profile: Profile, x: LaunchSpan, tracks: Tracks, before_s: flo
     return _complete(x.kernel, "kernel", at, before_s + x.start_s, before_s + x.end_s, args)
 
 
-def _wait_events(profile: Profile, tracks: Tracks, before_s: float) -> Iterator[Event]:
+def _wait_events(profile: ReplayRecord, tracks: Tracks, before_s: float) -> Iterator[Event]:
     """An arrow from the end of a launch to the start of each launch of another stream that waits for it."""
     number = 0
     for x in profile.launches:
@@ -169,7 +169,7 @@ def _wait_events(profile: Profile, tracks: Tracks, before_s: float) -> Iterator[
             }  # fmt: skip
 
 
-def _processor_events(profile: Profile, tracks: Tracks, before_s: float) -> Iterator[Event]:
+def _processor_events(profile: ReplayRecord, tracks: Tracks, before_s: float) -> Iterator[Event]:
     for x in profile.launches:
         for p in x.processors:
             args = {"launch": x.index, "blocks": p.blocks, "busy_us": _us(p.busy_s), "stream": x.stream}

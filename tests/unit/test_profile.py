@@ -11,7 +11,8 @@ from kernels_apart import without_chains
 
 import tilewright as tw
 from tilewright.profiling.kernel_times import serial_plan
-from tilewright.profiling.profile import CopySpan, LaunchSpan, ProcessorSpan, Profile
+from tilewright.profiling.profile import Profile
+from tilewright.profiling.replay_record import CopySpan, LaunchSpan, ProcessorSpan
 from tilewright.profiling.timeline import covered
 from tilewright.runtime.streams.assignment import launch_dag
 from tilewright.tools.cli import main

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilewright.profiling.profile import Clock
+from tilewright.profiling.replay_record import Clock
 from tilewright.tools.report.facts import Facts
 from tilewright.tools.report.timeline_figure import SHOWN_WAITS, waits_across
 from tilewright.tools.report.wording import bytes_text, counted, seconds_text

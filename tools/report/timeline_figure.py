@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright.profiling.profile import LaunchSpan, Profile
+from tilewright.profiling.profile import Profile
+from tilewright.profiling.replay_record import LaunchSpan
 from tilewright.profiling.timeline import lanes
 from tilewright.tools.report.colours import class_colours
 from tilewright.tools.report.facts import Facts
