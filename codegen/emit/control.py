@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.codegen.emit.emission import Emission, Held
-from tilewright.codegen.emit.emitters import emitter
+from tilewright.codegen.emit.emission import Emission, Held, emitter
 from tilewright.ir.expr import Expr, Sym
 from tilewright.ir.nodes import Block, Op
 

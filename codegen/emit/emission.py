@@ -1,19 +1,22 @@
-"""The state of one kernel's emission: lines, names, values already in C, symbol ranges, helper functions."""
+"""The state of one kernel's emission, and the table of emitters: small functions of ops, which write to it.
+
+The state: lines, names, values already in C, symbol ranges, helper functions. The table is open to third
+parties and closed to duplicates.
+"""
 
 from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tilewright.codegen.dialect import NARROW, Dialect
-from tilewright.codegen.emit.emitters import emitter_of
 from tilewright.codegen.emit.index_text import IndexText
 from tilewright.codegen.emit.shared_layout import swizzled_column
 from tilewright.codegen.prelude.registry import Prelude
-from tilewright.ir.errors import InputError
+from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.expr import Expr
 from tilewright.ir.nodes import Block, Func, Op, Value
 from tilewright.ir.simplify import multiple_of, simplify
@@ -242,3 +245,49 @@ class Emission:
 def compute_dtype(dtype: str) -> str:
     """The dtype arithmetic on `dtype` happens in: f32 for 16-bit floats."""
     return "f32" if dtype in NARROW else dtype
+
+
+Emit = Callable[[Emission, Op], None]
+
+
+@dataclass(frozen=True)
+class Emitter:
+    """How one op becomes C text; `writes` are the positions of the operands (buffers) it stores to."""
+
+    op: str
+    emit: Emit
+    writes: tuple[int, ...] = ()
+
+
+_EMITTERS: dict[str, Emitter] = {}
+
+
+def emitter(*ops: str, writes: tuple[int, ...] = ()) -> Callable[[Emit], Emit]:
+    """Register a function as the emitter of `ops`; a second one for an op raises ValueError naming both."""
+
+    def register(emit: Emit) -> Emit:
+        for op in ops:
+            known = _EMITTERS.get(op)
+            if known is not None:
+                raise ValueError(f"op '{op}' has two emitters: {_origin(known.emit)} and {_origin(emit)}")
+            _EMITTERS[op] = Emitter(op, emit, writes)
+        return emit
+
+    return register
+
+
+def emitter_of(op: Op) -> Emitter:
+    """The emitter of an op; raises UnsupportedError where there is none."""
+    found = _EMITTERS.get(op.name)
+    if found is None:
+        raise UnsupportedError(f"no code can be generated for {op.name}", where=op.loc)
+    return found
+
+
+def emitted_ops() -> tuple[str, ...]:
+    """Names of all ops that have an emitter, sorted."""
+    return tuple(sorted(_EMITTERS))
+
+
+def _origin(emit: Emit) -> str:
+    return f"{emit.__module__}.{emit.__qualname__}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from math import e as euler
 from math import log2, prod
 
-from tilewright.codegen.emit.emission import BufferRef, Emission
-from tilewright.codegen.emit.emitters import emitter
+from tilewright.codegen.emit.emission import BufferRef, Emission, emitter
 from tilewright.codegen.emit.fragments import register_text
 from tilewright.codegen.emit.warp import cuda_only
 from tilewright.ir.expr import Expr

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.codegen.emit.emission import Emission
-from tilewright.codegen.emit.emitters import emitter
+from tilewright.codegen.emit.emission import Emission, emitter
 from tilewright.codegen.emit.memory import guarded
 from tilewright.ir.nodes import Op
 

@@ -20,8 +20,7 @@ from tilewright.codegen.emit import (  # noqa: F401  (importing registers the em
     warp,
     warpgroup,
 )
-from tilewright.codegen.emit.emission import BufferRef, Emission
-from tilewright.codegen.emit.emitters import emitter_of
+from tilewright.codegen.emit.emission import BufferRef, Emission, emitter_of
 from tilewright.codegen.emit.launch import early_params, late_params
 from tilewright.codegen.emit.memory import array_extents
 from tilewright.codegen.emit.shared_layout import shared_layout

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.codegen.emit.emission import Emission
-from tilewright.codegen.emit.emitters import emitter
+from tilewright.codegen.emit.emission import Emission, emitter
 from tilewright.codegen.prelude.registry import helper
 from tilewright.ir.expr import Expr
 from tilewright.ir.nodes import Func, Op, Value, walk

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tilewright.codegen.dialect import NARROW
-from tilewright.codegen.emit.emission import BufferRef, Emission
-from tilewright.codegen.emit.emitters import emitter
+from tilewright.codegen.emit.emission import BufferRef, Emission, emitter
 from tilewright.codegen.emit.fragments import ROLES, lane_elements, register_text, registers, tile_text
 from tilewright.codegen.emit.warp import cuda_only
 from tilewright.ir.errors import UnsupportedError

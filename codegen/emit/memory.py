@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.codegen.dialect import NARROW
-from tilewright.codegen.emit.emission import BufferRef, Emission
-from tilewright.codegen.emit.emitters import emitter
+from tilewright.codegen.emit.emission import BufferRef, Emission, emitter
 from tilewright.codegen.emit.fragments import declare_fragment
 from tilewright.codegen.emit.vector_access import load_chunks, native_pointer, store_chunks
 from tilewright.ir.errors import UnsupportedError

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.codegen.dialect import NARROW
-from tilewright.codegen.emit.emission import Emission, Held, compute_dtype
-from tilewright.codegen.emit.emitters import emitter
+from tilewright.codegen.emit.emission import Emission, Held, compute_dtype, emitter
 from tilewright.codegen.emit.scalar_forms import FORMS, Operands, as_bool, form_of
 from tilewright.codegen.emit.vector_access import words_of_pairs
 from tilewright.ir.errors import UnsupportedError

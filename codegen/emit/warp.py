@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.codegen.emit.emission import Emission
-from tilewright.codegen.emit.emitters import emitter
+from tilewright.codegen.emit.emission import Emission, emitter
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.nodes import Op
 from tilewright.ir.types import itemsize
