@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,10 +22,29 @@ from tilewright.runtime.opencl.platforms import check_not_forked
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
 from tilewright.runtime.work_lock import WorkLock
 
-if TYPE_CHECKING:
-    from tilewright.runtime.opencl.device import OpenClDevice
-
 NANOSECOND = 1e-9
+
+
+class QueueSource(Protocol):
+    """What a loaded plan asks of the device that it is on (`OpenClDevice`)."""
+
+    cl: Any
+    name: str
+    out_of_order: bool | None
+
+    @property
+    def has_out_of_order(self) -> bool:
+        """Whether the device has queues that are out of order."""
+
+    @property
+    def alignment(self) -> int:
+        """Bytes that the start of every buffer argument must be a multiple of."""
+
+    def new_queue(self, *, out_of_order: bool, times: bool = True) -> Any:
+        """A queue; times: whether its events know when commands ran."""
+
+    def check_open(self) -> None:
+        """Raise `DeviceError` if the device was closed."""
 
 
 class OpenClPlan(Closable):
@@ -33,7 +52,7 @@ class OpenClPlan(Closable):
 
     def __init__(
         self,
-        device: OpenClDevice,
+        device: QueueSource,
         plan: ExecutionPlan,
         memory: PlanMemory,
         programs: Mapping[str, Any],
