@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.errors import InputError
+from tilewright.ir.machine import cache_folder
 
 _MAGIC = b"tilewright-cache-2\n"
 _DIGEST_BYTES = 32
@@ -22,15 +23,6 @@ _ABANDONED_S = 3600.0
 DEFAULT_MAX_BYTES = 2 << 30
 #: no compiler's output comes near it
 MAX_ENTRY_BYTES = 256 << 20
-
-
-def default_cache_folder() -> Path:
-    """`$TILEWRIGHT_CACHE_DIR`, else `$XDG_CACHE_HOME/tilewright`, else `~/.cache/tilewright`."""
-    own = os.environ.get("TILEWRIGHT_CACHE_DIR")
-    if own:
-        return Path(own)
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "tilewright"
 
 
 def cache_key(*parts: str) -> str:
@@ -51,7 +43,7 @@ class BinaryCache:
     """
 
     def __init__(self, folder: Path | str | None = None, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        self.folder = (Path(folder) if folder is not None else default_cache_folder()) / "binaries"
+        self.folder = (Path(folder) if folder is not None else cache_folder()) / "binaries"
         self.max_bytes = max_bytes
         # Unknown until the first scan; starting at the limit makes the first write scan.
         self._bytes_since_scan = max_bytes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -15,6 +14,7 @@ from tilewright.codegen.builders.cache import BinaryCache, cache_key
 from tilewright.codegen.builders.cubin import Resources
 from tilewright.codegen.builders.nvrtc import BASE_FLAGS, CudaBinary, check_arch, compile_cuda, nvrtc_version
 from tilewright.ir.errors import WorkError
+from tilewright.ir.machine import usable_cores
 
 #: of stored entries; another version of this program may store other fields
 _FORMAT = " ".join(("cubin", *(f.name for f in fields(Resources))))
@@ -53,11 +53,6 @@ def compile_many(
         for future in done:
             future.result()
     return [futures[text].result() for _, text in sources]
-
-
-def usable_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def compile_cached(

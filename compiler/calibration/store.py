@@ -8,7 +8,7 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
-from tilewright.codegen.builders.cache import cache_key, default_cache_folder
+from tilewright.codegen.builders.cache import cache_key
 from tilewright.costmodel import Hardware
 from tilewright.costmodel.hardware.calibration import (
     MAX_BYTES,
@@ -19,6 +19,7 @@ from tilewright.costmodel.hardware.calibration import (
 )
 from tilewright.ir import InputError, WorkError
 from tilewright.ir.bounded_file import read_bounded
+from tilewright.ir.machine import cache_folder
 from tilewright.runtime.atomic_file import atomic_file
 
 FOLDER_VARIABLE = "TILEWRIGHT_CALIBRATION_DIR"
@@ -28,7 +29,7 @@ _SUFFIX = ".toml"
 def calibration_folder() -> tuple[Path, bool]:
     """`$TILEWRIGHT_CALIBRATION_DIR`, else a folder in the cache folder; and whether it is the latter."""
     named = os.environ.get(FOLDER_VARIABLE)
-    return (Path(named), False) if named else (default_cache_folder() / "calibration", True)
+    return (Path(named), False) if named else (cache_folder() / "calibration", True)
 
 
 def calibration_path(kind: str, device: str, driver: str) -> Path:

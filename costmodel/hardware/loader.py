@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import tomllib
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, Hardware
 from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.errors import InputError
+from tilewright.ir.machine import usable_cores
 
 _RECORDS = Path(__file__).parent / "records"
 _KINDS: dict[str, type[GpuHardware] | type[CpuHardware]] = {"gpu": GpuHardware, "cpu": CpuHardware}
@@ -164,10 +164,9 @@ def fill_from_machine(record: CpuHardware, vector_bits: int | None = None) -> Cp
     takes, which may be older than the processor; None takes the widest that the processor's flags name, and
     what is recorded where the system does not show them.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     lanes = _lanes_of_machine(record) if vector_bits is None else vector_bits // _LANE_BITS
     many = platform.machine() in _ARM or lanes * _LANE_BITS == _WIDEST_BITS
-    return replace(record, cores=cores, simd_lanes=lanes, vector_registers=32 if many else 16)
+    return replace(record, cores=usable_cores(), simd_lanes=lanes, vector_registers=32 if many else 16)
 
 
 def _lanes_of_machine(record: CpuHardware) -> int:

@@ -15,6 +15,7 @@ from tilewright.runtime.communication.communicator import TIMEOUT_S
 from tilewright.runtime.communication.errors import CommunicationError
 from tilewright.runtime.communication.mpi import MpiCommunicator
 from tilewright.runtime.communication.processes import end_with_parent
+from tilewright.runtime.machine import usable_cores
 
 #: environment variables by which launchers tell a process that it is one of several
 _RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
@@ -55,8 +56,8 @@ def open_world(timeout_s: float | None = None) -> MpiCommunicator:
 
 def _limit_threads(communicator: MpiCommunicator) -> None:
     """Give every rank of a machine its share of the cores, where OpenCL has not been told otherwise."""
-    cores = os.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    cores = os.cpu_count() or 1  # of the whole machine
+    allowed = usable_cores()
     # Fewer than there are: mpirun has given this rank cores of its own.
     share = allowed if 1 < allowed < cores else allowed // communicator.ranks_here
     for name in THREADS:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -13,6 +12,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from tilewright.runtime.errors import KernelBuildError
+from tilewright.runtime.machine import usable_cores
 from tilewright.runtime.opencl.build_process import BuildProcess, ProcessEndedError
 from tilewright.runtime.opencl.driver import first_complaint
 from tilewright.runtime.opencl.platforms import full_name, implementation_of
@@ -107,17 +107,17 @@ class ProgramBuilder:
         if processes > 1:
             count = processes * PROGRAMS_PER_PROCESS
         else:
-            count = 1 if self._late else min(_cores(), MOST_THREADS, len(unique) // LEAST_KERNELS)
+            count = 1 if self._late else min(usable_cores(), MOST_THREADS, len(unique) // LEAST_KERNELS)
         return _grouped(list(unique.values()), max(count, -(-len(unique) // GROUP)))
 
     def _processes(self, kernels: Sequence[KernelCode]) -> int:
         """How many processes, this one included, are to build kernels."""
         characters = sum(map(len, {k.source for k in kernels}))
         most = characters // PROCESS_CHARACTERS if self._one_at_a_time else 1
-        return max(1, min(_cores(), MOST_THREADS, most))
+        return max(1, min(usable_cores(), MOST_THREADS, most))
 
     def _threads(self, groups: Sequence[object]) -> int:
-        return 1 if self._late else max(1, min(_cores(), MOST_THREADS, len(groups)))
+        return 1 if self._late else max(1, min(usable_cores(), MOST_THREADS, len(groups)))
 
     def _built_at(
         self, places: SimpleQueue[BuildProcess | None], group: Sequence[KernelCode]
@@ -236,7 +236,3 @@ def _grouped(kernels: Sequence[KernelCode], count: int) -> list[list[KernelCode]
             groups.append([kernel])
     place = {kernel.source: i for i, kernel in enumerate(kernels)}
     return [sorted(group, key=lambda k: place[k.source]) for group in groups if group]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

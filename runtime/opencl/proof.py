@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tilewright.runtime.errors import KernelBuildError
+from tilewright.runtime.machine import cache_folder
 from tilewright.runtime.opencl.platforms import (
     full_name,
     implementation_of,
@@ -59,7 +60,10 @@ class Prover:
         self._name, self._store = full_name(device), store
         made_by = implementation_of(device)
         self._variable = made_by.cache_variable if made_by else ""
-        self._cache = _cache_folder(self._variable, made_by.cache_folder if made_by else "")
+        # Where the implementation keeps what it compiled; None where it keeps nothing.
+        self._cache = (
+            cache_folder(self._variable, made_by.cache_folder) if made_by and self._variable else None
+        )
         self._facts = (
             device.version,
             device.driver_version,
@@ -180,14 +184,6 @@ def _order(plan: ExecutionPlan, kernel: KernelCode) -> dict[str, Any]:
             if shape not in launches:
                 launches.append(shape)
     return {"name": kernel.name, "entry": kernel.entry, "source": kernel.source, "launches": launches}
-
-
-def _cache_folder(variable: str, folder: str) -> Path | None:
-    """Where the implementation keeps what it compiled; None where it keeps nothing."""
-    if not variable:
-        return None
-    own, shared = os.environ.get(variable), os.environ.get("XDG_CACHE_HOME")
-    return Path(own) if own else (Path(shared) if shared else Path.home() / ".cache") / folder
 
 
 def _answers(process: subprocess.Popen[bytes], most_s: float) -> Iterator[dict[str, Any]]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.runtime.errors import DeviceMissingError
+from tilewright.runtime.machine import cache_folder
 from tilewright.runtime.opencl import selftest
 from tilewright.runtime.opencl.platforms import (
     full_name,
@@ -88,7 +89,7 @@ def verdict_on(device: Any) -> Verdict:
     key = _key(device)
     with _judging:
         if key not in _verdicts:
-            path = _folder() / f"{key}.json"
+            path = cache_folder() / "opencl-selftest" / f"{key}.json"
             _verdicts[key] = _stored(path) or _stored_anew(path, _judge(device))
         return _verdicts[key]
 
@@ -105,13 +106,6 @@ def processor() -> str:
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as stream:
         return "".join(sorted({line for line in stream if line.startswith(wanted)}))
     return platform.processor()
-
-
-def _folder() -> Path:
-    own = os.environ.get("TILEWRIGHT_CACHE_DIR")
-    shared = os.environ.get("XDG_CACHE_HOME")
-    root = Path(own) if own else (Path(shared) if shared else Path.home() / ".cache") / "tilewright"
-    return root / "opencl-selftest"
 
 
 def _stored(path: Path) -> Verdict | None:

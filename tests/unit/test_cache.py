@@ -3,13 +3,12 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.codegen.builders.cache import BinaryCache, cache_key, default_cache_folder
+from tilewright.codegen.builders.cache import BinaryCache, cache_key
 
 
 @given(st.binary(max_size=300))
@@ -60,16 +59,6 @@ def test_an_unwritable_folder_warns_and_works(tmp_path):
     with pytest.warns(RuntimeWarning, match="TILEWRIGHT_CACHE_DIR"):
         cache.put("k", b"x")
     assert cache.get("k") is None
-
-
-def test_where_it_lives(monkeypatch, tmp_path):
-    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path / "own"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert default_cache_folder() == tmp_path / "own"
-    monkeypatch.delenv("TILEWRIGHT_CACHE_DIR")
-    assert default_cache_folder() == tmp_path / "xdg" / "tilewright"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert default_cache_folder() == Path.home() / ".cache" / "tilewright"
 
 
 HAMMER = """

@@ -33,7 +33,7 @@ def device(tmp_path):
 def small_shares(monkeypatch):
     """Few characters pay for a process, on any number of cores."""
     monkeypatch.setattr(programs, "PROCESS_CHARACTERS", 200)
-    monkeypatch.setattr(programs, "_cores", lambda: 2)
+    monkeypatch.setattr(programs, "usable_cores", lambda: 2)
 
 
 def kernels_of(device, built):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
+
+from tilewright.ir.machine import usable_cores
 
 
 def processor_name() -> str:
@@ -17,11 +18,6 @@ def processor_name() -> str:
         lines = [line.partition(":")[2].strip() for line in stream if line.startswith("model name")]
     name = lines[0] if lines else platform.processor() or platform.machine()
     return f"{name}, {usable_cores()} cores"
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class HostClock:

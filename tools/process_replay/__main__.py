@@ -19,8 +19,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from tilewright.codegen.builders.cache import default_cache_folder
 from tilewright.ir import InputError, WorkError
+from tilewright.ir.machine import cache_folder
 from tilewright.runtime.atomic_file import write_atomically
 from tilewright.tools.process_replay.comparison import Comparison, compare, findings, table
 from tilewright.tools.process_replay.recording import Case, Networks, Recording, record_all, recording
@@ -84,7 +84,7 @@ def _replay(a: argparse.Namespace, scratch: Path) -> int:
     networks = Networks(Path(a.data) if a.data else repository / DATA)
     cases = _cases(networks, a.networks, a.targets, a.precisions)
     base, head = resolve(repository, a.base), resolve(repository, a.head)
-    cache = Path(a.cache) if a.cache else default_cache_folder() / "process-replay"
+    cache = Path(a.cache) if a.cache else cache_folder() / "process-replay"
     if a.times:
         roots = tuple(_root(repository, s, scratch / n) for n, s in (("base", base), ("head", head)))
         times = compare_times((base, head), (roots[0], roots[1]), cases, networks, scratch, a.times)

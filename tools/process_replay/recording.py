@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir import InputError, WorkError
+from tilewright.ir.machine import usable_cores
 from tilewright.tools.process_replay import recorder
 from tilewright.tools.process_replay.snapshot import Source
 
@@ -83,8 +84,7 @@ def environment_digest() -> str:
     asked = (r for r in requires("tilewright") or () if "extra ==" not in r or _OF_COMPILING.search(r))
     names = sorted({re.split(r"[^\w.-]", r)[0] for r in asked})
     packages = (f"{d.name} {d.version}" for name in names for d in distributions(name=name))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    machine = (platform.machine(), platform.node(), str(cores), platform.python_version())
+    machine = (platform.machine(), platform.node(), str(usable_cores()), platform.python_version())
     text = Path(recorder.__file__).read_text(encoding="utf-8")
     return hashlib.sha256("\n".join((text, *machine, *packages)).encode()).hexdigest()
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from tilewright.codegen.builders.cache import default_cache_folder
 from tilewright.ir import InputError, WorkError
 from tilewright.ir.given import file_path
+from tilewright.ir.machine import cache_folder
 from tilewright.tuning.database.file import (
     BUSY_S,
     FAULTS,
@@ -79,11 +79,7 @@ def named_tuning_database(path: str | os.PathLike[str] | None = None) -> tuple[P
     The last lies beside the compiled kernels and is named by the version of the format.
     """
     named = path if path is not None else os.environ.get("TILEWRIGHT_TUNING_DB")
-    return (
-        (file_path(named), False)
-        if named
-        else (default_cache_folder() / f"tuning-{SCHEMA_VERSION}.sqlite", True)
-    )
+    return (file_path(named), False) if named else (cache_folder() / f"tuning-{SCHEMA_VERSION}.sqlite", True)
 
 
 class TuningDatabase:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import IO, Any
 
-from tilewright.codegen.builders.compile_many import usable_cores
 from tilewright.ir import Func, TilewrightError, WorkError
+from tilewright.ir.machine import usable_cores
 from tilewright.kernel_program import alone
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.targets import Target

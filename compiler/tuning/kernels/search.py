@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from tqdm import tqdm
 
-from tilewright.codegen.builders.compile_many import usable_cores
 from tilewright.ir import Func, Module, TilewrightError
+from tilewright.ir.machine import usable_cores
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.tuning.budget import Budget
 from tilewright.tuning.kernels.kernel_outcome import Outcome, outcome_of
