@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilewright.costmodel.kernels.boundary import BOUNDARY_S
 from tilewright.profiling.profile import Profile
 from tilewright.profiling.replay_record import LaunchSpan
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
@@ -9,7 +10,6 @@ from tilewright.runtime.streams import Work
 from tilewright.runtime.streams.assignment import launch_dag
 from tilewright.runtime.streams.device_model import DeviceRoom
 from tilewright.runtime.streams.event_loop import simulate
-from tilewright.tuning.stream_choice import BOUNDARY_S
 
 
 def modelled_profile(plan: ExecutionPlan, work: Work, device: str) -> Profile:

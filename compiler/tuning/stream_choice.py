@@ -12,6 +12,7 @@ import numpy as np
 
 from tilewright.costmodel import GpuHardware, Hardware
 from tilewright.costmodel.kernels.bound import LAUNCH
+from tilewright.costmodel.kernels.boundary import BOUNDARY_S
 from tilewright.ir import InputError
 from tilewright.kernel_records import KernelRecord
 from tilewright.runtime.communication.agreement import communications
@@ -22,8 +23,6 @@ from tilewright.runtime.streams import StreamPlan, Work, choose_plan, plan_strea
 from tilewright.runtime.streams.assignment import launch_dag, with_streams
 from tilewright.runtime.streams.policies import AUTO_CANDIDATES, LIMITED, POLICIES
 
-#: time from the end of a launch to the start of one that waits for it, on another stream or the same
-BOUNDARY_S = 1.0e-6
 #: a plan of several streams must be this much faster than what comes before it to be taken
 GAIN = 1.01
 REPLAYS = 30

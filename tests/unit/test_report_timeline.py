@@ -11,13 +11,13 @@ from kernels_apart import without_chains
 from test_report import Page, Sample, sample
 
 import tilewright as tw
+from tilewright.costmodel.kernels.boundary import BOUNDARY_S
 from tilewright.executable import Executable
 from tilewright.profiling.modelled_profile import modelled_profile
 from tilewright.runtime.streams import Work
 from tilewright.runtime.streams.assignment import launch_dag
 from tilewright.tools.report import collect, report_page
 from tilewright.tools.report.timeline_figure import waits_across
-from tilewright.tuning.stream_choice import BOUNDARY_S
 
 #: two branches of a product each; that they are different ops keeps them from being one product
 FORK = """#[version = "0.0.5"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tilewright.costmodel import CpuHardware, Hardware
+from tilewright.costmodel.kernels.boundary import BOUNDARY_S
 from tilewright.ir import Expr, Func, Op, Value
 from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
@@ -34,8 +35,6 @@ CPU_ROWS_OF_RESULTS = 2.0
 #: seconds on a CPU of a contraction whose first factor has rows innermost, beyond those of one with channels,
 #: as a share: MobileNet's 1x1 convolutions ran at 36 to 50 GFLOP/s a core, and at 82 to 96
 CPU_ROWS_OF_FACTORS = 0.5
-#: one more kernel in a replay
-BOUNDARY_S = 1e-6
 #: dtypes of factors that tensor cores multiply
 MATRIX_DTYPES = frozenset({"f16", "bf16"})
 
