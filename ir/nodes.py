@@ -5,10 +5,10 @@ Attributes, types and index expressions compare structurally; `equal` (`compare.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from tilewright.ir.constants import Constants
 from tilewright.ir.errors import InputError
@@ -183,9 +183,7 @@ class Func:
     attrs: tuple[tuple[str, Attr], ...] = ()
 
     def __str__(self) -> str:
-        from tilewright.ir.printer import show_func
-
-        return show_func(self)
+        return _TEXTS[Func](self)
 
     def __repr__(self) -> str:
         return f"<Func @{self.name} of level {self.level.value}: {len(self.body.ops)} ops>"
@@ -223,9 +221,7 @@ class Module:
     constants: Constants = field(default_factory=Constants)
 
     def __str__(self) -> str:
-        from tilewright.ir.printer import show
-
-        return show(self)
+        return _TEXTS[Module](self)
 
     def __repr__(self) -> str:
         names = ", ".join(f"@{f.name}" for f in self.funcs)
@@ -281,3 +277,13 @@ def walk(block: Block) -> Iterator[Op]:
         yield op
         if op.body is not None:
             yield from walk(op.body)
+
+
+_Printed = TypeVar("_Printed", Func, Module)
+#: what `str` calls, by kind of node
+_TEXTS: dict[type, Callable[[Any], str]] = {}
+
+
+def print_with(kind: type[_Printed], show: Callable[[_Printed], str]) -> None:
+    """Make `show` what `str` calls; the printer, which stands above the nodes, hands over its functions."""
+    _TEXTS[kind] = show

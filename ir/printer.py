@@ -9,7 +9,7 @@ from dataclasses import replace
 from tilewright.ir.compare import same_attr
 from tilewright.ir.expr import BinOp, Sym, show_expr
 from tilewright.ir.given import given
-from tilewright.ir.nodes import Attr, Block, Func, Module, Op, Pairs, Ref, Value
+from tilewright.ir.nodes import Attr, Block, Func, Module, Op, Pairs, Ref, Value, print_with
 from tilewright.ir.opdef import ORIGINS, is_defined, op_def
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
@@ -132,3 +132,7 @@ def show_head(op: Op) -> str:
     w = _Writer(locations=True)
     w.op(replace(op, body=None), "")
     return w.lines[0] + (" { ... }" if op.body is not None else "")
+
+
+print_with(Func, show_func)
+print_with(Module, show)
