@@ -2,8 +2,8 @@
 
 from tilewright.ir.nodes import Func, Level, Module
 from tilewright.passes.framework.bisection import first_bad_pass, prefixes
-from tilewright.passes.framework.context import Instrument, PassContext, Step
-from tilewright.passes.framework.definition import Pass, PassDef, register_pass
+from tilewright.passes.framework.context import Instrument, Pass, PassContext, PassDef, Step
+from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.framework.instruments import (
     DumpFolder,
     PrintAfter,

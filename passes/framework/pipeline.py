@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Level
-from tilewright.passes.framework.definition import Pass
+from tilewright.passes.framework.context import Pass
 from tilewright.passes.framework.options import Option, unknown_option
 from tilewright.passes.framework.registry import find_pass
 from tilewright.passes.rewriting.names import did_you_mean

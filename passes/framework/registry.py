@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from tilewright.ir.errors import InputError
-from tilewright.passes.framework.definition import PassDef
+from tilewright.passes.framework.context import PassDef
 from tilewright.passes.rewriting.names import did_you_mean
 
 #: the entry-point group in which installed packages name a module (or an object of it) that registers passes

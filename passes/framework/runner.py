@@ -8,8 +8,7 @@ from types import TracebackType
 
 from tilewright.ir.errors import InputError, TilewrightError, UnsupportedError, WorkError
 from tilewright.ir.nodes import Module, Op
-from tilewright.passes.framework.context import PassContext, Step
-from tilewright.passes.framework.definition import WrongResult
+from tilewright.passes.framework.context import Pass, PassContext, Step, WrongResult, run_single_passes_with
 from tilewright.passes.framework.invariants import find_invariant
 from tilewright.passes.framework.pipeline import Pipeline
 from tilewright.passes.framework.reproducer import write_reproducer
@@ -38,6 +37,11 @@ def run_pipeline(module: Module, pipeline: Pipeline, ctx: PassContext | None = N
             rest = Pipeline(pipeline.passes[i:])
             raise _explained(failure, step, module, rest, ctx) from failure.cause
     return module
+
+
+@run_single_passes_with
+def _run_alone(configured: Pass, module: Module, ctx: PassContext) -> Module:
+    return run_pipeline(module, Pipeline((configured,)), ctx)
 
 
 class _StepFailed(Exception):
