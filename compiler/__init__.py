@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tilewright import frontends
     from tilewright.api import compile
-    from tilewright.executable import Executable, load
+    from tilewright.executable import Executable
     from tilewright.ir import (
         InputError,
         Module,
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         parse,
     )
     from tilewright.levels import show, verify
+    from tilewright.loading import load
     from tilewright.passes import register_pass
     from tilewright.passes.graph.set_input_shapes import with_input_shapes
 
@@ -47,7 +48,8 @@ __all__ = [
 
 _HOMES = {
     "tilewright.api": ("compile",),
-    "tilewright.executable": ("Executable", "load"),
+    "tilewright.executable": ("Executable",),
+    "tilewright.loading": ("load",),
     "tilewright.ir": (
         "InputError",
         "Module",

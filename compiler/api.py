@@ -10,10 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from tilewright.choices import PARTITIONER, ConvAlgorithm, Partitioner, Precision, Tune, Workspace
+from tilewright.clear_errors import clear_errors
 from tilewright.costmodel.hardware.calibration import calibrated_constants
 from tilewright.costmodel.hardware.provenance import borrowed_constants
 from tilewright.driver import Lowered, build, lower
-from tilewright.executable import Artifact, Executable, clear_errors
+from tilewright.executable import Artifact, Executable
 from tilewright.ir import Constants, InputError, Level, Module, show
 from tilewright.ir.given import given
 from tilewright.kernel_records import kernel_records

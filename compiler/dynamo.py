@@ -16,7 +16,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from tilewright.api import compile as compile_module
-from tilewright.executable import Executable, clear_errors
+from tilewright.clear_errors import clear_errors
+from tilewright.executable import Executable
 from tilewright.frontends.torch.exported import from_exported, host_array
 from tilewright.frontends.torch.survey import operator_name, place_of
 from tilewright.ir import InputError, TilewrightError, UnsupportedError

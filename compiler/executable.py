@@ -15,7 +15,8 @@ from typing import Any, Self
 import numpy as np
 from tqdm import tqdm
 
-from tilewright.ir import ArrayType, InputError, Module, WorkError, parse
+from tilewright.clear_errors import clear_errors
+from tilewright.ir import ArrayType, InputError, Module, parse
 from tilewright.ir.given import file_path
 from tilewright.profiling.kernel_times import Subject, profile_loaded
 from tilewright.profiling.profile import Profile
@@ -25,23 +26,10 @@ from tilewright.running.named_inputs import in_order
 from tilewright.running.opened_device import OpenedDevice
 from tilewright.runtime.arena.placement import arena_lower_bound
 from tilewright.runtime.communication.communicator import AnyCommunicator
-from tilewright.runtime.errors import DeviceError, RuntimeInputError
 from tilewright.runtime.interface.device import Device, LoadedPlan, Progress
-from tilewright.runtime.plan.bucket_container import SavedBuckets, read_saved
 from tilewright.runtime.plan.container import SavedExecutable, write_container
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.targets import resolve_target
-
-
-@contextmanager
-def clear_errors() -> Iterator[None]:
-    """Turn the runtime's errors into the public ones: bad input (exit 2) and failed work (exit 1)."""
-    try:
-        yield
-    except RuntimeInputError as e:
-        raise InputError(str(e)) from e
-    except DeviceError as e:
-        raise WorkError(str(e)) from e
 
 
 @contextmanager
@@ -259,47 +247,3 @@ def _listed(names: Sequence[str], types: Sequence[ArrayType]) -> list[dict[str, 
 def inputs_of(batch: object) -> Sequence[object]:
     """The arrays of one batch: a list or tuple of them, or the only one."""
     return batch if isinstance(batch, list | tuple) else (batch,)
-
-
-def load(path: str | Path, target: str = "auto") -> Executable:
-    """Read a file written by `save`, running nothing from it; raises InputError on damage.
-
-    target: what the file must be for (`cuda`, `opencl`, ...); `auto` takes what it says. A file for the
-        emulator is C++ that runs on the host with your rights: it needs `target="emulator"`.
-
-    Any file is a program: run only files you trust.
-    A file with plans for several input shapes gives a `tilewright.running.shaped.ShapedExecutable`, one of
-    a rank a `tilewright.distributed.DistributedExecutable`.
-    """
-    with clear_errors():
-        saved = read_saved(file_path(path))
-    if isinstance(saved, SavedBuckets):
-        from tilewright.running.shaped import loaded_buckets
-
-        named = target_of(saved.facts, saved.buckets[0].plan, target, str(path))
-        return loaded_buckets(saved, named, str(path))
-    named = target_of(saved.facts, saved.plan, target, str(path))
-    facts = {k: v for k, v in saved.facts.items() if k != "target"}
-    artifact = Artifact(saved.plan, saved.constants, saved.texts, facts)
-    if "distributed" in facts:
-        from tilewright.distributed.executable import DistributedExecutable  # which imports this module
-
-        return DistributedExecutable(artifact, named)
-    return Executable(artifact, named)
-
-
-def target_of(facts: Mapping[str, Any], plan: ExecutionPlan, asked: str, where: str) -> str:
-    """The target that a file names, where it is the one asked for; raises InputError."""
-    named = facts.get("target")
-    if named != plan.target:
-        raise InputError("expected a saved executable that names the target of its plan", where=where)
-    kind = plan.target.partition(":")[0]
-    if asked == "auto" and kind == "emulator":
-        raise InputError(
-            'expected --target emulator (in Python target="emulator") for a file that runs host code: the '
-            "emulator compiles its kernels as C++ and runs them with your rights",
-            where=where,
-        )
-    if asked not in ("auto", plan.target, kind):
-        raise InputError(f"expected a saved executable for {asked}, got one for {plan.target}", where=where)
-    return plan.target

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from tilewright.calibration.results import Results, cpu_constants, gpu_constants
 from tilewright.calibration.timing import time_trials
 from tilewright.calibration.trials import CpuSizes, GpuSizes, cpu_sizes, cpu_trials, gpu_sizes, gpu_trials
+from tilewright.clear_errors import clear_errors
 from tilewright.costmodel import GpuHardware
 from tilewright.costmodel.hardware.calibration import Calibration
-from tilewright.executable import clear_errors
 from tilewright.ir import InputError, WorkError
 from tilewright.passes.thread.overlap_launches import starts_early
 from tilewright.running.devices import open_device

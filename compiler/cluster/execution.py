@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.choices import LEAST_WEIGHT_BYTES, Pick
+from tilewright.clear_errors import clear_errors
 from tilewright.cluster.execution_report import execution_facts, plan_facts
 from tilewright.cluster.execution_run import execute
 from tilewright.cluster.execution_search import Candidate, Problem, Wanted, best_division
@@ -19,7 +20,6 @@ from tilewright.cluster.measured_record import record_text, write_record
 from tilewright.cluster.work import OpSeconds, op_seconds, with_batch
 from tilewright.costmodel.cluster.loaders import load_cluster
 from tilewright.costmodel.cluster.machine import Cluster
-from tilewright.executable import clear_errors
 from tilewright.ir import InputError, Module
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import GRAPH

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.choices import Pick
+from tilewright.clear_errors import clear_errors
 from tilewright.cluster.components import measured_times
 from tilewright.cluster.division import Division
 from tilewright.cluster.execution_prediction import RankTimes
@@ -20,7 +21,6 @@ from tilewright.costmodel.cluster.machine import Link
 from tilewright.distributed import compile_part
 from tilewright.distributed.compilation import network_digest
 from tilewright.distributed.executable import DistributedExecutable
-from tilewright.executable import clear_errors
 from tilewright.ir import Module
 from tilewright.profiling.kernel_times import TellsLaunchSpans
 from tilewright.running.checking import relative_error

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from tilewright.clear_errors import clear_errors
 from tilewright.cluster.division import Division
 from tilewright.cluster.execution_prediction import RankTimes, predict
 from tilewright.cluster.parts import part_of
@@ -16,7 +17,6 @@ from tilewright.costmodel.cluster.machine import Cluster
 from tilewright.costmodel.cluster.network_model import NetworkModel
 from tilewright.costmodel.cluster.search import search
 from tilewright.costmodel.cluster.training import Training
-from tilewright.executable import clear_errors
 from tilewright.ir import Func, InputError, Module, TilewrightError, WorkError
 from tilewright.runtime.communication.communicator import AnyCommunicator
 

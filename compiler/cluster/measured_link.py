@@ -9,10 +9,10 @@ import numpy as np
 from scipy.optimize import nnls
 
 from tilewright.choices import Pick
+from tilewright.clear_errors import clear_errors
 from tilewright.cluster.execution_trace import picked
 from tilewright.costmodel.cluster.machine import Link
 from tilewright.distributed import compile_part
-from tilewright.executable import clear_errors
 from tilewright.ir import Module, parse
 from tilewright.runtime.communication.communicator import AnyCommunicator
 

@@ -17,11 +17,11 @@ import numpy as np
 
 from tilewright.api import compile as compile_whole
 from tilewright.choices import Pick
+from tilewright.clear_errors import clear_errors
 from tilewright.cluster.execution_trace import busy_s, end_s, picked
 from tilewright.cluster.work import op_flops_of
 from tilewright.costmodel import CpuHardware
 from tilewright.costmodel.cluster.machine import Cluster, Device, Link, Storage
-from tilewright.executable import clear_errors
 from tilewright.ir import Module
 from tilewright.profiling.kernel_times import TellsLaunchSpans
 from tilewright.runtime.communication.communicator import AnyCommunicator

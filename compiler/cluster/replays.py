@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from tilewright.choices import Pick
+from tilewright.clear_errors import clear_errors
 from tilewright.cluster.division import Division
 from tilewright.cluster.execution_prediction import RankTimes, component_of, message_s, ring_s
 from tilewright.cluster.execution_trace import picked
 from tilewright.costmodel.cluster.machine import Link
 from tilewright.distributed.executable import DistributedExecutable
-from tilewright.executable import Executable, clear_errors
+from tilewright.executable import Executable
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.dtypes import DTYPES

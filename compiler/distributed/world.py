@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tilewright.executable import clear_errors
+from tilewright.clear_errors import clear_errors
 from tilewright.ir import InputError, TilewrightError
 from tilewright.runtime.communication import mpi_world
 from tilewright.runtime.communication.mpi import MpiCommunicator

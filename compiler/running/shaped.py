@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from tilewright.executable import Artifact, Executable, clear_errors, inputs_of
+from tilewright.clear_errors import clear_errors
+from tilewright.executable import Artifact, Executable, inputs_of
 from tilewright.ir import InputError, Module
 from tilewright.ir.given import file_path
 from tilewright.passes.graph.set_input_shapes import with_input_shapes

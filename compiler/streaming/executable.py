@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from tilewright.executable import clear_errors
+from tilewright.clear_errors import clear_errors
 from tilewright.ir import ArrayType, InputError
 from tilewright.ir.types import array_type
 from tilewright.running.named_inputs import in_order

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewright.executable import clear_errors
+from tilewright.clear_errors import clear_errors
 from tilewright.ir import InputError, WorkError
 from tilewright.runtime.storage.store_writer import StoreWriter
 from tilewright.runtime.temporary_folder import TemporaryFolder

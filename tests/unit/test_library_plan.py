@@ -11,10 +11,11 @@ import pytest
 from library_samples import FakeCublasLt
 from test_library_candidates import candidates, epilogue_kernel, whole
 
-from tilewright.executable import Artifact, Executable, load
+from tilewright.executable import Artifact, Executable
 from tilewright.ir import Level
 from tilewright.kernel_builds import emit_kernels, kernel_codes
 from tilewright.libraries.program import inlined, library_kernels
+from tilewright.loading import load
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import PACKING, official_stages
 from tilewright.planning import plan_module

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from tilewright import frontends
-from tilewright.executable import Executable, clear_errors, load
+from tilewright.clear_errors import clear_errors
+from tilewright.executable import Executable
 from tilewright.ir import ArrayType, InputError, Module, parse_file
 from tilewright.ir.npz_file import NpzFile
+from tilewright.loading import load
 from tilewright.own_passes import named_passes
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
 from tilewright.running.devices import open_device

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.clear_errors import clear_errors
 from tilewright.distributed import DistributedExecutable
 from tilewright.distributed import compile as compile_rank
 from tilewright.distributed.launcher import launch_command
 from tilewright.distributed.result_output import keep_output_for_results
 from tilewright.distributed.world import together, world
-from tilewright.executable import clear_errors, load
 from tilewright.ir import InputError, Module, interpret
+from tilewright.loading import load
 from tilewright.running.checking import random_inputs, relative_error
 from tilewright.runtime.communication.mpi import MpiCommunicator
 from tilewright.runtime.communication.mpi_world import started_by_mpi

@@ -12,9 +12,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from tilewright.clear_errors import clear_errors
 from tilewright.codegen.builders.cache import cache_key
 from tilewright.codegen.builders.nvrtc import BASE_FLAGS, nvrtc_version
-from tilewright.executable import clear_errors
 from tilewright.ir import Builder, Constants, Module, TensorType, Value
 from tilewright.ir.types import storage_dtype
 from tilewright.kernel_builds import compiled, emit_kernels, kernel_codes
