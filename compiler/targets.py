@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from tilewright.calibration.store import as_calibrated, has_calibrations
 from tilewright.costmodel import (
     CpuHardware,
+    GpuHardware,
     Hardware,
     compiled_for,
     fill_from_machine,
@@ -115,10 +116,11 @@ class _Gpu:
     arch: str
     name: str
     driver: str
+    multiprocessors: int
 
 
 def _present_gpu(gpu: _Gpu, with_calibration: bool) -> Target:
-    record = _gpu_record(gpu.arch, gpu.name)
+    record = _gpu_record(gpu.arch, gpu.name, gpu.multiprocessors)
     if with_calibration:
         record = as_calibrated(record, "cuda", gpu.name, gpu.driver)
     return Target("cuda", gpu.arch, record)
@@ -130,7 +132,7 @@ def _gpu() -> _Gpu | None:
 
     try:
         with CudaDevice() as device:
-            return _Gpu(device.arch, device.name, device.driver_version)
+            return _Gpu(device.arch, device.name, device.driver_version, device.multiprocessors)
     except DeviceError:
         return None
 
@@ -162,16 +164,18 @@ def _opencl_record(name: str, with_calibration: bool) -> Hardware:
     return as_calibrated(record, "opencl", full_name(device), version_of(device))
 
 
-def _gpu_record(arch: str, device: str) -> Hardware:
+def _gpu_record(arch: str, device: str, multiprocessors: int | None = None) -> Hardware:
     """The record of the device, if one is named, else of the architecture.
 
-    Where there is none, that of the nearest architecture, with a warning. Raises InputError where a record is
-    damaged, or several claim the device: such a device is given no other's record.
+    Where there is none, that of the nearest architecture, with a warning. The same warning comes where the
+    record has the device's name and another number of multiprocessors: an RTX 2080 Ti is no RTX 2080. Raises
+    InputError where a record is damaged, or several claim the device: it is given no other's record.
     """
     own = find_hardware(device or f"cuda:{arch}")
-    if own is not None:
+    same = not isinstance(own, GpuHardware) or multiprocessors in (None, own.sm_count)
+    if own is not None and same:
         return compiled_for(own, arch)
-    nearest = nearest_hardware(arch)
+    nearest = own or nearest_hardware(arch)
     without = device or f"the architecture {arch}"
     warnings.warn(nearest_text(nearest.name, without), RuntimeWarning, stacklevel=1)
     return replace(compiled_for(nearest, arch), stands_for=without)

@@ -75,6 +75,11 @@ class CudaDevice(Closable):
         return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
     @property
+    def multiprocessors(self) -> int:
+        """How many multiprocessors the GPU has, or this process's part of it."""
+        return self.context.attribute("MULTIPROCESSOR_COUNT")
+
+    @property
     def driver_version(self) -> str:
         """CUDA version of the user-mode driver, and the kernel module's where Linux shows it."""
         version = int(self.context.call("cuDriverGetVersion"))

@@ -35,8 +35,8 @@ RELU = """module @m {
 """
 
 
-def present(monkeypatch: pytest.MonkeyPatch, arch: str, name: str) -> None:
-    monkeypatch.setattr(targets, "_gpu", lambda: targets._Gpu(arch, name, "1"))
+def present(monkeypatch: pytest.MonkeyPatch, arch: str, name: str, multiprocessors: int = 132) -> None:
+    monkeypatch.setattr(targets, "_gpu", lambda: targets._Gpu(arch, name, "1", multiprocessors))
 
 
 def test_a_source_that_names_another_gpu_names_it_as_the_device():
@@ -116,6 +116,35 @@ def test_a_gpu_without_a_record_has_the_nearest_and_a_warning(monkeypatch: pytes
     with pytest.warns(RuntimeWarning, match="^NVIDIA GH200 480GB has no hardware record.*H100"):
         found = resolve_target("cuda", with_calibration=False)
     assert (found.hardware.name, found.hardware.stands_for) == ("H100", "NVIDIA GH200 480GB")
+
+
+@pytest.mark.parametrize(
+    ("arch", "name", "multiprocessors", "record"),
+    [
+        ("sm_75", "NVIDIA GeForce RTX 2080 Ti", 68, "RTX 2080"),
+        ("sm_90a", "NVIDIA H100 PCIe", 114, "H100"),
+    ],
+)
+def test_a_gpu_of_a_records_name_and_another_size_has_a_warning(
+    monkeypatch: pytest.MonkeyPatch, arch: str, name: str, multiprocessors: int, record: str
+):
+    present(monkeypatch, arch, name, multiprocessors)
+    with pytest.warns(RuntimeWarning, match=f"^{name} has no hardware record.*{record}"):
+        found = resolve_target("cuda", with_calibration=False)
+    assert (found.hardware.name, found.hardware.stands_for) == (record, name)
+
+
+@pytest.mark.parametrize(
+    ("arch", "name", "multiprocessors"),
+    [("sm_75", "NVIDIA GeForce RTX 2080", 46), ("sm_90a", "NVIDIA H100 80GB HBM3", 132)],
+)
+def test_a_gpu_of_a_records_name_and_size_warns_of_nothing(
+    monkeypatch: pytest.MonkeyPatch, arch: str, name: str, multiprocessors: int
+):
+    present(monkeypatch, arch, name, multiprocessors)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert resolve_target("cuda", with_calibration=False).hardware.stands_for == ""
 
 
 def test_a_gpu_that_two_records_claim_is_an_error(monkeypatch: pytest.MonkeyPatch):
