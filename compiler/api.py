@@ -191,7 +191,7 @@ def _interpreted(asked: CompileRequest, module: Module, own: OwnPasses) -> Refer
 
 
 def _measured_choice(target: Target, asked: CompileRequest) -> AbstractContextManager[MeasuredChoice | None]:
-    """What measures kernels on the device; None where the model chooses."""
+    """The choice that measures kernels on the device; it gives None where the model chooses."""
     if asked.tune != "measure":
         return nullcontext()
     from tilewright.measured_choice import measured_choice  # slow to load, and only this needs it
@@ -200,7 +200,7 @@ def _measured_choice(target: Target, asked: CompileRequest) -> AbstractContextMa
 
 
 def _untuned(target: Target, *, libraries: bool) -> dict[str, Any]:
-    """What a report says of libraries where nothing is measured."""
+    """The entry on libraries of a report for which nothing was measured; empty where none could compete."""
     if not libraries or target.kind != "cuda":
         return {}
     from tilewright.libraries.choice import facts_without_measurement  # as slow to load

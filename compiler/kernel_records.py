@@ -71,7 +71,7 @@ class KernelRecord:
 
     @property
     def limit(self) -> str | None:
-        """What sets the bound."""
+        """The resource that sets the bound; None where it is not known."""
         return None if self.cost is None else self.cost.get("limit")
 
     def _known(self, name: str) -> float | None:

@@ -71,5 +71,5 @@ def with_packed_weights(module: Module, target: Target) -> Module:
 
 
 def pass_context(target: Target) -> PassContext:
-    """What passes see where nobody watches them."""
+    """The context of passes for a target, without instruments."""
     return PassContext(target=str(target), hardware=target.hardware)

@@ -31,7 +31,7 @@ class MeasuredChoice:
         return tuned if self._libraries is None else self._libraries.choose(tuned)
 
     def facts(self) -> dict[str, Any]:
-        """What a report says of it."""
+        """The facts of the search and of the comparison that a report shows."""
         libraries = {} if self._libraries is None else {"libraries": self._libraries.facts}
         return {"tuning": self._tuner.facts, **libraries}
 

@@ -63,7 +63,7 @@ def load(path: str | Path) -> Module:
 
 
 def _on_host(program: Any) -> Any:
-    """The program with weights, constants and operators on the CPU: TVM's packages know no other device.
+    """Move weights, constants and operators to the CPU, so that TVM needs no support for another device.
 
     `program` keeps its own tensors.
     """

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO, Any
 
+from tilewright.runtime.opencl.child_process import end_child, leave_no_core, start_child
 from tilewright.runtime.opencl.platforms import full_name, import_pyopencl, list_opencl_devices
 from tilewright.runtime.opencl.trust import how_ended
 
@@ -42,14 +43,7 @@ class BuildProcess:
 
     def __init__(self, device: str, *, command: Sequence[str] = ()) -> None:
         module = (sys.executable, "-m", "tilewright.runtime.opencl.build_process")
-        self._process = subprocess.Popen(
-            [*(command or module), device],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            start_new_session=True,  # Ctrl-C is for this process to tell of
-        )
+        self._process = start_child([*(command or module), device])
 
     def build(self, text: str, options: Sequence[str]) -> bytes | None:
         """The binary of a program; None where the compiler refuses the text.
@@ -78,12 +72,7 @@ class BuildProcess:
 
     def close(self) -> None:
         """End the process; may be called twice."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            with suppress(BrokenPipeError):  # what it was told last cannot reach it any more
-                pipe.close()
+        end_child(self._process)
 
 
 def serve(orders: IO[bytes], answers: IO[bytes], name: str) -> None:
@@ -111,9 +100,7 @@ def _binary(cl: Any, context: Any, text: str, options: list[str]) -> bytes:
 
 def work(name: str) -> None:
     """What the process does: answer on what was its standard output."""
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is a result here; its image is of no use
+    leave_no_core()
     # Nothing that a compiler prints may come between the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -24,6 +24,7 @@ from typing import IO, Any
 
 from tilewright.runtime.errors import KernelBuildError
 from tilewright.runtime.machine import cache_folder
+from tilewright.runtime.opencl.child_process import end_child, leave_no_core, start_child
 from tilewright.runtime.opencl.platforms import (
     full_name,
     implementation_of,
@@ -142,29 +143,15 @@ class Prover:
     def _started(self) -> tuple[subprocess.Popen[bytes], TemporaryFolder]:
         if self._process is None or self._folder is None:
             self._folder = TemporaryFolder("tilewright-proof-")
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            if self._variable:
-                environment[self._variable] = str(self._folder.path)
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,  # Ctrl-C is for this process to tell of
-            )
+            own_cache = {self._variable: str(self._folder.path)} if self._variable else {}
+            self._process = start_child(self._command, own_cache)
         return self._process, self._folder
 
     def _end(self) -> None:
         process, self._process = self._process, None
         folder, self._folder = self._folder, None
         if process is not None:
-            process.kill()
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(BrokenPipeError):
-                    if pipe is not None:
-                        pipe.close()
-            process.wait()
+            end_child(process)
         if folder is not None:
             folder.close()
 
@@ -274,7 +261,5 @@ def serve(orders: IO[bytes], name: str) -> None:
 
 
 if __name__ == "__main__":
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is a result here; its image is of no use
+    leave_no_core()
     serve(sys.stdin.buffer, sys.argv[1])

@@ -24,10 +24,10 @@ from tilewright.runtime.atomic_file import write_atomically
 from tilewright.tools.planted_faults.faults import FAULTS, Fault, pytest_arguments, read_faults
 from tilewright.tools.process_replay.snapshot import (
     export,
-    git,
     link_package,
     package_folders,
     resolve,
+    this_repository,
 )
 
 #: seconds after which tests count as hanging, which catches a fault as well
@@ -86,7 +86,7 @@ def _chosen(source: Path, names: Sequence[str]) -> list[Fault]:
 
 def _plant_all(faults: Sequence[Fault], commit: str | None, scratch: Path) -> list[Outcome]:
     """Check the tests without a fault, then plant one after the other; prints each outcome as it comes."""
-    repository = Path(os.fsdecode(git(Path.cwd(), "rev-parse", "--show-toplevel").strip()))
+    repository = this_repository()
     tree = export(repository, resolve(repository, commit), scratch / "tree", more=("tests",))
     root = link_package(tree, scratch / "root")
     folders = tuple(package_folders(tree).values())

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -22,9 +21,10 @@ from tqdm import tqdm
 from tilewright.ir import InputError, WorkError
 from tilewright.ir.machine import cache_folder
 from tilewright.runtime.atomic_file import write_atomically
+from tilewright.tools.arguments.parsing import whole
 from tilewright.tools.process_replay.comparison import Comparison, compare, findings, table
 from tilewright.tools.process_replay.recording import Case, Networks, Recording, record_all, recording
-from tilewright.tools.process_replay.snapshot import Source, git, import_root, resolve
+from tilewright.tools.process_replay.snapshot import Source, import_root, resolve, this_repository
 from tilewright.tools.process_replay.times import compare_times, times_table
 
 DATA = "tests/data/relay"
@@ -59,28 +59,27 @@ def _parser() -> argparse.ArgumentParser:
         help="of CUDA; OpenCL has fp32 only (default %(default)s)",
     )  # fmt: skip
     p.add_argument("--data", metavar="FOLDER", help=f"of the networks (default {DATA} of the repository)")
-    p.add_argument("--jobs", type=_positive, default=1, metavar="N", help="processes at once (default 1)")
+    p.add_argument(
+        "--jobs", type=whole(1, 10**6), default=1, metavar="N", help="processes at once (default 1)"
+    )
     p.add_argument("--diff", action="store_true", help="print unified diffs of kernels and plans")
     p.add_argument("--texts", action="store_true", help="compare the printed IR of the three levels too")
     p.add_argument(
         "--leave-out", nargs="+", default=[], metavar="FIELD", help="fields of plans that are not compared"
     )
     p.add_argument(
-        "--times", type=_positive, metavar="ROUNDS", help="compare compile times instead, interleaved"
+        "--times",
+        type=whole(1, 10**6),
+        metavar="ROUNDS",
+        help="compare compile times instead, interleaved",
     )
     p.add_argument("--json", metavar="FILE", help="write what differs, or all times, as JSON")
     p.add_argument("--cache", metavar="FOLDER", help="of the records (default in Tilewright's cache folder)")
     return p
 
 
-def _positive(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
-    return int(text)
-
-
 def _replay(a: argparse.Namespace, scratch: Path) -> int:
-    repository = Path(os.fsdecode(git(Path.cwd(), "rev-parse", "--show-toplevel").strip()))
+    repository = this_repository()
     networks = Networks(Path(a.data) if a.data else repository / DATA)
     cases = _cases(networks, a.networks, a.targets, a.precisions)
     base, head = resolve(repository, a.base), resolve(repository, a.head)

@@ -41,6 +41,11 @@ def git(repository: Path, *arguments: str) -> bytes:
     return done.stdout
 
 
+def this_repository() -> Path:
+    """The root of the repository that the working folder lies in; raises InputError where there is none."""
+    return Path(os.fsdecode(git(Path.cwd(), "rev-parse", "--show-toplevel").strip()))
+
+
 def resolve(repository: Path, revision: str | None) -> Source:
     """The commit that `revision` names; without one the working tree, or its commit if nothing is changed."""
     if revision is None and git(repository, "status", "--porcelain"):
