@@ -16,7 +16,7 @@ from tilewright.costmodel.hardware.provenance import borrowed_constants
 from tilewright.driver import Lowered, build, lower
 from tilewright.executable import Artifact, Executable
 from tilewright.ir import Constants, InputError, Level, Module, show
-from tilewright.ir.given import given
+from tilewright.ir.errors import expect
 from tilewright.kernel_records import kernel_records
 from tilewright.libraries.matching.convolution_facts import convolution_facts
 from tilewright.libraries.matching.layout_facts import layout_facts
@@ -123,7 +123,7 @@ def compile(
 
 
 def _compiled(asked: CompileRequest, module: Module) -> Executable:
-    given(module, Module, "a Module")
+    expect(module, Module, "a Module")
     if any(f.level is Level.PLAN for f in module.funcs):
         raise InputError("expected a network, got a plan: it is compiled already", where=f"@{module.name}")
     if asked.shapes is not None:

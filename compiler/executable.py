@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from tilewright.clear_errors import clear_errors
 from tilewright.ir import ArrayType, InputError, Module, parse
-from tilewright.ir.given import file_path
+from tilewright.ir.errors import file_path
 from tilewright.profiling.kernel_times import Subject, profile_loaded
 from tilewright.profiling.profile import Profile
 from tilewright.running.batch_stream import stream_batches

@@ -9,7 +9,7 @@ from typing import Any
 from tilewright.clear_errors import clear_errors
 from tilewright.executable import Artifact, Executable
 from tilewright.ir import InputError
-from tilewright.ir.given import file_path
+from tilewright.ir.errors import file_path
 from tilewright.runtime.plan.bucket_container import SavedBuckets, read_saved
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 

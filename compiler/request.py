@@ -9,7 +9,7 @@ from typing import get_args
 
 from tilewright.choices import PARTITIONER, ConvAlgorithm, Partitioner, Precision, Tune, Workspace
 from tilewright.ir import InputError
-from tilewright.ir.given import given
+from tilewright.ir.errors import expect
 from tilewright.own_passes import GivenPasses
 from tilewright.passes import Instrument
 from tilewright.passes.pipelines import PRECISIONS
@@ -67,8 +67,8 @@ class CompileRequest:
             raise InputError(f"expected a positive number of instances, got {self.instances!r}")
         if not isinstance(self.libraries, bool):
             raise InputError(f"expected libraries to be true or false, got {self.libraries!r}")
-        for instrument in given(self.instruments, Sequence, "instruments as a list"):
-            given(instrument, Instrument, "instruments that are objects of tilewright.passes.Instrument")
+        for instrument in expect(self.instruments, Sequence, "instruments as a list"):
+            expect(instrument, Instrument, "instruments that are objects of tilewright.passes.Instrument")
 
     def check_interpreted(self) -> None:
         """Raise InputError for the first option that means nothing without kernels."""

@@ -19,7 +19,7 @@ from tilewright.costmodel import (
 )
 from tilewright.costmodel.hardware.provenance import nearest_text
 from tilewright.ir import InputError, WorkError
-from tilewright.ir.given import given
+from tilewright.ir.errors import expect
 from tilewright.runtime.errors import DeviceError, DeviceMissingError
 
 NAMES = ("auto", "cuda", "cuda:sm_XY", "opencl", "opencl:NAME", "emulator", "reference", "null")
@@ -60,7 +60,7 @@ def resolve_target(text: str, *, with_calibration: bool = True) -> Target:
     the nearest architecture, with a RuntimeWarning. Raises InputError for anything else, and WorkError where
     no OpenCL device has the name.
     """
-    kind, _, arch = given(text, str, f"a target as text ({', '.join(NAMES)})").partition(":")
+    kind, _, arch = expect(text, str, f"a target as text ({', '.join(NAMES)})").partition(":")
     if kind == "auto" and not arch:
         present = _gpu()
         if present is None:

@@ -9,9 +9,9 @@ from typing import Any
 
 from tilewright.ir import Attr, Fault, InputError, Level, Module, Op, Pairs, VerifyError
 from tilewright.ir import plan_ops as ops
+from tilewright.ir.modules.verifier import fault_at, faults_of
 from tilewright.ir.opdef import op_def
 from tilewright.ir.types import array_type
-from tilewright.ir.verifier import fault_at, faults_of
 from tilewright.plan_text.facts import PlanFacts
 from tilewright.plan_text.writing import BUFFER_OPS, KERNEL_OPS, LAUNCH_OPS, digest
 from tilewright.runtime.arena.check import located_hazards

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilewright.ir import InputError, Module
-from tilewright.ir.given import given
+from tilewright.ir.errors import expect
 from tilewright.runtime.dlpack import view_capsule
 from tilewright.runtime.errors import RuntimeInputError
 
@@ -53,7 +53,7 @@ class Buckets:
             return shapes
         if len(names) != 1:
             raise InputError(f"expected shapes by input name ({', '.join(names)}), got {shapes}")
-        return {names[0]: given(shapes, Sequence, "shapes by input name, or a list of extents")}
+        return {names[0]: expect(shapes, Sequence, "shapes by input name, or a list of extents")}
 
     def of_arrays(self, inputs: Sequence[object]) -> int:
         """The bucket of these arrays (anything with a shape, or a DLPack object), which are not copied.

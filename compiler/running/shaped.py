@@ -13,7 +13,7 @@ import numpy as np
 from tilewright.clear_errors import clear_errors
 from tilewright.executable import Artifact, Executable, inputs_of
 from tilewright.ir import InputError, Module
-from tilewright.ir.given import file_path
+from tilewright.ir.errors import file_path
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
 from tilewright.profiling.profile import Profile
 from tilewright.running.buckets import Buckets, GivenShapes, Shape

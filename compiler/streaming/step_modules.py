@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.ir import Block, Constants, Func, Level, Module, Op, Value
-from tilewright.ir.compare import equal
+from tilewright.ir.modules.compare import equal
 from tilewright.streaming.line import Line
 
 

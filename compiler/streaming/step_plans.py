@@ -12,7 +12,7 @@ import numpy as np
 from tilewright.api import compile as compile_module
 from tilewright.executable import Artifact, Executable
 from tilewright.ir import Level, Module
-from tilewright.ir.compare import equal
+from tilewright.ir.modules.compare import equal
 from tilewright.lowering import lower_from, pass_context
 from tilewright.own_passes import OwnPasses
 from tilewright.passes.pipelines import official_stages

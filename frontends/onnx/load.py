@@ -22,8 +22,7 @@ from tilewright.frontends.onnx.rule_table import all_rules
 from tilewright.frontends.onnx.tensors import text
 from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.constants import Constants
-from tilewright.ir.errors import InputError, UnsupportedError
-from tilewright.ir.given import file_path
+from tilewright.ir.errors import InputError, UnsupportedError, file_path
 from tilewright.ir.nodes import Block, Func, Level, Module, Op, Value
 
 #: Files larger than this are refused unread; larger models keep their weights in files of their own.

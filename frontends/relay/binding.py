@@ -12,8 +12,7 @@ from tilewright.frontends.deferred import Deferred
 from tilewright.frontends.relay.params import open_params
 from tilewright.frontends.relay.random_weights import random_weight
 from tilewright.frontends.relay.reading import ast
-from tilewright.ir.errors import InputError, UnsupportedError
-from tilewright.ir.given import given
+from tilewright.ir.errors import InputError, UnsupportedError, expect
 from tilewright.ir.npz_file import ArrayHeader, NpzFile
 from tilewright.ir.types import TensorType, dtype_name, storage_dtype
 
@@ -87,7 +86,7 @@ def bind(main: ast.Function, params: Params, inputs: Sequence[str] | None, seed:
 def _named_inputs(leaves: Sequence[Leaf], inputs: Sequence[str], file: str) -> frozenset[str]:
     """The leaves of the parameters that the caller names; InputError for a name that @main has not."""
     names = (
-        (inputs,) if isinstance(inputs, str) else tuple(given(inputs, Iterable, "inputs as a list of names"))
+        (inputs,) if isinstance(inputs, str) else tuple(expect(inputs, Iterable, "inputs as a list of names"))
     )
     known = {leaf.name: {leaf.name} for leaf in leaves}
     for leaf in leaves:

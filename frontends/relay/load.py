@@ -15,8 +15,7 @@ from tilewright.frontends.relay.reading import ast
 from tilewright.frontends.relay.reading.json_reader import read_json
 from tilewright.frontends.relay.reading.text import read_text
 from tilewright.ir.bounded_file import read_bounded
-from tilewright.ir.errors import InputError
-from tilewright.ir.given import file_path
+from tilewright.ir.errors import InputError, file_path
 from tilewright.ir.nodes import Module
 
 #: Files larger than this are refused unread.

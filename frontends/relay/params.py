@@ -18,8 +18,7 @@ import safetensors
 import safetensors.numpy
 
 from tilewright.ir.bounded_file import read_bounded, require_regular
-from tilewright.ir.errors import InputError
-from tilewright.ir.given import file_path
+from tilewright.ir.errors import InputError, file_path
 from tilewright.ir.npz_file import NpzFile
 
 _DICT_MAGIC = 0xF7E58D4F05049CB7

@@ -14,8 +14,7 @@ from tilewright.frontends.relax import from_module
 from tilewright.frontends.torch.decompositions import FAILURES, core_program
 from tilewright.frontends.torch.survey import survey
 from tilewright.ir.bounded_file import require_regular
-from tilewright.ir.errors import InputError, UnsupportedError
-from tilewright.ir.given import file_path
+from tilewright.ir.errors import InputError, UnsupportedError, file_path
 from tilewright.ir.nodes import Module
 from tilewright.ir.types import TensorType, dtype_name
 

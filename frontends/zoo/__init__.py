@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from tilewright.frontends.zoo.gpt import gpt
 from tilewright.frontends.zoo.gpt_sizes import GPT_NETWORKS
 from tilewright.frontends.zoo.nasnet import nasnet_mobile
-from tilewright.ir.errors import InputError
-from tilewright.ir.given import given
+from tilewright.ir.errors import InputError, expect
 from tilewright.ir.nodes import Module
 
 __all__ = ["NETWORKS", "build", "gpt", "nasnet_mobile"]
@@ -26,7 +25,7 @@ def build(name: str, seed: int = 0) -> Module:
     Options are keywords of the network's builder, with integers, true, false or words as values. Raises
     InputError naming the known networks or options.
     """
-    match = _NAME.fullmatch(given(name, str, "the name of a network"))
+    match = _NAME.fullmatch(expect(name, str, "the name of a network"))
     plain = match[1].strip() if match else name
     if match is None or plain not in NETWORKS:
         raise InputError(f"expected a network of the zoo ({', '.join(NETWORKS)}), got '{plain}'")

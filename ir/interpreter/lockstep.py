@@ -13,10 +13,10 @@ from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.graph_ops.communication import halo_pieces
 from tilewright.ir.graph_ops.operands import dtype_of, wide
 from tilewright.ir.interpreter.run import bind_inputs, evaluate_op, last_uses, own_array
+from tilewright.ir.modules.verifier import verify
 from tilewright.ir.nodes import Level, Module, Op, Value
 from tilewright.ir.opdef import op_def
 from tilewright.ir.types import TensorType, widened
-from tilewright.ir.verifier import verify
 
 #: attributes that differ between the members of one group communication
 _OWN = frozenset({"rank"})

@@ -11,11 +11,11 @@ from tilewright.ir.errors import InputError, UnsupportedError, WorkError
 from tilewright.ir.interpreter.indexed import evaluate_gather, evaluate_scan, evaluate_scatter
 from tilewright.ir.interpreter.recurrence import evaluate_recur
 from tilewright.ir.interpreter.structured import evaluate_structured
+from tilewright.ir.modules.verifier import verify
 from tilewright.ir.nodes import Func, Level, Module, Op, Ref, Value
 from tilewright.ir.opdef import op_def
 from tilewright.ir.tensor.ops import STRUCTURED
 from tilewright.ir.types import TensorType, array_type, numpy_dtype, storage_dtype, widened
-from tilewright.ir.verifier import verify
 
 
 def interpret(module: Module, *inputs: Any, precision: str = "native") -> list[np.ndarray]:

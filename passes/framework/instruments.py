@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from tilewright.ir.modules.printer import show
 from tilewright.ir.nodes import Module, walk
-from tilewright.ir.printer import show
 from tilewright.passes.framework.context import Instrument, Step
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilewright.ir.errors import InputError
+from tilewright.ir.modules.verifier import faults_of
 from tilewright.ir.nodes import Func, Level, Module, walk
 from tilewright.ir.types import TensorType
-from tilewright.ir.verifier import faults_of
 from tilewright.passes.framework.registry import load_own
 from tilewright.passes.rewriting.names import did_you_mean
 

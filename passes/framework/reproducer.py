@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tilewright.ir.constants import save_constants
 from tilewright.ir.errors import InputError
+from tilewright.ir.modules.parser import parse_file
+from tilewright.ir.modules.printer import show
 from tilewright.ir.nodes import Module
-from tilewright.ir.parser import parse_file
-from tilewright.ir.printer import show
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.pipeline import Pipeline
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tilewright.ir.errors import InputError, UnsupportedError
+from tilewright.ir.errors import InputError, UnsupportedError, expect
 from tilewright.ir.extents import Dim, Dims, dims_of, inherited, regrouped
-from tilewright.ir.given import given
 from tilewright.ir.nodes import Func, Level, Module, Op, Value
 from tilewright.ir.opdef import facts_of, op_def
 from tilewright.ir.types import TensorType
@@ -48,8 +47,8 @@ def with_input_shapes(module: Module, shapes: Mapping[str, Sequence[int]]) -> Mo
     Raises InputError for unknown names, other ranks, and ops that do not take the new extents, and
     UnsupportedError where the old extents leave more than one answer. The same module when nothing changes.
     """
-    main = given(module, Module, "a Module").main
-    given(shapes, Mapping, "shapes by input name")
+    main = expect(module, Module, "a Module").main
+    expect(shapes, Mapping, "shapes by input name")
     if main.level is not Level.GRAPH:
         raise InputError(
             f"expected a graph-level module, whose shapes can change, got one of level {main.level.value}",
@@ -71,7 +70,7 @@ def _checked(module: Module, shapes: Mapping[str, Sequence[int]]) -> list[tuple[
             raise InputError(f"unknown input '{name}'{did_you_mean(name, names)}; the inputs are {known}")
     out = []
     for name, p in zip(names, module.main.params, strict=True):
-        shape = tuple(given(shapes.get(name, p.tensor.shape), Iterable, f"the extents of input '{name}'"))
+        shape = tuple(expect(shapes.get(name, p.tensor.shape), Iterable, f"the extents of input '{name}'"))
         if any(isinstance(n, bool) or not hasattr(n, "__index__") or n < 1 for n in shape):
             raise InputError(f"expected positive integers as the shape of input '{name}', got {shape}")
         if len(shape) != p.tensor.rank:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilewright.ir.builder import Builder
-from tilewright.ir.compare import same_attrs
 from tilewright.ir.errors import WorkError
+from tilewright.ir.modules.compare import same_attrs
 from tilewright.ir.nodes import Attr, Block, Func, Module, Op, Value
 from tilewright.ir.types import Type
 from tilewright.passes.rewriting.constant_pool import ConstantPool

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilewright.ir.compare import equal_funcs
+from tilewright.ir.modules.compare import equal_funcs
 from tilewright.ir.nodes import Block, Func, Level, Op, Value, walk
 from tilewright.ir.opdef import op_def
 from tilewright.ir.types import ScalarType, storage_dtype

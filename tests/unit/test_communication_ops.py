@@ -5,9 +5,9 @@ import pytest
 
 import tilewright as tw
 from tilewright.ir.builder import Builder
-from tilewright.ir.compare import equal
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.graph_ops.communication import Piece, halo_pieces
+from tilewright.ir.modules.compare import equal
 from tilewright.ir.nodes import Func, Level, Module, Value
 from tilewright.ir.types import TensorType
 from tilewright.passes.framework.context import PassContext

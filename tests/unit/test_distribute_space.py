@@ -5,9 +5,9 @@ import pytest
 
 import tilewright as tw
 from tilewright.ir.builder import Builder
-from tilewright.ir.compare import equal
 from tilewright.ir.errors import InputError
 from tilewright.ir.interpreter.lockstep import interpret_ranks
+from tilewright.ir.modules.compare import equal
 from tilewright.ir.nodes import Func, Level, Module, Value
 from tilewright.ir.types import TensorType
 from tilewright.passes.graph.distribute.space.options import SpaceOptions

@@ -26,10 +26,10 @@ from tilewright.ir import (
     show,
 )
 from tilewright.ir.builder import Builder, scalar_body, structured
-from tilewright.ir.compare import same_attr
+from tilewright.ir.modules.compare import same_attr
+from tilewright.ir.modules.parser import MAX_DEPTH
+from tilewright.ir.modules.printer import show_attr
 from tilewright.ir.nodes import Attr, Block, walk
-from tilewright.ir.parser import MAX_DEPTH
-from tilewright.ir.printer import show_attr
 
 THREAD = """module @m(target = "opencl") {
   thread.func @k(%x: f32[4, 8], grid = [1, 1, 1], block = 32) {

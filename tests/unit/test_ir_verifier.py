@@ -20,7 +20,7 @@ from tilewright.ir import (
     parse,
     verify,
 )
-from tilewright.ir.verifier import MAX_SHOWN, faults_of
+from tilewright.ir.modules.verifier import MAX_SHOWN, faults_of
 
 TENSOR = """module @m {
   tensor.func @k(%x: f32[4, 8]) -> f32[4] {

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import tilewright as tw
-from tilewright.ir.compare import equal
+from tilewright.ir.modules.compare import equal
 from tilewright.kernel_records import KernelRecord, kernel_records
 from tilewright.tuning.stream_choice import KernelCost, kernel_costs
 

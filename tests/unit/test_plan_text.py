@@ -18,7 +18,7 @@ from unbuilt_plans import on_one_stream, plan_of
 
 import tilewright as tw
 from tilewright.ir import Level, Module, equal
-from tilewright.ir.verifier import VerifyError
+from tilewright.ir.modules.verifier import VerifyError
 from tilewright.plan_text.reading import plan_of_module
 from tilewright.plan_text.writing import plan_module
 from tilewright.runtime.arena.placement import place_arena

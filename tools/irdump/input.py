@@ -12,7 +12,7 @@ from tilewright.frontends.relay.importer import import_module
 from tilewright.frontends.relay.load import read_source
 from tilewright.ir import InputError, Module, parse, parse_file
 from tilewright.ir.bounded_file import read_bounded
-from tilewright.ir.parser import MAX_BYTES, decode
+from tilewright.ir.modules.parser import MAX_BYTES, decode
 from tilewright.passes import read_header
 from tilewright.passes.kernels.decision import check_decisions
 from tilewright.tools.commands.network import BUNDLED, load_bundled, reject_constants, reject_shapes

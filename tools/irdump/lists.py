@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from tilewright.ir import REQUIRED, OpDef, op_defs
-from tilewright.ir.printer import show_attr
+from tilewright.ir.modules.printer import show_attr
 from tilewright.passes import PassDef, pass_defs
 from tilewright.passes.framework.options import OptionDef, show_option
 

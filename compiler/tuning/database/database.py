@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from tilewright.ir import InputError, WorkError
-from tilewright.ir.given import file_path
+from tilewright.ir.errors import file_path
 from tilewright.ir.machine import cache_folder
 from tilewright.tuning.database.file import (
     BUSY_S,

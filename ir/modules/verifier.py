@@ -6,12 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewright.ir.errors import InputError
+from tilewright.ir.errors import InputError, expect
 from tilewright.ir.expr import BinOp, Sym, symbols
-from tilewright.ir.given import given
+from tilewright.ir.modules.printer import show_attr, show_head
 from tilewright.ir.nodes import Block, Func, Level, Module, Op, Ref, Value
 from tilewright.ir.opdef import OpDef, op_def
-from tilewright.ir.printer import show_attr, show_head
 from tilewright.ir.tensor.ops import domain
 from tilewright.ir.thread.launch_ops import CONSTANT_PARAMS, launch_order_faults
 from tilewright.ir.types import MAX_ELEMENTS, TensorType, dtype_name
@@ -67,7 +66,7 @@ class VerifyError(InputError):
 
 def verify(module: Module) -> None:
     """Raise VerifyError with all faults of the module, or return."""
-    faults = faults_of(given(module, Module, "a Module"))
+    faults = faults_of(expect(module, Module, "a Module"))
     if faults:
         raise VerifyError(faults)
 

@@ -15,9 +15,8 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 
 from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.constants import Constants, load_constants
-from tilewright.ir.errors import InputError
+from tilewright.ir.errors import InputError, expect, file_path
 from tilewright.ir.expr import BinOp, Sym, binary
-from tilewright.ir.given import file_path, given
 from tilewright.ir.nodes import Attr, Block, Func, Level, Module, Op, Pairs, Ref, Value
 from tilewright.ir.opdef import op_def
 from tilewright.ir.types import TensorType, Type, parse_scalar
@@ -224,7 +223,7 @@ def _plain(attr: Any) -> Any:
 
 @cache
 def _grammar() -> str:
-    return files("tilewright.ir").joinpath("grammar.lark").read_text(encoding="utf-8")
+    return files("tilewright.ir.modules").joinpath("grammar.lark").read_text(encoding="utf-8")
 
 
 class _Scope:
@@ -300,7 +299,7 @@ def parse(text: str, *, constants: Constants | None = None, where: str = "<text>
     where: file name for error messages.
     Raises InputError (`file:line:column: ...`) on anything not well-formed; `verify` checks the meaning.
     """
-    if len(given(text, str, "IR as text")) > MAX_BYTES:
+    if len(expect(text, str, "IR as text")) > MAX_BYTES:
         raise InputError(f"expected at most {MAX_BYTES} characters of IR, got {len(text)}", where=where)
     text = text.removeprefix("\ufeff")
     _check_nesting(text, where)

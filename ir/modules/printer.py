@@ -6,9 +6,9 @@ import json
 import re
 from dataclasses import replace
 
-from tilewright.ir.compare import same_attr
+from tilewright.ir.errors import expect
 from tilewright.ir.expr import BinOp, Sym, show_expr
-from tilewright.ir.given import given
+from tilewright.ir.modules.compare import same_attr
 from tilewright.ir.nodes import Attr, Block, Func, Module, Op, Pairs, Ref, Value, print_with
 from tilewright.ir.opdef import ORIGINS, is_defined, op_def
 
@@ -112,7 +112,7 @@ def show_func(f: Func, *, locations: bool = True) -> str:
 
 def show(m: Module, *, locations: bool = True) -> str:
     """Text of a module; `locations=False` leaves out where ops came from."""
-    given(m, Module, "a Module")
+    expect(m, Module, "a Module")
     attrs = f"({', '.join(f'{k} = {show_attr(a)}' for k, a in m.attrs)})" if m.attrs else ""
     return (
         "\n".join([f"module @{m.name}{attrs} {{", *(show_func(f, locations=locations) for f in m.funcs), "}"])
