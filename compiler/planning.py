@@ -18,6 +18,7 @@ from tilewright.ir.tensor.join_ops import boxes_of
 from tilewright.ir.types import array_type, itemsize
 from tilewright.libraries.program import library_kernels
 from tilewright.runtime.arena.placement import place_arena
+from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import Buffer, BufferKind, ExecutionPlan, KernelCode, Launch
 
 _FOREIGN = re.compile(r"[^A-Za-z0-9_.%:/@#-]")
@@ -92,7 +93,7 @@ class _Planner:
             outputs=outputs,
             arena_bytes=0,
         )
-        return place_arena(plan).validate()
+        return validate(place_arena(plan))
 
     def constant(self, op: Op) -> None:
         """The buffer of a constant: one, however many ops of @main name it."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 
 from tilewright.runtime.errors import RuntimeInputError
 
@@ -35,6 +36,16 @@ class Dag:
             cycle = " -> ".join(map(str, dag._some_cycle()))
             raise RuntimeInputError(f"expected a graph without cycles, got {cycle}")
         return dag
+
+    @staticmethod
+    def of_launches(deps: Sequence[Collection[int]]) -> Dag:
+        """Node i comes after the nodes `deps[i]`, which must be earlier ones; raises `RuntimeInputError`."""
+        for index, own in enumerate(deps):
+            if any(not 0 <= dep < index for dep in own):
+                raise RuntimeInputError(
+                    f"expected launch {index} to depend on earlier launches, got {sorted(own)}"
+                )
+        return Dag.of(len(deps), ((dep, index) for index, own in enumerate(deps) for dep in own))
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
@@ -73,6 +84,14 @@ class Dag:
     def descendants(self) -> tuple[int, ...]:
         """Per node the bit set of all nodes it reaches, itself excluded: the transitive closure."""
         return self._closure_and_reduction[0]
+
+    @cached_property
+    def ancestors(self) -> tuple[int, ...]:
+        """Per node the bit set of all nodes that reach it, itself excluded."""
+        before = [0] * self.n
+        for v in self.order:
+            before[v] = reduce(or_, (before[u] | 1 << u for u in self.reduced_predecessors[v]), 0)
+        return tuple(before)
 
     @cached_property
     def reduced(self) -> tuple[Edge, ...]:

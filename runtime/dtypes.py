@@ -9,6 +9,7 @@ import numpy as np
 
 from tilewright.runtime.errors import RuntimeInputError
 
+Array = np.ndarray[Any, np.dtype[Any]]
 DTYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(name)
     for name in (

@@ -27,7 +27,6 @@ from tilewright.runtime.cuda.device import CudaDevice
 from tilewright.runtime.cuda.plan import CudaPlan, ReplayKind
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.streams import Dag
-from tilewright.runtime.streams.assignment import launch_dag
 from tilewright.tools.arguments.network import add_network_arguments
 from tilewright.tools.arguments.parsing import CommandParser
 from tilewright.tools.commands.network import load_network
@@ -187,7 +186,7 @@ def _graph(exe: Executable) -> dict[str, Any]:
     """The driver's edges beside the plan's."""
     loaded = _loaded(exe)
     edges = loaded.graph_edges()
-    dag = launch_dag(exe.plan)
+    dag = exe.plan.dag
     got = Dag.of(dag.n, [(e.before, e.after) for e in edges])
     return {
         "edges": len(edges),

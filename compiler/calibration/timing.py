@@ -14,6 +14,7 @@ from tilewright.ir.types import itemsize, storage_dtype
 from tilewright.kernel_builds import build_codes, emit_kernels
 from tilewright.runtime.arena.placement import place_arena
 from tilewright.runtime.interface.device import Device
+from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 from tilewright.targets import Target
 
@@ -95,7 +96,7 @@ def _plan(
     )
     written = tuple(launches[-1].args[i] for i in launches[-1].writes)
     plan = ExecutionPlan(target, buffers, tuple(codes), tuple(launches), (), written, 0)
-    return place_arena(plan).validate()
+    return validate(place_arena(plan))
 
 
 def in_a_row(plan: ExecutionPlan, runs: int) -> ExecutionPlan:
@@ -103,7 +104,7 @@ def in_a_row(plan: ExecutionPlan, runs: int) -> ExecutionPlan:
     *setup, last = plan.launches
     first = len(setup)
     again = (replace(last, deps=(i - 1,) if i else ()) for i in range(first, first + runs))
-    return place_arena(plan.replace(launches=(*setup, *again))).validate()
+    return validate(place_arena(plan.replace(launches=(*setup, *again))))
 
 
 def _times(trial: Trial, plan: ExecutionPlan, device: Device) -> Times:

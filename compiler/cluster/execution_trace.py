@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tilewright.choices import Pick
-from tilewright.runtime.arrays import Array
 from tilewright.runtime.communication.communicator import HostCommunicator, Pending
+from tilewright.runtime.dtypes import Array
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 
 Span = tuple[float, float]

@@ -25,6 +25,7 @@ from tilewright.executable import Executable
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
 
@@ -92,7 +93,7 @@ def without_communications(plan: ExecutionPlan) -> ExecutionPlan:
             place[index] = len(launches)
             launches.append(replace(launch, deps=tuple(sorted(needs[index]))))
     kernels = tuple(k for k in plan.kernels if k.language != "communication")
-    return plan.replace(kernels=kernels, launches=tuple(launches)).validate()
+    return validate(plan.replace(kernels=kernels, launches=tuple(launches)))
 
 
 def times_by_replays(ranks: Sequence[ReplayTimes], division: Division, link: Link) -> list[RankTimes]:

@@ -14,12 +14,12 @@ from tilewright.ir.opdef import op_def
 from tilewright.ir.types import array_type
 from tilewright.plan_text.facts import PlanFacts
 from tilewright.plan_text.writing import BUFFER_OPS, KERNEL_OPS, LAUNCH_OPS, digest
-from tilewright.runtime.arena.check import located_hazards
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.plan.check import located_faults
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch, PlanFault
+from tilewright.runtime.plan.hazards import located_hazards
 from tilewright.runtime.plan.json_form import read_contract, read_resources
 
 _KINDS = {name: kind for kind, name in BUFFER_OPS.items()}

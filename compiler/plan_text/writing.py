@@ -16,6 +16,7 @@ from tilewright.ir import plan_ops as ops
 from tilewright.ir.opdef import op_def
 from tilewright.ir.types import dtype_name
 from tilewright.plan_text.facts import PlanFacts
+from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 
 #: hexadecimal digits of a digest: enough that two kernels of one plan never share one by chance
@@ -43,7 +44,7 @@ def plan_module(plan: ExecutionPlan) -> Module:
     A buffer stands before the first launch that needs it, so that what belongs together stands together.
     Raises RuntimeInputError for a plan that is malformed.
     """
-    plan.validate()
+    validate(plan)
     return _Writer(plan).module()
 
 

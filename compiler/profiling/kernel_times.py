@@ -14,12 +14,13 @@ from tilewright.profiling.profile import Profile
 from tilewright.profiling.replay_record import Clock, CopySpan, LaunchSpan
 from tilewright.profiling.stamp_reading import launch_spans, processor_busy_s, resolution_ns, span_ns
 from tilewright.profiling.stamped_plan import stamped_plan
-from tilewright.runtime.arrays import check_repeats
 from tilewright.runtime.communication.communicator import AnyCommunicator
-from tilewright.runtime.interface.device import Array, Device, LoadedPlan
+from tilewright.runtime.dtypes import Array
+from tilewright.runtime.interface.device import Device, LoadedPlan
+from tilewright.runtime.plan.arrays import check_repeats
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.streams import plan_streams
-from tilewright.runtime.streams.assignment import launch_dag, with_streams
+from tilewright.runtime.streams.assignment import with_streams
 from tilewright.targets import Target
 
 NANOSECOND = 1e-9
@@ -162,7 +163,7 @@ def _run_s(device: Device, plan: ExecutionPlan, inputs: Sequence[object], repeat
 
 def serial_plan(plan: ExecutionPlan) -> ExecutionPlan:
     """The same kernels launched one after the other on one stream."""
-    return with_streams(plan, plan_streams(launch_dag(plan), "serial"))
+    return with_streams(plan, plan_streams(plan.dag, "serial"))
 
 
 #: turns that the plan and the serial plan take, so that slow changes of clocks meet both

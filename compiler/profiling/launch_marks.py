@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from tilewright.codegen import KernelSource, emit_cuda
 from tilewright.ir import parse
-from tilewright.runtime.arena.lifetimes import LaunchOrder
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
 
 _EMPTY = "module @m { thread.func @NAME(grid = [1, 1, 1], block = 1) { thread.return() } }"
@@ -79,7 +78,7 @@ def marked(plan: ExecutionPlan, kernel: str) -> MarkedPlan:
 
 def _told_by_successors(plan: ExecutionPlan, bounded: frozenset[int]) -> frozenset[int]:
     """Launches that only stamping launches wait for, one of them for nothing else: its start is their end."""
-    edges = LaunchOrder.of([launch.deps for launch in plan.launches]).edges
+    edges = plan.dag.reduced_predecessors
     alone = {own[0] for index, own in enumerate(edges) if len(own) == 1 and index not in bounded}
     foreign = {dep for index in bounded for dep in plan.launches[index].deps}
     return frozenset(alone - foreign)

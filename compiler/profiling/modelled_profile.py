@@ -7,7 +7,6 @@ from tilewright.profiling.profile import Profile
 from tilewright.profiling.replay_record import LaunchSpan
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.streams import Work
-from tilewright.runtime.streams.assignment import launch_dag
 from tilewright.runtime.streams.device_model import DeviceRoom
 from tilewright.runtime.streams.event_loop import simulate
 
@@ -44,4 +43,4 @@ def modelled_profile(plan: ExecutionPlan, work: Work, device: str) -> Profile:
 def _simulated(plan: ExecutionPlan, work: Work) -> tuple[dict[int, float], float]:
     if not plan.launches:
         return {}, 0.0
-    return simulate(launch_dag(plan), work.costs, DeviceRoom(work), lambda v: v, lambda u, v: BOUNDARY_S)
+    return simulate(plan.dag, work.costs, DeviceRoom(work), lambda v: v, lambda u, v: BOUNDARY_S)

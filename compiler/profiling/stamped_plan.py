@@ -17,6 +17,7 @@ from tilewright.codegen.emit.stamps import STAMPS_PER_BLOCK
 from tilewright.ir import Func, Level, Module, UnsupportedError
 from tilewright.kernel_builds import build_codes
 from tilewright.profiling.launch_marks import MarkedPlan, mark_source, marked, unstamped
+from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, Launch
 from tilewright.targets import Target
 
@@ -73,7 +74,7 @@ def stamped_plan(plan: ExecutionPlan, thread: Module, target: Target) -> Stamped
         ),
         outputs=(*plan.outputs, name),
     )
-    return StampedPlan(stamped.validate(), first_rows, found)
+    return StampedPlan(validate(stamped), first_rows, found)
 
 
 def _stamping_blocks(launch: Launch, sources: Mapping[str, KernelSource]) -> int:

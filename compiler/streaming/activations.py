@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.ir import ArrayType, Value
 from tilewright.ir.types import array_type
 from tilewright.runtime.dtypes import DTYPES
-from tilewright.runtime.plan.placed import Block, Lane, Place
+from tilewright.runtime.interface.placed import Block, Lane, Place
 from tilewright.runtime.storage.buffers import AlignedAllocator
 from tilewright.runtime.storage.layout import StepSpec, TensorSpec
 from tilewright.runtime.storage.scratch import ScratchStore

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tilewright.runtime.interface.placed import ARENA, Block, Lane, Place, PlacedPlan
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
-from tilewright.runtime.plan.placed import ARENA, Block, Lane, Place, PlacedPlan
 from tilewright.streaming.step_plans import StepPlan
 from tilewright.streaming.store_file import PlannedSteps
 from tilewright.streaming.window import Window

@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.ir.types import array_type
 from tilewright.runtime.dtypes import DTYPES
-from tilewright.runtime.plan.placed import Block, Place
+from tilewright.runtime.interface.placed import Block, Place
 from tilewright.runtime.storage.gpudirect import DeviceReader
 from tilewright.runtime.storage.measure import StorageBandwidth, read_for
 from tilewright.runtime.storage.reader import StepReader

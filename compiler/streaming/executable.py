@@ -15,10 +15,10 @@ from tilewright.clear_errors import clear_errors
 from tilewright.ir import ArrayType, InputError
 from tilewright.ir.types import array_type
 from tilewright.running.named_inputs import in_order
-from tilewright.runtime.arrays import host_array
 from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.interface.placed import Block, Lane
+from tilewright.runtime.plan.arrays import host_array
 from tilewright.runtime.plan.execution_plan import Buffer
-from tilewright.runtime.plan.placed import Block, Lane
 from tilewright.runtime.storage.gpudirect import DeviceReader
 from tilewright.runtime.storage.measure import StorageBandwidth, measure_storage
 from tilewright.runtime.storage.reader import StepReader

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tilewright.ir import UnsupportedError
 from tilewright.running.devices import open_device
-from tilewright.runtime.plan.placed import Lane
+from tilewright.runtime.interface.placed import Lane
 from tilewright.runtime.storage.gpudirect import DeviceReader
 from tilewright.runtime.storage.reader import StepReader
 from tilewright.runtime.storage.source import IoOptions

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tilewright.runtime.errors import DeviceError
-from tilewright.runtime.plan.placed import Lane, Mark, Slot
+from tilewright.runtime.interface.placed import Lane, Mark, Slot
 from tilewright.runtime.storage.buffers import HostBuffer
 from tilewright.runtime.storage.overlap import OverlapFacts
 from tilewright.runtime.storage.prefetch import LoadedStep, Prefetcher

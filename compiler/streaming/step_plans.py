@@ -18,6 +18,7 @@ from tilewright.own_passes import OwnPasses
 from tilewright.passes.pipelines import official_stages
 from tilewright.planning import constants_of
 from tilewright.runtime.arena.placement import place_arena
+from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 from tilewright.runtime.storage.layout import StepSpec, StoredStep, TensorSpec, plan_layout
 from tilewright.streaming.step_modules import Step, share_templates
@@ -134,7 +135,7 @@ def with_output_buffers(plan: ExecutionPlan) -> ExecutionPlan:
             return replace(buffer, kind="output", offset=0)
         return buffer
 
-    return place_arena(plan.replace(buffers=tuple(map(moved, plan.buffers)))).validate()
+    return validate(place_arena(plan.replace(buffers=tuple(map(moved, plan.buffers)))))
 
 
 def store_specs(plans: Sequence[StepPlan], plan_of: Sequence[int]) -> list[StepSpec]:

@@ -15,7 +15,7 @@ from tilewright.kernel_records import KernelRecord
 from tilewright.runtime.interface.device import Device, LoadedPlan
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.streams import StreamPlan, choose_plan, plan_streams, replay_time
-from tilewright.runtime.streams.assignment import launch_dag, with_streams
+from tilewright.runtime.streams.assignment import with_streams
 from tilewright.targets import Target
 from tilewright.tuning.kernels.measuring import random_array
 from tilewright.tuning.plan_swap import NetworkPlan, network_plan, with_kernels
@@ -118,7 +118,7 @@ def random_inputs(module: Module) -> list[np.ndarray]:
 def planned_streams(module: Module, plan: ExecutionPlan, target: Target, policy: str) -> StreamPlan:
     """The streams of a network's plan by the model, or by the policy that was asked for."""
     records = [KernelRecord.of(f) for f in module.funcs if f.name != "main"]
-    work, dag = work_of(plan, kernel_costs(records), target.hardware), launch_dag(plan)
+    work, dag = work_of(plan, kernel_costs(records), target.hardware), plan.dag
     if policy not in ("model", "auto"):
         return plan_streams(dag, policy, work)
     modelled = partial(replay_time, work=work)

@@ -13,6 +13,7 @@ from tilewright.lowering import lower_program
 from tilewright.passes.tensor.prefetch_weights import weights_leave_l2
 from tilewright.planning import constants_of, plan_module
 from tilewright.runtime.arena.placement import place_arena
+from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
 from tilewright.targets import Target
 
@@ -66,7 +67,7 @@ def with_kernels(
         plan = plan.replace(buffers=tuple(buffers.values()), launches=launches, kernels=kernels)
     read = {a for x in plan.launches for a in x.args} | set(plan.outputs)
     kept = tuple(b for b in plan.buffers if b.kind != "constant" or b.name in read)
-    plan = place_arena(plan.replace(buffers=kept)).validate()
+    plan = validate(place_arena(plan.replace(buffers=kept)))
     return NetworkPlan(plan, _constants(plan, constants), base.cold_weights)
 
 

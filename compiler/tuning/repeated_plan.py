@@ -11,7 +11,7 @@ import numpy as np
 from tilewright.costmodel import GpuHardware, Hardware
 from tilewright.runtime.arena.placement import place_arena
 from tilewright.runtime.dtypes import DTYPES
-from tilewright.runtime.plan.check import ALIGNMENT
+from tilewright.runtime.plan.check import ALIGNMENT, validate
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, Launch
 
 #: runs of a program in one timed replay: boundaries between kernels count, as they do in a network
@@ -86,7 +86,7 @@ def repeated(
             args = tuple(new.get(a, a) for a in x.args)
             launches.append(replace(x, args=args, deps=(len(launches) - 1,) if launches else ()))
     out = plan.replace(buffers=buffers, launches=tuple(launches))
-    return place_arena(out).validate(), pools, runs
+    return validate(place_arena(out)), pools, runs
 
 
 def _views(pool: Buffer, weights: Iterable[Buffer], copies: int) -> list[Buffer]:

@@ -20,7 +20,7 @@ from tilewright.runtime.communication.replay import beside_compute
 from tilewright.runtime.interface.device import Device
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
 from tilewright.runtime.streams import StreamPlan, Work, choose_plan, plan_streams, replay_time
-from tilewright.runtime.streams.assignment import launch_dag, with_streams
+from tilewright.runtime.streams.assignment import with_streams
 from tilewright.runtime.streams.policies import AUTO_CANDIDATES, LIMITED, POLICIES
 
 #: a plan of several streams must be this much faster than what comes before it to be taken
@@ -130,7 +130,7 @@ def choose_streams(
     check_policy(policy)
     if policy in ("model", "auto") and communications(plan):
         return StreamChoice(beside_compute(plan), "beside", "name", {})
-    dag = launch_dag(plan)
+    dag = plan.dag
     if policy not in ("model", "auto"):
         chosen = plan_streams(dag, policy, work)
         return StreamChoice(with_streams(plan, chosen), policy, "name", {})
@@ -149,7 +149,7 @@ def choose_streams(
 def _chosen(
     plan: ExecutionPlan, work: Work, chosen_by: str, measure: Callable[[StreamPlan], float]
 ) -> StreamChoice:
-    choice = choose_plan(launch_dag(plan), measure, work, CANDIDATES, max_streams=MAX_STREAMS, gain=GAIN)
+    choice = choose_plan(plan.dag, measure, work, CANDIDATES, max_streams=MAX_STREAMS, gain=GAIN)
     return StreamChoice(with_streams(plan, choice.plan), choice.policy, chosen_by, choice.times)
 
 

@@ -26,7 +26,7 @@ def heaviest_antichain(sizes: Ints, lifetimes: Lifetimes) -> int:
     Exact where the sizes' sum is below 2**31 times their greatest common divisor (with sizes in blocks of 256
     bytes: 512 GiB); beyond, sizes are rounded down to a coarser unit, and the result is still a lower bound.
     """
-    count, launches = len(sizes), len(lifetimes.order.before)
+    count, launches = len(sizes), lifetimes.order.n
     if count < 2:
         return int(sizes.sum())
     # Imported here: it takes a third of a second, and a program of one kernel has nothing to place.
@@ -54,21 +54,21 @@ def _edges(lifetimes: Lifetimes) -> Iterator[Edge]:
     Only pairs of buffers with several last and several first uses need edges of their own.
     """
     order, count = lifetimes.order, len(lifetimes.uses)
-    waits, ran = 2 * count, 2 * count + len(order.before)
+    waits, ran = 2 * count, 2 * count + order.n
     several = 0
     for buffer, (last, over) in enumerate(zip(lifetimes.last_uses, lifetimes.over, strict=True)):
         if len(last) == 1 and over:
             yield buffer, ran + last[0]
         else:
             several |= 1 << buffer if over else 0
-            yield from ((buffer, waits + launch) for launch in order.earliest(over))
+            yield from ((buffer, waits + launch) for launch in lifetimes.earliest(over))
     for buffer, first in enumerate(lifetimes.first_uses):
         if len(first) == 1:
             yield waits + first[0], count + buffer
             continue
-        ready = reduce(and_, (order.before[use] for use in first))
-        yield from ((ran + launch, count + buffer) for launch in order.latest(ready))
+        ready = reduce(and_, (order.ancestors[use] for use in first))
+        yield from ((ran + launch, count + buffer) for launch in lifetimes.latest(ready))
         yield from ((other, count + buffer) for other in members(lifetimes.predecessors[buffer] & several))
-    for launch, edges in enumerate(order.edges):
+    for launch, edges in enumerate(order.reduced_predecessors):
         yield waits + launch, ran + launch
         yield from ((ran + dep, waits + launch) for dep in edges)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tilewright.runtime.arena.lifetimes import LaunchOrder
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
 
 
@@ -19,7 +18,7 @@ def places_of(plan: ExecutionPlan) -> Mapping[str, str]:
     place = {name: name for name in arena}
     if not any(launch.in_place for launch in plan.launches):
         return place
-    order = LaunchOrder.of([launch.deps for launch in plan.launches])
+    order = plan.dag
     uses = dict.fromkeys(arena, 0)
     for index, launch in enumerate(plan.launches):
         for name in launch.args:
@@ -32,8 +31,8 @@ def places_of(plan: ExecutionPlan) -> Mapping[str, str]:
         for read, written in _pairs(launch):
             if read not in place or place.get(written) != written or read in gone:
                 continue
-            last = uses[read] & ~(here | order.before[index]) == 0
-            first = uses[written] & ~(here | order.after[index]) == 0
+            last = uses[read] & ~(here | order.ancestors[index]) == 0
+            first = uses[written] & ~(here | order.descendants[index]) == 0
             if last and first and plan.buffer_by_name[read].nbytes == plan.buffer_by_name[written].nbytes:
                 place[written] = place[read]
                 gone.add(read)

@@ -12,8 +12,9 @@ import numpy as np
 
 from tilewright.runtime.arena.bound import heaviest_antichain
 from tilewright.runtime.arena.in_place import places_of
-from tilewright.runtime.arena.lifetimes import Ints, LaunchOrder, Lifetimes
+from tilewright.runtime.arena.lifetimes import Ints, Lifetimes
 from tilewright.runtime.arena.packing import first_bytes, pack
+from tilewright.runtime.dag import Dag
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.plan.check import ALIGNMENT
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
@@ -68,7 +69,7 @@ def _placed(
                 uses[name].append(index)
     placed = [name for name in sizes if uses[name] and sizes[name] > 0]
     rounded = np.array([-(-sizes[name] // alignment) * alignment for name in placed], dtype=np.int64)
-    lifetimes = Lifetimes(LaunchOrder.of(deps), [uses[n] for n in placed], [n in keep for n in placed])
+    lifetimes = Lifetimes(Dag.of_launches(deps), [uses[n] for n in placed], [n in keep for n in placed])
     return placed, rounded, lifetimes
 
 

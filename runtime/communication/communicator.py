@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
-from tilewright.runtime.arrays import Array
+from tilewright.runtime.dtypes import Array
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 
 #: seconds that a wait for another rank may take, where nothing else is asked for

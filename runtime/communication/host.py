@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from tilewright.runtime.arrays import Array
 from tilewright.runtime.communication.communicator import TIMEOUT_S
 from tilewright.runtime.communication.errors import CommunicationError
 from tilewright.runtime.communication.rounds import Request, Transport, rounds
+from tilewright.runtime.dtypes import Array
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.runtime.arrays import Array
 from tilewright.runtime.communication.communicator import TIMEOUT_S
 from tilewright.runtime.communication.errors import CommunicationError, PeerFailedError
 from tilewright.runtime.communication.host import CHECK_S, FIRST_SLEEP_S, LONGEST_SLEEP_S, HostWorld
 from tilewright.runtime.communication.processes import Process
 from tilewright.runtime.communication.rounds import CHANNELS, Channel, Transport, Verb
+from tilewright.runtime.dtypes import Array
 from tilewright.runtime.errors import DeviceMissingError
 
 #: tags on the communicator that carries no data of plans

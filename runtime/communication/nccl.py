@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, Protocol
 
-from tilewright.runtime.arrays import Array
 from tilewright.runtime.communication import nccl_api as api
 from tilewright.runtime.communication.agreement import Program
 from tilewright.runtime.communication.communicator import Communicator
@@ -19,6 +18,7 @@ from tilewright.runtime.communication.host import CHECK_S, LONGEST_SLEEP_S
 from tilewright.runtime.communication.nccl_calls import Call, calls_of, reason_against
 from tilewright.runtime.communication.nccl_library import Nccl
 from tilewright.runtime.communication.nccl_order import find_stuck
+from tilewright.runtime.dtypes import Array
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 

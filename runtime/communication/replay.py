@@ -10,10 +10,9 @@ from typing import Literal
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
-from tilewright.runtime.interface.loaded import describe_launch
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
-from tilewright.runtime.plan.execution_plan import ExecutionPlan
-from tilewright.runtime.streams.assignment import launch_dag, with_streams
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, describe_launch
+from tilewright.runtime.streams.assignment import with_streams
 from tilewright.runtime.streams.stream_plan import StreamPlan, plan_from_streams
 
 
@@ -58,7 +57,7 @@ def beside_compute(plan: ExecutionPlan) -> ExecutionPlan:
     kernels = communications(plan)
     if not kernels:
         return plan
-    dag = launch_dag(plan)
+    dag = plan.dag
     order = list(kernels)
     level, feeds = [0] * dag.n, [math.inf] * dag.n
     for node in dag.order:

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from tilewright.runtime.arrays import Array
+from tilewright.runtime.dtypes import Array
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 
 #: what kind of message it is: one with a tag of the plan's, or of a collective's first or second round

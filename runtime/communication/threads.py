@@ -8,11 +8,11 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from tilewright.runtime.arrays import Array
 from tilewright.runtime.communication.communicator import TIMEOUT_S
 from tilewright.runtime.communication.errors import CommunicationError, PeerFailedError
 from tilewright.runtime.communication.host import CHECK_S, HostWorld
 from tilewright.runtime.communication.rounds import Channel, Transport, Verb
+from tilewright.runtime.dtypes import Array
 
 T = TypeVar("T")
 _Key = tuple[int, int, str, int]  # from, to, channel, tag

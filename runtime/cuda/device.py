@@ -9,18 +9,20 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from tilewright.runtime.arrays import Array, check_constants
+from tilewright.runtime.closable import Closable
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.communication.replay import refuse_communication
 from tilewright.runtime.cuda.context import Context, explain_status
 from tilewright.runtime.cuda.memory import CudaPool
 from tilewright.runtime.cuda.plan import CudaPlan, PlacedAddresses, ReplayKind
+from tilewright.runtime.dtypes import Array
 from tilewright.runtime.errors import DeviceError, DeviceMissingError, RuntimeInputError
 from tilewright.runtime.interface.device import Progress
-from tilewright.runtime.interface.loaded import Closable
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.problem import Problem
 from tilewright.runtime.libraries.provider import Provider, open_provider
+from tilewright.runtime.plan.arrays import check_constants
+from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 _ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
@@ -125,7 +127,7 @@ class CudaDevice(Closable):
     def _check(self, plan: ExecutionPlan) -> None:
         """Raise unless the plan is well-formed and its kernels are built for this GPU."""
         self.check_open()
-        plan.validate()
+        validate(plan)
         for kernel in plan.kernels:
             if kernel.language in ("library", "communication"):
                 continue

@@ -9,9 +9,8 @@ from typing import Self
 import numpy as np
 
 from tilewright.runtime import dlpack
-from tilewright.runtime.arrays import Array
 from tilewright.runtime.cuda.context import Context
-from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.dtypes import DTYPES, Array
 
 
 class LentArray:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from tilewright.runtime import dlpack
-from tilewright.runtime.arrays import Array, check_input_count, export_dlpack, host_array, view_dlpack
 from tilewright.runtime.cuda.context import Context
-from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.dtypes import DTYPES, Array
 from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.plan.arrays import check_input_count, export_dlpack, host_array, view_dlpack
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 
 

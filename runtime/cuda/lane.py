@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from tilewright.runtime.arrays import Array
+from tilewright.runtime.closable import Closable
 from tilewright.runtime.cuda.device import CudaDevice
 from tilewright.runtime.cuda.plan import CudaPlan
 from tilewright.runtime.cuda.storage_buffers import PinnedAllocator
+from tilewright.runtime.dtypes import Array
 from tilewright.runtime.errors import DeviceError
-from tilewright.runtime.interface.loaded import Closable
+from tilewright.runtime.interface.placed import ARENA, Block, CappedMemory, Place, SharedSlot, check_places
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
-from tilewright.runtime.plan.placed import ARENA, Block, CappedMemory, Place, SharedSlot, check_places
 from tilewright.runtime.storage.buffers import HostBuffer
 
 MILLISECOND = 1e-3

@@ -11,9 +11,8 @@ from tilewright.runtime.cuda.communication import CommunicationLaunch, PlanCommu
 from tilewright.runtime.cuda.context import Context
 from tilewright.runtime.cuda.plan_libraries import PlanLibraries
 from tilewright.runtime.errors import DeviceError
-from tilewright.runtime.interface.loaded import describe_launch
 from tilewright.runtime.libraries.provider import PreparedCall
-from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch, describe_launch
 
 SHARED_BYTES_WITHOUT_OPT_IN = 48 << 10
 

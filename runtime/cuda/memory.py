@@ -9,9 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tilewright.runtime.arrays import Array
 from tilewright.runtime.cuda.context import Context
-from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.dtypes import DTYPES, Array
 from tilewright.runtime.libraries.provider import Provider
 from tilewright.runtime.plan.check import ALIGNMENT
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan

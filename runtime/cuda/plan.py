@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tilewright.runtime.arrays import Array, check_repeats
+from tilewright.runtime.closable import Closable
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.cuda.communication import PlanCommunications
 from tilewright.runtime.cuda.context import Context
@@ -21,9 +21,9 @@ from tilewright.runtime.cuda.inputs import CopyIn, copies_in
 from tilewright.runtime.cuda.launch import AnyLaunch, prepare_launches
 from tilewright.runtime.cuda.memory import CudaPool, PlanMemory, Staging
 from tilewright.runtime.cuda.plan_libraries import PlanLibraries
-from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.dtypes import DTYPES, Array
 from tilewright.runtime.errors import DeviceError
-from tilewright.runtime.interface.loaded import Closable
+from tilewright.runtime.plan.arrays import check_repeats
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.work_lock import WorkLock
 

@@ -14,14 +14,15 @@ from typing import Protocol
 
 import numpy as np
 
-from tilewright.runtime.arrays import Array, check_constants, check_repeats, host_inputs
+from tilewright.runtime.closable import Closable
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.communication.replay import refuse_communication
-from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.dtypes import DTYPES, Array
 from tilewright.runtime.errors import DeviceError, DeviceMissingError, KernelBuildError, RuntimeInputError
 from tilewright.runtime.interface.device import Progress
-from tilewright.runtime.interface.loaded import Closable, describe_launch
-from tilewright.runtime.plan.execution_plan import ExecutionPlan
+from tilewright.runtime.plan.arrays import check_constants, check_repeats, host_inputs
+from tilewright.runtime.plan.check import validate
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, describe_launch
 from tilewright.runtime.temporary_folder import TemporaryFolder
 from tilewright.runtime.work_lock import WorkLock
 
@@ -87,7 +88,7 @@ class EmulatorDevice(Closable):
     ) -> EmulatorPlan:
         """See `Device.load`; every kernel is built from its source, binaries in the plan are ignored."""
         self.check_open()
-        plan.validate()
+        validate(plan)
         refuse_communication(plan, self.name)
         checked = check_constants(plan, constants)
         for kernel in plan.kernels:

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self
-
-import numpy as np
+from typing import Protocol, Self
 
 from tilewright.runtime.communication.communicator import AnyCommunicator
+from tilewright.runtime.dtypes import Array
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[int, int, str], None]
 """Called as `progress(done, total, kernel_name)` while kernels are being built."""
 

@@ -9,10 +9,10 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from tilewright.runtime.arrays import Array, check_constants, check_repeats, host_inputs
+from tilewright.runtime.closable import Closable
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.communication.replay import CommunicationOrder
-from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.dtypes import DTYPES, Array
 from tilewright.runtime.errors import (
     DeviceError,
     DeviceLostError,
@@ -21,8 +21,9 @@ from tilewright.runtime.errors import (
     RuntimeInputError,
 )
 from tilewright.runtime.interface.device import Progress
-from tilewright.runtime.interface.loaded import Closable, describe_launch
-from tilewright.runtime.plan.execution_plan import ExecutionPlan
+from tilewright.runtime.plan.arrays import check_constants, check_repeats, host_inputs
+from tilewright.runtime.plan.check import validate
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, describe_launch
 from tilewright.runtime.work_lock import WorkLock
 
 Action = Literal[
@@ -120,7 +121,7 @@ class NullDevice(Closable):
         Communications are recorded where they are started and finished; no other rank is needed.
         """
         self.check_open()
-        plan.validate()
+        validate(plan)
         checked = check_constants(plan, constants)
         loaded = NullPlan(plan, self)
         try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tilewright.runtime.arrays import Array
-from tilewright.runtime.interface.loaded import Closable, describe_launch
+from tilewright.runtime.closable import Closable
+from tilewright.runtime.dtypes import Array
+from tilewright.runtime.interface.placed import Block, CappedMemory, Place, check_places
 from tilewright.runtime.null.device import NullDevice, Operation
-from tilewright.runtime.plan.execution_plan import ExecutionPlan
-from tilewright.runtime.plan.placed import Block, CappedMemory, Place, check_places
+from tilewright.runtime.plan.check import validate
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, describe_launch
 from tilewright.runtime.storage.buffers import AlignedAllocator, HostBuffer
 
 
@@ -41,7 +42,7 @@ class NullLane(Closable):
     def place(self, plan: ExecutionPlan, places: Mapping[str, Place]) -> NullPlacedPlan:
         """See `Lane.place`."""
         self.check_open()
-        check_places(plan.validate(), places)
+        check_places(validate(plan), places)
         return NullPlacedPlan(self.device, plan)
 
     def upload(self, array: Array, place: Place) -> None:

@@ -14,15 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.runtime.arrays import Array
 from tilewright.runtime.communication.communicator import HostCommunicator, Pending
 from tilewright.runtime.communication.replay import CommunicationOrder
-from tilewright.runtime.dtypes import DTYPES
-from tilewright.runtime.interface.loaded import describe_launch
+from tilewright.runtime.dtypes import DTYPES, Array
 from tilewright.runtime.opencl.driver import driver_errors
 from tilewright.runtime.opencl.memory import PlanMemory
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
-from tilewright.runtime.plan.execution_plan import ExecutionPlan
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, describe_launch
 
 
 @dataclass

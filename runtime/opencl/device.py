@@ -8,15 +8,15 @@ from itertools import count
 from typing import Any
 
 from tilewright.runtime.arena.placement import layout_of, plan_with_layout
-from tilewright.runtime.arrays import Array, check_constants
+from tilewright.runtime.closable import Closable
 from tilewright.runtime.communication.communicator import AnyCommunicator
+from tilewright.runtime.dtypes import Array
 from tilewright.runtime.errors import (
     DeviceError,
     OutOfMemoryError,
     RuntimeInputError,
 )
 from tilewright.runtime.interface.device import Progress
-from tilewright.runtime.interface.loaded import Closable, describe_launch
 from tilewright.runtime.opencl.driver import context_of, driver_errors
 from tilewright.runtime.opencl.memory import OpenClPool, PlanMemory
 from tilewright.runtime.opencl.plan import OpenClPlan
@@ -31,8 +31,9 @@ from tilewright.runtime.opencl.programs import BinaryStore, ProgramBuilder
 from tilewright.runtime.opencl.proof import Prover
 from tilewright.runtime.opencl.streamed import OpenClStreamedPlan
 from tilewright.runtime.opencl.trust import find_device
-from tilewright.runtime.plan.check import ALIGNMENT
-from tilewright.runtime.plan.execution_plan import ExecutionPlan, KernelCode
+from tilewright.runtime.plan.arrays import check_constants
+from tilewright.runtime.plan.check import ALIGNMENT, validate
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, KernelCode, describe_launch
 
 
 class OpenClDevice(Closable):
@@ -103,7 +104,7 @@ class OpenClDevice(Closable):
         """See `Device.load`. The arena is laid out anew where the device wants a wider alignment."""
         self.check_open()
         check_not_forked()
-        plan.validate()
+        validate(plan)
         checked = check_constants(plan, constants)
         if plan.arena_bytes and self.alignment > ALIGNMENT:
             plan = plan_with_layout(plan, layout_of(plan, alignment=self.alignment))
@@ -124,7 +125,7 @@ class OpenClDevice(Closable):
         Raises as `load` does; `memory` belongs to the loaded plan, or is released.
         """
         self.check_open()
-        plan.validate()
+        validate(plan)
         self._check_limits(plan)
         try:
             return OpenClPlan(self, plan, memory, self._build(plan, memory, None), queue)

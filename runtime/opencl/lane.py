@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.runtime.arrays import Array
+from tilewright.runtime.closable import Closable
+from tilewright.runtime.dtypes import Array
 from tilewright.runtime.errors import DeviceError
-from tilewright.runtime.interface.loaded import Closable, describe_launch
+from tilewright.runtime.interface.placed import ARENA, Block, CappedMemory, Place, SharedSlot, check_places
 from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.opencl.driver import driver_errors
 from tilewright.runtime.opencl.memory import OpenClPool, PlanMemory
 from tilewright.runtime.opencl.plan import NANOSECOND, OpenClPlan
-from tilewright.runtime.plan.execution_plan import ExecutionPlan
-from tilewright.runtime.plan.placed import ARENA, Block, CappedMemory, Place, SharedSlot, check_places
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, describe_launch
 from tilewright.runtime.storage.buffers import AlignedAllocator
 
 #: copies to the device that may be under way at once

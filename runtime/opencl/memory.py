@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from tilewright.runtime.arrays import Array
+from tilewright.runtime.dtypes import Array
 from tilewright.runtime.errors import OutOfMemoryError, RuntimeInputError
 from tilewright.runtime.opencl.driver import driver_errors
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan

@@ -8,18 +8,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tilewright.runtime.arrays import Array, check_repeats, host_inputs
+from tilewright.runtime.closable import Closable
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.communication.replay import communicator_for
-from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.dtypes import DTYPES, Array
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
-from tilewright.runtime.interface.loaded import Closable, describe_launch
 from tilewright.runtime.opencl.communication import CommunicationEvent, PlanCommunications, Replay
 from tilewright.runtime.opencl.driver import driver_error, driver_errors
 from tilewright.runtime.opencl.memory import PlanMemory
 from tilewright.runtime.opencl.order import order_of
 from tilewright.runtime.opencl.platforms import check_not_forked
-from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
+from tilewright.runtime.plan.arrays import check_repeats, host_inputs
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch, describe_launch
 from tilewright.runtime.work_lock import WorkLock
 
 NANOSECOND = 1e-9

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tilewright.runtime.arrays import Array
+from tilewright.runtime.dtypes import Array
 from tilewright.runtime.errors import DeviceError
 from tilewright.runtime.opencl.communication import Replay
 from tilewright.runtime.opencl.plan import OpenClPlan

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright.runtime.arrays import Array, check_constants
+from tilewright.runtime.dtypes import Array
 from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.plan.arrays import check_constants
 from tilewright.runtime.plan.container import (
     CONTAINER_VERSION,
     WEIGHT_NAMES_FILE,

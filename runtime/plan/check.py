@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from tilewright.runtime.arena.lifetimes import LaunchOrder
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.libraries.kernel import LibraryKernel
@@ -25,7 +24,6 @@ from tilewright.runtime.plan.execution_plan import (
     Launch,
     PlanFault,
 )
-from tilewright.runtime.source_check import source_faults
 
 MAX_BYTES = 1 << 46  # 64 TiB: beyond any device, far from overflowing 64-bit sizes
 MAX_RANK = 16
@@ -42,6 +40,23 @@ ALIGNMENT = 256
 _NAME = re.compile(r"[A-Za-z0-9_.%:/@#-]{1,200}")
 _KERNEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")  # also a file name inside a container
 _ENTRY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
+#: ways of writing `#` or of continuing a line that no emitter uses; they would hide a directive
+_DISGUISES = ("%:", "??", "\\\n", "\r", "\f", "\v", "\0")
+_LINE = re.compile(r"^(?P<before>[^#\n]*)(?P<directive>#[^\n]*)$", re.MULTILINE)
+_ALLOWED = re.compile(
+    r"#\s*(?:define|undef|if|ifdef|ifndef|elif|else|endif|error)\b(?!.*__has_)"
+    r"|#\s*pragma\s+(?:(?:no)?unroll\b|OPENCL\s+(?:EXTENSION|FP_CONTRACT)\b)"
+)
+
+
+def validate(plan: ExecutionPlan) -> ExecutionPlan:
+    """Return the plan itself if it is well-formed; else raise one `RuntimeInputError` with all faults."""
+    faults = find_faults(plan)
+    if faults:
+        shown = "; ".join(faults[:20])
+        more = f"; and {len(faults) - 20} more" if len(faults) > 20 else ""
+        raise RuntimeInputError(f"the execution plan is malformed: {shown}{more}")
+    return plan
 
 
 def find_faults(plan: ExecutionPlan) -> list[str]:
@@ -133,6 +148,24 @@ def _kernel_faults(kernel: KernelCode) -> Iterator[str]:
         and _is_count(resources.shared_bytes, 0, MAX_SHARED_BYTES)
     ):
         yield f"resources out of range: {resources}"
+
+
+def source_faults(source: str) -> Iterator[str]:
+    """Directives of `source` that could read a file (`#include`, `#embed`, ...) or hide one, as clauses.
+
+    A comment may stand before a directive, so what follows a block comment counts as one.
+    """
+    for disguise in _DISGUISES:
+        if disguise in source:
+            yield f"its source has {disguise!r}, which generated code never has"
+            return
+    for line in _LINE.finditer(source):
+        before = line["before"].strip()
+        begins = not before or "/*" in before or "*/" in before
+        if begins and (before or not _ALLOWED.match(line["directive"])):
+            shown = line["directive"].strip()
+            yield f"its source has the directive {shown!r:.100}, which generated code never has"
+            return
 
 
 def _buffer_faults(plan: ExecutionPlan, buffer: Buffer) -> Iterator[str]:
@@ -335,7 +368,7 @@ def _communication_faults(plan: ExecutionPlan) -> Iterator[PlanFault]:
     found = [i for i, launch in enumerate(plan.launches) if launch.kernel in kernels]
     if not found:
         return
-    before = LaunchOrder.of([launch.deps for launch in plan.launches]).before
+    before = plan.dag.ancestors
     for index in found:
         launch = plan.launches[index]
         yield from _of_launch(plan, index, _communication_launch_faults(plan, launch, kernels[launch.kernel]))

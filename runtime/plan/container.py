@@ -19,10 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tilewright.runtime.arrays import Array, check_constants
 from tilewright.runtime.atomic_file import atomic_file
+from tilewright.runtime.dtypes import Array
 from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.plan.arrays import check_constants
+from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
+from tilewright.runtime.plan.json_form import plan_from_json, plan_to_json
 from tilewright.runtime.plan.tensor_file import read_tensors, write_tensors
 from tilewright.runtime.strict_json import Fields, load_strict_json
 
@@ -68,8 +71,8 @@ def write_container(path: str | os.PathLike[str], saved: SavedExecutable) -> Non
 
 def plan_members(saved: SavedExecutable) -> dict[str, bytes]:
     """The members that hold the plan, its kernels and the IR texts; all but the weights."""
-    saved.plan.validate()
-    members = {PLAN_FILE: saved.plan.to_json(sources=False).encode()}
+    validate(saved.plan)
+    members = {PLAN_FILE: plan_to_json(saved.plan, sources=False).encode()}
     for kernel in saved.plan.kernels:
         members[f"kernels/{kernel.name}{SOURCE_SUFFIX[kernel.language]}"] = kernel.source.encode()
         if kernel.binary is not None:
@@ -286,7 +289,7 @@ def read_plan(members: Mapping[str, bytes]) -> tuple[ExecutionPlan, dict[str, st
             raise RuntimeInputError(f"kernel {kernel!r} has two sources")
         else:
             sources[kernel] = decode(name, data)
-    plan = ExecutionPlan.from_json(decode(PLAN_FILE, members[PLAN_FILE]), sources=sources, binaries=binaries)
+    plan = plan_from_json(decode(PLAN_FILE, members[PLAN_FILE]), sources=sources, binaries=binaries)
     stray = sorted((sources.keys() | binaries.keys()) - plan.kernel_by_name.keys())
     if stray:
         raise RuntimeInputError(f"the plan has no kernel {stray[0]!r}")

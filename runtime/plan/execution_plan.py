@@ -1,7 +1,7 @@
 """The execution plan: frozen plain data that says which kernels run on which bytes in which order.
 
-Devices (`tilewright.runtime.interface.device`) load and replay it; `tilewright.runtime.plan.json_form` reads
-and writes it.
+Devices (`tilewright.runtime.interface.device`) load and replay it; `tilewright.runtime.plan.check` says if it
+is well-formed, `tilewright.runtime.plan.json_form` reads and writes it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, get_args
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.dag import Dag
 
 FORMAT_VERSION = 1
 
@@ -176,38 +176,17 @@ class ExecutionPlan:
             buffer = self.buffer_by_name[buffer.base]
         return buffer, offset
 
-    def validate(self) -> ExecutionPlan:
-        """Return the plan itself if it is well-formed; else raise one `RuntimeInputError` with all faults."""
-        from tilewright.runtime.plan.check import find_faults
-
-        faults = find_faults(self)
-        if faults:
-            shown = "; ".join(faults[:20])
-            more = f"; and {len(faults) - 20} more" if len(faults) > 20 else ""
-            raise RuntimeInputError(f"the execution plan is malformed: {shown}{more}")
-        return self
-
-    def to_json(self, *, sources: bool = True) -> str:
-        """The plan as deterministic JSON text without binaries, and with `sources=False` without sources."""
-        from tilewright.runtime.plan.json_form import plan_to_json
-
-        return plan_to_json(self, sources=sources)
-
-    @staticmethod
-    def from_json(
-        text: str,
-        *,
-        sources: Mapping[str, str] | None = None,
-        binaries: Mapping[str, bytes] | None = None,
-    ) -> ExecutionPlan:
-        """Read and validate a plan; `sources` and `binaries` map kernel names to what was kept apart.
-
-        Raises `RuntimeInputError` on anything but a well-formed plan, in bounded time and memory.
-        """
-        from tilewright.runtime.plan.json_form import plan_from_json
-
-        return plan_from_json(text, sources=sources or {}, binaries=binaries or {})
+    @cached_property
+    def dag(self) -> Dag:
+        """Launches as nodes, dependencies as edges; raises `RuntimeInputError` for a bad dependency."""
+        return Dag.of_launches([launch.deps for launch in self.launches])
 
     def replace(self, **changes: object) -> ExecutionPlan:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+def describe_launch(index: int, launch: Launch) -> str:
+    """Which launch of a plan this is: its index, its kernel, the network's ops it computes."""
+    origin = f" for {', '.join(launch.origin)}" if launch.origin else ""
+    return f"launch {index} of kernel {launch.kernel!r}{origin}"

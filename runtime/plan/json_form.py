@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tilewright.runtime.arena.check import check_arena
 from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import (
     Buffer,
     ExecutionPlan,
@@ -16,6 +16,7 @@ from tilewright.runtime.plan.execution_plan import (
     KernelResources,
     Launch,
 )
+from tilewright.runtime.plan.hazards import check_hazards
 from tilewright.runtime.strict_json import Fields, load_strict_json
 
 _PLAN_KEYS = (
@@ -24,8 +25,11 @@ _PLAN_KEYS = (
 _CONTRACT = tuple(KernelContract.__dataclass_fields__)
 
 
-def plan_to_json(plan: ExecutionPlan, *, sources: bool) -> str:
-    """Deterministic JSON, one buffer, kernel or launch per line so that plans diff well."""
+def plan_to_json(plan: ExecutionPlan, *, sources: bool = True) -> str:
+    """Deterministic JSON without binaries, and with `sources=False` without the text of kernels.
+
+    A buffer, kernel or launch takes one line, so that plans diff well.
+    """
     head = {
         "format_version": plan.format_version,
         "target": plan.target,
@@ -68,24 +72,31 @@ def _kernel_fields(kernel: KernelCode, sources: bool) -> dict[str, Any]:
     } | ({"source": kernel.source} if sources else {})
 
 
-def plan_from_json(text: str, *, sources: Mapping[str, str], binaries: Mapping[str, bytes]) -> ExecutionPlan:
+def plan_from_json(
+    text: str, *, sources: Mapping[str, str] | None = None, binaries: Mapping[str, bytes] | None = None
+) -> ExecutionPlan:
     """Parse, type-check and validate a plan, and check that its order keeps data whole.
 
-    Raises `RuntimeInputError` on any fault.
+    `sources` and `binaries` map kernel names to what was kept apart. Raises `RuntimeInputError` on anything
+    but a well-formed plan, in bounded time and memory.
     """
     data = load_strict_json(text, "the plan")
     root = Fields(data, "plan", _PLAN_KEYS)
-    plan = ExecutionPlan(
-        target=root.text("target"),
-        buffers=root.each("buffers", _read_buffer),
-        kernels=root.each("kernels", lambda item, where: _read_kernel(item, where, sources, binaries)),
-        launches=root.each("launches", _read_launch),
-        inputs=root.texts("inputs"),
-        outputs=root.texts("outputs"),
-        arena_bytes=root.integer("arena_bytes"),
-        format_version=root.integer("format_version"),
-    ).validate()
-    check_arena(plan)
+    plan = validate(
+        ExecutionPlan(
+            target=root.text("target"),
+            buffers=root.each("buffers", _read_buffer),
+            kernels=root.each(
+                "kernels", lambda item, where: _read_kernel(item, where, sources or {}, binaries or {})
+            ),
+            launches=root.each("launches", _read_launch),
+            inputs=root.texts("inputs"),
+            outputs=root.texts("outputs"),
+            arena_bytes=root.integer("arena_bytes"),
+            format_version=root.integer("format_version"),
+        )
+    )
+    check_hazards(plan)
     return plan
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from tilewright.runtime.arrays import Array
-from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.dtypes import DTYPES, Array
 from tilewright.runtime.errors import RuntimeInputError
 
 _FORMAT_NAMES = {

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from tilewright.runtime.closable import Closable
 from tilewright.runtime.errors import DeviceMissingError, RuntimeInputError
-from tilewright.runtime.interface.loaded import Closable
 from tilewright.runtime.storage.buffers import HostBuffer
 from tilewright.runtime.storage.direct_file import open_to_read
 from tilewright.runtime.storage.errors import StorageError

@@ -9,8 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tilewright.runtime.arrays import Array
-from tilewright.runtime.dtypes import DTYPES, dtype_named
+from tilewright.runtime.dtypes import DTYPES, Array, dtype_named
 from tilewright.runtime.errors import RuntimeInputError
 
 #: bytes of which offsets, sizes and addresses of direct reads and writes are multiples: one page

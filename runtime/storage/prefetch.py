@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
-from tilewright.runtime.arrays import Array
+from tilewright.runtime.closable import Closable
+from tilewright.runtime.dtypes import Array
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
-from tilewright.runtime.interface.loaded import Closable
 from tilewright.runtime.storage.buffers import HostAllocator, HostBuffer
 from tilewright.runtime.storage.layout import StoredStep
 from tilewright.runtime.storage.overlap import OverlapFacts, UsedStep, overlap_facts

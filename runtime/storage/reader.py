@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from tilewright.runtime.closable import Closable
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.interface.loaded import Closable
 from tilewright.runtime.storage.buffers import HostBuffer
 from tilewright.runtime.storage.direct_file import DirectFile, open_to_read
 from tilewright.runtime.storage.errors import StorageError

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from tilewright.runtime.closable import Closable
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.interface.loaded import Closable
 from tilewright.runtime.storage.buffers import HostBuffer
 from tilewright.runtime.storage.direct_file import new_unnamed_file
 from tilewright.runtime.storage.errors import StorageError

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from tilewright.runtime.arrays import Array
+from tilewright.runtime.closable import Closable
+from tilewright.runtime.dtypes import Array
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.interface.loaded import Closable
 from tilewright.runtime.storage.buffers import HostAllocator, HostBuffer
 from tilewright.runtime.storage.layout import StoredStep
 from tilewright.runtime.storage.overlap import OverlapFacts, UsedStep, overlap_facts

@@ -12,9 +12,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from tilewright.runtime.arrays import Array
 from tilewright.runtime.atomic_file import atomic_file
-from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.dtypes import DTYPES, Array
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.storage.errors import StorageError
 from tilewright.runtime.storage.header import StoreHeader, block_count, encode_header

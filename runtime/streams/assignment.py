@@ -5,16 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewright.runtime.arena.placement import place_arena
-from tilewright.runtime.dag import Dag
 from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.streams.stream_plan import StreamPlan
-
-
-def launch_dag(plan: ExecutionPlan) -> Dag:
-    """Launches as nodes, dependencies as edges."""
-    edges = ((dep, index) for index, launch in enumerate(plan.launches) for dep in launch.deps)
-    return Dag.of(len(plan.launches), edges)
 
 
 def with_streams(plan: ExecutionPlan, streams: StreamPlan) -> ExecutionPlan:
@@ -25,7 +19,7 @@ def with_streams(plan: ExecutionPlan, streams: StreamPlan) -> ExecutionPlan:
     only where these edges keep their uses apart. Raises `RuntimeInputError` where the streams are not of this
     plan's launches or leave a dependency of the plan open.
     """
-    dag, order = launch_dag(plan), streams.happens_before
+    dag, order = plan.dag, streams.happens_before
     if sorted(streams.order) != list(range(dag.n)):
         raise RuntimeInputError(f"expected streams of {dag.n} launches, got {len(streams.order)}")
     for u, v in dag.edges:
@@ -41,4 +35,4 @@ def with_streams(plan: ExecutionPlan, streams: StreamPlan) -> ExecutionPlan:
         )
         for node in streams.order
     )
-    return place_arena(plan.replace(launches=launches)).validate()
+    return validate(place_arena(plan.replace(launches=launches)))

@@ -13,6 +13,7 @@ from tilewright.runtime.communication.errors import CommunicationError
 from tilewright.runtime.cuda.device import CudaDevice
 from tilewright.runtime.cuda.staged import StagedCommunicator
 from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 
@@ -116,7 +117,7 @@ def plan_of(kernels):
         )
     codes = tuple(KernelCode(f"k{n}", f"k{n}", "communication", k.to_json()) for n, k in enumerate(kernels))
     plan = ExecutionPlan("cuda", tuple(buffers), codes, tuple(launches), tuple(inputs), tuple(outputs), 0)
-    return plan.validate()
+    return validate(plan)
 
 
 def task(world, dtypes):

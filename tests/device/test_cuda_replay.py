@@ -13,7 +13,6 @@ from tilewright.codegen.builders.compile_many import compile_many
 from tilewright.runtime.cuda.device import CudaDevice
 from tilewright.runtime.errors import DeviceError
 from tilewright.runtime.streams import Dag
-from tilewright.runtime.streams.assignment import launch_dag
 
 NETWORKS = ("squeezenet", "pt_googlenet", "mobilenet", "dqn", "mlp", "pt_bilstm")
 
@@ -56,7 +55,7 @@ def test_every_way_of_launching_gives_the_same_bits(load, name, policy):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_graphs_order_what_the_plan_orders_and_no_more(load, name):
     exe = tw.compile(load(name), target="cuda", streams="exact")
-    wanted = launch_dag(exe.plan)
+    wanted = exe.plan.dag
     with CudaDevice() as device, device.load(exe.plan, exe.artifact.constants) as loaded:
         got = edges_of(loaded)
         assert got.edges == wanted.edges == wanted.reduced

@@ -8,7 +8,7 @@ import numpy as np
 from tilewright.runtime.arena.placement import place_arena
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 from tilewright.runtime.streams import plan_streams
-from tilewright.runtime.streams.assignment import launch_dag, with_streams
+from tilewright.runtime.streams.assignment import with_streams
 
 SIZE, GROUP = 512, 64
 #: rounds that a kernel takes: launches of different length make hazards show
@@ -65,7 +65,7 @@ def random_plan(seed, launches=24, policy="exact"):
     used = {step.kernel for step in steps}
     kernels = tuple(k for k in KERNELS if k.name in used)
     plan = place_arena(ExecutionPlan("test", buffers, kernels, tuple(steps), ("x0", "x1"), outputs, 0))
-    return with_streams(plan, plan_streams(launch_dag(plan), policy))
+    return with_streams(plan, plan_streams(plan.dag, policy))
 
 
 def expected(plan, arrays):

@@ -12,10 +12,11 @@ from relay_builder import Net
 
 import tilewright as tw
 from tilewright.runtime.arena.bound import heaviest_antichain
-from tilewright.runtime.arena.lifetimes import LaunchOrder, Lifetimes, unpacked
+from tilewright.runtime.arena.lifetimes import Lifetimes, unpacked
 from tilewright.runtime.arena.packing import pack
 from tilewright.runtime.arena.placement import arena_lower_bound, layout_of, plan_arena
-from tilewright.runtime.streams import Dag, plan_streams
+from tilewright.runtime.dag import Dag
+from tilewright.runtime.streams import plan_streams
 
 Deps = list[list[int]]
 
@@ -48,7 +49,7 @@ def follows(b: int, c: int, uses: list[list[int]], kept: list[bool], order: set[
 def test_lifetimes_and_bound_agree_with_brute_force(task):
     deps, uses, kept, sizes = task
     order, n = reached(deps), len(uses)
-    lifetimes = Lifetimes(LaunchOrder.of(deps), uses, kept)
+    lifetimes = Lifetimes(Dag.of_launches(deps), uses, kept)
     clash = {
         (b, c)
         for b, c in combinations(range(n), 2)
@@ -79,7 +80,7 @@ def test_the_bound_of_a_plan_is_that_of_the_flow(task):
     names = {str(b): size for b, size in enumerate(sizes)}
     keep = [str(b) for b, keeps in enumerate(kept) if keeps]
     layout = plan_arena(names, touches, deps, keep, alignment=1)
-    lifetimes = Lifetimes(LaunchOrder.of(deps), uses, kept)
+    lifetimes = Lifetimes(Dag.of_launches(deps), uses, kept)
     assert layout.lower_bound == heaviest_antichain(np.array(sizes), lifetimes)
 
 
@@ -87,7 +88,7 @@ def test_the_bound_of_a_plan_is_that_of_the_flow(task):
 def test_bytes_alive_during_a_launch_never_exceed_the_bound(task):
     deps, uses, kept, sizes = task
     order, n = reached(deps), len(deps)
-    lifetimes = Lifetimes(LaunchOrder.of(deps), uses, kept)
+    lifetimes = Lifetimes(Dag.of_launches(deps), uses, kept)
     alive = lifetimes.live_bytes(np.array(sizes))
     for i in range(n):
         expected = 0
@@ -101,12 +102,12 @@ def test_bytes_alive_during_a_launch_never_exceed_the_bound(task):
 
 def test_a_pair_may_be_ordered_with_no_launch_between():
     """Launches 2 and 3 each follow 0 and 1; one buffer is used by the first two, one by the last two."""
-    lifetimes = Lifetimes(LaunchOrder.of([[], [], [0, 1], [0, 1]]), [[0, 1], [2, 3]], [False, False])
+    lifetimes = Lifetimes(Dag.of_launches([[], [], [0, 1], [0, 1]]), [[0, 1], [2, 3]], [False, False])
     assert heaviest_antichain(np.array([5, 3]), lifetimes) == 5
 
 
 def test_large_sizes_are_rounded_down_to_fit_the_flow():
-    lifetimes = Lifetimes(LaunchOrder.of([[], []]), [[0], [1], [0, 1]], [False] * 3)
+    lifetimes = Lifetimes(Dag.of_launches([[], []]), [[0], [1], [0, 1]], [False] * 3)
     sizes = np.array([1 << 44, (1 << 44) + 1, 3])
     bound = heaviest_antichain(sizes, lifetimes)
     assert int(sizes.sum()) - 3 * (1 << 16) < bound <= int(sizes.sum())

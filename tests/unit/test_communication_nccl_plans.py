@@ -19,6 +19,7 @@ from tilewright.runtime.cuda.memory import CudaPool
 from tilewright.runtime.cuda.plan import CudaPlan, ReplayKind
 from tilewright.runtime.cuda.staged import StagedCommunicator
 from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 
@@ -31,22 +32,24 @@ def plan_of(rank: int) -> ExecutionPlan:
     swap = CommunicationKernel("exchange", "float32", (3,), (3,), (message,), (message,))
     total = CommunicationKernel("all_reduce", "float32", (3,), (3,), members=(0, 1), position=rank)
     kernels = {"swap": swap, "total": total}
-    return ExecutionPlan(
-        target="cuda",
-        buffers=(
-            Buffer("x", "float32", (3,), "input", 12),
-            Buffer("came", "float32", (3,), "arena", 12),
-            Buffer("sum", "float32", (3,), "output", 12),
-        ),
-        kernels=tuple(KernelCode(n, n, "communication", k.to_json()) for n, k in kernels.items()),
-        launches=(
-            Launch("swap", ("x", "came"), (1, 1, 1), 1, writes=(1,)),
-            Launch("total", ("came", "sum"), (1, 1, 1), 1, deps=(0,), stream=1, writes=(1,)),
-        ),
-        inputs=("x",),
-        outputs=("sum",),
-        arena_bytes=256,
-    ).validate()
+    return validate(
+        ExecutionPlan(
+            target="cuda",
+            buffers=(
+                Buffer("x", "float32", (3,), "input", 12),
+                Buffer("came", "float32", (3,), "arena", 12),
+                Buffer("sum", "float32", (3,), "output", 12),
+            ),
+            kernels=tuple(KernelCode(n, n, "communication", k.to_json()) for n, k in kernels.items()),
+            launches=(
+                Launch("swap", ("x", "came"), (1, 1, 1), 1, writes=(1,)),
+                Launch("total", ("came", "sum"), (1, 1, 1), 1, deps=(0,), stream=1, writes=(1,)),
+            ),
+            inputs=("x",),
+            outputs=("sum",),
+            arena_bytes=256,
+        )
+    )
 
 
 class Rank:

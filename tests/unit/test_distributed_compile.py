@@ -10,10 +10,10 @@ import tilewright as tw
 from tilewright import distributed
 from tilewright.distributed import DistributedExecutable
 from tilewright.ir.interpreter.lockstep import interpret_ranks
-from tilewright.runtime.arena.check import check_arena
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.threads import ThreadCommunicator, ThreadWorld
 from tilewright.runtime.cuda.staged import StagedCommunicator
+from tilewright.runtime.plan.hazards import check_hazards
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -47,7 +47,7 @@ def run_parts(modules: Sequence[tw.Module], calls: int = 2) -> list[DistributedE
 
     def work(c: ThreadCommunicator) -> DistributedExecutable:
         exe = distributed.compile_part(modules[c.rank], c, target="opencl")
-        check_arena(exe.plan)
+        check_hazards(exe.plan)
         with exe:
             for _ in range(calls):
                 for got, want in zip(exe(*inputs), wanted[c.rank], strict=True):
@@ -136,7 +136,7 @@ def test_modes_give_what_one_device_gives(mode: str, options: str) -> None:
 
     def work(c: ThreadCommunicator) -> dict[str, Any]:
         with distributed.compile(module, mode=mode, options=options, target="opencl", communicator=c) as exe:
-            check_arena(exe.plan)
+            check_hazards(exe.plan)
             outputs = [*exe(*inputs), *(y for ys in exe.map([inputs] * 3) for y in ys)]
             assert len(exe.time(*inputs, repeats=2)) == 2
             assert len(exe.time_kernels(*inputs, repeats=1)) == len(exe.plan.launches)

@@ -10,11 +10,13 @@ from relay_builder import Net
 
 import tilewright as tw
 from tilewright.codegen.emit.in_place import in_place_pairs
-from tilewright.runtime.arena.check import find_hazards
 from tilewright.runtime.arena.in_place import places_of
 from tilewright.runtime.arena.placement import layout_of, place_arena
 from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
+from tilewright.runtime.plan.hazards import find_hazards
+from tilewright.runtime.plan.json_form import plan_from_json, plan_to_json
 
 KERNEL = """
 module @net {{
@@ -108,7 +110,7 @@ def sums(count: int, output: str, in_place: tuple[tuple[int, int], ...] = ((0, 2
 
 
 def test_a_chain_takes_one_place_but_never_that_of_an_output():
-    plan = place_arena(sums(5, "t4")).validate()
+    plan = validate(place_arena(sums(5, "t4")))
     assert plan.arena_bytes == layout_of(plan).lower_bound == 256
     assert find_hazards(plan) == []
     kept = place_arena(sums(5, "t2"))
@@ -148,7 +150,7 @@ def test_of_two_results_one_takes_the_place():
     launches = (Launch("k", ("a",), (1, 1, 1), 1, writes=(0,)), both)
     kernel = KernelCode("k", "k", "opencl", "")
     plan = place_arena(ExecutionPlan("test", tuple(buffers), (kernel,), launches, (), ("b", "c"), 0))
-    assert plan.validate().arena_bytes == 512
+    assert validate(plan).arena_bytes == 512
     assert find_hazards(plan) == []
 
 
@@ -161,18 +163,18 @@ def test_a_result_begun_earlier_overwrites_nothing():
 
 def test_malformed_pairs_are_faults_and_pairs_survive_json():
     plan = place_arena(sums(3, "t2"))
-    assert ExecutionPlan.from_json(plan.to_json()) == plan
+    assert plan_from_json(plan_to_json(plan)) == plan
     with pytest.raises(RuntimeInputError, match="'t0' and 't1' share arena bytes"):
-        ExecutionPlan.from_json(plan.to_json().replace("[[0, 2]]", "[]"))
+        plan_from_json(plan_to_json(plan).replace("[[0, 2]]", "[]"))
     apart = place_arena(sums(3, "t2", ()))
-    old = apart.to_json().replace(', "in_place": []', "")
+    old = plan_to_json(apart).replace(', "in_place": []', "")
     assert "in_place" not in old
-    assert all(not launch.in_place for launch in ExecutionPlan.from_json(old).launches)
+    assert all(not launch.in_place for launch in plan_from_json(old).launches)
     for bad in (((2, 2),), ((0, 1),), ((0, 3),), ((0, -1),)):
         with pytest.raises(RuntimeInputError, match="in_place"):
-            place_arena(sums(3, "t2")).replace(launches=sums(3, "t2", bad).launches).validate()
+            validate(place_arena(sums(3, "t2")).replace(launches=sums(3, "t2", bad).launches))
     with pytest.raises(RuntimeInputError, match="pair of integers"):
-        ExecutionPlan.from_json(plan.to_json().replace("[[0, 2]]", "[[0]]"))
+        plan_from_json(plan_to_json(plan).replace("[[0, 2]]", "[[0]]"))
 
 
 @st.composite
@@ -196,7 +198,7 @@ def overwriting_plans(draw) -> ExecutionPlan:
 
 @given(overwriting_plans(), st.randoms(use_true_random=False))
 def test_no_allowed_order_reads_what_was_overwritten(plan, rng):
-    plan.validate()
+    validate(plan)
     assert find_hazards(plan) == []
     for _ in range(5):
         owner = [""] * plan.arena_bytes

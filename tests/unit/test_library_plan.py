@@ -26,8 +26,10 @@ from tilewright.runtime.libraries.cublaslt import CublasLt
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.matmul import MatmulProblem, Matrix
 from tilewright.runtime.null.device import NullDevice
+from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.container import SOURCE_SUFFIX
 from tilewright.runtime.plan.execution_plan import LANGUAGES, ExecutionPlan
+from tilewright.runtime.plan.json_form import plan_from_json, plan_to_json
 from tilewright.runtime.shared_memory import Shared
 from tilewright.targets import resolve_target
 
@@ -76,7 +78,7 @@ def test_a_launch_has_a_workspace_of_its_own_in_the_arena() -> None:
 
 def test_plans_with_library_kernels_are_stored() -> None:
     plan = planned()
-    assert ExecutionPlan.from_json(plan.to_json()) == plan
+    assert plan_from_json(plan_to_json(plan)) == plan
     assert set(SOURCE_SUFFIX) == set(LANGUAGES)
 
 
@@ -121,7 +123,7 @@ def test_faults_of_library_launches_are_found() -> None:
     }
     for text, bad in faults.items():
         with pytest.raises(RuntimeInputError, match=text):
-            bad.validate()
+            validate(bad)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from opencl_samples import WatchedDriver, expected, random_plan, random_words
 from runtime_samples import diamond, diamond_result, random_floats
 
 import tilewright as tw
-from tilewright.runtime.arena.check import find_hazards
 from tilewright.runtime.errors import DeviceError
 from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.opencl.order import order_of
+from tilewright.runtime.plan.hazards import find_hazards
 from tilewright.runtime.streams import plan_streams
-from tilewright.runtime.streams.assignment import launch_dag, with_streams
+from tilewright.runtime.streams.assignment import with_streams
 
 DIAMOND = diamond()
 WEIGHTS = {"w": random_words(99)}
@@ -41,7 +41,7 @@ def watched():
 
 
 def serial(plan):
-    return with_streams(plan, plan_streams(launch_dag(plan), "serial"))
+    return with_streams(plan, plan_streams(plan.dag, "serial"))
 
 
 def test_several_streams_run_out_of_order_and_one_stream_in_order(device):

@@ -14,9 +14,10 @@ from tilewright.ir.tensor.join_ops import layout_in, placed
 from tilewright.ir.types import TensorType
 from tilewright.passes import pipelines
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
-from tilewright.runtime.arena.check import find_hazards
 from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.plan.execution_plan import ExecutionPlan
+from tilewright.runtime.plan.check import validate
+from tilewright.runtime.plan.hazards import find_hazards
+from tilewright.runtime.plan.json_form import plan_from_json, plan_to_json
 
 RELAY = Path(__file__).parents[1] / "data" / "relay"
 WITHOUT = pipelines.TENSOR.without("join-concats", "place-concats")
@@ -129,7 +130,7 @@ def test_a_plan_travels(tmp_path):
     values = inputs_of(module)
     again = tw.load(tmp_path / "net.tw")
     assert np.array_equal(again(*values)[0], exe(*values)[0])
-    assert ExecutionPlan.from_json(exe.plan.to_json()).buffers == exe.plan.buffers
+    assert plan_from_json(plan_to_json(exe.plan)).buffers == exe.plan.buffers
 
 
 def test_a_reader_must_wait_for_every_writer():
@@ -160,7 +161,7 @@ def test_a_box_must_lie_in_its_array():
         replace(box, shape=(2, 25, 6, 6), nbytes=box.nbytes),
     ):
         with pytest.raises(RuntimeInputError, match=box.name):
-            plan.replace(buffers=tuple(bad if b is box else b for b in plan.buffers)).validate()
+            validate(plan.replace(buffers=tuple(bad if b is box else b for b in plan.buffers)))
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from tilewright.runtime.libraries.attention import AttentionProblem
 from tilewright.runtime.libraries.convolution import Array4, ConvolutionProblem
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.norm import NormProblem
+from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import (
     Buffer,
     ExecutionPlan,
@@ -36,7 +37,7 @@ from tilewright.runtime.plan.execution_plan import (
     Launch,
 )
 from tilewright.runtime.streams import plan_streams
-from tilewright.runtime.streams.assignment import launch_dag, with_streams
+from tilewright.runtime.streams.assignment import with_streams
 
 IMAGE = Array4((1, 8, 4, 4), (128, 16, 4, 1))
 ROWS = Array4((4, 16, 1, 1), (16, 1, 1, 1))
@@ -67,7 +68,7 @@ def library_plan(kernel: LibraryKernel) -> ExecutionPlan:
     call = Launch("call", tuple(b.name for b in buffers), (1, 1, 1), 1, writes=kernel.writes)
     code = KernelCode("call", "call", "library", kernel.to_json())
     plan = ExecutionPlan("cuda", tuple(buffers), (code,), (call,), names["input"], names["output"], 0)
-    return place_arena(plan).validate()
+    return validate(place_arena(plan))
 
 
 def odd_plan() -> ExecutionPlan:
@@ -92,7 +93,7 @@ def odd_plan() -> ExecutionPlan:
     plan = ExecutionPlan(
         "cuda:sm_90a", buffers, (scale, unused), launches, ("second", "input:0"), ("4", "4"), 0
     )
-    return place_arena(plan).validate()
+    return validate(place_arena(plan))
 
 
 @cache
@@ -152,7 +153,7 @@ def test_lifetimes_results_in_place_and_early_starts_are_shown() -> None:
     first, shift, scale, join = plan.launches
     plan = plan.replace(kernels=early, launches=(first, replace(scale, deps=(0,)), replace(over, deps=(0, 1)),
                         replace(join, deps=(1, 2))))  # fmt: skip
-    text = tw.show(plan_module(place_arena(plan).validate()))
+    text = tw.show(plan_module(validate(place_arena(plan))))
     assert 'live = ["scale", "shift"]' in text
     assert 'in_place_of = "t0"' in text
     assert 'after = ["scale", "scale#2"], programmatic = ["scale", "scale#2"]' in text
@@ -240,7 +241,7 @@ def test_any_changed_number_is_read_or_refused_cleanly(data: st.DataObject) -> N
         tw.verify(module)
     except tw.InputError:
         return
-    read_back(module, odd_plan()).validate()
+    validate(read_back(module, odd_plan()))
 
 
 def test_text_and_binaries_are_those_that_the_module_names() -> None:
@@ -281,7 +282,7 @@ def test_a_launch_more_changes_no_other_line() -> None:
 
 def test_other_streams_change_only_the_lines_that_say_so() -> None:
     plan = joined()
-    serial, exact = (with_streams(plan, plan_streams(launch_dag(plan), p)) for p in ("serial", "exact"))
+    serial, exact = (with_streams(plan, plan_streams(plan.dag, p)) for p in ("serial", "exact"))
     for line in difference(serial, exact)[1]:
         assert re.match(r"\s+(plan\.(func|launch)\b|%\S+ = plan\.(arena|view)\()", line), line
 

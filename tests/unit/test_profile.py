@@ -14,7 +14,6 @@ from tilewright.profiling.kernel_times import serial_plan
 from tilewright.profiling.profile import Profile
 from tilewright.profiling.replay_record import CopySpan, LaunchSpan, ProcessorSpan
 from tilewright.profiling.timeline import covered
-from tilewright.runtime.streams.assignment import launch_dag
 from tilewright.tools.cli import main
 
 #: two products side by side, joined
@@ -226,7 +225,7 @@ def test_events_of_opencl_and_copies(net):
 
 def test_the_serial_plan_is_a_chain(net):
     plan = serial_plan(compiled(net, "null").plan)
-    dag = launch_dag(plan)
+    dag = plan.dag
     assert all(dag.ordered(i - 1, i) for i in range(1, dag.n))
     assert {x.stream for x in plan.launches} == {0}
 

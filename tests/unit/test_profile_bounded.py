@@ -15,9 +15,10 @@ from tilewright.executable import Executable
 from tilewright.profiling.launch_marks import mark_source, marked
 from tilewright.profiling.profile import Profile
 from tilewright.profiling.stamp_reading import launch_spans
-from tilewright.runtime.arena.lifetimes import LaunchOrder
 from tilewright.runtime.communication.threads import ThreadCommunicator, ThreadWorld
+from tilewright.runtime.dag import Dag
 from tilewright.runtime.emulator.device import EmulatorDevice
+from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, KernelCode, Launch
 
@@ -80,7 +81,10 @@ def test_bounds_hold_the_launch_whatever_the_plan(seed):
     deps = tuple(tuple(int(d) for d in range(i) if rng.random() < 0.4) for i in range(n))
     plan = plan_of(*rng.choice(["own", "library"], n), deps=deps)
     found = marked(plan, "mark")
-    before, ours = LaunchOrder.of([x.deps for x in found.launches]).before, LaunchOrder.of(deps).before
+    before, ours = (
+        Dag.of_launches([x.deps for x in found.launches]).ancestors,
+        Dag.of_launches(deps).ancestors,
+    )
     assert all(
         before[found.places[i]] >> found.places[j] & 1 for i in range(n) for j in range(n) if ours[i] >> j & 1
     )
@@ -119,7 +123,7 @@ class StandIn(EmulatorDevice):
         self.codes = codes
 
     def load(self, plan, constants, **options):
-        plan.validate()
+        validate(plan)
         own = tuple(self.codes.get(k.name, k) for k in plan.kernels)
         options.pop("communicator", None)
         loaded = super().load(plan.replace(kernels=own), constants, **options)

@@ -15,7 +15,6 @@ from tilewright.costmodel.kernels.boundary import BOUNDARY_S
 from tilewright.executable import Executable
 from tilewright.profiling.modelled_profile import modelled_profile
 from tilewright.runtime.streams import Work
-from tilewright.runtime.streams.assignment import launch_dag
 from tilewright.tools.report import collect, report_page
 from tilewright.tools.report.timeline_figure import waits_across
 
@@ -114,7 +113,7 @@ def test_the_model_of_a_replay_keeps_dependencies_and_boundaries(modelled: Sampl
     assert full.concurrency <= 1
     assert wide.concurrency > 1
     assert wide.serial_s == full.serial_s == pytest.approx(sum(costs) + (n - 1) * BOUNDARY_S)
-    assert launch_dag(plan).n == n
+    assert plan.dag.n == n
 
 
 def test_a_replay_that_cannot_be_recorded_is_modelled_and_says_why(

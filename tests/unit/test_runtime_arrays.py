@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from runtime_samples import diamond, random_floats
 
 from tilewright.runtime import dlpack
-from tilewright.runtime.arrays import check_constants, host_array, host_inputs
 from tilewright.runtime.dtypes import DTYPES, dtype_named
 from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.plan.arrays import check_constants, host_array, host_inputs
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 
 PLAN = diamond()

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runtime_samples import diamond
 
-from tilewright.runtime.arena.check import check_arena, find_hazards
 from tilewright.runtime.arena.placement import ArenaLayout, place_arena, plan_arena
 from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
+from tilewright.runtime.plan.hazards import check_hazards, find_hazards
 
 
 @st.composite
@@ -66,7 +67,7 @@ def simulate(plan: ExecutionPlan, order: list[int]) -> None:
 
 @given(random_plans(), st.integers(0, 1 << 30))
 def test_no_allowed_order_reads_foreign_bytes(plan, seed):
-    plan.validate()
+    validate(plan)
     assert find_hazards(plan) == []
     rng = random.Random(seed)
     for _ in range(5):
@@ -147,7 +148,7 @@ def test_hazards_are_named():
     assert any("no launch before it writes" in hazard for hazard in hazards)
     same_place = tuple(replace(b, offset=0) if b.kind == "arena" else b for b in plan.buffers)
     with pytest.raises(RuntimeInputError, match="share arena bytes"):
-        check_arena(plan.replace(buffers=same_place))
+        check_hazards(plan.replace(buffers=same_place))
     silent = plan.replace(launches=plan.launches[:3])
     assert find_hazards(silent) == ["output 'y' is written by no launch"]
 
@@ -157,6 +158,6 @@ def test_disjoint_slices_may_be_written_side_by_side():
     buffers = (Buffer("y", "uint8", (512,), "output", 512), *halves)
     launches = tuple(Launch("k", (f"h{i}",), (1, 1, 1), 1, writes=(0,)) for i in range(2))
     plan = ExecutionPlan("test", buffers, (KernelCode("k", "k", "opencl", ""),), launches, (), ("y",), 0)
-    assert find_hazards(plan.validate()) == []
+    assert find_hazards(validate(plan)) == []
     overlapping = replace(halves[1], offset=128)
     assert find_hazards(plan.replace(buffers=(buffers[0], halves[0], overlapping))) != []

@@ -7,11 +7,11 @@ import pytest
 from concat_networks import network
 
 import tilewright as tw
-from tilewright.runtime.arena.check import check_arena
 from tilewright.runtime.errors import DeviceMissingError, RuntimeInputError
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
+from tilewright.runtime.plan.hazards import check_hazards
 from tilewright.runtime.streams import Dag, Work, plan_streams
-from tilewright.runtime.streams.assignment import launch_dag, with_streams
+from tilewright.runtime.streams.assignment import with_streams
 from tilewright.tuning.stream_choice import KernelCost, choose_streams, work_of
 
 POLICIES = ("serial", "exact", "nimble", "nimble-code", "ios", "resource", "limited(2)")
@@ -52,8 +52,8 @@ def test_edges_are_the_reduced_edges_of_what_the_streams_enforce(policy):
         dag = random_dag(rng, n, 0.3)
         streams = plan_streams(dag, policy)
         placed = with_streams(plan_of(dag), streams)
-        check_arena(placed)
-        got = launch_dag(placed)
+        check_hazards(placed)
+        got = placed.dag
         node = dict(enumerate(streams.order))
         assert {(node[u], node[v]) for u, v in got.edges} == set(streams.happens_before.reduced)
         assert all(placed.launches[i].origin == (f"node {node[i]}",) for i in range(n))
@@ -178,7 +178,7 @@ def test_compiling_with_streams(module):
     assert facts["chosen_by"] == "model"
     assert facts["replay_s"][facts["policy"]] <= facts["replay_s"]["serial"]
     for exe in (serial, exact, model):
-        check_arena(exe.plan)
+        check_hazards(exe.plan)
 
 
 def test_streams_do_not_change_results(module):

@@ -14,8 +14,8 @@ from kvikio_samples import CuFile, made_up_kvikio
 
 from tilewright.runtime.cuda.lane import CudaLane
 from tilewright.runtime.errors import DeviceError, OutOfMemoryError
+from tilewright.runtime.interface.placed import ARENA, Place
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
-from tilewright.runtime.plan.placed import ARENA, Place
 from tilewright.runtime.storage.gpudirect import DeviceReader
 from tilewright.runtime.storage.layout import StepSpec, TensorSpec
 from tilewright.runtime.storage.reader import StepReader

@@ -12,10 +12,10 @@ from streaming_samples import numbers, table_network
 from tilewright import streaming
 from tilewright.ir import InputError, TilewrightError, WorkError
 from tilewright.runtime.errors import OutOfMemoryError, RuntimeInputError
+from tilewright.runtime.interface.placed import CappedMemory, Place, check_places
 from tilewright.runtime.null.device import NullDevice
 from tilewright.runtime.null.lane import NullLane
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
-from tilewright.runtime.plan.placed import CappedMemory, Place, check_places
 from tilewright.streaming import executable
 from tilewright.streaming.store_file import STORE_NAME
 

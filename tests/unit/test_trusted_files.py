@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.runtime.source_check import source_faults
+from tilewright.runtime.plan.check import source_faults
 from tilewright.tools.cli import main
 
 CHAIN = """

@@ -12,7 +12,7 @@ import tilewright as tw
 from tilewright.ir import InputError
 from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.streams import plan_streams
-from tilewright.runtime.streams.assignment import launch_dag, with_streams
+from tilewright.runtime.streams.assignment import with_streams
 from tilewright.tools.cli import main
 
 nasnet_mobile = tw.frontends.zoo.nasnet_mobile
@@ -78,7 +78,7 @@ def test_small_one_agrees_with_the_reference_on_any_number_of_streams():
     exe = tw.compile(module, target="opencl", streams="exact")
     concurrent, constants = exe.plan, exe.artifact.constants
     assert len({launch.stream for launch in concurrent.launches}) >= 5
-    serial = with_streams(concurrent, plan_streams(launch_dag(concurrent), "serial"))
+    serial = with_streams(concurrent, plan_streams(concurrent.dag, "serial"))
     with OpenClDevice() as device, device.load(serial, constants) as one:
         (got,) = one.run([x])
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)

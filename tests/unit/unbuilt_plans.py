@@ -8,7 +8,7 @@ from tilewright.kernel_builds import kernel_codes
 from tilewright.planning import plan_module
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.streams import plan_streams
-from tilewright.runtime.streams.assignment import launch_dag, with_streams
+from tilewright.runtime.streams.assignment import with_streams
 from tilewright.targets import resolve_target
 
 
@@ -21,4 +21,4 @@ def plan_of(module: Module, target: str = "cuda:sm_90a", **choices: Any) -> Exec
 
 def on_one_stream(plan: ExecutionPlan) -> ExecutionPlan:
     """The plan with all launches in one order, and its memory planned for that."""
-    return with_streams(plan, plan_streams(launch_dag(plan), "serial"))
+    return with_streams(plan, plan_streams(plan.dag, "serial"))

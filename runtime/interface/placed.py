@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tilewright.runtime.arrays import Array
+from tilewright.runtime.dtypes import Array
 from tilewright.runtime.errors import OutOfMemoryError, RuntimeInputError
 from tilewright.runtime.plan.check import ALIGNMENT
 from tilewright.runtime.plan.execution_plan import ExecutionPlan

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import islice
 from operator import and_, or_
 
+from tilewright.runtime.dag import members
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.plan.boxes import Box, box_of, common, volume
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, PlanFault
@@ -41,7 +42,7 @@ class Access:
 MAX_PAIRS = 2_000_000
 
 
-def check_arena(plan: ExecutionPlan) -> None:
+def check_hazards(plan: ExecutionPlan) -> None:
     """Raise `RuntimeInputError` with the first hazards of `plan` (see `find_hazards`)."""
     hazards = [str(hazard) for hazard in islice(located_hazards(plan), 20)]
     if hazards:
@@ -59,7 +60,7 @@ def find_hazards(plan: ExecutionPlan) -> list[str]:
 
 def located_hazards(plan: ExecutionPlan) -> Iterator[PlanFault]:
     """What `find_hazards` finds, with the launch or the buffer that has it."""
-    before = _launches_before(plan)
+    before = plan.dag.ancestors
     by_owner: dict[str, list[Access]] = defaultdict(list)
     for access in _accesses(plan):
         by_owner[access.owner].append(access)
@@ -89,18 +90,6 @@ class _Pairs:
             )
 
 
-def _launches_before(plan: ExecutionPlan) -> list[int]:
-    """Per launch the bit set of the launches that finish before it starts."""
-    before: list[int] = []
-    for launch in plan.launches:
-        bits = 0
-        for dep in sorted(launch.deps, reverse=True):
-            if not bits >> dep & 1:
-                bits |= before[dep] | 1 << dep
-        before.append(bits)
-    return before
-
-
 def _accesses(plan: ExecutionPlan) -> Iterator[Access]:
     for index, launch in enumerate(plan.launches):
         written = set(launch.writes)
@@ -111,26 +100,18 @@ def _accesses(plan: ExecutionPlan) -> Iterator[Access]:
             yield Access(index, owner.name, name, start, end, position in written, box_of(owner, buffer))
 
 
-def _ordered(first: int, second: int, before: list[int]) -> bool:
+def _ordered(first: int, second: int, before: Sequence[int]) -> bool:
     return bool(before[second] >> first & 1)
 
 
-def _members(launches: int) -> Iterator[int]:
-    """The members of a bit set of launches."""
-    while launches:
-        lowest = launches & -launches
-        yield lowest.bit_length() - 1
-        launches ^= lowest
-
-
-def _races(accesses: list[Access], before: list[int], pairs: _Pairs) -> Iterator[PlanFault]:
+def _races(accesses: list[Access], before: Sequence[int], pairs: _Pairs) -> Iterator[PlanFault]:
     """Pairs of uses, one of them a write, that nothing orders; `accesses` come by launch."""
     of_launch: dict[int, list[Access]] = defaultdict(list)
     used = written = 0  # the launches so far that touch these bytes, and that write them
     for access in accesses:
         here = 1 << access.launch
         loose = (used if access.writes else written) & ~before[access.launch] & ~here
-        for launch in _members(loose):
+        for launch in members(loose):
             for other in of_launch[launch]:
                 pairs.compared()
                 if (access.writes or other.writes) and not access.apart(other):
@@ -147,7 +128,7 @@ def _races(accesses: list[Access], before: list[int], pairs: _Pairs) -> Iterator
         written |= here if access.writes else 0
 
 
-def _unwritten_reads(accesses: list[Access], before: list[int], pairs: _Pairs) -> Iterator[PlanFault]:
+def _unwritten_reads(accesses: list[Access], before: Sequence[int], pairs: _Pairs) -> Iterator[PlanFault]:
     written: dict[int, list[Access]] = defaultdict(list)
     for access in accesses:
         if access.writes:
@@ -157,7 +138,7 @@ def _unwritten_reads(accesses: list[Access], before: list[int], pairs: _Pairs) -
         if read.writes or read.start == read.end:
             continue
         writers = []
-        for launch in _members(writing & before[read.launch]):
+        for launch in members(writing & before[read.launch]):
             for access in written[launch]:
                 pairs.compared()
                 if not access.apart(read):
@@ -208,7 +189,7 @@ class _Tenant:
 
 
 def _early_reuse(
-    plan: ExecutionPlan, by_owner: dict[str, list[Access]], before: list[int]
+    plan: ExecutionPlan, by_owner: dict[str, list[Access]], before: Sequence[int]
 ) -> Iterator[PlanFault]:
     """Buffers that share bytes although a use of the later one may come before one of the earlier one.
 
@@ -257,7 +238,9 @@ def _early_reuse(
                     yield PlanFault(text, "buffers", plan.buffers.index(second))
 
 
-def _tenants(plan: ExecutionPlan, by_owner: dict[str, list[Access]], before: list[int]) -> Iterator[_Tenant]:
+def _tenants(
+    plan: ExecutionPlan, by_owner: dict[str, list[Access]], before: Sequence[int]
+) -> Iterator[_Tenant]:
     """The buffers of the arena that some launch uses."""
     kept = {plan.locate(name)[0].name for name in plan.outputs}
     for buffer in plan.buffers:
@@ -267,9 +250,9 @@ def _tenants(plan: ExecutionPlan, by_owner: dict[str, list[Access]], before: lis
             yield _Tenant(buffer, uses, _before_all(uses, before), buffer.name in kept)
 
 
-def _before_all(launches: int, before: list[int]) -> int:
+def _before_all(launches: int, before: Sequence[int]) -> int:
     """The launches that end before each of these starts; all where there are none."""
-    return reduce(and_, (before[launch] for launch in _members(launches)), -1)
+    return reduce(and_, (before[launch] for launch in members(launches)), -1)
 
 
 def _unwritten_outputs(plan: ExecutionPlan, by_owner: dict[str, list[Access]]) -> Iterator[PlanFault]:

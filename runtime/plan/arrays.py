@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from tilewright.runtime import dlpack
-from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.dtypes import DTYPES, Array
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def check_input_count(plan: ExecutionPlan, inputs: Sequence[object]) -> None:

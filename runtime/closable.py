@@ -1,4 +1,4 @@
-"""What all loaded plans share: they close once, work as context managers and refuse work after that."""
+"""Things with resources: they close once, work as context managers and refuse work after that."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import Self
 
 from tilewright.runtime.errors import DeviceError
-from tilewright.runtime.plan.execution_plan import Launch
 
 _closing = threading.Lock()
 
@@ -41,9 +40,3 @@ class Closable:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def describe_launch(index: int, launch: Launch) -> str:
-    """Which launch of a plan this is: its index, its kernel, the network's ops it computes."""
-    origin = f" for {', '.join(launch.origin)}" if launch.origin else ""
-    return f"launch {index} of kernel {launch.kernel!r}{origin}"
