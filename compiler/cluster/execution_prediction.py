@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tilewright.cluster.division import Division
 from tilewright.cluster.work import OpSeconds
-from tilewright.costmodel.cluster.machine import Link
+from tilewright.costmodel.links import Link
 from tilewright.ir import Func, Op, Value, WorkError
 
 #: what a rank's time consists of; `wait` is for other ranks (a pipeline's bubble, uneven parts), `overhead`
@@ -161,15 +161,4 @@ class _Simulation:
 def collective_s(op: Op, members: int, link: Link) -> float:
     """Seconds of a graph-level collective."""
     nbytes = max(v.tensor.nbytes for v in (*op.operands, *op.results))
-    return ring_s(op.name.removeprefix("graph."), members, nbytes, link)
-
-
-def ring_s(kind: str, members: int, nbytes: int, link: Link) -> float:
-    """Seconds of a ring: all_reduce goes around twice, all_gather and reduce_scatter of `nbytes` once."""
-    hops = (2.0 if kind == "all_reduce" else 1.0) * (members - 1)
-    return link.call_s + hops * link.latency_s + hops / members * nbytes / link.bytes_per_s
-
-
-def message_s(nbytes: int, link: Link) -> float:
-    """Seconds of a message on a link that is free."""
-    return link.call_s + link.latency_s + nbytes / link.bytes_per_s
+    return link.ring_s(op.name.removeprefix("graph."), members, nbytes)

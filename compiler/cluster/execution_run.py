@@ -17,7 +17,7 @@ from tilewright.cluster.execution_prediction import RankTimes
 from tilewright.cluster.execution_trace import RankTrace, TimedCommunicator
 from tilewright.cluster.parts import part_of
 from tilewright.cluster.replays import ReplayTimes, timed_replays, times_by_replays
-from tilewright.costmodel.cluster.machine import Link
+from tilewright.costmodel.links import Link
 from tilewright.distributed import compile_part
 from tilewright.distributed.compilation import network_digest
 from tilewright.distributed.executable import DistributedExecutable

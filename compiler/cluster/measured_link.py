@@ -11,7 +11,7 @@ from scipy.optimize import nnls
 from tilewright.choices import Pick
 from tilewright.clear_errors import clear_errors
 from tilewright.cluster.execution_trace import picked
-from tilewright.costmodel.cluster.machine import Link
+from tilewright.costmodel.links import Link
 from tilewright.distributed import compile_part
 from tilewright.ir import Module, parse
 from tilewright.runtime.communication.communicator import AnyCommunicator

@@ -21,7 +21,8 @@ from tilewright.clear_errors import clear_errors
 from tilewright.cluster.execution_trace import busy_s, end_s, picked
 from tilewright.cluster.work import op_flops_of
 from tilewright.costmodel import CpuHardware
-from tilewright.costmodel.cluster.machine import Cluster, Device, Link, Storage
+from tilewright.costmodel.cluster.machine import Cluster, Device, Storage
+from tilewright.costmodel.links import Link
 from tilewright.ir import Module
 from tilewright.profiling.kernel_times import TellsLaunchSpans
 from tilewright.runtime.communication.communicator import AnyCommunicator

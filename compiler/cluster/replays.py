@@ -17,9 +17,9 @@ import numpy as np
 from tilewright.choices import Pick
 from tilewright.clear_errors import clear_errors
 from tilewright.cluster.division import Division
-from tilewright.cluster.execution_prediction import RankTimes, component_of, message_s, ring_s
+from tilewright.cluster.execution_prediction import RankTimes, component_of
 from tilewright.cluster.execution_trace import picked
-from tilewright.costmodel.cluster.machine import Link
+from tilewright.costmodel.links import Link
 from tilewright.distributed.executable import DistributedExecutable
 from tilewright.executable import Executable
 from tilewright.runtime.communication.agreement import communications
@@ -137,5 +137,5 @@ def _by_link_s(kernel: CommunicationKernel, link: Link) -> float:
     size = DTYPES[kernel.dtype].itemsize
     if kernel.members:
         nbytes = size * max((*kernel.operands, *kernel.results))
-        return ring_s(kernel.kind, len(kernel.members), nbytes, link)
-    return message_s(size * sum(kernel.results), link)
+        return link.ring_s(kernel.kind, len(kernel.members), nbytes)
+    return float(link.messages_s(1, size * sum(kernel.results)))

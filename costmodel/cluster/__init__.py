@@ -4,7 +4,7 @@ from tilewright.costmodel.cluster.configurations import Configurations
 from tilewright.costmodel.cluster.evaluate import MODES, evaluate
 from tilewright.costmodel.cluster.evaluation import Evaluation
 from tilewright.costmodel.cluster.loaders import load_cluster, load_model, load_training
-from tilewright.costmodel.cluster.machine import Cluster, Device, Link, Storage
+from tilewright.costmodel.cluster.machine import Cluster, Device, Storage
 from tilewright.costmodel.cluster.model import Model, StageLoad, Transformer
 from tilewright.costmodel.cluster.network_model import NetworkModel, network_model
 from tilewright.costmodel.cluster.network_units import Unit, network_units
@@ -12,6 +12,7 @@ from tilewright.costmodel.cluster.reading import record_names
 from tilewright.costmodel.cluster.search import SearchResult, search
 from tilewright.costmodel.cluster.table_rows import table_rows
 from tilewright.costmodel.cluster.training import Training
+from tilewright.costmodel.links import Link
 
 __all__ = [
     "MODES",

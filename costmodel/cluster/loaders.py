@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tilewright.costmodel.cluster.machine import ELEMENT_BYTES, Cluster, Device, Link, Storage
+from tilewright.costmodel.cluster.machine import ELEMENT_BYTES, Cluster, Device, Storage
 from tilewright.costmodel.cluster.model import Transformer
 from tilewright.costmodel.cluster.reading import Fields, read_fields
 from tilewright.costmodel.cluster.training import GRADIENTS, PHASES, SCHEDULES, SHARDINGS, Training
+from tilewright.costmodel.links import Link
 from tilewright.ir.errors import InputError
 
 _MAX_DEVICES = 1 << 20

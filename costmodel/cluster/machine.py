@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tilewright.costmodel.links import Link
 from tilewright.ir.errors import InputError
 
 #: bytes of one parameter or activation while computing in a precision
@@ -30,20 +31,6 @@ class Device:
             known = ", ".join(self.peak_flops_per_s)
             raise InputError(f"device {self.name} has no peak for {precision}; it has {known}")
         return self.efficiency * self.peak_flops_per_s[precision]
-
-
-@dataclass(frozen=True)
-class Link:
-    """A way between devices: per direction, `bytes_per_s` for each device or for a whole node (`per`).
-
-    Besides its bytes a message takes `call_s` + `latency_s`, an all-reduce of n devices `call_s` +
-    2 (n - 1) `latency_s`.
-    """
-
-    bytes_per_s: float
-    latency_s: float
-    call_s: float
-    per: str
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.costmodel.cluster.evaluation import Column, Flags
-from tilewright.costmodel.cluster.machine import Cluster, Link
+from tilewright.costmodel.cluster.machine import Cluster
 from tilewright.costmodel.cluster.stage_columns import Case
+from tilewright.costmodel.links import Link
 
 #: gradients of small layers are reduced together: the default bucket of PyTorch's DistributedDataParallel
 BUCKET_BYTES = 25 * 2**20

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.costmodel.partition.intervals import IntervalSpace
+from tilewright.costmodel.partition.intervals import FloatArray, IntervalSpace
 from tilewright.costmodel.partition.linked import Found, least_max, least_sum
-from tilewright.costmodel.partition.objective import FloatArray, LayerObjective
+from tilewright.costmodel.partition.objective import LayerObjective
 from tilewright.ir.errors import InputError, UnsupportedError
 
 #: relative difference below which two sums of floats count as equal

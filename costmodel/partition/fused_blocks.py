@@ -7,21 +7,49 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tilewright.costmodel.partition.chain import ChainLayer, Device, Link, check_chain, fetch_tables
-from tilewright.costmodel.partition.intervals import free_space
-from tilewright.costmodel.partition.linked import Found, least_max, least_sum
-from tilewright.costmodel.partition.naive import Interval
-from tilewright.costmodel.partition.objective import FloatArray, ends_of
+from tilewright.costmodel.links import Link
+from tilewright.costmodel.partition.intervals import FloatArray, free_space
+from tilewright.costmodel.partition.linked import least_max
+from tilewright.costmodel.partition.naive import check_speeds
 from tilewright.ir.errors import InputError
+from tilewright.ir.windows import POINT, Interval, RowWindow
 
-Total = Literal["slowest", "sum"]
+IntArray = NDArray[np.int64]
 
 
-class Block(NamedTuple):
+@dataclass(frozen=True)
+class ChainLayer:
+    """One layer along the cut axis: its rows, its window, and what a row of output costs.
+
+    `macs_per_row` are the multiply-adds of one output row, `input_row_bytes` the bytes of one row of input.
+    """
+
+    input_rows: int
+    output_rows: int
+    window: RowWindow = POINT
+    macs_per_row: float = 1.0
+    input_row_bytes: float = 1.0
+
+    def reads(self, rows: Interval) -> Interval:
+        """Input rows that output rows `rows` need."""
+        return self.window.reads(rows, self.input_rows)
+
+    def reads_all(self, starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:
+        """`reads` of many intervals at once, elementwise; empty ones read nothing."""
+        w = self.window
+        first = starts * w.stride - w.pad_before
+        stop = (ends - 1) * w.stride - w.pad_before + (w.kernel - 1) * w.dilation + 1
+        low = np.clip(first, 0, self.input_rows)
+        return low, np.where(ends > starts, np.clip(stop, low, self.input_rows), low)
+
+
+class FusedBlock(NamedTuple):
     """Layers [first, stop) with each device's rows of the last one, and their seconds without resharding."""
 
     first: int
@@ -30,31 +58,64 @@ class Block(NamedTuple):
     seconds: float
 
 
-class Blocks(NamedTuple):
+class FusedBlocks(NamedTuple):
     """A whole chain: its blocks, and all seconds with what is fetched between them."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[FusedBlock, ...]
     seconds: float
 
 
 @dataclass(frozen=True)
 class BlockProblem:
-    """A chain of layers, the devices that share each of them, and the link between the devices.
-
-    `total` says what the seconds of a block are: those of its slowest device, or the sum of all.
+    """A chain of layers, FLOP/s of the devices that share each of them (two FLOP per multiply-add), and the
+    link between the devices.
     """
 
     layers: tuple[ChainLayer, ...]
-    devices: tuple[Device, ...]
+    flops_per_s: tuple[float, ...]
     link: Link
-    total: Total = "slowest"
 
     def __post_init__(self) -> None:
-        check_chain(self.layers)
-        if not self.devices:
-            raise InputError("expected at least 1 device, got 0")
-        if any(device.measured_s for device in self.devices):
-            raise InputError("expected devices by FLOP/s for several layers, got measured seconds of one")
+        check_speeds(self.flops_per_s)
+        if not self.layers:
+            raise InputError("expected at least 1 layer, got none")
+        for n, (before, after) in enumerate(pairwise(self.layers)):
+            if before.output_rows != after.input_rows:
+                raise InputError(
+                    f"expected layer {n + 1} to read the {before.output_rows} rows of layer {n}, "
+                    f"got {after.input_rows}"
+                )
+
+
+def block_tables(problem: BlockProblem, first: int, stop: int) -> list[FloatArray]:
+    """Seconds of every device for every interval [s, s + p) of the block's output, as tables [s, p].
+
+    The sum over layers of 2 MACs |rows| / speed, halo rows included; inf for intervals beyond the tensor.
+    """
+    layers = problem.layers[first:stop]
+    rows = layers[-1].output_rows
+    starts = np.broadcast_to(np.arange(rows + 1)[:, None], (rows + 1, rows + 1))
+    ends = starts + np.arange(rows + 1)[None, :]
+    low, high = starts, np.minimum(ends, rows)
+    macs = np.zeros(low.shape)
+    for layer in reversed(layers):
+        macs = macs + layer.macs_per_row * (high - low)
+        low, high = layer.reads_all(low, high)
+    return [np.where(ends <= rows, 2 * macs / speed, np.inf) for speed in problem.flops_per_s]
+
+
+def least_block(problem: BlockProblem, first: int, stop: int) -> FusedBlock:
+    """The best boundaries of layers [first, stop) cut as one block, exactly: O(devices rows^2 layers)."""
+    if not 0 <= first < stop <= len(problem.layers):
+        raise InputError(f"expected layers within 0 to {len(problem.layers)}, got [{first}, {stop})")
+    rows = problem.layers[stop - 1].output_rows
+    space = free_space(rows, [rows] * len(problem.flops_per_s))
+    tables = [
+        table[node.starts.start : node.starts.stop]
+        for table, node in zip(block_tables(problem, first, stop), space.nodes, strict=True)
+    ]
+    best = least_max(space, tables)
+    return FusedBlock(first, stop, best.intervals, best.value)
 
 
 def input_of_block(layers: Sequence[ChainLayer], rows: Interval) -> Interval:
@@ -64,105 +125,43 @@ def input_of_block(layers: Sequence[ChainLayer], rows: Interval) -> Interval:
     return rows
 
 
-def block_tables(
-    problem: BlockProblem, first: int, stop: int, owned: Sequence[Interval] | None = None
-) -> list[FloatArray]:
-    """Seconds of every device for every interval [s, s + p) of the block's output, as tables [s, p].
-
-    The sum over layers of 2 MACs |rows| / speed, halo rows included, and, where `owned` says who has which
-    row of the block's input, the seconds to fetch the rest. inf where weights, input and output rows of
-    some layer exceed the device's memory, or the interval its tensor.
-    """
-    layers = problem.layers[first:stop]
-    rows = layers[-1].output_rows
-    space = free_space(rows, [rows])
-    start, end = ends_of(space.nodes[0])
-    starts = np.broadcast_to(np.arange(rows + 1)[:, None], (rows + 1, rows + 1))
-    ends = starts + (end - start)
-    low, high = starts, np.minimum(ends, rows)
-    macs, held = np.zeros(low.shape), np.zeros(low.shape)
-    for layer in reversed(layers):
-        made = high - low
-        macs = macs + layer.macs_per_row * made
-        low, high = layer.reads_all(low, high)
-        room = made * layer.output_row_bytes + (high - low) * layer.input_row_bytes
-        held = np.maximum(held, room)
-    held = held + sum(layer.weight_bytes for layer in layers) * (ends > starts)
-    tables = []
-    for n, device in enumerate(problem.devices):
-        seconds = np.asarray(2 * macs / device.flops_per_s, dtype=np.float64)
-        if owned is not None:
-            own = np.full_like(low, owned[n][0]), np.full_like(low, owned[n][1])
-            fetched, messages = fetch_tables(own, (low, high))
-            seconds = seconds + problem.link.seconds(messages, fetched * layers[0].input_row_bytes)
-        tables.append(np.where((ends <= rows) & (held <= device.memory_bytes), seconds, np.inf))
-    return tables
-
-
-def least_block(
-    problem: BlockProblem, first: int, stop: int, owned: Sequence[Interval] | None = None
-) -> Block:
-    """The best boundaries of layers [first, stop) cut as one block, exactly: O(devices rows^2 layers).
-
-    Raises InputError where the layers do not fit the devices' memories.
-    """
-    if not 0 <= first < stop <= len(problem.layers):
-        raise InputError(f"expected layers within 0 to {len(problem.layers)}, got [{first}, {stop})")
-    rows = problem.layers[stop - 1].output_rows
-    space = free_space(rows, [rows] * len(problem.devices))
-    tables = block_tables(problem, first, stop, owned)
-    tables = [
-        table[node.starts.start : node.starts.stop] for table, node in zip(tables, space.nodes, strict=True)
-    ]
-    search = least_max if problem.total == "slowest" else least_sum
-    found: Found = search(space, tables)
-    return Block(first, stop, found.intervals, found.value)
-
-
 def reshard_seconds(
     problem: BlockProblem, owned: Sequence[Interval], first: int, stop: int, intervals: Sequence[Interval]
 ) -> float:
     """Seconds until all devices have the input rows that `intervals` of block [first, stop) need.
 
-    Every device fetches at once; rows it has are kept. With `total` "sum" the devices' seconds add up.
+    Every device fetches at once; rows it has are kept. There is one message for each side of the own rows
+    from which rows are fetched; a device without own rows that needs some gets one. Neighbours are taken to
+    own the rows beside, so a halo wider than a neighbour's rows counts too few.
     """
     layers = problem.layers[first:stop]
-    wanted = np.array([input_of_block(layers, rows) for rows in intervals], dtype=np.int64)
-    own = np.array(owned, dtype=np.int64)
-    fetched, messages = fetch_tables((own[:, 0], own[:, 1]), (wanted[:, 0], wanted[:, 1]))
-    seconds = problem.link.seconds(messages, fetched * layers[0].input_row_bytes)
-    return float(seconds.max() if problem.total == "slowest" else seconds.sum())
+    low, high = np.array([input_of_block(layers, rows) for rows in intervals], dtype=np.int64).T
+    start, end = np.array(owned, dtype=np.int64).T
+    common = np.maximum(0, np.minimum(end, high) - np.maximum(start, low))
+    sides = np.where(end > start, (low < start).astype(np.int64) + (high > end), 1)
+    messages = np.where(high > low, sides, 0)
+    fetched = np.maximum(0, high - low - common)
+    return float(problem.link.messages_s(messages, fetched * layers[0].input_row_bytes).max())
 
 
-def least_blocks(problem: BlockProblem, longest: int | None = None) -> Blocks:
+def least_blocks(problem: BlockProblem, longest: int | None = None) -> FusedBlocks:
     """Where to cut the chain into blocks: the shortest path over blocks, resharding between them included.
 
     Each block's boundaries are those of `least_block`, the chain's input is on every device. `longest`
-    bounds the layers of a block. Exact over the cuts for these boundaries. Raises InputError where some
-    layer fits no block.
+    bounds the layers of a block. Exact over the cuts for these boundaries.
     """
     count = len(problem.layers)
     most = count if longest is None else longest
     if most < 1:
         raise InputError(f"expected blocks of at least 1 layer, got {most}")
-    blocks: dict[tuple[int, int], Block] = {}
+    best: dict[tuple[int, int], FusedBlocks] = {}
     for first in range(count):
+        paths = [path for (_, end), path in best.items() if end == first]
         for stop in range(first + 1, min(count, first + most) + 1):
-            try:
-                blocks[first, stop] = least_block(problem, first, stop)
-            except InputError:
-                continue  # this run does not fit the memories; shorter ones may
-    best: dict[tuple[int, int], tuple[float, tuple[Block, ...]]] = {}
-    for (first, stop), block in sorted(blocks.items()):
-        options: list[tuple[float, tuple[Block, ...]]] = [(block.seconds, (block,))] if first == 0 else []
-        for (_, end), (seconds, path) in list(best.items()):
-            if end == first:
-                moved = reshard_seconds(problem, path[-1].intervals, first, stop, block.intervals)
-                options.append((seconds + moved + block.seconds, (*path, block)))
-        if options:
-            best[first, stop] = min(options, key=lambda option: option[0])
-    finished = [found for (_, stop), found in best.items() if stop == count]
-    if not finished:
-        raise InputError("expected memories that hold every layer in some block, got a chain that fits none")
-    seconds, path = min(finished, key=lambda found: found[0])
-    return Blocks(path, seconds)
+            block = least_block(problem, first, stop)
+            options = [FusedBlocks((block,), block.seconds)] if first == 0 else []
+            for blocks, seconds in paths:
+                moved = reshard_seconds(problem, blocks[-1].intervals, first, stop, block.intervals)
+                options.append(FusedBlocks((*blocks, block), seconds + moved + block.seconds))
+            best[first, stop] = min(options, key=lambda option: option.seconds)
+    return min((path for (_, stop), path in best.items() if stop == count), key=lambda path: path.seconds)

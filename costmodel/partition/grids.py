@@ -1,4 +1,4 @@
-"""One layer cut in rows and columns: r x c grids by alternating exact searches, guillotine cuts as oracle.
+"""One layer cut in rows and columns: r x c grids by alternating exact searches.
 
 Rectangles are the device's part of a height x width output; the slowest device counts.
 """
@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
-from tilewright.costmodel.partition.chain import Device, Link
-from tilewright.costmodel.partition.directions import POINT, Window
-from tilewright.costmodel.partition.intervals import free_space
+from tilewright.costmodel.links import Link
+from tilewright.costmodel.partition.intervals import FloatArray, free_space
 from tilewright.costmodel.partition.linked import least_max
-from tilewright.costmodel.partition.naive import Interval, input_interval, split_extent
-from tilewright.costmodel.partition.objective import FloatArray
+from tilewright.costmodel.partition.naive import check_speeds, split_extent
 from tilewright.ir.errors import InputError
+from tilewright.ir.windows import POINT, Interval, RowWindow
 
 
 class Grid(NamedTuple):
@@ -40,32 +38,30 @@ class GridProblem:
 
     height: int
     width: int
-    devices: tuple[Device, ...]
+    flops_per_s: tuple[float, ...]
     link: Link
     macs: float = 1.0
     bytes: float = 1.0
-    h: Window = POINT
-    w: Window = POINT
+    h: RowWindow = POINT
+    w: RowWindow = POINT
 
     def __post_init__(self) -> None:
-        if min(self.height, self.width) < 1 or not self.devices:
-            raise InputError("expected a height, a width and a number of devices of at least 1")
+        check_speeds(self.flops_per_s)
+        if min(self.height, self.width) < 1:
+            raise InputError("expected a height and a width of at least 1")
         if (self.h.stride, self.w.stride) != (1, 1):
             raise InputError(f"expected window strides of 1, got {self.h.stride} and {self.w.stride}")
 
     def seconds(self, device: int, rows: Interval, columns: Interval) -> float:
-        """Computing and fetching of one part; inf where the memory does not hold what it reads."""
+        """Computing and fetching of one part."""
         size = (rows[1] - rows[0]) * (columns[1] - columns[0])
         if not size:
             return 0.0
         high, low = _span(rows, self.height, self.h), _span(columns, self.width, self.w)
         read = (high[1] - high[0]) * (low[1] - low[0])
-        who = self.devices[device]
-        if read * self.bytes > who.memory_bytes:
-            return float("inf")
         sides = sum((span[0] < own[0]) + (span[1] > own[1]) for span, own in ((high, rows), (low, columns)))
-        halo = (read - size) * self.bytes / self.link.bytes_per_s + sides * self.link.latency_s
-        return 2 * self.macs * size / who.flops_per_s + halo
+        halo = float(self.link.messages_s(sides, (read - size) * self.bytes))
+        return 2 * self.macs * size / self.flops_per_s[device] + halo
 
     def value(self, rows: Sequence[Interval], columns: Sequence[Interval]) -> float:
         """Seconds of the slowest device of a grid."""
@@ -80,10 +76,10 @@ def alternating_grid(problem: GridProblem, rows: int, columns: int) -> Grid:
     """An r x c grid: best rows for given columns, best columns for these, until nothing is gained.
 
     Each step is exact, the end is a local optimum and no worse than where it began, the even grid. Raises
-    InputError where devices do not make this grid or their memories hold no step.
+    InputError where devices do not make this grid.
     """
-    if rows < 1 or columns < 1 or rows * columns != len(problem.devices):
-        raise InputError(f"expected a grid of {len(problem.devices)} devices, got {rows} x {columns}")
+    if rows < 1 or columns < 1 or rows * columns != len(problem.flops_per_s):
+        raise InputError(f"expected a grid of {len(problem.flops_per_s)} devices, got {rows} x {columns}")
     heights = tuple(split_extent(problem.height, rows))
     widths = tuple(split_extent(problem.width, columns))
     best = Grid(heights, widths, problem.value(heights, widths))
@@ -92,51 +88,18 @@ def alternating_grid(problem: GridProblem, rows: int, columns: int) -> Grid:
         for improved in (_other_rows, _other_columns):
             best = min(best, improved(problem, best), key=lambda grid: grid.seconds)
         if best.seconds >= before:
-            if best.seconds == float("inf"):
-                raise InputError(f"expected memories that hold a {rows} x {columns} grid, got none")
             return best
 
 
 def best_grid(problem: GridProblem) -> Grid:
     """The best alternating grid over all r x c of the devices."""
-    count = len(problem.devices)
+    count = len(problem.flops_per_s)
     shapes = [(r, count // r) for r in range(1, count + 1) if count % r == 0]
-    found = []
-    for shape in shapes:
-        try:
-            found.append(alternating_grid(problem, *shape))
-        except InputError:
-            continue  # this shape does not fit the memories; another may
-    if not found:
-        raise InputError(f"expected memories that hold some grid of {count} devices, got none")
-    return min(found, key=lambda grid: grid.seconds)
-
-
-def guillotine_seconds(problem: GridProblem) -> float:
-    """The least seconds over all guillotine cuts that keep the devices' order, exactly; for small cases.
-
-    Every grid is one, so this bounds them from below: O(height^2 width^2 devices^2 (height + width)).
-    """
-
-    @cache
-    def least(r0: int, r1: int, c0: int, c1: int, first: int, stop: int) -> float:
-        if stop - first == 1:
-            return problem.seconds(first, (r0, r1), (c0, c1))
-        best = float("inf")
-        for split in range(first + 1, stop):
-            for r in range(r0, r1 + 1):
-                above, below = least(r0, r, c0, c1, first, split), least(r, r1, c0, c1, split, stop)
-                best = min(best, max(above, below))
-            for c in range(c0, c1 + 1):
-                left, right = least(r0, r1, c0, c, first, split), least(r0, r1, c, c1, split, stop)
-                best = min(best, max(left, right))
-        return best
-
-    return least(0, problem.height, 0, problem.width, 0, len(problem.devices))
+    return min((alternating_grid(problem, *shape) for shape in shapes), key=lambda grid: grid.seconds)
 
 
 def _line(extent: int, parts: int, seconds: Callable[[int, Interval], float]) -> tuple[Interval, ...]:
-    """The best cut of one axis for given seconds of parts; the even one where all are infinite."""
+    """The best cut of one axis for given seconds of parts."""
     space = free_space(extent, [extent] * parts)
     tables: list[FloatArray] = []
     for part, node in enumerate(space.nodes):
@@ -145,10 +108,7 @@ def _line(extent: int, parts: int, seconds: Callable[[int, Interval], float]) ->
             start = node.starts[i]
             table[i, j] = seconds(part, (start, start + node.sizes[j]))
         tables.append(table)
-    try:
-        return least_max(space, tables).intervals
-    except InputError:
-        return tuple(split_extent(extent, parts))
+    return least_max(space, tables).intervals
 
 
 def _other_rows(problem: GridProblem, grid: Grid) -> Grid:
@@ -173,6 +133,6 @@ def _other_columns(problem: GridProblem, grid: Grid) -> Grid:
     return Grid(grid.rows, columns, problem.value(grid.rows, columns))
 
 
-def _span(part: Interval, extent: int, window: Window) -> Interval:
-    found = input_interval(part, extent, window.kernel, 1, window.dilation, window.pad_before)
-    return min(found.start, part[0]), max(found.end, part[1])
+def _span(part: Interval, extent: int, window: RowWindow) -> Interval:
+    start, end = window.reads(part, extent)
+    return min(start, part[0]), max(end, part[1])

@@ -15,10 +15,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.costmodel.partition.naive import Interval, check_speeds
+from tilewright.costmodel.partition.naive import check_speeds
 from tilewright.ir.errors import InputError
+from tilewright.ir.windows import Interval
 
 BoolArray = NDArray[np.bool_]
+FloatArray = NDArray[np.float64]
 Rounding = Literal["ceil", "floor"]
 
 
@@ -32,6 +34,13 @@ class Candidates:
     starts: range
     sizes: range
     valid: BoolArray
+
+    @property
+    def ends(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Starts and ends of all candidates, both of shape (starts, sizes)."""
+        starts = np.arange(self.starts.start, self.starts.stop, dtype=np.int64)[:, None]
+        sizes = np.arange(self.sizes.start, self.sizes.stop, dtype=np.int64)[None, :]
+        return np.broadcast_to(starts, self.valid.shape), starts + sizes
 
     def intervals(self) -> list[Interval]:
         """In the thesis' order: by start, then by size; those of the last device by size."""
@@ -130,6 +139,17 @@ def free_space(output: int, max_rows: Sequence[int], *, overlap: bool = False) -
         for n, rows in enumerate(sizes)
     ]
     return IntervalSpace(output, tuple(nodes), overlap)
+
+
+def limited(space: IntervalSpace, max_rows: Sequence[float]) -> IntervalSpace:
+    """The same space without intervals of more rows than a device has memory for."""
+    if len(max_rows) != len(space.nodes):
+        raise InputError(f"expected one memory limit per device, got {len(max_rows)}")
+    nodes = []
+    for node, most in zip(space.nodes, max_rows, strict=True):
+        starts, ends = node.ends
+        nodes.append(Candidates(node.starts, node.sizes, node.valid & (ends - starts <= most)))
+    return IntervalSpace(space.output, tuple(nodes), space.overlap)
 
 
 def count_partitions(space: IntervalSpace) -> int:

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tilewright.costmodel.partition.intervals import Candidates, IntervalSpace
-from tilewright.costmodel.partition.naive import Interval
-from tilewright.costmodel.partition.objective import FloatArray
+from tilewright.costmodel.partition.intervals import Candidates, FloatArray, IntervalSpace
 from tilewright.ir.errors import InputError
+from tilewright.ir.windows import Interval
 
 
 class Found(NamedTuple):

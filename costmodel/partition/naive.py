@@ -1,6 +1,6 @@
-"""The even split of one axis over devices, and the input rows each piece reads.
+"""The even split of one axis over devices, and what each piece reads, lacks and makes in vain.
 
-Output intervals in, input intervals and each device's own padding out; all intervals are half-open.
+All intervals are half-open.
 """
 
 from __future__ import annotations
@@ -11,17 +11,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from tilewright.ir.errors import InputError
-
-Interval = tuple[int, int]
-
-
-class InputInterval(NamedTuple):
-    """Rows [start, end) that exist in the input, and the padding this piece alone adds on either side."""
-
-    start: int
-    end: int
-    pad_before: int
-    pad_after: int
+from tilewright.ir.windows import InputInterval, Interval, check_window, input_interval, window_rows
 
 
 class NaivePiece(NamedTuple):
@@ -61,31 +51,6 @@ def check_speeds(speeds: Sequence[float]) -> None:
             raise InputError(f"expected positive speeds, got {speed} for device {index}")
 
 
-def window_rows(rows: int, kernel: int, stride: int = 1, dilation: int = 1) -> int:
-    """Input rows under `rows` successive windows: (rows - 1) S + (K - 1) D + 1 (Eq. 3.2, 3.3), 0 for none."""
-    return (rows - 1) * stride + (kernel - 1) * dilation + 1 if rows else 0
-
-
-def input_interval(
-    out_interval: Interval, extent: int, kernel: int, stride: int = 1, dilation: int = 1, pad_before: int = 0
-) -> InputInterval:
-    """What rows `out_interval` of a windowed op read of an input of `extent` rows.
-
-    `pad_before` is the whole op's padding before row 0; the padding after its end follows from the windows,
-    so ceil mode and a remainder of the stride need no case of their own. Running the op on rows
-    [start, end) padded by exactly (pad_before, pad_after) gives exactly `out_interval`. An empty output
-    reads [s, s) and pads nothing. Corrected Eq. 3.4 and 3.5. Raises InputError for a bad window.
-    """
-    _check_window(out_interval, extent, kernel, stride, dilation, pad_before)
-    first, last = out_interval
-    rows = window_rows(last - first, kernel, stride, dilation)
-    begin = first * stride - pad_before
-    end = begin + rows
-    start, stop = _clip(begin, extent), _clip(end, extent)
-    # a window wholly inside the padding reads no row, and no more padding than it is long
-    return InputInterval(start, stop, min(rows, max(0, -begin)), min(rows, max(0, end - extent)))
-
-
 def naive_pieces(
     output: int,
     devices: int | Sequence[float],
@@ -111,23 +76,26 @@ def output_extent(
     ceil_mode: bool = False,
 ) -> int:
     """Rows a windowed op makes of `extent` rows; InputError where the padded input is below one window."""
-    _check_window((0, 0), extent, kernel, stride, dilation, pads[0])
+    check_window((0, 0), extent, kernel, stride, dilation, pads[0])
     room = extent + sum(pads) - window_rows(1, kernel, stride, dilation)
     if room < 0:
         raise InputError(f"expected a padded input of at least one window, got {-room} rows too few")
     return (-(-room // stride) if ceil_mode else room // stride) + 1
 
 
-def _clip(row: int, extent: int) -> int:
-    return min(extent, max(0, row))
+def fetched_rows(own: Interval, required: Interval) -> int:
+    """Rows that are required and not owned: what a device has to fetch."""
+    return _length(required) - _common(own, required)
 
 
-def _check_window(out: Interval, extent: int, kernel: int, stride: int, dilation: int, pad: int) -> None:
-    if not 0 <= out[0] <= out[1]:
-        raise InputError(f"expected an output interval 0 <= start <= end, got {list(out)}")
-    if extent < 0 or pad < 0:
-        raise InputError(f"expected an extent and padding of at least 0, got {extent} and {pad}")
-    if min(kernel, stride, dilation) < 1:
-        raise InputError(
-            f"expected kernel, stride and dilation of at least 1, got {kernel}, {stride} and {dilation}"
-        )
+def cropped_rows(own: Interval, required: Interval) -> int:
+    """Rows that are owned and not required: they were made and are not used."""
+    return _length(own) - _common(own, required)
+
+
+def _length(interval: Interval) -> int:
+    return max(0, interval[1] - interval[0])
+
+
+def _common(a: Interval, b: Interval) -> int:
+    return max(0, min(a[1], b[1]) - max(a[0], b[0]))

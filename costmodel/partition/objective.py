@@ -11,14 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tilewright.costmodel.partition.cases import cropped_rows, fetched_rows
-from tilewright.costmodel.partition.intervals import Candidates, IntervalSpace
-from tilewright.costmodel.partition.naive import Interval, check_speeds
+from tilewright.costmodel.partition.intervals import Candidates, FloatArray
+from tilewright.costmodel.partition.naive import check_speeds, cropped_rows, fetched_rows
 from tilewright.ir.errors import InputError
-
-FloatArray = NDArray[np.float64]
+from tilewright.ir.windows import Interval
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ class LayerObjective:
 
     def moved(self, node: Candidates, device: int) -> FloatArray:
         """Weighted fetched and cropped rows of every candidate, inf where it is none."""
-        starts, ends = ends_of(node)
+        starts, ends = node.ends
         if self.required is None:
             return np.where(node.valid, 0.0, np.inf)
         low, high = self.required[device]
@@ -92,28 +89,10 @@ class LayerObjective:
 
     def times(self, node: Candidates, device: int) -> FloatArray:
         """rows / speed of every candidate, of shape (starts, sizes)."""
-        starts, ends = ends_of(node)
+        starts, ends = node.ends
         return np.asarray((ends - starts) / self.speeds[device], dtype=np.float64)
 
 
 def harmonic_mean(times: Sequence[float]) -> float:
     """N / sum of 1 / t_i; 0 where a t_i is 0."""
     return len(times) / sum(1 / t for t in times) if all(times) else 0.0
-
-
-def ends_of(node: Candidates) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Starts and ends of all candidates, both of shape (starts, sizes)."""
-    starts = np.arange(node.starts.start, node.starts.stop, dtype=np.int64)[:, None]
-    sizes = np.arange(node.sizes.start, node.sizes.stop, dtype=np.int64)[None, :]
-    return np.broadcast_to(starts, node.valid.shape), starts + sizes
-
-
-def limited(space: IntervalSpace, max_rows: Sequence[float]) -> IntervalSpace:
-    """The same space without intervals of more rows than a device has memory for."""
-    if len(max_rows) != len(space.nodes):
-        raise InputError(f"expected one memory limit per device, got {len(max_rows)}")
-    nodes = []
-    for node, most in zip(space.nodes, max_rows, strict=True):
-        starts, ends = ends_of(node)
-        nodes.append(Candidates(node.starts, node.sizes, node.valid & (ends - starts <= most)))
-    return IntervalSpace(space.output, tuple(nodes), space.overlap)

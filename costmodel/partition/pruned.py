@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tilewright.costmodel.partition.intervals import IntervalSpace
-from tilewright.costmodel.partition.naive import Interval
 from tilewright.costmodel.partition.objective import LayerObjective
 from tilewright.ir.errors import InputError
+from tilewright.ir.windows import Interval
 
 #: visited beginnings of partitions between two calls of `progress`
 PROGRESS_EVERY = 1 << 12

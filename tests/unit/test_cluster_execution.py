@@ -13,7 +13,7 @@ from tilewright.cluster import measured_link, measured_machine
 from tilewright.cluster.execution_prediction import COMPONENTS
 from tilewright.cluster.measured_link import LinkSample, fitted_link, link_error
 from tilewright.costmodel.cluster.loaders import load_cluster
-from tilewright.costmodel.cluster.machine import Link
+from tilewright.costmodel.links import Link
 from tilewright.runtime.communication.threads import ThreadWorld
 from tilewright.tools import cli
 from tilewright.tools.cli import main

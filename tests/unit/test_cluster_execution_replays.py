@@ -8,7 +8,7 @@ import pytest
 from tilewright.cluster.division import Division
 from tilewright.cluster.parts import part_of
 from tilewright.cluster.replays import ReplayTimes, timed_replays, times_by_replays, without_communications
-from tilewright.costmodel.cluster.machine import Link
+from tilewright.costmodel.links import Link
 from tilewright.distributed import compile_part
 from tilewright.ir import parse
 from tilewright.runtime.communication.agreement import communications

@@ -7,7 +7,8 @@ from tilewright.cluster.execution_report import plan_facts, report_text
 from tilewright.cluster.execution_search import Problem, Wanted, best_division
 from tilewright.cluster.sizes import Sizes
 from tilewright.cluster.work import op_seconds, with_batch
-from tilewright.costmodel.cluster.machine import Cluster, Device, Link, Storage
+from tilewright.costmodel.cluster.machine import Cluster, Device, Storage
+from tilewright.costmodel.links import Link
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import GRAPH
 from tilewright.runtime.communication.threads import ThreadWorld

@@ -8,6 +8,7 @@ from tilewright.ir.builder import Builder
 from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.ir.nodes import Func, Level, Module, Value
 from tilewright.ir.types import TensorType
+from tilewright.ir.windows import POINT, RowWindow
 from tilewright.passes.graph.distribute.layers import chains, layers_of
 from tilewright.passes.graph.distribute.space.cost import Rates
 from tilewright.passes.graph.distribute.space.directions import directed_plan
@@ -41,11 +42,11 @@ def network(*, shortcut=False):
 
 def test_layers_and_what_their_rows_cost():
     first, pool, point, dilated, last = layers_of(network().main, "h")
-    assert (first.kernel, first.stride, first.pad_before, first.pad_after) == (7, 2, 3, 2)
-    assert (pool.extent, pool.output, pool.pad_after, pool.inputs) == (16, 8, 1, (0,))
-    assert (dilated.kernel, dilated.dilation, dilated.inputs) == (3, 2, (2,))
-    assert point.macs_per_row == 2 * 4 * 3 * (point.row_bytes / 4 / 4) / 2 + 12 / 2  # and its relu
-    assert (last.row_bytes, last.input_row_bytes, last.weight_bytes) == (48.0, 48.0, 4 * 4 * 4 * 9)
+    assert first.rows.window == RowWindow(7, 2, 1, 3)
+    assert (pool.rows.input_rows, pool.rows.output_rows, pool.inputs) == (16, 8, (0,))
+    assert (dilated.rows.window, dilated.inputs) == (RowWindow(3, 1, 2, 2), (2,))
+    assert point.rows.macs_per_row == 2 * 4 * 3 * 3 / 2 + 12 / 2  # and its relu
+    assert last.rows.input_row_bytes == 48.0
     assert (last.leaves, dilated.leaves) == (True, False)
 
 
@@ -55,7 +56,7 @@ def test_chains_end_where_rows_are_read_elsewhere():
     layers = layers_of(network(shortcut=True).main, "h")
     assert layers[3].leaves
     assert [[x.number for x in run] for run in chains(layers)] == [[0, 1, 2, 3], [4]]
-    assert all(x.kernel == 1 for x in layers_of(network().main, "batch"))
+    assert all(x.rows.window == POINT for x in layers_of(network().main, "batch"))
     assert layers_of(network().main, "channels") == ()
 
 

@@ -1,18 +1,10 @@
-"""Intervals, links and counts against the printed tables, and cases between layers against sets of rows."""
+"""Intervals, links and counts against the printed tables, and rows between layers against sets."""
 
 import random
 from fractions import Fraction
 
 import pytest
 
-from tilewright.costmodel.partition.cases import (
-    Case,
-    case_of,
-    cropped_rows,
-    fetch_matrix,
-    fetched_rows,
-    fetches,
-)
 from tilewright.costmodel.partition.intervals import (
     count_partitions,
     free_space,
@@ -20,6 +12,7 @@ from tilewright.costmodel.partition.intervals import (
     partitions,
     threshold_sizes,
 )
+from tilewright.costmodel.partition.naive import cropped_rows, fetched_rows
 from tilewright.ir import InputError
 
 TABLE_4_1 = {
@@ -89,15 +82,8 @@ def test_counts_are_those_of_enumeration():
             assert {row for s, e in intervals for row in range(s, e)} == set(range(output))
 
 
-def test_cases_are_those_of_row_sets():
+def test_fetched_and_cropped_rows_are_those_of_row_sets():
     draws = random.Random(2)
-    wanted_cases = {
-        (True, True): Case.KEEP,
-        (True, False): Case.FETCH,
-        (False, True): Case.CROP,
-        (False, False): Case.CROP_AND_FETCH,
-    }
-    seen = set()
     for _ in range(400):
         own, required = (tuple(sorted(draws.choices(range(8), k=2))) for _ in range(2))
         have, need = set(range(*own)), set(range(*required))
@@ -105,32 +91,6 @@ def test_cases_are_those_of_row_sets():
             len(need - have),
             len(have - need),
         )
-        case = case_of(own, required)
-        seen.add(case)
-        if need and not have & need:
-            assert case is Case.FETCH_ALL
-        else:
-            assert case is wanted_cases[have <= need, need <= have]
-    assert seen == set(Case)
-
-
-def test_shifted_rows_of_equal_size_are_cropped_and_fetched():
-    assert case_of((0, 4), (1, 5)) is Case.CROP_AND_FETCH
-
-
-def test_fetched_rows_come_from_the_first_owner():
-    owned = [(0, 4), (3, 7), (6, 9), (9, 9)]
-    assert fetches(owned, (2, 9), 3) == [(0, (2, 4)), (1, (4, 7)), (2, (7, 9))]
-    assert fetches(owned, (2, 9), 1) == [(0, (2, 3)), (2, (7, 9))]
-    assert fetch_matrix(owned, [(0, 5), (3, 7), (5, 9), (0, 0)]) == [
-        [0, 1, 0, 0],
-        [0, 0, 0, 0],
-        [0, 1, 0, 0],
-        [0, 0, 0, 0],
-    ]
-    assert fetches([(2, 4), (0, 6), (6, 6)], (0, 6), 2) == [(1, (0, 2)), (0, (2, 4)), (1, (4, 6))]
-    with pytest.raises(InputError, match="none of row 9"):
-        fetches(owned, (8, 10), 0)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from tilewright.costmodel.partition.naive import (
-    input_interval,
-    naive_pieces,
-    output_extent,
-    split_extent,
-    window_rows,
-)
+from tilewright.costmodel.partition.naive import naive_pieces, output_extent, split_extent
 from tilewright.ir import InputError
+from tilewright.ir.windows import input_interval, window_rows
 
 
 def convolve(x: np.ndarray, w: np.ndarray, stride: int, dilation: int, rows: int) -> np.ndarray:

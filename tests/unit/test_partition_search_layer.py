@@ -9,12 +9,13 @@ from tilewright.costmodel.partition.intervals import (
     count_partitions,
     free_space,
     interval_space,
+    limited,
     partitions,
     threshold_sizes,
 )
 from tilewright.costmodel.partition.linked import least_max, least_sum
 from tilewright.costmodel.partition.naive import naive_pieces, output_extent
-from tilewright.costmodel.partition.objective import LayerObjective, Weights, limited
+from tilewright.costmodel.partition.objective import LayerObjective, Weights
 from tilewright.costmodel.partition.pruned import pruned_search
 from tilewright.ir import InputError, UnsupportedError
 

@@ -16,12 +16,14 @@ from tilewright.costmodel.partition.intervals import (
     IntervalSpace,
     count_partitions,
     interval_space,
+    limited,
     threshold_sizes,
 )
-from tilewright.costmodel.partition.naive import Interval, naive_pieces, output_extent
-from tilewright.costmodel.partition.objective import LayerObjective, Weights, limited
+from tilewright.costmodel.partition.naive import naive_pieces, output_extent
+from tilewright.costmodel.partition.objective import LayerObjective, Weights
 from tilewright.costmodel.partition.pruned import pruned_search
 from tilewright.ir import InputError
+from tilewright.ir.windows import Interval
 
 
 def run_count(a: argparse.Namespace) -> None:

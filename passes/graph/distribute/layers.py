@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.costmodel.op_work import op_flops
+from tilewright.costmodel.partition.fused_blocks import ChainLayer
 from tilewright.ir.graph_ops.layouts import SPATIAL
 from tilewright.ir.nodes import Func, Op, Value
+from tilewright.ir.windows import POINT, RowWindow
 from tilewright.passes.graph.distribute.directions import Direction, direction_axis
 from tilewright.passes.graph.distribute.placement import preserved_axis
 from tilewright.passes.graph.distribute.space.cost import row_bytes
@@ -18,30 +20,19 @@ from tilewright.passes.graph.distribute.space.plan import layer_ops
 class Layer:
     """One layer along a direction: its windows over the rows of its input, and what its rows cost.
 
-    number: as plans number it. axis: of its result. extent, output: rows in and out.
+    number: as plans number it.
     inputs: numbers of the layers whose rows it reads, through ops that keep rows; none where its input is not
       rows of a layer.
     leaves: something else than these layers reads its rows too, or they are a result.
-    macs_per_row: multiplications per output row, half the operations; those of row-keeping ops behind the
-      layer count with it. row_bytes, input_row_bytes, weight_bytes: sizes in bytes.
+    rows: in and out; its multiplications per output row are half the operations, and those of row-keeping
+      ops behind the layer count with it.
     """
 
     number: int
     op: Op
-    axis: int
     inputs: tuple[int, ...]
     leaves: bool
-    extent: int
-    output: int
-    kernel: int
-    stride: int
-    dilation: int
-    pad_before: int
-    pad_after: int
-    macs_per_row: float
-    row_bytes: float
-    input_row_bytes: float
-    weight_bytes: int
+    rows: ChainLayer
 
 
 def layers_of(func: Func, direction: Direction) -> tuple[Layer, ...]:
@@ -72,10 +63,14 @@ def layers_of(func: Func, direction: Direction) -> tuple[Layer, ...]:
         else:
             sources.update((r, kept) for r in op.results)
             latest = max(kept[1])
-            extra[latest] = extra.get(latest, 0.0) + op_flops(op) / 2 / found[latest].output
+            extra[latest] = extra.get(latest, 0.0) + op_flops(op) / 2 / found[latest].rows.output_rows
     leaving |= _read(func.body.ops[-1], sources)
     return tuple(
-        replace(x, macs_per_row=x.macs_per_row + extra.get(n, 0.0), leaves=n in leaving)
+        replace(
+            x,
+            rows=replace(x.rows, macs_per_row=x.rows.macs_per_row + extra.get(n, 0.0)),
+            leaves=n in leaving,
+        )
         for n, x in found.items()
     )
 
@@ -104,47 +99,46 @@ def _layer(
     number: int,
     op: Op,
     axis: int,
-    window: tuple[int, int, int, int],
+    window: RowWindow,
     sources: dict[Value, tuple[int, frozenset[int]]],
 ) -> Layer:
     x, output = op.operands[0], op.result.tensor.shape[axis]
-    held = sources.get(x)
-    kernel, stride, dilation, before = window
-    extent = x.tensor.shape[axis]
-    needed = (output - 1) * stride + (kernel - 1) * dilation + 1 if output else 0
+    source = sources.get(x)
     return Layer(
         number=number,
         op=op,
-        axis=axis,
-        inputs=tuple(sorted(held[1])) if held is not None and held[0] == axis else (),
+        inputs=tuple(sorted(source[1])) if source is not None and source[0] == axis else (),
         leaves=False,
-        extent=extent,
-        output=output,
-        kernel=kernel,
-        stride=stride,
-        dilation=dilation,
-        pad_before=before,
-        pad_after=max(0, needed - before - extent),
-        macs_per_row=op_flops(op) / 2 / output if output else 0.0,
-        row_bytes=row_bytes(op.result, axis),
-        input_row_bytes=row_bytes(x, axis),
-        weight_bytes=sum(v.tensor.nbytes for v in op.operands[1:]),
+        rows=ChainLayer(
+            x.tensor.shape[axis],
+            output,
+            window,
+            op_flops(op) / 2 / output if output else 0.0,
+            row_bytes(x, axis),
+        ),
     )
 
 
-def _window(op: Op, axis: int, direction: Direction) -> tuple[int, int, int, int] | None:
-    """Kernel, stride, dilation and padding before, along an axis; None where windows do not slide."""
+def _window(op: Op, axis: int, direction: Direction) -> RowWindow | None:
+    """The window along an axis; None where windows do not slide."""
     if direction == "channels" or op.name.endswith("_transpose"):
         return None
     layout = op.get("data_layout", op.get("layout"))
     if direction not in ("h", "w") or not isinstance(layout, str):
-        return (1, 1, 1, 0)
-    d = SPATIAL[len(layout) - 2].index(layout[axis])
+        return POINT
+    return window_along(op, layout[axis])
+
+
+def window_along(op: Op, letter: str) -> RowWindow:
+    """The window of a convolution or pool along the dimension of its layout that a letter names."""
+    layout = str(op.get("data_layout", op.get("layout")))
+    d = SPATIAL[len(layout) - 2].index(letter)
     if op.get("pool_size") is not None:
         kernel = op.integers("pool_size")[d]
     else:
-        kernel = op.operands[1].tensor.shape[str(op["kernel_layout"]).index(layout[axis])]
-    return kernel, op.integers("strides")[d], op.integers("dilation")[d], op.integers("padding")[d]
+        kernel = op.operands[1].tensor.shape[str(op["kernel_layout"]).index(letter)]
+    strides, dilation, padding = (op.integers(k) for k in ("strides", "dilation", "padding"))
+    return RowWindow(kernel, strides[d], dilation[d], padding[d])
 
 
 def _kept(op: Op, sources: dict[Value, tuple[int, frozenset[int]]]) -> tuple[int, frozenset[int]] | None:

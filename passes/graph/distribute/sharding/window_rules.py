@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.costmodel.partition.naive import input_interval
 from tilewright.ir.graph_ops.adaptive_pooling import cell
 from tilewright.ir.graph_ops.interpolation import CROPPING, spatial
 from tilewright.ir.graph_ops.layouts import SPATIAL
 from tilewright.ir.graph_ops.resizing import axis_taps
 from tilewright.ir.nodes import Attr, Op
+from tilewright.ir.windows import input_interval
 from tilewright.passes.graph.distribute.distribution import (
     Need,
     Partial,

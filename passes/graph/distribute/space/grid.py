@@ -6,9 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tilewright.costmodel.links import Link
 from tilewright.costmodel.op_work import op_flops
-from tilewright.costmodel.partition.chain import Device, Link
-from tilewright.costmodel.partition.directions import Window
 from tilewright.costmodel.partition.grids import GridProblem, alternating_grid, best_grid
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Func, Module, Op
@@ -124,31 +123,27 @@ def _shape(text: str, devices: int) -> tuple[int, int] | None:
 
 def _problem(func: Func, request: Request) -> GridProblem | None:
     """The layer of stride 1 over images that takes most operations, by element of its plane."""
-    high = {x.op: x for x in layers_of(func, "h")}
-    wide = {x.op: x for x in layers_of(func, "w")}
-    both = [(high[op], wide[op]) for op in high if op in wide and _plain(high[op]) and _plain(wide[op])]
+    columns = {x.op: x for x in layers_of(func, "w") if _plain(x)}
+    both = [(x, columns[x.op]) for x in layers_of(func, "h") if _plain(x) and x.op in columns]
     if not both:
         return None
     h, w = max(both, key=lambda x: op_flops(x[0].op))
-    plane = h.output * w.output
+    high, wide = h.rows, w.rows
+    plane = high.output_rows * wide.output_rows
     rates = request.rates
     return GridProblem(
-        h.output,
-        w.output,
-        tuple(Device(rates.flops_per_s * v) for v in request.speeds),
+        high.output_rows,
+        wide.output_rows,
+        tuple(rates.flops_per_s * v for v in request.speeds),
         Link(rates.link_bytes_per_s, rates.link_latency_s),
         op_flops(h.op) / 2 / plane,
-        h.op.operands[0].tensor.nbytes / (h.extent * w.extent),
-        _window(h),
-        _window(w),
+        h.op.operands[0].tensor.nbytes / (high.input_rows * wide.input_rows),
+        high.window,
+        wide.window,
     )
 
 
 def _plain(layer: Layer) -> bool:
     """A layer over images that gives as many rows as it reads."""
     image = direction_axis(layer.op, "h") is not None
-    return image and layer.stride == 1 and 0 < layer.output == layer.extent
-
-
-def _window(layer: Layer) -> Window:
-    return Window(layer.kernel, 1, layer.dilation, layer.pad_before)
+    return image and layer.rows.window.stride == 1 and 0 < layer.rows.output_rows == layer.rows.input_rows

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from tilewright.costmodel.partition.chain import ChainLayer, Device, Link
+from tilewright.costmodel.links import Link
 from tilewright.costmodel.partition.exact import least_objective
 from tilewright.costmodel.partition.fused_blocks import BlockProblem, least_blocks
 from tilewright.costmodel.partition.intervals import interval_space, threshold_sizes
-from tilewright.costmodel.partition.naive import input_interval, split_extent
+from tilewright.costmodel.partition.naive import split_extent
 from tilewright.costmodel.partition.objective import LayerObjective
 from tilewright.costmodel.partition.pruned import pruned_search
 from tilewright.ir.errors import InputError
@@ -38,7 +38,7 @@ def searched_plan(
       most `threshold` percent. Of several readers the largest counts.
     Layers with fewer rows than ranks are left to the proportional split.
     """
-    layers = [x for x in layers_of(func, direction) if x.output >= len(speeds)]
+    layers = [x for x in layers_of(func, direction) if x.rows.output_rows >= len(speeds)]
     if method == "exact":
         chosen: dict[int, tuple[Interval, ...]] = {}
         for run in chains(layers):
@@ -51,32 +51,17 @@ def searched_plan(
 def _blocks(run: Sequence[Layer], speeds: Sequence[float], rates: Rates) -> dict[int, tuple[Interval, ...]]:
     """Rows of the layers of a chain cut into fused blocks: those inside a block overlap."""
     problem = BlockProblem(
-        tuple(_chain_layer(x) for x in run),
-        tuple(Device(rates.flops_per_s * v) for v in speeds),
+        tuple(x.rows for x in run),
+        tuple(rates.flops_per_s * v for v in speeds),
         Link(rates.link_bytes_per_s, rates.link_latency_s),
     )
     out: dict[int, tuple[Interval, ...]] = {}
     for block in least_blocks(problem, LONGEST_BLOCK).blocks:
         rows = block.intervals
         for at in reversed(range(block.first, block.stop)):
-            out[run[at].number] = _covering(rows, run[at].output)
+            out[run[at].number] = _covering(rows, run[at].rows.output_rows)
             rows = tuple(problem.layers[at].reads(r) for r in out[run[at].number])
     return out
-
-
-def _chain_layer(x: Layer) -> ChainLayer:
-    return ChainLayer(
-        x.extent,
-        x.output,
-        x.kernel,
-        x.stride,
-        x.dilation,
-        x.pad_before,
-        x.macs_per_row,
-        x.input_row_bytes,
-        x.row_bytes,
-        x.weight_bytes,
-    )
 
 
 def _covering(rows: Sequence[Interval], extent: int) -> tuple[Interval, ...]:
@@ -96,7 +81,7 @@ def _layerwise(
     chosen: dict[int, tuple[Interval, ...]] = {}
     for layer in reversed(layers):
         readers = [r for r in layers if layer.number in r.inputs]
-        reader = max(readers, key=lambda r: r.macs_per_row * r.output) if readers else None
+        reader = max(readers, key=lambda r: r.rows.macs_per_row * r.rows.output_rows) if readers else None
         required = None if reader is None else _required(reader, chosen, speeds)
         found = _search(layer, speeds, required, method, threshold)
         if found is not None:
@@ -108,10 +93,8 @@ def _required(
     reader: Layer, chosen: Mapping[int, tuple[Interval, ...]], speeds: Sequence[float]
 ) -> tuple[Interval, ...]:
     """The rows of its input that the ranks' rows of a layer need."""
-    rows = chosen.get(reader.number, tuple(split_extent(reader.output, speeds)))
-    window = reader.kernel, reader.stride, reader.dilation, reader.pad_before
-    needs = (input_interval(r, reader.extent, *window) for r in rows)
-    return tuple((n.start, n.end) for n in needs)
+    rows = chosen.get(reader.number, tuple(split_extent(reader.rows.output_rows, speeds)))
+    return tuple(map(reader.rows.reads, rows))
 
 
 def _search(
@@ -122,7 +105,8 @@ def _search(
     threshold: float,
 ) -> tuple[Interval, ...] | None:
     objective = LayerObjective(tuple(speeds), required)
-    space = interval_space(layer.output, threshold_sizes(layer.output, speeds, threshold))
+    output = layer.rows.output_rows
+    space = interval_space(output, threshold_sizes(output, speeds, threshold))
     try:
         if method == "layers":
             return tuple(least_objective(space, objective).intervals)
