@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tilewright import frontends
     from tilewright.api import compile
-    from tilewright.executable import Executable
     from tilewright.ir import (
         InputError,
         Module,
@@ -22,9 +21,10 @@ if TYPE_CHECKING:
         parse,
     )
     from tilewright.levels import show, verify
-    from tilewright.loading import load
     from tilewright.passes import register_pass
     from tilewright.passes.graph.set_input_shapes import with_input_shapes
+    from tilewright.running.executable import Executable
+    from tilewright.running.loading import load
 
 __version__ = "0.1.0"
 
@@ -48,8 +48,8 @@ __all__ = [
 
 _HOMES = {
     "tilewright.api": ("compile",),
-    "tilewright.executable": ("Executable",),
-    "tilewright.loading": ("load",),
+    "tilewright.running.executable": ("Executable",),
+    "tilewright.running.loading": ("load",),
     "tilewright.ir": (
         "InputError",
         "Module",

@@ -9,27 +9,31 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from tilewright.choices import PARTITIONER, ConvAlgorithm, Partitioner, Precision, Tune, Workspace
-from tilewright.clear_errors import clear_errors
-from tilewright.costmodel.hardware.calibration import calibrated_constants
-from tilewright.costmodel.hardware.provenance import borrowed_constants
-from tilewright.driver import Lowered, build, lower
-from tilewright.executable import Artifact, Executable
+from tilewright.compilation.kernel_records import kernel_records
+from tilewright.compilation.lowering import build, lower
+from tilewright.compilation.option_values import (
+    PARTITIONER,
+    ConvAlgorithm,
+    Partitioner,
+    Precision,
+    Tune,
+    Workspace,
+)
+from tilewright.compilation.own_passes import GivenPasses, OwnPasses
+from tilewright.compilation.planning import constants_of
+from tilewright.compilation.report_facts import compilation_facts
+from tilewright.devices.opening import open_device
+from tilewright.devices.public_errors import public_errors
+from tilewright.devices.targets import Target, resolve_target
 from tilewright.ir import Constants, InputError, Level, Module, show
 from tilewright.ir.errors import expect
-from tilewright.kernel_records import kernel_records
-from tilewright.libraries.matching.convolution_facts import convolution_facts
-from tilewright.libraries.matching.layout_facts import layout_facts
-from tilewright.own_passes import GivenPasses, OwnPasses
 from tilewright.passes import Instrument, PassContext, run_pipeline
 from tilewright.passes.pipelines import GRAPH, PRECISIONS
-from tilewright.planning import constants_of
 from tilewright.request import CompileRequest
 from tilewright.running.buckets import GivenShapes
-from tilewright.running.devices import open_device
+from tilewright.running.executable import Artifact, Executable
 from tilewright.running.reference import ReferenceExecutable
 from tilewright.running.shaped import compile_shapes
-from tilewright.targets import Target, resolve_target
 from tilewright.tuning.stream_choice import check_policy, choose_streams, kernel_costs, work_of
 
 if TYPE_CHECKING:
@@ -161,10 +165,10 @@ def _compiled(asked: CompileRequest, module: Module) -> Executable:
     texts = {"graph": show(lowered.graph), "tensor": show(lowered.tensor), "thread": show(lowered.thread)}
     texts |= entries
     work = work_of(plan, kernel_costs(kernel_records(lowered.thread)), target.hardware)
-    with clear_errors():
+    with public_errors():
         device = partial(open_device, str(target))
         chosen = choose_streams(plan, policy, work, constants=constants, device=device)
-    facts = facts_of(lowered, target)
+    facts = compilation_facts(lowered, target)
     facts |= {"precision": asked.precision, "partitioner": asked.partitioner, **tuning}
     facts["streams"] = chosen.facts()
     if own.pipelines:
@@ -210,24 +214,3 @@ def _untuned(target: Target, *, libraries: bool) -> dict[str, Any]:
 
 def _constant_names(module: Module) -> list[str]:
     return [str(op["name"]) for f in module.funcs for op in f.body.ops if op.name.endswith(".constant")]
-
-
-def facts_of(lowered: Lowered, target: Target) -> dict[str, Any]:
-    """What a report says of a compilation.
-
-    The hardware record, whether it was calibrated, the constants that were measured, those of another device,
-    and the device without a record that it is used for. Of each kernel the
-    skeleton, parameters, bound, estimate and limit; of each convolution the algorithms;
-    how many values changed their layout.
-    """
-    return {
-        "hardware": target.hardware.name,
-        "hardware_origin": target.hardware.origin,
-        "hardware_constants": calibrated_constants(target.hardware),
-        "hardware_borrowed": borrowed_constants(target.hardware),
-        "hardware_stands_for": target.hardware.stands_for,
-        "chosen_by": "measurement" if any(f.get("measured_s") for f in lowered.tensor.funcs) else "model",
-        "convolutions": convolution_facts(lowered.graph.main, target.hardware),
-        "layouts": layout_facts(lowered.thread.main),
-        "kernels": [record.facts() for record in kernel_records(lowered.thread)],
-    }

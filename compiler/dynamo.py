@@ -16,11 +16,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from tilewright.api import compile as compile_module
-from tilewright.clear_errors import clear_errors
-from tilewright.executable import Executable
+from tilewright.devices.public_errors import public_errors
 from tilewright.frontends.torch.exported import from_exported, host_array
 from tilewright.frontends.torch.survey import operator_name, place_of
 from tilewright.ir import InputError, TilewrightError, UnsupportedError
+from tilewright.running.executable import Executable
 
 #: options a user may give: torch.compile(model, backend="tilewright", options={...})
 OPTIONS = ("target", "precision", "tune", "freeze")
@@ -175,7 +175,7 @@ class _Compiled:
         if self._device.type == "cuda" and isinstance(self._executable, Executable):
             loaded = self._executable.load()
             if isinstance(loaded, GivesDeviceArrays):
-                with clear_errors():
+                with public_errors():
                     return loaded.run_on_device(inputs)
         return self._executable(*inputs)
 

@@ -10,7 +10,7 @@ from tilewright.plan_text.reading import module_faults
 from tilewright.plan_text.writing import plan_module
 
 if TYPE_CHECKING:
-    from tilewright.executable import Executable
+    from tilewright.running.executable import Executable
 
 
 def show(shown: Module | Executable, *, locations: bool = True, level: str | None = None) -> str:
@@ -24,7 +24,7 @@ def show(shown: Module | Executable, *, locations: bool = True, level: str | Non
         if level is not None:
             raise InputError(f"expected no level with a Module, which has one, got {level!r:.60}")
         return show_module(shown, locations=locations)
-    from tilewright.executable import Executable
+    from tilewright.running.executable import Executable
 
     if not isinstance(shown, Executable):
         raise InputError(f"expected a Module or an Executable, got {type(shown).__name__}")

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from tilewright.devices.targets import Target
 from tilewright.ir import Module
 from tilewright.libraries.choice import SEARCH_SHARE, LibraryChoice
 from tilewright.request import CompileRequest
-from tilewright.targets import Target
 from tilewright.tuning.budget import Budget, budget_seconds
 from tilewright.tuning.database.records import lines_of
 from tilewright.tuning.database.travel import TEXT

@@ -7,10 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from tilewright.choices import PARTITIONER, ConvAlgorithm, Partitioner, Precision, Tune, Workspace
+from tilewright.compilation.option_values import (
+    PARTITIONER,
+    ConvAlgorithm,
+    Partitioner,
+    Precision,
+    Tune,
+    Workspace,
+)
+from tilewright.compilation.own_passes import GivenPasses
 from tilewright.ir import InputError
 from tilewright.ir.errors import expect
-from tilewright.own_passes import GivenPasses
 from tilewright.passes import Instrument
 from tilewright.passes.pipelines import PRECISIONS
 from tilewright.running.buckets import GivenShapes

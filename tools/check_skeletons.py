@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import tilewright as tw
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import Attr, Constants, Module, Pairs, TensorType, parse
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import PACKING, TENSOR
 from tilewright.running.checking import relative_error
-from tilewright.targets import resolve_target
 
 _FMA = "{ ^(%a: f32, %b: f32, %acc: f32) %m = scalar.fma(%a, %b, %acc) : f32 scalar.yield(%m) }"
 _ADD_ACC = "{ ^(%a: f32, %acc: f32) %m = scalar.add(%a, %acc) : f32 scalar.yield(%m) }"

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 import tilewright as tw
-from tilewright.executable import Executable
 from tilewright.ir import WorkError
 from tilewright.running.checking import random_inputs
+from tilewright.running.executable import Executable
 from tilewright.runtime.atomic_file import write_atomically
 from tilewright.runtime.cuda.device import CudaDevice
 from tilewright.runtime.cuda.plan import CudaPlan, ReplayKind

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.api import facts_of
-from tilewright.driver import build, lower
-from tilewright.executable import Artifact, Executable
+from tilewright.compilation.lowering import build, lower
+from tilewright.compilation.planning import constants_of
+from tilewright.compilation.report_facts import compilation_facts
+from tilewright.devices.targets import resolve_target
 from tilewright.frontends import relay
 from tilewright.ir import InputError, TilewrightError, WorkError, interpret
-from tilewright.planning import constants_of
 from tilewright.running.checking import random_inputs, relative_error
-from tilewright.targets import resolve_target
+from tilewright.running.executable import Artifact, Executable
 
 NETWORK = Path(__file__).resolve().parent.parent / "tests" / "data" / "relay" / "resnet18.relay"
 TOLERANCE = 1e-4
@@ -65,7 +65,7 @@ def demonstrate(path: Path) -> None:
     )
     plan = build(lowered, target)
     constants = constants_of(plan, lowered.thread.constants)
-    exe = Executable(Artifact(plan, constants, {}, facts_of(lowered, target)), str(target))
+    exe = Executable(Artifact(plan, constants, {}, compilation_facts(lowered, target)), str(target))
     exe.load()
     clock.say("build", f"{exe.device}, arena {plan.arena_bytes / 1e6:.2f} MB")
     inputs = random_inputs(exe.input_names, exe.input_types, seed=0)

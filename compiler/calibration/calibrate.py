@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from tilewright.calibration.results import Results, cpu_constants, gpu_constants
 from tilewright.calibration.timing import time_trials
 from tilewright.calibration.trials import CpuSizes, GpuSizes, cpu_sizes, cpu_trials, gpu_sizes, gpu_trials
-from tilewright.clear_errors import clear_errors
 from tilewright.costmodel import GpuHardware
 from tilewright.costmodel.hardware.calibration import Calibration
+from tilewright.devices.opening import open_device
+from tilewright.devices.public_errors import public_errors
+from tilewright.devices.targets import Target, shipped_record
 from tilewright.ir import InputError, WorkError
 from tilewright.passes.thread.overlap_launches import starts_early
-from tilewright.running.devices import open_device
-from tilewright.targets import Target, shipped_record
 
 KINDS = ("cuda", "opencl")
 
@@ -32,7 +32,7 @@ def calibrate(
             where="calibrate",
         )
     record = shipped_record(target)
-    with clear_errors(), open_device(str(target)) as device:
+    with public_errors(), open_device(str(target)) as device:
         if isinstance(record, GpuHardware):
             chosen = sizes if isinstance(sizes, GpuSizes) else gpu_sizes(record)
             trials = gpu_trials(record, chosen, overlaps=starts_early(str(target)))

@@ -9,14 +9,14 @@ import numpy as np
 from tqdm import tqdm
 
 from tilewright.calibration.trials import Trial
+from tilewright.compilation.kernel_builds import build_codes, emit_kernels
+from tilewright.devices.targets import Target
 from tilewright.ir import Func, Module, Value
 from tilewright.ir.types import itemsize, storage_dtype
-from tilewright.kernel_builds import build_codes, emit_kernels
 from tilewright.runtime.arena.placement import place_arena
 from tilewright.runtime.interface.device import Device
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
-from tilewright.targets import Target
 
 #: replays of each plan
 REPLAYS = 5

@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from tilewright.choices import Pick
 from tilewright.cluster.division import Division
 from tilewright.cluster.execution_prediction import RankTimes, component_of
 from tilewright.cluster.execution_trace import RankTrace, Span, busy_s, end_s, picked, union
+from tilewright.compilation.option_values import Pick
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 
 #: one meeting of ranks: kind, members or ends and tag, and which of its sort

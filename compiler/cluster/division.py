@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.choices import LEAST_WEIGHT_BYTES
+from tilewright.compilation.option_values import LEAST_WEIGHT_BYTES
 from tilewright.ir import InputError
 
 

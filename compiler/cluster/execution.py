@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tilewright.choices import LEAST_WEIGHT_BYTES, Pick
-from tilewright.clear_errors import clear_errors
 from tilewright.cluster.execution_report import execution_facts, plan_facts
 from tilewright.cluster.execution_run import execute
 from tilewright.cluster.execution_search import Candidate, Problem, Wanted, best_division
@@ -18,8 +16,10 @@ from tilewright.cluster.measured_link import LinkSample, fitted_link, link_error
 from tilewright.cluster.measured_machine import NetworkTimes, WholeNetwork, measured_cluster
 from tilewright.cluster.measured_record import record_text, write_record
 from tilewright.cluster.work import OpSeconds, op_seconds, with_batch
+from tilewright.compilation.option_values import LEAST_WEIGHT_BYTES, Pick
 from tilewright.costmodel.cluster.loaders import load_cluster
 from tilewright.costmodel.cluster.machine import Cluster
+from tilewright.devices.public_errors import public_errors
 from tilewright.ir import InputError, Module
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import GRAPH
@@ -173,7 +173,7 @@ def _measured_cluster(
         text = record_text(cluster, notes)
         if options.save:
             write_record(options.save, text)
-    with clear_errors():
+    with public_errors():
         text = communicator.gather_texts(text, doing="sharing the record")[0]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "measured.toml"

@@ -9,24 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.choices import Pick
-from tilewright.clear_errors import clear_errors
 from tilewright.cluster.components import measured_times
 from tilewright.cluster.division import Division
 from tilewright.cluster.execution_prediction import RankTimes
 from tilewright.cluster.execution_trace import RankTrace, TimedCommunicator
 from tilewright.cluster.parts import part_of
 from tilewright.cluster.replays import ReplayTimes, timed_replays, times_by_replays
+from tilewright.compilation.option_values import Pick
 from tilewright.costmodel.links import Link
+from tilewright.devices.public_errors import public_errors
+from tilewright.devices.targets import resolve_target
 from tilewright.distributed import compile_part
 from tilewright.distributed.compilation import network_digest
-from tilewright.distributed.executable import DistributedExecutable
 from tilewright.ir import Module
 from tilewright.profiling.kernel_times import TellsLaunchSpans
 from tilewright.running.checking import relative_error
+from tilewright.running.rank_executable import DistributedExecutable
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.communicator import AnyCommunicator
-from tilewright.targets import resolve_target
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def execute(
             own["trace"] = _traced(exe, timed, inputs, repeats).to_plain()
         else:
             own["replays"] = timed_replays(exe, communicator, inputs, repeats, pick).to_plain()
-    with clear_errors():
+    with public_errors():
         texts = communicator.gather_texts(json.dumps(own), doing="reporting")
     found = list(map(json.loads, texts))
     if timed is not None:
@@ -103,7 +103,7 @@ def _traced(
     assert isinstance(loaded, TellsLaunchSpans)
     kernels = [by_launch.get(i) for i in range(len(exe.plan.launches))]
     timed.taken()
-    with clear_errors():
+    with public_errors():
         spans = loaded.launch_spans(inputs, repeats)
     posted, count = timed.taken(), len(by_launch)
     del posted[: len(posted) - repeats * count]  # a warm-up comes first

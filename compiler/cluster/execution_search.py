@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from tilewright.clear_errors import clear_errors
 from tilewright.cluster.division import Division
 from tilewright.cluster.execution_prediction import RankTimes, predict
 from tilewright.cluster.parts import part_of
@@ -17,6 +16,7 @@ from tilewright.costmodel.cluster.machine import Cluster
 from tilewright.costmodel.cluster.network_model import NetworkModel
 from tilewright.costmodel.cluster.search import search
 from tilewright.costmodel.cluster.training import Training
+from tilewright.devices.public_errors import public_errors
 from tilewright.ir import Func, InputError, Module, TilewrightError, WorkError
 from tilewright.runtime.communication.communicator import AnyCommunicator
 
@@ -243,7 +243,7 @@ class _Search:
         told = json.dumps({i: self._priced(i) for i, owner in self.owners.items() if owner == own})
         texts = [told]
         if self.communicator is not None:
-            with clear_errors():
+            with public_errors():
                 texts = self.communicator.gather_texts(told, doing="comparing divisions")
         for text in texts:
             for i, row in json.loads(text).items():

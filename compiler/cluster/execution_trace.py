@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tilewright.choices import Pick
+from tilewright.compilation.option_values import Pick
 from tilewright.runtime.communication.communicator import HostCommunicator, Pending
 from tilewright.runtime.dtypes import Array
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel

@@ -16,18 +16,18 @@ from typing import Self
 import numpy as np
 
 from tilewright.api import compile as compile_whole
-from tilewright.choices import Pick
-from tilewright.clear_errors import clear_errors
 from tilewright.cluster.execution_trace import busy_s, end_s, picked
 from tilewright.cluster.work import op_flops_of
+from tilewright.compilation.option_values import Pick
 from tilewright.costmodel import CpuHardware
 from tilewright.costmodel.cluster.machine import Cluster, Device, Storage
 from tilewright.costmodel.links import Link
+from tilewright.devices.public_errors import public_errors
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import Module
 from tilewright.profiling.kernel_times import TellsLaunchSpans
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.storage.measure import measure_storage
-from tilewright.targets import resolve_target
 
 #: how long storage is measured, and how much of it is taken
 STORAGE_S, STORAGE_BYTES = 0.3, 1 << 27
@@ -94,7 +94,7 @@ class WholeNetwork:
         All of one run where the device tells when launches ran; else launches run alone.
         """
         loaded, repeats = self.exe.load(), self._repeats
-        with clear_errors():
+        with public_errors():
             if isinstance(loaded, TellsLaunchSpans):
                 runs = loaded.launch_spans(self._inputs, repeats)
                 spans = runs[picked(list(map(end_s, runs)), self._pick)]
@@ -105,10 +105,10 @@ class WholeNetwork:
 
     def _together(self, measure: Callable[[], list[float]]) -> list[float]:
         """Means over all ranks of what each measures at the same time."""
-        with clear_errors():
+        with public_errors():
             self._communicator.gather_texts("", doing="timing the network together")
         own = json.dumps(measure())
-        with clear_errors():
+        with public_errors():
             texts = self._communicator.gather_texts(own, doing="comparing times")
         return [float(x) for x in np.mean(list(map(json.loads, texts)), axis=0)]
 
@@ -149,17 +149,17 @@ def device_memory_bytes(target: str) -> int:
     if target.startswith("cuda"):
         from tilewright.runtime.cuda.device import CudaDevice
 
-        with clear_errors(), CudaDevice() as gpu, gpu.context.current():
+        with public_errors(), CudaDevice() as gpu, gpu.context.current():
             return int(gpu.context.call("cuMemGetInfo")[1])
     from tilewright.runtime.opencl.trust import find_device
 
-    with clear_errors():
+    with public_errors():
         device, _ = find_device(target.partition(":")[2] or None)
         return int(device.global_mem_size)
 
 
 def _storage(folder: str, devices: int) -> Storage:
-    with clear_errors():
+    with public_errors():
         found = measure_storage(folder, seconds=STORAGE_S, max_bytes=STORAGE_BYTES)
     free = shutil.disk_usage(folder).free
     return Storage(found.read_bytes_per_s, found.write_bytes_per_s, float(max(free, 1)), "half", devices)

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from tilewright.api import compile as compile_whole
-from tilewright.choices import Transport
-from tilewright.distributed.executable import DistributedExecutable
+from tilewright.compilation.option_values import Transport
 from tilewright.distributed.modes import mode_pipeline
-from tilewright.distributed.world import world
-from tilewright.executable import Executable
 from tilewright.ir import InputError, Level, Module, UnsupportedError, show
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import PRECISIONS
+from tilewright.running.executable import Executable
+from tilewright.running.rank_executable import DistributedExecutable, world
 from tilewright.runtime.communication.communicator import AnyCommunicator
 
 

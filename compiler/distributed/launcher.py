@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tilewright.choices import MAX_RANKS
+from tilewright.compilation.option_values import MAX_RANKS
 from tilewright.distributed.rank_errors import RankErrors
 from tilewright.ir import InputError, WorkError
 from tilewright.runtime.communication.processes import end_with_parent

@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from tilewright.codegen.builders.cache import cache_key
+from tilewright.compilation.planning import library_kernels
 from tilewright.ir import Module
-from tilewright.libraries.program import library_kernels
 from tilewright.passes.tensor.share_kernels import kernel_text
 from tilewright.runtime.interface.device import LoadedPlan
 from tilewright.runtime.streams.assignment import with_streams

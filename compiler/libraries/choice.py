@@ -10,14 +10,6 @@ from tqdm import tqdm
 
 from tilewright.codegen.builders.cache import cache_key
 from tilewright.ir import Func, Module, Op
-from tilewright.kernel_program import (
-    alone,
-    bound_of,
-    constants_of,
-    occurrences_of,
-    seconds_of,
-    subject_text,
-)
 from tilewright.libraries.arbitration import arbitrated_libraries
 from tilewright.libraries.candidates import FINDERS, LibraryDevice
 from tilewright.libraries.comparison import Compared, LibraryComparisons, standing_alone
@@ -29,6 +21,14 @@ from tilewright.libraries.records import LibraryBook
 from tilewright.libraries.weights import with_constant_weights
 from tilewright.runtime.errors import DeviceMissingError
 from tilewright.tuning.budget import Budget, Turns
+from tilewright.tuning.kernels.kernel_program import (
+    alone,
+    bound_of,
+    constants_of,
+    occurrences_of,
+    seconds_of,
+    subject_text,
+)
 from tilewright.tuning.kernels.measuring import Measurer
 
 T = TypeVar("T")

@@ -8,19 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.compilation.planning import constants_of, library_kernels
 from tilewright.ir import Block, Builder, Func, Module, Op, Value
-from tilewright.kernel_program import estimate_of
 from tilewright.libraries.candidates import LibraryDevice, library_candidates
 from tilewright.libraries.matching.known import with_true_constants
-from tilewright.libraries.program import library_kernels
 from tilewright.libraries.records import LibraryBook, Record
 from tilewright.libraries.weights import with_constant_weights
 from tilewright.passes.kernels.registry import is_generated
 from tilewright.passes.rewriting.values import replace_in_op
-from tilewright.planning import constants_of
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import DeviceError, DeviceLostError
 from tilewright.tuning.budget import Budget
+from tilewright.tuning.kernels.kernel_program import estimate_of
 from tilewright.tuning.kernels.measuring import Measurer, RandomConstants
 
 #: a program with a library kernel must be this much faster than the generated kernel to be taken

@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, Ref, Value
-from tilewright.kernel_program import estimate_of
 from tilewright.libraries.matching.attention import attentions_in
 from tilewright.libraries.matching.known import Known, facts_in
 from tilewright.passes.kernels.contract.template import CONTRACT
 from tilewright.passes.rewriting.values import use_counts
 from tilewright.passes.tensor.chains.merge import merged, reshapes_filled
 from tilewright.passes.tensor.share_kernels import kernel_text
+from tilewright.tuning.kernels.kernel_program import estimate_of
 
 #: kernels that attention is looked for in, at most
 MAX_KERNELS = 4

@@ -8,7 +8,6 @@ from itertools import count
 
 from tilewright.ir import Attr, Block, Builder, Func, Level, Module, Op, Pairs, Ref, Value
 from tilewright.passes.kernels.library.template import LIBRARY
-from tilewright.passes.kernels.registry import is_generated
 from tilewright.passes.rewriting.values import replace_in_op, resolve
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.problem import Problem
@@ -121,16 +120,6 @@ def library_func(f: Func, kernel: LibraryKernel, cost: Attr) -> Func:
         {"provider": kernel.provider, "operation": kernel.operation, "kernel": kernel.to_json()}
     )
     return f.with_attrs(skeleton=LIBRARY.name, params=params, cost=cost)
-
-
-def library_kernels(module: Module) -> dict[str, LibraryKernel]:
-    """The library kernels of a module by the names of their functions."""
-    out = {}
-    for f in module.funcs:
-        params = f.get("params")
-        if not is_generated(f) and isinstance(params, Pairs):
-            out[f.name] = LibraryKernel.from_json(str(params["kernel"]))
-    return out
 
 
 def inlined(module: Module, programs: Mapping[str, Module]) -> Module:

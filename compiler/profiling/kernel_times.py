@@ -9,6 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
+from tilewright.devices.targets import Target
 from tilewright.ir import Module, UnsupportedError
 from tilewright.profiling.profile import Profile
 from tilewright.profiling.replay_record import Clock, CopySpan, LaunchSpan
@@ -21,7 +22,6 @@ from tilewright.runtime.plan.arrays import check_repeats
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.streams import plan_streams
 from tilewright.runtime.streams.assignment import with_streams
-from tilewright.targets import Target
 
 NANOSECOND = 1e-9
 

@@ -14,12 +14,12 @@ from itertools import accumulate
 
 from tilewright.codegen import KernelSource, emit_cuda
 from tilewright.codegen.emit.stamps import STAMPS_PER_BLOCK
+from tilewright.compilation.kernel_builds import build_codes
+from tilewright.devices.targets import Target
 from tilewright.ir import Func, Level, Module, UnsupportedError
-from tilewright.kernel_builds import build_codes
 from tilewright.profiling.launch_marks import MarkedPlan, mark_source, marked, unstamped
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, Launch
-from tilewright.targets import Target
 
 STAMP_BYTES = 8 * STAMPS_PER_BLOCK
 #: words of C, with the bracket of a call; and those that are no names of variables

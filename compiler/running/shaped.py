@@ -10,15 +10,15 @@ from typing import Any, cast
 
 import numpy as np
 
-from tilewright.clear_errors import clear_errors
-from tilewright.executable import Artifact, Executable, inputs_of
+from tilewright.devices.opening import OpenedDevice
+from tilewright.devices.public_errors import public_errors
 from tilewright.ir import InputError, Module
 from tilewright.ir.errors import file_path
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
 from tilewright.profiling.profile import Profile
 from tilewright.running.buckets import Buckets, GivenShapes, Shape
+from tilewright.running.executable import Artifact, Executable, inputs_of
 from tilewright.running.named_inputs import in_order
-from tilewright.running.opened_device import OpenedDevice
 from tilewright.running.reference import ReferenceExecutable
 from tilewright.runtime.interface.device import LoadedPlan
 from tilewright.runtime.plan.bucket_container import SavedBuckets, write_buckets
@@ -130,7 +130,7 @@ class ShapedExecutable(Executable):
             SavedExecutable(a.plan, dict(a.constants), dict(a.texts), dict(a.facts))
             for a in (e.artifact for e in self.executables)
         ]
-        with clear_errors():
+        with public_errors():
             write_buckets(file_path(path), SavedBuckets(tuple(saved), {"target": self.target}))
 
     def close(self) -> None:

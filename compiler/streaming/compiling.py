@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tilewright.compilation.lowering import pass_context
+from tilewright.devices.targets import Target, resolve_target
 from tilewright.ir import Constants, InputError, Module
-from tilewright.lowering import pass_context
 from tilewright.passes import run_pipeline
 from tilewright.passes.pipelines import GRAPH
 from tilewright.runtime.storage.source import IoOptions
@@ -17,7 +18,6 @@ from tilewright.streaming.memory_size import memory_bytes
 from tilewright.streaming.step_planning import plan_steps
 from tilewright.streaming.step_plans import StepCompiler
 from tilewright.streaming.store_file import StoreFolder, write_store
-from tilewright.targets import Target, resolve_target
 
 
 def compile(

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from tilewright.clear_errors import clear_errors
+from tilewright.devices.public_errors import public_errors
 from tilewright.ir import ArrayType, InputError
 from tilewright.ir.types import array_type
 from tilewright.running.named_inputs import in_order
@@ -127,7 +127,7 @@ class StreamedExecutable:
     @contextmanager
     def _working(self) -> Iterator[None]:
         """One caller at a time, errors told as public ones; after a failure the device is opened anew."""
-        with self._lock, clear_errors():
+        with self._lock, public_errors():
             try:
                 yield
             except (RuntimeInputError, InputError):
@@ -272,7 +272,7 @@ class StreamedExecutable:
 
     def close(self) -> None:
         """Free the device, close the store and remove a temporary folder; may be called twice."""
-        with self._lock, clear_errors():
+        with self._lock, public_errors():
             self._closed = True
             try:
                 self.close_device()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tilewright.devices.opening import open_device
 from tilewright.ir import UnsupportedError
-from tilewright.running.devices import open_device
 from tilewright.runtime.interface.placed import Lane
 from tilewright.runtime.storage.gpudirect import DeviceReader
 from tilewright.runtime.storage.reader import StepReader

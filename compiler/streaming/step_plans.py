@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 
 from tilewright.api import compile as compile_module
-from tilewright.executable import Artifact, Executable
+from tilewright.compilation.lowering import lower_from, pass_context
+from tilewright.compilation.own_passes import OwnPasses
+from tilewright.compilation.planning import constants_of
+from tilewright.devices.targets import Target
 from tilewright.ir import Level, Module
 from tilewright.ir.modules.compare import equal
-from tilewright.lowering import lower_from, pass_context
-from tilewright.own_passes import OwnPasses
 from tilewright.passes.pipelines import official_stages
-from tilewright.planning import constants_of
+from tilewright.running.executable import Artifact, Executable
 from tilewright.runtime.arena.placement import place_arena
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 from tilewright.runtime.storage.layout import StepSpec, StoredStep, TensorSpec, plan_layout
 from tilewright.streaming.step_modules import Step, share_templates
-from tilewright.targets import Target
 
 #: options of `tilewright.compile` that choose the passes; the others decide nothing without measuring
 PASS_OPTIONS = ("precision", "conv_algorithm", "workspace", "partitioner")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewright.clear_errors import clear_errors
+from tilewright.devices.public_errors import public_errors
 from tilewright.ir import InputError, WorkError
 from tilewright.runtime.storage.store_writer import StoreWriter
 from tilewright.runtime.temporary_folder import TemporaryFolder
@@ -95,7 +95,7 @@ def _write(path: Path, planned: PlannedSteps, compiler: StepCompiler) -> int | N
     specs = store_specs(planned.plans, planned.plan_of)
     number = 0
     try:
-        with clear_errors(), StoreWriter(path, specs) as writer:
+        with public_errors(), StoreWriter(path, specs) as writer:
             for number, step in enumerate(planned.steps):
                 constants = compiler.constants(step, planned.plan(number))
                 if constants is None:

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tilewright.compilation.kernel_builds import compiled, emit_kernels, kernel_codes
+from tilewright.compilation.lowering import lower_program
+from tilewright.compilation.planning import constants_of, plan_module
+from tilewright.devices.targets import Target
 from tilewright.ir import Func, Module, Op, Ref, Value
-from tilewright.kernel_builds import compiled, emit_kernels, kernel_codes
-from tilewright.lowering import lower_program
 from tilewright.passes.tensor.prefetch_weights import weights_leave_l2
-from tilewright.planning import constants_of, plan_module
 from tilewright.runtime.arena.placement import place_arena
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
-from tilewright.targets import Target
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.compilation.kernel_records import KernelRecord
 from tilewright.costmodel import GpuHardware, Hardware
 from tilewright.costmodel.kernels.bound import LAUNCH
 from tilewright.costmodel.kernels.boundary import BOUNDARY_S
 from tilewright.ir import InputError
-from tilewright.kernel_records import KernelRecord
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.replay import beside_compute
 from tilewright.runtime.interface.device import Device

@@ -11,11 +11,11 @@ from typing import Any
 from tilewright.codegen.builders.cache import cache_key
 from tilewright.costmodel.hardware.calibration import calibrated_constants
 from tilewright.ir import Func, Module, Pairs
-from tilewright.kernel_program import alone, constants_of, occurrences_of, subject_text
 from tilewright.tuning.algorithms import measured_algorithms
 from tilewright.tuning.budget import Budget
 from tilewright.tuning.choices import ChoiceBook
 from tilewright.tuning.database.records import Entries
+from tilewright.tuning.kernels.kernel_program import alone, constants_of, occurrences_of, subject_text
 from tilewright.tuning.kernels.kernel_search import PATIENCE, KernelSearch
 from tilewright.tuning.kernels.lowering_pool import LEAST_KERNELS, LoweringPool
 from tilewright.tuning.kernels.measuring import Measurer

@@ -6,19 +6,18 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright.compilation.kernel_builds import compiled, emit_kernels, kernel_codes
+from tilewright.compilation.lowering import lower_program
+from tilewright.compilation.planning import library_kernels, plan_module
 from tilewright.costmodel import load_hardware
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import parse
 from tilewright.ir.interpreter.run import interpret
-from tilewright.kernel_builds import compiled, emit_kernels, kernel_codes
-from tilewright.kernel_program import alone
 from tilewright.libraries.candidates import convolutions_in, library_candidates, products_in
 from tilewright.libraries.comparison import standing_alone
-from tilewright.libraries.program import library_kernels
-from tilewright.lowering import lower_program
-from tilewright.planning import plan_module
 from tilewright.runtime.cuda.device import CudaDevice
 from tilewright.runtime.errors import DeviceMissingError, RuntimeInputError
-from tilewright.targets import resolve_target
+from tilewright.tuning.kernels.kernel_program import alone
 
 PRODUCT = """module @m {{
   tensor.func @k(%x: {t}[64, 96], %w: {t}[96, 128], %v: {o}[128], %z: {o}[64, 128]) -> {o}[64, 128] {{

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from test_cuda_libraries import check_candidates
 
+from tilewright.compilation.planning import library_kernels
 from tilewright.costmodel import load_hardware
 from tilewright.ir import parse
 from tilewright.libraries.candidates import library_candidates
 from tilewright.libraries.matching.attention import attentions_in
 from tilewright.libraries.matching.gelu import tanh_gelu
 from tilewright.libraries.matching.norm import norms_in
-from tilewright.libraries.program import library_kernels
 from tilewright.runtime.cuda.device import CudaDevice
 
 FMA = """{{

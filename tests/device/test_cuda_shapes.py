@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.running import opened_device
+from tilewright.devices import opening
 from tilewright.runtime.cuda.device import CudaDevice
 
 BATCHES = (1, 2, 16)
@@ -22,9 +22,7 @@ def images(n):
 
 def test_every_batch_has_its_plan_and_weights_are_shared(module, tmp_path, monkeypatch):
     opened = []
-    monkeypatch.setattr(
-        opened_device, "open_device", lambda target: opened.append(CudaDevice()) or opened[-1]
-    )
+    monkeypatch.setattr(opening, "open_device", lambda target: opened.append(CudaDevice()) or opened[-1])
     with tw.compile(module, "cuda", shapes=[images(n).shape for n in BATCHES]) as exe:
         exe.load()
         (device,) = opened

@@ -24,12 +24,12 @@ import numpy as np
 import pytest
 from thread_kernels import outputs, run_calls
 
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import Constants, Level, Module, equal, interpret, parse, show, verify, walk
 from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.ir.modules.verifier import VerifyError
 from tilewright.ir.types import storage_dtype
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.targets import resolve_target
 
 SEPARATOR = "# -----\n"
 _HEADER = re.compile(r"# (\w+): (.*)\n")

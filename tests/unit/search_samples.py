@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 import tilewright as tw
-from tilewright.driver import lower
+from tilewright.compilation.lowering import lower
+from tilewright.devices.targets import resolve_target
 from tilewright.runtime.null.device import NullDevice
-from tilewright.targets import resolve_target
 from tilewright.tuning.database.records import Key
 from tilewright.tuning.kernels.kernel_search import KernelSearch
 from tilewright.tuning.kernels.search import Task

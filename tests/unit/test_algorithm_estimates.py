@@ -4,10 +4,10 @@ import pytest
 from conv_algorithms import conv_module
 
 from tilewright.costmodel import compiled_for, load_hardware
+from tilewright.devices.targets import resolve_target
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.estimation.algorithms import estimated_s
 from tilewright.passes.estimation.convolution_layers import layers_of
-from tilewright.targets import resolve_target
 from tilewright.tools.compare_algorithms import ALGORITHMS, CONVOLUTIONS
 
 H100 = resolve_target("cuda:sm_90a")

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.libraries.matching.convolution_facts import convolution_facts
+from tilewright.compilation.report_facts import convolution_facts
+from tilewright.devices.targets import resolve_target
 from tilewright.passes.estimation.convolution_layers import layers_of
-from tilewright.targets import resolve_target
 from tilewright.tuning.algorithms import measured_algorithms
 
 NET = """module @m { graph.func @main(%x: f32[1, 64, 14, 14], %v: f32[64, 64, 3, 3]) -> f32[1, 64, 14, 14] {

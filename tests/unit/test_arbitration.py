@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.driver import lower
+from tilewright.compilation.lowering import lower
+from tilewright.devices.opening import open_device
+from tilewright.devices.targets import resolve_target
 from tilewright.passes.kernels.contract.choice import contract_candidates
-from tilewright.running.devices import open_device
-from tilewright.targets import resolve_target
 from tilewright.tuning.budget import Budget
 from tilewright.tuning.network_arbitration import CONTENDERS, Group, arbitrate, is_better
 from tilewright.tuning.network_trials import NetworkTrials

@@ -17,6 +17,7 @@ from test_library_attention import CudnnMeasurer, same_results
 import tilewright as tw
 from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.codegen.emit.shared_layout import swizzled_column
+from tilewright.compilation.planning import library_kernels
 from tilewright.costmodel import load_hardware
 from tilewright.ir import Func, InputError, Module, TensorType, Value, parse, walk
 from tilewright.ir.builder import Builder
@@ -24,7 +25,6 @@ from tilewright.libraries.candidates import library_candidates
 from tilewright.libraries.choice import LibraryChoice
 from tilewright.libraries.groups import attention_groups
 from tilewright.libraries.matching.attention import attentions_in
-from tilewright.libraries.program import library_kernels
 from tilewright.passes import pipelines
 from tilewright.passes.kernels.attention.choice import attention_points, attention_work, may_become_attention
 from tilewright.passes.kernels.attention.plan import AttentionPlan

@@ -22,6 +22,7 @@ from tilewright.costmodel import (
 from tilewright.costmodel.kernels.bound import BoundArrays
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP, SKELETON, SPECIFIED
 from tilewright.costmodel.kernels.geometry import resident_blocks
+from tilewright.devices.targets import resolve_target
 from tilewright.passes.kernels.matrix.bound import matrix_bound, tensor_fma
 from tilewright.passes.kernels.matrix.space import (
     MatrixProblem,
@@ -32,7 +33,6 @@ from tilewright.passes.kernels.matrix.space import (
     shared_bytes,
 )
 from tilewright.passes.kernels.window.space import choose_tiles
-from tilewright.targets import resolve_target
 from tilewright.tuning.kernels.bound_violations import check_program, violation_of
 from tilewright.tuning.kernels.search_points import Points, contract_points, matrix_points
 

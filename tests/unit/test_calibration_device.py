@@ -10,13 +10,18 @@ import tilewright as tw
 from tilewright.calibration import calibrate as measuring
 from tilewright.calibration.calibrate import calibrate
 from tilewright.calibration.results import Results, gpu_constants
-from tilewright.calibration.store import FOLDER_VARIABLE, calibration_path, load_calibration, save_calibration
 from tilewright.calibration.timing import Times, launch_s_of
 from tilewright.calibration.trials import CpuSizes, gpu_sizes, gpu_trials
 from tilewright.costmodel import load_hardware
 from tilewright.costmodel.hardware.calibration import Calibration, calibrated
+from tilewright.devices.calibration_store import (
+    FOLDER_VARIABLE,
+    calibration_path,
+    load_calibration,
+    save_calibration,
+)
+from tilewright.devices.targets import resolve_target, shipped_record
 from tilewright.ir import InputError
-from tilewright.targets import resolve_target, shipped_record
 from tilewright.tools.cli import main
 
 SMALL = CpuSizes(1 << 18, groups=8, steps=512, launches=8, small_groups=256)

@@ -10,9 +10,9 @@ from tilewright.calibration.trials import CpuSizes, GpuSizes, Trial, cpu_trials,
 from tilewright.codegen import EmulatorBuilder, emit_cuda
 from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.costmodel import known_hardware, load_hardware
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import Func, Module, verify
 from tilewright.runtime.emulator.device import EmulatorDevice
-from tilewright.targets import resolve_target
 
 H100 = load_hardware("H100")
 SMALL = GpuSizes(

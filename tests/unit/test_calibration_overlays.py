@@ -9,7 +9,6 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from tilewright.calibration import store
 from tilewright.costmodel import (
     ContractParameters,
     ContractProblem,
@@ -32,8 +31,9 @@ from tilewright.costmodel.hardware.calibration import (
     with_constants,
 )
 from tilewright.costmodel.kernels.choose import choose_contract
+from tilewright.devices import calibration_store as store
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import InputError, WorkError
-from tilewright.targets import resolve_target
 
 H100, CPU = load_hardware("H100"), load_hardware("opencl")
 LAYER: ContractProblem = conv_problem(1, 64, 56, 56, 64, 3, 3, pad=(1, 1, 1, 1))

@@ -4,11 +4,11 @@ import chain_samples as samples
 import pytest
 
 from tilewright.codegen.builders.nvrtc import compile_cuda
-from tilewright.driver import lower
+from tilewright.compilation.lowering import lower
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import InputError, UnsupportedError, parse
 from tilewright.passes.framework.invariants import find_invariant
 from tilewright.passes.kernels.chain.stages import chain_of, stages_of
-from tilewright.targets import resolve_target
 
 CASES = {
     "attention": (samples.attention(3, 21, 33, 20, 24), {"b": 1, "m": 8, "e": 24}),

@@ -10,17 +10,17 @@ from layout_samples import BLOCKS, in_layout, random_network
 from relay_builder import Net
 
 import tilewright as tw
+from tilewright.compilation.report_facts import layout_text
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import Level
 from tilewright.ir.expr import symbols
 from tilewright.ir.tensor.ops import STRUCTURED, dims, reads
-from tilewright.libraries.matching.layout_facts import layout_text
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.pipelines import official_stages
 from tilewright.passes.tensor.layouts import cut
 from tilewright.passes.tensor.layouts.axes import channels_last_orders
 from tilewright.passes.tensor.layouts.cost import LayoutCosts
 from tilewright.passes.tensor.layouts.cut import Energy, least_cost
-from tilewright.targets import resolve_target
 
 H100 = resolve_target("cuda:sm_90a")
 

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 import tilewright as tw
-from tilewright.choices import RANK_TIMEOUT_S, ClusterMode, DivisionMode, Precision
+from tilewright.compilation.option_values import RANK_TIMEOUT_S, ClusterMode, DivisionMode, Precision
 
 NETWORKS = Path(__file__).parents[1] / "data" / "relay"
 HEAVY = (

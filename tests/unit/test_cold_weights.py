@@ -7,14 +7,14 @@ import pytest
 from search_samples import TARGET, dense_kernel
 
 import tilewright as tw
-from tilewright.driver import lower
-from tilewright.kernel_program import alone
+from tilewright.compilation.lowering import lower
+from tilewright.devices.targets import resolve_target
 from tilewright.passes.kernels.kernel_problem import contract_problem
 from tilewright.passes.tensor.prefetch_weights import weights_leave_l2
 from tilewright.runtime.null.device import NullDevice
-from tilewright.targets import resolve_target
 from tilewright.tuning import repeated_plan
 from tilewright.tuning.database.database import TuningDatabase
+from tilewright.tuning.kernels.kernel_program import alone
 from tilewright.tuning.kernels.measuring import Measurer
 from tilewright.tuning.kernels.search_points import contract_points
 from tilewright.tuning.kernels.search_space import search_space

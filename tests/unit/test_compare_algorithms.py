@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.executable import Executable
+from tilewright.running.executable import Executable
 from tilewright.tools import compare_algorithms
 from tilewright.tools.compare_algorithms import CONVOLUTIONS, Convolution
 

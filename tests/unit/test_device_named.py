@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.targets import device_name, resolve_target
+from tilewright.devices.targets import device_name, resolve_target
 from tilewright.tools.cli import main
 from tilewright.tools.conformance.__main__ import main as conformance
 

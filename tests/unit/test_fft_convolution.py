@@ -5,10 +5,10 @@ import pytest
 from conv_algorithms import conv_module, errors, tensors_of
 
 import tilewright as tw
+from tilewright.devices.targets import resolve_target
 from tilewright.ir.graph_ops.convolution import convolution_of
 from tilewright.passes.estimation.algorithms import estimated_s
 from tilewright.passes.lower.rules.fft_tiling import LENGTHS, fft_tiling, work
-from tilewright.targets import resolve_target
 
 CASES = {
     "dense-asymmetric": ((2, 5, 19, 28), (7, 5, 5, 7), {"padding": (1, 0, 2, 1)}),

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import parse
 from tilewright.ir.tensor.ops import dims
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.targets import resolve_target
 
 
 def convolution(c=3, side=17, kernel=3, stride=2, pad=1, filters=16, dtype="f16"):

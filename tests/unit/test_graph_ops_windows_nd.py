@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilewright as tw
-from tilewright.driver import lower
+from tilewright.compilation.lowering import lower
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import Builder, Func, InputError, Level, Module, TensorType, Value, dtype_name, op_def
 from tilewright.ir.tensor.ops import dims
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.kernel_problem import contract_roles
-from tilewright.targets import resolve_target
 
 RNG = np.random.default_rng(0)
 SPATIAL = {1: "W", 2: "HW", 3: "DHW"}

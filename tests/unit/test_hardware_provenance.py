@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tilewright import targets
 from tilewright.api import compile as compile_module
 from tilewright.costmodel import (
     find_hardware,
@@ -20,8 +19,9 @@ from tilewright.costmodel import (
 from tilewright.costmodel.hardware import loader
 from tilewright.costmodel.hardware.calibration import calibrated_constants, with_constants
 from tilewright.costmodel.hardware.provenance import borrowed_constants, borrowed_text
+from tilewright.devices import targets
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import InputError, parse
-from tilewright.targets import resolve_target
 from tilewright.tools.cli import main
 from tilewright.tools.report.wording import hardware_text
 

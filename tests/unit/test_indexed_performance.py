@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from graph_op_agreement import agree, module_of
 
-from tilewright.driver import lower
-from tilewright.targets import resolve_target
+from tilewright.compilation.lowering import lower
+from tilewright.devices.targets import resolve_target
 
 
 def thread_functions(module, target="opencl"):

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import tilewright as tw
+from tilewright.compilation.kernel_records import KernelRecord, kernel_records
 from tilewright.ir.modules.compare import equal
-from tilewright.kernel_records import KernelRecord, kernel_records
 from tilewright.tuning.stream_choice import KernelCost, kernel_costs
 
 NET = """module @m { graph.func @main(%x: f32[64, 32], %w: f32[32, 48]) -> f32[64, 48] {

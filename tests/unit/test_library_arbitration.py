@@ -9,10 +9,10 @@ from library_samples import FakeCublasLt, FakeLibraryDevice
 from test_library_candidates import epilogue_kernel, whole
 from test_library_choice import FakeMeasurer, same_results  # noqa: F401
 
+from tilewright.compilation.planning import library_kernels
 from tilewright.ir import Func
 from tilewright.libraries.arbitration import arbitrate_libraries
 from tilewright.libraries.choice import LibraryChoice
-from tilewright.libraries.program import library_kernels
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.runtime.libraries.cublaslt import CublasLt
 from tilewright.runtime.null.device import NullDevice

@@ -14,10 +14,11 @@ from test_library_candidates import random_arrays, run_main
 from test_library_choice import FakeDatabase, same_results
 from test_library_convolutions import by_cudnn
 
+from tilewright.compilation.kernel_builds import emit_kernels, kernel_codes
+from tilewright.compilation.planning import library_kernels, plan_module
+from tilewright.devices.targets import resolve_target
 from tilewright.frontends.zoo.gpt import gpt
 from tilewright.ir import Func, Level, Module
-from tilewright.kernel_builds import emit_kernels, kernel_codes
-from tilewright.kernel_program import alone, constants_of
 from tilewright.libraries.arbitration import InNetwork
 from tilewright.libraries.candidates import library_candidates
 from tilewright.libraries.choice import LibraryChoice
@@ -26,16 +27,15 @@ from tilewright.libraries.fusion_groups import with_fused_kernels
 from tilewright.libraries.groups import attention_groups
 from tilewright.libraries.matching.attention import attentions_in
 from tilewright.libraries.matching.known import Known, fact_of, facts_in, with_facts, with_true_constants
-from tilewright.libraries.program import inlined, library_kernels, program_around
+from tilewright.libraries.program import inlined, program_around
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import official_stages
-from tilewright.planning import plan_module
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.libraries.attention import AttentionProblem
 from tilewright.runtime.libraries.convolution import Array4
 from tilewright.runtime.libraries.cudnn import Cudnn
 from tilewright.runtime.libraries.kernel import LibraryKernel
-from tilewright.targets import resolve_target
+from tilewright.tuning.kernels.kernel_program import alone, constants_of
 
 __all__ = ["same_results"]
 

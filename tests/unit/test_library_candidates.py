@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from library_samples import FakeCublasLt, FakeLibraryDevice
 
+from tilewright.compilation.planning import library_kernels
 from tilewright.costmodel import load_hardware
 from tilewright.ir import Func, Module, parse
 from tilewright.ir.interpreter.run import interpret
 from tilewright.libraries.candidates import library_candidates, products_in
 from tilewright.libraries.comparison import standing_alone
-from tilewright.libraries.program import Call, inlined, library_kernels, program_around
+from tilewright.libraries.program import Call, inlined, program_around
 from tilewright.libraries.weights import with_constant_weights
 from tilewright.runtime.libraries.cublaslt import CublasLt
 from tilewright.runtime.libraries.kernel import LibraryKernel
@@ -225,7 +226,7 @@ def epilogue_kernel(vector: str, length: int, result: str = "%y", last: str = ""
 
 def whole(kernel: Func) -> Module:
     """A module whose @main calls the kernel."""
-    from tilewright.kernel_program import alone
+    from tilewright.tuning.kernels.kernel_program import alone
 
     return alone(kernel, ())
 

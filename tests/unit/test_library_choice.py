@@ -10,16 +10,16 @@ import pytest
 from library_samples import FakeCublasLt, FakeLibraryDevice
 from test_library_candidates import epilogue_kernel, named_kernel, random_arrays, run_main, whole
 
+from tilewright.compilation.planning import library_kernels
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import Block, Builder, Func, Level, Module, Pairs
 from tilewright.libraries import comparison as library_comparison
 from tilewright.libraries.candidates import library_candidates
 from tilewright.libraries.choice import LibraryChoice, facts_without_measurement
 from tilewright.libraries.matching.region_facts import library_lines, won_by
-from tilewright.libraries.program import library_kernels
 from tilewright.libraries.records import Record
 from tilewright.runtime.errors import DeviceError, DeviceLostError
 from tilewright.runtime.libraries.cublaslt import CublasLt
-from tilewright.targets import resolve_target
 from tilewright.tuning.budget import Budget, Turns
 
 

@@ -11,12 +11,13 @@ from cudnn_samples import FakeCudnn
 from library_samples import FakeLibraryDevice
 from test_library_candidates import contract, kernel_of, random_arrays, run_main, whole
 
+from tilewright.compilation.planning import library_kernels
 from tilewright.costmodel import load_hardware
 from tilewright.ir import Func, Module
 from tilewright.ir.types import storage_dtype
 from tilewright.libraries.candidates import convolutions_in, library_candidates
 from tilewright.libraries.comparison import standing_alone
-from tilewright.libraries.program import Call, library_kernels, program_around
+from tilewright.libraries.program import Call, program_around
 from tilewright.libraries.weights import with_constant_weights
 from tilewright.runtime.errors import DeviceError, RuntimeInputError
 from tilewright.runtime.libraries.convolution import Array4, ConvolutionProblem

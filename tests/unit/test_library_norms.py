@@ -13,21 +13,22 @@ from library_samples import FakeLibraryDevice
 from test_library_candidates import by_library, random_arrays, run_main
 from test_library_convolutions import by_cudnn
 
+from tilewright.compilation.planning import library_kernels
 from tilewright.costmodel import load_hardware
 from tilewright.frontends.zoo.gpt import gpt
 from tilewright.ir import Func, Module, parse, show
-from tilewright.kernel_program import alone
 from tilewright.libraries.candidates import graphs_in, library_candidates, products_in
 from tilewright.libraries.matching.known import Known
 from tilewright.libraries.matching.matmul import BUFFER_DTYPE
 from tilewright.libraries.matching.norm import norms_in
-from tilewright.libraries.program import library_kernels, program_around
+from tilewright.libraries.program import program_around
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.libraries.convolution import Array4
 from tilewright.runtime.libraries.cudnn import Cudnn
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.matmul import MatmulProblem
 from tilewright.runtime.libraries.norm import NormProblem
+from tilewright.tuning.kernels.kernel_program import alone
 
 
 def edited(kernel: Func, old: str, new: str) -> Func:

@@ -9,12 +9,12 @@ import pytest
 from test_library_candidates import random_arrays, run_main
 from test_library_choice import FakeMeasurer, same_results
 
+from tilewright.compilation.planning import library_kernels
 from tilewright.ir import Module, parse
 from tilewright.libraries.candidates import products_in
 from tilewright.libraries.choice import LibraryChoice
 from tilewright.libraries.fusion_groups import with_fused_kernels
 from tilewright.libraries.parts import parts_of
-from tilewright.libraries.program import library_kernels
 
 __all__ = ["same_results"]
 

@@ -11,14 +11,15 @@ import pytest
 from library_samples import FakeCublasLt
 from test_library_candidates import candidates, epilogue_kernel, whole
 
-from tilewright.executable import Artifact, Executable
+from tilewright.compilation.kernel_builds import emit_kernels, kernel_codes
+from tilewright.compilation.planning import library_kernels, plan_module
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import Level
-from tilewright.kernel_builds import emit_kernels, kernel_codes
-from tilewright.libraries.program import inlined, library_kernels
-from tilewright.loading import load
+from tilewright.libraries.program import inlined
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import PACKING, official_stages
-from tilewright.planning import plan_module
+from tilewright.running.executable import Artifact, Executable
+from tilewright.running.loading import load
 from tilewright.runtime.cuda.plan_libraries import PlanLibraries
 from tilewright.runtime.errors import DeviceError, DeviceMissingError, RuntimeInputError
 from tilewright.runtime.libraries import cublaslt_api as api
@@ -31,7 +32,6 @@ from tilewright.runtime.plan.container import SOURCE_SUFFIX
 from tilewright.runtime.plan.execution_plan import LANGUAGES, ExecutionPlan
 from tilewright.runtime.plan.json_form import plan_from_json, plan_to_json
 from tilewright.runtime.shared_memory import Shared
-from tilewright.targets import resolve_target
 
 PROBLEM = MatmulProblem(
     4, 6, 8, 2, "float32", "float32", False, True, Matrix(4, 32), Matrix(6, 48), Matrix(4, 24)

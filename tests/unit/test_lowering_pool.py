@@ -6,10 +6,10 @@ import pytest
 from search_samples import TARGET, dense_kernel
 
 from tilewright.ir import WorkError
-from tilewright.kernel_program import alone
 from tilewright.runtime.null.device import NullDevice
 from tilewright.tuning.budget import Budget
 from tilewright.tuning.database.database import TuningDatabase
+from tilewright.tuning.kernels.kernel_program import alone
 from tilewright.tuning.kernels.kernel_search import KernelSearch
 from tilewright.tuning.kernels.lowering_pool import LoweringPool, Order, Refused
 from tilewright.tuning.kernels.measuring import Measurer, lowered

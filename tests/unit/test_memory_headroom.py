@@ -5,10 +5,10 @@ import pytest
 from unbuilt_plans import on_one_stream, plan_of
 
 import tilewright as tw
+from tilewright.devices.targets import resolve_target
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.analysis.memory_headroom import FLOOR_BYTES, MemoryHeadroom, headroom_of
 from tilewright.passes.tensor.fusion import kernel_groups
-from tilewright.targets import resolve_target
 
 H100 = resolve_target("cuda:sm_90a")
 CONTEXT = PassContext(str(H100), H100.hardware, reproducer_folder=None)

@@ -3,8 +3,8 @@
 import pytest
 
 import tilewright as tw
-from tilewright.driver import build, lower
-from tilewright.targets import resolve_target
+from tilewright.compilation.lowering import build, lower
+from tilewright.devices.targets import resolve_target
 from tilewright.tools.conformance.networks import network_suite
 
 #: one of each kind that compiles in a few seconds on OpenCL; `make conformance` runs all of them

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
+from tilewright.compilation.lowering import lower
 from tilewright.costmodel import fill_from_machine, load_hardware
-from tilewright.driver import lower
+from tilewright.devices.targets import Target
 from tilewright.ir import parse
-from tilewright.targets import Target
 
 BYTES = {
     "float": 4,

@@ -14,15 +14,15 @@ import tilewright as tw
 from tilewright.codegen import emit_cuda, emit_opencl
 from tilewright.codegen.builders import nvrtc
 from tilewright.codegen.builders.nvrtc import compile_cuda, load_nvrtc
-from tilewright.driver import build, lower
+from tilewright.compilation.kernel_builds import kernel_codes
+from tilewright.compilation.lowering import build, lower
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import Func, InputError, parse, walk
 from tilewright.ir.thread.launch_ops import RELEASE, WAIT
-from tilewright.kernel_builds import kernel_codes
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.plan.check import find_faults
 from tilewright.runtime.plan.json_form import plan_from_json, plan_to_json
-from tilewright.targets import resolve_target
 
 #: a map, a contraction through shared memory, a pool, a dense layer; two inputs that are no constants
 NETWORK = """#[version = "0.0.5"]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright.compilation.own_passes import OwnPasses
 from tilewright.ir import Func, Level, Module
-from tilewright.own_passes import OwnPasses
 from tilewright.passes import (
     Instrument,
     PassContext,

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.driver import lower
+from tilewright.compilation.lowering import lower
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.running.checking import random_inputs, relative_error
-from tilewright.targets import resolve_target
 
 #: relative error against float64: (smallest, largest); below the smallest nothing was narrowed
 ERRORS = {"fp32": (0.0, 5e-6), "tf32": (0.0, 5e-3), "fp16": (1e-5, 5e-3), "bf16": (1e-4, 3e-2)}

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import parse, walk
 from tilewright.ir.expr import evaluate
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.targets import resolve_target
 
 
 def dense(m=24, k=300, n=520):

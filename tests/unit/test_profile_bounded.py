@@ -11,10 +11,10 @@ from tilewright import distributed
 from tilewright.codegen import EmulatorBuilder
 from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.codegen.emit.stamps import ARRIVAL, END, STAMPS_PER_BLOCK, START
-from tilewright.executable import Executable
 from tilewright.profiling.launch_marks import mark_source, marked
 from tilewright.profiling.profile import Profile
 from tilewright.profiling.stamp_reading import launch_spans
+from tilewright.running.executable import Executable
 from tilewright.runtime.communication.threads import ThreadCommunicator, ThreadWorld
 from tilewright.runtime.dag import Dag
 from tilewright.runtime.emulator.device import EmulatorDevice

@@ -108,7 +108,7 @@ def test_rooms_import_no_later_ones(room):
         ("codegen/emit.py", "from tilewright.costmodel import hardware"),
         ("frontends/relay/load.py", "from . import grammar"),
         ("passes/graph/fuse.py", "from cuda.bindings import driver"),
-        ("compiler/driver.py", "from tilewright.tools.cli import main"),
+        ("compiler/compilation/lowering.py", "from tilewright.tools.cli import main"),
     ],
 )
 def test_a_wrong_import_is_found(path, source):

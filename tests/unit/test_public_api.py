@@ -96,7 +96,7 @@ def test_wrong_arguments(module):
 
 
 def test_cuda_without_a_gpu_is_failed_work(module, x):
-    from tilewright.targets import resolve_target
+    from tilewright.devices.targets import resolve_target
 
     if resolve_target("auto").kind == "cuda":
         pytest.skip("this machine has a GPU")

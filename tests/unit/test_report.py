@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import tilewright as tw
-from tilewright.executable import Executable
 from tilewright.ir import parse
+from tilewright.running.executable import Executable
 from tilewright.tools.cli import main
 from tilewright.tools.report import Facts, FusedOps, collect, report_page
 from tilewright.tools.report.memory_figure import live_bytes, spans_of

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 import tilewright as tw
-from tilewright.executable import Executable
 from tilewright.ir import InputError
+from tilewright.running.executable import Executable
 from tilewright.runtime.plan.container import read_container, write_container
 from tilewright.tools.cli import main
 from tilewright.tools.report import collect, report_page

@@ -12,8 +12,8 @@ from test_report import Page, Sample, sample
 
 import tilewright as tw
 from tilewright.costmodel.kernels.boundary import BOUNDARY_S
-from tilewright.executable import Executable
 from tilewright.profiling.modelled_profile import modelled_profile
+from tilewright.running.executable import Executable
 from tilewright.runtime.streams import Work
 from tilewright.tools.report import collect, report_page
 from tilewright.tools.report.timeline_figure import waits_across

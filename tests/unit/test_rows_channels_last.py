@@ -6,12 +6,12 @@ from relay_builder import Net
 
 import tilewright as tw
 from tilewright.codegen.builders.nvrtc import compile_cuda
+from tilewright.compilation.lowering import lower
 from tilewright.costmodel import RowReduceProblem, load_hardware
-from tilewright.driver import lower
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import InputError, Pairs, parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.rows.space import RowAccess, choose_rows
-from tilewright.targets import resolve_target
 from tilewright.tools.check_skeletons import ROWS
 
 _ADD = "{ ^(%a: f32, %acc: f32) %m = scalar.add(%a, %acc) : f32 scalar.yield(%m) }"

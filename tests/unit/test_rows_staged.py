@@ -6,13 +6,13 @@ from test_rows_channels_last import kernels
 
 import tilewright as tw
 from tilewright.codegen.builders.nvrtc import compile_cuda
+from tilewright.compilation.lowering import lower
 from tilewright.costmodel import RowReduceProblem, load_hardware
 from tilewright.costmodel.kernels.parameters import RowReduceParameters
-from tilewright.driver import lower
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import InputError, UnsupportedError, parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.rows.staged_space import choose_staged, copied_lanes, read_wavefronts
-from tilewright.targets import resolve_target
 
 _ADD = (
     '{ ^(%a: T, %acc: f32) %b = scalar.cast(%a, dtype = "f32") : f32 '

@@ -121,7 +121,7 @@ def network(monkeypatch):
         opened.append(NullDevice())
         return opened[-1]
 
-    monkeypatch.setattr("tilewright.running.opened_device.open_device", open_device)
+    monkeypatch.setattr("tilewright.devices.opening.open_device", open_device)
     text = "module @m { graph.func @main(%x: f32[4, 8], %w: f32[8, 8]) -> f32[4, 8] {\n"
     text += "%y = graph.dense(%x, %w) : f32[4, 8] %z = graph.softmax(%y) : f32[4, 8] graph.return(%z) } }"
     with tw.compile(tw.parse(text), target="null") as exe:
@@ -151,7 +151,7 @@ def test_an_executable_that_cannot_be_loaded_leaves_nothing(network, monkeypatch
         opened.append(NullDevice(memory_bytes=100))
         return opened[-1]
 
-    monkeypatch.setattr("tilewright.running.opened_device.open_device", open_small)
+    monkeypatch.setattr("tilewright.devices.opening.open_device", open_small)
     for _ in range(2):
         with pytest.raises(WorkError, match=r"takes \d+ bytes; the null device has \d+ free"):
             exe(*inputs_of(exe))

@@ -5,7 +5,7 @@ import pytest
 from search_samples import TARGET, StandInMeasurer, dense_kernel, efficiencies, task_of
 
 import tilewright as tw
-from tilewright.driver import lower
+from tilewright.compilation.lowering import lower
 from tilewright.ir import InputError, UnsupportedError
 from tilewright.tuning.budget import Budget, budget_seconds
 from tilewright.tuning.kernels.kernel_outcome import outcome_in, outcome_of, record_of

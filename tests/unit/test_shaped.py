@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright.devices import opening
+from tilewright.devices.opening import open_device
 from tilewright.ir import InputError, Module, parse
-from tilewright.running import opened_device
 from tilewright.running.buckets import Buckets
-from tilewright.running.devices import open_device
 from tilewright.running.shaped import ShapedExecutable
 from tilewright.tools.cli import main
 
@@ -112,7 +112,7 @@ def test_weights_are_stored_once_on_one_device(mlp, monkeypatch):
         opened.append(open_device(target))
         return opened[-1]
 
-    monkeypatch.setattr(opened_device, "open_device", open_and_keep)
+    monkeypatch.setattr(opening, "open_device", open_and_keep)
     with tw.compile(mlp, "opencl", shapes=[of_batch(n) for n in BATCHES]) as exe:
         exe.load()
         (device,) = opened

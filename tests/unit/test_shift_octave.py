@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.driver import lower
+from tilewright.compilation.lowering import lower
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import Builder, Constants, Func, Level, Module, TensorType, Value
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.targets import resolve_target
 
 
 def f32(*shape):

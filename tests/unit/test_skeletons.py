@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from tilewright.codegen.builders.nvrtc import compile_cuda
-from tilewright.driver import lower
+from tilewright.compilation.lowering import lower
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import InputError, Pairs
 from tilewright.passes.framework.invariants import find_invariant
-from tilewright.targets import resolve_target
 from tilewright.tools.check_skeletons import CASES, check, prepared
 
 IDS = [c.name for c in CASES]

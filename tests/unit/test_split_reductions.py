@@ -5,6 +5,7 @@ import pytest
 from unbuilt_plans import plan_of
 
 import tilewright as tw
+from tilewright.devices.targets import resolve_target
 from tilewright.frontends.relay.importer import import_module
 from tilewright.frontends.relay.load import read_source
 from tilewright.ir import Builder, parse
@@ -15,7 +16,6 @@ from tilewright.passes.analysis.memory_headroom import FLOOR_BYTES, MemoryHeadro
 from tilewright.passes.estimation.algorithms import kernels_of
 from tilewright.passes.kernels.matrix.reduction_parts import split
 from tilewright.passes.kernels.matrix.split_estimates import matrix_estimates
-from tilewright.targets import resolve_target
 
 H100 = resolve_target("cuda:sm_90a")
 

@@ -6,6 +6,7 @@ from streaming_samples import table_network
 
 import tilewright as tw
 from tilewright import streaming
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import Constants, WorkError
 from tilewright.runtime.storage.buffers import AlignedAllocator
 from tilewright.runtime.storage.reader import StepReader
@@ -13,7 +14,6 @@ from tilewright.streaming.line import Line
 from tilewright.streaming.step_planning import plan_steps
 from tilewright.streaming.step_plans import StepCompiler
 from tilewright.streaming.store_file import write_store
-from tilewright.targets import resolve_target
 
 NETWORK = """
 module @odd {

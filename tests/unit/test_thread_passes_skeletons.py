@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from thread_kernels import run_calls
 
-from tilewright.driver import lower
+from tilewright.compilation.lowering import lower
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import Constants, interpret, parse
 from tilewright.running.checking import relative_error
-from tilewright.targets import resolve_target
 from tilewright.tools.check_skeletons import CASES, Case, prepared, values
 
 TARGETS = ("cuda:sm_90a", "opencl")

@@ -3,10 +3,10 @@
 import numpy as np
 
 import tilewright as tw
-from tilewright.driver import lower
+from tilewright.compilation.lowering import lower
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import Level
 from tilewright.passes.kernels.contract.choice import contract_candidates
-from tilewright.targets import resolve_target
 from tilewright.tools.check_skeletons import CASES, prepared
 from tilewright.tuning import tuner as tuning
 

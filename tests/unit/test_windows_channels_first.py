@@ -8,12 +8,12 @@ from test_windows_channels_last import kernels
 
 import tilewright as tw
 from tilewright.codegen.builders.nvrtc import compile_cuda
+from tilewright.compilation.lowering import lower
 from tilewright.costmodel import WindowProblem, load_hardware
-from tilewright.driver import lower
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import InputError, parse
 from tilewright.passes.kernels.window.run_budget import pieces
 from tilewright.passes.kernels.window.space import choose_tiles, row_pieces
-from tilewright.targets import resolve_target
 
 _MAX = "{ ^(%a: T, %acc: T) %m = scalar.max(%a, %acc) : T scalar.yield(%m) }"
 _SUM = (

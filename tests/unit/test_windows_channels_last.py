@@ -5,12 +5,12 @@ import pytest
 
 import tilewright as tw
 from tilewright.codegen.builders.nvrtc import compile_cuda
+from tilewright.compilation.lowering import lower
 from tilewright.costmodel import WindowProblem, load_hardware
-from tilewright.driver import lower
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import InputError, Pairs, parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.window.space import choose_tiles
-from tilewright.targets import resolve_target
 
 _MAX = "{ ^(%a: T, %acc: T) %m = scalar.max(%a, %acc) : T scalar.yield(%m) }"
 _FMA = "{ ^(%a: f32, %b: f32, %acc: f32) %m = scalar.fma(%a, %b, %acc) : f32 scalar.yield(%m) }"

@@ -5,8 +5,8 @@ import pytest
 from search_samples import TARGET, StandInMeasurer, dense_kernel, efficiencies, task_of
 
 from tilewright.ir import show
-from tilewright.kernel_program import alone
 from tilewright.tuning.budget import Budget
+from tilewright.tuning.kernels.kernel_program import alone
 from tilewright.tuning.kernels.result_check import difference, tolerance_of, write_reproducer
 from tilewright.tuning.kernels.search import run_searches
 from tilewright.tuning.kernels.search_space import search_space

@@ -5,13 +5,13 @@ import pytest
 from conv_algorithms import conv_module, errors, tensors_of
 
 import tilewright as tw
-from tilewright.driver import lower
+from tilewright.compilation.lowering import lower
+from tilewright.devices.targets import resolve_target
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.estimation.algorithms import estimated_s
 from tilewright.passes.graph.choose_algorithms import ALTERNATIVES
 from tilewright.passes.lower.rules import winograd
 from tilewright.passes.lower.rules.winograd import F2, F4
-from tilewright.targets import resolve_target
 
 H100 = resolve_target("cuda:sm_90a")
 WINOGRAD = ("winograd2", "winograd4")

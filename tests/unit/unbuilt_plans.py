@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from tilewright.driver import lower
+from tilewright.compilation.kernel_builds import kernel_codes
+from tilewright.compilation.lowering import lower
+from tilewright.compilation.planning import plan_module
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import Module
-from tilewright.kernel_builds import kernel_codes
-from tilewright.planning import plan_module
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.streams import plan_streams
 from tilewright.runtime.streams.assignment import with_streams
-from tilewright.targets import resolve_target
 
 
 def plan_of(module: Module, target: str = "cuda:sm_90a", **choices: Any) -> ExecutionPlan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import get_args
 
-from tilewright.choices import Precision, Tune
+from tilewright.compilation.option_values import Precision, Tune
 from tilewright.tools.arguments.network import SEED, add_pass_arguments, add_shape_arguments
 from tilewright.tools.arguments.parsing import CommandParser, Sub, seconds, whole
 from tilewright.tools.arguments.scope import Scope

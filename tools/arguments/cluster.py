@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any, get_args
 
-from tilewright.choices import LEAST_WEIGHT_BYTES, MAX_RANKS, RANK_TIMEOUT_S, ClusterMode, Pick, Precision
+from tilewright.compilation.option_values import (
+    LEAST_WEIGHT_BYTES,
+    MAX_RANKS,
+    RANK_TIMEOUT_S,
+    ClusterMode,
+    Pick,
+    Precision,
+)
 from tilewright.tools.arguments.network import REPEATS, SEED, add_shape_arguments
 from tilewright.tools.arguments.parsing import CommandParser, Sub, seconds, whole
 from tilewright.tools.arguments.scope import Scope

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, get_args
 
-from tilewright.choices import PARTITIONER, ConvAlgorithm, Partitioner, Precision, Tune, Workspace
+from tilewright.compilation.option_values import (
+    PARTITIONER,
+    ConvAlgorithm,
+    Partitioner,
+    Precision,
+    Tune,
+    Workspace,
+)
 from tilewright.tools.arguments.parsing import CommandParser, whole
 from tilewright.tools.arguments.scope import ANYTHING, COMPILED, NETWORKS, WITHOUT_WEIGHTS, Given, Scope
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from tilewright.choices import MAX_RANKS, DivisionMode
+from tilewright.compilation.option_values import MAX_RANKS, DivisionMode
 from tilewright.tools.arguments.network import add_network_arguments
 from tilewright.tools.arguments.parsing import CommandParser, Sub, whole
 

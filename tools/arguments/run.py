@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, get_args
 
-from tilewright.choices import MAX_RANKS, RANK_TIMEOUT_S, TOLERANCE, DivisionMode, Transport
+from tilewright.compilation.option_values import MAX_RANKS, RANK_TIMEOUT_S, TOLERANCE, DivisionMode, Transport
 from tilewright.tools.arguments.network import REPEATS, add_choice_arguments, add_network_arguments
 from tilewright.tools.arguments.parsing import CommandParser, Sub, seconds, whole
 from tilewright.tools.arguments.scope import NETWORKS, Scope

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tilewright.choices import TOLERANCE
+from tilewright.compilation.option_values import TOLERANCE
 from tilewright.ir import Module
 from tilewright.tools.bench.contender import Contender, interleaved
 from tilewright.tools.bench.ours import Ours

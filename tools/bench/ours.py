@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import tilewright as tw
-from tilewright.executable import Executable
 from tilewright.ir import Module, UnsupportedError
+from tilewright.running.executable import Executable
 from tilewright.runtime.cuda.plan import CudaPlan
 from tilewright.tools.bench.host_clock import HostClock
 from tilewright.tools.bench.torch_clock import TorchClock

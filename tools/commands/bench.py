@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tilewright.devices.targets import Target, device_name, resolve_target
 from tilewright.ir import InputError, TilewrightError, WorkError
-from tilewright.targets import Target, device_name, resolve_target
 from tilewright.tools.bench.compare_kernel import compare_kernel
 from tilewright.tools.bench.compare_network import Case, compare_network
 from tilewright.tools.bench.comparison import Settings

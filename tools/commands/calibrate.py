@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.calibration.calibrate import calibrate
-from tilewright.calibration.store import calibration_path, save_calibration
 from tilewright.costmodel import Hardware
 from tilewright.costmodel.hardware.calibration import (
     Calibration,
@@ -18,8 +17,9 @@ from tilewright.costmodel.hardware.calibration import (
     fitted_constants,
     roles_of,
 )
+from tilewright.devices.calibration_store import calibration_path, save_calibration
+from tilewright.devices.targets import Target, resolve_target, shipped_record
 from tilewright.ir import InputError
-from tilewright.targets import Target, resolve_target, shipped_record
 
 
 def run_calibrate(a: argparse.Namespace) -> None:

@@ -7,15 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tilewright.choices import TOLERANCE
 from tilewright.cluster.execution import Options, plan_network
 from tilewright.cluster.execution_report import report_text
 from tilewright.cluster.execution_search import Wanted
 from tilewright.cluster.work import with_batch
+from tilewright.compilation.option_values import TOLERANCE
 from tilewright.distributed.launcher import launch_command
 from tilewright.distributed.result_output import keep_output_for_results
-from tilewright.distributed.world import together, world
 from tilewright.ir import InputError, Module, WorkError
+from tilewright.running.rank_executable import together, world
 from tilewright.runtime.communication.mpi_world import started_by_mpi
 from tilewright.streaming.memory_size import memory_bytes
 from tilewright.tools.arguments.scope import ZOO

@@ -8,9 +8,9 @@ import time
 from typing import Any
 
 from tilewright.api import compile as compile_module
-from tilewright.executable import Executable
+from tilewright.compilation.report_facts import layout_text
 from tilewright.ir import UnsupportedError
-from tilewright.libraries.matching.layout_facts import layout_text
+from tilewright.running.executable import Executable
 from tilewright.running.shaped import ShapedExecutable
 from tilewright.tools.arguments.scope import Given
 from tilewright.tools.commands.network import choices_of, load_network, parse_shapes

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewright.api import facts_of
+from tilewright.compilation.lowering import lower
+from tilewright.compilation.report_facts import compilation_facts, layout_text
 from tilewright.costmodel.kernels.explain import LIMITS
-from tilewright.driver import lower
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import InputError, Ref
-from tilewright.libraries.matching.layout_facts import layout_text
-from tilewright.targets import resolve_target
 from tilewright.tools.commands.network import load_network, load_saved, passes_of
 from tilewright.tools.commands.partition_table import compare_partitioners, partitioner_table
 from tilewright.tools.report.wording import hardware_text
@@ -43,7 +42,11 @@ def _lowered(a: argparse.Namespace) -> tuple[str, Mapping[str, Any], list[str]]:
     chosen = passes_of(a)
     lowered = lower(module, target, own=chosen["passes"], verify_each=chosen["verify_each"])
     calls = [op["callee"] for op in lowered.thread.main.body.ops if op.name == "tensor.call"]
-    return str(target), facts_of(lowered, target), [ref.name for ref in calls if isinstance(ref, Ref)]
+    return (
+        str(target),
+        compilation_facts(lowered, target),
+        [ref.name for ref in calls if isinstance(ref, Ref)],
+    )
 
 
 def _saved(a: argparse.Namespace) -> tuple[str, Mapping[str, Any], list[str]]:

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from tilewright import frontends
-from tilewright.clear_errors import clear_errors
-from tilewright.executable import Executable
+from tilewright.compilation.own_passes import named_passes
+from tilewright.devices.opening import open_device
+from tilewright.devices.public_errors import public_errors
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import ArrayType, InputError, Module, parse_file
 from tilewright.ir.npz_file import NpzFile
-from tilewright.loading import load
-from tilewright.own_passes import named_passes
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
-from tilewright.running.devices import open_device
+from tilewright.running.executable import Executable
+from tilewright.running.loading import load
 from tilewright.running.shaped import ShapedExecutable
-from tilewright.targets import resolve_target
 from tilewright.tools.arguments.scope import ZOO
 from tilewright.tuning.budget import budget_seconds
 
@@ -105,7 +105,7 @@ def require_device(target: str) -> None:
     """Raise WorkError where the device is missing that kernels are to run on, before they are compiled."""
     resolved = resolve_target(target)
     if resolved.kind != "reference":
-        with clear_errors():
+        with public_errors():
             open_device(str(resolved)).close()
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tilewright.choices import PARTITIONER
-from tilewright.driver import lower
+from tilewright.compilation.lowering import lower
+from tilewright.compilation.option_values import PARTITIONER
+from tilewright.devices.targets import Target
 from tilewright.ir import InputError, Module
 from tilewright.passes import Instrument, PassContext, Step
 from tilewright.passes.tensor.fusion.partitioners import PARTITIONERS, choose, price
-from tilewright.targets import Target
 
 
 class _BeforeFusion(Instrument):

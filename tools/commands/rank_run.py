@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.clear_errors import clear_errors
+from tilewright.devices.public_errors import public_errors
 from tilewright.distributed import DistributedExecutable
 from tilewright.distributed import compile as compile_rank
 from tilewright.distributed.launcher import launch_command
 from tilewright.distributed.result_output import keep_output_for_results
-from tilewright.distributed.world import together, world
 from tilewright.ir import InputError, Module, interpret
-from tilewright.loading import load
 from tilewright.running.checking import random_inputs, relative_error
+from tilewright.running.loading import load
+from tilewright.running.rank_executable import together, world
 from tilewright.runtime.communication.mpi import MpiCommunicator
 from tilewright.runtime.communication.mpi_world import started_by_mpi
 from tilewright.tools.commands.network import choices_of, load_network, read_inputs, require_device
@@ -72,7 +72,7 @@ def run_rank(a: argparse.Namespace) -> tuple[dict[str, Any], Arrays] | None:
         own |= {k: moved[k] for k in ("communications", "bytes_communicated")}
         target = exe.target
         exe.close()
-        with clear_errors():
+        with public_errors():
             rows = communicator.gather_texts(json.dumps(own), doing="reporting")
     if communicator.rank:
         return None

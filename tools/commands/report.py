@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from tilewright.api import compile as compile_module
-from tilewright.executable import Executable
 from tilewright.ir import InputError, UnsupportedError
+from tilewright.running.executable import Executable
 from tilewright.runtime.atomic_file import atomic_file
 from tilewright.tools.commands.network import choices_of, load_network, load_saved
 from tilewright.tools.report import FusedOps, collect, report_page, require_matplotlib

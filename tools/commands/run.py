@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from tilewright.api import compile as compile_module
-from tilewright.choices import TOLERANCE
-from tilewright.executable import Executable
+from tilewright.compilation.option_values import TOLERANCE
 from tilewright.ir import InputError, WorkError, interpret
 from tilewright.profiling.profile import Profile
 from tilewright.running.checking import random_inputs, relative_error
+from tilewright.running.executable import Executable
 from tilewright.runtime.atomic_file import atomic_file
 from tilewright.tools.commands.network import (
     choices_of,

@@ -17,10 +17,10 @@ from typing import get_args
 
 from tqdm import tqdm
 
-from tilewright.choices import Precision
+from tilewright.compilation.option_values import Precision
+from tilewright.devices.targets import device_name, resolve_target
 from tilewright.ir import InputError
 from tilewright.runtime.atomic_file import write_atomically
-from tilewright.targets import device_name, resolve_target
 from tilewright.tools.conformance.case import FAILED, Suite
 from tilewright.tools.conformance.suites import SUITES, open_suites
 from tilewright.tools.conformance.table import errors_by_network, findings, summary

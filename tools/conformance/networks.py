@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import tilewright as tw
-from tilewright.choices import TOLERANCE, Precision
+from tilewright.compilation.option_values import TOLERANCE, Precision
 from tilewright.frontends.relay.random_weights import random_input
 from tilewright.ir import InputError
 from tilewright.running.checking import relative_error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tilewright.choices import Precision
+from tilewright.compilation.option_values import Precision
 from tilewright.tools.conformance.case import Suite
 from tilewright.tools.conformance.networks import network_suite
 from tilewright.tools.conformance.onnx_nodes import onnx_suite

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 
-from tilewright.running.devices import open_device
+from tilewright.devices.opening import open_device
 from tilewright.runtime.interface.device import Device
 from tilewright.tools.conformance.case import FAILED, Result, Suite, run_case
 

@@ -14,9 +14,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import InputError
 from tilewright.runtime.atomic_file import write_atomically
-from tilewright.targets import resolve_target
 from tilewright.tools.foreign.entry import TOLERANCE
 from tilewright.tools.foreign.registry import chosen
 from tilewright.tools.foreign.row import BAD, HEAD, Case, Row, markdown, summary

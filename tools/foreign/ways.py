@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import tilewright as tw
-from tilewright.choices import Precision
+from tilewright.compilation.option_values import Precision
 from tilewright.dynamo import FallbackWarning
 from tilewright.frontends.torch.exported import host_array
 from tilewright.ir import UnsupportedError

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Any, cast
 
-from tilewright.choices import Precision
+from tilewright.compilation.option_values import Precision
 from tilewright.ir import UnsupportedError
 from tilewright.tools.foreign.network import Prepared
 from tilewright.tools.foreign.packaged import Absent, Packaged, Trained

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from tilewright import __version__
-from tilewright.choices import PARTITIONER, ConvAlgorithm, Partitioner, Precision, Workspace
+from tilewright.compilation.option_values import PARTITIONER, ConvAlgorithm, Partitioner, Precision, Workspace
 from tilewright.tools.arguments.network import SEED
 from tilewright.tools.arguments.parsing import CommandParser
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from tilewright.api import compile
 from tilewright.codegen import KernelSource
+from tilewright.compilation.kernel_builds import emit_kernels
+from tilewright.devices.targets import Target, resolve_target
 from tilewright.ir import InputError, Level, Module, show
-from tilewright.kernel_builds import emit_kernels
 from tilewright.levels import verify
 from tilewright.passes import DumpFolder, Instrument, PassContext, Pipeline, PrintAfter, PrintDiff, Timing
 from tilewright.passes import run_pipeline as run_passes
 from tilewright.passes.pipelines import official_stages
 from tilewright.plan_text.writing import plan_module
 from tilewright.runtime.atomic_file import atomic_file
-from tilewright.targets import Target, resolve_target
 from tilewright.tools.irdump.arguments import LOWERING
 from tilewright.tools.irdump.input import Source, read_source_file
 from tilewright.tools.irdump.page import LastStep, page

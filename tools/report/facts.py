@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from textwrap import dedent
 from typing import Any
 
+from tilewright.compilation.kernel_records import KernelRecord
 from tilewright.costmodel import CpuHardware, Hardware, fill_from_machine, load_hardware
 from tilewright.costmodel.hardware.calibration import with_constants
 from tilewright.costmodel.hardware.description import SHIPPED
 from tilewright.costmodel.kernels.bound import LAUNCH, PEAK
-from tilewright.executable import Executable
 from tilewright.ir import Func, InputError, Op, parse, show_func
-from tilewright.kernel_records import KernelRecord
 from tilewright.profiling.modelled_profile import modelled_profile
 from tilewright.profiling.profile import Profile
+from tilewright.running.executable import Executable
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, KernelResources
 from tilewright.tools.report.candidates import Candidate, candidates_of
 from tilewright.tools.report.fused_ops import FusedOps, locations_in

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilewright.executable import Executable
 from tilewright.ir import UnsupportedError, WorkError
 from tilewright.profiling.profile import Profile
 from tilewright.running.checking import random_inputs
+from tilewright.running.executable import Executable
 from tilewright.runtime.errors import DeviceMissingError
 
 #: targets whose clock says something about the device they stand for

@@ -47,7 +47,7 @@ def parameter_text(value: Any) -> str:
 def hardware_text(facts: Mapping[str, Any]) -> str:
     """What the hardware record of a compilation has from other devices, in one line; empty if nothing.
 
-    facts: those of `tilewright.api.facts_of`; files of older versions do not say it.
+    facts: those of `tilewright.compilation.report_facts`; files of older versions do not say it.
     """
     borrowed = facts.get("hardware_borrowed", {})
     return borrowed_text(facts["hardware"], borrowed, facts.get("hardware_stands_for", ""))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from tilewright.costmodel.kernels.check_measured import TIMER_NOISE
-from tilewright.targets import Target
+from tilewright.devices.targets import Target
 
 
 def violation_of(what: str, seconds: float, least_s: float, target: Target) -> str | None:

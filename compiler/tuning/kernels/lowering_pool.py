@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import IO, Any
 
+from tilewright.devices.targets import Target
 from tilewright.ir import Func, TilewrightError, WorkError
 from tilewright.ir.machine import usable_cores
-from tilewright.kernel_program import alone
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
-from tilewright.targets import Target
+from tilewright.tuning.kernels.kernel_program import alone
 from tilewright.tuning.kernels.measuring import lowered
 
 #: processes at most; each needs a second to begin and 100 MB

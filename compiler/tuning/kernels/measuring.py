@@ -12,20 +12,20 @@ from functools import lru_cache
 
 import numpy as np
 
-from tilewright.clear_errors import clear_errors
 from tilewright.codegen.builders.cache import cache_key
 from tilewright.codegen.builders.nvrtc import BASE_FLAGS, nvrtc_version
+from tilewright.compilation.kernel_builds import compiled, emit_kernels, kernel_codes
+from tilewright.compilation.lowering import lower_program, with_packed_weights
+from tilewright.compilation.planning import constants_of, plan_module
+from tilewright.devices.opening import open_device
+from tilewright.devices.public_errors import public_errors
+from tilewright.devices.targets import Target
 from tilewright.ir import Builder, Constants, Module, TensorType, Value
 from tilewright.ir.types import storage_dtype
-from tilewright.kernel_builds import compiled, emit_kernels, kernel_codes
-from tilewright.lowering import lower_program, with_packed_weights
 from tilewright.passes.tensor.prefetch_weights import weights_leave_l2
-from tilewright.planning import constants_of, plan_module
-from tilewright.running.devices import open_device
 from tilewright.runtime.interface.device import Device, LoadedPlan
 from tilewright.runtime.opencl.programs import BUILD_OPTIONS
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
-from tilewright.targets import Target
 from tilewright.tuning.database.database import TuningDatabase
 from tilewright.tuning.database.records import METHOD, Key, Measurement
 from tilewright.tuning.repeated_plan import RUNS, SPREAD, copies_in, repeated
@@ -185,7 +185,7 @@ def measurer(target: Target, database: str | os.PathLike[str] | None) -> Iterato
     Both are closed at the end. Raises WorkError without a device, InputError for a bad database.
     """
     with (
-        clear_errors(),
+        public_errors(),
         TuningDatabase.open(database) as opened,
         open_device(str(target)) as device,
         closing(Measurer(target, device, opened)) as made,

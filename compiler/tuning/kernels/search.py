@@ -31,7 +31,7 @@ class Task:
     program; reused: points whose time was known before. known: what an earlier run came to, where it is
     final. checked: per point, what names the program it is compiled to now. reference: results of the model's
     choice; right, wrong: points whose results were compared with them, and how they differ. constants:
-    positions of constant parameters, where the program is `tilewright.kernel_program.alone` with them.
+    positions of constant parameters, where the program is the kernel alone with them.
     """
 
     name: str

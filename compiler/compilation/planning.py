@@ -6,19 +6,21 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Any
 
 import numpy as np
 
 from tilewright.codegen import KernelSource
 from tilewright.codegen.emit.in_place import in_place_pairs
-from tilewright.communication_kernel import communication_kernel
-from tilewright.ir import Func, InputError, Level, Module, Op, Ref, TensorType, Value
+from tilewright.ir import Func, InputError, Level, Module, Op, Pairs, Ref, TensorType, Value
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.tensor.join_ops import boxes_of
 from tilewright.ir.types import array_type, itemsize
-from tilewright.libraries.program import library_kernels
+from tilewright.passes.kernels.registry import is_generated
 from tilewright.runtime.arena.placement import place_arena
+from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.plan.check import validate
+from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 from tilewright.runtime.plan.execution_plan import Buffer, BufferKind, ExecutionPlan, KernelCode, Launch
 
 _FOREIGN = re.compile(r"[^A-Za-z0-9_.%:/@#-]")
@@ -289,3 +291,30 @@ def _origins(module: Module) -> dict[str, tuple[str, ...]]:
 
 def _origin(f: Func) -> tuple[str, ...]:
     return tuple(dict.fromkeys(op.loc for op in f.body.ops if op.loc))
+
+
+def communication_kernel(op: Op) -> CommunicationKernel:
+    """The kernel of a tensor.communicate."""
+    attrs: dict[str, Any] = dict(op.attrs)
+    return CommunicationKernel(
+        kind=attrs["kind"],
+        dtype=array_type((*op.operands, *op.results)[0].tensor).dtype,
+        operands=tuple(v.tensor.size for v in op.operands),
+        results=tuple(r.tensor.size for r in op.results),
+        sends=tuple(Message(*m) for m in attrs["sends"]),
+        receives=tuple(Message(*m) for m in attrs["receives"]),
+        members=tuple(attrs["members"]),
+        position=attrs["position"],
+        counts=tuple(attrs["counts"]),
+        reduction=attrs["reduction"],
+    )
+
+
+def library_kernels(module: Module) -> dict[str, LibraryKernel]:
+    """The library kernels of a module by the names of their functions."""
+    out = {}
+    for f in module.funcs:
+        params = f.get("params")
+        if not is_generated(f) and isinstance(params, Pairs):
+            out[f.name] = LibraryKernel.from_json(str(params["kernel"]))
+    return out

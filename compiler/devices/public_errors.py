@@ -10,7 +10,7 @@ from tilewright.runtime.errors import DeviceError, RuntimeInputError
 
 
 @contextmanager
-def clear_errors() -> Iterator[None]:
+def public_errors() -> Iterator[None]:
     """Turn the runtime's errors into the public ones: bad input (exit 2) and failed work (exit 1)."""
     try:
         yield

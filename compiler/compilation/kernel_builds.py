@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from tilewright.codegen import KernelSource, emit_cuda, emit_opencl
 from tilewright.codegen.builders.compile_many import compile_many
+from tilewright.devices.targets import Target
 from tilewright.ir import Level, Module
 from tilewright.ir.types import itemsize
 from tilewright.passes.thread.overlap_launches import starts_early
 from tilewright.runtime.plan.execution_plan import KernelCode, KernelContract, KernelResources, Language
-from tilewright.targets import Target
 
 
 def emit_kernels(module: Module, target: Target) -> dict[str, KernelSource]:

@@ -15,7 +15,9 @@ from typing import Any, Self
 import numpy as np
 from tqdm import tqdm
 
-from tilewright.clear_errors import clear_errors
+from tilewright.devices.opening import OpenedDevice
+from tilewright.devices.public_errors import public_errors
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import ArrayType, InputError, Module, parse
 from tilewright.ir.errors import file_path
 from tilewright.profiling.kernel_times import Subject, profile_loaded
@@ -23,13 +25,11 @@ from tilewright.profiling.profile import Profile
 from tilewright.running.batch_stream import stream_batches
 from tilewright.running.instances import InstancePool
 from tilewright.running.named_inputs import in_order
-from tilewright.running.opened_device import OpenedDevice
 from tilewright.runtime.arena.placement import arena_lower_bound
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.interface.device import Device, LoadedPlan, Progress
 from tilewright.runtime.plan.container import SavedExecutable, write_container
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
-from tilewright.targets import resolve_target
 
 
 @contextmanager
@@ -111,7 +111,7 @@ class Executable:
     def _open(self) -> tuple[Device, InstancePool]:
         with self._lock:
             if self._device is None or self._pool is None:
-                with clear_errors():
+                with public_errors():
                     self._device = self._opened.take()
                 self._pool = InstancePool(partial(self._load_on, self._device), self.instances)
             return self._device, self._pool
@@ -133,7 +133,7 @@ class Executable:
     def _working(self) -> Iterator[InstancePool]:
         """The opened pool, errors told as public ones; a device on which nothing is loaded is given back."""
         try:
-            with clear_errors():
+            with public_errors():
                 yield self._open()[1]
         except BaseException:
             with self._lock:
@@ -163,13 +163,13 @@ class Executable:
     def time(self, *inputs: object, repeats: int = 20) -> list[float]:
         """Seconds of each of `repeats` runs on the device's clock, without copies, after one warm-up."""
         loaded = self.load()
-        with clear_errors():
+        with public_errors():
             return loaded.time(inputs, repeats)
 
     def time_kernels(self, *inputs: object, repeats: int = 5) -> list[tuple[str, float]]:
         """Kernel name and median seconds of each launch, launched one by one."""
         loaded = self.load()
-        with clear_errors():
+        with public_errors():
             rows = loaded.time_kernels(inputs, repeats)
         names = [launch.kernel for launch in self.plan.launches]
         return [(n, float(np.median(r))) for n, r in zip(names, rows, strict=True)]
@@ -182,7 +182,7 @@ class Executable:
         kernels were made by another version.
         """
         loaded = self.load()
-        with clear_errors():
+        with public_errors():
             thread = self.artifact.thread
             if thread is None and (text := self.artifact.texts.get("thread")) is not None:
                 thread = parse(text)
@@ -214,7 +214,7 @@ class Executable:
         """Write one file that `tilewright.load` reads; replaced at once, only when complete."""
         a = self.artifact
         facts = {**a.facts, "target": self.target}
-        with clear_errors():
+        with public_errors():
             write_container(file_path(path), SavedExecutable(a.plan, dict(a.constants), dict(a.texts), facts))
 
     def close(self) -> None:
@@ -222,7 +222,7 @@ class Executable:
         with self._lock:
             pool, self._pool = self._pool, None
             device, self._device = self._device, None
-        with clear_errors():
+        with public_errors():
             try:
                 if pool is not None:
                     pool.close()

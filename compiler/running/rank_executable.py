@@ -1,18 +1,49 @@
-"""`DistributedExecutable`: this rank's part of a network, run together with the other ranks' parts."""
+"""`DistributedExecutable`: this rank's part of a network, run together with the other ranks' parts.
+
+The world is the ranks that mpirun started; what fails on one of them ends the work of all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast, get_args
 
-from tilewright.choices import Transport
-from tilewright.distributed.world import world
-from tilewright.executable import Artifact, Executable
-from tilewright.ir import InputError
-from tilewright.running.opened_device import OpenedDevice
+from tilewright.compilation.option_values import Transport
+from tilewright.devices.opening import OpenedDevice
+from tilewright.devices.public_errors import public_errors
+from tilewright.ir import InputError, TilewrightError
+from tilewright.running.executable import Artifact, Executable
+from tilewright.runtime.communication import mpi_world
 from tilewright.runtime.communication.agreement import agree, communications
 from tilewright.runtime.communication.communicator import AnyCommunicator
+from tilewright.runtime.communication.mpi import MpiCommunicator
 from tilewright.runtime.interface.device import Device, LoadedPlan
+
+
+def world(timeout_s: float | None = None) -> MpiCommunicator:
+    """The ranks that mpirun started, this process being one of them; opened by the first call.
+
+    timeout_s: how long each wait for another rank may take from now on (at first 60 seconds). Raises
+    WorkError where mpi4py or an MPI is missing, or where ranks do not come.
+    """
+    with public_errors():
+        return mpi_world.open_world(timeout_s)
+
+
+@contextmanager
+def together(communicator: MpiCommunicator) -> Iterator[None]:
+    """What fails inside, on whichever rank, ends the work of all with one sentence on each.
+
+    Errors of Tilewright name the rank they come from; the exit code of the process is theirs.
+    """
+    try:
+        with mpi_world.together(communicator, lambda error: 2 if isinstance(error, InputError) else 1):
+            yield
+    except TilewrightError as error:
+        if not str(error).startswith("rank "):
+            error.args = (f"rank {communicator.rank}: {error}",)
+        raise
 
 
 class DistributedExecutable(Executable):

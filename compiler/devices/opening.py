@@ -1,9 +1,10 @@
-"""Opens the runtime device a target asks for."""
+"""Opens the runtime device that a target asks for, and shares it between executables."""
 
 from __future__ import annotations
 
 from tilewright.ir import InputError
 from tilewright.runtime.interface.device import Device
+from tilewright.runtime.shared_memory import Shared
 
 
 def open_device(target: str) -> Device:
@@ -31,3 +32,19 @@ def open_device(target: str) -> Device:
 
         return NullDevice()
     raise InputError(f"expected a target with a device (cuda, opencl, emulator, null), got '{target}'")
+
+
+class OpenedDevice:
+    """The device of a target with a count of its users; plans loaded on it share weights and kernels."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self._device: Shared[Device] = Shared()
+
+    def take(self) -> Device:
+        """The device, opened where it is not; one more user. Raises DeviceMissingError."""
+        return self._device.take(self.target, lambda: open_device(self.target))
+
+    def give_back(self) -> None:
+        """One user less; the last one closes the device."""
+        self._device.give_back(self.target, lambda device: device.close())

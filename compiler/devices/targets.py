@@ -6,7 +6,6 @@ import re
 import warnings
 from dataclasses import dataclass, replace
 
-from tilewright.calibration.store import as_calibrated, has_calibrations
 from tilewright.costmodel import (
     CpuHardware,
     GpuHardware,
@@ -18,6 +17,7 @@ from tilewright.costmodel import (
     nearest_hardware,
 )
 from tilewright.costmodel.hardware.provenance import nearest_text
+from tilewright.devices.calibration_store import as_calibrated, has_calibrations
 from tilewright.ir import InputError, WorkError
 from tilewright.ir.errors import expect
 from tilewright.runtime.errors import DeviceError, DeviceMissingError

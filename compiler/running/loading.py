@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewright.clear_errors import clear_errors
-from tilewright.executable import Artifact, Executable
+from tilewright.devices.public_errors import public_errors
 from tilewright.ir import InputError
 from tilewright.ir.errors import file_path
+from tilewright.running.executable import Artifact, Executable
 from tilewright.runtime.plan.bucket_container import SavedBuckets, read_saved
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
@@ -24,7 +24,7 @@ def load(path: str | Path, target: str = "auto") -> Executable:
     A file with plans for several input shapes gives a `tilewright.running.shaped.ShapedExecutable`, one of
     a rank a `tilewright.distributed.DistributedExecutable`.
     """
-    with clear_errors():
+    with public_errors():
         saved = read_saved(file_path(path))
     if isinstance(saved, SavedBuckets):
         from tilewright.running.shaped import loaded_buckets  # with passes, which other files do not need
@@ -35,7 +35,7 @@ def load(path: str | Path, target: str = "auto") -> Executable:
     facts = {k: v for k, v in saved.facts.items() if k != "target"}
     artifact = Artifact(saved.plan, saved.constants, saved.texts, facts)
     if "distributed" in facts:
-        from tilewright.distributed.executable import DistributedExecutable  # with the communication of ranks
+        from tilewright.running.rank_executable import DistributedExecutable
 
         return DistributedExecutable(artifact, named)
     return Executable(artifact, named)

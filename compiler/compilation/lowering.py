@@ -1,0 +1,141 @@
+"""The way down: a module through the stages of the official pipelines to kernels, and their plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tilewright.codegen import KernelSource
+from tilewright.compilation.kernel_builds import build_codes, emit_kernels
+from tilewright.compilation.option_values import PARTITIONER
+from tilewright.compilation.own_passes import NO_PASSES, OwnPasses
+from tilewright.compilation.planning import plan_module
+from tilewright.devices.targets import Target
+from tilewright.ir import Level, Module, verify
+from tilewright.passes import Instrument, PassContext, run_pipeline
+from tilewright.passes.pipelines import PACKING, Stages, official_stages
+from tilewright.runtime.plan.execution_plan import ExecutionPlan
+
+
+@dataclass(frozen=True)
+class Levels:
+    """A module after each stage; where a stage holds no passes, as it was before."""
+
+    graph: Module
+    tensor: Module
+    thread: Module
+
+
+def lower_from(
+    module: Module,
+    stages: Stages,
+    context: PassContext,
+    own: OwnPasses = NO_PASSES,
+    *,
+    choose_algorithms: Callable[[Module], Module] | None = None,
+    choose: Callable[[Module], Module] | None = None,
+) -> Levels:
+    """Run the stages, or what is left of them, on a module that has passed what comes before.
+
+    own: passes of the user, at their point of each stage (see `tilewright.passes.pipelines`).
+    choose_algorithms: sets the algorithms of convolutions at the end of the graph stage.
+    choose: may change the parameters that the model chose, before weights are packed for them.
+    Raises InputError or PassError naming op and pass.
+    """
+    levels = dict.fromkeys(Level, module)
+    for level, whole in stages:
+        module, rest = own.run(module, level, whole, context)
+        if choose is not None and PACKING in rest.names:
+            module = choose(run_pipeline(module, rest.until(PACKING), context))
+            rest = rest.since(PACKING)
+        module = run_pipeline(module, rest, context)
+        if choose_algorithms is not None and level is Level.GRAPH:
+            module = choose_algorithms(module)
+        levels.update((x, module) for x in list(Level)[list(Level).index(level) :])
+    return Levels(levels[Level.GRAPH], levels[Level.TENSOR], levels[Level.THREAD])
+
+
+def lower_program(module: Module, target: Target, *, cold: bool) -> Module:
+    """A program of kernels with chosen parameters at the thread level.
+
+    cold: its kernels prefetch their weights as those of a network do whose weights exceed the L2, however
+    small the program is; otherwise none does.
+    """
+    stages = official_stages(Level.TENSOR, target.language).since(PACKING)
+    if cold:
+        stages = stages.replace("prefetch-weights", "prefetch-weights{share=0.0}")
+    else:
+        stages = stages.without("prefetch-weights")
+    return lower_from(module, stages, pass_context(target)).thread
+
+
+def with_packed_weights(module: Module, target: Target) -> Module:
+    """A program of kernels with chosen parameters, its constants in the order that these read."""
+    stages = official_stages(Level.TENSOR, target.language).since(PACKING).until("prefetch-weights")
+    return lower_from(module, stages, pass_context(target)).tensor
+
+
+def pass_context(target: Target) -> PassContext:
+    """The context of passes for a target, without instruments."""
+    return PassContext(target=str(target), hardware=target.hardware)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A module at the levels people look at, and the text of every kernel."""
+
+    graph: Module
+    tensor: Module
+    thread: Module
+    sources: dict[str, KernelSource]
+
+
+def lower(
+    module: Module,
+    target: Target,
+    instruments: Sequence[Instrument] = (),
+    *,
+    precision: str = "fp32",
+    conv_algorithm: str = "auto",
+    workspace: str = "network",
+    partitioner: str = PARTITIONER,
+    own: OwnPasses = NO_PASSES,
+    verify_each: bool = False,
+    choose: Callable[[Module], Module] | None = None,
+    choose_algorithms: Callable[[Module], Module] | None = None,
+) -> Lowered:
+    """Run the default pipelines down to emitted kernel text, from the graph or the tensor level.
+
+    precision: fp32, tf32, fp16 or bf16 (see `tilewright.passes.pipelines.PRECISIONS`).
+    conv_algorithm: auto, direct, winograd2, winograd4 or fft; workspace: network or any (see the pass
+        choose-algorithms).
+    partitioner: rules, exact, algorithm1 or none (see the pass fuse-kernels).
+    own: passes of the user, at their point of each stage (see `tilewright.passes.pipelines`).
+    verify_each: verify the module after every pass.
+    choose: may change the parameters the model chose, before weights are packed for them.
+    choose_algorithms: sets the algorithms of convolutions in place of the model, where that would compare.
+    Raises InputError or PassError naming op and pass.
+    """
+    verify(module)
+    context = PassContext(
+        target=str(target), hardware=target.hardware, instruments=tuple(instruments), verify_each=verify_each
+    )
+    measured = choose_algorithms is not None and conv_algorithm == "auto" and precision != "tf32"
+    asked = "" if measured else conv_algorithm
+    stages = official_stages(module.main.level, target.language, precision, asked, workspace, partitioner)
+    own.check([level.value for level, _ in stages], f"a module of the {module.main.level.value} level")
+    levels = lower_from(
+        module,
+        stages,
+        context,
+        own,
+        choose_algorithms=choose_algorithms if measured else None,
+        choose=choose,
+    )
+    return Lowered(levels.graph, levels.tensor, levels.thread, emit_kernels(levels.thread, target))
+
+
+def build(lowered: Lowered, target: Target, *, progress: bool | None = None) -> ExecutionPlan:
+    """Compile the kernels (CUBINs for CUDA; OpenCL text is built by its device) and lay out the plan."""
+    codes = build_codes(lowered.sources, target, progress=progress)
+    return plan_module(lowered.thread, lowered.sources, codes, str(target))

@@ -1,0 +1,105 @@
+"""What a report says of a compilation: hardware, kernels, algorithms of convolutions, layouts of values."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from tilewright.compilation.kernel_records import kernel_records
+from tilewright.compilation.lowering import Lowered
+from tilewright.costmodel import Hardware
+from tilewright.costmodel.hardware.calibration import calibrated_constants
+from tilewright.costmodel.hardware.provenance import borrowed_constants
+from tilewright.devices.targets import Target
+from tilewright.ir import Func, Op, Pairs
+from tilewright.passes.estimation.algorithms import estimated_s
+from tilewright.passes.graph.choose_algorithms import compared
+
+
+def convolution_facts(main: Func, hardware: Hardware) -> list[dict[str, Any]]:
+    """A row for all convolutions alike of a graph-level @main, after their algorithms were chosen.
+
+    origins, data, kernel (shapes), algorithm, and `considered`: of each algorithm that competes `estimate_s`
+    and, where a device was asked, `bound_s` and `measured_s` (None where the bound ruled it out).
+    """
+    constants = {op.result for op in main.body.ops if op.name == "graph.constant"}
+    measured = _measured(main)
+    rows: dict[Hashable, dict[str, Any]] = {}
+    for i, op in enumerate(op for op in main.body.ops if op.name == "graph.conv2d"):
+        constant = op.operands[1] in constants
+        considered = measured.get(i)
+        key = (tuple(v.type for v in op.operands), op.attrs, constant, str(considered))
+        if key not in rows:
+            data, kernel = (list(v.tensor.shape) for v in op.operands)
+            row = {"origins": [], "data": data, "kernel": kernel, "algorithm": op["algorithm"]}
+            rows[key] = {**row, "considered": considered or _estimated(op, hardware, constant)}
+        rows[key]["origins"].append(op.loc)
+    return list(rows.values())
+
+
+def _measured(main: Func) -> dict[int, list[dict[str, Any]]]:
+    """Considered algorithms by position among the convolutions, where `tune="measure"` left them."""
+    out: dict[int, list[dict[str, Any]]] = {}
+    records = main.get("convolutions")
+    for record in records if isinstance(records, tuple) else ():
+        assert isinstance(record, Pairs)
+        found = record.as_dict()
+        considered, at = found["considered"], found["at"]
+        assert isinstance(considered, tuple)
+        assert isinstance(at, tuple)
+        plain = [r.as_dict() for r in considered if isinstance(r, Pairs)]
+        out.update((i, plain) for i in at if isinstance(i, int))
+    return out
+
+
+def _estimated(op: Op, hardware: Hardware, constant_weight: bool) -> list[dict[str, Any]]:
+    direct = op.with_attrs(algorithm="direct")
+    return [
+        {"algorithm": name, "estimate_s": estimated_s(op, name, hardware, constant_weight=constant_weight)}
+        for name in compared(direct)
+    ]
+
+
+def layout_facts(main: Func) -> dict[str, Any]:
+    """How many values of @main keep their channels last, of how many; origins of ops that convert for it.
+
+    The pass choose-layouts leaves the numbers at @main; without them every value is as the network has it.
+    """
+    given = main.get("layouts")
+    found: dict[str, Any] = given.as_dict() if isinstance(given, Pairs) else {}
+    return {
+        "channels_last": int(found.get("channels_last", 0)),
+        "values": int(found.get("values", 0)),
+        "conversions": [str(loc) for loc in found.get("conversions", ())],
+    }
+
+
+def layout_text(facts: dict[str, Any]) -> str:
+    """One line about `layout_facts`; empty where no value changed its layout."""
+    if not facts["channels_last"]:
+        return ""
+    converting = facts["conversions"]
+    named = f" ({', '.join(converting)})" if converting else ""
+    count = f"{len(converting)} conversion kernel{'' if len(converting) == 1 else 's'}{named}"
+    return f"layouts: {facts['channels_last']} of {facts['values']} values channels-last, {count}"
+
+
+def compilation_facts(lowered: Lowered, target: Target) -> dict[str, Any]:
+    """What a report says of a compilation.
+
+    The hardware record, whether it was calibrated, the constants that were measured, those of another device,
+    and the device without a record that it is used for. Of each kernel the
+    skeleton, parameters, bound, estimate and limit; of each convolution the algorithms;
+    how many values changed their layout.
+    """
+    return {
+        "hardware": target.hardware.name,
+        "hardware_origin": target.hardware.origin,
+        "hardware_constants": calibrated_constants(target.hardware),
+        "hardware_borrowed": borrowed_constants(target.hardware),
+        "hardware_stands_for": target.hardware.stands_for,
+        "chosen_by": "measurement" if any(f.get("measured_s") for f in lowered.tensor.funcs) else "model",
+        "convolutions": convolution_facts(lowered.graph.main, target.hardware),
+        "layouts": layout_facts(lowered.thread.main),
+        "kernels": [record.facts() for record in kernel_records(lowered.thread)],
+    }
