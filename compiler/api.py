@@ -23,7 +23,6 @@ from tilewright.compilation.own_passes import GivenPasses, OwnPasses
 from tilewright.compilation.planning import constants_of
 from tilewright.compilation.report_facts import compilation_facts
 from tilewright.devices.opening import open_device
-from tilewright.devices.public_errors import public_errors
 from tilewright.devices.targets import Target, resolve_target
 from tilewright.ir import Constants, InputError, Level, Module, show
 from tilewright.ir.errors import expect
@@ -165,9 +164,8 @@ def _compiled(asked: CompileRequest, module: Module) -> Executable:
     texts = {"graph": show(lowered.graph), "tensor": show(lowered.tensor), "thread": show(lowered.thread)}
     texts |= entries
     work = work_of(plan, kernel_costs(kernel_records(lowered.thread)), target.hardware)
-    with public_errors():
-        device = partial(open_device, str(target))
-        chosen = choose_streams(plan, policy, work, constants=constants, device=device)
+    device = partial(open_device, str(target))
+    chosen = choose_streams(plan, policy, work, constants=constants, device=device)
     facts = compilation_facts(lowered, target)
     facts |= {"precision": asked.precision, "partitioner": asked.partitioner, **tuning}
     facts["streams"] = chosen.facts()

@@ -16,7 +16,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from tilewright.api import compile as compile_module
-from tilewright.devices.public_errors import public_errors
 from tilewright.frontends.torch.exported import from_exported, host_array
 from tilewright.frontends.torch.survey import operator_name, place_of
 from tilewright.ir import InputError, TilewrightError, UnsupportedError
@@ -175,8 +174,7 @@ class _Compiled:
         if self._device.type == "cuda" and isinstance(self._executable, Executable):
             loaded = self._executable.load()
             if isinstance(loaded, GivesDeviceArrays):
-                with public_errors():
-                    return loaded.run_on_device(inputs)
+                return loaded.run_on_device(inputs)
         return self._executable(*inputs)
 
     def _input(self, tensor: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Errors that every part of Tilewright raises, and the checks of arguments that public functions share."""
+"""The errors that every part raises, taken from the runtime, and checks of arguments of public functions."""
 
 from __future__ import annotations
 
@@ -6,30 +6,11 @@ import os
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tilewright.runtime.errors import InputError, TilewrightError, UnsupportedError, WorkError
+
+__all__ = ["InputError", "TilewrightError", "UnsupportedError", "WorkError", "expect", "file_path"]
+
 T = TypeVar("T")
-
-
-class TilewrightError(Exception):
-    """Base of all errors that are reported as one clear sentence."""
-
-
-class InputError(TilewrightError):
-    """The input or the arguments are bad (exit code 2).
-
-    `where` names the place: a file, `file:line:column`, or an op.
-    """
-
-    def __init__(self, message: str, *, where: str = "") -> None:
-        super().__init__(f"{where}: {message}" if where else message)
-        self.where = where
-
-
-class WorkError(TilewrightError):
-    """The work failed: wrong result, no device, a broken pass (exit code 1)."""
-
-
-class UnsupportedError(InputError):
-    """The input is valid, but uses something this version does not implement."""
 
 
 def expect(value: Any, kind: type[T], what: str) -> T:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import or_
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 
 Edge = tuple[int, int]
 
@@ -24,27 +24,25 @@ class Dag:
 
     @staticmethod
     def of(n: int, edges: Iterable[Edge]) -> Dag:
-        """The graph; raises `RuntimeInputError` on a node outside 0..n-1, a cycle, or too many nodes."""
+        """The graph; raises `InputError` on a node outside 0..n-1, a cycle, or too many nodes."""
         if not 0 <= n <= MAX_NODES:
-            raise RuntimeInputError(f"expected 0 to {MAX_NODES} nodes, got {n}")
+            raise InputError(f"expected 0 to {MAX_NODES} nodes, got {n}")
         unique = tuple(sorted(set(edges)))
         for u, v in unique:
             if not (0 <= u < n and 0 <= v < n):
-                raise RuntimeInputError(f"edge [{u}, {v}]: expected nodes from 0 to {n - 1}")
+                raise InputError(f"edge [{u}, {v}]: expected nodes from 0 to {n - 1}")
         dag = Dag(n, unique)
         if len(dag.order) < n:
             cycle = " -> ".join(map(str, dag._some_cycle()))
-            raise RuntimeInputError(f"expected a graph without cycles, got {cycle}")
+            raise InputError(f"expected a graph without cycles, got {cycle}")
         return dag
 
     @staticmethod
     def of_launches(deps: Sequence[Collection[int]]) -> Dag:
-        """Node i comes after the nodes `deps[i]`, which must be earlier ones; raises `RuntimeInputError`."""
+        """Node i comes after the nodes `deps[i]`, which must be earlier ones; raises `InputError`."""
         for index, own in enumerate(deps):
             if any(not 0 <= dep < index for dep in own):
-                raise RuntimeInputError(
-                    f"expected launch {index} to depend on earlier launches, got {sorted(own)}"
-                )
+                raise InputError(f"expected launch {index} to depend on earlier launches, got {sorted(own)}")
         return Dag.of(len(deps), ((dep, index) for index, own in enumerate(deps) for dep in own))
 
     @cached_property

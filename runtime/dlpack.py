@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.runtime.dtypes import DTYPES
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 
@@ -101,15 +101,15 @@ class TensorView:
 
 
 def view_capsule(capsule: object) -> TensorView:
-    """Describe the tensor of an unversioned, unconsumed capsule; raises `RuntimeInputError` for odd ones."""
+    """Describe the tensor of an unversioned, unconsumed capsule; raises `InputError` for odd ones."""
     try:
         pointer = _api.PyCapsule_GetPointer(capsule, _NAME)
     except (ValueError, ctypes.ArgumentError) as error:
-        raise RuntimeInputError(f"__dlpack__ returned no fresh dltensor capsule ({error})") from None
+        raise InputError(f"__dlpack__ returned no fresh dltensor capsule ({error})") from None
     tensor = _ManagedTensor.from_address(pointer).tensor
     dtype = _DTYPE_OF_CODE.get((tensor.dtype.code, tensor.dtype.bits))
     if dtype is None or tensor.dtype.lanes != 1:
-        raise RuntimeInputError(
+        raise InputError(
             f"expected a DLPack element type among {', '.join(DTYPES)}, got code {tensor.dtype.code} "
             f"with {tensor.dtype.bits} bits and {tensor.dtype.lanes} lanes"
         )

@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -20,8 +20,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of a buffer's element type; raises `RuntimeInputError` for an unknown name."""
+    """The NumPy dtype of a buffer's element type; raises `InputError` for an unknown name."""
     found = DTYPES.get(name)
     if found is None:
-        raise RuntimeInputError(f"expected an element type among {', '.join(DTYPES)}, got {name!r}")
+        raise InputError(f"expected an element type among {', '.join(DTYPES)}, got {name!r}")
     return found

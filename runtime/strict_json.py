@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 
 T = TypeVar("T")
 
@@ -16,9 +16,9 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
 
 def load_strict_json(text: str, what: str) -> Any:
-    """Parse JSON; anything odd is a `RuntimeInputError` that starts with `what`."""
+    """Parse JSON; anything odd is a `InputError` that starts with `what`."""
     if len(text) > MAX_JSON_CHARS:
-        raise RuntimeInputError(f"{what}: expected at most {MAX_JSON_CHARS} characters, got {len(text)}")
+        raise InputError(f"{what}: expected at most {MAX_JSON_CHARS} characters, got {len(text)}")
     try:
         found = json.loads(
             text, parse_constant=_refuse_constant, parse_int=_bounded_int, object_pairs_hook=_unique_keys
@@ -27,9 +27,9 @@ def load_strict_json(text: str, what: str) -> Any:
             _refuse_halves(found)
         return found
     except ValueError as error:
-        raise RuntimeInputError(f"{what}: not JSON ({error})") from None
+        raise InputError(f"{what}: not JSON ({error})") from None
     except RecursionError:
-        raise RuntimeInputError(f"{what}: nested too deeply") from None
+        raise InputError(f"{what}: nested too deeply") from None
 
 
 def _refuse_halves(found: Any) -> None:
@@ -63,19 +63,19 @@ class Fields:
 
     def __init__(self, data: Any, where: str, keys: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
         if not isinstance(data, dict):
-            raise RuntimeInputError(f"{where}: expected an object, got {type(data).__name__}")
+            raise InputError(f"{where}: expected an object, got {type(data).__name__}")
         missing = [key for key in keys if key not in data]
         extra = [key for key in data if key not in keys and key not in optional]
         if missing or extra:
             fault = f"misses {missing[0]!r}" if missing else f"has the unknown key {extra[0]!r:.100}"
-            raise RuntimeInputError(f"{where}: {fault}")
+            raise InputError(f"{where}: {fault}")
         self.data = data
         self.where = where
 
     def _typed(self, key: str, kind: type) -> Any:
         value = self.data[key]
         if type(value) is not kind:
-            raise RuntimeInputError(
+            raise InputError(
                 f"{self.where}: expected {key} to be of type {kind.__name__}, got {type(value).__name__}"
             )
         return value
@@ -96,9 +96,7 @@ class Fields:
         values = self._typed(key, list)
         wrong = [type(value).__name__ for value in values if type(value) is not kind]
         if wrong:
-            raise RuntimeInputError(
-                f"{self.where}: expected {key} to hold {kind.__name__} only, got {wrong[0]}"
-            )
+            raise InputError(f"{self.where}: expected {key} to hold {kind.__name__} only, got {wrong[0]}")
         return tuple(values)
 
     def texts(self, key: str) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from tilewright.calibration.trials import CpuSizes, GpuSizes, cpu_sizes, cpu_tri
 from tilewright.costmodel import GpuHardware
 from tilewright.costmodel.hardware.calibration import Calibration
 from tilewright.devices.opening import open_device
-from tilewright.devices.public_errors import public_errors
 from tilewright.devices.targets import Target, shipped_record
 from tilewright.ir import InputError, WorkError
 from tilewright.passes.thread.overlap_launches import starts_early
@@ -32,7 +31,7 @@ def calibrate(
             where="calibrate",
         )
     record = shipped_record(target)
-    with public_errors(), open_device(str(target)) as device:
+    with open_device(str(target)) as device:
         if isinstance(record, GpuHardware):
             chosen = sizes if isinstance(sizes, GpuSizes) else gpu_sizes(record)
             trials = gpu_trials(record, chosen, overlaps=starts_early(str(target)))

@@ -19,7 +19,6 @@ from tilewright.cluster.work import OpSeconds, op_seconds, with_batch
 from tilewright.compilation.option_values import LEAST_WEIGHT_BYTES, Pick
 from tilewright.costmodel.cluster.loaders import load_cluster
 from tilewright.costmodel.cluster.machine import Cluster
-from tilewright.devices.public_errors import public_errors
 from tilewright.ir import InputError, Module
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import GRAPH
@@ -173,8 +172,7 @@ def _measured_cluster(
         text = record_text(cluster, notes)
         if options.save:
             write_record(options.save, text)
-    with public_errors():
-        text = communicator.gather_texts(text, doing="sharing the record")[0]
+    text = communicator.gather_texts(text, doing="sharing the record")[0]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "measured.toml"
         path.write_text(text, encoding="utf-8")

@@ -17,7 +17,6 @@ from tilewright.cluster.parts import part_of
 from tilewright.cluster.replays import ReplayTimes, timed_replays, times_by_replays
 from tilewright.compilation.option_values import Pick
 from tilewright.costmodel.links import Link
-from tilewright.devices.public_errors import public_errors
 from tilewright.devices.targets import resolve_target
 from tilewright.distributed import compile_part
 from tilewright.distributed.compilation import network_digest
@@ -79,8 +78,7 @@ def execute(
             own["trace"] = _traced(exe, timed, inputs, repeats).to_plain()
         else:
             own["replays"] = timed_replays(exe, communicator, inputs, repeats, pick).to_plain()
-    with public_errors():
-        texts = communicator.gather_texts(json.dumps(own), doing="reporting")
+    texts = communicator.gather_texts(json.dumps(own), doing="reporting")
     found = list(map(json.loads, texts))
     if timed is not None:
         ranks = measured_times([RankTrace.from_plain(f["trace"]) for f in found], division, pick)
@@ -103,8 +101,7 @@ def _traced(
     assert isinstance(loaded, TellsLaunchSpans)
     kernels = [by_launch.get(i) for i in range(len(exe.plan.launches))]
     timed.taken()
-    with public_errors():
-        spans = loaded.launch_spans(inputs, repeats)
+    spans = loaded.launch_spans(inputs, repeats)
     posted, count = timed.taken(), len(by_launch)
     del posted[: len(posted) - repeats * count]  # a warm-up comes first
     return RankTrace(kernels, spans, [posted[i * count : (i + 1) * count] for i in range(repeats)])

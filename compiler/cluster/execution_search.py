@@ -16,7 +16,6 @@ from tilewright.costmodel.cluster.machine import Cluster
 from tilewright.costmodel.cluster.network_model import NetworkModel
 from tilewright.costmodel.cluster.search import search
 from tilewright.costmodel.cluster.training import Training
-from tilewright.devices.public_errors import public_errors
 from tilewright.ir import Func, InputError, Module, TilewrightError, WorkError
 from tilewright.runtime.communication.communicator import AnyCommunicator
 
@@ -243,8 +242,7 @@ class _Search:
         told = json.dumps({i: self._priced(i) for i, owner in self.owners.items() if owner == own})
         texts = [told]
         if self.communicator is not None:
-            with public_errors():
-                texts = self.communicator.gather_texts(told, doing="comparing divisions")
+            texts = self.communicator.gather_texts(told, doing="comparing divisions")
         for text in texts:
             for i, row in json.loads(text).items():
                 candidate = self.found[int(i)]

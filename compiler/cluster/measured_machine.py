@@ -22,7 +22,6 @@ from tilewright.compilation.option_values import Pick
 from tilewright.costmodel import CpuHardware
 from tilewright.costmodel.cluster.machine import Cluster, Device, Storage
 from tilewright.costmodel.links import Link
-from tilewright.devices.public_errors import public_errors
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import Module
 from tilewright.profiling.kernel_times import TellsLaunchSpans
@@ -94,22 +93,19 @@ class WholeNetwork:
         All of one run where the device tells when launches ran; else launches run alone.
         """
         loaded, repeats = self.exe.load(), self._repeats
-        with public_errors():
-            if isinstance(loaded, TellsLaunchSpans):
-                runs = loaded.launch_spans(self._inputs, repeats)
-                spans = runs[picked(list(map(end_s, runs)), self._pick)]
-                return [end_s(spans), busy_s(spans), *(end - begin for begin, end in spans)]
-            runs_s = loaded.time(self._inputs, repeats)
-            alone = [row[picked(row, self._pick)] for row in loaded.time_kernels(self._inputs, repeats)]
-            return [runs_s[picked(runs_s, self._pick)], sum(alone), *alone]
+        if isinstance(loaded, TellsLaunchSpans):
+            runs = loaded.launch_spans(self._inputs, repeats)
+            spans = runs[picked(list(map(end_s, runs)), self._pick)]
+            return [end_s(spans), busy_s(spans), *(end - begin for begin, end in spans)]
+        runs_s = loaded.time(self._inputs, repeats)
+        alone = [row[picked(row, self._pick)] for row in loaded.time_kernels(self._inputs, repeats)]
+        return [runs_s[picked(runs_s, self._pick)], sum(alone), *alone]
 
     def _together(self, measure: Callable[[], list[float]]) -> list[float]:
         """Means over all ranks of what each measures at the same time."""
-        with public_errors():
-            self._communicator.gather_texts("", doing="timing the network together")
+        self._communicator.gather_texts("", doing="timing the network together")
         own = json.dumps(measure())
-        with public_errors():
-            texts = self._communicator.gather_texts(own, doing="comparing times")
+        texts = self._communicator.gather_texts(own, doing="comparing times")
         return [float(x) for x in np.mean(list(map(json.loads, texts)), axis=0)]
 
 
@@ -149,17 +145,15 @@ def device_memory_bytes(target: str) -> int:
     if target.startswith("cuda"):
         from tilewright.runtime.cuda.device import CudaDevice
 
-        with public_errors(), CudaDevice() as gpu, gpu.context.current():
+        with CudaDevice() as gpu, gpu.context.current():
             return int(gpu.context.call("cuMemGetInfo")[1])
     from tilewright.runtime.opencl.trust import find_device
 
-    with public_errors():
-        device, _ = find_device(target.partition(":")[2] or None)
-        return int(device.global_mem_size)
+    device, _ = find_device(target.partition(":")[2] or None)
+    return int(device.global_mem_size)
 
 
 def _storage(folder: str, devices: int) -> Storage:
-    with public_errors():
-        found = measure_storage(folder, seconds=STORAGE_S, max_bytes=STORAGE_BYTES)
+    found = measure_storage(folder, seconds=STORAGE_S, max_bytes=STORAGE_BYTES)
     free = shutil.disk_usage(folder).free
     return Storage(found.read_bytes_per_s, found.write_bytes_per_s, float(max(free, 1)), "half", devices)

@@ -19,7 +19,6 @@ from tilewright.cluster.execution_prediction import RankTimes, component_of
 from tilewright.cluster.execution_trace import picked
 from tilewright.compilation.option_values import Pick
 from tilewright.costmodel.links import Link
-from tilewright.devices.public_errors import public_errors
 from tilewright.running.executable import Executable
 from tilewright.running.rank_executable import DistributedExecutable
 from tilewright.runtime.communication.agreement import communications
@@ -64,14 +63,12 @@ def timed_replays(
     seconds = exe.time(*inputs, repeats=repeats)
     total_s = seconds[picked(seconds, pick)]
     talks = communications(exe.plan)
-    with public_errors():
-        rows = exe.load().time_kernels(inputs, repeats)
+    rows = exe.load().time_kernels(inputs, repeats)
     quiet = replace(exe.artifact, plan=without_communications(exe.plan))
     exe.close()  # the weights are on the device but once
     with Executable(quiet, exe.target) as kernels:
         kernels.load()
-        with public_errors():
-            communicator.gather_texts("", doing="timing kernels together")
+        communicator.gather_texts("", doing="timing kernels together")
         seconds = kernels.time(*inputs, repeats=repeats)
     return ReplayTimes(
         total_s, seconds[picked(seconds, pick)], list(talks.values()), [min(rows[i]) for i in talks]

@@ -13,7 +13,7 @@ from tilewright.codegen.builders.cache import cache_key
 from tilewright.costmodel import Hardware
 from tilewright.ir import Func, Module
 from tilewright.libraries.candidates import program_with
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.tuning.database.records import Choice
 from tilewright.tuning.kernels.measuring import Measurer
@@ -55,7 +55,7 @@ class Record:
             data = json.loads(text)
             kernel = data.pop("kernel")
             record = Record(**data, kernel=kernel and LibraryKernel.from_json(kernel))
-        except (ValueError, TypeError, KeyError, AttributeError, RuntimeInputError):
+        except (ValueError, TypeError, KeyError, AttributeError, InputError):
             return None
         if not isinstance(record.fastest, dict):
             return None

@@ -14,7 +14,6 @@ from tilewright.ir.opdef import op_def
 from tilewright.ir.types import array_type
 from tilewright.plan_text.facts import PlanFacts
 from tilewright.plan_text.writing import BUFFER_OPS, KERNEL_OPS, LAUNCH_OPS, digest
-from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.plan.check import located_faults
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
@@ -80,16 +79,16 @@ def _kept(op: Op, what: str, given: Mapping[str, Any], to_bytes: Callable[[Any],
 
 
 def _data(attr: Attr, where: str) -> Any:
-    """An attribute as plain data that JSON can write; raises RuntimeInputError for anything else."""
+    """An attribute as plain data that JSON can write; raises InputError for anything else."""
     if isinstance(attr, Pairs):
         if len(dict(attr.items)) != len(attr.items):
-            raise RuntimeInputError(f"{where}: a name occurs twice")
+            raise InputError(f"{where}: a name occurs twice")
         return {k: _data(v, where) for k, v in attr.items}
     if isinstance(attr, tuple):
         return [_data(x, where) for x in attr]
     if attr is None or isinstance(attr, bool | int | float | str):
         return attr
-    raise RuntimeInputError(f"{where}: expected numbers, texts, lists and pairs, got {attr}")
+    raise InputError(f"{where}: expected numbers, texts, lists and pairs, got {attr}")
 
 
 class _Reader:
@@ -141,7 +140,7 @@ class _Reader:
         """Note what is wrong with the plan as such, then where the text misstates what follows from it."""
         try:
             faults: list[PlanFault] = located_faults(plan) or list(located_hazards(plan))
-        except RuntimeInputError as e:
+        except InputError as e:
             faults = [PlanFault(str(e))]
         for fault in faults:
             self.fail(self.at[fault.part][fault.index] if fault.part else None, fault.text)
@@ -200,7 +199,7 @@ class _Reader:
             if op.name == ops.KERNEL:
                 language = str(op["language"])
                 if KERNEL_OPS.get(language) != ops.KERNEL:
-                    raise RuntimeInputError(f"expected the language cuda or opencl, got {language!r:.60}")
+                    raise InputError(f"expected the language cuda or opencl, got {language!r:.60}")
             else:
                 own = {k: v for k, v in op.attrs if k not in op_def(ops.KERNEL).attrs}
                 text = json.dumps({k: _data(v, k) for k, v in own.items()})
@@ -208,7 +207,7 @@ class _Reader:
                 source = read(text).to_json()
             resources = read_resources(_data(op["resources"], "resources"), "resources")
             contract = read_contract(_data(op["contract"], "contract"), "contract")
-        except RuntimeInputError as e:
+        except InputError as e:
             self.fail(at, f"kernel {name!r:.60}: {e}")
             return None
         entry = name if op["entry"] is None else str(op["entry"])

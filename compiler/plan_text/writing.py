@@ -42,7 +42,7 @@ def plan_module(plan: ExecutionPlan) -> Module:
     """The module of the plan level that says what `plan` says.
 
     A buffer stands before the first launch that needs it, so that what belongs together stands together.
-    Raises RuntimeInputError for a plan that is malformed.
+    Raises InputError for a plan that is malformed.
     """
     validate(plan)
     return _Writer(plan).module()

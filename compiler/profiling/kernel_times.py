@@ -65,7 +65,7 @@ def profile_loaded(
     """Time `repeats` replays as they are, record as many, and keep the recorded one of median length.
 
     compare_serial: time the same kernels one after the other as well, unless they run so anyway, on one
-    stream. Raises UnsupportedError for a device that runs nothing, RuntimeInputError for bad inputs,
+    stream. Raises UnsupportedError for a device that runs nothing, InputError for bad inputs,
     DeviceError where the device fails.
     """
     check_repeats(repeats)

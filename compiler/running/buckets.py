@@ -8,7 +8,6 @@ from typing import Any
 from tilewright.ir import InputError, Module
 from tilewright.ir.errors import expect
 from tilewright.runtime.dlpack import view_capsule
-from tilewright.runtime.errors import RuntimeInputError
 
 Shape = tuple[int, ...]
 #: shapes by input name, or the shape of the only input
@@ -109,5 +108,5 @@ def _shape_of(value: Any, name: str) -> Shape:
         raise InputError(f"input '{name}': expected a NumPy or DLPack array, got {type(value).__name__}")
     try:
         return view_capsule(value.__dlpack__()).shape
-    except (RuntimeInputError, BufferError, RuntimeError, TypeError, ValueError) as e:
+    except (InputError, BufferError, RuntimeError, TypeError, ValueError) as e:
         raise InputError(f"input '{name}': cannot be exported through DLPack ({e})") from None

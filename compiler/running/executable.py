@@ -16,7 +16,6 @@ import numpy as np
 from tqdm import tqdm
 
 from tilewright.devices.opening import OpenedDevice
-from tilewright.devices.public_errors import public_errors
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import ArrayType, InputError, Module, parse
 from tilewright.ir.errors import file_path
@@ -111,8 +110,7 @@ class Executable:
     def _open(self) -> tuple[Device, InstancePool]:
         with self._lock:
             if self._device is None or self._pool is None:
-                with public_errors():
-                    self._device = self._opened.take()
+                self._device = self._opened.take()
                 self._pool = InstancePool(partial(self._load_on, self._device), self.instances)
             return self._device, self._pool
 
@@ -133,8 +131,7 @@ class Executable:
     def _working(self) -> Iterator[InstancePool]:
         """The opened pool, errors told as public ones; a device on which nothing is loaded is given back."""
         try:
-            with public_errors():
-                yield self._open()[1]
+            yield self._open()[1]
         except BaseException:
             with self._lock:
                 if self._pool is not None and self._pool.empty:
@@ -163,14 +160,12 @@ class Executable:
     def time(self, *inputs: object, repeats: int = 20) -> list[float]:
         """Seconds of each of `repeats` runs on the device's clock, without copies, after one warm-up."""
         loaded = self.load()
-        with public_errors():
-            return loaded.time(inputs, repeats)
+        return loaded.time(inputs, repeats)
 
     def time_kernels(self, *inputs: object, repeats: int = 5) -> list[tuple[str, float]]:
         """Kernel name and median seconds of each launch, launched one by one."""
         loaded = self.load()
-        with public_errors():
-            rows = loaded.time_kernels(inputs, repeats)
+        rows = loaded.time_kernels(inputs, repeats)
         names = [launch.kernel for launch in self.plan.launches]
         return [(n, float(np.median(r))) for n, r in zip(names, rows, strict=True)]
 
@@ -182,17 +177,16 @@ class Executable:
         kernels were made by another version.
         """
         loaded = self.load()
-        with public_errors():
-            thread = self.artifact.thread
-            if thread is None and (text := self.artifact.texts.get("thread")) is not None:
-                thread = parse(text)
-            if thread is None:
-                raise InputError("expected an executable with its IR, the text 'thread' is missing")
-            subject = Subject(
-                resolve_target(self.target), self._open()[0], loaded, self.artifact.constants, thread,
-                self.communicator,
-            )  # fmt: skip
-            return profile_loaded(subject, inputs, repeats=repeats, compare_serial=compare_serial)
+        thread = self.artifact.thread
+        if thread is None and (text := self.artifact.texts.get("thread")) is not None:
+            thread = parse(text)
+        if thread is None:
+            raise InputError("expected an executable with its IR, the text 'thread' is missing")
+        subject = Subject(
+            resolve_target(self.target), self._open()[0], loaded, self.artifact.constants, thread,
+            self.communicator,
+        )  # fmt: skip
+        return profile_loaded(subject, inputs, repeats=repeats, compare_serial=compare_serial)
 
     def report(self) -> dict[str, Any]:
         """Plain data about the compilation: target, kernels with parameters, bound and estimate, memory."""
@@ -214,21 +208,19 @@ class Executable:
         """Write one file that `tilewright.load` reads; replaced at once, only when complete."""
         a = self.artifact
         facts = {**a.facts, "target": self.target}
-        with public_errors():
-            write_container(file_path(path), SavedExecutable(a.plan, dict(a.constants), dict(a.texts), facts))
+        write_container(file_path(path), SavedExecutable(a.plan, dict(a.constants), dict(a.texts), facts))
 
     def close(self) -> None:
         """Free the device. The executable can be called again, which opens it anew."""
         with self._lock:
             pool, self._pool = self._pool, None
             device, self._device = self._device, None
-        with public_errors():
-            try:
-                if pool is not None:
-                    pool.close()
-            finally:
-                if device is not None:
-                    self._opened.give_back()
+        try:
+            if pool is not None:
+                pool.close()
+        finally:
+            if device is not None:
+                self._opened.give_back()
 
     def __enter__(self) -> Self:
         return self

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewright.devices.public_errors import public_errors
 from tilewright.ir import InputError
 from tilewright.ir.errors import file_path
 from tilewright.running.executable import Artifact, Executable
@@ -24,8 +23,7 @@ def load(path: str | Path, target: str = "auto") -> Executable:
     A file with plans for several input shapes gives a `tilewright.running.shaped.ShapedExecutable`, one of
     a rank a `tilewright.distributed.DistributedExecutable`.
     """
-    with public_errors():
-        saved = read_saved(file_path(path))
+    saved = read_saved(file_path(path))
     if isinstance(saved, SavedBuckets):
         from tilewright.running.shaped import loaded_buckets  # with passes, which other files do not need
 

@@ -11,7 +11,6 @@ from typing import Any, cast, get_args
 
 from tilewright.compilation.option_values import Transport
 from tilewright.devices.opening import OpenedDevice
-from tilewright.devices.public_errors import public_errors
 from tilewright.ir import InputError, TilewrightError
 from tilewright.running.executable import Artifact, Executable
 from tilewright.runtime.communication import mpi_world
@@ -27,8 +26,7 @@ def world(timeout_s: float | None = None) -> MpiCommunicator:
     timeout_s: how long each wait for another rank may take from now on (at first 60 seconds). Raises
     WorkError where mpi4py or an MPI is missing, or where ranks do not come.
     """
-    with public_errors():
-        return mpi_world.open_world(timeout_s)
+    return mpi_world.open_world(timeout_s)
 
 
 @contextmanager

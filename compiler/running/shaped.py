@@ -11,7 +11,6 @@ from typing import Any, cast
 import numpy as np
 
 from tilewright.devices.opening import OpenedDevice
-from tilewright.devices.public_errors import public_errors
 from tilewright.ir import InputError, Module
 from tilewright.ir.errors import file_path
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
@@ -130,8 +129,7 @@ class ShapedExecutable(Executable):
             SavedExecutable(a.plan, dict(a.constants), dict(a.texts), dict(a.facts))
             for a in (e.artifact for e in self.executables)
         ]
-        with public_errors():
-            write_buckets(file_path(path), SavedBuckets(tuple(saved), {"target": self.target}))
+        write_buckets(file_path(path), SavedBuckets(tuple(saved), {"target": self.target}))
 
     def close(self) -> None:
         """Free the device. The executable can be called again, which opens it anew."""

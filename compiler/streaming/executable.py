@@ -11,11 +11,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from tilewright.devices.public_errors import public_errors
 from tilewright.ir import ArrayType, InputError
 from tilewright.ir.types import array_type
 from tilewright.running.named_inputs import in_order
-from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.interface.placed import Block, Lane
 from tilewright.runtime.plan.arrays import host_array
 from tilewright.runtime.plan.execution_plan import Buffer
@@ -127,10 +125,10 @@ class StreamedExecutable:
     @contextmanager
     def _working(self) -> Iterator[None]:
         """One caller at a time, errors told as public ones; after a failure the device is opened anew."""
-        with self._lock, public_errors():
+        with self._lock:
             try:
                 yield
-            except (RuntimeInputError, InputError):
+            except InputError:
                 raise
             except BaseException:
                 self.close_device()
@@ -272,7 +270,7 @@ class StreamedExecutable:
 
     def close(self) -> None:
         """Free the device, close the store and remove a temporary folder; may be called twice."""
-        with self._lock, public_errors():
+        with self._lock:
             self._closed = True
             try:
                 self.close_device()

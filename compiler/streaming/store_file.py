@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewright.devices.public_errors import public_errors
 from tilewright.ir import InputError, WorkError
 from tilewright.runtime.storage.store_writer import StoreWriter
 from tilewright.runtime.temporary_folder import TemporaryFolder
@@ -95,7 +94,7 @@ def _write(path: Path, planned: PlannedSteps, compiler: StepCompiler) -> int | N
     specs = store_specs(planned.plans, planned.plan_of)
     number = 0
     try:
-        with public_errors(), StoreWriter(path, specs) as writer:
+        with StoreWriter(path, specs) as writer:
             for number, step in enumerate(planned.steps):
                 constants = compiler.constants(step, planned.plan(number))
                 if constants is None:

@@ -15,7 +15,7 @@ from tilewright.runtime.arena.in_place import places_of
 from tilewright.runtime.arena.lifetimes import Ints, Lifetimes
 from tilewright.runtime.arena.packing import first_bytes, pack
 from tilewright.runtime.dag import Dag
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.plan.check import ALIGNMENT
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 
@@ -41,7 +41,7 @@ def plan_arena(
 
     Names in `touches` without a size are ignored; buffers in `keep` hold their data to the very end.
     The bound is the heaviest set of buffers no two of which may share bytes. Every launch in `deps[i]` must
-    be earlier than i. Raises `RuntimeInputError` for a negative size or a bad dependency.
+    be earlier than i. Raises `InputError` for a negative size or a bad dependency.
     """
     placed, rounded, lifetimes = _placed(sizes, touches, deps, keep, alignment)
     lower_bound = _lower_bound(rounded, lifetimes)
@@ -61,7 +61,7 @@ def _placed(
     """The buffers that need bytes, their sizes in multiples of the alignment, and their lifetimes."""
     bad = next((name for name, size in sizes.items() if size < 0), None)
     if bad is not None:
-        raise RuntimeInputError(f"buffer {bad!r}: expected a size of at least 0 bytes, got {sizes[bad]}")
+        raise InputError(f"buffer {bad!r}: expected a size of at least 0 bytes, got {sizes[bad]}")
     uses: dict[str, list[int]] = {name: [] for name in sizes}
     for index, names in enumerate(touches):
         for name in set(names):

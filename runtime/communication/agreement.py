@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.runtime.communication.communicator import AnyCommunicator
-from tilewright.runtime.communication.errors import DisagreementError
+from tilewright.runtime.errors import DisagreementError
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 

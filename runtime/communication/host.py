@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from tilewright.runtime.communication.communicator import TIMEOUT_S
-from tilewright.runtime.communication.errors import CommunicationError
 from tilewright.runtime.communication.rounds import Request, Transport, rounds
 from tilewright.runtime.dtypes import Array
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import CommunicationError, InputError
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 
 #: seconds between two looks at whether the peers are still there
@@ -65,7 +64,7 @@ class HostWorld:
 
     def __init__(self, rank: int, size: int, timeout_s: float = TIMEOUT_S) -> None:
         if not timeout_s > 0:
-            raise RuntimeInputError(f"expected a timeout of more than 0 seconds, got {timeout_s}")
+            raise InputError(f"expected a timeout of more than 0 seconds, got {timeout_s}")
         self.rank, self.size, self.timeout_s = rank, size, timeout_s
         self._started: list[HostPending] = []
         self._leaving: list[Request] = []
@@ -104,7 +103,7 @@ class HostWorld:
             )
         wrong = [p for p in kernel.peers if p >= self.size]
         if wrong or kernel.rank not in (None, self.rank):
-            raise RuntimeInputError(
+            raise InputError(
                 f"rank {self.rank} of {self.size}: {doing}: this {kernel.describe()} is for rank "
                 f"{kernel.rank if kernel.rank is not None else max(wrong)}"
             )

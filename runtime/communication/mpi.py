@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from tilewright.runtime.communication.communicator import TIMEOUT_S
-from tilewright.runtime.communication.errors import CommunicationError, PeerFailedError
 from tilewright.runtime.communication.host import CHECK_S, FIRST_SLEEP_S, LONGEST_SLEEP_S, HostWorld
 from tilewright.runtime.communication.processes import Process
 from tilewright.runtime.communication.rounds import CHANNELS, Channel, Transport, Verb
 from tilewright.runtime.dtypes import Array
-from tilewright.runtime.errors import DeviceMissingError
+from tilewright.runtime.errors import CommunicationError, DeviceMissingError, PeerFailedError
 
 #: tags on the communicator that carries no data of plans
 _FAILURE, _TEXT = 1, 2

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from types import FrameType
 
 from tilewright.runtime.communication.communicator import TIMEOUT_S
-from tilewright.runtime.communication.errors import CommunicationError
 from tilewright.runtime.communication.mpi import MpiCommunicator
 from tilewright.runtime.communication.processes import end_with_parent
+from tilewright.runtime.errors import CommunicationError
 from tilewright.runtime.machine import usable_cores
 
 #: environment variables by which launchers tell a process that it is one of several

@@ -13,13 +13,12 @@ from typing import Any, Literal, Protocol
 from tilewright.runtime.communication import nccl_api as api
 from tilewright.runtime.communication.agreement import Program
 from tilewright.runtime.communication.communicator import Communicator
-from tilewright.runtime.communication.errors import CommunicationError, DisagreementError
 from tilewright.runtime.communication.host import CHECK_S, LONGEST_SLEEP_S
 from tilewright.runtime.communication.nccl_calls import Call, calls_of, reason_against
 from tilewright.runtime.communication.nccl_library import Nccl
 from tilewright.runtime.communication.nccl_order import find_stuck
 from tilewright.runtime.dtypes import Array
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import CommunicationError, DisagreementError, InputError
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 
 #: seconds that waits spend looking again and again before they sleep in between, and then for which share of
@@ -145,9 +144,7 @@ class NcclCommunicator:
         self._check(kernel, doing)
         handle = self._handles.get(self._group(kernel))
         if handle is None:
-            raise RuntimeInputError(
-                f"rank {self.rank}: {doing}: no communicator was opened for {kernel.describe()}"
-            )
+            raise InputError(f"rank {self.rank}: {doing}: no communicator was opened for {kernel.describe()}")
         calls = calls_of(kernel, operands, results, self.rank)
         if calls:
             told = f"{doing}, {kernel.describe()}"
@@ -158,7 +155,7 @@ class NcclCommunicator:
 
     def _check(self, kernel: CommunicationKernel, doing: str) -> None:
         if max(kernel.peers, default=0) >= self.size or kernel.rank not in (None, self.rank):
-            raise RuntimeInputError(f"rank {self.rank} of {self.size}: {doing}: it is for another rank")
+            raise InputError(f"rank {self.rank} of {self.size}: {doing}: it is for another rank")
 
     def _issue(self, calls: Sequence[Call], handle: ctypes.c_void_p, stream: int, doing: str) -> None:
         """All calls as one group, which runs as one."""

@@ -6,8 +6,7 @@ import ctypes
 from typing import Any
 
 from tilewright.runtime.communication import nccl_api as api
-from tilewright.runtime.communication.errors import CommunicationError
-from tilewright.runtime.errors import DeviceError
+from tilewright.runtime.errors import CommunicationError, DeviceError
 
 
 class Nccl:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.communicator import AnyCommunicator
-from tilewright.runtime.errors import DeviceError, RuntimeInputError
+from tilewright.runtime.errors import DeviceError, InputError
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, describe_launch
 from tilewright.runtime.streams.assignment import with_streams
@@ -92,19 +92,19 @@ def communicator_for(
 ) -> AnyCommunicator | None:
     """The communicator a device needs for a plan; None for plans that do not communicate.
 
-    Raises `RuntimeInputError` where there is none, or one for another kind of memory.
+    Raises `InputError` where there is none, or one for another kind of memory.
     """
     kernels = communications(plan)
     if not kernels:
         return None
     first = next(iter(kernels.values())).describe()
     if communicator is None:
-        raise RuntimeInputError(
+        raise InputError(
             f"expected a communicator: the plan is one of several ranks' ({first}); start all of them with "
             "mpirun or `tilewright run --devices`"
         )
     if communicator.space != space:
-        raise RuntimeInputError(
+        raise InputError(
             f"expected a communicator between {space} memory for {device}, got one between "
             f"{communicator.space} memory"
         )

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from tilewright.runtime.communication.communicator import TIMEOUT_S
-from tilewright.runtime.communication.errors import CommunicationError, PeerFailedError
 from tilewright.runtime.communication.host import CHECK_S, HostWorld
 from tilewright.runtime.communication.rounds import Channel, Transport, Verb
 from tilewright.runtime.dtypes import Array
+from tilewright.runtime.errors import CommunicationError, PeerFailedError
 
 T = TypeVar("T")
 _Key = tuple[int, int, str, int]  # from, to, channel, tag

@@ -9,12 +9,11 @@ from typing import Any, Protocol, cast
 
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.communicator import AnyCommunicator, DeviceCommunicator
-from tilewright.runtime.communication.errors import CommunicationError
 from tilewright.runtime.communication.host import LONGEST_SLEEP_S
 from tilewright.runtime.communication.nccl import HostRanks, NcclCommunicator
 from tilewright.runtime.communication.replay import communicator_for
 from tilewright.runtime.cuda.context import Context
-from tilewright.runtime.errors import DeviceError
+from tilewright.runtime.errors import CommunicationError, DeviceError
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
 
@@ -71,7 +70,7 @@ class PlanCommunications:
     """The communications of one loaded plan, and the communicator they go through.
 
     communicator: between host memory, over which NCCL connects the GPUs for this plan alone, or one between
-        GPU memory, which stays the caller's. Raises `RuntimeInputError` where there is none, and as
+        GPU memory, which stays the caller's. Raises `InputError` where there is none, and as
         `NcclCommunicator` does. The context must be current in every method.
     """
 

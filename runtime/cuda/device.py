@@ -16,7 +16,7 @@ from tilewright.runtime.cuda.context import Context, explain_status
 from tilewright.runtime.cuda.memory import CudaPool
 from tilewright.runtime.cuda.plan import CudaPlan, PlacedAddresses, ReplayKind
 from tilewright.runtime.dtypes import Array
-from tilewright.runtime.errors import DeviceError, DeviceMissingError, RuntimeInputError
+from tilewright.runtime.errors import DeviceError, DeviceMissingError, InputError
 from tilewright.runtime.interface.device import Progress
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.problem import Problem
@@ -132,7 +132,7 @@ class CudaDevice(Closable):
             if kernel.language in ("library", "communication"):
                 continue
             if kernel.language != "cuda" or kernel.binary is None:
-                raise RuntimeInputError(
+                raise InputError(
                     f"kernel {kernel.name!r}: expected CUDA C with a CUBIN for {self.name}, "
                     f"got {kernel.language} {'without' if kernel.binary is None else 'with'} a binary"
                 )
@@ -176,7 +176,7 @@ class CudaDevice(Closable):
             or (match[3] != "a" and int(match[1]) == major and int(match[2]) <= minor)
         )
         if not fits:
-            raise RuntimeInputError(
+            raise InputError(
                 f"kernel {kernel!r} is built for {arch!r}; {self.name} is sm_{major}{minor}: compile it again"
             )
 

@@ -11,7 +11,7 @@ import numpy as np
 from tilewright.runtime import dlpack
 from tilewright.runtime.cuda.context import Context
 from tilewright.runtime.dtypes import DTYPES, Array
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.plan.arrays import check_input_count, export_dlpack, host_array, view_dlpack
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 
@@ -47,7 +47,7 @@ def copies_in(
     """One copy per input; everything is checked before the first is made.
 
     Arrays on this GPU come through DLPack: their producers make `stream` wait for whatever still writes them.
-    Raises `RuntimeInputError` naming the input.
+    Raises `InputError` naming the input.
     """
     check_input_count(plan, inputs)
     return [
@@ -65,7 +65,7 @@ def _copy_in(context: Context, value: Any, buffer: Buffer, target: int, stream: 
         array = host_array(value, buffer, "input")
         return CopyIn(buffer.name, target, array.ctypes.data, nbytes, array, array)
     if kind == dlpack.CUDA and index != context.ordinal:
-        raise RuntimeInputError(
+        raise InputError(
             f"input {buffer.title!r}: expected an array on GPU {context.ordinal}, got one on GPU {index}"
         )
     capsule = export_dlpack(value, buffer, "input", stream=int(stream))

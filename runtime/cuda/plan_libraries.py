@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tilewright.runtime.errors import DeviceMissingError, RuntimeInputError
+from tilewright.runtime.errors import DeviceMissingError, InputError
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.provider import PreparedCall, Provider, open_provider
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
@@ -14,7 +14,7 @@ from tilewright.runtime.shared_memory import Shared
 class PlanLibraries:
     """Opens what the library kernels of a plan need, shared with other plans; the context must be current.
 
-    Raises `DeviceMissingError` for a library that is not installed and `RuntimeInputError` for one of another
+    Raises `DeviceMissingError` for a library that is not installed and `InputError` for one of another
     version than the plan was compiled with: stored algorithms mean something to that version only.
     """
 
@@ -46,7 +46,7 @@ class PlanLibraries:
                 raise DeviceMissingError(f"kernel {name!r}: {error}") from None
         version = self._open[provider].version
         if version != kernel.version:
-            raise RuntimeInputError(
+            raise InputError(
                 f"kernel {name!r} was chosen from {provider} {kernel.version}, this machine has {version}: "
                 "compile the network again, or with libraries=False"
             )

@@ -18,7 +18,7 @@ from tilewright.runtime.closable import Closable
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.communication.replay import refuse_communication
 from tilewright.runtime.dtypes import DTYPES, Array
-from tilewright.runtime.errors import DeviceError, DeviceMissingError, KernelBuildError, RuntimeInputError
+from tilewright.runtime.errors import DeviceError, DeviceMissingError, InputError, KernelBuildError
 from tilewright.runtime.interface.device import Progress
 from tilewright.runtime.plan.arrays import check_constants, check_repeats, host_inputs
 from tilewright.runtime.plan.check import validate
@@ -93,7 +93,7 @@ class EmulatorDevice(Closable):
         checked = check_constants(plan, constants)
         for kernel in plan.kernels:
             if kernel.language != "cuda":
-                raise RuntimeInputError(
+                raise InputError(
                     f"kernel {kernel.name!r}: expected CUDA C for the emulator, got {kernel.language}"
                 )
         return EmulatorPlan(self, plan, checked, progress)

@@ -26,7 +26,7 @@ class LoadedPlan(Protocol):
     def run(self, inputs: Sequence[object]) -> list[Array]:
         """Outputs for `inputs` (one NumPy or DLPack array per `plan.inputs`, shapes and dtypes as planned).
 
-        The outputs are fresh arrays. Raises `RuntimeInputError` naming the wrong input, and `DeviceError`.
+        The outputs are fresh arrays. Raises `InputError` naming the wrong input, and `DeviceError`.
         """
         ...
 
@@ -78,7 +78,7 @@ class Device(Protocol):
         """Allocate, upload `constants` (by buffer name; extra names are an error) and build the kernels.
 
         communicator: the other ranks, for a plan that communicates; a device that cannot says so.
-        Raises `RuntimeInputError` for a bad plan or constant, `OutOfMemoryError`, `KernelBuildError` and
+        Raises `InputError` for a bad plan or constant, `OutOfMemoryError`, `KernelBuildError` and
         `DeviceError`.
         """
         ...

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tilewright.runtime.dtypes import Array
-from tilewright.runtime.errors import OutOfMemoryError, RuntimeInputError
+from tilewright.runtime.errors import InputError, OutOfMemoryError
 from tilewright.runtime.plan.check import ALIGNMENT
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.storage.buffers import HostBuffer
@@ -187,15 +187,15 @@ class CappedMemory:
 
 
 def check_places(plan: ExecutionPlan, places: Mapping[str, Place]) -> None:
-    """Raise `RuntimeInputError` unless every buffer with memory of its own has a place that holds it."""
+    """Raise `InputError` unless every buffer with memory of its own has a place that holds it."""
     wanted = {b.name: b.nbytes for b in plan.buffers if b.kind in ("input", "output", "constant")}
     wanted |= {ARENA: plan.arena_bytes} if plan.arena_bytes else {}
     for name, nbytes in wanted.items():
         place = places.get(name)
         if place is None:
-            raise RuntimeInputError(f"buffer {name!r}: expected a place, got none")
+            raise InputError(f"buffer {name!r}: expected a place, got none")
         if place.offset < 0 or place.offset % ALIGNMENT or place.offset + nbytes > place.block.nbytes:
-            raise RuntimeInputError(
+            raise InputError(
                 f"buffer {name!r}: expected {nbytes} bytes at a multiple of {ALIGNMENT} inside "
                 f"{place.block.what} of {place.block.nbytes} bytes, got byte {place.offset}"
             )

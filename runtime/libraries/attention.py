@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.libraries.convolution import Array4, check_array
 from tilewright.runtime.libraries.problem import Argument, check_among
 
@@ -46,7 +46,7 @@ class AttentionProblem:
         return (*read, *bias, Argument("d", self.dtype, self.d.span, written=True))
 
     def check(self) -> None:
-        """Raise `RuntimeInputError` where extents, steps or numbers make no sense."""
+        """Raise `InputError` where extents, steps or numbers make no sense."""
         check_among("dtype", self.dtype, ATTENTION_DTYPES)
         for role in ("q", "k", "v", "d"):
             check_array(role, getattr(self, role), self.itemsize(role))
@@ -59,17 +59,17 @@ class AttentionProblem:
         }
         for role, dims in wanted.items():
             if getattr(self, role).dims != dims:
-                raise RuntimeInputError(f"expected {role} of {dims}, got {getattr(self, role).dims}")
+                raise InputError(f"expected {role} of {dims}, got {getattr(self, role).dims}")
         if type(self.scale) is not float or not math.isfinite(self.scale):
-            raise RuntimeInputError(f"expected a finite number as scale, got {self.scale!r:.100}")
+            raise InputError(f"expected a finite number as scale, got {self.scale!r:.100}")
         self._check_bias((batch, heads, queries, keys))
 
     def _check_bias(self, scores: tuple[int, ...]) -> None:
         if self.bias is None:
             if self.bias_dtype:
-                raise RuntimeInputError(f"expected no bias_dtype without bias, got {self.bias_dtype!r:.100}")
+                raise InputError(f"expected no bias_dtype without bias, got {self.bias_dtype!r:.100}")
             return
         check_among("bias_dtype", self.bias_dtype, ("float32", self.dtype))
         check_array("bias", self.bias, self.itemsize("bias"))
         if any(n not in (1, m) for n, m in zip(self.bias.dims, scores, strict=True)):
-            raise RuntimeInputError(f"expected a bias that extends to {scores}, got {self.bias.dims}")
+            raise InputError(f"expected a bias that extends to {scores}, got {self.bias.dims}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.libraries.problem import (
     LIBRARY_DTYPES,
     POINTER_BYTES,
@@ -33,15 +33,15 @@ class Array4:
 
 
 def check_array(role: str, array: Array4, itemsize: int) -> None:
-    """Raise `RuntimeInputError` where extents or steps make no sense, or the start is not aligned."""
+    """Raise `InputError` where extents or steps make no sense, or the start is not aligned."""
     if len(array.dims) != 4 or len(array.strides) != 4:
-        raise RuntimeInputError(f"expected four dimensions of {role}, got {array.dims}")
+        raise InputError(f"expected four dimensions of {role}, got {array.dims}")
     for n, s in zip(array.dims, array.strides, strict=True):
         check_range(f"an extent of {role}", n, 1, 1 << 31)
         check_range(f"a stride of {role}", s, 1)
     check_range(f"the start of {role}", array.start, 0)
     if array.start * itemsize % POINTER_BYTES:
-        raise RuntimeInputError(
+        raise InputError(
             f"expected {role} to start at a multiple of {POINTER_BYTES} bytes, got element {array.start}"
         )
 
@@ -85,12 +85,12 @@ class ConvolutionProblem:
         return (*factors, *bias, *c, Argument("d", self.result, self.d.span, written=True))
 
     def check(self) -> None:
-        """Raise `RuntimeInputError` where extents, steps or names make no sense."""
+        """Raise `InputError` where extents, steps or names make no sense."""
         check_among("dtype", self.dtype, LIBRARY_DTYPES)
         check_among("result", self.result, ("float32", self.dtype))
         check_among("epilogue", self.epilogue, EPILOGUES)
         if self.tf32 and self.dtype != "float32":
-            raise RuntimeInputError(f"expected tf32 only with float32 factors, got {self.dtype}")
+            raise InputError(f"expected tf32 only with float32 factors, got {self.dtype}")
         for role in "abcd":
             array: Array4 | None = getattr(self, role)
             if array is not None:
@@ -98,17 +98,17 @@ class ConvolutionProblem:
         for name, low in (("before", 0), ("after", 0), ("strides", 1), ("dilations", 1)):
             values = getattr(self, name)
             if len(values) != 2:
-                raise RuntimeInputError(f"expected two {name}, got {len(values)}")
+                raise InputError(f"expected two {name}, got {len(values)}")
             for value in values:
                 check_range(name, value, low, 1 << 20)
         if self._results() != self.d.dims or (self.c is not None and self.c.dims != self.d.dims):
-            raise RuntimeInputError(f"expected results of {self._results()}, got {self.d.dims}")
+            raise InputError(f"expected results of {self._results()}, got {self.d.dims}")
 
     def _results(self) -> tuple[int, ...]:
         """Extents of the results by the arithmetic of convolutions."""
         (n, c, *sizes), (k, per_group, *taps) = self.a.dims, self.b.dims
         if c % per_group or k % (c // per_group):
-            raise RuntimeInputError(f"expected channels in groups, got {c} of {per_group} each, {k} filters")
+            raise InputError(f"expected channels in groups, got {c} of {per_group} each, {k} filters")
         reach = (d * (t - 1) + 1 for d, t in zip(self.dilations, taps, strict=True))
         free = (
             size + before + after - r

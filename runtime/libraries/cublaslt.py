@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.runtime.errors import DeviceError, RuntimeInputError
+from tilewright.runtime.errors import DeviceError, InputError
 from tilewright.runtime.libraries import cublaslt_api as api
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.matmul import MatmulProblem
@@ -164,9 +164,7 @@ class PreparedMatmul:
     ) -> None:
         raw = bytes.fromhex(kernel.algorithm)
         if len(raw) != api.ALGORITHM_BYTES:
-            raise RuntimeInputError(
-                f"{doing}: expected an algorithm of {api.ALGORITHM_BYTES} bytes, got {len(raw)}"
-            )
+            raise InputError(f"{doing}: expected an algorithm of {api.ALGORITHM_BYTES} bytes, got {len(raw)}")
         self._library, self._doing = library, doing
         self._algorithm = api.Algorithm.from_buffer_copy(raw)
         self._workspace_bytes = kernel.workspace_bytes

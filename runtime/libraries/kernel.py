@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.libraries.attention import AttentionProblem
 from tilewright.runtime.libraries.convolution import Array4, ConvolutionProblem
 from tilewright.runtime.libraries.matmul import MatmulProblem, Matrix
@@ -69,7 +69,7 @@ class LibraryKernel:
 
     @staticmethod
     def from_json(text: str) -> LibraryKernel:
-        """Read and check what `to_json` wrote; raises `RuntimeInputError` for anything else."""
+        """Read and check what `to_json` wrote; raises `InputError` for anything else."""
         where = "the library kernel"
         keys = ("provider", "operation", "version", "algorithm", "workspace_bytes", "problem")
         fields = Fields(load_strict_json(text, where), where, keys)
@@ -86,16 +86,16 @@ class LibraryKernel:
         return kernel
 
     def check(self) -> None:
-        """Raise `RuntimeInputError` where something is no value of its field."""
+        """Raise `InputError` where something is no value of its field."""
         check_among("provider", self.provider, PROVIDERS)
         self.problem.check()
         if not _VERSION.fullmatch(self.version):
-            raise RuntimeInputError(f"expected a version of {self.provider}, got {self.version!r:.100}")
+            raise InputError(f"expected a version of {self.provider}, got {self.version!r:.100}")
         if not _ALGORITHM[self.provider].fullmatch(self.algorithm):
             form = "an algorithm in hex" if self.provider == "cublaslt" else "the name of a plan"
-            raise RuntimeInputError(f"expected {form}, got {self.algorithm!r:.100}")
+            raise InputError(f"expected {form}, got {self.algorithm!r:.100}")
         if type(self.problem) not in OPERATIONS[self.provider]:
-            raise RuntimeInputError(f"{self.provider} computes no {self.operation}")
+            raise InputError(f"{self.provider} computes no {self.operation}")
         check_range("workspace_bytes", self.workspace_bytes, 0, MAX_WORKSPACE_BYTES)
 
 
@@ -149,7 +149,7 @@ def _read_norm(data: Any, where: str) -> NormProblem:
 
 def _number(value: Any, where: str) -> float:
     if type(value) is not float:
-        raise RuntimeInputError(f"{where}: expected a number with a fraction, got {value!r:.100}")
+        raise InputError(f"{where}: expected a number with a fraction, got {value!r:.100}")
     return value
 
 

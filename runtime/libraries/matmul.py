@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.libraries.problem import (
     LIBRARY_DTYPES,
     POINTER_BYTES,
@@ -84,23 +84,23 @@ class MatmulProblem:
         return (*factors, *bias, *c, Argument("d", self.result, self._span("d"), written=True))
 
     def check(self) -> None:
-        """Raise `RuntimeInputError` where extents, strides or names make no sense."""
+        """Raise `InputError` where extents, strides or names make no sense."""
         for name in ("m", "n", "k", "batch"):
             check_range(name, getattr(self, name), 1, 1 << 31)
         check_among("dtype", self.dtype, LIBRARY_DTYPES)
         check_among("result", self.result, ("float32", self.dtype))
         check_among("epilogue", self.epilogue, EPILOGUES)
         if self.tf32 and self.dtype != "float32":
-            raise RuntimeInputError(f"expected tf32 only with float32 factors, got {self.dtype}")
+            raise InputError(f"expected tf32 only with float32 factors, got {self.dtype}")
         for role in ("a", "b", "c", "d"):
             rows, _, matrix = self.stored(role)
             check_range(f"the leading dimension of {role}", matrix.ld, rows)
             check_range(f"the stride of {role}", matrix.stride, 0)
             check_range(f"the start of {role}", matrix.start, 0)
             if matrix.start * self.itemsize(role) % POINTER_BYTES:
-                raise RuntimeInputError(
+                raise InputError(
                     f"expected {role} to start at a multiple of {POINTER_BYTES} bytes, "
                     f"got element {matrix.start}"
                 )
         if self.batch > 1 and self.d.stride < 1:
-            raise RuntimeInputError("expected the results of a batch apart from each other")
+            raise InputError("expected the results of a batch apart from each other")

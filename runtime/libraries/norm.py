@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.libraries.convolution import Array4, check_array
 from tilewright.runtime.libraries.problem import LIBRARY_DTYPES, Argument, check_among
 
@@ -45,15 +45,15 @@ class NormProblem:
         return (*read, *bias, Argument("d", self.result, self.d.span, written=True))
 
     def check(self) -> None:
-        """Raise `RuntimeInputError` where extents, steps or numbers make no sense."""
+        """Raise `InputError` where extents, steps or numbers make no sense."""
         check_among("kind", self.kind, KINDS)
         for name in ("dtype", "result", "vectors"):
             check_among(name, getattr(self, name), LIBRARY_DTYPES)
         for role in ("x", "d"):
             check_array(role, getattr(self, role), self.itemsize(role))
         if self.x.dims[2:] != (1, 1) or self.d.dims != self.x.dims:
-            raise RuntimeInputError(f"expected rows and columns, got x {self.x.dims}, d {self.d.dims}")
+            raise InputError(f"expected rows and columns, got x {self.x.dims}, d {self.d.dims}")
         if type(self.epsilon) is not float or not math.isfinite(self.epsilon) or self.epsilon < 0:
-            raise RuntimeInputError(f"expected epsilon to be 0.0 or more, got {self.epsilon!r:.100}")
+            raise InputError(f"expected epsilon to be 0.0 or more, got {self.epsilon!r:.100}")
         if self.kind == "layer" and not self.has_bias:
-            raise RuntimeInputError("expected a bias: layer norms of cuDNN add one")
+            raise InputError("expected a bias: layer norms of cuDNN add one")

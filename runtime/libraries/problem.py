@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 
 #: element types that library kernels take
 LIBRARY_DTYPES = ("float32", "float16", "bfloat16")
@@ -33,17 +33,17 @@ class Problem(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise `RuntimeInputError` where the numbers make no sense."""
+        """Raise `InputError` where the numbers make no sense."""
         ...
 
 
 def check_range(what: str, value: object, low: int, high: int = LIMIT) -> None:
-    """Raise `RuntimeInputError` unless `value` is an integer of that range."""
+    """Raise `InputError` unless `value` is an integer of that range."""
     if type(value) is not int or not low <= value <= high:
-        raise RuntimeInputError(f"expected {what} in {low}..{high}, got {value!r:.100}")
+        raise InputError(f"expected {what} in {low}..{high}, got {value!r:.100}")
 
 
 def check_among(what: str, value: object, known: tuple[str, ...]) -> None:
-    """Raise `RuntimeInputError` unless `value` is one of `known`."""
+    """Raise `InputError` unless `value` is one of `known`."""
     if value not in known:
-        raise RuntimeInputError(f"expected {what} among {', '.join(known)}, got {value!r:.100}")
+        raise InputError(f"expected {what} among {', '.join(known)}, got {value!r:.100}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.libraries.kernel import LibraryKernel
 
 
@@ -63,5 +63,5 @@ _OPENERS: dict[str, Callable[[], Provider]] = {"cublaslt": _open_cublaslt, "cudn
 def open_provider(name: str) -> Provider:
     """The library of this name in the current context; raises `DeviceMissingError` where it is missing."""
     if name not in _OPENERS:
-        raise RuntimeInputError(f"expected a library among {', '.join(_OPENERS)}, got {name!r:.100}")
+        raise InputError(f"expected a library among {', '.join(_OPENERS)}, got {name!r:.100}")
     return _OPENERS[name]()

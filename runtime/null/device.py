@@ -16,9 +16,9 @@ from tilewright.runtime.dtypes import DTYPES, Array
 from tilewright.runtime.errors import (
     DeviceError,
     DeviceLostError,
+    InputError,
     KernelBuildError,
     OutOfMemoryError,
-    RuntimeInputError,
 )
 from tilewright.runtime.interface.device import Progress
 from tilewright.runtime.plan.arrays import check_constants, check_repeats, host_inputs
@@ -69,12 +69,10 @@ class NullDevice(Closable):
         """Make one coming operation of this kind fail, after `skip` that succeed.
 
         The error is that of a real device. With `lost` the device is gone from then on: every later operation
-        but `free` raises `DeviceLostError`. Raises `RuntimeInputError` for an unknown kind.
+        but `free` raises `DeviceLostError`. Raises `InputError` for an unknown kind.
         """
         if action not in ACTIONS or action == "free":
-            raise RuntimeInputError(
-                f"expected an operation that may fail ({', '.join(ACTIONS)}), got {action!r}"
-            )
+            raise InputError(f"expected an operation that may fail ({', '.join(ACTIONS)}), got {action!r}")
         with self._lock:
             self._faults.append(_Fault(action, skip, lost))
 

@@ -13,8 +13,8 @@ from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.dtypes import Array
 from tilewright.runtime.errors import (
     DeviceError,
+    InputError,
     OutOfMemoryError,
-    RuntimeInputError,
 )
 from tilewright.runtime.interface.device import Progress
 from tilewright.runtime.opencl.driver import context_of, driver_errors
@@ -156,7 +156,7 @@ class OpenClDevice(Closable):
         kernels = [k for k in plan.kernels if k.language != "communication"]
         for kernel in kernels:
             if kernel.language != "opencl":
-                raise RuntimeInputError(
+                raise InputError(
                     f"kernel {kernel.name!r}: expected OpenCL C for {self.name}, got {kernel.language}"
                 )
         new = [k for k in kernels if not self.pool.programs.users(k.source)]

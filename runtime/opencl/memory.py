@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from tilewright.runtime.dtypes import Array
-from tilewright.runtime.errors import OutOfMemoryError, RuntimeInputError
+from tilewright.runtime.errors import InputError, OutOfMemoryError
 from tilewright.runtime.opencl.driver import driver_errors
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 from tilewright.runtime.shared_memory import Shared, content_key
@@ -109,12 +109,12 @@ class PlanMemory:
         return self._buffers[owner.name], offset
 
     def argument(self, buffer: Buffer, alignment: int) -> Any:
-        """What a kernel gets for `buffer`; raises `RuntimeInputError` where the device cannot start there."""
+        """What a kernel gets for `buffer`; raises `InputError` where the device cannot start there."""
         owner, offset = self.region(buffer.name)
         if buffer.nbytes == 0 or (offset == 0 and buffer.nbytes == owner.size):
             return owner
         if offset % alignment:
-            raise RuntimeInputError(
+            raise InputError(
                 f"buffer {buffer.name!r} starts at byte {offset}; "
                 f"{self._pool.name} needs a multiple of {alignment}"
             )

@@ -12,7 +12,7 @@ from tilewright.runtime.closable import Closable
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.communication.replay import communicator_for
 from tilewright.runtime.dtypes import DTYPES, Array
-from tilewright.runtime.errors import DeviceError, RuntimeInputError
+from tilewright.runtime.errors import DeviceError, InputError
 from tilewright.runtime.opencl.communication import CommunicationEvent, PlanCommunications, Replay
 from tilewright.runtime.opencl.driver import driver_error, driver_errors
 from tilewright.runtime.opencl.memory import PlanMemory
@@ -59,7 +59,7 @@ class OpenClPlan(Closable):
         queue: Any = None,
         communicator: AnyCommunicator | None = None,
     ) -> None:
-        """Takes `memory` over, filled; raises `DeviceError` and `RuntimeInputError`.
+        """Takes `memory` over, filled; raises `DeviceError` and `InputError`.
 
         queue: one that keeps the order and is shared with other plans; None opens one of its own.
         communicator: between host memory, for the communications of the plan; needed where it has any.
@@ -111,7 +111,7 @@ class OpenClPlan(Closable):
             if launch.shared_bytes:
                 args.append(self._cl.LocalMemory(launch.shared_bytes))
             if kernel.num_args != len(args):
-                raise RuntimeInputError(f"{doing}: expected {kernel.num_args} arguments, got {len(args)}")
+                raise InputError(f"{doing}: expected {kernel.num_args} arguments, got {len(args)}")
             for position, argument in enumerate(args):  # set_args would write and store a function first
                 kernel.set_arg(position, argument)
         self._arguments += args

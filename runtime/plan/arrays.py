@@ -9,21 +9,21 @@ import numpy as np
 
 from tilewright.runtime import dlpack
 from tilewright.runtime.dtypes import DTYPES, Array
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 
 
 def check_input_count(plan: ExecutionPlan, inputs: Sequence[object]) -> None:
-    """Raise `RuntimeInputError` unless there is one array per input of the plan."""
+    """Raise `InputError` unless there is one array per input of the plan."""
     if len(inputs) != len(plan.inputs):
         names = ", ".join(plan.input_titles) or "none"
-        raise RuntimeInputError(f"expected {len(plan.inputs)} inputs ({names}), got {len(inputs)}")
+        raise InputError(f"expected {len(plan.inputs)} inputs ({names}), got {len(inputs)}")
 
 
 def host_inputs(plan: ExecutionPlan, inputs: Sequence[object]) -> list[Array]:
     """The inputs as contiguous NumPy arrays of the planned shapes and dtypes; nothing is cast.
 
-    Takes NumPy arrays and DLPack objects in host memory; raises `RuntimeInputError` for anything else.
+    Takes NumPy arrays and DLPack objects in host memory; raises `InputError` for anything else.
     """
     check_input_count(plan, inputs)
     return [
@@ -41,7 +41,7 @@ def host_array(value: object, buffer: Buffer, what: str) -> Array:
     elif hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
         array = _from_host_dlpack(value, buffer, what)
     else:
-        raise RuntimeInputError(
+        raise InputError(
             f"{what} {buffer.title!r}: expected a NumPy or DLPack array, got {type(value).__name__}"
         )
     check_array(array.shape, array.dtype.name, buffer, what)
@@ -52,36 +52,34 @@ def host_array(value: object, buffer: Buffer, what: str) -> Array:
 
 
 def check_array(shape: tuple[int, ...], dtype: str, buffer: Buffer, what: str) -> None:
-    """Raise `RuntimeInputError` naming the array unless its shape and dtype are those of `buffer`."""
+    """Raise `InputError` naming the array unless its shape and dtype are those of `buffer`."""
     if dtype != buffer.dtype:
-        raise RuntimeInputError(f"{what} {buffer.title!r}: expected dtype {buffer.dtype}, got {dtype}")
+        raise InputError(f"{what} {buffer.title!r}: expected dtype {buffer.dtype}, got {dtype}")
     if tuple(shape) != buffer.shape:
-        raise RuntimeInputError(
-            f"{what} {buffer.title!r}: expected shape {list(buffer.shape)}, got {list(shape)}"
-        )
+        raise InputError(f"{what} {buffer.title!r}: expected shape {list(buffer.shape)}, got {list(shape)}")
 
 
 def check_constants(plan: ExecutionPlan, constants: Mapping[str, Array]) -> dict[str, Array]:
-    """The plan's constants as contiguous arrays; missing, extra or wrong ones raise `RuntimeInputError`."""
+    """The plan's constants as contiguous arrays; missing, extra or wrong ones raise `InputError`."""
     wanted = {buffer.name: buffer for buffer in plan.buffers if buffer.kind == "constant"}
     missing = [name for name in wanted if name not in constants]
     extra = [name for name in constants if name not in wanted]
     if missing or extra:
         fault = f"constant {missing[0]!r} is missing" if missing else f"the plan has no constant {extra[0]!r}"
-        raise RuntimeInputError(f"expected {len(wanted)} constants, got {len(constants)}: {fault}")
+        raise InputError(f"expected {len(wanted)} constants, got {len(constants)}: {fault}")
     return {name: host_array(constants[name], buffer, "constant") for name, buffer in wanted.items()}
 
 
 def check_repeats(repeats: int) -> None:
-    """Raise `RuntimeInputError` unless `repeats` is a positive integer."""
+    """Raise `InputError` unless `repeats` is a positive integer."""
     if type(repeats) is not int or repeats < 1:
-        raise RuntimeInputError(f"expected a positive number of repeats, got {repeats!r}")
+        raise InputError(f"expected a positive number of repeats, got {repeats!r}")
 
 
 def _from_host_dlpack(value: Any, buffer: Buffer, what: str) -> Array:
     kind = int(value.__dlpack_device__()[0])
     if kind not in (dlpack.CPU, dlpack.CUDA_HOST):
-        raise RuntimeInputError(
+        raise InputError(
             f"{what} {buffer.title!r}: expected an array in host memory, got one on DLPack device type {kind}"
         )
     capsule = export_dlpack(value, buffer, what)
@@ -89,20 +87,18 @@ def _from_host_dlpack(value: Any, buffer: Buffer, what: str) -> Array:
 
 
 def export_dlpack(value: Any, buffer: Buffer, what: str, **options: int) -> object:
-    """The capsule of a DLPack producer, its refusals (gradients, odd memory) told as `RuntimeInputError`."""
+    """The capsule of a DLPack producer, its refusals (gradients, odd memory) told as `InputError`."""
     try:
         return value.__dlpack__(**options)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise RuntimeInputError(
-            f"{what} {buffer.title!r}: cannot be exported through DLPack ({error})"
-        ) from None
+        raise InputError(f"{what} {buffer.title!r}: cannot be exported through DLPack ({error})") from None
 
 
 def view_dlpack(capsule: object, buffer: Buffer, what: str) -> dlpack.TensorView:
     """What a capsule holds, checked against `buffer`."""
     try:
         view = dlpack.view_capsule(capsule)
-    except RuntimeInputError as error:
-        raise RuntimeInputError(f"{what} {buffer.title!r}: {error}") from None
+    except InputError as error:
+        raise InputError(f"{what} {buffer.title!r}: {error}") from None
     check_array(view.shape, view.dtype, buffer, what)
     return view

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.runtime.dtypes import Array
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.plan.arrays import check_constants
 from tilewright.runtime.plan.container import (
     CONTAINER_VERSION,
@@ -47,10 +47,10 @@ class SavedBuckets:
 def write_buckets(path: str | os.PathLike[str], saved: SavedBuckets) -> None:
     """Write `saved` to `path`, replacing it at once and only when complete.
 
-    The bytes depend on the content alone. Raises `RuntimeInputError` for a bad plan, constant or path.
+    The bytes depend on the content alone. Raises `InputError` for a bad plan, constant or path.
     """
     if not saved.buckets:
-        raise RuntimeInputError("expected at least one bucket to save")
+        raise InputError("expected at least one bucket to save")
     members: dict[str, bytes] = {}
     weights: dict[str, Array] = {}
     ids: dict[tuple[bytes, str, tuple[int, ...]], str] = {}
@@ -73,12 +73,12 @@ def write_buckets(path: str | os.PathLike[str], saved: SavedBuckets) -> None:
 
 
 def read_saved(path: str | os.PathLike[str]) -> SavedExecutable | SavedBuckets:
-    """Read and check a container of either kind; what is wrong is one `RuntimeInputError` naming the file."""
+    """Read and check a container of either kind; what is wrong is one `InputError` naming the file."""
     with opened_archive(path) as archive:
         manifest, members = read_archive(archive)
         version = manifest.integer("container_version")
         if version not in (CONTAINER_VERSION, BUCKETS_VERSION):
-            raise RuntimeInputError(
+            raise InputError(
                 f"expected container version {CONTAINER_VERSION} or {BUCKETS_VERSION}, got {version}"
             )
         if version == CONTAINER_VERSION:
@@ -95,7 +95,7 @@ def _read_buckets(manifest: Fields, members: Mapping[str, bytes]) -> SavedBucket
             continue
         folder, number, inner = ("", "", "") if name.count("/") < 2 else name.split("/", 2)
         if folder != "buckets" or int(number) >= len(parts):
-            raise RuntimeInputError(f"member {name!r} belongs to none of the {len(parts)} buckets")
+            raise InputError(f"member {name!r} belongs to none of the {len(parts)} buckets")
         parts[int(number)][inner] = data
     weights = read_tensors(members[WEIGHTS_FILE])
     unused = set(weights)
@@ -103,17 +103,17 @@ def _read_buckets(manifest: Fields, members: Mapping[str, bytes]) -> SavedBucket
     for index, (part, facts) in enumerate(zip(parts, all_facts, strict=True)):
         try:
             buckets.append(_read_bucket(manifest, part, weights, facts, unused))
-        except RuntimeInputError as error:
-            raise RuntimeInputError(f"bucket {index}: {error}") from None
+        except InputError as error:
+            raise InputError(f"bucket {index}: {error}") from None
     if unused:
-        raise RuntimeInputError(f"weight {min(unused)!r:.100} belongs to no bucket")
+        raise InputError(f"weight {min(unused)!r:.100} belongs to no bucket")
     return SavedBuckets(tuple(buckets), manifest.mapping("facts"))
 
 
 def _list_of_facts(manifest: Fields) -> Sequence[dict[str, Any]]:
     facts = manifest.data.get("buckets")
     if not isinstance(facts, list) or not facts or not all(isinstance(f, dict) for f in facts):
-        raise RuntimeInputError("manifest.json: expected 'buckets' to be a list of objects, at least one")
+        raise InputError("manifest.json: expected 'buckets' to be a list of objects, at least one")
     return facts
 
 
@@ -129,11 +129,11 @@ def _read_bucket(
     check_target(manifest, plan)
     names = load_strict_json(decode(WEIGHT_NAMES_FILE, members[WEIGHT_NAMES_FILE]), WEIGHT_NAMES_FILE)
     if not isinstance(names, dict):
-        raise RuntimeInputError(f"{WEIGHT_NAMES_FILE}: expected an object, got {type(names).__name__}")
+        raise InputError(f"{WEIGHT_NAMES_FILE}: expected an object, got {type(names).__name__}")
     constants = {}
     for name, number in names.items():
         if not isinstance(number, str) or number not in weights:
-            raise RuntimeInputError(f"{WEIGHT_NAMES_FILE}: there is no weight {number!r:.100}")
+            raise InputError(f"{WEIGHT_NAMES_FILE}: there is no weight {number!r:.100}")
         constants[name] = weights[number]
         unused.discard(number)
     return SavedExecutable(plan, check_constants(plan, constants), texts, facts)

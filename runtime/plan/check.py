@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from tilewright.runtime.dtypes import DTYPES
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.problem import POINTER_BYTES
 from tilewright.runtime.plan.boxes import box_of, dense_strides
@@ -50,12 +50,12 @@ _ALLOWED = re.compile(
 
 
 def validate(plan: ExecutionPlan) -> ExecutionPlan:
-    """Return the plan itself if it is well-formed; else raise one `RuntimeInputError` with all faults."""
+    """Return the plan itself if it is well-formed; else raise one `InputError` with all faults."""
     faults = find_faults(plan)
     if faults:
         shown = "; ".join(faults[:20])
         more = f"; and {len(faults) - 20} more" if len(faults) > 20 else ""
-        raise RuntimeInputError(f"the execution plan is malformed: {shown}{more}")
+        raise InputError(f"the execution plan is malformed: {shown}{more}")
     return plan
 
 
@@ -133,7 +133,7 @@ def _kernel_faults(kernel: KernelCode) -> Iterator[str]:
         read = LibraryKernel.from_json if kernel.language == "library" else CommunicationKernel.from_json
         try:
             read(kernel.source)
-        except RuntimeInputError as error:
+        except InputError as error:
             yield str(error)
         if kernel.overlaps or kernel.binary is not None:
             yield f"a {kernel.language} kernel has no binary and never overlaps"

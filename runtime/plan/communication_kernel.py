@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from tilewright.runtime.dtypes import DTYPES
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.strict_json import Fields, load_strict_json
 
 Kind = Literal["exchange", "all_gather", "all_reduce", "reduce_scatter"]
@@ -110,7 +110,7 @@ class CommunicationKernel:
 
     @staticmethod
     def from_json(text: str) -> CommunicationKernel:
-        """Read and check what `to_json` wrote; raises `RuntimeInputError` for anything else."""
+        """Read and check what `to_json` wrote; raises `InputError` for anything else."""
         where = "the communication kernel"
         names = tuple(f.name for f in dataclasses.fields(CommunicationKernel))
         fields = Fields(load_strict_json(text, where), where, names)
@@ -130,9 +130,9 @@ class CommunicationKernel:
         return kernel
 
     def check(self) -> None:
-        """Raise `RuntimeInputError` with the first fault where the fields do not fit together."""
+        """Raise `InputError` with the first fault where the fields do not fit together."""
         for fault in _faults(self):
-            raise RuntimeInputError(f"a communication of kind {self.kind!r:.40}: {fault}")
+            raise InputError(f"a communication of kind {self.kind!r:.40}: {fault}")
 
 
 def _listed(ranks: Any) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 from tilewright.runtime.atomic_file import atomic_file
 from tilewright.runtime.dtypes import Array
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.plan.arrays import check_constants
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
@@ -57,7 +57,7 @@ class SavedExecutable:
 def write_container(path: str | os.PathLike[str], saved: SavedExecutable) -> None:
     """Write `saved` to `path`, replacing it at once and only when complete.
 
-    The bytes depend on the content alone. Raises `RuntimeInputError` for a bad plan, constant or path.
+    The bytes depend on the content alone. Raises `InputError` for a bad plan, constant or path.
     """
     members = plan_members(saved)
     members[WEIGHTS_FILE] = write_tensors(check_constants(saved.plan, saved.constants))
@@ -97,34 +97,34 @@ def write_archive(
 
 
 def read_container(path: str | os.PathLike[str]) -> SavedExecutable:
-    """Read and check a container; anything wrong with it is one `RuntimeInputError` naming the file."""
+    """Read and check a container; anything wrong with it is one `InputError` naming the file."""
     with opened_archive(path) as archive:
         return read_single(*read_archive(archive))
 
 
 @contextmanager
 def opened_archive(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
-    """The archive of a container; whatever is wrong inside is one `RuntimeInputError` naming the file."""
+    """The archive of a container; whatever is wrong inside is one `InputError` naming the file."""
     try:
         # Opening a pipe would wait for a writer, and a device may have no end.
         if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
-            raise RuntimeInputError("expected a saved executable, got no regular file")
+            raise InputError("expected a saved executable, got no regular file")
         with zipfile.ZipFile(path) as archive:
             yield archive
-    except RuntimeInputError as error:
-        raise RuntimeInputError(f"{os.fspath(path)}: {error}") from None
+    except InputError as error:
+        raise InputError(f"{os.fspath(path)}: {error}") from None
     except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, ValueError) as error:
-        raise RuntimeInputError(
+        raise InputError(
             f"{os.fspath(path)}: expected a saved executable, got a damaged or other file ({error})"
         ) from None
     except OSError as error:
-        raise RuntimeInputError(f"{os.fspath(path)}: cannot be read ({error.strerror or error})") from None
+        raise InputError(f"{os.fspath(path)}: cannot be read ({error.strerror or error})") from None
 
 
 def _text_file(name: str) -> str:
     path = f"ir/{name}.ir"
     if not _TEXT_FILE.fullmatch(path):
-        raise RuntimeInputError(f"expected an IR text's name of letters, digits, - and _, got {name!r:.100}")
+        raise InputError(f"expected an IR text's name of letters, digits, - and _, got {name!r:.100}")
     return path
 
 
@@ -142,19 +142,19 @@ def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
 
 @contextmanager
 def _written(path: Path) -> Iterator[Any]:
-    """An atomic file; RuntimeInputError where it cannot be written."""
+    """An atomic file; InputError where it cannot be written."""
     try:
         with atomic_file(path) as file:
             yield file
     except OSError as error:
-        raise RuntimeInputError(f"{path}: cannot be written ({error.strerror or error})") from None
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
 def read_archive(archive: zipfile.ZipFile) -> tuple[Fields, dict[str, bytes]]:
-    """The manifest and all members but it, sizes, names and hashes checked; raises `RuntimeInputError`."""
+    """The manifest and all members but it, sizes, names and hashes checked; raises `InputError`."""
     _check_members(archive)
     if "manifest.json" not in archive.namelist():
-        raise RuntimeInputError("expected a saved executable, but there is no manifest.json in it")
+        raise InputError("expected a saved executable, but there is no manifest.json in it")
     text = decode("manifest.json", _read_bounded(archive, "manifest.json"))
     manifest = Fields(
         load_strict_json(text, "manifest.json"), "manifest.json", _MANIFEST_KEYS, optional=("buckets",)
@@ -163,20 +163,18 @@ def read_archive(archive: zipfile.ZipFile) -> tuple[Fields, dict[str, bytes]]:
     names = {info.filename for info in archive.infolist()} - {"manifest.json"}
     if names != set(hashes):
         odd = sorted(names ^ set(hashes))[0]
-        raise RuntimeInputError(f"member {odd!r:.100} is not both in the archive and in the manifest")
+        raise InputError(f"member {odd!r:.100} is not both in the archive and in the manifest")
     return manifest, {name: _read_checked(archive, name, hashes[name]) for name in sorted(names)}
 
 
 def read_single(manifest: Fields, members: Mapping[str, bytes]) -> SavedExecutable:
-    """The executable of a container that holds one plan; raises `RuntimeInputError`."""
+    """The executable of a container that holds one plan; raises `InputError`."""
     version = manifest.integer("container_version")
     if version != CONTAINER_VERSION or "buckets" in manifest.data:
-        raise RuntimeInputError(
-            f"expected container version {CONTAINER_VERSION}, with one plan, got {version}"
-        )
+        raise InputError(f"expected container version {CONTAINER_VERSION}, with one plan, got {version}")
     for name in members:
         if name.startswith("buckets/"):
-            raise RuntimeInputError(f"member {name!r} is no part of a saved executable with one plan")
+            raise InputError(f"member {name!r} is no part of a saved executable with one plan")
     require_members(members, PLAN_FILE, WEIGHTS_FILE)
     plan, texts = read_plan(members)
     check_target(manifest, plan)
@@ -185,49 +183,49 @@ def read_single(manifest: Fields, members: Mapping[str, bytes]) -> SavedExecutab
 
 
 def require_members(members: Mapping[str, bytes], *names: str) -> None:
-    """Raise `RuntimeInputError` for a member that is missing."""
+    """Raise `InputError` for a member that is missing."""
     for name in names:
         if name not in members:
-            raise RuntimeInputError(f"member {name!r} is missing")
+            raise InputError(f"member {name!r} is missing")
 
 
 def check_target(manifest: Fields, plan: ExecutionPlan) -> None:
-    """Raise `RuntimeInputError` where the manifest names another target than the plan."""
+    """Raise `InputError` where the manifest names another target than the plan."""
     if manifest.text("target") != plan.target:
-        raise RuntimeInputError(f"the manifest's target is not that of the plan, {plan.target!r}")
+        raise InputError(f"the manifest's target is not that of the plan, {plan.target!r}")
 
 
 def _check_members(archive: zipfile.ZipFile) -> None:
     """Refuse odd names, encryption and sizes out of proportion before anything is unpacked."""
     infos = archive.infolist()
     if len(infos) > MAX_MEMBERS:
-        raise RuntimeInputError(f"expected at most {MAX_MEMBERS} members, got {len(infos)}")
+        raise InputError(f"expected at most {MAX_MEMBERS} members, got {len(infos)}")
     if len({info.filename for info in infos}) < len(infos):
-        raise RuntimeInputError("a member occurs twice")
+        raise InputError("a member occurs twice")
     for info in infos:
         _check_member(info)
     archive_bytes = os.fstat(archive.fp.fileno()).st_size if archive.fp else 0
     if sum(info.compress_size for info in infos) > archive_bytes:
-        raise RuntimeInputError("members overlap: they claim more bytes than the file has")
+        raise InputError("members overlap: they claim more bytes than the file has")
     if sum(info.file_size for info in infos if not _is_binary(info.filename)) > MAX_ALL_TEXT_BYTES:
-        raise RuntimeInputError(f"the members claim more than {MAX_ALL_TEXT_BYTES} bytes of text")
+        raise InputError(f"the members claim more than {MAX_ALL_TEXT_BYTES} bytes of text")
 
 
 def _check_member(info: zipfile.ZipInfo) -> None:
     name = info.filename
     if not _is_our_name(name):
-        raise RuntimeInputError(f"member {name!r:.100} is no part of a saved executable")
+        raise InputError(f"member {name!r:.100} is no part of a saved executable")
     if info.flag_bits & 1:
-        raise RuntimeInputError(f"member {name!r} is encrypted")
+        raise InputError(f"member {name!r} is encrypted")
     if info.compress_type == zipfile.ZIP_STORED:
         if info.file_size != info.compress_size:
-            raise RuntimeInputError(f"member {name!r} is stored, but claims two sizes")
+            raise InputError(f"member {name!r} is stored, but claims two sizes")
     elif info.compress_type != zipfile.ZIP_DEFLATED or _is_binary(name):
-        raise RuntimeInputError(f"member {name!r} is compressed in an unexpected way")
+        raise InputError(f"member {name!r} is compressed in an unexpected way")
     if not _is_binary(name) and info.file_size > MAX_TEXT_BYTES:
-        raise RuntimeInputError(f"member {name!r} claims {info.file_size} bytes of text")
+        raise InputError(f"member {name!r} claims {info.file_size} bytes of text")
     if info.file_size > max(1, info.compress_size) * MAX_RATIO:
-        raise RuntimeInputError(f"member {name!r} claims to unpack to {info.file_size} bytes")
+        raise InputError(f"member {name!r} claims to unpack to {info.file_size} bytes")
 
 
 def _is_binary(name: str) -> bool:
@@ -253,7 +251,7 @@ def _is_our_name(name: str) -> bool:
 def _read_checked(archive: zipfile.ZipFile, name: str, expected: object) -> bytes:
     data = _read_bounded(archive, name)
     if hashlib.sha256(data).hexdigest() != expected:
-        raise RuntimeInputError(f"member {name!r} does not have the hash the manifest states")
+        raise InputError(f"member {name!r} does not have the hash the manifest states")
     return data
 
 
@@ -262,20 +260,20 @@ def _read_bounded(archive: zipfile.ZipFile, name: str) -> bytes:
     with archive.open(name) as member:
         data = member.read(claimed + 1)
     if len(data) != claimed:
-        raise RuntimeInputError(f"member {name!r} has not the {claimed} bytes it claims")
+        raise InputError(f"member {name!r} has not the {claimed} bytes it claims")
     return data
 
 
 def decode(name: str, data: bytes) -> str:
-    """The text of a member; raises `RuntimeInputError` where it is none."""
+    """The text of a member; raises `InputError` where it is none."""
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise RuntimeInputError(f"member {name!r} is not UTF-8 text") from None
+        raise InputError(f"member {name!r} is not UTF-8 text") from None
 
 
 def read_plan(members: Mapping[str, bytes]) -> tuple[ExecutionPlan, dict[str, str]]:
-    """The plan with its sources and binaries, and the IR texts; raises `RuntimeInputError`."""
+    """The plan with its sources and binaries, and the IR texts; raises `InputError`."""
     sources: dict[str, str] = {}
     binaries: dict[str, bytes] = {}
     for name, data in members.items():
@@ -286,13 +284,13 @@ def read_plan(members: Mapping[str, bytes]) -> tuple[ExecutionPlan, dict[str, st
         if suffix == "cubin":
             binaries[kernel] = data
         elif kernel in sources:
-            raise RuntimeInputError(f"kernel {kernel!r} has two sources")
+            raise InputError(f"kernel {kernel!r} has two sources")
         else:
             sources[kernel] = decode(name, data)
     plan = plan_from_json(decode(PLAN_FILE, members[PLAN_FILE]), sources=sources, binaries=binaries)
     stray = sorted((sources.keys() | binaries.keys()) - plan.kernel_by_name.keys())
     if stray:
-        raise RuntimeInputError(f"the plan has no kernel {stray[0]!r}")
+        raise InputError(f"the plan has no kernel {stray[0]!r}")
     texts = {
         match[1]: decode(name, data)
         for name, data in members.items()

@@ -178,7 +178,7 @@ class ExecutionPlan:
 
     @cached_property
     def dag(self) -> Dag:
-        """Launches as nodes, dependencies as edges; raises `RuntimeInputError` for a bad dependency."""
+        """Launches as nodes, dependencies as edges; raises `InputError` for a bad dependency."""
         return Dag.of_launches([launch.deps for launch in self.launches])
 
     def replace(self, **changes: object) -> ExecutionPlan:

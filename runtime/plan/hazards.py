@@ -11,7 +11,7 @@ from itertools import islice
 from operator import and_, or_
 
 from tilewright.runtime.dag import members
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.plan.boxes import Box, box_of, common, volume
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, PlanFault
 
@@ -43,17 +43,17 @@ MAX_PAIRS = 2_000_000
 
 
 def check_hazards(plan: ExecutionPlan) -> None:
-    """Raise `RuntimeInputError` with the first hazards of `plan` (see `find_hazards`)."""
+    """Raise `InputError` with the first hazards of `plan` (see `find_hazards`)."""
     hazards = [str(hazard) for hazard in islice(located_hazards(plan), 20)]
     if hazards:
-        raise RuntimeInputError(f"the plan's memory is unsafe: {'; '.join(hazards)}")
+        raise InputError(f"the plan's memory is unsafe: {'; '.join(hazards)}")
 
 
 def find_hazards(plan: ExecutionPlan) -> list[str]:
     """Every way in which some order allowed by the plan's `deps` gives wrong data, as short clauses.
 
     Of buffers that share arena bytes those are named that follow one another there. Raises
-    `RuntimeInputError` where more than `MAX_PAIRS` uses would have to be compared.
+    `InputError` where more than `MAX_PAIRS` uses would have to be compared.
     """
     return [str(hazard) for hazard in located_hazards(plan)]
 
@@ -85,7 +85,7 @@ class _Pairs:
     def compared(self) -> None:
         self.count += 1
         if self.count > MAX_PAIRS:
-            raise RuntimeInputError(
+            raise InputError(
                 f"the plan leaves too much without an order: more than {MAX_PAIRS} pairs of uses to compare"
             )
 

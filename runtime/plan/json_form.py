@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import (
     Buffer,
@@ -77,7 +77,7 @@ def plan_from_json(
 ) -> ExecutionPlan:
     """Parse, type-check and validate a plan, and check that its order keeps data whole.
 
-    `sources` and `binaries` map kernel names to what was kept apart. Raises `RuntimeInputError` on anything
+    `sources` and `binaries` map kernel names to what was kept apart. Raises `InputError` on anything
     but a well-formed plan, in bounded time and memory.
     """
     data = load_strict_json(text, "the plan")
@@ -127,11 +127,11 @@ def _read_kernel(
     name = fields.text("name")
     source = fields.text("source") if "source" in data else sources.get(name)
     if source is None:
-        raise RuntimeInputError(f"{where}: the source of kernel {name!r:.100} is missing")
+        raise InputError(f"{where}: the source of kernel {name!r:.100} is missing")
     binary = binaries.get(name)
     if fields.flag("has_binary") != (binary is not None):
         state = "is missing" if binary is None else "is not announced"
-        raise RuntimeInputError(f"{where}: the binary of kernel {name!r:.100} {state}")
+        raise InputError(f"{where}: the binary of kernel {name!r:.100} {state}")
     return KernelCode(
         name=name,
         entry=fields.text("entry"),
@@ -146,7 +146,7 @@ def _read_kernel(
 
 
 def read_resources(data: Any, where: str) -> KernelResources | None:
-    """What a kernel takes on a GPU, from a JSON object of its fields; raises `RuntimeInputError`."""
+    """What a kernel takes on a GPU, from a JSON object of its fields; raises `InputError`."""
     if data is None:
         return None
     counts = Fields(data, where, tuple(KernelResources.__dataclass_fields__))
@@ -156,7 +156,7 @@ def read_resources(data: Any, where: str) -> KernelResources | None:
 
 
 def read_contract(data: Any, where: str) -> KernelContract | None:
-    """What launches of a kernel must be, from a JSON object of its fields; raises `RuntimeInputError`."""
+    """What launches of a kernel must be, from a JSON object of its fields; raises `InputError`."""
     if data is None:
         return None
     fields = Fields(data, where, _CONTRACT)
@@ -169,7 +169,7 @@ def read_contract(data: Any, where: str) -> KernelContract | None:
 def _grid(fields: Fields) -> tuple[int, int, int]:
     grid = fields.integers("grid")
     if len(grid) != 3:
-        raise RuntimeInputError(f"{fields.where}: expected a grid of three extents, got {len(grid)}")
+        raise InputError(f"{fields.where}: expected a grid of three extents, got {len(grid)}")
     return grid[0], grid[1], grid[2]
 
 
@@ -193,5 +193,5 @@ def _read_launch(data: Any, where: str) -> Launch:
 
 def _read_pair(data: Any, where: str) -> tuple[int, int]:
     if not isinstance(data, list) or len(data) != 2 or not all(type(n) is int for n in data):
-        raise RuntimeInputError(f"{where}: expected a pair of integers, got {data!r:.100}")
+        raise InputError(f"{where}: expected a pair of integers, got {data!r:.100}")
     return data[0], data[1]

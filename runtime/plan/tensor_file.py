@@ -10,7 +10,7 @@ import safetensors
 import safetensors.numpy
 
 from tilewright.runtime.dtypes import DTYPES, Array
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 
 _FORMAT_NAMES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
@@ -25,17 +25,17 @@ def write_tensors(arrays: Mapping[str, Array]) -> bytes:
 
 
 def read_tensors(data: bytes) -> dict[str, Array]:
-    """The arrays (read-only) of safetensors bytes; a header that lies raises `RuntimeInputError`."""
+    """The arrays (read-only) of safetensors bytes; a header that lies raises `InputError`."""
     deserialize: Callable[[bytes], list[tuple[str, dict[str, Any]]]] = safetensors.deserialize
     try:
         entries = deserialize(data)
     except safetensors.SafetensorError as error:
-        raise RuntimeInputError(f"the weights are no valid safetensors data ({error})") from None
+        raise InputError(f"the weights are no valid safetensors data ({error})") from None
     arrays: dict[str, Array] = {}
     for name, entry in entries:
         dtype = DTYPES.get(_FORMAT_NAMES.get(entry["dtype"], ""))
         if dtype is None:
-            raise RuntimeInputError(f"weight {name!r:.100} has the unknown element type {entry['dtype']!r}")
+            raise InputError(f"weight {name!r:.100} has the unknown element type {entry['dtype']!r}")
         array = np.frombuffer(entry["data"], dtype=np.uint8)
         if dtype == np.bool_:
             # Any byte but 0 and 1 would be a bool that equals neither True nor False.

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.storage.layout import PAGE_BYTES, round_up
 
 
@@ -50,9 +50,9 @@ class AlignedAllocator:
     pinned = False
 
     def allocate(self, nbytes: int) -> HostBuffer:
-        """Zeroed memory; `RuntimeInputError` for a size below 1, MemoryError where there is too little."""
+        """Zeroed memory; `InputError` for a size below 1, MemoryError where there is too little."""
         if nbytes < 1:
-            raise RuntimeInputError(f"expected a buffer of at least 1 byte, got {nbytes}")
+            raise InputError(f"expected a buffer of at least 1 byte, got {nbytes}")
         size = round_up(nbytes, PAGE_BYTES)
         try:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

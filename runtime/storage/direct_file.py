@@ -11,8 +11,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.storage.errors import StorageError
+from tilewright.runtime.errors import InputError, StorageError
 from tilewright.runtime.storage.layout import PAGE_BYTES
 
 #: what file systems say that know no direct requests, or none of this size
@@ -117,17 +116,17 @@ class DirectFile:
 
 
 def open_to_read(path: str, direct: bool) -> DirectFile:
-    """Open an existing regular file; raises `RuntimeInputError` naming it where that cannot be done.
+    """Open an existing regular file; raises `InputError` naming it where that cannot be done.
 
     Storage that fails at the first byte raises `StorageError`.
     """
     try:
         # A pipe would block here, and has no size.
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise RuntimeInputError(f"{path}: expected a file of tensors, got no regular file")
+            raise InputError(f"{path}: expected a file of tensors, got no regular file")
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise RuntimeInputError(f"{path}: cannot be read ({error.strerror or error})") from None
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
     return _as_asked(path, descriptor, direct)
 
 

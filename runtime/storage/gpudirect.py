@@ -10,10 +10,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tilewright.runtime.closable import Closable
-from tilewright.runtime.errors import DeviceMissingError, RuntimeInputError
+from tilewright.runtime.errors import DeviceMissingError, InputError, StorageError
 from tilewright.runtime.storage.buffers import HostBuffer
 from tilewright.runtime.storage.direct_file import open_to_read
-from tilewright.runtime.storage.errors import StorageError
 from tilewright.runtime.storage.header import read_header
 from tilewright.runtime.storage.layout import StoredStep, StoreLayout
 from tilewright.runtime.storage.reader import numbered_step
@@ -66,7 +65,7 @@ class DeviceReader(Closable):
     """Steps of a store straight into device memory: a `StepSource` whose buffers are device addresses.
 
     current: makes the CUDA context current, on whichever thread; without it it must be current already.
-    Raises `DeviceMissingError` where kvikio is not installed, `RuntimeInputError` where `path` is no store.
+    Raises `DeviceMissingError` where kvikio is not installed, `InputError` where `path` is no store.
     Threads and request sizes are kvikio's own (KVIKIO_NTHREADS, KVIKIO_TASK_SIZE).
     """
 
@@ -99,7 +98,7 @@ class DeviceReader(Closable):
         """Begin to read a step to the device address `pointer`, which has room for `nbytes` of the step."""
         stored = numbered_step(self.layout.steps, step)
         if pointer <= 0:
-            raise RuntimeInputError(f"step {stored.name!r:.100}: expected a device address, got {pointer}")
+            raise InputError(f"step {stored.name!r:.100}: expected a device address, got {pointer}")
         with self._current():
             future = self._file.pread(_DeviceBytes(pointer, stored.nbytes), stored.nbytes, stored.offset)
         return PendingDeviceRead(self._path, step, stored, future)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.storage.direct_file import DirectFile
 from tilewright.runtime.storage.layout import (
     BLOCK_BYTES,
@@ -58,13 +58,13 @@ def block_count(nbytes: int) -> int:
 def encode_header(header: StoreHeader) -> bytes:
     """The bytes in front of the first step, whole pages; their number does not depend on the checksums.
 
-    Offsets in `header.layout` count from the first step. Raises `RuntimeInputError` for names the format
+    Offsets in `header.layout` count from the first step. Raises `InputError` for names the format
     keeps to itself and for more names and blocks than a reader takes.
     """
     prefix = _prefix()
     text = f'{prefix}"header_crc32":"{0:08x}",{_body(header)}'
     if len(text) > MAX_JSON_CHARS - PAGE_BYTES:
-        raise RuntimeInputError(
+        raise InputError(
             f"expected a header of at most {MAX_JSON_CHARS} bytes, got {len(text)}: split the tensors into "
             "several stores"
         )
@@ -107,9 +107,7 @@ def _entries(layout: StoreLayout) -> dict[str, Any]:
     for step in layout.steps:
         for tensor, start in zip(step.tensors, step.starts, strict=True):
             if tensor.name.startswith(_PADDING) or tensor.name == _METADATA:
-                raise RuntimeInputError(
-                    f"tensor {tensor.name!r:.100}: the file format keeps this name to itself"
-                )
+                raise InputError(f"tensor {tensor.name!r:.100}: the file format keeps this name to itself")
             begin = step.offset + start
             pad_to(begin)
             end = begin + tensor.nbytes
@@ -131,7 +129,7 @@ def read_header(file: DirectFile) -> StoreHeader:
     """The header of an open store, offsets counted from the beginning of the file.
 
     Anything but what this version writes, and a file of another size than the header says, is one
-    `RuntimeInputError` naming the file; work and memory are bounded by the size of the file and 32 MiB.
+    `InputError` naming the file; work and memory are bounded by the size of the file and 32 MiB.
     Raises `StorageError` where storage fails.
     """
     try:
@@ -139,9 +137,9 @@ def read_header(file: DirectFile) -> StoreHeader:
         header = _decoded(data)
         size, expected = file.state().nbytes, len(data) + header.layout.nbytes
         if size != expected:
-            raise RuntimeInputError(f"expected {expected} bytes, as its header says, got {size}")
-    except RuntimeInputError as error:
-        raise RuntimeInputError(f"{file.path}: {error}") from None
+            raise InputError(f"expected {expected} bytes, as its header says, got {size}")
+    except InputError as error:
+        raise InputError(f"{file.path}: {error}") from None
     return StoreHeader(header.layout.shifted(len(data)), header.checksums)
 
 
@@ -150,15 +148,15 @@ def _header_bytes(file: DirectFile) -> bytes:
     head = file.read_start(min(size, PAGE_BYTES))
     prefix = _prefix().encode()
     if not head[8:].startswith(prefix.split(b'"version"')[0]):
-        raise RuntimeInputError("expected a store of tensors in steps, got another or a damaged file")
+        raise InputError("expected a store of tensors in steps, got another or a damaged file")
     if not head[8:].startswith(prefix):
-        raise RuntimeInputError(f"expected a store of version {STORE_VERSION}, got another version")
+        raise InputError(f"expected a store of version {STORE_VERSION}, got another version")
     nbytes = int(struct.unpack("<Q", head[:8])[0]) + 8
     if nbytes > min(size, MAX_JSON_CHARS) or nbytes % PAGE_BYTES:
-        raise RuntimeInputError(f"its header claims {nbytes} bytes; the file has {size}")
+        raise InputError(f"its header claims {nbytes} bytes; the file has {size}")
     data = file.read_start(nbytes)
     if _sealed(data) != data:
-        raise RuntimeInputError("its header is damaged: it has not the checksum that it states")
+        raise InputError("its header is damaged: it has not the checksum that it states")
     return data
 
 
@@ -166,7 +164,7 @@ def _decoded(data: bytes) -> StoreHeader:
     try:
         entries = load_strict_json(data[8:].decode("ascii"), "header")
     except UnicodeDecodeError:
-        raise RuntimeInputError("header: expected ASCII text") from None
+        raise InputError("header: expected ASCII text") from None
     metadata = Fields(
         entries.pop(_METADATA),
         _METADATA,
@@ -178,7 +176,7 @@ def _decoded(data: bytes) -> StoreHeader:
     header = StoreHeader(layout, _split_checksums(metadata.text("crc32"), layout))
     # Whatever else it says wrong (offsets, padding, order, spaces) shows here.
     if encode_header(header) != data:
-        raise RuntimeInputError("header: its offsets and sizes are not those that belong to its tensors")
+        raise InputError("header: its offsets and sizes are not those that belong to its tensors")
     return header
 
 
@@ -186,7 +184,7 @@ def _tensor_spec(name: str, entry: Any) -> TensorSpec:
     fields = Fields(entry, f"tensor {name!r:.100}", ("dtype", "shape", "data_offsets"))
     dtype = _DTYPES_BY_NAME.get(fields.text("dtype"))
     if dtype is None:
-        raise RuntimeInputError(f"tensor {name!r:.100}: unknown element type {fields.text('dtype')!r:.100}")
+        raise InputError(f"tensor {name!r:.100}: unknown element type {fields.text('dtype')!r:.100}")
     return TensorSpec(name, dtype, fields.integers("shape"))
 
 
@@ -196,13 +194,11 @@ def _step_specs(steps: Any, tensors: list[TensorSpec]) -> list[StepSpec]:
     taken = 0
     for number, step in enumerate(steps if isinstance(steps, list) else [steps]):
         if not (isinstance(step, list) and [type(part) for part in step] == [str, int] and step[1] >= 0):
-            raise RuntimeInputError(
-                f"step {number}: expected a name and a count of tensors, got {step!r:.100}"
-            )
+            raise InputError(f"step {number}: expected a name and a count of tensors, got {step!r:.100}")
         specs.append(StepSpec(step[0], tuple(tensors[taken : taken + step[1]])))
         taken += step[1]
     if taken != len(tensors):
-        raise RuntimeInputError(f"steps: expected {len(tensors)} tensors in all, got {taken}")
+        raise InputError(f"steps: expected {len(tensors)} tensors in all, got {taken}")
     return specs
 
 
@@ -210,9 +206,9 @@ def _split_checksums(text: str, layout: StoreLayout) -> tuple[Checksums, ...]:
     try:
         data = bytes.fromhex(text)
     except ValueError:
-        raise RuntimeInputError("crc32: expected hexadecimal digits") from None
+        raise InputError("crc32: expected hexadecimal digits") from None
     counts = [block_count(step.nbytes) for step in layout.steps]
     if len(data) != 4 * sum(counts):
-        raise RuntimeInputError(f"crc32: expected {sum(counts)} checksums, got {len(data) / 4:g}")
+        raise InputError(f"crc32: expected {sum(counts)} checksums, got {len(data) / 4:g}")
     checksums = np.frombuffer(data, ">u4").astype(np.uint32)
     return tuple(np.split(checksums, np.cumsum(counts)[:-1]))

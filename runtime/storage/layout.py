@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from tilewright.runtime.dtypes import DTYPES, Array, dtype_named
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 
 #: bytes of which offsets, sizes and addresses of direct reads and writes are multiples: one page
 PAGE_BYTES = 4096
@@ -33,7 +33,7 @@ class TensorSpec:
     def __post_init__(self) -> None:
         dtype_named(self.dtype)
         if len(self.shape) > MAX_RANK or any(extent < 0 for extent in self.shape):
-            raise RuntimeInputError(
+            raise InputError(
                 f"tensor {self.name!r:.100}: expected up to {MAX_RANK} extents >= 0, got {self.shape!r:.99}"
             )
 
@@ -119,10 +119,10 @@ class StoreLayout:
 def plan_layout(steps: Sequence[StepSpec]) -> StoreLayout:
     """Where the steps lie, the first at byte 0; needs no tensor's data.
 
-    Raises `RuntimeInputError` for no steps, or a name of a tensor that occurs twice.
+    Raises `InputError` for no steps, or a name of a tensor that occurs twice.
     """
     if not steps:
-        raise RuntimeInputError("expected at least one step of tensors, got none")
+        raise InputError("expected at least one step of tensors, got none")
     stored: list[StoredStep] = []
     names: set[str] = set()
     offset = 0
@@ -131,7 +131,7 @@ def plan_layout(steps: Sequence[StepSpec]) -> StoreLayout:
         end = 0
         for tensor in step.tensors:
             if tensor.name in names:
-                raise RuntimeInputError(f"step {step.name!r:.100}: tensor {tensor.name!r:.100} occurs twice")
+                raise InputError(f"step {step.name!r:.100}: tensor {tensor.name!r:.100} occurs twice")
             names.add(tensor.name)
             start = round_up(end, TENSOR_ALIGNMENT)
             starts.append(start)

@@ -13,9 +13,8 @@ from typing import Self
 
 import numpy as np
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError, StorageError
 from tilewright.runtime.storage.buffers import AlignedAllocator, HostAllocator, HostBuffer
-from tilewright.runtime.storage.errors import StorageError
 from tilewright.runtime.storage.layout import BLOCK_BYTES, StepSpec, TensorSpec
 from tilewright.runtime.storage.overlap import OverlapFacts
 from tilewright.runtime.storage.prefetch import Prefetcher
@@ -58,13 +57,13 @@ def measure_storage(
 
     At most `max_bytes` and half of what is free are taken, and given back. Bytes are random (drives may
     compress) and checksums are left out: they are compared once in a run, not every time. Raises
-    `StorageError` where the folder has no room or fails, `RuntimeInputError` for too small a time or size.
+    `StorageError` where the folder has no room or fails, `InputError` for too small a time or size.
     """
     options = replace(options or IoOptions(), verify="never", drop_cache=True)
     allocator = allocator or AlignedAllocator()
     step_bytes = options.chunk_bytes * options.depth
     if seconds <= 0 or max_bytes < 2 * BLOCK_BYTES:
-        raise RuntimeInputError(
+        raise InputError(
             f"expected more than 0 s and {2 * BLOCK_BYTES} bytes or more, got {seconds} s, {max_bytes} bytes"
         )
     count, step_bytes = _affordable(os.fspath(folder), step_bytes, max_bytes)

@@ -11,7 +11,7 @@ from typing import Self
 
 from tilewright.runtime.closable import Closable
 from tilewright.runtime.dtypes import Array
-from tilewright.runtime.errors import DeviceError, RuntimeInputError
+from tilewright.runtime.errors import DeviceError, InputError
 from tilewright.runtime.storage.buffers import HostAllocator, HostBuffer
 from tilewright.runtime.storage.layout import StoredStep
 from tilewright.runtime.storage.overlap import OverlapFacts, UsedStep, overlap_facts
@@ -65,13 +65,13 @@ class Prefetcher(Closable):
         self, source: StepSource, schedule: Iterable[int], allocator: HostAllocator, buffers: int = 2
     ) -> None:
         if buffers < 1:
-            raise RuntimeInputError(f"expected at least 1 buffer, got {buffers}")
+            raise InputError(f"expected at least 1 buffer, got {buffers}")
         self._source, self._schedule, self._allocator = source, iter(schedule), allocator
         self._lock = threading.Lock()
         self._buffers: list[HostBuffer] = []
         self._ahead: deque[tuple[int, HostBuffer, Pending]] = deque()
         self._used: deque[UsedStep] = deque(maxlen=KEPT_STEPS)
-        self._failure: DeviceError | RuntimeInputError | None = None
+        self._failure: DeviceError | InputError | None = None
         self._ended = False
         try:
             for _ in range(buffers):
@@ -99,26 +99,26 @@ class Prefetcher(Closable):
     def take(self) -> LoadedStep | None:
         """The next step of the schedule, waited for; None at its end.
 
-        Raises `StorageError` naming file, step and offset; `RuntimeInputError` for a step that the source
+        Raises `StorageError` naming file, step and offset; `InputError` for a step that the source
         does not have, after `close`, or where every buffer is still with the user (it would wait for itself).
         """
         asked_s = time.perf_counter()
         with self._lock:
             if self._closed:
-                raise RuntimeInputError("the prefetcher was closed")
+                raise InputError("the prefetcher was closed")
             if not self._ahead:
                 if self._failure is not None:
                     raise self._failure
                 if self._ended:
                     return None
-                raise RuntimeInputError(
+                raise InputError(
                     f"all {len(self._buffers)} buffers are in use: release a step before the next is taken"
                 )
             number, buffer, pending = self._ahead[0]
         transfer = pending.wait()
         with self._lock:
             if self._closed:
-                raise RuntimeInputError("the prefetcher was closed")
+                raise InputError("the prefetcher was closed")
             self._ahead.popleft()
         self._used.append(UsedStep(transfer, asked_s, time.perf_counter()))
         return LoadedStep(number, self._source.layout.steps[number], buffer, self._take_back)
@@ -153,5 +153,5 @@ class Prefetcher(Closable):
             return
         try:
             self._ahead.append((number, buffer, self._source.start(number, buffer)))
-        except (DeviceError, RuntimeInputError) as error:
+        except (DeviceError, InputError) as error:
             self._failure = error

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tilewright.runtime.closable import Closable
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError, StorageError
 from tilewright.runtime.storage.buffers import HostBuffer
 from tilewright.runtime.storage.direct_file import DirectFile, open_to_read
-from tilewright.runtime.storage.errors import StorageError
 from tilewright.runtime.storage.header import Checksums, read_header
 from tilewright.runtime.storage.layout import BLOCK_BYTES, StoredStep, StoreLayout
 from tilewright.runtime.storage.source import IoFacts, IoOptions, Transfer
@@ -21,7 +20,7 @@ from tilewright.runtime.storage.transfers import ChunkedTransfer
 class StepReader(Closable):
     """A `StepSource` over a store; safe to use from several threads, one transfer per step and buffer each.
 
-    Raises `RuntimeInputError` naming the file where it is no store, `StorageError` where storage fails.
+    Raises `InputError` naming the file where it is no store, `StorageError` where storage fails.
     A file that is changed while it is open fails at the next request; one that is replaced stays as it was.
     """
 
@@ -45,7 +44,7 @@ class StepReader(Closable):
         return io_facts(self._file, self._options)
 
     def start(self, step: int, buffer: HostBuffer) -> ChunkedTransfer:
-        """Begin to read; raises `RuntimeInputError` for a step that does not exist or a buffer too small."""
+        """Begin to read; raises `InputError` for a step that does not exist or a buffer too small."""
         stored = step_that_fits(self.layout, step, buffer)
         require_open(self._file)
         verify = self._options.verify
@@ -88,25 +87,25 @@ def io_facts(file: DirectFile, options: IoOptions) -> IoFacts:
 
 
 def require_open(file: DirectFile) -> None:
-    """Raise `RuntimeInputError` where the file was closed already."""
+    """Raise `InputError` where the file was closed already."""
     if file.closed:
-        raise RuntimeInputError(f"{file.path}: it was closed already")
+        raise InputError(f"{file.path}: it was closed already")
 
 
 def step_that_fits(layout: StoreLayout, step: int, buffer: HostBuffer) -> StoredStep:
-    """The step of this number; raises `RuntimeInputError` where there is none or `buffer` is too small."""
+    """The step of this number; raises `InputError` where there is none or `buffer` is too small."""
     stored = numbered_step(layout.steps, step)
     if buffer.nbytes < stored.nbytes:
-        raise RuntimeInputError(
+        raise InputError(
             f"step {stored.name!r:.100}: expected a buffer of {stored.nbytes} bytes, got {buffer.nbytes}"
         )
     return stored
 
 
 def numbered_step(steps: Sequence[StoredStep], step: int) -> StoredStep:
-    """The step of this number; raises `RuntimeInputError` where there is none."""
+    """The step of this number; raises `InputError` where there is none."""
     if not 0 <= step < len(steps):
-        raise RuntimeInputError(f"expected a step in 0..{len(steps) - 1}, got {step}")
+        raise InputError(f"expected a step in 0..{len(steps) - 1}, got {step}")
     return steps[step]
 
 

@@ -10,10 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from tilewright.runtime.closable import Closable
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError, StorageError
 from tilewright.runtime.storage.buffers import HostBuffer
 from tilewright.runtime.storage.direct_file import new_unnamed_file
-from tilewright.runtime.storage.errors import StorageError
 from tilewright.runtime.storage.header import block_count
 from tilewright.runtime.storage.layout import BLOCK_BYTES, StepSpec, plan_layout
 from tilewright.runtime.storage.reader import compare_checksums, io_facts, require_open, step_that_fits
@@ -51,7 +50,7 @@ class ScratchStore(Closable):
     def start_write(self, step: int, buffer: HostBuffer) -> ChunkedTransfer:
         """Begin to write a step from the beginning of `buffer`, which must not change until its end.
 
-        Raises `RuntimeInputError` for a step that does not exist or a buffer too small.
+        Raises `InputError` for a step that does not exist or a buffer too small.
         """
         stored = step_that_fits(self.layout, step, buffer)
         require_open(self._file)
@@ -72,12 +71,12 @@ class ScratchStore(Closable):
         return self._writes[step]
 
     def start(self, step: int, buffer: HostBuffer) -> ChunkedTransfer:
-        """Begin to read a step as it was last written; raises `RuntimeInputError` where it never was."""
+        """Begin to read a step as it was last written; raises `InputError` where it never was."""
         stored = step_that_fits(self.layout, step, buffer)
         require_open(self._file)
         written = self._writes.get(step)
         if written is None:
-            raise RuntimeInputError(f"step {stored.name!r:.100} of {self._file.path} was not written yet")
+            raise InputError(f"step {stored.name!r:.100} of {self._file.path} was not written yet")
         verify = self._options.verify
         compare = verify == "always" or (verify == "first" and step not in self._compared)
 

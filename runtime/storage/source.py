@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.storage.buffers import HostBuffer
 from tilewright.runtime.storage.layout import BLOCK_BYTES, StoreLayout
 
@@ -30,13 +30,13 @@ class IoOptions:
 
     def __post_init__(self) -> None:
         if self.chunk_bytes <= 0 or self.chunk_bytes % BLOCK_BYTES:
-            raise RuntimeInputError(
+            raise InputError(
                 f"expected chunk_bytes to be a positive multiple of {BLOCK_BYTES}, got {self.chunk_bytes}"
             )
         if not 1 <= self.depth <= 256:
-            raise RuntimeInputError(f"expected a depth in 1..256, got {self.depth}")
+            raise InputError(f"expected a depth in 1..256, got {self.depth}")
         if self.verify not in ("first", "always", "never"):
-            raise RuntimeInputError(f"expected verify to be first, always or never, got {self.verify!r}")
+            raise InputError(f"expected verify to be first, always or never, got {self.verify!r}")
 
 
 @dataclass(frozen=True)

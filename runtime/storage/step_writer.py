@@ -7,7 +7,7 @@ from collections import deque
 
 from tilewright.runtime.closable import Closable
 from tilewright.runtime.dtypes import Array
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.storage.buffers import HostAllocator, HostBuffer
 from tilewright.runtime.storage.layout import StoredStep
 from tilewright.runtime.storage.overlap import OverlapFacts, UsedStep, overlap_facts
@@ -37,7 +37,7 @@ class StepWriter(Closable):
 
     def __init__(self, scratch: ScratchStore, allocator: HostAllocator, buffers: int = 2) -> None:
         if buffers < 1:
-            raise RuntimeInputError(f"expected at least 1 buffer, got {buffers}")
+            raise InputError(f"expected at least 1 buffer, got {buffers}")
         self._scratch, self._allocator = scratch, allocator
         self._all: list[HostBuffer] = []
         self._free: list[HostBuffer] = []
@@ -66,9 +66,7 @@ class StepWriter(Closable):
         self._retire_done()
         if not self._free:
             if not self._behind:
-                raise RuntimeInputError(
-                    f"all {len(self._all)} buffers are open: submit a step before the next"
-                )
+                raise InputError(f"all {len(self._all)} buffers are open: submit a step before the next")
             self._retire()
         return OpenStep(step, stored, self._free.pop())
 

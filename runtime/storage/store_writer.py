@@ -14,8 +14,7 @@ import numpy as np
 
 from tilewright.runtime.atomic_file import atomic_file
 from tilewright.runtime.dtypes import DTYPES, Array
-from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.storage.errors import StorageError
+from tilewright.runtime.errors import InputError, StorageError
 from tilewright.runtime.storage.header import StoreHeader, block_count, encode_header
 from tilewright.runtime.storage.layout import BLOCK_BYTES, StepSpec, StoredStep, TensorSpec, plan_layout
 
@@ -23,7 +22,7 @@ from tilewright.runtime.storage.layout import BLOCK_BYTES, StepSpec, StoredStep,
 class StoreWriter:
     """A new store, used as `with StoreWriter(path, steps) as writer`; `path` appears when that ends well.
 
-    The space of the whole file is taken at the start. Raises `RuntimeInputError` for steps, names and arrays
+    The space of the whole file is taken at the start. Raises `InputError` for steps, names and arrays
     that do not fit together, `StorageError` where the file cannot be written (a full disk, for instance).
     """
 
@@ -58,9 +57,7 @@ class StoreWriter:
             with self._stack:
                 if self._written < len(self.layout.steps):
                     missing = self.layout.steps[self._written].name
-                    raise RuntimeInputError(
-                        f"{self._path}: step {missing!r:.100} and what follows are missing"
-                    )
+                    raise InputError(f"{self._path}: step {missing!r:.100} and what follows are missing")
                 self._file.seek(0)
                 self._file.write(encode_header(self._header))
         except OSError as fault:
@@ -72,12 +69,12 @@ class StoreWriter:
         So `arrays` may make them when asked. They must have the names, dtypes and shapes of the step.
         """
         if self._file is None or self._written == len(self.layout.steps):
-            raise RuntimeInputError(f"{self._path}: there is no step to write now")
+            raise InputError(f"{self._path}: there is no step to write now")
         number = self._written
         step = self.layout.steps[number]
         if set(arrays) != set(step.start_of):
             odd = sorted(set(arrays) ^ set(step.start_of))[0]
-            raise RuntimeInputError(
+            raise InputError(
                 f"{self._path}: tensor {odd!r:.100} is not both in step {step.name!r:.100} and in its arrays"
             )
         try:
@@ -113,9 +110,9 @@ class StoreWriter:
 
 
 def _bytes_of(tensor: TensorSpec, array: Array, step: StoredStep) -> memoryview:
-    """The array's bytes in C order; raises `RuntimeInputError` for another dtype or shape than planned."""
+    """The array's bytes in C order; raises `InputError` for another dtype or shape than planned."""
     if (array.dtype.name, array.shape) != (tensor.dtype, tensor.shape):
-        raise RuntimeInputError(
+        raise InputError(
             f"step {step.name!r:.100}, tensor {tensor.name!r:.100}: expected {tensor.dtype} {tensor.shape}, "
             f"got {array.dtype.name} {array.shape}"
         )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from tilewright.runtime.storage.errors import StorageError
+from tilewright.runtime.errors import StorageError
 from tilewright.runtime.storage.source import Transfer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewright.runtime.arena.placement import place_arena
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.streams.stream_plan import StreamPlan
@@ -16,15 +16,15 @@ def with_streams(plan: ExecutionPlan, streams: StreamPlan) -> ExecutionPlan:
 
     Launches follow its order, carry its stream numbers, and depend on exactly the reduced edges of what it
     enforces: neighbours on a stream and waits across streams. Memory is placed anew, so buffers share bytes
-    only where these edges keep their uses apart. Raises `RuntimeInputError` where the streams are not of this
+    only where these edges keep their uses apart. Raises `InputError` where the streams are not of this
     plan's launches or leave a dependency of the plan open.
     """
     dag, order = plan.dag, streams.happens_before
     if sorted(streams.order) != list(range(dag.n)):
-        raise RuntimeInputError(f"expected streams of {dag.n} launches, got {len(streams.order)}")
+        raise InputError(f"expected streams of {dag.n} launches, got {len(streams.order)}")
     for u, v in dag.edges:
         if not order.ordered(u, v):
-            raise RuntimeInputError(f"the streams leave launch {v} free to run before launch {u}")
+            raise InputError(f"the streams leave launch {v} free to run before launch {u}")
     number = {node: index for index, nodes in enumerate(streams.streams) for node in nodes}
     position = {node: index for index, node in enumerate(streams.order)}
     launches = tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.runtime.dag import Dag, Edge
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.streams.work import Work
 from tilewright.runtime.strict_json import Fields, load_strict_json
 
@@ -13,7 +13,7 @@ from tilewright.runtime.strict_json import Fields, load_strict_json
 def graph_from_json(text: str) -> tuple[Dag, Work]:
     """Read `{"n": 4, "edges": [[0, 1]]}` and, where given, `costs`, `resources` and `sync_cost` (see `Work`).
 
-    Raises `RuntimeInputError` on anything else, and on a graph with cycles.
+    Raises `InputError` on anything else, and on a graph with cycles.
     """
     fields = Fields(
         load_strict_json(text, "graph"), "graph", ("n", "edges"), ("costs", "resources", "sync_cost")
@@ -25,7 +25,7 @@ def graph_from_json(text: str) -> tuple[Dag, Work]:
 
 def _edge(value: Any, where: str) -> Edge:
     if not (isinstance(value, list) and len(value) == 2 and all(type(node) is int for node in value)):
-        raise RuntimeInputError(f"{where}: expected two integers [from, to], got {value!r:.60}")
+        raise InputError(f"{where}: expected two integers [from, to], got {value!r:.60}")
     return value[0], value[1]
 
 
@@ -35,5 +35,5 @@ def _numbers(fields: Fields, key: str) -> tuple[float, ...] | None:
 
 def _number(value: Any, where: str) -> float:
     if type(value) not in (int, float):
-        raise RuntimeInputError(f"{where}: expected a number, got {value!r:.60}")
+        raise InputError(f"{where}: expected a number, got {value!r:.60}")
     return float(value)

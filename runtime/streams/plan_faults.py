@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tilewright.runtime.dag import Dag, members
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.streams.stream_plan import StreamPlan
 
 
@@ -22,7 +22,7 @@ def find_plan_faults(dag: Dag, plan: StreamPlan, *, concurrent: bool = False) ->
         return faults
     try:
         enforced = plan.happens_before
-    except RuntimeInputError as error:
+    except InputError as error:
         return [f"streams and synchronisations contradict each other: {error}"]
     rank = {node: index for index, node in enumerate(plan.order)}
     faults += [
@@ -37,11 +37,11 @@ def find_plan_faults(dag: Dag, plan: StreamPlan, *, concurrent: bool = False) ->
 
 
 def check_plan(dag: Dag, plan: StreamPlan, *, concurrent: bool = False) -> None:
-    """Raise `RuntimeInputError` with what `find_plan_faults` finds."""
+    """Raise `InputError` with what `find_plan_faults` finds."""
     faults = find_plan_faults(dag, plan, concurrent=concurrent)
     if faults:
         more = f"; and {len(faults) - 20} more" if len(faults) > 20 else ""
-        raise RuntimeInputError(f"the stream plan is wrong: {'; '.join(faults[:20])}{more}")
+        raise InputError(f"the stream plan is wrong: {'; '.join(faults[:20])}{more}")
 
 
 def _faults_of_parts(dag: Dag, plan: StreamPlan) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.runtime.dag import Dag
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.streams.chain_cover import (
     limited_chains,
     merged_chains,
@@ -51,7 +51,7 @@ def limited(dag: Dag, limit: int, work: Work) -> StreamPlan:
     """At most `limit` streams: as `exact` where that needs no more, else still without ordering independent
     nodes where the graph is no wider than `limit`, else a list schedule by the costs of `work`."""
     if limit < 1:
-        raise RuntimeInputError(f"expected at least 1 stream, got {limit}")
+        raise InputError(f"expected at least 1 stream, got {limit}")
     chains = limited_chains(dag, limit)
     return plan_from_streams(dag, listed_streams(dag, limit, work) if chains is None else chains)
 
@@ -83,7 +83,7 @@ NAMES = (*POLICIES, "limited(K)", "auto")
 def plan_streams(dag: Dag, policy: str = "exact", work: Work | None = None) -> StreamPlan:
     """The plan of a policy by name: those of `POLICIES` or `limited(K)`; by default nodes take time 1 each.
 
-    Raises `RuntimeInputError` for any other name; `auto` needs a measurement: see `choose_plan`.
+    Raises `InputError` for any other name; `auto` needs a measurement: see `choose_plan`.
     """
     own = work or Work.of(dag.n)
     if policy in POLICIES:
@@ -91,8 +91,8 @@ def plan_streams(dag: Dag, policy: str = "exact", work: Work | None = None) -> S
     if match := LIMITED.fullmatch(policy):
         return limited(dag, int(match[1]), own)
     if policy == "auto":
-        raise RuntimeInputError("policy auto measures plans: call choose_plan with a way to measure")
-    raise RuntimeInputError(f"expected one of the policies {', '.join(NAMES)}, got {policy!r:.60}")
+        raise InputError("policy auto measures plans: call choose_plan with a way to measure")
+    raise InputError(f"expected one of the policies {', '.join(NAMES)}, got {policy!r:.60}")
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,12 @@ def choose_plan(
 
     `measure` gives the time of one replay, in any unit. Plans of more than `max_streams` streams are left
     out. Of equally fast plans the first policy's wins, so list simple ones first; another than the first must
-    be faster than it by the factor `gain`. Raises `RuntimeInputError` where there is none to choose from.
+    be faster than it by the factor `gain`. Raises `InputError` where there is none to choose from.
     """
     planned = {name: plan_streams(dag, name, work) for name in policies}
     plans = {n: p for n, p in planned.items() if max_streams is None or len(p.streams) <= max_streams}
     if not plans:
-        raise RuntimeInputError("expected at least one policy to choose from")
+        raise InputError("expected at least one policy to choose from")
     measured: dict[StreamPlan, float] = {}
     for plan in plans.values():
         if plan not in measured:

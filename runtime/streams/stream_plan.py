@@ -36,7 +36,7 @@ def plan_from_streams(
     They are the edges between streams of the transitive reduction of everything that must be ordered: the
     graph, the streams, and the further pairs `barriers`. Where the streams are chains of the graph and there
     are no barriers, these are the graph's reduced edges between streams. Streams are sorted by first node.
-    Raises `RuntimeInputError` where the streams contradict the graph.
+    Raises `InputError` where the streams contradict the graph.
     """
     ordered = tuple(sorted(tuple(s) for s in streams if s))
     stream_of = {node: index for index, nodes in enumerate(ordered) for node in nodes}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.runtime.dag import Dag
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -31,19 +31,19 @@ class Work:
     ) -> Work:
         """Checked work of n nodes; by default each takes time 1 and no share, so any number runs at once.
 
-        Raises `RuntimeInputError` for a wrong length, a negative or infinite time, or a share outside 0..1.
+        Raises `InputError` for a wrong length, a negative or infinite time, or a share outside 0..1.
         """
         own_costs = tuple(map(float, [1.0] * n if costs is None else costs))
         own_shares = tuple(map(float, [0.0] * n if shares is None else shares))
         for name, values, limit in (("costs", own_costs, math.inf), ("resources", own_shares, 1.0)):
             if len(values) != n:
-                raise RuntimeInputError(f"{name}: expected {n} numbers, one per node, got {len(values)}")
+                raise InputError(f"{name}: expected {n} numbers, one per node, got {len(values)}")
             for node, value in enumerate(values):
                 if not (0 <= value <= limit and math.isfinite(value)):
                     expected = "a finite number of at least 0" if limit > 1 else "a share from 0 to 1"
-                    raise RuntimeInputError(f"{name}[{node}]: expected {expected}, got {value}")
+                    raise InputError(f"{name}[{node}]: expected {expected}, got {value}")
         if not (math.isfinite(sync_cost) and sync_cost >= 0):
-            raise RuntimeInputError(f"sync_cost: expected a finite number of at least 0, got {sync_cost}")
+            raise InputError(f"sync_cost: expected a finite number of at least 0, got {sync_cost}")
         return Work(own_costs, own_shares, float(sync_cost))
 
     def remaining(self, dag: Dag) -> list[float]:

@@ -9,10 +9,10 @@ import pytest
 import tilewright as tw
 from tilewright import distributed
 from tilewright.runtime.communication.communicator import TIMEOUT_S
-from tilewright.runtime.communication.errors import CommunicationError
 from tilewright.runtime.cuda.device import CudaDevice
 from tilewright.runtime.cuda.staged import StagedCommunicator
 from tilewright.runtime.dtypes import DTYPES
+from tilewright.runtime.errors import CommunicationError
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch

@@ -16,7 +16,7 @@ from tilewright.ir.interpreter.run import interpret
 from tilewright.libraries.candidates import convolutions_in, library_candidates, products_in
 from tilewright.libraries.comparison import standing_alone
 from tilewright.runtime.cuda.device import CudaDevice
-from tilewright.runtime.errors import DeviceMissingError, RuntimeInputError
+from tilewright.runtime.errors import DeviceMissingError, InputError
 from tilewright.tuning.kernels.kernel_program import alone
 
 PRODUCT = """module @m {{
@@ -167,13 +167,13 @@ def test_a_plan_of_another_version_is_refused(gpu):
         replace(k, source=k.source.replace('"version": "', '"version": "9')) if k.language == "library" else k
         for k in plan.kernels
     ]
-    with pytest.raises(RuntimeInputError, match="this machine has"):
+    with pytest.raises(InputError, match="this machine has"):
         gpu.load(plan.replace(kernels=tuple(kernels)), constants)
 
 
 def test_unknown_libraries_are_refused(gpu):
     (call, *_) = products_in(product("fp32"))
-    with pytest.raises((RuntimeInputError, DeviceMissingError)):
+    with pytest.raises((InputError, DeviceMissingError)):
         gpu.library_kernels("nolib", call.problem, 0)
 
 

@@ -16,7 +16,6 @@ from tilewright.frontends.relay.params import load_params
 from tilewright.ir import InputError, bounded_file, load_constants, npz_file, parse_file
 from tilewright.ir.bounded_file import read_bounded, require_regular
 from tilewright.ir.npz_file import NpzFile, read_npz
-from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.plan.bucket_container import read_saved
 from tilewright.tools.cli import main
 from tilewright.tools.irdump.command import main as irdump
@@ -145,7 +144,7 @@ def test_python_refuses_what_has_no_end(tmp_path, make):
     for read in (tw.load, load_constants, parse_file, load_params, read_npz, TuningDatabase.open):
         with pytest.raises(InputError, match="bad"):
             read(bad)
-    with pytest.raises(RuntimeInputError, match="no regular file"):
+    with pytest.raises(InputError, match="no regular file"):
         read_saved(bad)
 
 

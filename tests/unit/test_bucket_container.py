@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from runtime_samples import diamond, random_floats
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.plan.bucket_container import SavedBuckets, read_saved, write_buckets
 from tilewright.runtime.plan.container import SavedExecutable, read_container, write_container
 
@@ -45,7 +45,7 @@ def pack(path, members: dict[str, bytes], **manifest: object) -> None:
 
 
 def refused(path) -> str:
-    with pytest.raises(RuntimeInputError) as caught:
+    with pytest.raises(InputError) as caught:
         read_saved(path)
     assert str(caught.value).startswith(str(path))
     assert len(str(caught.value)) < 1000
@@ -81,7 +81,7 @@ def test_either_kind_is_read_as_what_it_is(tmp_path):
     write_container(tmp_path / "one.tw", bucket(W, "a"))
     assert isinstance(read_saved(tmp_path / "one.tw"), SavedExecutable)
     write_buckets(tmp_path / "all.tw", sample())
-    with pytest.raises(RuntimeInputError, match="expected container version 1"):
+    with pytest.raises(InputError, match="expected container version 1"):
         read_container(tmp_path / "all.tw")
 
 
@@ -136,9 +136,9 @@ def test_a_damaged_member_is_noticed(tmp_path, members):
 
 
 def test_nothing_is_written_for_what_cannot_be_saved(tmp_path):
-    with pytest.raises(RuntimeInputError, match="at least one bucket"):
+    with pytest.raises(InputError, match="at least one bucket"):
         write_buckets(tmp_path / "net.tw", SavedBuckets(()))
     bad = SavedExecutable(bucket(W, "a").plan, {})
-    with pytest.raises(RuntimeInputError, match="constant 'w' is missing"):
+    with pytest.raises(InputError, match="constant 'w' is missing"):
         write_buckets(tmp_path / "net.tw", SavedBuckets((bucket(W, "a"), bad)))
     assert not list(tmp_path.iterdir())

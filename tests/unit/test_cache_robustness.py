@@ -152,12 +152,12 @@ def test_a_folder_and_entries_that_may_not_be_touched(filled):
 
 FULL = """
 import resource
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 cache = BinaryCache(sys.argv[1])
 with pytest.warns(RuntimeWarning, match="cannot be written"):
     assert set(compile_cached(TEXTS["scale"], cache=cache).kernels) == {"scale"}
-with pytest.raises(RuntimeInputError, match="cannot be written"):
+with pytest.raises(InputError, match="cannot be written"):
     save(sys.argv[2])
 """
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 
 EXCHANGE = CommunicationKernel(
@@ -59,12 +59,12 @@ def test_what_a_launch_needs() -> None:
 )
 def test_faults_are_named(kernel: CommunicationKernel, changes: dict[str, object], message: str) -> None:
     wrong = dataclasses.replace(kernel, **changes)  # type: ignore[arg-type]
-    with pytest.raises(RuntimeInputError, match=message):
+    with pytest.raises(InputError, match=message):
         CommunicationKernel.from_json(wrong.to_json())
 
 
 def test_reading_trusts_nothing() -> None:
     data = json.loads(GATHER.to_json())
     for key, value in (("counts", "3"), ("operands", [2.0]), ("sends", [[0]]), ("extra", 1)):
-        with pytest.raises(RuntimeInputError, match="the communication kernel"):
+        with pytest.raises(InputError, match="the communication kernel"):
             CommunicationKernel.from_json(json.dumps({**data, key: value}))

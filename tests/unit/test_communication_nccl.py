@@ -15,10 +15,16 @@ import pytest
 from nccl_samples import Fabric, FakeNccl
 
 from tilewright.runtime.communication import nccl_api
-from tilewright.runtime.communication.errors import CommunicationError, DisagreementError, PeerFailedError
 from tilewright.runtime.communication.nccl import NcclCommunicator
 from tilewright.runtime.communication.threads import ThreadCommunicator, ThreadWorld
-from tilewright.runtime.errors import DeviceError, DeviceMissingError, RuntimeInputError
+from tilewright.runtime.errors import (
+    CommunicationError,
+    DeviceError,
+    DeviceMissingError,
+    DisagreementError,
+    InputError,
+    PeerFailedError,
+)
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -304,7 +310,7 @@ def test_an_old_library_and_a_program_of_another_rank_are_refused() -> None:
     host = ThreadWorld(1, timeout_s=1).communicators[0]
     with pytest.raises(DeviceError, match=r"at least version 2\.18\.0, got 2\.17\.5"):
         NcclCommunicator(host, [], "GPU", library=FakeNccl(Fabric(), version=21705))
-    with pytest.raises(RuntimeInputError, match=r"rank 0 of 1: .*: it is for another rank"):
+    with pytest.raises(InputError, match=r"rank 0 of 1: .*: it is for another rank"):
         NcclCommunicator(host, [swap(0)], "GPU", library=FakeNccl(Fabric()))
 
 

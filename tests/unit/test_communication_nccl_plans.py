@@ -12,13 +12,12 @@ from gpu_samples import Gpu
 from nccl_samples import Fabric, FakeNccl
 
 from tilewright.runtime.communication import nccl_api
-from tilewright.runtime.communication.errors import CommunicationError, PeerFailedError
 from tilewright.runtime.communication.threads import ThreadCommunicator, ThreadWorld
 from tilewright.runtime.cuda.context import Context, own_ordinal
 from tilewright.runtime.cuda.memory import CudaPool
 from tilewright.runtime.cuda.plan import CudaPlan, ReplayKind
 from tilewright.runtime.cuda.staged import StagedCommunicator
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import CommunicationError, InputError, PeerFailedError
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
@@ -207,7 +206,7 @@ def test_through_host_memory_where_asked(kind: ReplayKind) -> None:
 
 def test_a_plan_that_communicates_needs_the_others() -> None:
     context: Any = Context(Gpu(0, []), 0)  # type: ignore[arg-type]
-    with pytest.raises(RuntimeInputError, match="expected a communicator: the plan is one of several ranks'"):
+    with pytest.raises(InputError, match="expected a communicator: the plan is one of several ranks'"):
         CudaPlan(context, CudaPool(), plan_of(0), {})
 
 

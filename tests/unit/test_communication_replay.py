@@ -13,7 +13,7 @@ from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.replay import CommunicationOrder, beside_compute
 from tilewright.runtime.communication.threads import ThreadWorld
 from tilewright.runtime.emulator.device import EmulatorDevice
-from tilewright.runtime.errors import DeviceError, RuntimeInputError
+from tilewright.runtime.errors import DeviceError, InputError
 from tilewright.runtime.null.device import NullDevice
 from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.plan.check import find_faults
@@ -133,10 +133,8 @@ def test_devices_that_cannot_say_so(plan: ExecutionPlan) -> None:
         emulator.load(plan, {})
     exe = plan_of("opencl")
     with OpenClDevice() as device:
-        with pytest.raises(RuntimeInputError, match=r"expected a communicator.*\(exchange from 1\).*mpirun"):
+        with pytest.raises(InputError, match=r"expected a communicator.*\(exchange from 1\).*mpirun"):
             device.load(exe, {})
         on_gpu: Any = SimpleNamespace(space="cuda")
-        with pytest.raises(
-            RuntimeInputError, match=r"between host memory for .*, got one between cuda memory"
-        ):
+        with pytest.raises(InputError, match=r"between host memory for .*, got one between cuda memory"):
             device.load(exe, {}, communicator=on_gpu)

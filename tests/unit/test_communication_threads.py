@@ -8,9 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tilewright.runtime.communication.errors import CommunicationError, PeerFailedError
 from tilewright.runtime.communication.threads import ThreadCommunicator, ThreadWorld
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import CommunicationError, InputError, PeerFailedError
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -173,9 +172,9 @@ def test_a_message_of_another_size_is_refused() -> None:
 
 def test_a_program_of_another_rank_is_refused() -> None:
     world = ThreadWorld(2, timeout_s=1)
-    with pytest.raises(RuntimeInputError, match="is for rank 0"):
+    with pytest.raises(InputError, match="is for rank 0"):
         run_one(world.communicators[1], collective("all_reduce", "float32", 2, 0, (1,)), np.zeros(1, "f4"))
-    with pytest.raises(RuntimeInputError, match="is for rank 2"):
+    with pytest.raises(InputError, match="is for rank 2"):
         run_one(
             world.communicators[0],
             CommunicationKernel("exchange", "float32", (), (2,), (), (Message(2, 0, 0),)),

@@ -12,7 +12,7 @@ import tilewright as tw
 from tilewright.codegen.emit.in_place import in_place_pairs
 from tilewright.runtime.arena.in_place import places_of
 from tilewright.runtime.arena.placement import layout_of, place_arena
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 from tilewright.runtime.plan.hazards import find_hazards
@@ -164,16 +164,16 @@ def test_a_result_begun_earlier_overwrites_nothing():
 def test_malformed_pairs_are_faults_and_pairs_survive_json():
     plan = place_arena(sums(3, "t2"))
     assert plan_from_json(plan_to_json(plan)) == plan
-    with pytest.raises(RuntimeInputError, match="'t0' and 't1' share arena bytes"):
+    with pytest.raises(InputError, match="'t0' and 't1' share arena bytes"):
         plan_from_json(plan_to_json(plan).replace("[[0, 2]]", "[]"))
     apart = place_arena(sums(3, "t2", ()))
     old = plan_to_json(apart).replace(', "in_place": []', "")
     assert "in_place" not in old
     assert all(not launch.in_place for launch in plan_from_json(old).launches)
     for bad in (((2, 2),), ((0, 1),), ((0, 3),), ((0, -1),)):
-        with pytest.raises(RuntimeInputError, match="in_place"):
+        with pytest.raises(InputError, match="in_place"):
             validate(place_arena(sums(3, "t2")).replace(launches=sums(3, "t2", bad).launches))
-    with pytest.raises(RuntimeInputError, match="pair of integers"):
+    with pytest.raises(InputError, match="pair of integers"):
         plan_from_json(plan_to_json(plan).replace("[[0, 2]]", "[[0]]"))
 
 

@@ -30,7 +30,7 @@ from tilewright.libraries.matching.known import Known, fact_of, facts_in, with_f
 from tilewright.libraries.program import inlined, program_around
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import official_stages
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.libraries.attention import AttentionProblem
 from tilewright.runtime.libraries.convolution import Array4
 from tilewright.runtime.libraries.cudnn import Cudnn
@@ -321,5 +321,5 @@ def test_json_of_attention_round_trips_and_refuses_the_rest() -> None:
     ):
         changed = text.replace(old, new)
         assert changed != text, old
-        with pytest.raises(RuntimeInputError, match=fault):
+        with pytest.raises(InputError, match=fault):
             LibraryKernel.from_json(changed)

@@ -19,7 +19,7 @@ from tilewright.libraries.candidates import convolutions_in, library_candidates
 from tilewright.libraries.comparison import standing_alone
 from tilewright.libraries.program import Call, program_around
 from tilewright.libraries.weights import with_constant_weights
-from tilewright.runtime.errors import DeviceError, RuntimeInputError
+from tilewright.runtime.errors import DeviceError, InputError
 from tilewright.runtime.libraries.convolution import Array4, ConvolutionProblem
 from tilewright.runtime.libraries.cudnn import KEPT_GRAPHS, Cudnn
 from tilewright.runtime.libraries.kernel import LibraryKernel
@@ -258,7 +258,7 @@ def test_json_of_convolutions_round_trips() -> None:
     (call,) = convolutions_in(named_kernel("groups"))
     kernel = LibraryKernel("cudnn", "9.19.0", call.problem, "eng4_k2=1", 128)
     assert LibraryKernel.from_json(kernel.to_json()) == kernel
-    with pytest.raises(RuntimeInputError, match="cublaslt computes no convolution"):
+    with pytest.raises(InputError, match="cublaslt computes no convolution"):
         LibraryKernel.from_json(kernel.to_json().replace('"cudnn"', '"cublaslt"').replace("eng4_k2=1", "00"))
 
 
@@ -277,5 +277,5 @@ def test_json_of_convolutions_round_trips() -> None:
 def test_problems_that_make_no_sense_are_refused(change: dict[str, Any], text: str) -> None:
     (call,) = convolutions_in(named_kernel("same padding"))
     assert isinstance(call.problem, ConvolutionProblem)
-    with pytest.raises(RuntimeInputError, match=text):
+    with pytest.raises(InputError, match=text):
         replace(call.problem, **change).check()

@@ -22,7 +22,7 @@ from tilewright.libraries.matching.known import Known
 from tilewright.libraries.matching.matmul import BUFFER_DTYPE
 from tilewright.libraries.matching.norm import norms_in
 from tilewright.libraries.program import program_around
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.libraries.convolution import Array4
 from tilewright.runtime.libraries.cudnn import Cudnn
 from tilewright.runtime.libraries.kernel import LibraryKernel
@@ -150,7 +150,7 @@ def test_json_of_norms_round_trips() -> None:
         ('"has_bias": true', '"has_bias": 1', "expected has_bias to be of type bool"),
         ('"kind": "layer"', '"kind": "group"', "expected kind among layer, rms"),
     ):
-        with pytest.raises(RuntimeInputError, match=fault):
+        with pytest.raises(InputError, match=fault):
             LibraryKernel.from_json(text.replace(old, new))
 
 
@@ -166,7 +166,7 @@ def test_json_of_norms_round_trips() -> None:
     ],
 )
 def test_problems_that_make_no_sense_are_refused(change: dict[str, Any], text: str) -> None:
-    with pytest.raises(RuntimeInputError, match=text):
+    with pytest.raises(InputError, match=text):
         replace(PROBLEM, **change).check()
 
 

@@ -21,7 +21,7 @@ from tilewright.passes.pipelines import PACKING, official_stages
 from tilewright.running.executable import Artifact, Executable
 from tilewright.running.loading import load
 from tilewright.runtime.cuda.plan_libraries import PlanLibraries
-from tilewright.runtime.errors import DeviceError, DeviceMissingError, RuntimeInputError
+from tilewright.runtime.errors import DeviceError, DeviceMissingError, InputError
 from tilewright.runtime.libraries import cublaslt_api as api
 from tilewright.runtime.libraries.cublaslt import CublasLt
 from tilewright.runtime.libraries.kernel import LibraryKernel
@@ -95,7 +95,7 @@ def test_other_devices_refuse_them_in_one_sentence() -> None:
     from tilewright.codegen.builders.emulator_build import EmulatorBuilder
     from tilewright.runtime.emulator.device import EmulatorDevice
 
-    with EmulatorDevice(EmulatorBuilder()) as device, pytest.raises(RuntimeInputError, match="got library"):
+    with EmulatorDevice(EmulatorBuilder()) as device, pytest.raises(InputError, match="got library"):
         device.load(planned(), {})
 
 
@@ -122,7 +122,7 @@ def test_faults_of_library_launches_are_found() -> None:
         "unknown key": with_source(plan, kernel().to_json()[:-1] + ', "more": 1}'),
     }
     for text, bad in faults.items():
-        with pytest.raises(RuntimeInputError, match=text):
+        with pytest.raises(InputError, match=text):
             validate(bad)
 
 
@@ -141,7 +141,7 @@ def test_faults_of_library_launches_are_found() -> None:
     ],
 )
 def test_problems_that_make_no_sense_are_refused(change: dict[str, Any], text: str) -> None:
-    with pytest.raises(RuntimeInputError, match=text):
+    with pytest.raises(InputError, match=text):
         kernel(problem=replace(PROBLEM, **change)).check()
 
 
@@ -159,7 +159,7 @@ def opened(fake: FakeCublasLt) -> tuple[Shared[Any], Any]:
 
 def test_a_library_of_another_version_is_refused() -> None:
     pool, opener = opened(FakeCublasLt(version=130200))
-    with pytest.raises(RuntimeInputError, match=r"cublaslt 13\.1\.0, this machine has 13\.2\.0"):
+    with pytest.raises(InputError, match=r"cublaslt 13\.1\.0, this machine has 13\.2\.0"):
         PlanLibraries(pool, planned(), opener)
     assert len(pool) == 0
 

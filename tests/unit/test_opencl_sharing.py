@@ -11,7 +11,7 @@ from runtime_samples import SIZE, diamond, diamond_result, floats, launch, rando
 from tilewright.codegen.dialect_opencl import OpenClDialect
 from tilewright.codegen.emit.kernel import emit_opencl  # noqa: F401  (defines the helpers)
 from tilewright.codegen.prelude.registry import Prelude
-from tilewright.runtime.errors import DeviceError, KernelBuildError, OutOfMemoryError, RuntimeInputError
+from tilewright.runtime.errors import DeviceError, InputError, KernelBuildError, OutOfMemoryError
 from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.opencl.memory import OpenClPool
 from tilewright.runtime.opencl.programs import ProgramBuilder
@@ -109,8 +109,8 @@ def test_a_load_that_fails_leaves_nothing_and_the_device_works_on(device):
     wide = replace(PLAN.launches[3], block=4096 * 4)
     for plan, constants, error, fault in (
         (broken(1), {"w": W}, KernelBuildError, "kernel 'shift'"),
-        (unaligned, {}, RuntimeInputError, "buffer 'v' starts at byte 4"),
-        (PLAN.replace(launches=(*PLAN.launches[:3], wide)), {"w": W}, RuntimeInputError, "launch 3"),
+        (unaligned, {}, InputError, "buffer 'v' starts at byte 4"),
+        (PLAN.replace(launches=(*PLAN.launches[:3], wide)), {"w": W}, InputError, "launch 3"),
     ):
         with pytest.raises(error, match=fault):
             device.load(plan, constants)

@@ -20,7 +20,6 @@ from tilewright.devices.targets import resolve_target
 from tilewright.ir import Func, InputError, parse, walk
 from tilewright.ir.thread.launch_ops import RELEASE, WAIT
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.plan.check import find_faults
 from tilewright.runtime.plan.json_form import plan_from_json, plan_to_json
 
@@ -283,7 +282,7 @@ def test_plans_of_older_files_and_odd_values():
     text = plan_to_json(plan)
     assert '"overlaps": false' in text
     assert plan_from_json(text.replace(', "overlaps": false', "")) == plan
-    with pytest.raises(RuntimeInputError, match="expected overlaps to be of type bool"):
+    with pytest.raises(InputError, match="expected overlaps to be of type bool"):
         plan_from_json(text.replace('"overlaps": false', '"overlaps": 1', 1))
     odd = plan.replace(kernels=(replace(plan.kernels[0], overlaps=1), *plan.kernels[1:]))
     assert any("expected overlaps to be true or false" in fault for fault in find_faults(odd))

@@ -14,7 +14,7 @@ from tilewright.ir.tensor.join_ops import layout_in, placed
 from tilewright.ir.types import TensorType
 from tilewright.passes import pipelines
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.hazards import find_hazards
 from tilewright.runtime.plan.json_form import plan_from_json, plan_to_json
@@ -160,7 +160,7 @@ def test_a_box_must_lie_in_its_array():
         replace(box, start=-1),
         replace(box, shape=(2, 25, 6, 6), nbytes=box.nbytes),
     ):
-        with pytest.raises(RuntimeInputError, match=box.name):
+        with pytest.raises(InputError, match=box.name):
             validate(plan.replace(buffers=tuple(bad if b is box else b for b in plan.buffers)))
 
 

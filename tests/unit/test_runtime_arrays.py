@@ -12,7 +12,7 @@ from runtime_samples import diamond, random_floats
 
 from tilewright.runtime import dlpack
 from tilewright.runtime.dtypes import DTYPES, dtype_named
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.plan.arrays import check_constants, host_array, host_inputs
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 
@@ -59,7 +59,7 @@ class OwnExporter(Exporter):
     ],
 )
 def test_wrong_inputs_are_named(values, message):
-    with pytest.raises(RuntimeInputError, match=f"^{message}$"):
+    with pytest.raises(InputError, match=f"^{message}$"):
         host_inputs(PLAN, values)
 
 
@@ -71,7 +71,7 @@ def test_wrong_constants_are_named():
         ({"w": w, "q": w}, "no constant 'q'"),
         ({"w": w[:2]}, "constant 'w': expected shape"),
     ):
-        with pytest.raises(RuntimeInputError, match=message):
+        with pytest.raises(InputError, match=message):
             check_constants(PLAN, constants)
 
 
@@ -125,7 +125,7 @@ def test_producers_that_refuse_are_reported():
         (Exporter(np.zeros(1024, complex)), "element type"),
         (Exporter(x[:4]), "expected shape"),
     ):
-        with pytest.raises(RuntimeInputError, match=f"input 'x'.*{message}"):
+        with pytest.raises(InputError, match=f"input 'x'.*{message}"):
             host_inputs(PLAN, [producer])
 
 
@@ -156,7 +156,7 @@ def test_who_consumes_our_capsules_keeps_their_owner():
 
 def test_dtype_names():
     assert dtype_named("bfloat16").itemsize == 2
-    with pytest.raises(RuntimeInputError, match="'float8'"):
+    with pytest.raises(InputError, match="'float8'"):
         dtype_named("float8")
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from runtime_samples import diamond, random_floats
 
 from tilewright.runtime.dtypes import DTYPES
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.plan import container
 from tilewright.runtime.plan.container import SavedExecutable, read_container, write_container
 from tilewright.runtime.plan.tensor_file import read_tensors, write_tensors
@@ -87,7 +87,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(container.os, "replace", fail)
-    with pytest.raises(RuntimeInputError, match="No space left"):
+    with pytest.raises(InputError, match="No space left"):
         write_container(path, sample())
     assert os.listdir(tmp_path) == ["net.tw"]
     assert path.read_bytes() == b"old"
@@ -95,17 +95,17 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 
 def test_bad_arguments_of_writing(tmp_path):
     saved = sample()
-    with pytest.raises(RuntimeInputError, match="cannot be written"):
+    with pytest.raises(InputError, match="cannot be written"):
         write_container(tmp_path / "no" / "net.tw", saved)
-    with pytest.raises(RuntimeInputError, match="constant 'w' is missing"):
+    with pytest.raises(InputError, match="constant 'w' is missing"):
         write_container(tmp_path / "net.tw", SavedExecutable(saved.plan, {}))
-    with pytest.raises(RuntimeInputError, match="IR text's name"):
+    with pytest.raises(InputError, match="IR text's name"):
         write_container(tmp_path / "net.tw", SavedExecutable(saved.plan, {"w": W}, {"../x": ""}))
     assert os.listdir(tmp_path) == []
 
 
 def refused(path) -> str:
-    with pytest.raises(RuntimeInputError) as caught:
+    with pytest.raises(InputError) as caught:
         read_container(path)
     message = str(caught.value)
     assert message.startswith(str(path))
@@ -228,7 +228,7 @@ def test_flipped_bytes_never_change_the_meaning(tmp_path_factory, good, data):
     path.write_bytes(changed)
     try:
         loaded = read_container(path)
-    except RuntimeInputError:
+    except InputError:
         return
     # Dates and attributes of the archive are not covered by hashes, and mean nothing.
     assert loaded.plan == sample().plan
@@ -250,9 +250,9 @@ def test_tensor_headers_that_lie():
     header = json.loads(good_bytes[8 : 8 + length])
     for change in ({"shape": [5]}, {"shape": [-4]}, {"data_offsets": [0, 1 << 40]}, {"dtype": "F8_E4M3"}):
         text = json.dumps({"a": header["a"] | change}).encode()
-        with pytest.raises(RuntimeInputError):
+        with pytest.raises(InputError):
             read_tensors(struct.pack("<Q", len(text)) + text + good_bytes[8 + length :])
-    with pytest.raises(RuntimeInputError):
+    with pytest.raises(InputError):
         read_tensors(struct.pack("<Q", 1 << 60) + good_bytes[8:])
 
 

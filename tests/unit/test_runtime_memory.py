@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from runtime_samples import diamond
 
 from tilewright.runtime.arena.placement import ArenaLayout, place_arena, plan_arena
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 from tilewright.runtime.plan.hazards import check_hazards, find_hazards
@@ -123,9 +123,9 @@ def test_edges_of_the_planner():
     assert plan_arena({}, [], []) == ArenaLayout({}, 0, 0)
     assert plan_arena({"a": 0, "unused": 99}, [["a", "x"]], [()]) == ArenaLayout({"a": 0, "unused": 0}, 0, 0)
     assert plan_arena({"a": 1}, [["a"]], [()], alignment=4096).arena_bytes == 4096
-    with pytest.raises(RuntimeInputError, match="at least 0"):
+    with pytest.raises(InputError, match="at least 0"):
         plan_arena({"a": -1}, [["a"]], [()])
-    with pytest.raises(RuntimeInputError, match="earlier"):
+    with pytest.raises(InputError, match="earlier"):
         plan_arena({"a": 1}, [["a"]], [(0,)])
 
 
@@ -147,7 +147,7 @@ def test_hazards_are_named():
     assert any("no dependency orders them" in hazard for hazard in hazards)
     assert any("no launch before it writes" in hazard for hazard in hazards)
     same_place = tuple(replace(b, offset=0) if b.kind == "arena" else b for b in plan.buffers)
-    with pytest.raises(RuntimeInputError, match="share arena bytes"):
+    with pytest.raises(InputError, match="share arena bytes"):
         check_hazards(plan.replace(buffers=same_place))
     silent = plan.replace(launches=plan.launches[:3])
     assert find_hazards(silent) == ["output 'y' is written by no launch"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from runtime_samples import diamond, random_floats
 
-from tilewright.runtime.errors import DeviceError, RuntimeInputError
+from tilewright.runtime.errors import DeviceError, InputError
 from tilewright.runtime.null.device import NullDevice, Operation
 
 PLAN = diamond()
@@ -40,14 +40,14 @@ def test_it_records_the_operations_in_order():
 
 def test_it_checks_like_a_real_device():
     device = NullDevice()
-    with pytest.raises(RuntimeInputError, match="malformed"):
+    with pytest.raises(InputError, match="malformed"):
         device.load(PLAN.replace(arena_bytes=0), {"w": W})
-    with pytest.raises(RuntimeInputError, match="constant 'w'"):
+    with pytest.raises(InputError, match="constant 'w'"):
         device.load(PLAN, {})
     loaded = device.load(PLAN, {"w": W})
-    with pytest.raises(RuntimeInputError, match="expected 1 inputs"):
+    with pytest.raises(InputError, match="expected 1 inputs"):
         loaded.run([])
-    with pytest.raises(RuntimeInputError, match="positive number of repeats"):
+    with pytest.raises(InputError, match="positive number of repeats"):
         loaded.time([X], 0)
     assert loaded.time([X], 2) == [0.0, 0.0]
     assert loaded.time_kernels([X], 2) == [[0.0, 0.0]] * 4

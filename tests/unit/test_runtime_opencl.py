@@ -8,7 +8,7 @@ import pytest
 from runtime_samples import SIZE, diamond, diamond_result, floats, launch, random_floats
 
 from tilewright.runtime.dtypes import DTYPES
-from tilewright.runtime.errors import DeviceError, DeviceMissingError, KernelBuildError, RuntimeInputError
+from tilewright.runtime.errors import DeviceError, DeviceMissingError, InputError, KernelBuildError
 from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 
@@ -127,13 +127,13 @@ def test_kernel_that_does_not_build_is_named(device):
 def test_wrong_argument_count_is_named(device):
     wrong = replace(PLAN.launches[0], args=("x", "x", "t0"), writes=(2,))
     plan = PLAN.replace(launches=(wrong, *PLAN.launches[1:]))
-    with pytest.raises(RuntimeInputError, match=r"launch 0 .*'scale'.*#0: expected 2 arguments, got 3"):
+    with pytest.raises(InputError, match=r"launch 0 .*'scale'.*#0: expected 2 arguments, got 3"):
         device.load(plan, {"w": W})
 
 
 def test_limits_are_named(device):
     too_wide = replace(PLAN.launches[0], shared_bytes=1 << 20)
-    with pytest.raises((DeviceError, RuntimeInputError), match="launch 0"):
+    with pytest.raises((DeviceError, InputError), match="launch 0"):
         device.load(PLAN.replace(launches=(too_wide, *PLAN.launches[1:]), kernels=PLAN.kernels), {"w": W})
     huge = Buffer("x", "uint8", (1 << 45,), "input", 1 << 45)
     with pytest.raises(DeviceError, match="one allocation of 35184372088832 bytes"):
@@ -141,7 +141,7 @@ def test_limits_are_named(device):
 
 
 def test_cuda_kernels_are_refused(device):
-    with pytest.raises(RuntimeInputError, match="expected OpenCL C"):
+    with pytest.raises(InputError, match="expected OpenCL C"):
         device.load(diamond("cuda"), {"w": W})
 
 
@@ -149,7 +149,7 @@ def test_unaligned_views_are_refused(device):
     view = Buffer("v", "float32", (SIZE - 1,), "alias", 4 * SIZE - 4, 4, "x")
     buffers = (floats("x", "input"), floats("y", "output"), view)
     plan = ExecutionPlan("test", buffers, PLAN.kernels[:1], (launch("scale", "v", "y"),), ("x",), ("y",), 0)
-    with pytest.raises(RuntimeInputError, match="buffer 'v' starts at byte 4"):
+    with pytest.raises(InputError, match="buffer 'v' starts at byte 4"):
         device.load(plan, {})
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runtime_samples import diamond, floats
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.plan.check import find_faults, validate
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelResources
 from tilewright.runtime.plan.json_form import plan_from_json, plan_to_json
@@ -85,7 +85,7 @@ FAULTY = {
 @pytest.mark.parametrize("case", FAULTY)
 def test_every_fault_is_named(case):
     plan, expected = FAULTY[case]
-    with pytest.raises(RuntimeInputError, match=expected):
+    with pytest.raises(InputError, match=expected):
         validate(plan)
 
 
@@ -106,7 +106,7 @@ ALIAS_FAULTS = {
 def test_alias_faults(case):
     changes, expected = ALIAS_FAULTS[case]
     view = replace(floats("v", "alias"), **changes)
-    with pytest.raises(RuntimeInputError, match=expected):
+    with pytest.raises(InputError, match=expected):
         validate(PLAN.replace(buffers=(*PLAN.buffers, view)))
 
 
@@ -129,11 +129,11 @@ def test_json_round_trip_with_everything_apart():
 
 
 def test_missing_and_stray_code():
-    with pytest.raises(RuntimeInputError, match="source of kernel 'scale' is missing"):
+    with pytest.raises(InputError, match="source of kernel 'scale' is missing"):
         plan_from_json(plan_to_json(PLAN, sources=False))
-    with pytest.raises(RuntimeInputError, match="not announced"):
+    with pytest.raises(InputError, match="not announced"):
         plan_from_json(plan_to_json(PLAN), binaries={"scale": b"x"})
-    with pytest.raises(RuntimeInputError, match="binary of kernel 'scale' is missing"):
+    with pytest.raises(InputError, match="binary of kernel 'scale' is missing"):
         plan_from_json(plan_to_json(with_kernel(0, binary=b"x")))
 
 
@@ -158,7 +158,7 @@ HOSTILE = {
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_json_is_one_clear_error(case):
     assert HOSTILE[case] != plan_to_json(PLAN)
-    with pytest.raises(RuntimeInputError) as caught:
+    with pytest.raises(InputError) as caught:
         plan_from_json(HOSTILE[case])
     assert len(str(caught.value)) < 1000
 
@@ -185,12 +185,12 @@ def test_any_replaced_part_is_accepted_or_refused_cleanly(data, value):
     node[path[-1]] = value
     try:
         plan = plan_from_json(json.dumps(tree))
-    except RuntimeInputError:
+    except InputError:
         return
     assert plan_from_json(plan_to_json(plan)) == plan
 
 
 @given(st.text(max_size=200))
 def test_any_text_is_refused_cleanly(text):
-    with pytest.raises(RuntimeInputError):
+    with pytest.raises(InputError):
         plan_from_json(text)

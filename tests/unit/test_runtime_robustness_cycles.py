@@ -12,7 +12,7 @@ import pytest
 from runtime_samples import diamond, diamond_result, random_floats
 
 import tilewright as tw
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.null.device import NullDevice
 from tilewright.runtime.opencl.device import OpenClDevice
 
@@ -69,9 +69,9 @@ def test_failed_loads_and_runs_on_opencl_leave_nothing():
         held = device.pool.bytes_in_use
 
         def cycle():
-            with pytest.raises(RuntimeInputError):
+            with pytest.raises(InputError):
                 device.load(bad, {"w": W})
-            with pytest.raises(RuntimeInputError):
+            with pytest.raises(InputError):
                 loaded.run([X[:5]])
 
         check_constant(cycle, warm_up=30, cycles=200)

@@ -9,8 +9,7 @@ from kvikio_samples import CuFile, made_up_kvikio
 from storage_samples import large_steps, same, write
 
 from tilewright.runtime.cuda.storage_buffers import PinnedAllocator
-from tilewright.runtime.errors import DeviceMissingError, OutOfMemoryError, RuntimeInputError
-from tilewright.runtime.storage.errors import StorageError
+from tilewright.runtime.errors import DeviceMissingError, InputError, OutOfMemoryError, StorageError
 from tilewright.runtime.storage.gpudirect import DeviceReader
 from tilewright.runtime.storage.prefetch import Prefetcher
 from tilewright.runtime.storage.reader import StepReader
@@ -80,9 +79,9 @@ def test_steps_are_read_to_device_addresses(tmp_path, kvikio):
         pending = reader.start_into_device(0, device.ctypes.data)
         assert pending.done()
         pending.cancel()
-        with pytest.raises(RuntimeInputError, match=r"a step in 0\.\.1, got 2"):
+        with pytest.raises(InputError, match=r"a step in 0\.\.1, got 2"):
             reader.read_into_device(2, 4096)
-        with pytest.raises(RuntimeInputError, match="expected a device address, got 0"):
+        with pytest.raises(InputError, match="expected a device address, got 0"):
             reader.read_into_device(0, 0)
     kvikio.cufile_driver.get = {"is_gds_available": True}.__getitem__
     with DeviceReader(path) as reader:
@@ -105,7 +104,7 @@ def test_faults_on_the_way_to_the_device(tmp_path, monkeypatch, fault, message):
 @pytest.mark.usefixtures("kvikio")
 def test_no_store_is_refused(tmp_path):
     (tmp_path / "a").write_bytes(b"something else")
-    with pytest.raises(RuntimeInputError, match="expected a store of tensors"):
+    with pytest.raises(InputError, match="expected a store of tensors"):
         DeviceReader(tmp_path / "a")
 
 

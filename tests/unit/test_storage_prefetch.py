@@ -6,8 +6,7 @@ import threading
 import pytest
 from storage_samples import BUFFERS, large_steps, open_descriptors, same, specs, threads_of_storage, write
 
-from tilewright.runtime.errors import OutOfMemoryError, RuntimeInputError
-from tilewright.runtime.storage.errors import StorageError
+from tilewright.runtime.errors import InputError, OutOfMemoryError, StorageError
 from tilewright.runtime.storage.layout import BLOCK_BYTES, plan_layout
 from tilewright.runtime.storage.overlap import OverlapFacts, UsedStep, overlap_facts
 from tilewright.runtime.storage.prefetch import Prefetcher
@@ -48,7 +47,7 @@ class Source:
 
     def start(self, step, buffer):
         if not 0 <= step < len(self.layout.steps):
-            raise RuntimeInputError(f"no step {step}")
+            raise InputError(f"no step {step}")
         self.started.append(step)
         return _Read(self, step)
 
@@ -106,7 +105,7 @@ def test_taking_without_releasing_is_an_error_not_a_hang():
     source = Source()
     with Prefetcher(source, range(4), BUFFERS) as prefetcher:
         one, two = prefetcher.take(), prefetcher.take()
-        with pytest.raises(RuntimeInputError, match="all 2 buffers are in use: release a step"):
+        with pytest.raises(InputError, match="all 2 buffers are in use: release a step"):
             prefetcher.take()
         two.release()
         two.release()
@@ -144,7 +143,7 @@ def test_a_schedule_with_a_step_that_is_not_there():
     with Prefetcher(Source(), [0, 9, 1], BUFFERS) as prefetcher:
         prefetcher.take().release()
         for _ in range(2):
-            with pytest.raises(RuntimeInputError, match="no step 9"):
+            with pytest.raises(InputError, match="no step 9"):
                 prefetcher.take()
 
 
@@ -160,7 +159,7 @@ def test_closing_cancels_what_is_under_way_and_frees_every_buffer():
     assert allocator.live == 3
     prefetcher.close()
     assert (sorted(source.cancelled), allocator.live) == ([0, 1, 2], 0)
-    with pytest.raises(RuntimeInputError, match="was closed"):
+    with pytest.raises(InputError, match="was closed"):
         prefetcher.take()
     prefetcher.close()
 
@@ -178,7 +177,7 @@ def test_buffers_are_given_back_where_one_cannot_be_had():
     with pytest.raises(OutOfMemoryError, match="no memory left"):
         Prefetcher(Source(), range(4), allocator, 3)
     assert allocator.live == 0
-    with pytest.raises(RuntimeInputError, match="at least 1 buffer"):
+    with pytest.raises(InputError, match="at least 1 buffer"):
         Prefetcher(Source(), range(4), allocator, 0)
 
 

@@ -19,10 +19,9 @@ from storage_samples import (
     write,
 )
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError, StorageError
 from tilewright.runtime.storage import direct_file
 from tilewright.runtime.storage.direct_file import DirectFile
-from tilewright.runtime.storage.errors import StorageError
 from tilewright.runtime.storage.layout import BLOCK_BYTES, PAGE_BYTES
 from tilewright.runtime.storage.reader import StepReader
 from tilewright.runtime.storage.source import IoOptions
@@ -77,16 +76,16 @@ def test_transfers_of_several_steps_run_at_once(path):
 
 @pytest.mark.parametrize(("step", "message"), [(3, "a step in 0..2, got 3"), (-1, "a step in 0..2, got -1")])
 def test_steps_that_are_not_there(path, step, message):
-    with StepReader(path) as reader, pytest.raises(RuntimeInputError, match=message):
+    with StepReader(path) as reader, pytest.raises(InputError, match=message):
         reader.start(step, buffer_for(reader))
 
 
 def test_a_buffer_too_small_and_a_closed_reader_are_refused(path):
     with StepReader(path) as reader:
-        with pytest.raises(RuntimeInputError, match=r"a buffer of \d+ bytes, got 4096"):
+        with pytest.raises(InputError, match=r"a buffer of \d+ bytes, got 4096"):
             reader.start(0, BUFFERS.allocate(1))
         buffer = buffer_for(reader)
-    with pytest.raises(RuntimeInputError, match="closed already"):
+    with pytest.raises(InputError, match="closed already"):
         reader.start(0, buffer)
     reader.close()
 
@@ -299,5 +298,5 @@ def test_closing_in_the_middle_leaves_nothing(path, monkeypatch):
     "wrong", [{"chunk_bytes": 0}, {"chunk_bytes": 4096}, {"depth": 0}, {"depth": 1000}, {"verify": "maybe"}]
 )
 def test_options_that_cannot_be(wrong):
-    with pytest.raises(RuntimeInputError, match=next(iter(wrong))):
+    with pytest.raises(InputError, match=next(iter(wrong))):
         IoOptions(**wrong)

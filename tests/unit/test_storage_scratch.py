@@ -20,10 +20,9 @@ from storage_samples import (
     threads_of_storage,
 )
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError, StorageError
 from tilewright.runtime.storage import direct_file, measure
 from tilewright.runtime.storage.direct_file import DirectFile
-from tilewright.runtime.storage.errors import StorageError
 from tilewright.runtime.storage.layout import BLOCK_BYTES
 from tilewright.runtime.storage.measure import measure_storage, read_for
 from tilewright.runtime.storage.prefetch import Prefetcher
@@ -92,7 +91,7 @@ def test_a_read_waits_for_the_write_before_it(tmp_path, monkeypatch):
 def test_a_step_never_written_cannot_be_read(tmp_path):
     with (
         ScratchStore(tmp_path, specs(large_steps(2))) as scratch,
-        pytest.raises(RuntimeInputError, match=r"step 'step1' of a scratch file in .* was not written yet"),
+        pytest.raises(InputError, match=r"step 'step1' of a scratch file in .* was not written yet"),
     ):
         scratch.start(1, buffer_for(scratch))
 
@@ -162,13 +161,13 @@ def test_a_full_disk_shows_before_the_run(tmp_path, monkeypatch):
 
 def test_buffers_of_a_writer(tmp_path):
     with ScratchStore(tmp_path, specs(large_steps(2, 10))) as scratch:
-        with pytest.raises(RuntimeInputError, match="at least 1 buffer"):
+        with pytest.raises(InputError, match="at least 1 buffer"):
             StepWriter(scratch, BUFFERS, 0)
         with StepWriter(scratch, BUFFERS, 1) as writer:
             writer.open(0)
-            with pytest.raises(RuntimeInputError, match="submit a step before the next"):
+            with pytest.raises(InputError, match="submit a step before the next"):
                 writer.open(1)
-            with pytest.raises(RuntimeInputError, match=r"a step in 0\.\.1, got 5"):
+            with pytest.raises(InputError, match=r"a step in 0\.\.1, got 5"):
                 writer.open(5)
 
 
@@ -177,7 +176,7 @@ def test_closing_with_writes_under_way(tmp_path):
     with ScratchStore(tmp_path, specs(steps), SMALL) as scratch, StepWriter(scratch, BUFFERS, 3) as writer:
         for number, arrays in enumerate(steps.values()):
             fill(writer, number, arrays)
-    with pytest.raises(RuntimeInputError, match="closed already"):
+    with pytest.raises(InputError, match="closed already"):
         scratch.start_write(0, buffer_for(scratch))
 
 
@@ -208,7 +207,7 @@ def test_measuring_keeps_to_what_is_free(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("wrong", [{"seconds": 0}, {"max_bytes": 1000}])
 def test_measuring_too_little(tmp_path, wrong):
-    with pytest.raises(RuntimeInputError, match="expected more than 0 s"):
+    with pytest.raises(InputError, match="expected more than 0 s"):
         measure_storage(tmp_path, **wrong)
 
 

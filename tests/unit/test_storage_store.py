@@ -15,8 +15,7 @@ import safetensors
 from python_processes import finish, start
 from storage_samples import BUFFERS, buffer_for, every_dtype, large_steps, same, specs, write
 
-from tilewright.runtime.errors import RuntimeInputError
-from tilewright.runtime.storage.errors import StorageError
+from tilewright.runtime.errors import InputError, StorageError
 from tilewright.runtime.storage.layout import (
     BLOCK_BYTES,
     PAGE_BYTES,
@@ -111,10 +110,10 @@ def test_equal_tensors_give_equal_files(tmp_path):
 def test_wrong_arrays_are_refused_and_may_be_given_again(tmp_path, arrays, message):
     steps = large_steps(1, 9)
     with StoreWriter(tmp_path / "a", specs(steps)) as writer:
-        with pytest.raises(RuntimeInputError, match=message):
+        with pytest.raises(InputError, match=message):
             writer.write_step(arrays)
         writer.write_step(steps["step0"])
-        with pytest.raises(RuntimeInputError, match="no step to write"):
+        with pytest.raises(InputError, match="no step to write"):
             writer.write_step(steps["step0"])
     assert same(read_all(tmp_path / "a")["step0"], steps["step0"])
 
@@ -122,7 +121,7 @@ def test_wrong_arrays_are_refused_and_may_be_given_again(tmp_path, arrays, messa
 def test_a_step_that_failed_half_way_can_be_written_again(tmp_path):
     arrays = {"a": np.arange(5), "b": np.ones(3)}
     with StoreWriter(tmp_path / "a", specs({"s": arrays})) as writer:
-        with pytest.raises(RuntimeInputError):
+        with pytest.raises(InputError):
             writer.write_step({"a": np.arange(5) + 7, "b": np.ones(4)})
         writer.write_step(arrays)
     assert same(read_all(tmp_path / "a")["s"], arrays)
@@ -132,7 +131,7 @@ def test_nothing_appears_unless_every_step_was_written(tmp_path):
     steps = large_steps(2, 100)
     (tmp_path / "a").write_bytes(b"old")
     with (
-        pytest.raises(RuntimeInputError, match="step 'step1' and what follows are missing"),
+        pytest.raises(InputError, match="step 'step1' and what follows are missing"),
         StoreWriter(tmp_path / "a", specs(steps)) as writer,
     ):
         writer.write_step(steps["step0"])
@@ -151,13 +150,13 @@ def test_nothing_appears_unless_every_step_was_written(tmp_path):
     ],
 )
 def test_steps_that_no_file_can_hold(tmp_path, steps, message):
-    with pytest.raises(RuntimeInputError, match=message):
+    with pytest.raises(InputError, match=message):
         StoreWriter(tmp_path / "a", steps)
 
 
 @pytest.mark.parametrize(("dtype", "shape"), [("float128", (1,)), ("int8", (-1,)), ("int8", (1,) * 65)])
 def test_tensors_that_cannot_be(dtype, shape):
-    with pytest.raises(RuntimeInputError):
+    with pytest.raises(InputError):
         TensorSpec("x", dtype, shape)
 
 
@@ -230,7 +229,7 @@ def test_every_damaged_byte_of_the_header_is_found(tmp_path):
         broken = bytearray(data)
         broken[at] ^= 1
         path.write_bytes(broken)
-        with pytest.raises(RuntimeInputError, match=str(path)):
+        with pytest.raises(InputError, match=str(path)):
             StepReader(path)
 
 
@@ -250,7 +249,7 @@ def test_every_damaged_byte_of_the_header_is_found(tmp_path):
 )
 def test_other_files_are_refused_at_once(tmp_path, content, message):
     (tmp_path / "a").write_bytes(content)
-    with pytest.raises(RuntimeInputError, match=message):
+    with pytest.raises(InputError, match=message):
         StepReader(tmp_path / "a")
 
 
@@ -280,7 +279,7 @@ def test_headers_that_lie(tmp_path, old, new):
     header[at : at + 8] = b"00000000"
     header[at : at + 8] = f"{zlib.crc32(header):08x}".encode()  # a lie, not damage
     path.write_bytes(header + data[4096:])
-    with pytest.raises(RuntimeInputError, match=str(path)):
+    with pytest.raises(InputError, match=str(path)):
         StepReader(path)
 
 
@@ -289,7 +288,7 @@ def test_a_truncated_or_longer_file_is_refused(tmp_path):
     data = path.read_bytes()
     for content in (data[:-1], data[:-PAGE_BYTES], data[:PAGE_BYTES], data[:100], data + b"x"):
         path.write_bytes(content)
-        with pytest.raises(RuntimeInputError, match=rf"{path}: .*(expected|claims)"):
+        with pytest.raises(InputError, match=rf"{path}: .*(expected|claims)"):
             StepReader(path)
 
 
@@ -317,14 +316,14 @@ def test_a_flipped_bit_names_file_step_and_place(tmp_path):
 def test_pipes_folders_and_missing_files_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, tmp_path / "none"):
-        with pytest.raises(RuntimeInputError, match=str(path)):
+        with pytest.raises(InputError, match=str(path)):
             StepReader(path)
 
 
 def test_plain_buffers_are_whole_zeroed_pages():
     buffer = BUFFERS.allocate(5000)
     assert (buffer.nbytes, buffer.address % PAGE_BYTES, bytes(buffer.view)) == (8192, 0, bytes(8192))
-    with pytest.raises(RuntimeInputError, match="at least 1 byte"):
+    with pytest.raises(InputError, match="at least 1 byte"):
         BUFFERS.allocate(0)
 
 

@@ -7,7 +7,7 @@ import pytest
 from concat_networks import network
 
 import tilewright as tw
-from tilewright.runtime.errors import DeviceMissingError, RuntimeInputError
+from tilewright.runtime.errors import DeviceMissingError, InputError
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 from tilewright.runtime.plan.hazards import check_hazards
 from tilewright.runtime.streams import Dag, Work, plan_streams
@@ -73,9 +73,9 @@ def test_memory_is_shared_only_under_the_new_order():
 
 def test_streams_of_another_graph_are_refused():
     dag, other = Dag.of(3, [(0, 1), (1, 2)]), Dag.of(3, [(0, 2)])
-    with pytest.raises(RuntimeInputError, match="leave launch 1 free to run before launch 0"):
+    with pytest.raises(InputError, match="leave launch 1 free to run before launch 0"):
         with_streams(plan_of(dag), plan_streams(other, "exact"))
-    with pytest.raises(RuntimeInputError, match="expected streams of 3 launches, got 2"):
+    with pytest.raises(InputError, match="expected streams of 3 launches, got 2"):
         with_streams(plan_of(dag), plan_streams(Dag.of(2, []), "exact"))
 
 

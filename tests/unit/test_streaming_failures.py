@@ -11,7 +11,7 @@ from streaming_samples import numbers, table_network
 
 from tilewright import streaming
 from tilewright.ir import InputError, TilewrightError, WorkError
-from tilewright.runtime.errors import OutOfMemoryError, RuntimeInputError
+from tilewright.runtime.errors import OutOfMemoryError
 from tilewright.runtime.interface.placed import CappedMemory, Place, check_places
 from tilewright.runtime.null.device import NullDevice
 from tilewright.runtime.null.lane import NullLane
@@ -170,7 +170,7 @@ def test_places_are_checked():
         block = lane.allocate(512, "both")
         check_places(plan, {"x": Place(block), "y": Place(block, 256)})
         for places in ({"x": Place(block)}, {"x": Place(block), "y": Place(block, 260)}):
-            with pytest.raises(RuntimeInputError, match="buffer 'y'"):
+            with pytest.raises(InputError, match="buffer 'y'"):
                 lane.place(plan, places)
-        with pytest.raises(RuntimeInputError, match="inside both of 512 bytes"):
+        with pytest.raises(InputError, match="inside both of 512 bytes"):
             lane.place(plan, {"x": Place(block), "y": Place(block, 512)})

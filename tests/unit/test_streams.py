@@ -10,7 +10,7 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 from stream_graphs import best_covers, closure, enforced, random_graph, reduction, small_graphs
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.streams import Dag, StreamPlan, check_plan, find_plan_faults, plan_streams
 from tilewright.runtime.streams.chain_cover import width
 
@@ -156,7 +156,7 @@ DIAMOND = Dag.of(4, [(0, 1), (0, 2), (1, 3), (2, 3), (0, 3)])
 def test_checker_finds(change, fault):
     plan = StreamPlan(((0, 1, 3), (2,)), ((0, 2), (2, 3)), (0, 2, 1, 3))
     check_plan(DIAMOND, plan, concurrent=True)
-    with pytest.raises(RuntimeInputError) as error:
+    with pytest.raises(InputError) as error:
         check_plan(DIAMOND, replace(plan, **change), concurrent=True)
     assert fault in str(error.value)
 
@@ -173,13 +173,13 @@ def test_checker_finds(change, fault):
     ],
 )
 def test_bad_graphs_are_refused(n, edges, message):
-    with pytest.raises(RuntimeInputError, match=message):
+    with pytest.raises(InputError, match=message):
         Dag.of(n, edges)
 
 
 def test_the_cycle_that_is_named_is_one():
     edges = [(5, 0), (0, 1), (1, 2), (2, 3), (3, 1), (3, 4)]
-    with pytest.raises(RuntimeInputError, match="cycles") as error:
+    with pytest.raises(InputError, match="cycles") as error:
         Dag.of(6, edges)
     nodes = [int(v) for v in str(error.value).split("got ")[1].split(" -> ")]
     assert nodes[0] == nodes[-1]

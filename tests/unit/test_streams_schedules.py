@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 from stream_graphs import all_graphs, closure, random_graph
 
-from tilewright.runtime.errors import RuntimeInputError
+from tilewright.runtime.errors import InputError
 from tilewright.runtime.streams import (
     Dag,
     Work,
@@ -179,13 +179,13 @@ def test_choice_takes_the_fastest_and_measures_each_plan_once():
 
 def test_equally_fast_plans_leave_the_first():
     assert choose_plan(FORK, lambda plan: 1.0).policy == "serial"
-    with pytest.raises(RuntimeInputError, match="at least one policy"):
+    with pytest.raises(InputError, match="at least one policy"):
         choose_plan(FORK, lambda plan: 1.0, policies=())
 
 
 @pytest.mark.parametrize("policy", ["fast", "limited", "limited(0)", "limited(-1)", "limited(x)", "auto", ""])
 def test_unknown_policies_are_refused(policy):
-    with pytest.raises(RuntimeInputError, match=r"policies|measures"):
+    with pytest.raises(InputError, match=r"policies|measures"):
         plan_streams(FORK, policy)
 
 
@@ -201,5 +201,5 @@ def test_unknown_policies_are_refused(policy):
     ],
 )
 def test_bad_work_is_refused(given, message):
-    with pytest.raises(RuntimeInputError, match=message):
+    with pytest.raises(InputError, match=message):
         Work.of(3, **given)

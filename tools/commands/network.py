@@ -14,7 +14,6 @@ import numpy as np
 from tilewright import frontends
 from tilewright.compilation.own_passes import named_passes
 from tilewright.devices.opening import open_device
-from tilewright.devices.public_errors import public_errors
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import ArrayType, InputError, Module, parse_file
 from tilewright.ir.npz_file import NpzFile
@@ -105,8 +104,7 @@ def require_device(target: str) -> None:
     """Raise WorkError where the device is missing that kernels are to run on, before they are compiled."""
     resolved = resolve_target(target)
     if resolved.kind != "reference":
-        with public_errors():
-            open_device(str(resolved)).close()
+        open_device(str(resolved)).close()
 
 
 def load_saved(a: argparse.Namespace) -> Executable:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.devices.public_errors import public_errors
 from tilewright.distributed import DistributedExecutable
 from tilewright.distributed import compile as compile_rank
 from tilewright.distributed.launcher import launch_command
@@ -72,8 +71,7 @@ def run_rank(a: argparse.Namespace) -> tuple[dict[str, Any], Arrays] | None:
         own |= {k: moved[k] for k in ("communications", "bytes_communicated")}
         target = exe.target
         exe.close()
-        with public_errors():
-            rows = communicator.gather_texts(json.dumps(own), doing="reporting")
+        rows = communicator.gather_texts(json.dumps(own), doing="reporting")
     if communicator.rank:
         return None
     ranks = list(map(json.loads, rows))

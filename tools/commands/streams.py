@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from tilewright.ir import InputError
 from tilewright.ir.bounded_file import read_bounded
-from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.streams import (
     Dag,
     StreamPlan,
@@ -31,7 +30,7 @@ def run_streams(a: argparse.Namespace) -> None:
         raise InputError("cannot read the graph: not UTF-8 text", where=a.graph) from e
     try:
         dag, work = graph_from_json(text)
-    except RuntimeInputError as e:
+    except InputError as e:
         raise InputError(str(e), where=a.graph) from e
     policy, plan = _plan(dag, work, a.policy)
     if a.json:
@@ -54,7 +53,7 @@ def _plan(dag: Dag, work: Work, policy: str) -> tuple[str, StreamPlan]:
         return f"auto (by the model: {choice.policy})", choice.plan
     try:
         return policy, plan_streams(dag, policy, work)
-    except RuntimeInputError as e:
+    except InputError as e:
         raise InputError(str(e), where="--policy") from e
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilewright.ir import UnsupportedError, WorkError
+from tilewright.ir import UnsupportedError
 from tilewright.profiling.profile import Profile
 from tilewright.running.checking import random_inputs
 from tilewright.running.executable import Executable
@@ -55,9 +55,7 @@ def timing_of(exe: Executable, estimates_s: Sequence[float], *, repeats: int, se
         return Timing("modelled", f"the {kind} target has no device to time", modelled)
     try:
         exe.load()
-    except WorkError as e:
-        if not isinstance(e.__cause__, DeviceMissingError):
-            raise
+    except DeviceMissingError:
         return Timing("modelled", f"no device for {exe.target} on this machine", modelled)
     inputs = random_inputs(exe.input_names, exe.input_types, seed)
     network_s = float(np.median(exe.time(*inputs, repeats=repeats)))

@@ -12,7 +12,6 @@ from pathlib import Path
 from tilewright.ir import InputError
 from tilewright.ir.bounded_file import read_bounded
 from tilewright.runtime.atomic_file import atomic_file
-from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.strict_json import Fields, load_strict_json
 
 #: part of what makes measurements comparable: another name wherever the way of timing changes
@@ -99,7 +98,7 @@ def choice_fault_of(key: Key, choice: Choice) -> str:
         return f"expected a record of at most {MAX_RECORD_CHARS} characters"
     try:
         found = load_strict_json(choice.record, "record")
-    except RuntimeInputError as error:
+    except InputError as error:
         return str(error)
     return "" if isinstance(found, dict) else "expected a record that is an object"
 
@@ -154,7 +153,7 @@ def entries_of(text: str, where: str) -> Entries:
 def _check_header(line: str, where: str) -> None:
     try:
         found = load_strict_json(line, where)
-    except RuntimeInputError:
+    except InputError:
         found = None
     if not isinstance(found, dict) or found.get("tilewright_tuning") != _HEADER["tilewright_tuning"]:
         raise InputError(f"expected exported measurements, with {json.dumps(_HEADER)} first", where=where)
@@ -175,7 +174,7 @@ def _entry(line: str, where: str) -> tuple[Key, Measurement | Choice]:
         data = load_strict_json(line, where)
         chosen = isinstance(data, dict) and "record" in data
         found = Fields(data, where, (*_KEY, *(_CHOICE if chosen else _MEASUREMENT))).data
-    except RuntimeInputError as error:
+    except InputError as error:
         raise InputError(str(error)) from None
     key = Key(*(found[name] for name in _KEY))
     entry: Measurement | Choice

@@ -7,7 +7,6 @@ import zipfile
 from pathlib import Path
 
 from tilewright.ir import InputError
-from tilewright.runtime.errors import RuntimeInputError
 from tilewright.runtime.plan.bucket_container import SavedBuckets, read_saved
 from tilewright.tuning.database.records import Entries, entries_of
 
@@ -27,7 +26,7 @@ def entries_saved_in(path: str | os.PathLike[str]) -> Entries:
     """
     try:
         saved = read_saved(path)
-    except RuntimeInputError as error:
+    except InputError as error:
         raise InputError(str(error)) from error
     parts = saved.buckets if isinstance(saved, SavedBuckets) else (saved,)
     texts = [part.texts[TEXT] for part in parts if TEXT in part.texts]

@@ -18,7 +18,6 @@ from tilewright.compilation.kernel_builds import compiled, emit_kernels, kernel_
 from tilewright.compilation.lowering import lower_program, with_packed_weights
 from tilewright.compilation.planning import constants_of, plan_module
 from tilewright.devices.opening import open_device
-from tilewright.devices.public_errors import public_errors
 from tilewright.devices.targets import Target
 from tilewright.ir import Builder, Constants, Module, TensorType, Value
 from tilewright.ir.types import storage_dtype
@@ -185,7 +184,6 @@ def measurer(target: Target, database: str | os.PathLike[str] | None) -> Iterato
     Both are closed at the end. Raises WorkError without a device, InputError for a bad database.
     """
     with (
-        public_errors(),
         TuningDatabase.open(database) as opened,
         open_device(str(target)) as device,
         closing(Measurer(target, device, opened)) as made,
