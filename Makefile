@@ -8,7 +8,7 @@ unexport PYTHONPATH PYTHONHOME
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 COMMA := ,
-PROJECT_TESTS := $(wildcard tests/unit/test_project_*.py)
+PROJECT_TESTS := $(wildcard tests/unit/project/test_project_*.py)
 # CUDA's wheels are large, so the demo takes them only where there is a driver to run kernels with.
 HAS_DRIVER = { ls /proc/driver/nvidia/version /dev/dxg || command -v nvidia-smi; } >/dev/null 2>&1
 DEMO_WITH = $(shell $(HAS_DRIVER) && echo cuda-opencl || echo opencl)
