@@ -14,7 +14,7 @@ from tilewright.libraries.arbitration import arbitrated_libraries
 from tilewright.libraries.candidates import FINDERS, LibraryDevice
 from tilewright.libraries.comparison import Compared, LibraryComparisons, standing_alone
 from tilewright.libraries.fusion_groups import FusionGroup, fusion_groups_of, with_fused_kernels
-from tilewright.libraries.matching.known import Known
+from tilewright.libraries.matching.constants import KernelConstants
 from tilewright.libraries.matching.region_facts import replacing, without_counts, won_by
 from tilewright.libraries.program import inlined
 from tilewright.libraries.records import LibraryBook
@@ -194,7 +194,7 @@ class LibraryChoice:
 
         Kernels that are equal but for names are measured once.
         """
-        constants, calls, known = constants_of(module), occurrences_of(module), Known(module)
+        constants, calls, known = constants_of(module), occurrences_of(module), KernelConstants(module)
         found: dict[str, Compared] = {}
         by_subject: dict[str, Compared] = {}
         kernels = [f for f in module.funcs if f.name in calls and f.name not in done]
@@ -203,7 +203,7 @@ class LibraryChoice:
         turns = Turns(limit, weights.values())
         for f in self._bar(kernels, "kernel"):
             turn = turns.take(weights[f.name])
-            at, told = constants[f.name], known.told(f)
+            at, told = constants[f.name], known.computed_in(f)
             subject = cache_key(subject_text(told, at), str(f.get("params")))
             if subject in by_subject:
                 by_subject[subject].occurrences += calls[f.name]

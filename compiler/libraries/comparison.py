@@ -11,7 +11,7 @@ import numpy as np
 from tilewright.compilation.planning import constants_of, library_kernels
 from tilewright.ir import Block, Builder, Func, Module, Op, Value
 from tilewright.libraries.candidates import LibraryDevice, library_candidates
-from tilewright.libraries.matching.known import with_true_constants
+from tilewright.libraries.matching.constants import with_true_constants
 from tilewright.libraries.records import LibraryBook, Record
 from tilewright.libraries.weights import with_constant_weights
 from tilewright.passes.kernels.registry import is_generated

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, Ref, Value
 from tilewright.libraries.matching.attention import attentions_in
-from tilewright.libraries.matching.known import Known, facts_in
+from tilewright.libraries.matching.constants import KernelConstants, facts_in
 from tilewright.passes.kernels.contract.template import CONTRACT
 from tilewright.passes.rewriting.values import use_counts
 from tilewright.passes.tensor.chains.merge import merged, reshapes_filled
@@ -70,7 +70,7 @@ class Group:
 def attention_groups(module: Module) -> list[Group]:
     """Attention in two to `MAX_KERNELS` kernels; calls that compute the same are sites of one group."""
     kernels = {f.name: f for f in module.funcs if f.name != "main"}
-    known, uses = Known(module), use_counts(module.main.body)
+    known, uses = KernelConstants(module), use_counts(module.main.body)
     returned = set(module.main.body.ops[-1].operands)
     producer = {
         op.result: op
@@ -117,12 +117,12 @@ def _contracts(kernels: Sequence[Func]) -> int:
     return sum(op.name == "tensor.contract" for f in kernels for op in f.body.ops)
 
 
-def _group(calls: tuple[Op, ...], kernels: dict[str, Func], known: Known) -> Group | None:
+def _group(calls: tuple[Op, ...], kernels: dict[str, Func], known: KernelConstants) -> Group | None:
     called = [kernels[str(op["callee"].name)] for op in calls]  # type: ignore[union-attr]
     if _contracts(called) < 2 or _exponentials(called) < 1 or reshapes_filled(calls, kernels):
         return None
     whole, arguments, _ = merged(calls, kernels, set(calls[-1].results), f"{called[-1].name}_attention")
-    whole = known.told(whole, arguments)
+    whole = known.computed_in(whole, arguments)
     # Products around it are better off as kernels of their own.
     ways = attentions_in(whole)
     if not ways or _contracts(called) > sum(op.name == "tensor.contract" for op in ways[0].ops):

@@ -1,4 +1,4 @@
-"""Attention in a kernel, found by what its elements are computed from, as problems of cuDNN."""
+"""Attention in a kernel as problems of cuDNN: its score taken apart, its operands as arrays in memory."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from tilewright.ir import Expr, Func, Op, Sym, Value
-from tilewright.ir.tensor.ops import dims
+import numpy as np
+
+from tilewright.ir import Expr, Func, Op, Pairs, Sym, TensorType, Value
+from tilewright.ir.builder import scalar_body
+from tilewright.ir.expr import symbols
+from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.libraries.matching.convolution import packed
-from tilewright.libraries.matching.known import causal_values
 from tilewright.libraries.matching.matmul import BUFFER_DTYPE
 from tilewright.libraries.matching.region import copies_behind, region_of
-from tilewright.libraries.matching.spread import with_spread_mask
-from tilewright.libraries.matching.strides import Merged, Strides, merged
-from tilewright.libraries.matching.terms import (
+from tilewright.libraries.matching.strides import Merged, Strides, merged, steps_of_element
+from tilewright.libraries.program import Call
+from tilewright.passes.analysis.attention import KEY, Attention, attention_of
+from tilewright.passes.analysis.position_masks import HIDDEN, MOST_PAIRS, positional
+from tilewright.passes.analysis.terms import (
     Apply,
-    Fold,
-    Number,
     Read,
+    Reduction,
     Term,
     Terms,
-    depends,
-    leaves,
+    divided,
+    names_in,
+    number,
     peeled,
-    quotient,
-    sources,
 )
-from tilewright.libraries.program import Call
-from tilewright.passes.kernels.attention.reach import HIDDEN
 from tilewright.runtime.libraries.attention import ATTENTION_DTYPES, AttentionProblem
 from tilewright.runtime.libraries.convolution import Array4
 from tilewright.runtime.libraries.problem import POINTER_BYTES
@@ -38,10 +39,9 @@ _SPLITS = 4
 
 
 @dataclass(frozen=True)
-class Scores:
-    """scale * sum over a product [+ bias], `causal` where later keys are masked."""
+class _Scores:
+    """scale * product [+ bias], `causal` where later keys are masked."""
 
-    product: Fold
     scale: float = 1.0
     bias: Term | None = None
     causal: bool = False
@@ -49,13 +49,12 @@ class Scores:
 
 @dataclass(frozen=True)
 class _Operands:
-    """Elements that are read, and the dimension of the keys."""
+    """Elements of tensors that a call reads; all but the bias are of one type."""
 
     q: Read
     k: Read
     v: Read
     bias: Read | None
-    key: str
 
     def present(self) -> list[Read]:
         return [r for r in (self.q, self.k, self.v, self.bias) if r is not None]
@@ -80,7 +79,7 @@ def _with_spread_mask(kernel: Func, call: Call) -> list[Call]:
     assert isinstance(problem, AttentionProblem)
     if problem.bias is None or problem.bias.dims[2] == problem.q.dims[2]:
         return []
-    found = with_spread_mask(kernel, call.operands[3])
+    found = _spread(kernel, call.operands[3])
     if found is None:
         return []
     other, spread = found
@@ -91,14 +90,14 @@ def _with_spread_mask(kernel: Func, call: Call) -> list[Call]:
 def _calls(kernel: Func, root: Op, stop: Collection[Value] = ()) -> Iterator[Call]:
     if BUFFER_DTYPE.get(root.result.tensor.dtype) not in ATTENTION_DTYPES:
         return
-    terms, steps = _result_terms(kernel, root, stop)
-    sum_ = peeled(terms.element(root.result, _index(root, terms)))
-    found = _matched(terms, sum_, causal_values(kernel))
-    if found is None:
+    terms, strides = _result_terms(kernel, root, stop)
+    result = peeled(terms.element(root.result, _index(root, terms)))
+    match = attention_of(terms, result) if isinstance(result, Reduction) else None
+    scores = None if match is None else _scores(terms, match, match.score)
+    if match is None or scores is None:
         return
-    scores, value, key = found
-    for operands in _chosen(terms, scores, value, key):
-        problem = _problem(terms, scores, operands, steps, root)
+    for operands in _choices(terms, match, scores):
+        problem = _problem(terms, match, scores, operands, strides, root)
         if problem is None:
             continue
         values = tuple(r.value for r in operands.present())
@@ -127,8 +126,8 @@ def _result_terms(kernel: Func, root: Op, stop: Collection[Value]) -> tuple[Term
     ranges = {d: (0, n - 1) for d, n in wide.items()}
     for _ in range(_SPLITS):
         terms = Terms(kernel, ranges, stop)
-        own = list(leaves(terms.element(root.result, _index(root, terms))))
-        split = quotient(own, ranges)
+        sources = terms.sources(terms.element(root.result, _index(root, terms)))
+        split = divided(list(sources), ranges)
         if split is None:
             break
         d, size = split
@@ -139,191 +138,169 @@ def _result_terms(kernel: Func, root: Op, stop: Collection[Value]) -> tuple[Term
     return terms, Strides({d: by_dim[d] for d in ranges}, root.result.tensor.start)
 
 
-def _matched(terms: Terms, sum_: Term, causal: set[Value]) -> tuple[Scores, Term, str] | None:
-    """Scores, element of the values and dimension of the keys of a sum that is attention."""
-    if not isinstance(sum_, Fold) or sum_.kind != "sum" or len(sum_.over) != 1:
-        return None
-    factors = peeled(sum_.of)
-    if not isinstance(factors, Apply) or factors.name != "mul":
-        return None
-    key = sum_.over[0][0]
-    for weight, value in (factors.args, factors.args[::-1]):
-        raw = softmax_of(terms, weight, key)
-        scores = None if raw is None else scores_of(raw, key, causal)
-        if scores is not None:
-            return scores, value, key
-    return None
-
-
-def softmax_of(terms: Terms, weight: Term, key: str) -> Term | None:
-    """What `weight` is the softmax of along `key`; None where it is none."""
-    parts = _quotient(peeled(weight))
-    if parts is None:
-        return None
-    above, below = map(peeled, parts)
-    extent = terms.ranges[key][1] + 1
-    if not (isinstance(below, Fold) and below.kind == "sum" and [n for _, n in below.over] == [extent]):
-        return None
-    if not isinstance(above, Apply) or above.name != "exp":
-        return None
-    if not terms.same(above, below.of, {below.over[0][0]: Sym(key)}):
-        return None
-    inside = peeled(above.args[0])
-    if isinstance(inside, Apply) and inside.name == "sub":
-        largest = peeled(inside.args[1])
-        if isinstance(largest, Fold) and largest.kind == "max" and [n for _, n in largest.over] == [extent]:
-            same = terms.same(inside.args[0], largest.of, {largest.over[0][0]: Sym(key)})
-            return inside.args[0] if same else None
-    return above.args[0]
-
-
-def _quotient(term: Term) -> tuple[Term, Term] | None:
-    """What is divided by what, also where the inverse is multiplied."""
-    if isinstance(term, Apply) and term.name == "div":
-        return term.args[0], term.args[1]
-    if isinstance(term, Apply) and term.name == "mul":
-        for one, other in (term.args, term.args[::-1]):
-            inverse = peeled(other)
-            if (
-                isinstance(inverse, Apply)
-                and inverse.name == "div"
-                and peeled(inverse.args[0]) == Number(1.0)
-            ):
-                return one, inverse.args[1]
-    return None
-
-
-def scores_of(term: Term, key: str, causal: set[Value]) -> Scores | None:
-    """The parts of scores; numbers that are added to all of a row change nothing in their softmax."""
+def _scores(terms: Terms, match: Attention, term: Term) -> _Scores | None:
+    """The parts of a score; a number that is added to all of a row changes nothing in its softmax."""
     term = peeled(term)
-    if isinstance(term, Fold):
-        inner = peeled(term.of)
-        is_product = term.kind == "sum" and isinstance(inner, Apply) and inner.name == "mul"
-        return Scores(replace(term, of=inner)) if is_product else None
+    if term == match.product:
+        return _Scores()
     if not isinstance(term, Apply):
         return None
-    pairs = [term.args, term.args[::-1]] if term.name in ("add", "mul") else [term.args]
-    if term.name == "select":
-        return _selected(term, key, causal)
-    for one, other in pairs:
-        found = scores_of(one, key, causal)
-        if found is None:
+    if term.name == "scalar.select":
+        scores, masked = _scores(terms, match, term.args[1]), number(term.args[2])
+        seen = _by_position(match, term.args[0])
+        causal = seen is not None and bool((seen == np.tri(len(seen), dtype=bool)).all())
+        if scores is None or not causal or masked is None or masked > HIDDEN:
+            return None
+        return replace(scores, causal=True)
+    if term.name not in ("scalar.add", "scalar.mul", "scalar.div"):
+        return None
+    for one, other in (term.args,) if term.name == "scalar.div" else (term.args, term.args[::-1]):
+        scores = _scores(terms, match, one)
+        if scores is None:
             continue
-        number = peeled(other)
-        if term.name in ("mul", "div") and isinstance(number, Number) and found.bias is None:
-            factor = number.value if term.name == "mul" else 1 / number.value
-            return replace(found, scale=found.scale * factor) if factor > 0 else None
-        if term.name == "add" and isinstance(number, Number):
-            return found
-        if term.name == "add" and isinstance(other, Read):
-            if sources(other)[0].value in causal and _square(sources(other)[0], key):
-                return replace(found, causal=True)
-            return replace(found, bias=other) if found.bias is None and not found.causal else None
+        value = number(other)
+        if term.name == "scalar.add":
+            return scores if value is not None else _with_mask(terms, match, scores, other)
+        if value is not None and scores.bias is None:
+            factor = value if term.name == "scalar.mul" else 1 / value
+            return replace(scores, scale=scores.scale * factor) if factor > 0 else None
     return None
 
 
-def _selected(term: Apply, key: str, causal: set[Value]) -> Scores | None:
-    """select(key <= query, scores, something very negative)."""
-    seen, scores, masked = term.args[0], term.args[1], peeled(term.args[2])
-    found = scores_of(scores, key, causal)
-    mask = sources(seen)
-    fits = mask and mask[0].value in causal and _square(mask[0], key)
-    masks = isinstance(masked, Number) and masked.value <= HIDDEN
-    return replace(found, causal=True) if found is not None and fits and masks else None
+def _with_mask(terms: Terms, match: Attention, scores: _Scores, mask: Term) -> _Scores | None:
+    """The scores with a causal mask added, or with an array."""
+    added = _by_position(match, mask)
+    if added is not None:
+        seen = np.tri(len(added), dtype=bool)
+        if (added[seen] == 0).all() and (added[~seen] <= HIDDEN).all():
+            return replace(scores, causal=True)
+    if scores.bias is not None or scores.causal or not terms.stored(mask):
+        return None
+    return replace(scores, bias=mask)
 
 
-def _square(mask: Read, key: str) -> bool:
-    """Whether a mask is read as [..., query, key]."""
-    return len(mask.at) >= 2 and mask.at[-1] == Sym(key) and isinstance(mask.at[-2], Sym)
+def _by_position(match: Attention, term: Term) -> np.ndarray | None:
+    """A term that indices alone decide as a square [query, key]; None for others."""
+    queries = [d for d in match.rows if match.sizes[d] > 1]
+    keys = match.sizes[KEY]
+    if len(queries) != 1 or match.sizes[queries[0]] != keys or keys * keys > MOST_PAIRS:
+        return None
+    if names_in(term) != {queries[0], KEY}:
+        return None
+    rows, columns = np.arange(keys)[:, None], np.arange(keys)[None, :]
+    values = positional(term, {queries[0]: rows, KEY: columns})
+    return None if values is None else np.broadcast_to(values, (keys, keys))
 
 
-def _chosen(terms: Terms, scores: Scores, value: Term, key: str) -> Iterator[_Operands]:
+def _choices(terms: Terms, match: Attention, scores: _Scores) -> Iterator[_Operands]:
     """Sets of elements to begin with: as they are stored where the element types agree."""
-    factors = scores.product.of
-    assert isinstance(factors, Apply)
-    for left, right in (factors.args, factors.args[::-1]):
-        of_queries, of_keys = sources(left), sources(right)
-        if any(depends(r, key) for r in of_queries) or not all(depends(r, key) for r in of_keys):
-            continue
-        biases: Sequence[Read | None] = sources(scores.bias) if scores.bias is not None else (None,)
-        for q, k, v, bias in product(of_queries, of_keys, sources(value), biases):
-            dtypes = {r.value.tensor.dtype for r in (q, k, v)}
-            if len(dtypes) == 1:
-                yield _Operands(q, k, v, bias, key)
+    biases: Sequence[Read | None] = terms.stored(scores.bias) if scores.bias is not None else (None,)
+    q, k, v = (terms.stored(t) for t in (match.q, match.k, match.v))
+    for operands in (_Operands(*roles) for roles in product(q, k, v, biases)):
+        if len({r.value.tensor.dtype for r in (operands.q, operands.k, operands.v)}) == 1:
+            yield operands
 
 
 def _problem(
-    terms: Terms, scores: Scores, operands: _Operands, result: Strides, root: Op
+    terms: Terms, match: Attention, scores: _Scores, operands: _Operands, result: Strides, root: Op
 ) -> AttentionProblem | None:
     dtype = BUFFER_DTYPE[root.result.tensor.dtype]
-    steps = [terms.steps(r) for r in (operands.q, operands.k, operands.v)]
-    bias = terms.steps(operands.bias) if operands.bias is not None else Strides({})
-    if BUFFER_DTYPE.get(operands.q.value.tensor.dtype) != dtype or bias is None or None in steps:
+    q, k, v = (steps_of_element(r, terms.ranges) for r in (operands.q, operands.k, operands.v))
+    bias = Strides({}) if operands.bias is None else steps_of_element(operands.bias, terms.ranges)
+    if q is None or k is None or v is None or bias is None:
         return None
-    q, k, v = (s for s in steps if s is not None)
-    sizes = {d: high + 1 for d, (_, high) in terms.ranges.items()}
-    roles = _roles(operands.key, [d for d, _ in scores.product.over], (q, k, v, result, bias), sizes)
-    if roles is None:
+    roles = _roles(match, {"q": q, "k": k, "v": v, "d": result, "bias": bias})
+    if BUFFER_DTYPE.get(operands.q.value.tensor.dtype) != dtype or roles is None:
         return None
     arrays = {
-        "q": _array(roles, ("batch", "heads", "query", "inner"), q, sizes),
-        "k": _array(roles, ("batch", "heads", "key", "inner"), k, sizes),
-        "v": _array(roles, ("batch", "heads", "key", "width"), v, sizes),
-        "d": _array(roles, ("batch", "heads", "query", "width"), result, sizes),
+        "q": _array(roles, ("batch", "heads", "query", "inner"), q),
+        "k": _array(roles, ("batch", "heads", "key", "inner"), k),
+        "v": _array(roles, ("batch", "heads", "key", "width"), v),
+        "d": _array(roles, ("batch", "heads", "query", "width"), result),
     }
     mask, mask_dtype = None, ""
     if operands.bias is not None:
         mask_dtype = BUFFER_DTYPE.get(operands.bias.value.tensor.dtype, "")
-        mask = _array(roles, ("batch", "heads", "query", "key"), bias, sizes, spread=True)
-        if mask_dtype not in (dtype, "float32") or not bias[operands.key]:
+        mask = _array(roles, ("batch", "heads", "query", "key"), bias, spread=True)
+        if mask_dtype not in (dtype, "float32") or not bias[KEY]:
             return None
-    causal_fits = not scores.causal or arrays["q"].dims[2] == arrays["k"].dims[2]
-    found = [(a, 2) for a in arrays.values()]
-    found += [(mask, 4 if mask_dtype == "float32" else 2)] if mask is not None else []
-    if not causal_fits or any(a.start * size % POINTER_BYTES for a, size in found):
+    starts = [a.start * 2 for a in arrays.values()]
+    starts += [mask.start * (4 if mask_dtype == "float32" else 2)] if mask is not None else []
+    if any(start % POINTER_BYTES for start in starts):
         return None
     return AttentionProblem(
         **arrays, dtype=dtype, scale=scores.scale, bias=mask, bias_dtype=mask_dtype, causal=scores.causal
     )
 
 
-def _roles(
-    key: str, inner: Sequence[str], steps: tuple[Strides, ...], sizes: Mapping[str, int]
-) -> dict[str, Merged] | None:
-    """What plays batch, heads, queries, keys and sizes; None where one has not one step per operand."""
-    q, k, v, d, bias = steps
-    par = list(d.by_dim)
+def _roles(match: Attention, operands: Mapping[str, Strides]) -> dict[str, Merged] | None:
+    """The dimensions that play batch, heads, queries, keys and sizes, as one each with steps by operand.
+
+    None where one has not one step per operand, or an operand does not move along the dimensions it should.
+    """
     groups = {
-        "batch": [n for n in par if q[n] and k[n] and v[n]],
-        "query": [n for n in par if q[n] and not k[n] and not v[n]],
-        "width": [n for n in par if v[n] and not q[n] and not k[n]],
-        "inner": list(inner),
-        "key": [key],
+        "batch": match.batch,
+        "query": match.rows,
+        "width": match.width,
+        "inner": match.summed,
+        "key": (KEY,),
     }
-    known = {n for g in groups.values() for n in g}
-    if known != {n for s in steps for n in s.by_dim} | known or len(known) != len(par) + len(inner) + 1:
+    moving = {
+        "q": ("batch", "query", "inner"),
+        "k": ("batch", "key", "inner"),
+        "v": ("batch", "key", "width"),
+        "d": ("batch", "query", "width"),
+        "bias": ("batch", "query", "key"),
+    }
+    for operand, steps in operands.items():
+        along = {d for group in moving[operand] for d in groups[group]}
+        moves = {d for d, step in steps.by_dim.items() if step}
+        if moves - along or (operand != "bias" and moves != along):
+            return None
+    all_steps = list(operands.values())
+    roles = {name: merged(group, match.sizes, all_steps) for name, group in groups.items()}
+    if any(len(m) > (2 if name == "batch" else 1) for name, m in roles.items()):
         return None
-    if any(not (q[n] and k[n]) or v[n] or bias[n] for n in inner) or not (k[key] and v[key]) or q[key]:
-        return None
-    if any(bias[n] for n in groups["width"]):
-        return None
-    found = {name: merged(group, sizes, steps) for name, group in groups.items()}
-    most = {"batch": 2}
-    if any(len(m) > most.get(name, 1) for name, m in found.items()):
-        return None
-    one = Merged((), 1, (0,) * len(steps))
-    out = {name: m[-1] if m else one for name, m in found.items() if name != "batch"}
-    batch = found["batch"]
-    out["heads"] = batch[-1] if batch else one
-    out["batch"] = batch[0] if len(batch) == 2 else one
-    return out
+    one = Merged((), 1, (0,) * len(all_steps))
+    batch = roles.pop("batch")
+    out = {name: m[-1] if m else one for name, m in roles.items()}
+    return out | {"heads": batch[-1] if batch else one, "batch": batch[0] if len(batch) == 2 else one}
 
 
 def _array(
-    roles: Mapping[str, Merged], names: Sequence[str], steps: Strides, sizes: Mapping[str, int],
-    *, spread: bool = False,
-) -> Array4:  # fmt: skip
+    roles: Mapping[str, Merged], names: Sequence[str], steps: Strides, *, spread: bool = False
+) -> Array4:
     """An operand with these roles as dimensions; `spread`: those it does not depend on get the extent 1."""
-    found = [(m.extent, steps[m.dims[-1]] if m.dims else 0) for m in (roles[n] for n in names)]
-    extents = tuple(1 if spread and not s else n for n, s in found)
-    return Array4(extents, packed(extents, [s for _, s in found], (0, 1, 2, 3)), steps.start)
+    extents_and_steps = [(m.extent, steps[m.dims[-1]] if m.dims else 0) for m in (roles[n] for n in names)]
+    extents = tuple(1 if spread and not s else n for n, s in extents_and_steps)
+    return Array4(extents, packed(extents, [s for _, s in extents_and_steps], (0, 1, 2, 3)), steps.start)
+
+
+def _spread(kernel: Func, mask: Value) -> tuple[Func, Value] | None:
+    """The kernel that writes the mask out before it is added, and what it writes; None for several readers.
+
+    rewrite:  tensor.map(%s, %mask, par = (b, h, m, k), reads = [.., [b, k]])
+              -->   %n = tensor.map(%mask, par = (b, m, k), reads = [[b, k]])
+                    tensor.map(%s, %n, par = (b, h, m, k), reads = [.., [b, m, k]])
+    """
+    readers = [op for op in kernel.body.ops if mask in op.operands]
+    if len(readers) != 1 or readers[0].name != "tensor.map" or readers[0].operands.count(mask) != 1:
+        return None
+    (reader,) = readers
+    par = dims(reader, "par")
+    at = reads(reader)[reader.operands.index(mask)]
+    if len(par) < 2 or fills(reader)[reader.operands.index(mask)] is not None:
+        return None
+    used = {name for e in at for name in symbols(e)} | set(list(par)[-2:])
+    extents = {d: n for d, n in par.items() if d in used}
+    b, (element,) = scalar_body([mask.tensor.dtype])
+    b.emit("scalar.yield", [element])
+    spread = Value(TensorType(mask.tensor.dtype, tuple(extents.values())), f"{mask.hint}.spread")
+    attrs = (("par", Pairs.of(extents)), ("reads", (at,)), ("fill", ()))
+    written = Op("tensor.map", (mask,), attrs, (spread,), b.block([element]), reader.loc)
+    index = tuple(Sym(d) for d in extents)
+    changed = reader.with_operands(tuple(spread if v is mask else v for v in reader.operands)).with_attrs(
+        reads=tuple(index if v is mask else r for v, r in zip(reader.operands, reads(reader), strict=True))
+    )
+    ops = [new for op in kernel.body.ops for new in ((written, changed) if op is reader else (op,))]
+    return replace(kernel, body=kernel.body.with_ops(tuple(ops))), spread

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tilewright.ir import Op
-from tilewright.ir.simplify import interval
-from tilewright.ir.tensor.ops import dims, domain, ranges_of, reads
+from tilewright.ir.expr import symbols
+from tilewright.ir.simplify import coefficients, interval
+from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
 from tilewright.libraries.matching.matmul import BUFFER_DTYPE, sums_in_f32
-from tilewright.libraries.matching.places import Axis, Place, axes_of, places_of
 from tilewright.libraries.matching.strides import (
     Strides,
     common_step,
@@ -61,6 +61,33 @@ class Convolution:
 
 
 @dataclass(frozen=True)
+class WindowDim:
+    """How one dimension of the image is windows: position = step * place + dilation * tap - before."""
+
+    dim: int
+    place: str
+    tap: str
+    step: int
+    dilation: int
+    before: int
+
+
+@dataclass(frozen=True)
+class ImageAxis:
+    """Height or width as a library sees it: the extent that is read, padded, and the steps in memory."""
+
+    size: int = 1
+    stride: int = 0
+    start: int = 0
+    tap: str = ""
+    taps: int = 1
+    step: int = 1
+    dilation: int = 1
+    before: int = 0
+    after: int = 0
+
+
+@dataclass(frozen=True)
 class _Roles:
     """Dimensions of a contraction by what they are to a convolution; filters begin with the groups."""
 
@@ -68,33 +95,33 @@ class _Roles:
     filters: tuple[str, ...]
     channels: tuple[str, ...]
     group_count: int
-    walked: tuple[Place, ...]
+    windows: tuple[WindowDim, ...]
 
     @property
     def places(self) -> tuple[str, ...]:
-        return tuple(p.place for p in self.walked)
+        return tuple(p.place for p in self.windows)
 
 
 def convolution_of(op: Op) -> Convolution | None:
     """A tensor.contract as a two-dimensional convolution of its first operand; None where it is none.
 
-    Each of at most two places must be walked by one dimension of the image; what both operands and the
+    Each of at most two places must be windows by one dimension of the image; what both operands and the
     result share are groups. A product of matrices is a convolution with one tap.
     """
     dtype = BUFFER_DTYPE.get(op.operands[0].tensor.dtype)
     if dtype is None or op.operands[0].tensor.dtype != op.operands[1].tensor.dtype or not sums_in_f32(op):
         return None
-    walked, weights = places_of(op), steps_of_read(op, 1)
+    windows, weights = _window_dims(op), steps_of_read(op, 1)
     image = steps_at(op, op.operands[0].tensor, reads(op)[0], False)
-    if walked is None or weights is None or image is None:
+    if windows is None or weights is None or image is None:
         return None
-    roles, axes = _roles(op, walked, image, weights), axes_of(op, walked)
+    roles, axes = _roles(op, windows, image, weights), _image_axes(op, windows)
     return None if roles is None or axes is None else _convolution(op, roles, axes, image, weights, dtype)
 
 
-def _roles(op: Op, walked: Sequence[Place], image: Strides, weights: Strides) -> _Roles | None:
+def _roles(op: Op, windows: Sequence[WindowDim], image: Strides, weights: Strides) -> _Roles | None:
     sizes, result = domain(op), steps_of_result(op)
-    places, taps = {p.place for p in walked}, {p.tap for p in walked}
+    places, taps = {p.place for p in windows}, {p.tap for p in windows}
     wide = [d for d in dims(op, "par") if sizes[d] > 1 and d not in places]
     groups = [d for d in wide if image[d] and weights[d]]
     filters = [d for d in wide if weights[d] and not image[d]]
@@ -114,11 +141,11 @@ def _roles(op: Op, walked: Sequence[Place], image: Strides, weights: Strides) ->
     if set(ordered[: len(groups)]) != set(groups) or (groups and beside is None):
         return None
     images = list(batch[0].dims if batch else ())
-    return _Roles(tuple(images), ordered, summed, prod(sizes[d] for d in groups), tuple(walked))
+    return _Roles(tuple(images), ordered, summed, prod(sizes[d] for d in groups), tuple(windows))
 
 
 def _convolution(
-    op: Op, roles: _Roles, axes: Sequence[Axis], image: Strides, weights: Strides, dtype: str
+    op: Op, roles: _Roles, axes: Sequence[ImageAxis], image: Strides, weights: Strides, dtype: str
 ) -> Convolution | None:
     sizes = domain(op)
     n, k, per_group = (prod(sizes[d] for d in g) for g in (roles.images, roles.filters, roles.channels))
@@ -128,7 +155,7 @@ def _convolution(
     order = CHANNELS_LAST if c_step == 1 and apart and min(apart) > 1 else CHANNELS_FIRST
     a_dims = (n, per_group * roles.group_count, *(a.size for a in axes))
     a_steps = (n_step, c_step, *(a.stride for a in axes))
-    a = Array4(a_dims, packed(a_dims, a_steps, order), _start(op, roles.walked) + sum(x.start for x in axes))
+    a = Array4(a_dims, packed(a_dims, a_steps, order), _start(op, roles.windows) + sum(x.start for x in axes))
     b_dims = (k, per_group, *(x.taps for x in axes))
     k_step = common_step(roles.filters, sizes, weights)
     b_steps = (k_step or 0, _last(roles.channels, weights), *(weights[x.tap] for x in axes))
@@ -154,9 +181,9 @@ def _last(names: Sequence[str], steps: Strides) -> int:
     return steps[names[-1]] if names else 0
 
 
-def _start(op: Op, walked: Sequence[Place]) -> int:
+def _start(op: Op, windows: Sequence[WindowDim]) -> int:
     """Elements before what is read of the image, but for what its places leave out."""
-    t, ranges, dims_walked = op.operands[0].tensor, ranges_of(op), {p.dim for p in walked}
+    t, ranges, dims_walked = op.operands[0].tensor, ranges_of(op), {p.dim for p in windows}
     read = enumerate(zip(reads(op)[0], t.strides, strict=True))
     return t.start + sum(int(interval(e, ranges)[0]) * s for i, (e, s) in read if i not in dims_walked)
 
@@ -185,3 +212,63 @@ def packed(extents: Sequence[int], steps: Sequence[int], order: Sequence[int]) -
 
 def _aligned(start: int, dtype: str) -> bool:
     return start * (4 if dtype == "float32" else 2) % POINTER_BYTES == 0
+
+
+def _window_dims(op: Op) -> list[WindowDim] | None:
+    """The dimensions of the first operand that are windows with steps, taps or padding, at most two.
+
+    Where there are none, the innermost ones of those windows one by one: one, and two of three. None where a
+    read is not affine, or leaves the image along a dimension that is not windows.
+    """
+    ranges, sizes = ranges_of(op), domain(op)
+    par, red = dims(op, "par"), dims(op, "red")
+    columns = {n for e in reads(op)[1] for n in symbols(e)}
+    moving: list[WindowDim] = []
+    plain: list[WindowDim] = []
+    for i, (e, extent) in enumerate(zip(reads(op)[0], op.operands[0].tensor.shape, strict=True)):
+        form = coefficients(e, sizes, ranges)
+        if form is None or not isinstance(form[1], int):
+            return None
+        names = {d: c for d, c in form[0].items() if sizes[d] > 1}
+        walking = [d for d in names if d in par and d not in columns]
+        taps = [d for d in names if d in red]
+        low, high = interval(e, ranges)
+        if len(walking) == 1 and len(taps) <= 1 and len(names) == 1 + len(taps):
+            place = _window_dim(i, walking[0], taps[0] if taps else "", names, -form[1])
+            simple = not taps and place.step == 1 and not form[1] and high < extent
+            (plain if simple else moving).append(place)
+        elif low < 0 or high >= extent:
+            return None
+    plain.sort(key=lambda p: -op.operands[0].tensor.strides[p.dim])
+    found = moving or (plain[-1:] if len(plain) < 3 else plain[-2:])
+    return found if len(found) <= 2 and all(p.step > 0 and p.dilation > 0 for p in found) else None
+
+
+def _window_dim(dim: int, place: str, tap: str, names: dict[str, int], before: int) -> WindowDim:
+    return WindowDim(dim, place, tap, names[place], names.get(tap, 1), before)
+
+
+def _image_axes(op: Op, windows: Sequence[WindowDim]) -> list[ImageAxis] | None:
+    """Height and width; the image is cut to what is read of it. None where padding is no zeros."""
+    axes = [_image_axis(op, p) for p in windows]
+    found = [a for a in axes if a is not None]
+    return [ImageAxis()] * (2 - len(windows)) + found if len(found) == len(axes) else None
+
+
+def _image_axis(op: Op, p: WindowDim) -> ImageAxis | None:
+    sizes, t = domain(op), op.operands[0].tensor
+    taps = sizes[p.tap] if p.tap else 1
+    window = (taps - 1) * p.dilation + 1
+    reach = (sizes[p.place] - 1) * p.step + window
+    skipped, before = max(0, -p.before), max(0, p.before)
+    size = t.shape[p.dim] - skipped
+    after = reach - before - size
+    if after < before and (size + 2 * before - window) // p.step + 1 == sizes[p.place]:
+        after = before  # more engines take equal paddings; no place reaches what is added
+    if after < 0:
+        size, after = size + after, 0
+    padded = before > 0 or reach - before > size
+    if size < 1 or (padded and fills(op)[0] != 0):
+        return None
+    stride = t.strides[p.dim]
+    return ImageAxis(size, stride, skipped * stride, p.tap, taps, p.step, p.dilation, before, after)

@@ -1,36 +1,28 @@
-"""The GELU with tanh behind a product, recognised by its values: what cuBLASLt computes as an epilogue."""
+"""The GELU with tanh behind a product, recognised as a polynomial: what cuBLASLt computes as an epilogue."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import pi, sqrt
-
-import numpy as np
+from math import isclose, pi, sqrt
 
 from tilewright.ir import Expr, Func, Op, Sym, Value
-from tilewright.ir.opdef import op_def
 from tilewright.ir.tensor.ops import dims
 from tilewright.ir.types import storage_dtype
 from tilewright.libraries.matching.matmul import BUFFER_DTYPE
 from tilewright.libraries.matching.region import region_of
-from tilewright.libraries.matching.terms import Apply, Fold, Number, Read, Term, Terms, leaves, peeled
+from tilewright.passes.analysis.terms import Apply, Read, Term, Terms, applied, leaves, number, peeled
 from tilewright.runtime.libraries.matmul import MatmulProblem
 
-#: where a function is compared; beyond, GELU is 0 or its argument
-_PLACES = np.linspace(-8.0, 8.0, 4097)
-#: largest difference from the form with tanh, its constants as they are or rounded to 16 bits, which moves
-#: it by up to 3.4e-4; the form with erf differs by 4.7e-4
-TOLERANCE = 2e-5
-_CONSTANTS = (sqrt(2.0 / pi), 0.044715)
+#: sqrt(2 / pi) and the factor of the cube, each as it is and rounded to 16 bits
+_SLOPES, _CUBICS = (
+    tuple(float(storage_dtype(dtype).type(c)) for dtype in ("f64", "f16", "bf16"))
+    for c in (sqrt(2.0 / pi), 0.044715)
+)
+#: relative difference of coefficients that are equal
+_NEAR = 1e-5
 
-
-def tanh_gelu(x: np.ndarray, dtype: str = "f64") -> np.ndarray:
-    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))): Hendrycks and Gimpel, arXiv:1606.08415.
-
-    dtype: what its two constants are rounded to.
-    """
-    slope, cubic = (float(storage_dtype(dtype).type(c)) for c in _CONSTANTS)
-    return np.asarray(0.5 * x * (1.0 + np.tanh(slope * (x + cubic * x**3))))
+#: coefficients by the powers of x and of tanh(slope (x + cubic x^3))
+_Polynomial = dict[tuple[int, int], float]
 
 
 def gelu_behind(
@@ -38,9 +30,10 @@ def gelu_behind(
 ) -> tuple[MatmulProblem, tuple[Op, ...]] | None:
     """The problem with the GELU of a value, and the ops that compute it; None where nothing does.
 
-    The form with erf is none: it is another function.
+    It is 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), as Hendrycks and Gimpel have it
+    (arXiv:1606.08415), in any order of its products and sums. The form with erf is another function.
     """
-    if problem.epilogue not in ("none", "bias") or not _has_exponentials(kernel):
+    if problem.epilogue not in ("none", "bias") or not _has_tanh(kernel):
         return None
     added = problem.has_bias or problem.c is not None
     for root in reversed(kernel.body.ops):
@@ -60,42 +53,64 @@ def gelu_behind(
     return None
 
 
-def _has_exponentials(kernel: Func) -> bool:
+def _has_tanh(kernel: Func) -> bool:
     bodies = (op.body.ops for op in kernel.body.ops if op.body is not None)
-    return any(inner.name in ("scalar.tanh", "scalar.exp") for body in bodies for inner in body)
+    return any(inner.name == "scalar.tanh" for body in bodies for inner in body)
 
 
 def _is_gelu(kernel: Func, root: Op, value: Value) -> bool:
     par = dims(root, "par")
     terms = Terms(kernel, {d: (0, n - 1) for d, n in par.items()}, {value})
     index: list[Expr] = [Sym(d) if n > 1 else 0 for d, n in par.items()]
-    at, term = terms.element(value, index), terms.element(root.result, index)
-    if set(leaves(term)) != {at} or peeled(term) == at:
+    x, term = terms.element(value, index), terms.element(root.result, index)
+    if set(leaves(term)) != {x} or not isinstance(x, Read):
         return False
-    with np.errstate(all="ignore"):
-        found = _values(term)
-    if found is None:
-        return False
-    apart = (np.max(np.abs(found - tanh_gelu(_PLACES, dtype))) for dtype in ("f64", "f16", "bf16"))
-    return any(bool(a <= TOLERANCE) for a in apart)
+    return _is_near(_polynomial(term, x), {(1, 0): 0.5, (1, 1): 0.5})
 
 
-def _values(term: Term) -> np.ndarray | None:
-    """A term of one element as a function of it; None where it is no plain function."""
-    term = peeled(term)
-    if isinstance(term, Number):
-        return np.full_like(_PLACES, term.value)
-    if isinstance(term, Read):
-        return _PLACES
-    definition = op_def(f"scalar.{term.name}") if isinstance(term, Apply) else None
-    if (
-        isinstance(term, Fold)
-        or definition is None
-        or not definition.elementwise
-        or definition.evaluate is None
-    ):
+def _polynomial(term: Term, x: Read) -> _Polynomial | None:
+    """A term of x as a polynomial in x and the one tanh that GELU has; None where it is none."""
+    inner = peeled(term)
+    if inner == x:
+        return {(1, 0): 1.0}
+    if (value := number(inner)) is not None:
+        return {(0, 0): value}
+    if not isinstance(inner, Apply):
         return None
-    args = [_values(a) for a in term.args]
-    known = [a for a in args if a is not None]
-    (found,) = definition.evaluate(known, {}) if len(known) == len(args) else (None,)
-    return None if found is None else np.asarray(found, np.float64)
+    if (power := applied(inner, "pow")) is not None:
+        base, exponent = _polynomial(power[0], x), number(power[1])
+        if base is None or exponent not in (2.0, 3.0):
+            return None
+        return _product(base, base if exponent == 2.0 else _product(base, base))
+    parts = [p for a in inner.args if (p := _polynomial(a, x)) is not None]
+    if len(parts) < len(inner.args):
+        return None
+    if inner.name == "scalar.tanh":
+        wanted = ({(1, 0): a, (3, 0): a * c} for a in _SLOPES for c in _CUBICS)
+        return {(0, 1): 1.0} if any(_is_near(parts[0], p) for p in wanted) else None
+    if inner.name == "scalar.div" and set(parts[1]) == {(0, 0)} and parts[1][0, 0]:
+        return _product(parts[0], {(0, 0): 1.0 / parts[1][0, 0]})
+    if inner.name == "scalar.mul":
+        return _product(*parts)
+    if inner.name in ("scalar.add", "scalar.sub"):
+        sign = {(0, 0): 1.0 if inner.name == "scalar.add" else -1.0}
+        return _sum(parts[0], _product(parts[1], sign))
+    return _product(parts[0], {(0, 0): -1.0}) if inner.name == "scalar.neg" else None
+
+
+def _sum(one: _Polynomial, other: _Polynomial) -> _Polynomial:
+    return {power: one.get(power, 0.0) + other.get(power, 0.0) for power in one | other}
+
+
+def _product(one: _Polynomial, other: _Polynomial) -> _Polynomial:
+    out: _Polynomial = {}
+    for (i, j), a in one.items():
+        for (k, m), b in other.items():
+            out[i + k, j + m] = out.get((i + k, j + m), 0.0) + a * b
+    return out
+
+
+def _is_near(one: _Polynomial | None, other: _Polynomial) -> bool:
+    if one is None:
+        return False
+    return all(isclose(one.get(p, 0.0), other.get(p, 0.0), rel_tol=_NEAR, abs_tol=1e-9) for p in one | other)

@@ -12,9 +12,19 @@ from tilewright.ir.tensor.ops import dims
 from tilewright.libraries.matching.convolution import packed
 from tilewright.libraries.matching.matmul import BUFFER_DTYPE
 from tilewright.libraries.matching.region import region_of
-from tilewright.libraries.matching.strides import Merged, Strides, merged
-from tilewright.libraries.matching.terms import Apply, Fold, Number, Read, Term, Terms, peeled, sources
+from tilewright.libraries.matching.strides import Merged, Strides, merged, steps_of_element
 from tilewright.libraries.program import Call
+from tilewright.passes.analysis.terms import (
+    Read,
+    Reduction,
+    Term,
+    Terms,
+    applied,
+    both_orders,
+    names_in,
+    number,
+    peeled,
+)
 from tilewright.runtime.libraries.convolution import Array4
 from tilewright.runtime.libraries.norm import NormProblem
 from tilewright.runtime.libraries.problem import POINTER_BYTES
@@ -53,14 +63,14 @@ def _calls(kernel: Func, root: Op) -> Iterator[Call]:
     wide = {d: n for d, n in dims(root, "par").items() if n > 1}
     terms = Terms(kernel, {d: (0, n - 1) for d, n in wide.items()})
     index: list[Expr] = [Sym(d) if d in wide else 0 for d in dims(root, "par")]
-    found = norm_of(terms, terms.element(root.result, index), wide)
+    norm = norm_of(terms, terms.element(root.result, index), wide)
     by_dim = dict(zip(dims(root, "par"), root.result.tensor.strides, strict=True))
     steps = Strides({d: by_dim[d] for d in wide}, root.result.tensor.start)
-    if found is None:
+    if norm is None:
         return
-    biases: Sequence[Read | None] = sources(found.bias) if found.bias is not None else (None,)
-    for x, scale, bias in product(sources(found.x), sources(found.scale), biases):
-        problem = _problem(terms, found, x, scale, bias, steps, wide, root)
+    biases: Sequence[Read | None] = terms.stored(norm.bias) if norm.bias is not None else (None,)
+    for x, scale, bias in product(terms.stored(norm.x), terms.stored(norm.scale), biases):
+        problem = _problem(terms, norm, x, scale, bias, steps, wide, root)
         values = tuple(r.value for r in (x, scale, bias) if r is not None)
         ops = region_of(kernel, root, values) if problem is not None else ()
         if problem is not None and ops:
@@ -70,147 +80,126 @@ def _calls(kernel: Func, root: Op) -> Iterator[Call]:
 
 def norm_of(terms: Terms, term: Term, wide: Mapping[str, int]) -> _Norm | None:
     """The normalisation that a term is, over which of the dimensions `wide` with their extents."""
-    term = peeled(term)
-    if isinstance(term, Apply) and term.name == "add":
-        for one, other in (term.args, term.args[::-1]):
-            found = _scaled(terms, one, other, wide)
-            if found is not None:
-                return found
-        return None
-    return _scaled(terms, term, None, wide)
+    if applied(term, "add") is None:
+        return _scaled(terms, term, None, wide)
+    norms = (_scaled(terms, one, other, wide) for one, other in both_orders(term, "add"))
+    return next((norm for norm in norms if norm is not None), None)
 
 
 def _scaled(terms: Terms, term: Term, bias: Term | None, wide: Mapping[str, int]) -> _Norm | None:
     above, below = _factors(term)
-    roots = [(t, peeled(t).args[0]) for t in below if _is(peeled(t), "sqrt")]  # type: ignore[union-attr]
-    roots += [(t, peeled(t).args[0]) for t in above if _is(peeled(t), "rsqrt")]  # type: ignore[union-attr]
+    roots = [(t, r) for t in below if (r := applied(t, "sqrt"))]
+    roots += [(t, r) for t in above if (r := applied(t, "rsqrt"))]
     if len(roots) != 1 or len(above) + len(below) != 3:
         return None
-    ((used, variance),) = roots
+    ((used, (variance,)),) = roots
     rest = [t for t in above if t is not used]
     if len(rest) != 2:
         return None
     for x, scale in (rest, rest[::-1]):
         for kind, of in (("layer", _centred), ("rms", _plain)):
-            found = of(terms, x, variance, wide)
-            if found is not None:
-                value, epsilon, columns = found
+            parts = of(terms, x, variance, wide)
+            if parts is not None:
+                value, epsilon, columns = parts
                 return _Norm(kind, value, scale, bias, epsilon, columns)
     return None
 
 
 def _factors(term: Term) -> tuple[list[Term], list[Term]]:
     """The factors of a term above and below the line; 1 is left out."""
-    inner = peeled(term)
-    if isinstance(inner, Apply) and inner.name in ("mul", "div"):
-        (a, b), (c, d) = map(_factors, inner.args)
-        return (a + c, b + d) if inner.name == "mul" else (a + d, b + c)
-    return ([], []) if inner == Number(1.0) else ([term], [])
-
-
-def _is(term: Term, name: str) -> bool:
-    return isinstance(term, Apply) and term.name == name
+    if (factors := applied(term, "mul")) is not None:
+        (a, b), (c, d) = map(_factors, factors)
+        return a + c, b + d
+    if (parts := applied(term, "div")) is not None:
+        (a, b), (c, d) = map(_factors, parts)
+        return a + d, b + c
+    return ([], []) if number(term) == 1.0 else ([term], [])
 
 
 def _centred(
     terms: Terms, x: Term, variance: Term, wide: Mapping[str, int]
 ) -> tuple[Term, float, tuple[str, ...]] | None:
     """(element, epsilon, columns) where `x` is an element less the mean of its row."""
-    difference = peeled(x)
-    found = _epsilon(variance)
-    if not isinstance(difference, Apply) or difference.name != "sub" or found is None:
+    difference, parts = applied(x, "sub"), _epsilon(variance)
+    mean = None if difference is None else _mean(terms, difference[1])
+    squares = None if parts is None else _mean(terms, parts[0])
+    if difference is None or parts is None or mean is None or squares is None:
         return None
-    value, mean = difference.args
-    sum_ = _mean(mean)
-    columns = None if sum_ is None else _columns(terms, value, sum_, wide)
-    squares = _squares(terms, difference, found[0], columns, wide)
-    return (value, found[1], columns) if columns is not None and squares else None
+    for columns, inside in _along(terms, mean, wide):
+        if terms.same(difference[0], inside):
+            fits = any(set(names) == set(columns) and _is_square_of(terms, inner, x)
+                       for names, inner in _along(terms, squares, wide))  # fmt: skip
+            return (difference[0], parts[1], columns) if fits else None
+    return None
 
 
 def _plain(
     terms: Terms, x: Term, variance: Term, wide: Mapping[str, int]
 ) -> tuple[Term, float, tuple[str, ...]] | None:
     """The same where nothing is subtracted."""
-    found = _epsilon(variance)
-    sum_ = None if found is None else _mean(found[0])
-    if found is None or sum_ is None or not isinstance(x, Read):
+    parts = _epsilon(variance)
+    squares = None if parts is None else _mean(terms, parts[0])
+    if parts is None or squares is None or not terms.stored(x):
         return None
-    square = _root_of_square(terms, sum_)
-    columns = None if square is None else _columns(terms, x, Fold("sum", sum_.over, square), wide)
-    return None if columns is None else (x, found[1], columns)
+    along = _along(terms, squares, wide)
+    columns = next((names for names, inside in along if _is_square_of(terms, inside, x)), None)
+    return None if columns is None else (x, parts[1], columns)
 
 
 def _epsilon(variance: Term) -> tuple[Term, float] | None:
-    variance = peeled(variance)
-    if isinstance(variance, Apply) and variance.name == "add":
-        for one, other in (variance.args, variance.args[::-1]):
-            number = peeled(other)
-            if isinstance(number, Number) and number.value >= 0:
-                return one, number.value
+    for one, other in both_orders(variance, "add"):
+        if (value := number(other)) is not None and value >= 0:
+            return one, value
     return None
 
 
-def _mean(term: Term) -> Fold | None:
+def _mean(terms: Terms, term: Term) -> Reduction | None:
     """The sum that a mean divides by the number of its terms."""
-    term = peeled(term)
-    if not isinstance(term, Apply) or term.name not in ("div", "mul"):
-        return None
-    for one, other in (term.args, term.args[::-1]) if term.name == "mul" else (term.args,):
-        sum_, number = peeled(one), peeled(other)
-        if isinstance(sum_, Fold) and sum_.kind == "sum" and isinstance(number, Number) and number.value:
-            count = number.value if term.name == "div" else 1 / number.value
-            if sum_.over and isclose(count, prod(n for _, n in sum_.over), rel_tol=1e-6):
+    divided = applied(term, "div")
+    for one, other in both_orders(term, "mul") if divided is None else (divided,):
+        sum_, value = peeled(one), number(other)
+        fold = terms.folded(sum_) if isinstance(sum_, Reduction) else None
+        if isinstance(sum_, Reduction) and fold is not None and fold.kind == "add" and fold.over and value:
+            count = value if divided is not None else 1 / value
+            if isclose(count, prod(n for _, n in fold.over), rel_tol=1e-6):
                 return sum_
     return None
 
 
-def _columns(terms: Terms, value: Term, sum_: Fold, wide: Mapping[str, int]) -> tuple[str, ...] | None:
-    """The dimensions of the result along which the sum adds `value`."""
-    for names in permutations(wide, len(sum_.over)):
-        if all(wide[d] == n for d, (_, n) in zip(names, sum_.over, strict=True)):
-            moved = {inner: Sym(d) for d, (inner, _) in zip(names, sum_.over, strict=True)}
-            if terms.same(value, sum_.of, moved):
-                return names
-    return None
+def _along(terms: Terms, sum_: Reduction, wide: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], Term]]:
+    """The terms that a sum adds, with dimensions of the result as those that it adds along."""
+    free = [d for d in wide if d not in names_in(sum_)]
+    count = sum(n > 1 for n in dims(sum_.op, "red").values())
+    for names in permutations(free, count):
+        fold = terms.folded(sum_, names)
+        if fold is not None:
+            yield names, fold.of
 
 
-def _root_of_square(terms: Terms, sum_: Fold) -> Term | None:
-    inner = peeled(sum_.of)
-    if isinstance(inner, Apply) and inner.name == "mul" and terms.same(inner.args[0], inner.args[1], {}):
-        return inner.args[0]
-    if isinstance(inner, Apply) and inner.name == "pow" and peeled(inner.args[1]) == Number(2.0):
-        return inner.args[0]
-    return None
-
-
-def _squares(
-    terms: Terms, difference: Term, variance: Term, columns: tuple[str, ...] | None, wide: Mapping[str, int]
-) -> bool:
-    """Whether the variance is the mean of the squares of the difference over these columns."""
-    sum_ = _mean(variance)
-    square = None if sum_ is None else _root_of_square(terms, sum_)
-    if sum_ is None or square is None or columns is None:
-        return False
-    found = _columns(terms, difference, Fold("sum", sum_.over, square), wide)
-    return found is not None and set(found) == set(columns)
+def _is_square_of(terms: Terms, term: Term, root: Term) -> bool:
+    """Whether a term is the square of another one."""
+    if (factors := applied(term, "mul")) is not None:
+        return all(terms.same(f, root) for f in factors)
+    power = applied(term, "pow")
+    return power is not None and number(power[1]) == 2.0 and terms.same(power[0], root)
 
 
 def _problem(
-    terms: Terms, found: _Norm, x: Read, scale: Read, bias: Read | None, result: Strides,
+    terms: Terms, norm: _Norm, x: Read, scale: Read, bias: Read | None, result: Strides,
     wide: Mapping[str, int], root: Op,
 ) -> NormProblem | None:  # fmt: skip
     dtypes = [BUFFER_DTYPE.get(v.value.tensor.dtype) for v in (x, scale, bias or scale)]
     stored = BUFFER_DTYPE.get(root.result.tensor.dtype)
-    steps = [terms.steps(r) for r in (x, scale, bias or scale)]
+    steps = [steps_of_element(r, terms.ranges) for r in (x, scale, bias or scale)]
     known = [s for s in steps if s is not None]
     if None in dtypes or stored is None or dtypes[1] != dtypes[2] or len(known) != 3:
         return None
-    rows = merged([d for d in wide if d not in found.columns], wide, (result, known[0]))
-    columns = merged(found.columns, wide, (result, *known))
+    rows = merged([d for d in wide if d not in norm.columns], wide, (result, known[0]))
+    columns = merged(norm.columns, wide, (result, *known))
     if len(rows) > 1 or len(columns) != 1 or columns[0].steps[2:] != (1, 1) or not columns[0].steps[1]:
         return None
     vectors_of = known[1:]
-    if any(s.start or any(s[d] for d in wide if d not in found.columns) for s in vectors_of):
+    if any(s.start or any(s[d] for d in wide if d not in norm.columns) for s in vectors_of):
         return None
     row = rows[0] if rows else Merged((), 1, (0, 0))
     if row.dims and not row.steps[1]:
@@ -224,6 +213,6 @@ def _problem(
     for array, kind in ((d, stored), (x_, dtype)):
         if array.start * (4 if kind == "float32" else 2) % POINTER_BYTES:
             return None
-    if found.kind == "layer" and bias is None:
+    if norm.kind == "layer" and bias is None:
         return None
-    return NormProblem(found.kind, x_, d, dtype, stored, vectors, found.epsilon, bias is not None)
+    return NormProblem(norm.kind, x_, d, dtype, stored, vectors, norm.epsilon, bias is not None)

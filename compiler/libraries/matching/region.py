@@ -10,7 +10,7 @@ from tilewright.ir import Func, Op, Value
 def region_of(kernel: Func, root: Op, operands: Collection[Value]) -> tuple[Op, ...]:
     """The ops that compute the result of `root` from the operands, in their order.
 
-    None of them where something else reads what is computed on the way.
+    None of them where something else reads what is computed on the way, or they read more than the operands.
     """
     wanted = {root.result}
     found: list[Op] = []
@@ -21,7 +21,8 @@ def region_of(kernel: Func, root: Op, operands: Collection[Value]) -> tuple[Op, 
     inside = set(found)
     hidden = {r for op in found for r in op.results} - {root.result}
     outside = {v for op in kernel.body.ops if op not in inside for v in op.operands}
-    return () if hidden & (outside | set(operands)) else tuple(found)
+    read = {v for op in found for v in op.operands} - {r for op in found for r in op.results}
+    return () if hidden & (outside | set(operands)) or read - set(operands) else tuple(found)
 
 
 def copies_behind(kernel: Func, op: Op) -> list[Op]:

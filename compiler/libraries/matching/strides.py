@@ -10,6 +10,7 @@ from tilewright.ir import Op, TensorType
 from tilewright.ir.expr import Expr
 from tilewright.ir.simplify import coefficients, interval
 from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
+from tilewright.passes.analysis.terms import Read
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,18 @@ def steps_at(op: Op, t: TensorType, at: Sequence[Expr], checked: bool) -> Stride
     if found is None or not isinstance(found[1], int):
         return None
     return Strides(found[0], found[1] + t.start)
+
+
+def steps_of_element(read: Read, ranges: Mapping[str, tuple[int, int]]) -> Strides | None:
+    """Strides of an element whose index is over these dimensions; None where it is not affine."""
+    t = read.value.tensor
+    offset: Expr = 0
+    for e, step in zip(read.at, t.strides, strict=True):
+        offset = offset + e * step
+    form = coefficients(offset, ranges, ranges)
+    if form is None or not isinstance(form[1], int):
+        return None
+    return Strides(form[0], form[1] + t.start)
 
 
 def steps_of_result(op: Op) -> Strides:

@@ -12,13 +12,13 @@ import numpy as np
 from tilewright.costmodel import GpuHardware, Hardware
 from tilewright.ir import Attr, Block, Func, Op, Pairs
 from tilewright.ir.types import itemsize
+from tilewright.passes.analysis.attention import INNER, KEY
 from tilewright.passes.analysis.index_sets import recompute_cost
+from tilewright.passes.analysis.terms import Apply, Read, Term, leaves, names_in
 from tilewright.passes.kernels.attention.plan import KEY_STEP, AttentionPlan, padded, width_tiles
-from tilewright.passes.kernels.attention.reach import reach
 from tilewright.passes.kernels.attention.scores import MOST_AHEAD
 from tilewright.passes.kernels.attention.stage import Layout
-from tilewright.passes.kernels.attention.terms import Apply, Read, Term, leaves, names_in
-from tilewright.passes.kernels.attention.view import INNER, KEY, AttentionView, attention_view
+from tilewright.passes.kernels.attention.view import AttentionView, attention_view, reach
 from tilewright.passes.kernels.attention.work import (
     AttentionWork,
     bound_attention,

@@ -10,7 +10,7 @@ from tilewright.ir import Expr, Sym, Value
 from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import WARP
 from tilewright.passes.kernels.attention.plan import AttentionPlan
-from tilewright.passes.kernels.attention.terms import TermWriter
+from tilewright.passes.kernels.attention.term_writer import TermWriter
 from tilewright.passes.kernels.attention.view import AttentionView
 from tilewright.passes.kernels.matrix.plan import TILE_M, TILE_N
 from tilewright.passes.kernels.writing.writer import Writer

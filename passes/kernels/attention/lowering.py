@@ -14,12 +14,12 @@ from math import inf
 
 from tilewright.ir import Expr, Func, InputError, Sym, Value
 from tilewright.ir.hardware_facts import WARP
+from tilewright.passes.analysis.attention import INNER, KEY
 from tilewright.passes.kernels.attention.epilogue import normalise, write_outputs
 from tilewright.passes.kernels.attention.plan import AttentionPlan, depth_of, padded, width_tiles
-from tilewright.passes.kernels.attention.reach import reach
 from tilewright.passes.kernels.attention.scores import ScoreMaps
 from tilewright.passes.kernels.attention.stage import Layout, StagedTile
-from tilewright.passes.kernels.attention.view import INNER, KEY, AttentionView, attention_view
+from tilewright.passes.kernels.attention.view import AttentionView, attention_view, reach
 from tilewright.passes.kernels.matrix.plan import TILE_M, TILE_N
 from tilewright.passes.kernels.writing.tiling import MAX_GRID_YZ
 from tilewright.passes.kernels.writing.writer import Mask, Writer

@@ -7,9 +7,11 @@ from math import inf
 
 from tilewright.ir import Expr, Sym, Value
 from tilewright.ir.hardware_facts import WARP
+from tilewright.passes.analysis.attention import KEY
+from tilewright.passes.analysis.terms import Read, Term, names_in
 from tilewright.passes.kernels.attention.plan import AttentionPlan
-from tilewright.passes.kernels.attention.terms import Read, Term, TermWriter, names_in
-from tilewright.passes.kernels.attention.view import KEY, AttentionView
+from tilewright.passes.kernels.attention.term_writer import TermWriter
+from tilewright.passes.kernels.attention.view import AttentionView
 from tilewright.passes.kernels.matrix.plan import TILE_M, TILE_N
 from tilewright.passes.kernels.writing.writer import Mask, Writer
 

@@ -9,8 +9,9 @@ from tilewright.ir import Expr, Op, Pairs, Sym
 from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
 from tilewright.ir.types import itemsize
+from tilewright.passes.analysis.terms import Read, Term, leaves
 from tilewright.passes.kernels.attention.plan import depth_of, padded, pitch
-from tilewright.passes.kernels.attention.terms import Read, Term, TermWriter, leaves
+from tilewright.passes.kernels.attention.term_writer import TermWriter
 from tilewright.passes.kernels.attention.view import AttentionView
 from tilewright.passes.kernels.matrix.plan import Source, neighbours, run_of
 from tilewright.passes.kernels.writing.writer import Mask, Writer

@@ -1,37 +1,41 @@
-"""Attention in a kernel of several ops: scores of queries and keys, softmax along keys, a mix of values."""
+"""Attention as one kernel on tensor cores: what a kernel must be for the attention template to take it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
+from math import inf, isfinite, prod
 
-from tilewright.ir import Expr, Func, Op, Sym, UnsupportedError, Value
+import numpy as np
+
+from tilewright.ir import Expr, Func, ScalarType, Sym, Value
 from tilewright.ir.expr import substitute
 from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor.ops import dims, fills, reads
-from tilewright.passes.kernels.attention.scale import without_scale
-from tilewright.passes.kernels.attention.terms import (
+from tilewright.ir.tensor.ops import dims, fills
+from tilewright.ir.types import storage_dtype
+from tilewright.passes.analysis.attention import INNER, KEY, Attention, attention_of
+from tilewright.passes.analysis.position_masks import HIDDEN, MOST_PAIRS, positional
+from tilewright.passes.analysis.terms import (
     Apply,
+    Position,
     Read,
     Reduction,
     Term,
     Terms,
-    is_number,
     leaves,
-    names_in,
     peeled,
 )
 from tilewright.passes.kernels.matrix.plan import multiplies, on_tensor_cores
-from tilewright.passes.kernels.rows.lowering import combiner
 
-#: names of the dimension of the keys, and of the one that scores are summed over
-KEY, INNER = "attention.key", "attention.inner"
+_F32 = ScalarType("f32")
+_NOWHERE = np.zeros((), dtype=np.bool_)
+
+_Env = Mapping[str, np.ndarray | int]
 
 
 @dataclass(frozen=True)
 class Output:
-    """A result of the kernel: its element at `dims`, the dimensions of the mix or others of extent 1."""
+    """A result of the kernel: its element at `at`, over the dimensions of the mix or others of extent 1."""
 
     value: Value
     term: Term
@@ -39,26 +43,14 @@ class Output:
 
 
 @dataclass(frozen=True)
-class AttentionView:
-    """softmax(scale * score) v, where `score` is a term of the product of q and k.
+class AttentionView(Attention):
+    """softmax(scale * score) v as all that a kernel computes, with factors of one type.
 
-    All terms are over the dimensions of the mix (`rows` of queries, `width` of values, `batch`), KEY and
-    INNER; `product` is the leaf of `score` that the first contraction gives, `mixed` that of the outputs
-    which the second gives.
+    The dimensions of the result are those of the second contraction; `score` is without `scale`.
     """
 
-    sizes: Mapping[str, int]
-    rows: tuple[str, ...]
-    width: tuple[str, ...]
-    batch: tuple[str, ...]
     dtype: str
-    q: Term
-    k: Term
-    v: Term
-    score: Term
     scale: float
-    product: Reduction
-    mixed: Reduction
     outputs: tuple[Output, ...]
 
     def size(self, names: tuple[str, ...]) -> int:
@@ -80,177 +72,78 @@ class AttentionView:
     @property
     def score_reads(self) -> tuple[Read, ...]:
         """Elements of parameters, each once, that scores depend on beside their product."""
-        found = dict.fromkeys(x for x in leaves(self.score) if isinstance(x, Read))
-        return tuple(found)
+        return tuple(dict.fromkeys(x for x in leaves(self.score) if isinstance(x, Read)))
 
 
 def attention_view(kernel: Func) -> AttentionView | None:
     """The kernel as attention; None where it is none, or tensor cores do not take its factors."""
     ops = kernel.body.ops[:-1]
     contracts = [op for op in ops if op.name == "tensor.contract"]
-    folds = [op for op in ops if op.name == "tensor.reduce"]
-    if len(contracts) != 2 or len(folds) != 2 or len(ops) - 4 != sum(op.name == "tensor.map" for op in ops):
+    reductions = [op for op in ops if op.name == "tensor.reduce"]
+    maps = [op for op in ops if op.name == "tensor.map"]
+    if (len(contracts), len(reductions)) != (2, 2) or len(ops) - 4 != len(maps):
         return None
-    try:
-        return _Match(kernel, *contracts).found()
-    except UnsupportedError:
+    mix = contracts[1]
+    dtype = mix.operands[0].tensor.dtype
+    if any(v.tensor.dtype != dtype for op in contracts for v in op.operands):
         return None
-
-
-class _Match:
-    def __init__(self, kernel: Func, scores: Op, mix: Op) -> None:
-        self.kernel, self.scores, self.mix = kernel, scores, mix
-        self.par = dims(mix, "par")
-        self.sizes = dict(self.par)
-        for name, op in ((KEY, mix), (INNER, scores)):
-            self.sizes[name] = prod(dims(op, "red").values())
-        self.terms = Terms(kernel, {d: (0, n - 1) for d, n in self.sizes.items()})
-
-    def found(self) -> AttentionView | None:
-        if not all(_is_product(op) for op in (self.scores, self.mix)):
+    for op in contracts:
+        unfilled = len(op.operands) == 2 and all(f is None for f in fills(op))
+        if not unfilled or not multiplies(op) or not on_tensor_cores(op):
             return None
-        env: dict[str, Expr] = {d: Sym(d) for d in self.par}
-        factors = self._factors(self.mix, env, KEY)
-        for weight, value in (factors, factors[::-1]):
-            score = self._score(weight)
-            if score is not None:
-                return self._view(score, value)
+    par = dims(mix, "par")
+    terms = Terms(kernel, {d: (0, n - 1) for d, n in par.items()})
+    match = attention_of(terms, Reduction(mix, tuple(Sym(d) if n > 1 else 0 for d, n in par.items())))
+    if match is None or match.product.op is not contracts[0] or match.summed != (INNER,):
         return None
-
-    def _factors(self, op: Op, env: Mapping[str, Expr], along: str) -> tuple[Term, Term]:
-        """Both factors of a product at a point, the summed dimension being `along`."""
-        summed = {d: (Sym(along) if n > 1 else 0) for d, n in dims(op, "red").items()}
-        at = {**env, **summed}
-        a, b = (
-            self.terms.element(v, tuple(substitute(e, at) for e in index))
-            for v, index in zip(op.operands, reads(op), strict=True)
-        )
-        return a, b
-
-    def _score(self, weight: Term) -> Term | None:
-        """What `weight` is the softmax of along KEY; None where it is none."""
-        parts = _quotient(peeled(weight))
-        if parts is None:
-            return None
-        above, below = map(peeled, parts)
-        if not isinstance(above, Apply) or above.name != "scalar.exp" or self._folded(below, "add") != above:
-            return None
-        apart = peeled(above.args[0])
-        if not isinstance(apart, Apply) or apart.name != "scalar.sub":
-            return None
-        score, largest = apart.args
-        return score if self._folded(peeled(largest), "max") == peeled(score) else None
-
-    def _folded(self, term: Term, kind: str) -> Term | None:
-        """What a reduction over KEY adds up or takes the largest of; None for anything else."""
-        if not isinstance(term, Reduction) or term.op.name != "tensor.reduce":
-            return None
-        op = term.op
-        wide = [d for d, n in dims(op, "red").items() if n > 1]
-        init: object = op["init"]
-        if combiner(op) != f"scalar.{kind}" or len(wide) != 1 or dims(op, "red")[wide[0]] != self.sizes[KEY]:
-            return None
-        if kind == "add" and init != (0.0,):
-            return None
-        assert op.body is not None
-        if op.body.ops[-2].name == "scalar.fma":
-            return None
-        env: dict[str, Expr] = dict(zip(dims(op, "par"), term.at, strict=True))
-        env |= {d: (Sym(KEY) if d in wide else 0) for d in dims(op, "red")}
-        (inside,) = self.terms.body(op, env)
-        return peeled(inside)
-
-    def _view(self, score: Term, value: Term) -> AttentionView | None:
-        products = {x for x in leaves(score) if isinstance(x, Reduction)}
-        if len(products) != 1:
-            return None
-        (product,) = products
-        if product.op is not self.scores:
-            return None
-        env = dict(zip(dims(self.scores, "par"), product.at, strict=True))
-        factors = self._factors(self.scores, env, INNER)
-        keyed = [KEY in names_in(f) for f in factors]
-        if keyed not in ([False, True], [True, False]):
-            return None
-        q, k = factors if keyed[1] else factors[::-1]
-        given, queried = names_in(value) - {KEY}, (names_in(score) | names_in(q)) - {KEY, INNER}
-        rows = tuple(d for d in self.par if d in queried - given)
-        width = tuple(d for d in self.par if d in given - queried)
-        batch = tuple(d for d in self.par if d not in rows + width)
-        dtype = self.mix.operands[0].tensor.dtype
-        fits = all(v.tensor.dtype == dtype for op in (self.scores, self.mix) for v in op.operands)
-        alone = all(d in queried & given or self.par[d] == 1 for d in batch)
-        if (
-            not all(map(on_tensor_cores, (self.scores, self.mix)))
-            or not fits
-            or not alone
-            or names_in(k) & {*rows, *width}
-        ):
-            return None
-        if any(isinstance(x, Reduction) for f in (q, k, value) for x in leaves(f)) or not rows or not width:
-            return None
-        outputs = self._outputs()
-        if outputs is None:
-            return None
-        mixed = Reduction(self.mix, tuple(Sym(d) for d in self.par))
-        scale, raw = without_scale(score)
-        return AttentionView(
-            self.sizes, rows, width, batch, dtype, q, k, value, raw, scale, product, mixed, outputs
-        )
-
-    def _outputs(self) -> tuple[Output, ...] | None:
-        """The results as terms over the dimensions of the mix; None where one is no map of it."""
-        found = []
-        for v in self.kernel.body.ops[-1].operands:
-            names = [f"out.{i}" for i in range(len(v.tensor.shape))]
-            ranges = {n: (0, size - 1) for n, size in zip(names, v.tensor.shape, strict=True)}
-            term = Terms(self.kernel, ranges).element(v, tuple(Sym(n) for n in names))
-            places = {x for x in leaves(term) if isinstance(x, Reduction)}
-            if len(places) != 1:
-                return None
-            (place,) = places
-            env = self._inverse(place, ranges)
-            if place.op is not self.mix or env is None:
-                return None
-            at = tuple(simplify(env[n], self.terms.ranges) for n in names)
-            found.append(Output(v, _substituted(term, env, self.terms.ranges), at))
-        return tuple(found)
-
-    def _inverse(self, place: Reduction, ranges: Mapping[str, tuple[int, int]]) -> dict[str, Expr] | None:
-        """The dimensions of a result in those of the mix; None where they are not the same in some order."""
-        env: dict[str, Expr] = {n: 0 for n, (_, high) in ranges.items() if high == 0}
-        for e, (d, size) in zip(place.at, self.par.items(), strict=True):
-            if size == 1 and e == 0:
-                continue
-            if not isinstance(e, Sym) or e.name in env or ranges[e.name][1] != size - 1:
-                return None
-            env[e.name] = Sym(d)
-        return env if set(env) == set(ranges) else None
-
-
-def _is_product(op: Op) -> bool:
-    wide = [n for n in dims(op, "red").values() if n > 1]
-    init: object = op["init"]
-    unfilled = all(f is None for f in fills(op))
-    return len(op.operands) == 2 and len(wide) == 1 and init == (0.0,) and unfilled and multiplies(op)
-
-
-def _quotient(term: Term) -> tuple[Term, Term] | None:
-    """What is divided by what, also where the inverse is multiplied."""
-    if not isinstance(term, Apply):
+    if not match.rows or not match.width or not _is_alone(kernel, match):
         return None
-    if term.name == "scalar.div":
-        return term.args[0], term.args[1]
-    if term.name == "scalar.mul":
-        for one, other in (term.args, term.args[::-1]):
-            inverse = peeled(other)
-            if (
-                isinstance(inverse, Apply)
-                and inverse.name == "scalar.div"
-                and is_number(inverse.args[0], 1.0)
-            ):
-                return one, inverse.args[1]
-    return None
+    outputs = _outputs(kernel, match, terms)
+    if outputs is None:
+        return None
+    scale, score = without_scale(match.score)
+    fields = vars(match) | {"score": score, "dtype": dtype, "scale": scale, "outputs": outputs}
+    return AttentionView(**fields)
+
+
+def _is_alone(kernel: Func, match: Attention) -> bool:
+    """Whether all but the product is computed from parameters of the kernel."""
+    found = [x for t in (match.q, match.k, match.v, match.score) for x in leaves(t) if x != match.product]
+    return all(isinstance(x, Position) or (isinstance(x, Read) and x.value in kernel.params) for x in found)
+
+
+def _outputs(kernel: Func, match: Attention, terms: Terms) -> tuple[Output, ...] | None:
+    """The results as terms over the dimensions of the mix; None where one is no map of it."""
+    outputs = []
+    for v in kernel.body.ops[-1].operands:
+        names = [f"out.{i}" for i in range(len(v.tensor.shape))]
+        ranges = {n: (0, size - 1) for n, size in zip(names, v.tensor.shape, strict=True)}
+        term = Terms(kernel, ranges).element(v, tuple(Sym(n) for n in names))
+        places = {x for x in leaves(term) if isinstance(x, Reduction)}
+        read = {x.value for x in leaves(term) if isinstance(x, Read)}
+        if len(places) != 1 or not read <= set(kernel.params):
+            return None
+        (place,) = places
+        env = _inverse(place, match, ranges)
+        if place.op is not match.mixed.op or env is None:
+            return None
+        at = tuple(simplify(env[n], terms.ranges) for n in names)
+        outputs.append(Output(v, _substituted(term, env, terms.ranges), at))
+    return tuple(outputs)
+
+
+def _inverse(
+    place: Reduction, match: Attention, ranges: Mapping[str, tuple[int, int]]
+) -> dict[str, Expr] | None:
+    """The dimensions of a result in those of the mix; None where they are not the same in some order."""
+    env: dict[str, Expr] = {n: 0 for n, (_, high) in ranges.items() if high == 0}
+    for e, (d, size) in zip(place.at, dims(place.op, "par").items(), strict=True):
+        if size == 1 and e == 0:
+            continue
+        if not isinstance(e, Sym) or e.name in env or ranges[e.name][1] != size - 1:
+            return None
+        env[e.name] = Sym(d)
+    return env if set(env) == set(ranges) else None
 
 
 def _substituted(term: Term, env: Mapping[str, Expr], ranges: Mapping[str, tuple[int, int]]) -> Term:
@@ -264,6 +157,94 @@ def _substituted(term: Term, env: Mapping[str, Expr], ranges: Mapping[str, tuple
     return type(term)(simplify(substitute(term.at, env), ranges), term.type)
 
 
-def depends(term: Term, names: tuple[str, ...]) -> bool:
-    """Whether some index of a term depends on one of these dimensions."""
-    return bool(names_in(term) & set(names))
+def without_scale(score: Term) -> tuple[float, Term]:
+    """`scale`, and the term that times `scale` is the score.
+
+    rewrite:  product * 0.125 + (k <= q ? 0 : -inf)   -->   0.125, (k <= q ? product : -inf)
+
+    Softmax is that of the score, whatever it is: what is minus infinity stays so under a positive scale.
+    """
+    scale, term = _taken(score)
+    return (scale, term) if isfinite(scale) and scale > 0 else (1.0, score)
+
+
+def _taken(term: Term) -> tuple[float, Term]:
+    inner = peeled(term)
+    if isinstance(inner, Apply):
+        first, *others = inner.args or (inner,)
+        if inner.name == "scalar.mul":
+            for one, other in ((first, others[0]), (others[0], first)):
+                number = _number(other)
+                if number is not None and number > 0:
+                    scale, rest = _taken(one)
+                    return scale * number, rest
+        if inner.name == "scalar.div" and (_number(others[0]) or 0.0) > 0:
+            scale, rest = _taken(first)
+            return scale / (_number(others[0]) or 1.0), rest
+        if inner.name == "scalar.select" and _number(others[1]) == -inf:
+            return _hidden_where(first, others[0])
+        if inner.name == "scalar.add":
+            for one, other in ((first, others[0]), (others[0], first)):
+                mask = peeled(other)
+                if isinstance(mask, Apply) and mask.name == "scalar.select":
+                    seen, shown, hidden = mask.args
+                    if _number(shown) == 0.0 and _number(hidden) == -inf:
+                        return _hidden_where(seen, one)
+    return (1.0, inner) if isinstance(inner, Reduction) else (1.0, term)
+
+
+def _hidden_where(seen: Term, score: Term) -> tuple[float, Term]:
+    """The scale of a score that is minus infinity where it is not seen, and the rest of it in float32."""
+    scale, rest = _taken(score)
+    if not isinstance(rest, Reduction) and not (isinstance(rest, Apply) and rest.type == _F32):
+        rest = Apply("scalar.cast", (("dtype", "f32"),), _F32, (rest,))
+    nothing = Apply("scalar.const", (("value", -inf), ("dtype", "f32")), _F32, ())
+    return scale, Apply("scalar.select", (), _F32, (seen, rest, nothing))
+
+
+def _number(term: Term) -> float | None:
+    """The number that a constant holds in its type."""
+    inner = peeled(term)
+    if not isinstance(inner, Apply) or inner.name != "scalar.const":
+        return None
+    value = dict(inner.attrs)["value"]
+    with np.errstate(over="ignore"):
+        return float(np.asarray(value).astype(storage_dtype(inner.type.dtype)))
+
+
+def reach(view: AttentionView) -> int | None:
+    """The largest key - query that counts; None where positions hide no key, or queries are no one dimension.
+
+    Keys after a query's position plus this have scores that are chosen as, or had added, a number of at most
+    `HIDDEN`, whatever the parameters of the kernel hold.
+    """
+    wide = [d for d in view.rows if view.sizes[d] > 1]
+    if len(wide) != 1 or not any(isinstance(x, Position) for x in leaves(view.score)):
+        return None
+    queries = view.sizes[wide[0]]
+    if queries * view.keys > MOST_PAIRS:
+        return None
+    row, key = np.arange(queries)[:, None], np.arange(view.keys)[None, :]
+    env: dict[str, np.ndarray | int] = {**dict.fromkeys(view.rows, 0), wide[0]: row, KEY: key}
+    hidden = np.broadcast_to(_hidden_at(view.score, env), (queries, view.keys))
+    if hidden.all(axis=1).any():  # such a row is not a number, or the mean of all values
+        return None
+    furthest = int(np.where(hidden, -queries, key - row).max())
+    return furthest if furthest < view.keys - 1 else None
+
+
+def _hidden_at(term: Term, env: _Env) -> np.ndarray:
+    """Where a score is certainly hidden."""
+    known = positional(term, env)
+    if known is not None:
+        return np.asarray(known.astype(np.float64) <= HIDDEN) if known.dtype != np.bool_ else _NOWHERE
+    if isinstance(term, Apply):
+        if term.name == "scalar.cast":
+            return _hidden_at(term.args[0], env)
+        if term.name == "scalar.add":
+            return _hidden_at(term.args[0], env) | _hidden_at(term.args[1], env)
+        if term.name == "scalar.select":
+            seen = positional(term.args[0], env)
+            one, other = (_hidden_at(a, env) for a in term.args[1:])
+            return one & other if seen is None else np.where(seen, one, other)
+    return _NOWHERE

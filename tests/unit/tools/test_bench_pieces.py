@@ -112,17 +112,17 @@ def test_rounds_take_turns():
     assert first.wall == [2e-4] * 12
 
 
-class Known:
+class KernelConstants:
     def error(self, inputs, outputs):
         return float(abs(outputs[0][0] - 1.0))
 
 
 def test_whole_results_are_held_against_a_right_contender():
     right, sampled, wrong = np.ones(4), np.array([1.0, 9.0, 1.0, 1.0]), np.zeros(4)
-    checks = errors([[right], [sampled], [wrong], [right]], [], Known(), limit=1e-3)
+    checks = errors([[right], [sampled], [wrong], [right]], [], KernelConstants(), limit=1e-3)
     assert [is_right(c, 1e-3) for c in checks] == [True, False, False, True]
     assert "difference" not in checks[3]
-    (alone,) = errors([[right]], [], Known(), limit=1e-3)
+    (alone,) = errors([[right]], [], KernelConstants(), limit=1e-3)
     assert alone == {"relative_error": 0.0}
     assert not is_right({"relative_error": float("nan")}, 1.0)
 

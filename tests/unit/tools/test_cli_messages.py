@@ -99,9 +99,9 @@ def test_every_error_of_ranks_is_told_once(capsys):
     )
     errors = RankErrors()
     errors.read(io.StringIO(said))
-    assert errors.told() == "rank 1: net.relay: no such file"
+    assert errors.computed_in() == "rank 1: net.relay: no such file"
     assert capsys.readouterr().err == f"warning: slow\n{rule}no slots\n{rule}"
-    assert RankErrors().told() == ""
+    assert RankErrors().computed_in() == ""
 
 
 def test_a_division_of_nothing_is_told():

@@ -26,7 +26,13 @@ from tilewright.libraries.comparison import standing_alone
 from tilewright.libraries.fusion_groups import with_fused_kernels
 from tilewright.libraries.groups import attention_groups
 from tilewright.libraries.matching.attention import attentions_in
-from tilewright.libraries.matching.known import Known, fact_of, facts_in, with_facts, with_true_constants
+from tilewright.libraries.matching.constants import (
+    KernelConstants,
+    fact_of,
+    facts_in,
+    with_facts,
+    with_true_constants,
+)
 from tilewright.libraries.program import inlined, program_around
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import official_stages
@@ -278,9 +284,9 @@ def test_a_mask_seen_in_another_shape_is_not_told() -> None:
     entry = alone(kernel, {3})
     square = np.where(np.tri(6, dtype=bool), 0, -np.inf).astype(np.float32)
     module = entry.with_constants(entry.constants.updated({"constant0": square}))
-    assert facts_in(Known(module).told(kernel)) == {}
+    assert facts_in(KernelConstants(module).computed_in(kernel)) == {}
     zeros = entry.with_constants(entry.constants.updated({"constant0": np.zeros(36, np.float32)}))
-    assert facts_in(Known(zeros).told(kernel)) == {3: 0.0}
+    assert facts_in(KernelConstants(zeros).computed_in(kernel)) == {3: 0.0}
 
 
 def test_constants_are_told_for_what_they_are() -> None:

@@ -18,7 +18,7 @@ from tilewright.costmodel import load_hardware
 from tilewright.frontends.zoo.gpt import gpt
 from tilewright.ir import Func, Module, parse, show
 from tilewright.libraries.candidates import graphs_in, library_candidates, products_in
-from tilewright.libraries.matching.known import Known
+from tilewright.libraries.matching.constants import KernelConstants
 from tilewright.libraries.matching.matmul import BUFFER_DTYPE
 from tilewright.libraries.matching.norm import norms_in
 from tilewright.libraries.program import program_around
@@ -111,8 +111,8 @@ def test_norms_of_bert_are_candidates() -> None:
 def test_gelu_is_taken_only_in_the_form_with_tanh() -> None:
     epilogues = []
     for module in (lowered(bert_block()), lowered(bert_block(tanh=True))):
-        known = Known(module)
-        told = (known.told(f) for f in module.funcs if f.name != "main")
+        known = KernelConstants(module)
+        told = (known.computed_in(f) for f in module.funcs if f.name != "main")
         calls = [(f, c) for f in told for c in products_in(f)]
         epilogues.append([c.problem.epilogue for _, c in calls if isinstance(c.problem, MatmulProblem)])
     assert not any("gelu" in e for e in epilogues[0])
@@ -130,8 +130,8 @@ def test_gelu_is_taken_only_in_the_form_with_tanh() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_mlp_of_gpt_is_one_product_with_gelu(precision: str) -> None:
     module = lowered(gpt(layers=1, width=16, heads=2, vocabulary=32, context=8, sequence=8), precision)
-    known = Known(module)
-    calls = [c for f in module.funcs if f.name != "main" for c in products_in(known.told(f))]
+    known = KernelConstants(module)
+    calls = [c for f in module.funcs if f.name != "main" for c in products_in(known.computed_in(f))]
     assert "gelu_bias" in {getattr(c.problem, "epilogue", "") for c in calls}
 
 
@@ -173,9 +173,12 @@ def test_problems_that_make_no_sense_are_refused(change: dict[str, Any], text: s
 def test_operands_are_of_the_types_that_calls_say() -> None:
     # A bias of 16 bits may be followed by a residual of 32 bits, for which it is widened.
     module = lowered(bert_block(tanh=True))
-    known = Known(module)
+    known = KernelConstants(module)
     calls = [
-        c for f in module.funcs if f.name != "main" for c in (*products_in(known.told(f)), *graphs_in(f))
+        c
+        for f in module.funcs
+        if f.name != "main"
+        for c in (*products_in(known.computed_in(f)), *graphs_in(f))
     ]
     assert len(calls) > 20
     for call in calls:

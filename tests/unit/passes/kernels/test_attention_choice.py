@@ -9,11 +9,11 @@ from tilewright.costmodel import load_hardware
 from tilewright.frontends.zoo import gpt
 from tilewright.ir import Func, InputError, Level, Module, Pairs, parse
 from tilewright.libraries.matching.attention import attentions_in
-from tilewright.libraries.matching.known import Known
+from tilewright.libraries.matching.constants import KernelConstants
 from tilewright.passes import PassContext, run_pipeline
+from tilewright.passes.analysis.attention import KEY
 from tilewright.passes.kernels.attention.choice import attention_points, may_become_attention
-from tilewright.passes.kernels.attention.reach import reach
-from tilewright.passes.kernels.attention.view import KEY, attention_view
+from tilewright.passes.kernels.attention.view import attention_view, reach
 from tilewright.passes.kernels.attention.work import bound_attention, estimate_attention, resident_attention
 from tilewright.passes.kernels.chain.parameters import choose_chain
 from tilewright.passes.pipelines import official_stages
@@ -141,7 +141,7 @@ def test_options_are_checked(bert):
 def test_libraries_still_find_their_place(bert):
     """cuDNN gets the problem that it got of three kernels: scale, no mask of zeros, slices of one product."""
     (kernel,) = in_registers(bert)
-    (call, *_) = attentions_in(Known(bert).told(kernel))
+    (call, *_) = attentions_in(KernelConstants(bert).computed_in(kernel))
     assert (call.problem.scale, call.problem.bias) == (float(np.float16(8**-0.5)), None)
     assert call.problem.q.dims == (1, 2, 16, 8)
     assert [a.start for a in (call.problem.q, call.problem.k, call.problem.v)] == [0, 16, 32]

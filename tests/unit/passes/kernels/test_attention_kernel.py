@@ -13,8 +13,7 @@ from tilewright.ir.types import storage_dtype
 from tilewright.passes import Pipeline, pipelines, run_pipeline
 from tilewright.passes.kernels.attention.lowering import lower_attention
 from tilewright.passes.kernels.attention.plan import AttentionPlan
-from tilewright.passes.kernels.attention.reach import reach
-from tilewright.passes.kernels.attention.view import attention_view
+from tilewright.passes.kernels.attention.view import attention_view, reach
 from tilewright.passes.tensor.chains.attention_masks import with_computed_masks
 
 pytestmark = pytest.mark.emulator

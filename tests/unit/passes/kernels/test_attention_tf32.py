@@ -28,8 +28,7 @@ from tilewright.libraries.matching.attention import attentions_in
 from tilewright.passes import pipelines
 from tilewright.passes.kernels.attention.choice import attention_points, attention_work, may_become_attention
 from tilewright.passes.kernels.attention.plan import AttentionPlan
-from tilewright.passes.kernels.attention.reach import reach
-from tilewright.passes.kernels.attention.view import attention_view
+from tilewright.passes.kernels.attention.view import attention_view, reach
 from tilewright.passes.kernels.attention.work import bound_attention, products_per_clk
 from tilewright.passes.kernels.chain.parameters import choose_chain
 from tilewright.passes.kernels.weight_order import round_to_tf32

@@ -1,0 +1,84 @@
+"""Masks that indices decide: constants of that kind as maps of indices, and where terms hide an element."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tilewright.ir import Builder, Sym, TensorType, Value
+from tilewright.ir.builder import scalar_body, structured
+from tilewright.ir.expr import evaluate, symbols
+from tilewright.ir.opdef import op_def
+from tilewright.ir.types import numpy_dtype
+from tilewright.passes.analysis.terms import Apply, Position, Term
+
+#: scores at most, or with this added, of which the exponential vanishes beside those of other keys: what
+#: the kernels of this compiler and those of libraries take as a mask
+HIDDEN = -1e4
+#: pairs of queries and keys that are looked at
+MOST_PAIRS = 1 << 24
+
+#: numbers up to the diagonal of a square matrix, and after it
+MaskNumbers = tuple[float | bool, float | bool]
+
+
+def mask_numbers(data: np.ndarray) -> MaskNumbers | None:
+    """The numbers that a mask [.., n, n] holds up to the diagonal and after it; None for other masks.
+
+    An array of any shape that holds one number everywhere has that number twice.
+    """
+    flat = data.reshape(-1)
+    if flat.size == 0:
+        return None
+    kind = bool if data.dtype == np.bool_ else float
+    if (flat == flat[0]).all():
+        return kind(flat[0]), kind(flat[0])
+    if not is_square(data.shape):
+        return None
+    square = data.reshape(data.shape[-2:])
+    seen = np.tri(len(square), dtype=bool)
+    first, last = square[seen], square[~seen]
+    if not ((first == first[0]).all() and (last == last[0]).all()):
+        return None
+    return kind(first[0]), kind(last[0])
+
+
+def is_square(shape: tuple[int, ...]) -> bool:
+    """Whether these are the extents of one square matrix."""
+    return len(shape) > 1 and shape[-1] == shape[-2] and int(np.prod(shape)) == shape[-1] ** 2
+
+
+def computed_mask(b: Builder, t: TensorType, numbers: MaskNumbers) -> Value:
+    """A map of indices alone that gives the elements of a mask with these numbers.
+
+    It is  %c = tensor.map() {select(i >= j, numbers[0], numbers[1])}
+    """
+    seen, hidden = numbers
+    inner, _ = scalar_body([])
+    shown = inner.const(seen, t.dtype)
+    if seen != hidden:
+        distance = Sym(f"i{t.rank - 2}") - Sym(f"i{t.rank - 1}")
+        at = inner.index(distance, "i32")
+        before = inner.value("scalar.ge", at, inner.const(0, "i32"))
+        shown = inner.value("scalar.select", before, shown, inner.const(hidden, t.dtype))
+    inner.do("scalar.yield", shown)
+    par = {f"i{i}": n for i, n in enumerate(t.shape)}
+    plain = TensorType(t.dtype, t.shape)
+    (value,) = structured(b, "tensor.map", [], par=par, reads=(), body=inner.block([]), types=[plain])
+    return value
+
+
+def positional(term: Term, env: Mapping[str, np.ndarray | int]) -> np.ndarray | None:
+    """The values of a term that indices alone decide, at these ones; None for other terms."""
+    if isinstance(term, Position):
+        if not set(symbols(term.at)) <= set(env):
+            return None
+        return np.asarray(evaluate(term.at, env)).astype(numpy_dtype(term.type.dtype))
+    if not isinstance(term, Apply):
+        return None
+    run, args = op_def(term.name).evaluate, [positional(a, env) for a in term.args]
+    values = [a for a in args if a is not None]
+    if run is None or len(values) < len(args):
+        return None
+    return np.asarray(run(values, dict(term.attrs))[0])
