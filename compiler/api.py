@@ -24,15 +24,16 @@ from tilewright.compilation.planning import constants_of
 from tilewright.compilation.report_facts import compilation_facts
 from tilewright.devices.opening import open_device
 from tilewright.devices.targets import Target, resolve_target
-from tilewright.ir import Constants, InputError, Level, Module, show
+from tilewright.ir import Constants, InputError, Level, Module
 from tilewright.ir.errors import expect
 from tilewright.passes import Instrument, PassContext, run_pipeline
+from tilewright.passes.graph.set_input_shapes import with_input_shapes
 from tilewright.passes.pipelines import GRAPH, PRECISIONS
 from tilewright.request import CompileRequest
-from tilewright.running.buckets import GivenShapes
-from tilewright.running.executable import Artifact, Executable
+from tilewright.running.buckets import Buckets, GivenShapes
+from tilewright.running.executable import LEVELS, Artifact, Executable
 from tilewright.running.reference import ReferenceExecutable
-from tilewright.running.shaped import compile_shapes
+from tilewright.running.shaped import shaped_executable
 from tilewright.tuning.stream_choice import check_policy, choose_streams, kernel_costs, work_of
 
 if TYPE_CHECKING:
@@ -125,65 +126,65 @@ def compile(
     )
 
 
-def _compiled(asked: CompileRequest, module: Module) -> Executable:
+def _compiled(request: CompileRequest, module: Module) -> Executable:
     expect(module, Module, "a Module")
     if any(f.level is Level.PLAN for f in module.funcs):
         raise InputError("expected a network, got a plan: it is compiled already", where=f"@{module.name}")
-    if asked.shapes is not None:
-        return compile_shapes(partial(_compiled, replace(asked, shapes=None)), module, asked.shapes)
-    asked.check()
-    policy = asked.streams or ("auto" if asked.tune == "measure" else "model")
+    if request.shapes is not None:
+        buckets, one = Buckets.of(module, request.shapes), replace(request, shapes=None)
+        compiled = [_compiled(one, with_input_shapes(module, shapes)) for shapes in buckets.as_mappings()]
+        return shaped_executable(buckets, compiled)
+    request.check()
+    policy = request.streams or ("auto" if request.tune == "measure" else "model")
     check_policy(policy)
-    own = OwnPasses.of(asked.passes)
-    target = resolve_target(asked.target)
+    own = OwnPasses.of(request.passes)
+    target = resolve_target(request.target)
     if target.kind == "reference":
-        return cast("Executable", _interpreted(asked, module, own))
+        return cast("Executable", _interpreted(request, module, own))
     missing = [n for n in _constant_names(module) if n not in module.constants]
     if missing:
         raise InputError(
             f"{len(missing)} constants have no data: {', '.join(missing[:5])}", where=f"@{module.name}"
         )
-    with _measured_choice(target, asked) as measured:
+    with _measured_choice(target, request) as measured:
         lowered = lower(
             module,
             target,
-            asked.instruments,
-            precision=asked.precision,
-            conv_algorithm=asked.conv_algorithm,
-            workspace=asked.workspace,
-            partitioner=asked.partitioner,
+            request.instruments,
+            precision=request.precision,
+            conv_algorithm=request.conv_algorithm,
+            workspace=request.workspace,
+            partitioner=request.partitioner,
             own=own,
-            verify_each=asked.verify_each,
+            verify_each=request.verify_each,
             choose=measured.choose if measured else None,
             choose_algorithms=measured.choose_algorithms if measured else None,
         )
-        tuning = measured.facts() if measured else _untuned(target, libraries=asked.libraries)
+        tuning = measured.facts() if measured else _untuned(target, libraries=request.libraries)
         entries = measured.texts() if measured else {}
-    plan = build(lowered, target, progress=asked.progress)
+    plan = build(lowered, progress=request.progress)
     constants = constants_of(plan, lowered.thread.constants)
-    texts = {"graph": show(lowered.graph), "tensor": show(lowered.tensor), "thread": show(lowered.thread)}
-    texts |= entries
     work = work_of(plan, kernel_costs(kernel_records(lowered.thread)), target.hardware)
     device = partial(open_device, str(target))
     chosen = choose_streams(plan, policy, work, constants=constants, device=device)
-    facts = compilation_facts(lowered, target)
-    facts |= {"precision": asked.precision, "partitioner": asked.partitioner, **tuning}
+    facts = compilation_facts(lowered)
+    facts |= {"precision": request.precision, "partitioner": request.partitioner, **tuning}
     facts["streams"] = chosen.facts()
     if own.pipelines:
         facts["passes"] = own.facts()
-    kernels = replace(lowered.thread, constants=Constants())
-    artifact = Artifact(chosen.plan, constants, texts, facts, kernels)
-    return Executable(artifact, str(target), instances=asked.instances)
+    levels = {name: replace(getattr(lowered, name), constants=Constants()) for name in LEVELS}
+    artifact = Artifact(chosen.plan, constants, facts, levels, entries)
+    return Executable(artifact, str(target), instances=request.instances)
 
 
-def _interpreted(asked: CompileRequest, module: Module, own: OwnPasses) -> ReferenceExecutable:
+def _interpreted(request: CompileRequest, module: Module, own: OwnPasses) -> ReferenceExecutable:
     """What the interpreter runs: the module after own passes of the graph level and those of a precision.
 
     Raises InputError for options that mean nothing without kernels.
     """
-    asked.check_interpreted()
-    context = PassContext(instruments=tuple(asked.instruments), verify_each=asked.verify_each)
-    precision = PRECISIONS[asked.precision]
+    request.check_interpreted()
+    context = PassContext(instruments=tuple(request.instruments), verify_each=request.verify_each)
+    precision = PRECISIONS[request.precision]
     levels = ("graph",) if module.main.level is Level.GRAPH else ()
     own.check(levels, "the reference target, which interprets the module")
     module, _ = own.run(module, Level.GRAPH, GRAPH, context)
@@ -192,13 +193,15 @@ def _interpreted(asked: CompileRequest, module: Module, own: OwnPasses) -> Refer
     return ReferenceExecutable(module)
 
 
-def _measured_choice(target: Target, asked: CompileRequest) -> AbstractContextManager[MeasuredChoice | None]:
+def _measured_choice(
+    target: Target, request: CompileRequest
+) -> AbstractContextManager[MeasuredChoice | None]:
     """The choice that measures kernels on the device; it gives None where the model chooses."""
-    if asked.tune != "measure":
+    if request.tune != "measure":
         return nullcontext()
     from tilewright.measured_choice import measured_choice  # slow to load, and only this needs it
 
-    return measured_choice(target, asked)
+    return measured_choice(target, request)
 
 
 def _untuned(target: Target, *, libraries: bool) -> dict[str, Any]:

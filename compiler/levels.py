@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tilewright.ir import InputError, Module, VerifyError, parse
+from tilewright.ir import InputError, Module, VerifyError
 from tilewright.ir import show as show_module
 from tilewright.plan_text.reading import module_faults
 from tilewright.plan_text.writing import plan_module
@@ -24,19 +24,18 @@ def show(shown: Module | Executable, *, locations: bool = True, level: str | Non
         if level is not None:
             raise InputError(f"expected no level with a Module, which has one, got {level!r:.60}")
         return show_module(shown, locations=locations)
-    from tilewright.running.executable import Executable
+    from tilewright.running.executable import LEVELS, Executable
 
     if not isinstance(shown, Executable):
         raise InputError(f"expected a Module or an Executable, got {type(shown).__name__}")
     if level in (None, "plan"):
         return show_module(plan_module(shown.plan), locations=locations)
-    texts = {k: v for k, v in shown.artifact.texts.items() if k in ("graph", "tensor", "thread")}
-    if level not in texts:
-        raise InputError(f"expected a level among {', '.join([*texts, 'plan'])}, got {level!r:.60}")
+    levels = [name for name in LEVELS if name in shown.artifact.texts]
+    if level not in levels:
+        raise InputError(f"expected a level among {', '.join([*levels, 'plan'])}, got {level!r:.60}")
     if locations:
-        return texts[level]
-
-    return show_module(parse(texts[level], where=level), locations=False)
+        return shown.artifact.texts[level]
+    return show_module(shown.artifact.module(level), locations=False)
 
 
 def verify(module: Module) -> None:

@@ -41,15 +41,17 @@ class MeasuredChoice:
 
 
 @contextmanager
-def measured_choice(target: Target, asked: CompileRequest) -> Iterator[MeasuredChoice]:
+def measured_choice(target: Target, request: CompileRequest) -> Iterator[MeasuredChoice]:
     """The choice for a target, with the options of a compilation. Raises as opening the device does."""
-    budget = Budget(budget_seconds(asked.budget))
-    streams = asked.streams or "model"
-    with measurer(target, asked.tuning_db) as m:
+    budget = Budget(budget_seconds(request.budget))
+    streams = request.streams or "model"
+    with measurer(target, request.tuning_db) as m:
         libraries = (
-            LibraryChoice(m, budget, progress=asked.progress, streams=streams) if asked.libraries else None
+            LibraryChoice(m, budget, progress=request.progress, streams=streams)
+            if request.libraries
+            else None
         )
-        tuner_of = partial(Tuner, m, streams=streams, progress=asked.progress, workspace=asked.workspace)
+        tuner_of = partial(Tuner, m, streams=streams, progress=request.progress, workspace=request.workspace)
         if libraries is None or not libraries.possible:
             tuner = tuner_of(budget)
         else:  # the search leaves some of the budget to the comparison

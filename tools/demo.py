@@ -63,9 +63,9 @@ def demonstrate(path: Path) -> None:
         f"3 levels: {len(lowered.graph.main.body.ops)} graph ops after folding, {calls} kernel calls of "
         f"{len(lowered.sources)} kernels, {lines} lines of {target.language}",
     )
-    plan = build(lowered, target)
+    plan = build(lowered)
     constants = constants_of(plan, lowered.thread.constants)
-    exe = Executable(Artifact(plan, constants, {}, compilation_facts(lowered, target)), str(target))
+    exe = Executable(Artifact(plan, constants, compilation_facts(lowered)), str(target))
     exe.load()
     clock.say("build", f"{exe.device}, arena {plan.arena_bytes / 1e6:.2f} MB")
     inputs = random_inputs(exe.input_names, exe.input_types, seed=0)

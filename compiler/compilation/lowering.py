@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from tilewright.codegen import KernelSource
 from tilewright.compilation.kernel_builds import build_codes, emit_kernels
@@ -18,30 +19,39 @@ from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 
 @dataclass(frozen=True)
-class Levels:
-    """A module after each stage; where a stage holds no passes, as it was before."""
+class Lowered:
+    """A module after each stage, lowered for a target; where a stage holds no passes, as it was before."""
 
     graph: Module
     tensor: Module
     thread: Module
+    target: Target
+
+    @cached_property
+    def sources(self) -> dict[str, KernelSource]:
+        """The text of every kernel by its name, in the language of the target."""
+        return emit_kernels(self.thread, self.target)
 
 
 def lower_from(
     module: Module,
+    target: Target,
     stages: Stages,
-    context: PassContext,
     own: OwnPasses = NO_PASSES,
     *,
+    context: PassContext | None = None,
     choose_algorithms: Callable[[Module], Module] | None = None,
     choose: Callable[[Module], Module] | None = None,
-) -> Levels:
+) -> Lowered:
     """Run the stages, or what is left of them, on a module that has passed what comes before.
 
     own: passes of the user, at their point of each stage (see `tilewright.passes.pipelines`).
+    context: that of the passes, by default one without instruments.
     choose_algorithms: sets the algorithms of convolutions at the end of the graph stage.
     choose: may change the parameters that the model chose, before weights are packed for them.
     Raises InputError or PassError naming op and pass.
     """
+    context = context or pass_context(target)
     levels = dict.fromkeys(Level, module)
     for level, whole in stages:
         module, rest = own.run(module, level, whole, context)
@@ -52,7 +62,7 @@ def lower_from(
         if choose_algorithms is not None and level is Level.GRAPH:
             module = choose_algorithms(module)
         levels.update((x, module) for x in list(Level)[list(Level).index(level) :])
-    return Levels(levels[Level.GRAPH], levels[Level.TENSOR], levels[Level.THREAD])
+    return Lowered(levels[Level.GRAPH], levels[Level.TENSOR], levels[Level.THREAD], target)
 
 
 def lower_program(module: Module, target: Target, *, cold: bool) -> Module:
@@ -66,28 +76,18 @@ def lower_program(module: Module, target: Target, *, cold: bool) -> Module:
         stages = stages.replace("prefetch-weights", "prefetch-weights{share=0.0}")
     else:
         stages = stages.without("prefetch-weights")
-    return lower_from(module, stages, pass_context(target)).thread
+    return lower_from(module, target, stages).thread
 
 
 def with_packed_weights(module: Module, target: Target) -> Module:
     """A program of kernels with chosen parameters, its constants in the order that these read."""
     stages = official_stages(Level.TENSOR, target.language).since(PACKING).until("prefetch-weights")
-    return lower_from(module, stages, pass_context(target)).tensor
+    return lower_from(module, target, stages).tensor
 
 
 def pass_context(target: Target) -> PassContext:
     """The context of passes for a target, without instruments."""
     return PassContext(target=str(target), hardware=target.hardware)
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """A module at the levels people look at, and the text of every kernel."""
-
-    graph: Module
-    tensor: Module
-    thread: Module
-    sources: dict[str, KernelSource]
 
 
 def lower(
@@ -104,7 +104,7 @@ def lower(
     choose: Callable[[Module], Module] | None = None,
     choose_algorithms: Callable[[Module], Module] | None = None,
 ) -> Lowered:
-    """Run the default pipelines down to emitted kernel text, from the graph or the tensor level.
+    """Run the default pipelines from the graph or the tensor level.
 
     precision: fp32, tf32, fp16 or bf16 (see `tilewright.passes.pipelines.PRECISIONS`).
     conv_algorithm: auto, direct, winograd2, winograd4 or fft; workspace: network or any (see the pass
@@ -124,18 +124,18 @@ def lower(
     asked = "" if measured else conv_algorithm
     stages = official_stages(module.main.level, target.language, precision, asked, workspace, partitioner)
     own.check([level.value for level, _ in stages], f"a module of the {module.main.level.value} level")
-    levels = lower_from(
+    return lower_from(
         module,
+        target,
         stages,
-        context,
         own,
+        context=context,
         choose_algorithms=choose_algorithms if measured else None,
         choose=choose,
     )
-    return Lowered(levels.graph, levels.tensor, levels.thread, emit_kernels(levels.thread, target))
 
 
-def build(lowered: Lowered, target: Target, *, progress: bool | None = None) -> ExecutionPlan:
+def build(lowered: Lowered, *, progress: bool | None = None) -> ExecutionPlan:
     """Compile the kernels (CUBINs for CUDA; OpenCL text is built by its device) and lay out the plan."""
-    codes = build_codes(lowered.sources, target, progress=progress)
-    return plan_module(lowered.thread, lowered.sources, codes, str(target))
+    codes = build_codes(lowered.sources, lowered.target, progress=progress)
+    return plan_module(lowered.thread, lowered.sources, codes, str(lowered.target))

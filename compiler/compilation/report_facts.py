@@ -10,7 +10,6 @@ from tilewright.compilation.lowering import Lowered
 from tilewright.costmodel import Hardware
 from tilewright.costmodel.hardware.calibration import calibrated_constants
 from tilewright.costmodel.hardware.provenance import borrowed_constants
-from tilewright.devices.targets import Target
 from tilewright.ir import Func, Op, Pairs
 from tilewright.passes.estimation.algorithms import estimated_s
 from tilewright.passes.graph.choose_algorithms import compared
@@ -84,7 +83,7 @@ def layout_text(facts: dict[str, Any]) -> str:
     return f"layouts: {facts['channels_last']} of {facts['values']} values channels-last, {count}"
 
 
-def compilation_facts(lowered: Lowered, target: Target) -> dict[str, Any]:
+def compilation_facts(lowered: Lowered) -> dict[str, Any]:
     """What a report says of a compilation.
 
     The hardware record, whether it was calibrated, the constants that were measured, those of another device,
@@ -92,14 +91,15 @@ def compilation_facts(lowered: Lowered, target: Target) -> dict[str, Any]:
     skeleton, parameters, bound, estimate and limit; of each convolution the algorithms;
     how many values changed their layout.
     """
+    hardware = lowered.target.hardware
     return {
-        "hardware": target.hardware.name,
-        "hardware_origin": target.hardware.origin,
-        "hardware_constants": calibrated_constants(target.hardware),
-        "hardware_borrowed": borrowed_constants(target.hardware),
-        "hardware_stands_for": target.hardware.stands_for,
+        "hardware": hardware.name,
+        "hardware_origin": hardware.origin,
+        "hardware_constants": calibrated_constants(hardware),
+        "hardware_borrowed": borrowed_constants(hardware),
+        "hardware_stands_for": hardware.stands_for,
         "chosen_by": "measurement" if any(f.get("measured_s") for f in lowered.tensor.funcs) else "model",
-        "convolutions": convolution_facts(lowered.graph.main, target.hardware),
+        "convolutions": convolution_facts(lowered.graph.main, hardware),
         "layouts": layout_facts(lowered.thread.main),
         "kernels": [record.facts() for record in kernel_records(lowered.thread)],
     }

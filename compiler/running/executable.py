@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from tilewright.devices.opening import OpenedDevice
 from tilewright.devices.targets import resolve_target
-from tilewright.ir import ArrayType, InputError, Module, parse
+from tilewright.ir import ArrayType, InputError, Module, parse, show
 from tilewright.ir.errors import file_path
 from tilewright.profiling.kernel_times import Subject, profile_loaded
 from tilewright.profiling.profile import Profile
@@ -44,19 +44,38 @@ def _progress_bar(kernels: int) -> Iterator[Progress]:
         yield advance
 
 
+#: the levels of the IR that an artifact keeps
+LEVELS = ("graph", "tensor", "thread")
+
+
 @dataclass(frozen=True)
 class Artifact:
-    """What compiling gives, without a device: plan, constants, IR texts by level, facts for reports.
+    """What compiling gives, without a device: plan, constants, facts for reports, the network at each level.
 
-    thread: the kernels that `plan` was made of, without data; None for what was read from a file, whose text
-    of the thread level says the same.
+    modules: by level what the passes left, without data; none of what was read from a file. saved_texts: by
+    name the texts that a file holds besides, or, of what was read from a file, all of them.
     """
 
     plan: ExecutionPlan
     constants: Mapping[str, np.ndarray] = field(repr=False)
-    texts: Mapping[str, str] = field(default_factory=dict, repr=False)
     facts: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    thread: Module | None = field(default=None, repr=False)
+    modules: Mapping[str, Module] = field(default_factory=dict, repr=False)
+    saved_texts: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def texts(self) -> Mapping[str, str]:
+        """By name every text that a file holds: of each level, and the entries of a tuning database."""
+        return {**{level: show(module) for level, module in self.modules.items()}, **self.saved_texts}
+
+    def module(self, level: str) -> Module:
+        """The network at a level, without data; raises InputError where a file has no text of it."""
+        if level not in self.modules and level not in self.saved_texts:
+            raise InputError(f"expected an executable with its IR, the text {level!r} is missing")
+        return self.modules.get(level) or parse(self.saved_texts[level], where=f"text {level!r}")
+
+    def saved(self, facts: Mapping[str, Any]) -> SavedExecutable:
+        """The content of a file, with facts besides those of the artifact."""
+        return SavedExecutable(self.plan, dict(self.constants), dict(self.texts), {**self.facts, **facts})
 
 
 class Executable:
@@ -176,16 +195,9 @@ class Executable:
         communicates call it together. Raises UnsupportedError where the target runs nothing, or where the
         kernels were made by another version.
         """
-        loaded = self.load()
-        thread = self.artifact.thread
-        if thread is None and (text := self.artifact.texts.get("thread")) is not None:
-            thread = parse(text)
-        if thread is None:
-            raise InputError("expected an executable with its IR, the text 'thread' is missing")
-        subject = Subject(
-            resolve_target(self.target), self._open()[0], loaded, self.artifact.constants, thread,
-            self.communicator,
-        )  # fmt: skip
+        loaded, thread = self.load(), self.artifact.module("thread")
+        device, target = self._open()[0], resolve_target(self.target)
+        subject = Subject(target, device, loaded, self.artifact.constants, thread, self.communicator)
         return profile_loaded(subject, inputs, repeats=repeats, compare_serial=compare_serial)
 
     def report(self) -> dict[str, Any]:
@@ -206,9 +218,7 @@ class Executable:
 
     def save(self, path: str | Path) -> None:
         """Write one file that `tilewright.load` reads; replaced at once, only when complete."""
-        a = self.artifact
-        facts = {**a.facts, "target": self.target}
-        write_container(file_path(path), SavedExecutable(a.plan, dict(a.constants), dict(a.texts), facts))
+        write_container(file_path(path), self.artifact.saved({"target": self.target}))
 
     def close(self) -> None:
         """Free the device. The executable can be called again, which opens it anew."""

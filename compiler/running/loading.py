@@ -31,7 +31,7 @@ def load(path: str | Path, target: str = "auto") -> Executable:
         return loaded_buckets(saved, named, str(path))
     named = _target_of(saved.facts, saved.plan, target, str(path))
     facts = {k: v for k, v in saved.facts.items() if k != "target"}
-    artifact = Artifact(saved.plan, saved.constants, saved.texts, facts)
+    artifact = Artifact(saved.plan, saved.constants, facts, saved_texts=saved.texts)
     if "distributed" in facts:
         from tilewright.running.rank_executable import DistributedExecutable
 

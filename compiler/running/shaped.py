@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -11,9 +11,8 @@ from typing import Any, cast
 import numpy as np
 
 from tilewright.devices.opening import OpenedDevice
-from tilewright.ir import InputError, Module
+from tilewright.ir import InputError
 from tilewright.ir.errors import file_path
-from tilewright.passes.graph.set_input_shapes import with_input_shapes
 from tilewright.profiling.profile import Profile
 from tilewright.running.buckets import Buckets, GivenShapes, Shape
 from tilewright.running.executable import Artifact, Executable, inputs_of
@@ -21,16 +20,11 @@ from tilewright.running.named_inputs import in_order
 from tilewright.running.reference import ReferenceExecutable
 from tilewright.runtime.interface.device import LoadedPlan
 from tilewright.runtime.plan.bucket_container import SavedBuckets, write_buckets
-from tilewright.runtime.plan.container import SavedExecutable
 from tilewright.runtime.shared_memory import content_key
 
 
-def compile_shapes(
-    compile_one: Callable[[Module], Executable], module: Module, shapes: Sequence[GivenShapes]
-) -> Executable:
-    """Compile a module for each of several sets of input shapes; see `tilewright.compile`."""
-    buckets = Buckets.of(module, shapes)
-    compiled = [compile_one(with_input_shapes(module, bucket)) for bucket in buckets.as_mappings()]
+def shaped_executable(buckets: Buckets, compiled: Sequence[Executable]) -> Executable:
+    """One executable for the plans of all buckets, which are in their order."""
     if any(isinstance(e, ReferenceExecutable) for e in compiled):
         return cast("Executable", ShapedReference(buckets, cast("list[ReferenceExecutable]", compiled)))
     first = compiled[0]
@@ -125,11 +119,8 @@ class ShapedExecutable(Executable):
 
     def save(self, path: str | Path) -> None:
         """Write one file with every bucket, each weight once, that `tilewright.load` reads."""
-        saved = [
-            SavedExecutable(a.plan, dict(a.constants), dict(a.texts), dict(a.facts))
-            for a in (e.artifact for e in self.executables)
-        ]
-        write_buckets(file_path(path), SavedBuckets(tuple(saved), {"target": self.target}))
+        saved = tuple(e.artifact.saved({}) for e in self.executables)
+        write_buckets(file_path(path), SavedBuckets(saved, {"target": self.target}))
 
     def close(self) -> None:
         """Free the device. The executable can be called again, which opens it anew."""
@@ -163,7 +154,7 @@ class ShapedReference(ReferenceExecutable):
 
 def loaded_buckets(saved: SavedBuckets, target: str, where: str) -> ShapedExecutable:
     """The executable of a file with several buckets; raises InputError."""
-    artifacts = [Artifact(b.plan, b.constants, b.texts, b.facts) for b in saved.buckets]
+    artifacts = [Artifact(b.plan, b.constants, b.facts, saved_texts=b.texts) for b in saved.buckets]
     names = artifacts[0].plan.input_titles
     if any(a.plan.input_titles != names for a in artifacts):
         raise InputError("expected the same inputs in every bucket", where=where)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.api import compile as compile_module
-from tilewright.compilation.lowering import lower_from, pass_context
+from tilewright.compilation.lowering import lower_from
 from tilewright.compilation.own_passes import OwnPasses
 from tilewright.compilation.planning import constants_of
 from tilewright.devices.targets import Target
@@ -119,7 +119,7 @@ class StepCompiler:
         given = {k: v for k, v in zip(PASS_OPTIONS, chosen, strict=True) if v is not None}
         stages = official_stages(module.main.level, target.language, **given).down_to(Level.TENSOR)
         own = OwnPasses.of(self._options.get("passes", ()))
-        return lower_from(module, stages, pass_context(target), own).tensor
+        return lower_from(module, target, stages, own).tensor
 
 
 def _without_data(module: Module) -> Module:

@@ -44,7 +44,7 @@ def _lowered(a: argparse.Namespace) -> tuple[str, Mapping[str, Any], list[str]]:
     calls = [op["callee"] for op in lowered.thread.main.body.ops if op.name == "tensor.call"]
     return (
         str(target),
-        compilation_facts(lowered, target),
+        compilation_facts(lowered),
         [ref.name for ref in calls if isinstance(ref, Ref)],
     )
 

@@ -12,10 +12,10 @@ from tilewright.costmodel import CpuHardware, Hardware, fill_from_machine, load_
 from tilewright.costmodel.hardware.calibration import with_constants
 from tilewright.costmodel.hardware.description import SHIPPED
 from tilewright.costmodel.kernels.bound import LAUNCH, PEAK
-from tilewright.ir import Func, InputError, Op, parse, show_func
+from tilewright.ir import Func, InputError, Module, Op, show_func
 from tilewright.profiling.modelled_profile import modelled_profile
 from tilewright.profiling.profile import Profile
-from tilewright.running.executable import Executable
+from tilewright.running.executable import LEVELS, Executable
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, KernelResources
 from tilewright.tools.report.candidates import Candidate, candidates_of
 from tilewright.tools.report.fused_ops import FusedOps, locations_in
@@ -118,11 +118,12 @@ class _Collector:
     def __init__(self, exe: Executable, fused: FusedOps | None) -> None:
         self.exe, self.plan = exe, exe.plan
         self.report = exe.report()
-        check_saved(self.report, exe.artifact.texts, self.plan)
+        check_saved(self.report, self.plan)
         self.hardware = _hardware(self.report)
-        texts = exe.artifact.texts
-        self.tensor, self.thread = (_kernels(texts, name, self.plan) for name in ("tensor", "thread"))
-        self.graph_ops = ops_by_location(parse(texts["graph"]))
+        graph, tensor, thread = map(exe.artifact.module, LEVELS)
+        self.tensor = _kernels(tensor, "tensor", self.plan)
+        self.thread = _kernels(thread, "thread", self.plan)
+        self.graph_ops = ops_by_location(graph)
         self.found = fused.of_launches(self.plan) if fused is not None else None
 
     def collect(self, network: str, repeats: int, seed: int) -> Facts:
@@ -212,9 +213,9 @@ class _Collector:
         )
 
 
-def _kernels(texts: Mapping[str, str], name: str, plan: ExecutionPlan) -> dict[str, Func]:
-    """The kernels of one text; raises InputError where one that is launched is not among them."""
-    found = {f.name: f for f in parse(texts[name], where=f"text {name!r}").funcs if f.name != "main"}
+def _kernels(module: Module, name: str, plan: ExecutionPlan) -> dict[str, Func]:
+    """The kernels at one level; raises InputError where one that is launched is not among them."""
+    found = {f.name: f for f in module.funcs if f.name != "main"}
     if missing := sorted({launch.kernel for launch in plan.launches} - found.keys()):
         raise InputError(f"expected every kernel in the text {name!r}, {missing[0]!r:.80} is missing")
     return found

@@ -31,7 +31,7 @@ def test_on_opencl_as_tvm_and_as_float64(data_dir, name):
 @pytest.mark.parametrize(("name", "arch"), ON_CUDA)
 def test_builds_for_cuda(data_dir, name, arch):
     target = resolve_target(f"cuda:{arch}")
-    plan = build(lower(load(data_dir, name), target), target, progress=False)
+    plan = build(lower(load(data_dir, name), target), progress=False)
     assert plan.kernels
     assert all(k.binary for k in plan.kernels)
     if arch == "sm_90a":
@@ -43,6 +43,6 @@ def test_builds_for_cuda(data_dir, name, arch):
 
 def test_the_arena_is_far_smaller_than_all_buffers(data_dir):
     target = resolve_target("opencl")
-    plan = build(lower(load(data_dir, "resnet18"), target), target)
+    plan = build(lower(load(data_dir, "resnet18"), target))
     total = sum(b.nbytes for b in plan.buffers if b.kind == "arena")
     assert plan.arena_bytes < total / 3

@@ -1,13 +1,12 @@
 """Saved executables that say odd things of themselves: one sentence that names the fact."""
 
 import copy
-from dataclasses import replace
 
 import pytest
 
 import tilewright as tw
 from tilewright.ir import InputError
-from tilewright.running.executable import Executable
+from tilewright.running.executable import Artifact, Executable
 from tilewright.runtime.plan.container import read_container, write_container
 from tilewright.tools.cli import main
 from tilewright.tools.report import collect, report_page
@@ -30,7 +29,9 @@ def compiled():
 
 def changed(exe, facts=None, texts=None):
     a = exe.artifact
-    return Executable(replace(a, facts=facts or a.facts, texts=texts or a.texts), exe.target)
+    return Executable(
+        Artifact(a.plan, a.constants, facts or a.facts, saved_texts=texts or a.texts), exe.target
+    )
 
 
 def page(exe):

@@ -224,6 +224,6 @@ def test_random_constants_are_made_for_programs() -> None:
 
 def test_saved_executables_hold_them(tmp_path: Path) -> None:
     plan = planned()
-    exe = Executable(Artifact(plan, {}, {}, {}), "cuda:sm_90a")
+    exe = Executable(Artifact(plan, {}), "cuda:sm_90a")
     exe.save(tmp_path / "saved.tw")
     assert load(tmp_path / "saved.tw").plan == plan

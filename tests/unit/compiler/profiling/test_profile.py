@@ -208,7 +208,7 @@ def test_kernels_of_another_version_are_not_timed_in_place_of_the_plan_s(emulate
     kernel = emulated.plan.kernels[0]
     other = replace(kernel, source=kernel.source.replace("[", "[0 + ", 1))
     plan = emulated.plan.replace(kernels=(other, *emulated.plan.kernels[1:]))
-    exe = tw.executable.Executable(replace(emulated.artifact, plan=plan), emulated.target)
+    exe = tw.Executable(replace(emulated.artifact, plan=plan), emulated.target)
     with exe, pytest.raises(tw.UnsupportedError, match=f"kernel '{kernel.name}' cannot be profiled"):
         exe.profile(X, repeats=1)
 

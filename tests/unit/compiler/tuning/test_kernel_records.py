@@ -16,8 +16,7 @@ NET = """module @m { graph.func @main(%x: f32[64, 32], %w: f32[32, 48]) -> f32[6
 
 def test_records_are_what_the_report_says(tmp_path):
     exe = tw.compile(tw.parse(NET), "null")
-    assert exe.artifact.thread is not None
-    records = kernel_records(exe.artifact.thread)
+    records = kernel_records(exe.artifact.modules["thread"])
     assert [r.facts() for r in records] == exe.report()["kernels"]
     assert {at for r in records for at in r.origins} == {"a", "b"}
     assert all(r.seconds >= r.bound_s > 0 for r in records)
@@ -28,9 +27,12 @@ def test_records_are_what_the_report_says(tmp_path):
 
 def test_the_kernels_of_an_artifact_are_those_of_its_text(tmp_path):
     exe = tw.compile(tw.parse(NET), "null")
-    assert equal(exe.artifact.thread, tw.parse(exe.artifact.texts["thread"]))
     exe.save(tmp_path / "net.tw")
-    assert tw.load(tmp_path / "net.tw").artifact.thread is None
+    saved = tw.load(tmp_path / "net.tw").artifact
+    assert not saved.modules
+    assert saved.texts == exe.artifact.texts
+    for level, module in exe.artifact.modules.items():
+        assert equal(module, saved.module(level))
 
 
 def test_a_launch_costs_what_was_measured_and_else_the_estimate():

@@ -266,7 +266,7 @@ def test_unrolled_loops_store_last(network):
 
 def test_plans_carry_it(network):
     target = resolve_target("null:sm_90a")
-    plan = build(lower(network, target), target)
+    plan = build(lower(network, target))
     assert all(k.overlaps for k in plan.kernels)
     assert plan_from_json(plan_to_json(plan)) == plan
 
