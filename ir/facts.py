@@ -147,3 +147,16 @@ def flops_per_element(op: Op) -> int:
 def flops_per_tap(op: Op) -> int:
     """One per result element and element of its window `pool_size`."""
     return sum(v.tensor.size for v in op.results) * prod(op.integers("pool_size"))
+
+
+def movement(elements: Elements, division: Division, extents: Extents) -> Facts:
+    """The facts of an op that gives elements of its operands, or given ones, and computes nothing."""
+    return Facts(
+        elements=elements,
+        flops=no_flops,
+        precision=Precision.FOLLOWS,
+        exact=True,
+        division=division,
+        extents=extents,
+        report=ReportClass.OF_KERNEL,
+    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ParamSpec
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from tilewright.ir.types import DTYPES, Type
 #: attribute values by name, defaults filled in
 Attrs = Mapping[str, Any]
 Infer = Callable[[Sequence[Type], Attrs], Sequence[Type]]
+_P = ParamSpec("_P")
 Evaluate = Callable[[Sequence[np.ndarray], Attrs], Sequence[np.ndarray]]
 
 
@@ -79,7 +80,8 @@ class OpDef:
     """Everything specific to one op name.
 
     operands: names; a trailing `*` on the last admits any number, a `?` marks an optional one.
-    infer: result types from operand types and attributes, raising InputError on bad operands; None where
+    infer: result types from operand types and attributes, raising InputError on bad operands, to which
+      `define` adds the name of the op; None where
       result types are part of the text (constants, ops with bodies) and are checked by `verify`.
     evaluate: NumPy reference semantics on arrays; None for structural ops.
     verify: further checks of the whole op, returning messages.
@@ -130,20 +132,45 @@ class OpDef:
 _DEFS: dict[str, OpDef] = {}
 
 
-def define(definition: OpDef) -> OpDef:
-    """Register an op definition; a second one of the same name is an error."""
-    if definition.name in _DEFS:
-        raise ValueError(f"op '{definition.name}' is already defined")
-    if not definition.doc:
-        raise ValueError(f"op '{definition.name}' needs a doc")
-    for a in definition.attrs.values():
-        if a.kind.removesuffix("?") not in _KINDS:
-            raise ValueError(f"op '{definition.name}': unknown attribute kind '{a.kind}'")
-    if definition.name.startswith("graph."):
-        for fact, meaning in (definition.facts or Facts()).unstated():
-            raise ValueError(f"op '{definition.name}' must state the fact '{fact}' ({meaning})")
-    _DEFS[definition.name] = definition
-    return definition
+def no_results(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    """The result types of an op that has none, whatever its operands."""
+    return []
+
+
+def _named(name: str, infer: Infer) -> Infer:
+    """Inference whose errors begin with the name of the op."""
+
+    def infer_named(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+        try:
+            return infer(types, attrs)
+        except InputError as e:
+            raise type(e)(f"{name}: {e}") from None
+
+    return infer_named
+
+
+def _defining(make: Callable[_P, OpDef]) -> Callable[_P, OpDef]:
+    def define(*args: _P.args, **kwargs: _P.kwargs) -> OpDef:
+        """Register an op: takes what OpDef takes. Raises ValueError for a second one of the same name."""
+        d = make(*args, **kwargs)
+        if d.name in _DEFS:
+            raise ValueError(f"op '{d.name}' is already defined")
+        if not d.doc:
+            raise ValueError(f"op '{d.name}' needs a doc")
+        for a in d.attrs.values():
+            if a.kind.removesuffix("?") not in _KINDS:
+                raise ValueError(f"op '{d.name}': unknown attribute kind '{a.kind}'")
+        if d.name.startswith("graph."):
+            for fact, meaning in (d.facts or Facts()).unstated():
+                raise ValueError(f"op '{d.name}' must state the fact '{fact}' ({meaning})")
+        _DEFS[d.name] = d if d.infer is None else replace(d, infer=_named(d.name, d.infer))
+        return _DEFS[d.name]
+
+    return define
+
+
+#: `define("graph.relu", ("x",), doc, ...)` registers an op; its arguments are the fields of `OpDef`
+define = _defining(OpDef)
 
 
 def op_def(name: str) -> OpDef:
@@ -152,6 +179,15 @@ def op_def(name: str) -> OpDef:
         return _DEFS[name]
     except KeyError:
         raise InputError(f"unknown op '{name}'{_hint(name, _DEFS)}") from None
+
+
+def compute(name: str, *inputs: np.ndarray, **attrs: Any) -> np.ndarray:
+    """The only result of the op `name` by its reference semantics: `compute("scalar.add", a, b)`."""
+    evaluate = op_def(name).evaluate
+    if evaluate is None:
+        raise InputError(f"expected an op that computes arrays from arrays, got '{name}'")
+    (result,) = evaluate(inputs, attrs)
+    return result
 
 
 def facts_of(name: str) -> Facts:

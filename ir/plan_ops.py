@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilewright.ir.nodes import Op
-from tilewright.ir.opdef import ORIGINS, AttrDef, OpDef, define
+from tilewright.ir.opdef import ORIGINS, AttrDef, define, no_results
 from tilewright.ir.types import TensorType
 
 INPUT, CONSTANT, OUTPUT, ARENA, VIEW = "plan.input", "plan.constant", "plan.output", "plan.arena", "plan.view"
@@ -62,14 +62,12 @@ _BUFFERS: Mapping[str, tuple[str, Mapping[str, AttrDef]]] = {
 }
 for _name, (_doc, _attrs) in _BUFFERS.items():
     define(
-        OpDef(
-            _name,
-            (),
-            _doc,
-            attrs={**_attrs, "label": _LABEL},
-            verify=_verify_buffer,
-            effects=frozenset({"alloc"}),
-        )
+        _name,
+        (),
+        _doc,
+        attrs={**_attrs, "label": _LABEL},
+        verify=_verify_buffer,
+        effects=frozenset({"alloc"}),
     )
 
 #: what a plan may know of every kernel, whoever wrote it
@@ -127,15 +125,13 @@ _KERNELS: Mapping[str, tuple[str, Mapping[str, AttrDef]]] = {
 }  # fmt: skip
 for _name, (_doc, _attrs) in _KERNELS.items():
     define(
-        OpDef(
-            _name,
-            (),
-            f"{_doc} Launches name it.",
-            attrs={"name": AttrDef("str"), **_attrs, **_BUILT},
-            results=0,
-            infer=lambda t, a: [],
-            effects=frozenset({"control"}),
-        )
+        _name,
+        (),
+        f"{_doc} Launches name it.",
+        attrs={"name": AttrDef("str"), **_attrs, **_BUILT},
+        results=0,
+        infer=no_results,
+        effects=frozenset({"control"}),
     )
 
 
@@ -160,41 +156,35 @@ _LAUNCHES: Mapping[str, tuple[str, Mapping[str, AttrDef]]] = {
 }
 for _name, (_doc, _grid) in _LAUNCHES.items():
     define(
-        OpDef(
-            _name,
-            ("buffers*",),
-            _doc,
-            attrs={
-                "kernel": AttrDef("str"),
-                "name": AttrDef(
-                    "str", "", "what other lines call this launch: as its kernel where not given"
-                ),
-                "stream": AttrDef("int", doc="where it is queued when launches are queued one by one"),
-                "after": AttrDef("strs", (), "the launches that it waits for"),
-                "programmatic": AttrDef(
-                    "strs", (), "those of them that still run when it starts: it waits for their end itself"
-                ),
-                **_grid,
-                "shared_bytes": AttrDef("int", 0, "dynamic shared memory of a block"),
-                "writes": AttrDef("ints", (), "positions of the buffers that it writes"),
-                "in_place": AttrDef(
-                    "list", (), "positions [read, written] of buffers that may share their bytes"
-                ),
-                "origin": AttrDef(ORIGINS, (), "the network's ops that it computes"),
-            },
-            results=0,
-            infer=lambda t, a: [],
-            verify=_verify_launch,
-            effects=frozenset({"read", "write"}),
-        )
+        _name,
+        ("buffers*",),
+        _doc,
+        attrs={
+            "kernel": AttrDef("str"),
+            "name": AttrDef("str", "", "what other lines call this launch: as its kernel where not given"),
+            "stream": AttrDef("int", doc="where it is queued when launches are queued one by one"),
+            "after": AttrDef("strs", (), "the launches that it waits for"),
+            "programmatic": AttrDef(
+                "strs", (), "those of them that still run when it starts: it waits for their end itself"
+            ),
+            **_grid,
+            "shared_bytes": AttrDef("int", 0, "dynamic shared memory of a block"),
+            "writes": AttrDef("ints", (), "positions of the buffers that it writes"),
+            "in_place": AttrDef(
+                "list", (), "positions [read, written] of buffers that may share their bytes"
+            ),
+            "origin": AttrDef(ORIGINS, (), "the network's ops that it computes"),
+        },
+        results=0,
+        infer=no_results,
+        verify=_verify_launch,
+        effects=frozenset({"read", "write"}),
     )
 define(
-    OpDef(
-        RETURN,
-        ("outputs*",),
-        "The results of the network.",
-        results=0,
-        infer=lambda t, a: [],
-        effects=frozenset({"terminator"}),
-    )
+    RETURN,
+    ("outputs*",),
+    "The results of the network.",
+    results=0,
+    infer=no_results,
+    effects=frozenset({"terminator"}),
 )

@@ -10,25 +10,25 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tilewright.ir.errors import InputError
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define, no_results
 from tilewright.ir.types import FLOATS, ScalarType, Type, numpy_dtype
 
 
-def _scalars(types: Sequence[Type], name: str) -> list[ScalarType]:
+def _scalars(types: Sequence[Type]) -> list[ScalarType]:
     out = []
     for t in types:
         if not isinstance(t, ScalarType):
-            raise InputError(f"{name}: expected scalar operands, got {t}")
+            raise InputError(f"expected scalar operands, got {t}")
         out.append(t)
     return out
 
 
-def _same(types: Sequence[Type], name: str) -> ScalarType:
+def _same(types: Sequence[Type]) -> ScalarType:
     """All operands of one dtype; one lane broadcasts against several."""
-    scalars = _scalars(types, name)
+    scalars = _scalars(types)
     lanes = max(t.lanes for t in scalars)
     if any(t.dtype != scalars[0].dtype or t.lanes not in (1, lanes) for t in scalars):
-        raise InputError(f"{name}: expected operands of one dtype, got {', '.join(map(str, types))}")
+        raise InputError(f"expected operands of one dtype, got {', '.join(map(str, types))}")
     return ScalarType(scalars[0].dtype, lanes)
 
 
@@ -38,9 +38,9 @@ def _erf(x: np.ndarray) -> np.ndarray:
     return erf(x)
 
 
-def _require(condition: bool, name: str, wanted: str, got: ScalarType) -> None:
+def _require(condition: bool, wanted: str, got: ScalarType) -> None:
     if not condition:
-        raise InputError(f"{name}: expected {wanted} operands, got {got}")
+        raise InputError(f"expected {wanted} operands, got {got}")
 
 
 def _elementwise(
@@ -52,13 +52,11 @@ def _elementwise(
     kinds: str = "any",
     result: str = "same",
 ) -> None:
-    full = f"scalar.{name}"
-
     def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-        t = _same(types, full)
-        _require(kinds != "float" or t.dtype in FLOATS, full, "floating", t)
-        _require(kinds != "bool" or t.dtype == "bool", full, "bool", t)
-        _require(kinds != "int" or t.dtype not in FLOATS, full, "integer", t)
+        t = _same(types)
+        _require(kinds != "float" or t.dtype in FLOATS, "floating", t)
+        _require(kinds != "bool" or t.dtype == "bool", "bool", t)
+        _require(kinds != "int" or t.dtype not in FLOATS, "integer", t)
         return [ScalarType("bool", t.lanes) if result == "bool" else t]
 
     def run(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
@@ -66,7 +64,7 @@ def _elementwise(
             out = fn(*inputs)
         return [out if result == "bool" else np.asarray(out, dtype=np.result_type(inputs[0]))]
 
-    define(OpDef(full, ("a", "b", "c")[:arity], doc, infer=infer, evaluate=run, elementwise=True))
+    define(f"scalar.{name}", ("a", "b", "c")[:arity], doc, infer=infer, evaluate=run, elementwise=True)
 
 
 def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -154,78 +152,64 @@ _elementwise("fma", 3, lambda a, b, c: a * b + c, "a * b + c, rounded once where
 
 
 def _infer_select(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    c, a, b = _scalars(types, "scalar.select")
-    _require(c.dtype == "bool", "scalar.select", "a bool first among its", c)
-    t = _same((a, b), "scalar.select")
+    c, a, b = _scalars(types)
+    _require(c.dtype == "bool", "a bool first among its", c)
+    t = _same((a, b))
     return [ScalarType(t.dtype, max(t.lanes, c.lanes))]
 
 
 define(
-    OpDef(
-        "scalar.select",
-        ("condition", "a", "b"),
-        "a where condition, else b",
-        infer=_infer_select,
-        evaluate=lambda x, _: [np.where(x[0], x[1], x[2]).astype(np.result_type(x[1]))],
-        elementwise=True,
-    )
+    "scalar.select",
+    ("condition", "a", "b"),
+    "a where condition, else b",
+    infer=_infer_select,
+    evaluate=lambda x, _: [np.where(x[0], x[1], x[2]).astype(np.result_type(x[1]))],
+    elementwise=True,
 )
 define(
-    OpDef(
-        "scalar.cast",
-        ("a",),
-        "Convert to `dtype`; float to integer truncates towards zero.",
-        attrs={"dtype": AttrDef("dtype")},
-        infer=lambda t, a: [ScalarType(a["dtype"], _scalars(t, "scalar.cast")[0].lanes)],
-        evaluate=lambda x, a: [x[0].astype(numpy_dtype(a["dtype"]))],
-        elementwise=True,
-    )
+    "scalar.cast",
+    ("a",),
+    "Convert to `dtype`; float to integer truncates towards zero.",
+    attrs={"dtype": AttrDef("dtype")},
+    infer=lambda t, a: [ScalarType(a["dtype"], _scalars(t)[0].lanes)],
+    evaluate=lambda x, a: [x[0].astype(numpy_dtype(a["dtype"]))],
+    elementwise=True,
 )
 define(
-    OpDef(
-        "scalar.const",
-        (),
-        "A constant of `dtype`.",
-        attrs={"value": AttrDef("number"), "dtype": AttrDef("dtype")},
-        infer=lambda t, a: [ScalarType(a["dtype"])],
-        evaluate=lambda x, a: [np.asarray(a["value"]).astype(numpy_dtype(a["dtype"]))],
-        elementwise=True,
-    )
+    "scalar.const",
+    (),
+    "A constant of `dtype`.",
+    attrs={"value": AttrDef("number"), "dtype": AttrDef("dtype")},
+    infer=lambda t, a: [ScalarType(a["dtype"])],
+    evaluate=lambda x, a: [np.asarray(a["value"]).astype(numpy_dtype(a["dtype"]))],
+    elementwise=True,
 )
 define(
-    OpDef(
-        "scalar.index",
-        (),
-        "The value of an index expression over the symbols in scope, as `dtype`.",
-        attrs={"at": AttrDef("expr"), "dtype": AttrDef("dtype", "i32")},
-        infer=lambda t, a: [ScalarType(a["dtype"])],
-    )
+    "scalar.index",
+    (),
+    "The value of an index expression over the symbols in scope, as `dtype`.",
+    attrs={"at": AttrDef("expr"), "dtype": AttrDef("dtype", "i32")},
+    infer=lambda t, a: [ScalarType(a["dtype"])],
 )
 define(
-    OpDef(
-        "scalar.broadcast",
-        ("a",),
-        "One value in every lane.",
-        attrs={"lanes": AttrDef("int")},
-        infer=lambda t, a: [ScalarType(_scalars(t, "scalar.broadcast")[0].dtype, a["lanes"])],
-    )
+    "scalar.broadcast",
+    ("a",),
+    "One value in every lane.",
+    attrs={"lanes": AttrDef("int")},
+    infer=lambda t, a: [ScalarType(_scalars(t)[0].dtype, a["lanes"])],
 )
 define(
-    OpDef(
-        "scalar.extract",
-        ("a",),
-        "One lane of a short vector.",
-        attrs={"lane": AttrDef("int")},
-        infer=lambda t, a: [ScalarType(_scalars(t, "scalar.extract")[0].dtype)],
-    )
+    "scalar.extract",
+    ("a",),
+    "One lane of a short vector.",
+    attrs={"lane": AttrDef("int")},
+    infer=lambda t, a: [ScalarType(_scalars(t)[0].dtype)],
 )
 define(
-    OpDef(
-        "scalar.yield",
-        ("values*",),
-        "Values of the body that ends here.",
-        results=0,
-        infer=lambda t, a: [],
-        effects=frozenset({"terminator"}),
-    )
+    "scalar.yield",
+    ("values*",),
+    "Values of the body that ends here.",
+    results=0,
+    infer=no_results,
+    effects=frozenset({"terminator"}),
 )

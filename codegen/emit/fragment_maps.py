@@ -94,8 +94,8 @@ def _in_powers_of_two(e: Emission, op: Op) -> str:
     return e.dialect.literal(float(op["scale"]) * log2(euler), "f32")  # type: ignore[arg-type]
 
 
-@emitter("thread.renew_rows", writes=(0, 1))
-def _renew_rows(e: Emission, op: Op) -> None:
+@emitter("thread.rescale_factors", writes=(0, 1))
+def _rescale_factors(e: Emission, op: Op) -> None:
     cuda_only(e, op)
     before, largest = (e.buffer(v) for v in op.operands)
     function, scale = e.need("renewed"), _in_powers_of_two(e, op)
@@ -111,7 +111,7 @@ def _scale_rows(e: Emission, op: Op) -> None:
     factors = e.buffer(op.operands[1])
     for i in range(rows):
         both = [_row(e, factors, i, half) for half in (0, 1)]
-        with e.braces(f"if ({both[0]} != 1.0f || {both[1]} != 1.0f)" if op["seldom"] else ""):
+        with e.braces(f"if ({both[0]} != 1.0f || {both[1]} != 1.0f)" if op["skip_if_one"] else ""):
             e.line("#pragma unroll")
             with e.braces(f"for (int j = 0; j < {_REGISTERS * columns}; ++j)"):
                 e.line(f"{frag.name}[{_REGISTERS * columns * i} + j] *= j % 4 < 2 ? {' : '.join(both)};")

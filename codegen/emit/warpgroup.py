@@ -69,7 +69,7 @@ def _wait(e: Emission, op: Op) -> None:
         e.line(f"{e.need('finished', '')}<{tiles * registers(sums.type)}>({sums.name});")
 
 
-@emitter("thread.publish_shared")
+@emitter("thread.fence_async_proxy")
 def _publish(e: Emission, op: Op) -> None:
     cuda_only(e, op)
     e.line(f"{e.need('publish_shared')}();")

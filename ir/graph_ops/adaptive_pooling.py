@@ -13,30 +13,30 @@ from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.convolution import layout_attr
 from tilewright.ir.graph_ops.layouts import SPATIAL, arranged, check_layout, data_layouts, permuted
-from tilewright.ir.graph_ops.operands import dtype_of, entries, require, require_rank, tensors, wide
-from tilewright.ir.graph_ops.pooling import quotient, with_image
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.graph_ops.operands import dtype_of, entries, quotient, require, require_rank, tensors, wide
+from tilewright.ir.graph_ops.pooling import with_image
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type
 
 
-def _image(types: Sequence[Type], attrs: Attrs, spatial: int, name: str) -> TensorType:
+def _image(spatial: int, largest: bool, types: Sequence[Type], attrs: Attrs) -> TensorType:
     """The operand, known to be numbers over images with elements."""
-    (x,) = tensors(types, name)
-    check_layout(attrs["layout"], data_layouts(spatial), name, "layout")
-    require_rank(x, spatial + 2, name)
-    require("max" in name or x.dtype != "bool", name, f"expected numbers, got {x}")
+    (x,) = tensors(types)
+    check_layout(attrs["layout"], data_layouts(spatial), "layout")
+    require_rank(x, spatial + 2)
+    require(largest or x.dtype != "bool", f"expected numbers, got {x}")
     good = 0 not in arranged(x.shape, attrs["layout"], SPATIAL[spatial])
-    require(good, name, f"expected an image with elements, got {x}")
+    require(good, f"expected an image with elements, got {x}")
     return x
 
 
-def _infer_global(spatial: int, name: str, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    return [with_image(_image(types, attrs, spatial, name), attrs["layout"], (1,) * spatial)]
+def _infer_global(spatial: int, largest: bool, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    return [with_image(_image(spatial, largest, types, attrs), attrs["layout"], (1,) * spatial)]
 
 
-def _infer_adaptive(spatial: int, name: str, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    x = _image(types, attrs, spatial, name)
-    cells = entries(attrs["output_size"], spatial, name, "output_size", 1)
+def _infer_adaptive(spatial: int, largest: bool, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    x = _image(spatial, largest, types, attrs)
+    cells = entries(attrs["output_size"], spatial, "output_size", 1)
     return [with_image(x, attrs["layout"], cells)]
 
 
@@ -51,7 +51,7 @@ def _folded(x: np.ndarray, axes: tuple[int, ...], largest: bool, keepdims: bool)
         return np.asarray(x.max(axis=axes, keepdims=keepdims))
     held = wide(x, dtype_of(x))
     total = held.sum(axis=axes, dtype=held.dtype, keepdims=keepdims)
-    count = np.asarray(prod(x.shape[d] for d in axes)).astype(held.dtype)
+    count = np.asarray(prod(x.shape[d] for d in axes))
     return quotient(total, count).astype(x.dtype, copy=False)
 
 
@@ -81,47 +81,34 @@ def _evaluate_adaptive(
 
 for _spatial in SPATIAL:
     for _kind, _what in (("avg", "mean"), ("max", "largest element")):
-        _name = f"graph.global_{_kind}_pool{_spatial}d"
-        define(
-            OpDef(
-                _name,
-                ("x",),
-                f"The {_what} of every channel's image; means of integers round towards zero.",
-                attrs={"layout": layout_attr(_spatial)},
-                infer=partial(_infer_global, _spatial, _name),
-                evaluate=partial(_evaluate_global, _spatial, _kind == "max"),
-                facts=Facts(
-                    elements=Elements.SLIDES,
-                    flops=flops_per_element,
-                    precision=Precision.FOLLOWS,
-                    division=of_image("NC"),
-                    extents=attributes_stay,
-                    report=ReportClass.POOLING,
-                    exact=_kind == "max",
-                ),
-            )
+        _facts = Facts(
+            elements=Elements.SLIDES,
+            flops=flops_per_element,
+            precision=Precision.FOLLOWS,
+            division=of_image("NC"),
+            extents=attributes_stay,
+            report=ReportClass.POOLING,
+            exact=_kind == "max",
         )
-        _name = f"graph.adaptive_{_kind}_pool{_spatial}d"
         define(
-            OpDef(
-                _name,
-                ("x",),
-                f"The {_what} of each of `output_size` parts that cover the image; means of integers round "
-                "towards zero.",
-                attrs={
-                    "output_size": AttrDef("ints", doc="spatial extents of the result"),
-                    "layout": layout_attr(_spatial),
-                },
-                infer=partial(_infer_adaptive, _spatial, _name),
-                evaluate=partial(_evaluate_adaptive, _spatial, _kind == "max"),
-                facts=Facts(
-                    elements=Elements.SLIDES,
-                    flops=flops_per_element,
-                    precision=Precision.FOLLOWS,
-                    division=of_image("NC"),
-                    extents=attributes_stay,
-                    report=ReportClass.POOLING,
-                    exact=_kind == "max",
-                ),
-            )
+            f"graph.global_{_kind}_pool{_spatial}d",
+            ("x",),
+            f"The {_what} of every channel's image; means of integers round towards zero.",
+            attrs={"layout": layout_attr(_spatial)},
+            infer=partial(_infer_global, _spatial, _kind == "max"),
+            evaluate=partial(_evaluate_global, _spatial, _kind == "max"),
+            facts=_facts,
+        )
+        define(
+            f"graph.adaptive_{_kind}_pool{_spatial}d",
+            ("x",),
+            f"The {_what} of each of `output_size` parts that cover the image; means of integers round "
+            "towards zero.",
+            attrs={
+                "output_size": AttrDef("ints", doc="spatial extents of the result"),
+                "layout": layout_attr(_spatial),
+            },
+            infer=partial(_infer_adaptive, _spatial, _kind == "max"),
+            evaluate=partial(_evaluate_adaptive, _spatial, _kind == "max"),
+            facts=_facts,
         )

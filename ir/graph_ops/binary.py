@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from tilewright.ir.division import elementwise
-from tilewright.ir.errors import InputError
 from tilewright.ir.extents import broadcasts_as_before
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import alike, broadcast_shapes, tensors
-from tilewright.ir.opdef import Attrs, OpDef, define, op_def
+from tilewright.ir.opdef import Attrs, compute, define, op_def
 from tilewright.ir.types import FLOATS, ScalarType, TensorType, Type
 
 #: graph op -> (scalar op for floats, scalar op for integers and bools, what it computes, precision class,
@@ -53,44 +53,39 @@ def scalar_of(name: str, dtype: str) -> str:
     return floating if dtype in FLOATS else other
 
 
-def _table_op(name: str, doc: str, precision: Precision, exact: bool) -> None:
-    full = f"graph.{name}"
+#: facts that ops below share; each replaces those that differ
+_MAP = Facts(
+    elements=Elements.MAPS,
+    flops=flops_per_element,
+    precision=Precision.FOLLOWS,
+    exact=True,
+    division=elementwise,
+    extents=broadcasts_as_before,
+    report=ReportClass.OF_KERNEL,
+)
 
+
+def _table_op(name: str, doc: str, precision: Precision, exact: bool) -> None:
     def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-        a, b = alike(types, full)
-        shape = broadcast_shapes([a.shape, b.shape], full)
+        a, b = alike(types)
+        shape = broadcast_shapes([a.shape, b.shape])
         scalar = op_def(f"scalar.{scalar_of(name, a.dtype)}").infer
         assert scalar is not None
-        try:
-            (r,) = scalar([ScalarType(a.dtype)] * 2, {})
-        except InputError as e:
-            raise InputError(f"{full}: {e}") from None
+        (r,) = scalar([ScalarType(a.dtype)] * 2, {})
         return [TensorType(r.dtype, shape)]
 
     def run(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
         floating = not np.issubdtype(inputs[0].dtype, np.integer) and inputs[0].dtype != np.bool_
-        scalar = op_def(f"scalar.{BINARY[name][0 if floating else 1]}").evaluate
-        assert scalar is not None
-        (out,) = scalar(inputs, {})
+        out = compute(f"scalar.{BINARY[name][0 if floating else 1]}", *inputs)
         return [np.floor(out)] if floating and name == ROUNDED_DOWN else [out]
 
     define(
-        OpDef(
-            full,
-            ("a", "b"),
-            f"{doc}, with broadcasting.",
-            infer=infer,
-            evaluate=run,
-            facts=Facts(
-                elements=Elements.MAPS,
-                flops=flops_per_element,
-                precision=precision,
-                exact=exact,
-                division=elementwise,
-                extents=broadcasts_as_before,
-                report=ReportClass.OF_KERNEL,
-            ),
-        )
+        f"graph.{name}",
+        ("a", "b"),
+        f"{doc}, with broadcasting.",
+        infer=infer,
+        evaluate=run,
+        facts=replace(_MAP, precision=precision, exact=exact),
     )
 
 
@@ -99,26 +94,16 @@ for _name, (_, _, _doc, _precision, _exact) in BINARY.items():
 
 
 def _infer_where(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    condition, *_ = tensors(types, "graph.where")
-    a, b = alike(types[1:], "graph.where")
-    return [TensorType(a.dtype, broadcast_shapes([condition.shape, a.shape, b.shape], "graph.where"))]
+    condition, *_ = tensors(types)
+    a, b = alike(types[1:])
+    return [TensorType(a.dtype, broadcast_shapes([condition.shape, a.shape, b.shape]))]
 
 
 define(
-    OpDef(
-        "graph.where",
-        ("condition", "a", "b"),
-        "a where the condition is true (not zero), else b, with broadcasting.",
-        infer=_infer_where,
-        evaluate=lambda x, _: [np.where(x[0] != 0, x[1], x[2]).astype(x[1].dtype)],
-        facts=Facts(
-            elements=Elements.MAPS,
-            flops=no_flops,
-            precision=Precision.FOLLOWS,
-            division=elementwise,
-            extents=broadcasts_as_before,
-            report=ReportClass.OF_KERNEL,
-            exact=True,
-        ),
-    )
+    "graph.where",
+    ("condition", "a", "b"),
+    "a where the condition is true (not zero), else b, with broadcasting.",
+    infer=_infer_where,
+    evaluate=lambda x, _: [np.where(x[0] != 0, x[1], x[2]).astype(x[1].dtype)],
+    facts=replace(_MAP, flops=no_flops),
 )

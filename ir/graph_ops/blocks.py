@@ -8,10 +8,10 @@ import numpy as np
 
 from tilewright.ir.division import of_image
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, no_flops
+from tilewright.ir.facts import Elements, movement
 from tilewright.ir.graph_ops.layouts import permuted
 from tilewright.ir.graph_ops.operands import require, require_rank, tensors
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type
 
 LAYOUTS = ("NCHW", "NHWC")
@@ -25,31 +25,29 @@ _ATTRS = {
 }
 
 
-def _checked(types: Sequence[Type], attrs: Attrs, name: str) -> tuple[TensorType, int]:
-    (x,) = tensors(types, name)
-    require_rank(x, 4, name)
+def _checked(types: Sequence[Type], attrs: Attrs) -> tuple[TensorType, int]:
+    (x,) = tensors(types)
+    require_rank(x, 4)
     size, layout, mode = attrs["block_size"], attrs["layout"], attrs["mode"]
-    require(size >= 1, name, f"expected a block size of at least 1, got {size}")
-    require(layout in LAYOUTS, name, f"expected 'layout' among {', '.join(LAYOUTS)}, got '{layout}'")
-    require(mode in MODES, name, f"expected 'mode' among {', '.join(MODES)}, got '{mode}'")
+    require(size >= 1, f"expected a block size of at least 1, got {size}")
+    require(layout in LAYOUTS, f"expected 'layout' among {', '.join(LAYOUTS)}, got '{layout}'")
+    require(mode in MODES, f"expected 'mode' among {', '.join(MODES)}, got '{mode}'")
     return x, size
 
 
 def _infer_depth_to_space(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.depth_to_space"
-    x, size = _checked(types, attrs, name)
+    x, size = _checked(types, attrs)
     n, c, h, w = (x.shape[attrs["layout"].index(d)] for d in "NCHW")
     square = size * size
-    require(c % square == 0, name, f"expected a multiple of {square} channels, got {c} in {x}")
+    require(c % square == 0, f"expected a multiple of {square} channels, got {c} in {x}")
     return [_typed(x, attrs, (n, c // square, h * size, w * size))]
 
 
 def _infer_space_to_depth(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.space_to_depth"
-    x, size = _checked(types, attrs, name)
+    x, size = _checked(types, attrs)
     n, c, h, w = (x.shape[attrs["layout"].index(d)] for d in "NCHW")
     good = h % size == 0 and w % size == 0
-    require(good, name, f"expected height and width to divide into blocks of {size}, got {x}")
+    require(good, f"expected height and width to divide into blocks of {size}, got {x}")
     return [_typed(x, attrs, (n, c * size * size, h // size, w // size))]
 
 
@@ -78,40 +76,20 @@ def _space_to_depth(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.n
 
 
 define(
-    OpDef(
-        "graph.depth_to_space",
-        ("x",),
-        "An image of `block_size` times the height and width from one of as many times squared the channels.",
-        attrs=_ATTRS,
-        infer=_infer_depth_to_space,
-        evaluate=_depth_to_space,
-        facts=Facts(
-            elements=Elements.MOVES,
-            flops=no_flops,
-            precision=Precision.FOLLOWS,
-            division=of_image("N"),
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=True,
-        ),
-    )
+    "graph.depth_to_space",
+    ("x",),
+    "An image of `block_size` times the height and width from one of as many times squared the channels.",
+    attrs=_ATTRS,
+    infer=_infer_depth_to_space,
+    evaluate=_depth_to_space,
+    facts=movement(Elements.MOVES, of_image("N"), attributes_stay),
 )
 define(
-    OpDef(
-        "graph.space_to_depth",
-        ("x",),
-        "The inverse of depth_to_space: the pixels of each block become channels.",
-        attrs=_ATTRS,
-        infer=_infer_space_to_depth,
-        evaluate=_space_to_depth,
-        facts=Facts(
-            elements=Elements.MOVES,
-            flops=no_flops,
-            precision=Precision.FOLLOWS,
-            division=of_image("N"),
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=True,
-        ),
-    )
+    "graph.space_to_depth",
+    ("x",),
+    "The inverse of depth_to_space: the pixels of each block become channels.",
+    attrs=_ATTRS,
+    infer=_infer_space_to_depth,
+    evaluate=_space_to_depth,
+    facts=movement(Elements.MOVES, of_image("N"), attributes_stay),
 )

@@ -8,17 +8,16 @@ import numpy as np
 
 from tilewright.ir.division import undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element, movement
 from tilewright.ir.graph_ops.operands import dtype_of, require, require_float, require_rank, tensors, wide
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type
 
 
 def _infer_overlap(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.box_overlap"
-    (boxes,) = tensors(types, name)
-    require_float(boxes, name)
-    require(boxes.rank == 3 and boxes.shape[2] == 4, name, f"expected boxes [B, N, 4], got {boxes}")
+    (boxes,) = tensors(types)
+    require_float(boxes)
+    require(boxes.rank == 3 and boxes.shape[2] == 4, f"expected boxes [B, N, 4], got {boxes}")
     return [TensorType(boxes.dtype, (*boxes.shape[:2], boxes.shape[1]))]
 
 
@@ -37,39 +36,36 @@ def _evaluate_overlap(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np
     return [out.astype(inputs[0].dtype)]
 
 
+#: facts that ops below share; each replaces those that differ
+_COMPUTATION = Facts(
+    elements=Elements.COMPUTES,
+    flops=flops_per_element,
+    precision=Precision.FOLLOWS,
+    exact=False,
+    division=undivided,
+    extents=attributes_stay,
+    report=ReportClass.OF_KERNEL,
+)
 define(
-    OpDef(
-        "graph.box_overlap",
-        ("boxes",),
-        "Intersection over union of all pairs of boxes [B, N, 4], given by two corners; 0 for empty unions.",
-        attrs={
-            "offset": AttrDef(
-                "float", 0.0, "added to all extents: 1 where the far corners belong to the box"
-            ),
-            "sort_corners": AttrDef("bool", True, "corners may come in any order"),
-        },
-        infer=_infer_overlap,
-        evaluate=_evaluate_overlap,
-        facts=Facts(
-            elements=Elements.COMPUTES,
-            flops=flops_per_element,
-            precision=Precision.FOLLOWS,
-            division=undivided,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=False,
-        ),
-    )
+    "graph.box_overlap",
+    ("boxes",),
+    "Intersection over union of all pairs of boxes [B, N, 4], given by two corners; 0 for empty unions.",
+    attrs={
+        "offset": AttrDef("float", 0.0, "added to all extents: 1 where the far corners belong to the box"),
+        "sort_corners": AttrDef("bool", True, "corners may come in any order"),
+    },
+    infer=_infer_overlap,
+    evaluate=_evaluate_overlap,
+    facts=_COMPUTATION,
 )
 
 
 def _infer_keep(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.greedy_keep"
-    candidates, suppresses = tensors(types, name)
-    require_rank(candidates, 2, name)
+    candidates, suppresses = tensors(types)
+    require_rank(candidates, 2)
     fits = suppresses.shape == (*candidates.shape, candidates.shape[1])
     good = fits and candidates.dtype == suppresses.dtype == "bool"
-    require(good, name, f"expected bool operands [B, N] and [B, N, N], got {candidates} and {suppresses}")
+    require(good, f"expected bool operands [B, N] and [B, N, N], got {candidates} and {suppresses}")
     return [candidates]
 
 
@@ -82,30 +78,19 @@ def _evaluate_keep(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.nd
 
 
 define(
-    OpDef(
-        "graph.greedy_keep",
-        ("candidates", "suppresses"),
-        "Candidates [B, N] in order, i kept unless a kept t before it suppresses it: suppresses[b, i, t].",
-        infer=_infer_keep,
-        evaluate=_evaluate_keep,
-        facts=Facts(
-            elements=Elements.COMPUTES,
-            flops=flops_per_element,
-            precision=Precision.FOLLOWS,
-            division=undivided,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=False,
-        ),
-    )
+    "graph.greedy_keep",
+    ("candidates", "suppresses"),
+    "Candidates [B, N] in order, i kept unless a kept t before it suppresses it: suppresses[b, i, t].",
+    infer=_infer_keep,
+    evaluate=_evaluate_keep,
+    facts=_COMPUTATION,
 )
 
 
 def _infer_compact(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.compact"
-    x, keep = tensors(types, name)
+    x, keep = tensors(types)
     fits = x.rank >= 2 and keep.shape == x.shape[:2] and keep.dtype == "bool"
-    require(fits, name, f"expected rows [B, N, ...] and a bool for each, got {x} and {keep}")
+    require(fits, f"expected rows [B, N, ...] and a bool for each, got {x} and {keep}")
     return [x, TensorType("i32", keep.shape[:1])]
 
 
@@ -121,22 +106,12 @@ def _evaluate_compact(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np
 
 
 define(
-    OpDef(
-        "graph.compact",
-        ("x", "keep"),
-        "The kept rows of every list first, in order, `value` behind them; and how many there are.",
-        attrs={"value": AttrDef("number", -1)},
-        results=2,
-        infer=_infer_compact,
-        evaluate=_evaluate_compact,
-        facts=Facts(
-            elements=Elements.MOVES,
-            flops=no_flops,
-            precision=Precision.FOLLOWS,
-            division=undivided,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=True,
-        ),
-    )
+    "graph.compact",
+    ("x", "keep"),
+    "The kept rows of every list first, in order, `value` behind them; and how many there are.",
+    attrs={"value": AttrDef("number", -1)},
+    results=2,
+    infer=_infer_compact,
+    evaluate=_evaluate_compact,
+    facts=movement(Elements.MOVES, undivided, attributes_stay),
 )

@@ -27,7 +27,7 @@ from tilewright.ir.graph_ops.layouts import (
 from tilewright.ir.graph_ops.linear import OUT_DTYPE, result_dtype
 from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_rank, wide
 from tilewright.ir.nodes import Op
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
 #: ways to compute graph.conv2d; the graph level means the same by all of them
@@ -72,42 +72,42 @@ class Convolution:
         return self.batch, self.groups * self.filters, *(w.count for w in self.windows)
 
 
-def convolution_of(x: TensorType, w: TensorType, attrs: Attrs, spatial: int, name: str) -> Convolution:
+def convolution_of(x: TensorType, w: TensorType, attrs: Attrs, spatial: int) -> Convolution:
     """The extents of a convolution of these types; raises InputError where they do not fit.
 
     Depthwise kernels may also come as [channels, multiplier, h, w] (in OIHW), as Relay writes them; then
     `multiplier_in_kernel` is set.
     """
     letters = SPATIAL[spatial]
-    check_layout(attrs["data_layout"], data_layouts(spatial), name, "data_layout")
-    check_layout(attrs["kernel_layout"], kernel_layouts(spatial), name, "kernel_layout")
-    require_rank(x, spatial + 2, name)
-    require_rank(w, spatial + 2, name)
+    check_layout(attrs["data_layout"], data_layouts(spatial), "data_layout")
+    check_layout(attrs["kernel_layout"], kernel_layouts(spatial), "kernel_layout")
+    require_rank(x, spatial + 2)
+    require_rank(w, spatial + 2)
     n, c, *sizes = arranged(x.shape, attrs["data_layout"], f"NC{letters}")
     k, i, *taps = arranged(w.shape, attrs["kernel_layout"], f"OI{letters}")
     groups = attrs["groups"]
     good = groups >= 1 and c % groups == 0 and k % groups == 0
-    require(good, name, f"expected channels divisible by {groups} groups, got {c} and {k}")
+    require(good, f"expected channels divisible by {groups} groups, got {c} and {k}")
     multiplied = groups > 1 and c == groups == k and i > 1
     fits = multiplied or i * groups == c
-    require(fits, name, f"expected {c // groups} input channels per group in the kernel, got {i} ({x}, {w})")
-    along = windows(sizes, taps, attrs["strides"], attrs["padding"], attrs["dilation"], name)
+    require(fits, f"expected {c // groups} input channels per group in the kernel, got {i} ({x}, {w})")
+    along = windows(sizes, taps, attrs["strides"], attrs["padding"], attrs["dilation"])
     filters = i if multiplied else k // groups
     return Convolution(n, groups, c // groups, filters, along, multiplied)
 
 
-def _infer(spatial: int, name: str, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    x, w = alike(types, name)
+def _infer(spatial: int, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    x, w = alike(types)
     if "algorithm" in attrs:
-        check_layout(attrs["algorithm"], CONV2D_ALGORITHMS, name, "algorithm")
-    found = convolution_of(x, w, attrs, spatial, name)
+        check_layout(attrs["algorithm"], CONV2D_ALGORITHMS, "algorithm")
+    found = convolution_of(x, w, attrs, spatial)
     shape = arranged(found.result, f"NC{SPATIAL[spatial]}", attrs["data_layout"])
     return [TensorType(result_dtype(x, attrs), shape)]
 
 
-def _evaluate(spatial: int, name: str, inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+def _evaluate(spatial: int, inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
     data, weight = (TensorType(dtype_of(x), x.shape) for x in inputs)
-    geometry = convolution_of(data, weight, attrs, spatial, name)
+    geometry = convolution_of(data, weight, attrs, spatial)
     letters = SPATIAL[spatial]
     dtype = str(attrs["out_dtype"] or dtype_of(inputs[0]))
     x = wide(permuted(inputs[0], attrs["data_layout"], f"NC{letters}"), dtype)
@@ -116,10 +116,10 @@ def _evaluate(spatial: int, name: str, inputs: Sequence[np.ndarray], attrs: Attr
     return [permuted(out, f"NC{letters}", attrs["data_layout"])]
 
 
-def _flops(spatial: int, name: str, op: Op) -> int:
+def _flops(spatial: int, op: Op) -> int:
     """2 x results x summed products; padding counts."""
     x, weight = (v.tensor for v in op.operands[:2])
-    found = convolution_of(x, weight, dict(op.attrs), spatial, name)
+    found = convolution_of(x, weight, dict(op.attrs), spatial)
     return 2 * op.result.tensor.size * found.channels * prod(w.kernel for w in found.windows)
 
 
@@ -158,31 +158,26 @@ def multiplied_taps(taps: np.ndarray, w: np.ndarray, g: Convolution) -> np.ndarr
 _ALGORITHM = {"algorithm": AttrDef("str", "direct", f"how to lower it: {', '.join(CONV2D_ALGORITHMS)}")}
 
 for _spatial in SPATIAL:
-    _name = f"graph.conv{_spatial}d"
     define(
-        OpDef(
-            _name,
-            ("x", "weight"),
-            "Sums of products of the kernel with every window of x, per group of channels.",
-            attrs={
-                **window_attrs(_spatial),
-                "data_layout": layout_attr(_spatial),
-                "kernel_layout": AttrDef(
-                    "str", kernel_layouts(_spatial)[0], ", ".join(kernel_layouts(_spatial))
-                ),
-                "out_dtype": OUT_DTYPE,
-                **(_ALGORITHM if _spatial == 2 else {}),
-            },
-            infer=partial(_infer, _spatial, _name),
-            evaluate=partial(_evaluate, _spatial, _name),
-            facts=Facts(
-                elements=Elements.CONTRACTS,
-                flops=partial(_flops, _spatial, _name),
-                precision=Precision.NARROW,
-                division=divided,
-                extents=attributes_stay,
-                report=ReportClass.CONVOLUTION,
-                exact=False,
-            ),
-        )
+        f"graph.conv{_spatial}d",
+        ("x", "weight"),
+        "Sums of products of the kernel with every window of x, per group of channels.",
+        attrs={
+            **window_attrs(_spatial),
+            "data_layout": layout_attr(_spatial),
+            "kernel_layout": AttrDef("str", kernel_layouts(_spatial)[0], ", ".join(kernel_layouts(_spatial))),
+            "out_dtype": OUT_DTYPE,
+            **(_ALGORITHM if _spatial == 2 else {}),
+        },
+        infer=partial(_infer, _spatial),
+        evaluate=partial(_evaluate, _spatial),
+        facts=Facts(
+            elements=Elements.CONTRACTS,
+            flops=partial(_flops, _spatial),
+            precision=Precision.NARROW,
+            division=divided,
+            extents=attributes_stay,
+            report=ReportClass.CONVOLUTION,
+            exact=False,
+        ),
     )

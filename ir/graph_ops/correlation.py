@@ -21,7 +21,7 @@ from tilewright.ir.graph_ops.operands import (
     wide,
 )
 from tilewright.ir.nodes import Op
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
 _PADDING = AttrDef("ints", (0, 0, 0, 0), "top, left, bottom, right")
@@ -46,29 +46,26 @@ class Correlation:
 
 def correlation_of(a: TensorType, b: TensorType, attrs: Attrs) -> Correlation:
     """The extents of a correlation of these types; raises InputError where they do not fit."""
-    name = "graph.correlation"
-    require_float(a, name)
-    require_rank(a, 4, name)
-    require(a.shape == b.shape, name, f"expected images of one shape, got {a} and {b}")
+    require_float(a)
+    require_rank(a, 4)
+    require(a.shape == b.shape, f"expected images of one shape, got {a} and {b}")
     kernel, reach = attrs["kernel_size"], attrs["max_displacement"]
-    require(kernel >= 1 and kernel % 2 == 1, name, f"expected an odd kernel_size, got {kernel}")
+    require(kernel >= 1 and kernel % 2 == 1, f"expected an odd kernel_size, got {kernel}")
     steps = (attrs["stride1"], attrs["stride2"])
-    require(
-        reach >= 0 and min(steps) >= 1, name, f"expected a displacement and strides, got {reach}, {steps}"
-    )
-    top, left, bottom, right = entries(attrs["padding"], 4, name, "padding")
+    require(reach >= 0 and min(steps) >= 1, f"expected a displacement and strides, got {reach}, {steps}")
+    top, left, bottom, right = entries(attrs["padding"], 4, "padding")
     border = reach + (kernel - 1) // 2
     rows, columns = (
         -(-(size + pad - 2 * border) // steps[0])
         for size, pad in ((a.shape[2], top + bottom), (a.shape[3], left + right))
     )
     good = rows >= 1 and columns >= 1
-    require(good, name, f"expected images larger than twice the border of {border}, got {a}")
+    require(good, f"expected images larger than twice the border of {border}, got {a}")
     return Correlation(kernel, rows, columns, reach // steps[1])
 
 
 def _infer_correlation(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    a, b = alike(types, "graph.correlation")
+    a, b = alike(types)
     g = correlation_of(a, b, attrs)
     return [TensorType(a.dtype, (a.shape[0], g.displacements**2, g.rows, g.columns))]
 
@@ -103,48 +100,45 @@ def _correlation_flops(op: Op) -> int:
 
 
 define(
-    OpDef(
-        "graph.correlation",
-        ("a", "b"),
-        "Mean product (or absolute difference) of every patch of a and the patches of b displaced from it.",
-        attrs={
-            "kernel_size": AttrDef("int", 1),
-            "max_displacement": AttrDef("int", 1),
-            "stride1": AttrDef("int", 1, "between patches"),
-            "stride2": AttrDef("int", 1, "between displacements"),
-            "padding": _PADDING,
-            "is_multiply": AttrDef("bool", True),
-        },
-        infer=_infer_correlation,
-        evaluate=_evaluate_correlation,
-        facts=Facts(
-            elements=Elements.CONTRACTS,
-            flops=_correlation_flops,
-            precision=Precision.FOLLOWS,
-            division=by_sample(2),
-            extents=attributes_stay,
-            report=ReportClass.CORRELATION,
-            exact=False,
-        ),
-    )
+    "graph.correlation",
+    ("a", "b"),
+    "Mean product (or absolute difference) of every patch of a and the patches of b displaced from it.",
+    attrs={
+        "kernel_size": AttrDef("int", 1),
+        "max_displacement": AttrDef("int", 1),
+        "stride1": AttrDef("int", 1, "between patches"),
+        "stride2": AttrDef("int", 1, "between displacements"),
+        "padding": _PADDING,
+        "is_multiply": AttrDef("bool", True),
+    },
+    infer=_infer_correlation,
+    evaluate=_evaluate_correlation,
+    facts=Facts(
+        elements=Elements.CONTRACTS,
+        flops=_correlation_flops,
+        precision=Precision.FOLLOWS,
+        division=by_sample(2),
+        extents=attributes_stay,
+        report=ReportClass.CORRELATION,
+        exact=False,
+    ),
 )
 
 
 def dilation_windows(x: TensorType, w: TensorType, attrs: Attrs) -> tuple[Window, ...]:
     """Windows of both spatial dimensions; raises InputError where the operands do not fit."""
-    name = "graph.dilation2d"
-    check_layout(attrs["data_layout"], tuple(DILATION_LAYOUTS), name, "data_layout")
-    require_rank(x, 4, name)
-    require_rank(w, 3, name)
-    require(x.dtype != "bool", name, f"expected numbers, got {x}")
+    check_layout(attrs["data_layout"], tuple(DILATION_LAYOUTS), "data_layout")
+    require_rank(x, 4)
+    require_rank(w, 3)
+    require(x.dtype != "bool", f"expected numbers, got {x}")
     _, c, *sizes = arranged(x.shape, attrs["data_layout"], "NCHW")
     i, *taps = arranged(w.shape, DILATION_LAYOUTS[attrs["data_layout"]], "IHW")
-    require(i == c, name, f"expected a kernel of {c} channels, got {w}")
-    return windows(sizes, taps, attrs["strides"], attrs["padding"], attrs["dilation"], name)
+    require(i == c, f"expected a kernel of {c} channels, got {w}")
+    return windows(sizes, taps, attrs["strides"], attrs["padding"], attrs["dilation"])
 
 
 def _infer_dilation(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    x, w = alike(types, "graph.dilation2d")
+    x, w = alike(types)
     counts = [v.count for v in dilation_windows(x, w, attrs)]
     n, c = arranged(x.shape, attrs["data_layout"], "NC")
     return [TensorType(x.dtype, arranged((n, c, *counts), "NCHW", attrs["data_layout"]))]
@@ -163,26 +157,24 @@ def _evaluate_dilation(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[n
 
 
 define(
-    OpDef(
-        "graph.dilation2d",
-        ("x", "weight"),
-        "The largest sum of an element and its tap of the kernel in every window; padding counts as 0.",
-        attrs={
-            "strides": AttrDef("ints", (1, 1)),
-            "padding": _PADDING,
-            "dilation": AttrDef("ints", (1, 1)),
-            "data_layout": AttrDef("str", "NCHW", "NCHW (kernel IHW) or NHWC (kernel HWI)"),
-        },
-        infer=_infer_dilation,
-        evaluate=_evaluate_dilation,
-        facts=Facts(
-            elements=Elements.SLIDES,
-            flops=flops_per_element,
-            precision=Precision.FOLLOWS,
-            division=undivided,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=False,
-        ),
-    )
+    "graph.dilation2d",
+    ("x", "weight"),
+    "The largest sum of an element and its tap of the kernel in every window; padding counts as 0.",
+    attrs={
+        "strides": AttrDef("ints", (1, 1)),
+        "padding": _PADDING,
+        "dilation": AttrDef("ints", (1, 1)),
+        "data_layout": AttrDef("str", "NCHW", "NCHW (kernel IHW) or NHWC (kernel HWI)"),
+    },
+    infer=_infer_dilation,
+    evaluate=_evaluate_dilation,
+    facts=Facts(
+        elements=Elements.SLIDES,
+        flops=flops_per_element,
+        precision=Precision.FOLLOWS,
+        division=undivided,
+        extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
+        exact=False,
+    ),
 )

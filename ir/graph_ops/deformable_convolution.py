@@ -22,30 +22,28 @@ from tilewright.ir.graph_ops.layouts import Window, arranged, kernel_layouts, pe
 from tilewright.ir.graph_ops.linear import OUT_DTYPE, result_dtype
 from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_float, wide
 from tilewright.ir.nodes import Op
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
-
-_NAME = "graph.deformable_conv2d"
 
 
 def deformable_convolution_of(
     x: TensorType, offset: TensorType, w: TensorType, attrs: Attrs
 ) -> tuple[Convolution, int]:
     """The extents of the convolution and input channels per deformable group; InputError for misfits."""
-    require_float(x, _NAME)
-    g = convolution_of(x, w, attrs, 2, _NAME)
+    require_float(x)
+    g = convolution_of(x, w, attrs, 2)
     parts, channels = attrs["deformable_groups"], g.groups * g.channels
     good = parts >= 1 and channels % parts == 0 and not g.multiplier_in_kernel
-    require(good, _NAME, f"expected {channels} channels divisible by {parts} deformable groups")
+    require(good, f"expected {channels} channels divisible by {parts} deformable groups")
     rows, columns = g.windows
     wanted = (g.batch, parts * rows.kernel * columns.kernel * 2, rows.count, columns.count)
     shape = arranged(wanted, "NCHW", attrs["data_layout"])
-    require(offset.shape == shape, _NAME, f"expected offsets of shape {shape}, got {offset}")
+    require(offset.shape == shape, f"expected offsets of shape {shape}, got {offset}")
     return g, channels // parts
 
 
 def _infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    x, offset, w = alike(types, _NAME)
+    x, offset, w = alike(types)
     g, _ = deformable_convolution_of(x, offset, w, attrs)
     return [TensorType(result_dtype(x, attrs), arranged(g.result, "NCHW", attrs["data_layout"]))]
 
@@ -103,28 +101,26 @@ def _flops(op: Op) -> int:
 
 
 define(
-    OpDef(
-        _NAME,
-        ("x", "offset", "weight"),
-        "A convolution whose taps read between the pixels of x, at their place plus an offset (down, right) "
-        "per deformable group, tap and result pixel; places outside x give 0.",
-        attrs={
-            **window_attrs(2),
-            "deformable_groups": AttrDef("int", 1),
-            "data_layout": layout_attr(2),
-            "kernel_layout": AttrDef("str", "OIHW", ", ".join(kernel_layouts(2))),
-            "out_dtype": OUT_DTYPE,
-        },
-        infer=_infer,
-        evaluate=_evaluate,
-        facts=Facts(
-            elements=Elements.CONTRACTS,
-            flops=_flops,
-            precision=Precision.NARROW,
-            division=undivided,
-            extents=attributes_stay,
-            report=ReportClass.CONVOLUTION,
-            exact=False,
-        ),
-    )
+    "graph.deformable_conv2d",
+    ("x", "offset", "weight"),
+    "A convolution whose taps read between the pixels of x, at their place plus an offset (down, right) "
+    "per deformable group, tap and result pixel; places outside x give 0.",
+    attrs={
+        **window_attrs(2),
+        "deformable_groups": AttrDef("int", 1),
+        "data_layout": layout_attr(2),
+        "kernel_layout": AttrDef("str", "OIHW", ", ".join(kernel_layouts(2))),
+        "out_dtype": OUT_DTYPE,
+    },
+    infer=_infer,
+    evaluate=_evaluate,
+    facts=Facts(
+        elements=Elements.CONTRACTS,
+        flops=_flops,
+        precision=Precision.NARROW,
+        division=undivided,
+        extents=attributes_stay,
+        report=ReportClass.CONVOLUTION,
+        exact=False,
+    ),
 )

@@ -15,10 +15,8 @@ from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass
 from tilewright.ir.graph_ops.operands import accumulator_dtype, alike, dtype_of, require, wide
 from tilewright.ir.nodes import Op
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
-
-_NAME = "graph.einsum"
 
 
 def explicit_equation(equation: str, ranks: Sequence[int]) -> str:
@@ -29,12 +27,12 @@ def explicit_equation(equation: str, ranks: Sequence[int]) -> str:
     """
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
-    require(len(terms) == len(ranks), _NAME, f"expected {len(ranks)} terms, got '{equation}'")
+    require(len(terms) == len(ranks), f"expected {len(ranks)} terms, got '{equation}'")
     letters = [c for c in string.ascii_letters if c not in equation]
     hidden = [r - len(t.replace("...", "")) if "..." in t else 0 for t, r in zip(terms, ranks, strict=True)]
     most = max([0, *hidden])
     if min([0, *hidden]) < 0 or most > len(letters):
-        raise InputError(f"{_NAME}: expected operands with a dimension per label, got ranks {tuple(ranks)}")
+        raise InputError(f"expected operands with a dimension per label, got ranks {tuple(ranks)}")
     spelt = "".join(letters[:most])
     terms = [t.replace("...", spelt[most - n :], 1) for t, n in zip(terms, hidden, strict=True)]
     if arrow:
@@ -55,27 +53,25 @@ def extents_of(equation: str, shapes: Sequence[Sequence[int]]) -> dict[str, int]
     """The extent of every label; an extent of 1 broadcasts. Raises InputError where they disagree."""
     terms, output = terms_of(equation)
     good = "->" in equation and all(c in string.ascii_letters for c in "".join([*terms, output]))
-    require(good, _NAME, f"expected an equation such as 'ab,bc->ac', got '{equation}'")
+    require(good, f"expected an equation such as 'ab,bc->ac', got '{equation}'")
     fits = [len(t) for t in terms] == [len(s) for s in shapes]
-    require(fits, _NAME, f"expected operands with a dimension per label of '{equation}', got {tuple(shapes)}")
+    require(fits, f"expected operands with a dimension per label of '{equation}', got {tuple(shapes)}")
     extents: dict[str, int] = {}
     for term, shape in zip(terms, shapes, strict=True):
         for label, n in zip(term, shape, strict=True):
             before = extents.setdefault(label, n)
-            require(
-                1 in (before, n) or before == n, _NAME, f"expected one extent of '{label}', got {before}, {n}"
-            )
+            require(1 in (before, n) or before == n, f"expected one extent of '{label}', got {before}, {n}")
             extents[label] = n if before == 1 else before
     named = len(set(output)) == len(output) and set(output) <= extents.keys()
-    require(named, _NAME, f"expected distinct labels of operands in the result '{output}'")
+    require(named, f"expected distinct labels of operands in the result '{output}'")
     return extents
 
 
 def _infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    operands = alike(types, _NAME)
-    require(bool(operands), _NAME, "expected at least one operand")
+    operands = alike(types)
+    require(bool(operands), "expected at least one operand")
     dtype = operands[0].dtype
-    require(dtype != "bool", _NAME, f"expected numbers, got {operands[0]}")
+    require(dtype != "bool", f"expected numbers, got {operands[0]}")
     extents = extents_of(attrs["equation"], [t.shape for t in operands])
     return [TensorType(dtype, tuple(extents[c] for c in terms_of(attrs["equation"])[1]))]
 
@@ -113,22 +109,20 @@ def _divided(op: Op) -> Labels:
 
 
 define(
-    OpDef(
-        _NAME,
-        ("operands*",),
-        "The product of the operands, summed over the labels that are not in the result; a label names the "
-        "same dimension everywhere, and an extent of 1 broadcasts.",
-        attrs={"equation": AttrDef("str", doc="a letter per dimension: 'ab,bc->ac'")},
-        infer=_infer,
-        evaluate=_evaluate,
-        facts=Facts(
-            elements=Elements.CONTRACTS,
-            flops=_flops,
-            precision=Precision.NARROW,
-            division=_divided,
-            extents=attributes_stay,
-            report=ReportClass.MATRIX_PRODUCT,
-            exact=False,
-        ),
-    )
+    "graph.einsum",
+    ("operands*",),
+    "The product of the operands, summed over the labels that are not in the result; a label names the "
+    "same dimension everywhere, and an extent of 1 broadcasts.",
+    attrs={"equation": AttrDef("str", doc="a letter per dimension: 'ab,bc->ac'")},
+    infer=_infer,
+    evaluate=_evaluate,
+    facts=Facts(
+        elements=Elements.CONTRACTS,
+        flops=_flops,
+        precision=Precision.NARROW,
+        division=_divided,
+        extents=attributes_stay,
+        report=ReportClass.MATRIX_PRODUCT,
+        exact=False,
+    ),
 )

@@ -13,25 +13,25 @@ import numpy as np
 from tilewright.ir.division import Labels, broadcast_labels, undivided, unlabelled, where_untouched
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.extents import Dim, Dims, attributes_stay, same_places
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, movement, no_flops
 from tilewright.ir.graph_ops.operands import axis_of, broadcast_shapes, require, require_integer, tensors
 from tilewright.ir.nodes import Attr, Op
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
 TAKE_MODES = ("clip", "wrap", "fast")
 
 
-def _indexed(types: Sequence[Type], name: str) -> tuple[TensorType, list[TensorType]]:
+def _indexed(types: Sequence[Type]) -> tuple[TensorType, list[TensorType]]:
     """The data and its index operands, which hold integers."""
-    x, *indices = tensors(types, name)
+    x, *indices = tensors(types)
     for t in indices:
-        require_integer(t, name)
+        require_integer(t)
     return x, indices
 
 
-def _require_elements(extents: Sequence[int], result: TensorType, x: TensorType, name: str) -> None:
-    require(result.size == 0 or 0 not in extents, name, f"expected elements to pick from, got {x}")
+def _require_elements(extents: Sequence[int], result: TensorType, x: TensorType) -> None:
+    require(result.size == 0 or 0 not in extents, f"expected elements to pick from, got {x}")
 
 
 def bounded(index: np.ndarray, extent: int, mode: str) -> np.ndarray:
@@ -48,22 +48,21 @@ def ramp(extent: int, dim: int, rank: int) -> np.ndarray:
 
 
 def _infer_take(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.take"
-    x, (indices,) = _indexed(types, name)
+    x, (indices,) = _indexed(types)
     batch, mode = attrs["batch_dims"], attrs["mode"]
-    require(mode in TAKE_MODES, name, f"expected mode {', '.join(TAKE_MODES)}, got '{mode}'")
+    require(mode in TAKE_MODES, f"expected mode {', '.join(TAKE_MODES)}, got '{mode}'")
     if attrs["axis"] is None:
-        require(batch == 0, name, f"expected an axis where batch_dims is {batch}")
+        require(batch == 0, f"expected an axis where batch_dims is {batch}")
         out = TensorType(x.dtype, indices.shape)
-        _require_elements(x.shape, out, x, name)
+        _require_elements(x.shape, out, x)
         return [out]
-    axis = axis_of(attrs["axis"], x.rank, name)
+    axis = axis_of(attrs["axis"], x.rank)
     fits = 0 <= batch <= min(axis, indices.rank)
-    require(fits, name, f"expected batch_dims from 0 to {min(axis, indices.rank)}, got {batch}")
+    require(fits, f"expected batch_dims from 0 to {min(axis, indices.rank)}, got {batch}")
     same = x.shape[:batch] == indices.shape[:batch]
-    require(same, name, f"expected {batch} leading dimensions alike, got {x} and {indices}")
+    require(same, f"expected {batch} leading dimensions alike, got {x} and {indices}")
     out = TensorType(x.dtype, (*x.shape[:axis], *indices.shape[batch:], *x.shape[axis + 1 :]))
-    _require_elements(x.shape[axis : axis + 1], out, x, name)
+    _require_elements(x.shape[axis : axis + 1], out, x)
     return [out]
 
 
@@ -112,39 +111,28 @@ def _picks_as_before(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Att
 
 
 define(
-    OpDef(
-        "graph.take",
-        ("x", "indices"),
-        "Slices of x along `axis` at the indices, whose dimensions replace the axis; elements of the "
-        "flattened x without an axis. The first `batch_dims` dimensions of both go together.",
-        attrs={
-            "axis": AttrDef("int?", None),
-            "mode": AttrDef("str", "clip", "indices out of bounds: wrap around; clip and fast are clipped"),
-            "batch_dims": AttrDef("int", 0),
-        },
-        infer=_infer_take,
-        evaluate=_evaluate_take,
-        facts=Facts(
-            elements=Elements.LOOKS_UP,
-            flops=no_flops,
-            precision=Precision.FOLLOWS,
-            division=_divided_take,
-            extents=_picks_as_before,
-            report=ReportClass.OF_KERNEL,
-            exact=True,
-        ),
-    )
+    "graph.take",
+    ("x", "indices"),
+    "Slices of x along `axis` at the indices, whose dimensions replace the axis; elements of the "
+    "flattened x without an axis. The first `batch_dims` dimensions of both go together.",
+    attrs={
+        "axis": AttrDef("int?", None),
+        "mode": AttrDef("str", "clip", "indices out of bounds: wrap around; clip and fast are clipped"),
+        "batch_dims": AttrDef("int", 0),
+    },
+    infer=_infer_take,
+    evaluate=_evaluate_take,
+    facts=movement(Elements.LOOKS_UP, _divided_take, _picks_as_before),
 )
 
 
 def _infer_gather(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.gather"
-    x, (indices,) = _indexed(types, name)
-    axis = axis_of(attrs["axis"], x.rank, name)
+    x, (indices,) = _indexed(types)
+    axis = axis_of(attrs["axis"], x.rank)
     fits = indices.rank == x.rank and all(d == axis or n <= x.shape[d] for d, n in enumerate(indices.shape))
-    require(fits, name, f"expected indices no larger than {x} but along axis {axis}, got {indices}")
+    require(fits, f"expected indices no larger than {x} but along axis {axis}, got {indices}")
     out = TensorType(x.dtype, indices.shape)
-    _require_elements(x.shape[axis : axis + 1], out, x, name)
+    _require_elements(x.shape[axis : axis + 1], out, x)
     return [out]
 
 
@@ -157,42 +145,29 @@ def _evaluate_gather(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.
 
 
 define(
-    OpDef(
-        "graph.gather",
-        ("x", "indices"),
-        "result[.., i, ..] = x[.., indices[.., i, ..], ..] along `axis`; the result has the shape of "
-        "indices, which wrap around.",
-        attrs={"axis": AttrDef("int")},
-        infer=_infer_gather,
-        evaluate=_evaluate_gather,
-        facts=Facts(
-            elements=Elements.LOOKS_UP,
-            flops=no_flops,
-            precision=Precision.FOLLOWS,
-            division=where_untouched,
-            extents=same_places(2, axis=True),
-            report=ReportClass.OF_KERNEL,
-            exact=True,
-        ),
-    )
+    "graph.gather",
+    ("x", "indices"),
+    "result[.., i, ..] = x[.., indices[.., i, ..], ..] along `axis`; the result has the shape of "
+    "indices, which wrap around.",
+    attrs={"axis": AttrDef("int")},
+    infer=_infer_gather,
+    evaluate=_evaluate_gather,
+    facts=movement(Elements.LOOKS_UP, where_untouched, same_places(2, axis=True)),
 )
 
 
 def _infer_gather_nd(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.gather_nd"
-    x, (indices,) = _indexed(types, name)
+    x, (indices,) = _indexed(types)
     batch, rank = attrs["batch_dims"], attrs["index_rank"]
-    require(indices.rank > 0, name, f"expected indices of rank 1 or more, got {indices}")
+    require(indices.rank > 0, f"expected indices of rank 1 or more, got {indices}")
     depth, points = indices.shape[0], indices.shape[1:]
-    require(rank is None or rank == depth, name, f"expected {rank} coordinates in dimension 0 of {indices}")
+    require(rank is None or rank == depth, f"expected {rank} coordinates in dimension 0 of {indices}")
     fits = 0 <= batch <= len(points) and batch + depth <= x.rank
-    require(
-        fits, name, f"expected at most {x.rank} batch dimensions and coordinates, got {batch} and {depth}"
-    )
+    require(fits, f"expected at most {x.rank} batch dimensions and coordinates, got {batch} and {depth}")
     same = x.shape[:batch] == points[:batch]
-    require(same, name, f"expected {batch} batch dimensions alike, got {x} and {indices}")
+    require(same, f"expected {batch} batch dimensions alike, got {x} and {indices}")
     out = TensorType(x.dtype, (*points, *x.shape[batch + depth :]))
-    _require_elements(x.shape[batch : batch + depth], out, x, name)
+    _require_elements(x.shape[batch : batch + depth], out, x)
     return [out]
 
 
@@ -226,38 +201,27 @@ def _fixed_indices(picked_from: Sequence[Dim], indices: Sequence[Dim]) -> None:
 
 
 define(
-    OpDef(
-        "graph.gather_nd",
-        ("x", "indices"),
-        "result[b, y, ..] = x[b, indices[0, b, y], indices[1, b, y], .., ..] with `batch_dims` dimensions b: "
-        "dimension 0 of indices lists coordinates, which wrap around.",
-        attrs={
-            "batch_dims": AttrDef("int", 0),
-            "index_rank": AttrDef("int?", None, "extent of dimension 0 of indices"),
-        },
-        infer=_infer_gather_nd,
-        evaluate=_evaluate_gather_nd,
-        facts=Facts(
-            elements=Elements.LOOKS_UP,
-            flops=no_flops,
-            precision=Precision.FOLLOWS,
-            division=undivided,
-            extents=_nd_picks_as_before,
-            report=ReportClass.OF_KERNEL,
-            exact=True,
-        ),
-    )
+    "graph.gather_nd",
+    ("x", "indices"),
+    "result[b, y, ..] = x[b, indices[0, b, y], indices[1, b, y], .., ..] with `batch_dims` dimensions b: "
+    "dimension 0 of indices lists coordinates, which wrap around.",
+    attrs={
+        "batch_dims": AttrDef("int", 0),
+        "index_rank": AttrDef("int?", None, "extent of dimension 0 of indices"),
+    },
+    infer=_infer_gather_nd,
+    evaluate=_evaluate_gather_nd,
+    facts=movement(Elements.LOOKS_UP, undivided, _nd_picks_as_before),
 )
 
 
 def _infer_adv_index(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.adv_index"
-    x, indices = _indexed(types, name)
+    x, indices = _indexed(types)
     fits = 1 <= len(indices) <= x.rank
-    require(fits, name, f"expected from 1 to {x.rank} index operands for {x}, got {len(indices)}")
-    points = broadcast_shapes([t.shape for t in indices], name)
+    require(fits, f"expected from 1 to {x.rank} index operands for {x}, got {len(indices)}")
+    points = broadcast_shapes([t.shape for t in indices])
     out = TensorType(x.dtype, (*points, *x.shape[len(indices) :]))
-    _require_elements(x.shape[: len(indices)], out, x, name)
+    _require_elements(x.shape[: len(indices)], out, x)
     return [out]
 
 
@@ -283,35 +247,24 @@ def _points_as_before(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, At
 
 
 define(
-    OpDef(
-        "graph.adv_index",
-        ("x", "indices*"),
-        "x[i0, i1, ..] with index operands that broadcast to one shape, which replaces the dimensions "
-        "indexed. Indices wrap around.",
-        infer=_infer_adv_index,
-        evaluate=_evaluate_adv_index,
-        facts=Facts(
-            elements=Elements.LOOKS_UP,
-            flops=no_flops,
-            precision=Precision.FOLLOWS,
-            division=_divided_adv_index,
-            extents=_points_as_before,
-            report=ReportClass.OF_KERNEL,
-            exact=True,
-        ),
-    )
+    "graph.adv_index",
+    ("x", "indices*"),
+    "x[i0, i1, ..] with index operands that broadcast to one shape, which replaces the dimensions "
+    "indexed. Indices wrap around.",
+    infer=_infer_adv_index,
+    evaluate=_evaluate_adv_index,
+    facts=movement(Elements.LOOKS_UP, _divided_adv_index, _points_as_before),
 )
 
 
 def _infer_one_hot(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.one_hot"
-    indices, on, off = tensors(types, name)
-    require_integer(indices, name)
+    indices, on, off = tensors(types)
+    require_integer(indices)
     if on.rank or off.rank:
-        raise InputError(f"{name}: expected scalars on and off, got {on} and {off}")
+        raise InputError(f"expected scalars on and off, got {on} and {off}")
     depth = attrs["depth"]
-    require(depth >= 0, name, f"expected a depth of at least 0, got {depth}")
-    axis = axis_of(attrs["axis"], indices.rank + 1, name)
+    require(depth >= 0, f"expected a depth of at least 0, got {depth}")
+    axis = axis_of(attrs["axis"], indices.rank + 1)
     return [TensorType(attrs["dtype"], (*indices.shape[:axis], depth, *indices.shape[axis:]))]
 
 
@@ -330,26 +283,24 @@ def _divided_one_hot(op: Op) -> Labels:
 
 
 define(
-    OpDef(
-        "graph.one_hot",
-        ("indices", "on", "off"),
-        "A new dimension `axis` of extent `depth` that holds `on` at the index and `off` elsewhere; only "
-        "`off` for an index out of bounds.",
-        attrs={
-            "depth": AttrDef("int"),
-            "axis": AttrDef("int", -1),
-            "dtype": AttrDef("dtype", "f32", "of the result"),
-        },
-        infer=_infer_one_hot,
-        evaluate=_evaluate_one_hot,
-        facts=Facts(
-            elements=Elements.MOVES,
-            flops=no_flops,
-            precision=Precision.WIDE,
-            division=_divided_one_hot,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=True,
-        ),
-    )
+    "graph.one_hot",
+    ("indices", "on", "off"),
+    "A new dimension `axis` of extent `depth` that holds `on` at the index and `off` elsewhere; only "
+    "`off` for an index out of bounds.",
+    attrs={
+        "depth": AttrDef("int"),
+        "axis": AttrDef("int", -1),
+        "dtype": AttrDef("dtype", "f32", "of the result"),
+    },
+    infer=_infer_one_hot,
+    evaluate=_evaluate_one_hot,
+    facts=Facts(
+        elements=Elements.MOVES,
+        flops=no_flops,
+        precision=Precision.WIDE,
+        division=_divided_one_hot,
+        extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
+        exact=True,
+    ),
 )

@@ -10,39 +10,35 @@ import numpy as np
 from tilewright.ir.division import Labels, along_other_axes
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.extents import Dims, attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, no_flops
+from tilewright.ir.facts import Elements, movement
 from tilewright.ir.graph_ops.operands import alike, axis_of, require, tensors
 from tilewright.ir.nodes import Attr, Op
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type
 
 
 def _infer_concatenate(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.concatenate"
-    parts = alike(types, name)
-    require(bool(parts), name, "expected at least one operand")
+    parts = alike(types)
+    require(bool(parts), "expected at least one operand")
     first = parts[0]
-    axis = axis_of(attrs["axis"], first.rank, name)
+    axis = axis_of(attrs["axis"], first.rank)
     for t in parts:
         same = t.rank == first.rank and all(
             a == b for d, (a, b) in enumerate(zip(t.shape, first.shape, strict=True)) if d != axis
         )
-        require(same, name, f"expected shapes that differ in axis {axis} only, got {first} and {t}")
+        require(same, f"expected shapes that differ in axis {axis} only, got {first} and {t}")
     extent = sum(t.shape[axis] for t in parts)
     return [TensorType(first.dtype, (*first.shape[:axis], extent, *first.shape[axis + 1 :]))]
 
 
 def _infer_stack(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.stack"
-    parts = alike(types, name)
-    require(bool(parts), name, "expected at least one operand")
+    parts = alike(types)
+    require(bool(parts), "expected at least one operand")
     first = parts[0]
     require(
-        all(t == first for t in parts),
-        name,
-        f"expected operands of one type, got {', '.join(map(str, parts))}",
+        all(t == first for t in parts), f"expected operands of one type, got {', '.join(map(str, parts))}"
     )
-    axis = axis_of(attrs["axis"], first.rank + 1, name)
+    axis = axis_of(attrs["axis"], first.rank + 1)
     return [TensorType(first.dtype, (*first.shape[:axis], len(parts), *first.shape[axis:]))]
 
 
@@ -60,42 +56,22 @@ def _divided_stack(op: Op) -> Labels:
 
 
 define(
-    OpDef(
-        "graph.concatenate",
-        ("parts*",),
-        "The operands one after another along `axis`.",
-        attrs={"axis": AttrDef("int", 0)},
-        infer=_infer_concatenate,
-        evaluate=lambda x, a: [np.concatenate(x, axis=a["axis"])],
-        facts=Facts(
-            elements=Elements.MOVES,
-            flops=no_flops,
-            precision=Precision.FOLLOWS,
-            division=_divided_concatenate,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=True,
-        ),
-    )
+    "graph.concatenate",
+    ("parts*",),
+    "The operands one after another along `axis`.",
+    attrs={"axis": AttrDef("int", 0)},
+    infer=_infer_concatenate,
+    evaluate=lambda x, a: [np.concatenate(x, axis=a["axis"])],
+    facts=movement(Elements.MOVES, _divided_concatenate, attributes_stay),
 )
 define(
-    OpDef(
-        "graph.stack",
-        ("parts*",),
-        "The operands side by side along a new dimension `axis`.",
-        attrs={"axis": AttrDef("int", 0)},
-        infer=_infer_stack,
-        evaluate=lambda x, a: [np.stack(x, axis=a["axis"])],
-        facts=Facts(
-            elements=Elements.MOVES,
-            flops=no_flops,
-            precision=Precision.FOLLOWS,
-            division=_divided_stack,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=True,
-        ),
-    )
+    "graph.stack",
+    ("parts*",),
+    "The operands side by side along a new dimension `axis`.",
+    attrs={"axis": AttrDef("int", 0)},
+    infer=_infer_stack,
+    evaluate=lambda x, a: [np.stack(x, axis=a["axis"])],
+    facts=movement(Elements.MOVES, _divided_stack, attributes_stay),
 )
 
 
@@ -110,12 +86,11 @@ def split_points(extent: int, indices_or_sections: int | Sequence[int]) -> tuple
 
 
 def _infer_split(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.split"
-    (x,) = tensors(types, name)
-    axis = axis_of(attrs["axis"], x.rank, name)
+    (x,) = tensors(types)
+    axis = axis_of(attrs["axis"], x.rank)
     cuts = (0, *attrs["indices"], x.shape[axis])
     good = all(a <= b for a, b in pairwise(cuts))
-    require(good, name, f"expected rising indices within {x.shape[axis]} elements, got {attrs['indices']}")
+    require(good, f"expected rising indices within {x.shape[axis]} elements, got {attrs['indices']}")
     extents = [b - a for a, b in pairwise(cuts)]
     return [TensorType(x.dtype, (*x.shape[:axis], n, *x.shape[axis + 1 :])) for n in extents]
 
@@ -137,22 +112,12 @@ def _new_cuts(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
 
 
 define(
-    OpDef(
-        "graph.split",
-        ("x",),
-        "x cut along `axis` before each of `indices`: one result more than indices.",
-        attrs={"indices": AttrDef("ints"), "axis": AttrDef("int", 0)},
-        results=None,
-        infer=_infer_split,
-        evaluate=lambda x, a: np.split(x[0], a["indices"], axis=a["axis"]),
-        facts=Facts(
-            elements=Elements.MOVES,
-            flops=no_flops,
-            precision=Precision.FOLLOWS,
-            division=along_other_axes,
-            extents=_new_cuts,
-            report=ReportClass.OF_KERNEL,
-            exact=True,
-        ),
-    )
+    "graph.split",
+    ("x",),
+    "x cut along `axis` before each of `indices`: one result more than indices.",
+    attrs={"indices": AttrDef("ints"), "axis": AttrDef("int", 0)},
+    results=None,
+    infer=_infer_split,
+    evaluate=lambda x, a: np.split(x[0], a["indices"], axis=a["axis"]),
+    facts=movement(Elements.MOVES, along_other_axes, _new_cuts),
 )

@@ -26,10 +26,10 @@ def kernel_layouts(spatial: int) -> tuple[str, ...]:
     return (f"OI{s}", f"{s}IO", f"O{s}I", f"{s}OI", f"IO{s}", f"I{s}O")
 
 
-def check_layout(layout: str, known: Sequence[str], name: str, what: str) -> None:
+def check_layout(layout: str, known: Sequence[str], what: str) -> None:
     """Raise InputError unless the layout is among the known ones."""
     if layout not in known:
-        raise InputError(f"{name}: expected '{what}' among {', '.join(known)}, got '{layout}'")
+        raise InputError(f"expected '{what}' among {', '.join(known)}, got '{layout}'")
 
 
 def arranged(values: Sequence[int], layout: str, wanted: str) -> tuple[int, ...]:
@@ -80,14 +80,13 @@ def windows(
     strides: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
-    name: str,
     ceil: bool = False,
 ) -> tuple[Window, ...]:
     """Windows of every spatial dimension; padding is that before each dimension, then that after each."""
     given, n = (kernel, strides, dilation), len(sizes)
     if any(len(v) != n or min(v) < 1 for v in given) or len(padding) != 2 * n or min(padding) < 0:
         raise InputError(
-            f"{name}: expected {_COUNTS[n]} positive entries in kernel, strides and dilation and "
+            f"expected {_COUNTS[n]} positive entries in kernel, strides and dilation and "
             f"{_COUNTS[2 * n]} non-negative ones in padding, got "
             f"{', '.join(str(tuple(v)) for v in (*given, padding))}"
         )
@@ -98,7 +97,7 @@ def windows(
     for w in found:
         if w.count < 1:
             raise InputError(
-                f"{name}: expected windows that fit, got {w.kernel} taps of dilation {w.dilation} over "
+                f"expected windows that fit, got {w.kernel} taps of dilation {w.dilation} over "
                 f"{w.size} elements padded by {w.before} and {w.after}"
             )
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_p
 from tilewright.ir.graph_ops.operands import alike, axis_of, broadcast_shapes, dtype_of, require, wide
 from tilewright.ir.graph_ops.unary import along
 from tilewright.ir.nodes import Attr, Op
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
 OUT_DTYPE = AttrDef("dtype?", None, "dtype of the result and of the sum; none: that of the operands")
@@ -30,9 +31,9 @@ def product(a: np.ndarray, b: np.ndarray, attrs: Attrs) -> np.ndarray:
 
 
 def _infer_dense(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    x, w = alike(types, "graph.dense")
+    x, w = alike(types)
     good = x.rank >= 1 and w.rank == 2 and x.shape[-1] == w.shape[1]
-    require(good, "graph.dense", f"expected data [..., K] and weight [units, K], got {x} and {w}")
+    require(good, f"expected data [..., K] and weight [units, K], got {x} and {w}")
     return [TensorType(result_dtype(x, attrs), (*x.shape[:-1], w.shape[0]))]
 
 
@@ -46,38 +47,34 @@ def _divided_dense(op: Op) -> Labels:
     return Labels(((*lead, "k"), ("n", "k")), ((*lead, "n"),), frozenset("k"))
 
 
+#: facts that ops below share; each replaces those that differ
+_PRODUCT = Facts(
+    elements=Elements.CONTRACTS,
+    flops=_dense_flops,
+    precision=Precision.NARROW,
+    exact=False,
+    division=_divided_dense,
+    extents=attributes_stay,
+    report=ReportClass.MATRIX_PRODUCT,
+)
 define(
-    OpDef(
-        "graph.dense",
-        ("x", "weight"),
-        "x * weight^T: [..., K] and [units, K] give [..., units].",
-        attrs={"out_dtype": OUT_DTYPE},
-        infer=_infer_dense,
-        evaluate=lambda x, a: [product(x[0], x[1].T, a)],
-        facts=Facts(
-            elements=Elements.CONTRACTS,
-            flops=_dense_flops,
-            precision=Precision.NARROW,
-            division=_divided_dense,
-            extents=attributes_stay,
-            report=ReportClass.MATRIX_PRODUCT,
-            exact=False,
-        ),
-    )
+    "graph.dense",
+    ("x", "weight"),
+    "x * weight^T: [..., K] and [units, K] give [..., units].",
+    attrs={"out_dtype": OUT_DTYPE},
+    infer=_infer_dense,
+    evaluate=lambda x, a: [product(x[0], x[1].T, a)],
+    facts=_PRODUCT,
 )
 
 
 def _infer_matmul(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    a, b = alike(types, "graph.matmul")
-    require(
-        a.rank >= 2 and b.rank >= 2, "graph.matmul", f"expected operands of rank 2 or more, got {a} and {b}"
-    )
+    a, b = alike(types)
+    require(a.rank >= 2 and b.rank >= 2, f"expected operands of rank 2 or more, got {a} and {b}")
     m, k = a.shape[-2:][::-1] if attrs["transpose_a"] else a.shape[-2:]
     depth, n = b.shape[-2:][::-1] if attrs["transpose_b"] else b.shape[-2:]
-    require(
-        k == depth, "graph.matmul", f"expected inner extents that agree, got {a} and {b} ({k} and {depth})"
-    )
-    batch = broadcast_shapes([a.shape[:-2], b.shape[:-2]], "graph.matmul")
+    require(k == depth, f"expected inner extents that agree, got {a} and {b} ({k} and {depth})")
+    batch = broadcast_shapes([a.shape[:-2], b.shape[:-2]])
     return [TensorType(result_dtype(a, attrs), (*batch, m, n))]
 
 
@@ -109,77 +106,55 @@ def _same_batches(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
 
 _TRANSPOSES = {"transpose_a": AttrDef("bool", False), "transpose_b": AttrDef("bool", False)}
 define(
-    OpDef(
-        "graph.matmul",
-        ("a", "b"),
-        "Product of the matrices in the last two dimensions; dimensions before them broadcast.",
-        attrs={**_TRANSPOSES, "out_dtype": OUT_DTYPE},
-        infer=_infer_matmul,
-        evaluate=_evaluate_matmul,
-        facts=Facts(
-            elements=Elements.CONTRACTS,
-            flops=_matmul_flops,
-            precision=Precision.NARROW,
-            division=_divided_matmul,
-            extents=_same_batches,
-            report=ReportClass.MATRIX_PRODUCT,
-            exact=False,
-        ),
-    )
+    "graph.matmul",
+    ("a", "b"),
+    "Product of the matrices in the last two dimensions; dimensions before them broadcast.",
+    attrs={**_TRANSPOSES, "out_dtype": OUT_DTYPE},
+    infer=_infer_matmul,
+    evaluate=_evaluate_matmul,
+    facts=replace(_PRODUCT, flops=_matmul_flops, division=_divided_matmul, extents=_same_batches),
 )
 
 
 def _infer_batch_matmul(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    a, b = alike(types, "graph.batch_matmul")
-    require(a.rank == b.rank == 3, "graph.batch_matmul", f"expected operands of rank 3, got {a} and {b}")
+    a, b = alike(types)
+    require(a.rank == b.rank == 3, f"expected operands of rank 3, got {a} and {b}")
     return _infer_matmul(types, attrs)
 
 
 define(
-    OpDef(
-        "graph.batch_matmul",
-        ("a", "b"),
-        "Products of [B, M, K] and [B, K, N], either given transposed; a batch of 1 broadcasts.",
-        attrs={**_TRANSPOSES, "out_dtype": OUT_DTYPE},
-        infer=_infer_batch_matmul,
-        evaluate=_evaluate_matmul,
-        facts=Facts(
-            elements=Elements.CONTRACTS,
-            flops=_matmul_flops,
-            precision=Precision.NARROW,
-            division=_divided_matmul,
-            extents=_same_batches,
-            report=ReportClass.MATRIX_PRODUCT,
-            exact=False,
-        ),
-    )
+    "graph.batch_matmul",
+    ("a", "b"),
+    "Products of [B, M, K] and [B, K, N], either given transposed; a batch of 1 broadcasts.",
+    attrs={**_TRANSPOSES, "out_dtype": OUT_DTYPE},
+    infer=_infer_batch_matmul,
+    evaluate=_evaluate_matmul,
+    facts=replace(_PRODUCT, flops=_matmul_flops, division=_divided_matmul, extents=_same_batches),
 )
 
 
 def _infer_bias_add(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    x, bias = alike(types, "graph.bias_add")
-    axis = axis_of(attrs["axis"], x.rank, "graph.bias_add")
+    x, bias = alike(types)
+    axis = axis_of(attrs["axis"], x.rank)
     good = bias.shape == x.shape[axis : axis + 1]
-    require(good, "graph.bias_add", f"expected a bias along axis {axis} of {x}, got {bias}")
+    require(good, f"expected a bias along axis {axis} of {x}, got {bias}")
     return [x]
 
 
 define(
-    OpDef(
-        "graph.bias_add",
-        ("x", "bias"),
-        "x + bias, with one bias per index of `axis`.",
-        attrs={"axis": AttrDef("int", 1)},
-        infer=_infer_bias_add,
-        evaluate=lambda x, a: [x[0] + along(x[1], a["axis"], x[0].ndim)],
-        facts=Facts(
-            elements=Elements.MAPS_PER_CHANNEL,
-            flops=flops_per_element,
-            precision=Precision.FOLLOWS,
-            division=per_channel,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=False,
-        ),
-    )
+    "graph.bias_add",
+    ("x", "bias"),
+    "x + bias, with one bias per index of `axis`.",
+    attrs={"axis": AttrDef("int", 1)},
+    infer=_infer_bias_add,
+    evaluate=lambda x, a: [x[0] + along(x[1], a["axis"], x[0].ndim)],
+    facts=Facts(
+        elements=Elements.MAPS_PER_CHANNEL,
+        flops=flops_per_element,
+        precision=Precision.FOLLOWS,
+        division=per_channel,
+        extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
+        exact=False,
+    ),
 )

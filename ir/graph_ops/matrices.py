@@ -8,24 +8,23 @@ import numpy as np
 
 from tilewright.ir.division import closed_from, undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, no_flops
+from tilewright.ir.facts import Elements, movement
 from tilewright.ir.graph_ops.operands import require, require_integer, tensors
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type
 
 
-def _matrix(x: TensorType, name: str) -> tuple[int, int]:
-    require(x.rank >= 2, name, f"expected an operand of rank 2 or more, got {x}")
+def _matrix(x: TensorType) -> tuple[int, int]:
+    require(x.rank >= 2, f"expected an operand of rank 2 or more, got {x}")
     return x.shape[-2], x.shape[-1]
 
 
 def _infer_trilu(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.trilu"
-    x, *k = tensors(types, name)
-    _matrix(x, name)
+    x, *k = tensors(types)
+    _matrix(x)
     if k:
-        require_integer(k[0], name)
-        require(k[0].size == 1, name, f"expected one diagonal, got {k[0]}")
+        require_integer(k[0])
+        require(k[0].size == 1, f"expected one diagonal, got {k[0]}")
     return [x]
 
 
@@ -38,23 +37,13 @@ def _evaluate_trilu(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.n
 
 
 define(
-    OpDef(
-        "graph.trilu",
-        ("x", "k?"),
-        "x with zeros below (upper) or above diagonal k, given as operand or attribute.",
-        attrs={"k": AttrDef("int", 0), "upper": AttrDef("bool", True)},
-        infer=_infer_trilu,
-        evaluate=_evaluate_trilu,
-        facts=Facts(
-            elements=Elements.MOVES,
-            flops=no_flops,
-            precision=Precision.FOLLOWS,
-            division=closed_from(-2),
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=True,
-        ),
-    )
+    "graph.trilu",
+    ("x", "k?"),
+    "x with zeros below (upper) or above diagonal k, given as operand or attribute.",
+    attrs={"k": AttrDef("int", 0), "upper": AttrDef("bool", True)},
+    infer=_infer_trilu,
+    evaluate=_evaluate_trilu,
+    facts=movement(Elements.MOVES, closed_from(-2), attributes_stay),
 )
 
 
@@ -64,16 +53,15 @@ def diagonal_length(rows: int, columns: int, k: int) -> int:
 
 
 def _infer_set_diag(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.matrix_set_diag"
-    x, diagonal = tensors(types, name)
-    rows, columns = _matrix(x, name)
+    x, diagonal = tensors(types)
+    rows, columns = _matrix(x)
     k1, k2 = attrs["k1"], attrs["k2"]
     good = -rows < k1 <= k2 < columns
-    require(good, name, f"expected diagonals k1 <= k2 of {x}, got {k1} and {k2}")
+    require(good, f"expected diagonals k1 <= k2 of {x}, got {k1} and {k2}")
     longest = max(diagonal_length(rows, columns, k) for k in range(k1, k2 + 1))
     several = (k2 - k1 + 1,) if k1 != k2 else ()
     wanted = TensorType(x.dtype, (*x.shape[:-2], *several, longest))
-    require(diagonal == wanted, name, f"expected diagonals {wanted} for {x}, got {diagonal}")
+    require(diagonal == wanted, f"expected diagonals {wanted} for {x}, got {diagonal}")
     return [x]
 
 
@@ -92,27 +80,17 @@ def _evaluate_set_diag(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[n
 
 
 define(
-    OpDef(
-        "graph.matrix_set_diag",
-        ("x", "diagonal"),
-        "x with diagonals k2 down to k1 replaced by the rows of `diagonal` (for a single one there is no "
-        "dimension of rows); shorter diagonals lie at the left or right end of their rows.",
-        attrs={
-            "k1": AttrDef("int", 0),
-            "k2": AttrDef("int", 0),
-            "super_diag_right_align": AttrDef("bool", True, "those from the main diagonal on"),
-            "sub_diag_right_align": AttrDef("bool", False),
-        },
-        infer=_infer_set_diag,
-        evaluate=_evaluate_set_diag,
-        facts=Facts(
-            elements=Elements.MOVES,
-            flops=no_flops,
-            precision=Precision.FOLLOWS,
-            division=undivided,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=True,
-        ),
-    )
+    "graph.matrix_set_diag",
+    ("x", "diagonal"),
+    "x with diagonals k2 down to k1 replaced by the rows of `diagonal` (for a single one there is no "
+    "dimension of rows); shorter diagonals lie at the left or right end of their rows.",
+    attrs={
+        "k1": AttrDef("int", 0),
+        "k2": AttrDef("int", 0),
+        "super_diag_right_align": AttrDef("bool", True, "those from the main diagonal on"),
+        "sub_diag_right_align": AttrDef("bool", False),
+    },
+    infer=_infer_set_diag,
+    evaluate=_evaluate_set_diag,
+    facts=movement(Elements.MOVES, undivided, attributes_stay),
 )

@@ -16,10 +16,10 @@ from tilewright.ir.division import (
 )
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.extents import Dims, attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, no_flops
+from tilewright.ir.facts import Elements, Facts, movement
 from tilewright.ir.graph_ops.operands import axes_of, axis_of, broadcast_shapes, entries, require, tensors
 from tilewright.ir.nodes import Attr, Op
-from tilewright.ir.opdef import AttrDef, Attrs, Evaluate, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, Evaluate, define
 from tilewright.ir.types import TensorType, Type
 
 
@@ -31,48 +31,40 @@ def _define(
     evaluate: Evaluate,
     facts: Facts,
 ) -> None:
-    full = f"graph.{name}"
-
     def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-        (x,) = tensors(types, full)
+        (x,) = tensors(types)
         return [TensorType(x.dtype, tuple(shape(x, attrs)))]
 
-    define(OpDef(full, ("x",), doc, attrs=attrs, infer=infer, evaluate=evaluate, facts=facts))
+    define(f"graph.{name}", ("x",), doc, attrs=attrs, infer=infer, evaluate=evaluate, facts=facts)
 
 
 def _transposed(x: TensorType, attrs: Attrs) -> Sequence[int]:
-    name = "graph.transpose"
-    axes = axes_of(attrs["axes"], x.rank, name)
-    require(len(axes) == x.rank, name, f"expected {x.rank} axes for {x}, got {attrs['axes']}")
+    axes = axes_of(attrs["axes"], x.rank)
+    require(len(axes) == x.rank, f"expected {x.rank} axes for {x}, got {attrs['axes']}")
     return [x.shape[d] for d in axes]
 
 
 def _broadcast(x: TensorType, attrs: Attrs) -> Sequence[int]:
-    name = "graph.broadcast_to"
-    shape = entries(attrs["shape"], len(attrs["shape"]), name, "shape")
-    good = broadcast_shapes([x.shape, shape], name) == shape
-    require(good, name, f"expected a shape that {x} broadcasts to, got {shape}")
+    shape = entries(attrs["shape"], len(attrs["shape"]), "shape")
+    good = broadcast_shapes([x.shape, shape]) == shape
+    require(good, f"expected a shape that {x} broadcasts to, got {shape}")
     return shape
 
 
 def _sliced(x: TensorType, attrs: Attrs) -> Sequence[int]:
-    check_slice(x, attrs["begin"], attrs["size"], attrs["strides"], "graph.strided_slice")
+    check_slice(x, attrs["begin"], attrs["size"], attrs["strides"])
     return attrs["size"]
 
 
-def check_slice(
-    x: TensorType, begin: Sequence[int], size: Sequence[int], strides: Sequence[int], name: str
-) -> None:
+def check_slice(x: TensorType, begin: Sequence[int], size: Sequence[int], strides: Sequence[int]) -> None:
     """Raise InputError unless elements begin + i * stride of every dimension, i < size, lie within x."""
     counts = (len(begin), len(size), len(strides))
-    require(
-        counts == (x.rank,) * 3, name, f"expected {x.rank} entries in begin, size and strides, got {counts}"
-    )
+    require(counts == (x.rank,) * 3, f"expected {x.rank} entries in begin, size and strides, got {counts}")
     for d, (first, n, step) in enumerate(zip(begin, size, strides, strict=True)):
         last = first + (n - 1) * step
         inside = n == 0 or (0 <= first < x.shape[d] and 0 <= last < x.shape[d])
         good = n >= 0 and step != 0 and inside
-        require(good, name, f"expected a slice within dimension {d} of {x}, got {first}, {n}, {step}")
+        require(good, f"expected a slice within dimension {d} of {x}, got {first}, {n}, {step}")
 
 
 def slices(begin: Sequence[int], size: Sequence[int], strides: Sequence[int]) -> tuple[slice, ...]:
@@ -85,33 +77,32 @@ def slices(begin: Sequence[int], size: Sequence[int], strides: Sequence[int]) ->
 
 
 def _tiled(x: TensorType, attrs: Attrs) -> Sequence[int]:
-    name, reps = "graph.tile", attrs["reps"]
-    require(len(reps) >= x.rank, name, f"expected at least {x.rank} entries in 'reps', got {reps}")
-    reps = entries(reps, len(reps), name, "reps")
+    reps = attrs["reps"]
+    require(len(reps) >= x.rank, f"expected at least {x.rank} entries in 'reps', got {reps}")
+    reps = entries(reps, len(reps), "reps")
     shape = (*(1,) * (len(reps) - x.rank), *x.shape)
     return [n * r for n, r in zip(shape, reps, strict=True)]
 
 
 def _repeated(x: TensorType, attrs: Attrs) -> Sequence[int]:
-    name, repeats = "graph.repeat", attrs["repeats"]
-    axis = axis_of(attrs["axis"], x.rank, name)
-    require(repeats >= 0, name, f"expected a number of repeats, got {repeats}")
+    repeats = attrs["repeats"]
+    axis = axis_of(attrs["axis"], x.rank)
+    require(repeats >= 0, f"expected a number of repeats, got {repeats}")
     return [n * repeats if d == axis else n for d, n in enumerate(x.shape)]
 
 
 def _reversed(x: TensorType, attrs: Attrs) -> Sequence[int]:
-    axis_of(attrs["axis"], x.rank, "graph.reverse")
+    axis_of(attrs["axis"], x.rank)
     return x.shape
 
 
 def _windowed(x: TensorType, attrs: Attrs) -> Sequence[int]:
-    name = "graph.sliding_window"
-    axis = axis_of(attrs["axis"], x.rank, name)
+    axis = axis_of(attrs["axis"], x.rank)
     count = x.rank - axis
-    taps = entries(attrs["window_shape"], count, name, "window_shape", least=1)
-    steps = entries(attrs["strides"], count, name, "strides", least=1)
+    taps = entries(attrs["window_shape"], count, "window_shape", least=1)
+    steps = entries(attrs["strides"], count, "strides", least=1)
     good = all(k <= n for k, n in zip(taps, x.shape[axis:], strict=True))
-    require(good, name, f"expected windows that fit into {x} from axis {axis} on, got {taps}")
+    require(good, f"expected windows that fit into {x} from axis {axis} on, got {taps}")
     places = [(n - k) // step + 1 for n, k, step in zip(x.shape[axis:], taps, steps, strict=True)]
     return [*x.shape[:axis], *places, *taps]
 
@@ -178,15 +169,7 @@ _define(
     {"axes": AttrDef("ints")},
     _transposed,
     lambda x, a: [x[0].transpose(a["axes"])],
-    facts=Facts(
-        elements=Elements.STRIDES,
-        flops=no_flops,
-        precision=Precision.FOLLOWS,
-        division=_divided_transpose,
-        extents=attributes_stay,
-        report=ReportClass.OF_KERNEL,
-        exact=True,
-    ),
+    facts=movement(Elements.STRIDES, _divided_transpose, attributes_stay),
 )
 _define(
     "broadcast_to",
@@ -194,15 +177,7 @@ _define(
     {"shape": AttrDef("ints")},
     _broadcast,
     lambda x, a: [np.broadcast_to(x[0], a["shape"])],
-    facts=Facts(
-        elements=Elements.STRIDES,
-        flops=no_flops,
-        precision=Precision.FOLLOWS,
-        division=where_not_repeated,
-        extents=_new_broadcast,
-        report=ReportClass.OF_KERNEL,
-        exact=True,
-    ),
+    facts=movement(Elements.STRIDES, where_not_repeated, _new_broadcast),
 )
 _define(
     "strided_slice",
@@ -210,15 +185,7 @@ _define(
     {"begin": AttrDef("ints"), "size": AttrDef("ints"), "strides": AttrDef("ints")},
     _sliced,
     lambda x, a: [x[0][slices(a["begin"], a["size"], a["strides"])]],
-    facts=Facts(
-        elements=Elements.CUTS,
-        flops=no_flops,
-        precision=Precision.FOLLOWS,
-        division=where_untouched,
-        extents=_new_slice,
-        report=ReportClass.OF_KERNEL,
-        exact=True,
-    ),
+    facts=movement(Elements.CUTS, where_untouched, _new_slice),
 )
 _define(
     "reverse",
@@ -226,15 +193,7 @@ _define(
     {"axis": AttrDef("int")},
     _reversed,
     lambda x, a: [np.flip(x[0], a["axis"])],
-    facts=Facts(
-        elements=Elements.MOVES,
-        flops=no_flops,
-        precision=Precision.FOLLOWS,
-        division=along_other_axes,
-        extents=attributes_stay,
-        report=ReportClass.OF_KERNEL,
-        exact=True,
-    ),
+    facts=movement(Elements.MOVES, along_other_axes, attributes_stay),
 )
 _define(
     "tile",
@@ -242,15 +201,7 @@ _define(
     {"reps": AttrDef("ints", doc="of the result's rank, which may be larger than that of x")},
     _tiled,
     lambda x, a: [np.tile(x[0], a["reps"])],
-    facts=Facts(
-        elements=Elements.MOVES,
-        flops=no_flops,
-        precision=Precision.FOLLOWS,
-        division=where_not_repeated,
-        extents=attributes_stay,
-        report=ReportClass.OF_KERNEL,
-        exact=True,
-    ),
+    facts=movement(Elements.MOVES, where_not_repeated, attributes_stay),
 )
 _define(
     "repeat",
@@ -258,15 +209,7 @@ _define(
     {"repeats": AttrDef("int"), "axis": AttrDef("int")},
     _repeated,
     lambda x, a: [np.repeat(x[0], a["repeats"], a["axis"])],
-    facts=Facts(
-        elements=Elements.MOVES,
-        flops=no_flops,
-        precision=Precision.FOLLOWS,
-        division=undivided,
-        extents=attributes_stay,
-        report=ReportClass.OF_KERNEL,
-        exact=True,
-    ),
+    facts=movement(Elements.MOVES, undivided, attributes_stay),
 )
 
 
@@ -276,23 +219,14 @@ _define(
     {"axis": AttrDef("int"), "window_shape": AttrDef("ints"), "strides": AttrDef("ints")},
     _windowed,
     _evaluate_windows,
-    facts=Facts(
-        elements=Elements.MOVES,
-        flops=no_flops,
-        precision=Precision.FOLLOWS,
-        division=_divided_windows,
-        extents=attributes_stay,
-        report=ReportClass.OF_KERNEL,
-        exact=True,
-    ),
+    facts=movement(Elements.MOVES, _divided_windows, attributes_stay),
 )
 
 
 def _infer_set(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.strided_set"
-    x, v = tensors(types, name)
-    require(x.dtype == v.dtype, name, f"expected operands of one dtype, got {x} and {v}")
-    check_slice(x, attrs["begin"], v.shape, attrs["strides"], name)
+    x, v = tensors(types)
+    require(x.dtype == v.dtype, f"expected operands of one dtype, got {x} and {v}")
+    check_slice(x, attrs["begin"], v.shape, attrs["strides"])
     return [x]
 
 
@@ -321,23 +255,13 @@ def _new_place(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
 
 
 define(
-    OpDef(
-        "graph.strided_set",
-        ("x", "v"),
-        "x where element begin + i * stride of every dimension is element i of v.",
-        attrs={"begin": AttrDef("ints"), "strides": AttrDef("ints")},
-        infer=_infer_set,
-        evaluate=_evaluate_set,
-        facts=Facts(
-            elements=Elements.MOVES,
-            flops=no_flops,
-            precision=Precision.FOLLOWS,
-            division=where_untouched,
-            extents=_new_place,
-            report=ReportClass.OF_KERNEL,
-            exact=True,
-        ),
-    )
+    "graph.strided_set",
+    ("x", "v"),
+    "x where element begin + i * stride of every dimension is element i of v.",
+    attrs={"begin": AttrDef("ints"), "strides": AttrDef("ints")},
+    infer=_infer_set,
+    evaluate=_evaluate_set,
+    facts=movement(Elements.MOVES, where_untouched, _new_place),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_p
 from tilewright.ir.graph_ops.operands import alike, axes_of, axis_of, dtype_of, require, require_float, wide
 from tilewright.ir.graph_ops.unary import along
 from tilewright.ir.nodes import Op
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type
 
 _AFFINE = {
@@ -22,19 +23,17 @@ _AFFINE = {
 }
 
 
-def _infer_affine(name: str, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+def _infer_affine(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     """x normalised in its own shape, with one value of every further operand per index of `axis`."""
-    x, *vectors = alike(types, name)
-    require_float(x, name)
-    axis = axis_of(attrs["axis"], x.rank, name)
+    x, *vectors = alike(types)
+    require_float(x)
+    axis = axis_of(attrs["axis"], x.rank)
     for v in vectors:
-        require(v.shape == (x.shape[axis],), name, f"expected operands along axis {axis} of {x}, got {v}")
+        require(v.shape == (x.shape[axis],), f"expected operands along axis {axis} of {x}, got {v}")
     if "num_groups" in attrs:
         groups = attrs["num_groups"]
         good = groups >= 1 and x.shape[axis] % groups == 0 and axis > 0
-        require(
-            good, name, f"expected {x.shape[axis]} channels on an axis after the first, in {groups} groups"
-        )
+        require(good, f"expected {x.shape[axis]} channels on an axis after the first, in {groups} groups")
     return [x]
 
 
@@ -52,23 +51,21 @@ def _evaluate_batch_norm(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence
 
 
 define(
-    OpDef(
-        "graph.batch_norm",
-        ("x", "gamma", "beta", "moving_mean", "moving_var"),
-        "(x - mean) / sqrt(var + epsilon) * gamma + beta, with one of each per index of `axis`.",
-        attrs={"axis": AttrDef("int", 1), **_AFFINE},
-        infer=lambda t, a: _infer_affine("graph.batch_norm", t, a),
-        evaluate=_evaluate_batch_norm,
-        facts=Facts(
-            elements=Elements.MAPS_PER_CHANNEL,
-            flops=flops_per_element,
-            precision=Precision.FOLLOWS,
-            division=per_channel,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=False,
-        ),
-    )
+    "graph.batch_norm",
+    ("x", "gamma", "beta", "moving_mean", "moving_var"),
+    "(x - mean) / sqrt(var + epsilon) * gamma + beta, with one of each per index of `axis`.",
+    attrs={"axis": AttrDef("int", 1), **_AFFINE},
+    infer=_infer_affine,
+    evaluate=_evaluate_batch_norm,
+    facts=Facts(
+        elements=Elements.MAPS_PER_CHANNEL,
+        flops=flops_per_element,
+        precision=Precision.FOLLOWS,
+        division=per_channel,
+        extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
+        exact=False,
+    ),
 )
 
 
@@ -106,69 +103,49 @@ def _divided_instances(op: Op) -> Labels:
     return kept(op, [d for d in range(1, rank) if d != axis], (axis,), (axis,))
 
 
-define(
-    OpDef(
-        "graph.layer_norm",
-        ("x", "gamma", "beta"),
-        "x standardised along `axis` (biased variance), times gamma plus beta.",
-        attrs={"axis": AttrDef("int", -1), **_AFFINE},
-        infer=lambda t, a: _infer_affine("graph.layer_norm", t, a),
-        evaluate=_evaluate_layer_norm,
-        facts=Facts(
-            elements=Elements.NORMALISES,
-            flops=flops_per_element,
-            precision=Precision.BOUNDED,
-            division=along_other_axes,
-            extents=attributes_stay,
-            report=ReportClass.NORMALISATION,
-            exact=False,
-        ),
-    )
+#: facts that ops below share; each replaces those that differ
+_NORMALISATION = Facts(
+    elements=Elements.NORMALISES,
+    flops=flops_per_element,
+    precision=Precision.BOUNDED,
+    exact=False,
+    division=along_other_axes,
+    extents=attributes_stay,
+    report=ReportClass.NORMALISATION,
 )
 define(
-    OpDef(
-        "graph.group_norm",
-        ("x", "gamma", "beta"),
-        "x standardised per sample and group of channels, times gamma plus beta per channel.",
-        attrs={"num_groups": AttrDef("int"), "axis": AttrDef("int", 1, "the channels"), **_AFFINE},
-        infer=lambda t, a: _infer_affine("graph.group_norm", t, a),
-        evaluate=_evaluate_group_norm,
-        facts=Facts(
-            elements=Elements.NORMALISES,
-            flops=flops_per_element,
-            precision=Precision.BOUNDED,
-            division=closed_from(1),
-            extents=attributes_stay,
-            report=ReportClass.NORMALISATION,
-            exact=False,
-        ),
-    )
+    "graph.layer_norm",
+    ("x", "gamma", "beta"),
+    "x standardised along `axis` (biased variance), times gamma plus beta.",
+    attrs={"axis": AttrDef("int", -1), **_AFFINE},
+    infer=_infer_affine,
+    evaluate=_evaluate_layer_norm,
+    facts=_NORMALISATION,
 )
 define(
-    OpDef(
-        "graph.instance_norm",
-        ("x", "gamma", "beta"),
-        "x standardised per sample and channel, times gamma plus beta per channel.",
-        attrs={"axis": AttrDef("int", 1, "the channels"), **_AFFINE},
-        infer=lambda t, a: _infer_affine("graph.instance_norm", t, a),
-        evaluate=_evaluate_instance_norm,
-        facts=Facts(
-            elements=Elements.NORMALISES,
-            flops=flops_per_element,
-            precision=Precision.BOUNDED,
-            division=_divided_instances,
-            extents=attributes_stay,
-            report=ReportClass.NORMALISATION,
-            exact=False,
-        ),
-    )
+    "graph.group_norm",
+    ("x", "gamma", "beta"),
+    "x standardised per sample and group of channels, times gamma plus beta per channel.",
+    attrs={"num_groups": AttrDef("int"), "axis": AttrDef("int", 1, "the channels"), **_AFFINE},
+    infer=_infer_affine,
+    evaluate=_evaluate_group_norm,
+    facts=replace(_NORMALISATION, division=closed_from(1)),
+)
+define(
+    "graph.instance_norm",
+    ("x", "gamma", "beta"),
+    "x standardised per sample and channel, times gamma plus beta per channel.",
+    attrs={"axis": AttrDef("int", 1, "the channels"), **_AFFINE},
+    infer=_infer_affine,
+    evaluate=_evaluate_instance_norm,
+    facts=replace(_NORMALISATION, division=_divided_instances),
 )
 
 
 def _infer_l2(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    (x,) = alike(types, "graph.l2_normalize")
-    require_float(x, "graph.l2_normalize")
-    axes_of(attrs["axis"], x.rank, "graph.l2_normalize")
+    (x,) = alike(types)
+    require_float(x)
+    axes_of(attrs["axis"], x.rank)
     return [x]
 
 
@@ -185,35 +162,21 @@ def _divided_lines(op: Op) -> Labels:
 
 
 define(
-    OpDef(
-        "graph.l2_normalize",
-        ("x",),
-        "x / sqrt(max(sum of squares over `axis`, eps)).",
-        attrs={"eps": AttrDef("float"), "axis": AttrDef("ints", (), "empty: all axes")},
-        infer=_infer_l2,
-        evaluate=_evaluate_l2,
-        facts=Facts(
-            elements=Elements.NORMALISES,
-            flops=flops_per_element,
-            precision=Precision.WIDE,
-            division=_divided_lines,
-            extents=attributes_stay,
-            report=ReportClass.NORMALISATION,
-            exact=False,
-        ),
-    )
+    "graph.l2_normalize",
+    ("x",),
+    "x / sqrt(max(sum of squares over `axis`, eps)).",
+    attrs={"eps": AttrDef("float"), "axis": AttrDef("ints", (), "empty: all axes")},
+    infer=_infer_l2,
+    evaluate=_evaluate_l2,
+    facts=replace(_NORMALISATION, precision=Precision.WIDE, division=_divided_lines),
 )
 
 
 def _infer_lrn(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    (x,) = alike(types, "graph.lrn")
-    require_float(x, "graph.lrn")
-    axis_of(attrs["axis"], x.rank, "graph.lrn")
-    require(
-        attrs["size"] >= 1 and attrs["size"] % 2 == 1,
-        "graph.lrn",
-        f"expected an odd size, got {attrs['size']}",
-    )
+    (x,) = alike(types)
+    require_float(x)
+    axis_of(attrs["axis"], x.rank)
+    require(attrs["size"] >= 1 and attrs["size"] % 2 == 1, f"expected an odd size, got {attrs['size']}")
     return [x]
 
 
@@ -233,29 +196,19 @@ def _evaluate_lrn(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.nda
 
 
 define(
-    OpDef(
-        "graph.lrn",
-        ("x",),
-        "x / (bias + alpha / size * sum of squares of the `size` neighbours along `axis`) ** beta.",
-        attrs={
-            "size": AttrDef("int", 5),
-            "axis": AttrDef("int", 1),
-            "bias": AttrDef("float", 2.0),
-            "alpha": AttrDef("float", 1e-5),
-            "beta": AttrDef("float", 0.75),
-        },
-        infer=_infer_lrn,
-        evaluate=_evaluate_lrn,
-        facts=Facts(
-            elements=Elements.NORMALISES,
-            flops=flops_per_element,
-            precision=Precision.WIDE,
-            division=along_other_axes,
-            extents=attributes_stay,
-            report=ReportClass.NORMALISATION,
-            exact=False,
-        ),
-    )
+    "graph.lrn",
+    ("x",),
+    "x / (bias + alpha / size * sum of squares of the `size` neighbours along `axis`) ** beta.",
+    attrs={
+        "size": AttrDef("int", 5),
+        "axis": AttrDef("int", 1),
+        "bias": AttrDef("float", 2.0),
+        "alpha": AttrDef("float", 1e-5),
+        "beta": AttrDef("float", 0.75),
+    },
+    infer=_infer_lrn,
+    evaluate=_evaluate_lrn,
+    facts=replace(_NORMALISATION, precision=Precision.WIDE),
 )
 
 

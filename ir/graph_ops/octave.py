@@ -16,10 +16,8 @@ from tilewright.ir.facts import Elements, Facts, Precision, ReportClass
 from tilewright.ir.graph_ops.layouts import check_layout
 from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_rank
 from tilewright.ir.nodes import Op, Value
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define, facts_of, op_def
+from tilewright.ir.opdef import AttrDef, Attrs, define, facts_of, op_def
 from tilewright.ir.types import TensorType, Type
-
-NAME = "graph.octave_conv2d"
 
 #: (op name, operands, attributes) -> results; the emit of a Builder or a Rewriter
 Emit = Callable[..., tuple[Value, ...]]
@@ -51,13 +49,13 @@ def octave_parts(emit: Emit, operands: Sequence[Value], attrs: Attrs) -> tuple[V
 
 
 def _infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    high, low, *weights = alike(types, NAME)
-    check_layout(attrs["data_layout"], ("NCHW", "NHWC"), NAME, "data_layout")
+    high, low, *weights = alike(types)
+    check_layout(attrs["data_layout"], ("NCHW", "NHWC"), "data_layout")
     for t in (high, low, *weights):
-        require_rank(t, 4, NAME)
+        require_rank(t, 4)
     axes = [str(attrs["data_layout"]).index(d) for d in "HW"]
     halves = all(high.shape[a] == 2 * low.shape[a] for a in axes)
-    require(halves, NAME, f"expected low-frequency maps of half the extents of {high}, got {low}")
+    require(halves, f"expected low-frequency maps of half the extents of {high}, got {low}")
     b = Builder()
     results = octave_parts(b.emit, [Value(t) for t in (high, low, *weights)], attrs)
     return [r.type for r in results]
@@ -83,26 +81,24 @@ def _flops(op: Op) -> int:
 
 
 define(
-    OpDef(
-        NAME,
-        ("high", "low", "w_hh", "w_hl", "w_lh", "w_ll"),
-        "Convolution of maps in two resolutions; kernels are named by where they read and write.",
-        attrs={
-            "padding": AttrDef("ints", (0, 0, 0, 0), "top, left, bottom, right; must keep the extents"),
-            "data_layout": AttrDef("str", "NCHW", "NCHW or NHWC, of maps and results"),
-            "kernel_layout": AttrDef("str", "OIHW", "OIHW, HWIO, OHWI or HWOI"),
-        },
-        results=2,
-        infer=_infer,
-        evaluate=_evaluate,
-        facts=Facts(
-            elements=Elements.CONTRACTS,
-            flops=_flops,
-            precision=Precision.NARROW,
-            division=undivided,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=False,
-        ),
-    )
+    "graph.octave_conv2d",
+    ("high", "low", "w_hh", "w_hl", "w_lh", "w_ll"),
+    "Convolution of maps in two resolutions; kernels are named by where they read and write.",
+    attrs={
+        "padding": AttrDef("ints", (0, 0, 0, 0), "top, left, bottom, right; must keep the extents"),
+        "data_layout": AttrDef("str", "NCHW", "NCHW or NHWC, of maps and results"),
+        "kernel_layout": AttrDef("str", "OIHW", "OIHW, HWIO, OHWI or HWOI"),
+    },
+    results=2,
+    infer=_infer,
+    evaluate=_evaluate,
+    facts=Facts(
+        elements=Elements.CONTRACTS,
+        flops=_flops,
+        precision=Precision.NARROW,
+        division=undivided,
+        extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
+        exact=False,
+    ),
 )

@@ -7,77 +7,81 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewright.ir.errors import InputError
-from tilewright.ir.types import FLOATS, TensorType, Type, numpy_dtype
+from tilewright.ir.opdef import compute
+from tilewright.ir.types import FLOATS, TensorType, Type, dtype_name, numpy_dtype
 
 
-def tensors(types: Sequence[Type], name: str) -> list[TensorType]:
+def tensors(types: Sequence[Type]) -> list[TensorType]:
     """All operands, known to be tensors."""
     out = []
     for t in types:
         if not isinstance(t, TensorType):
-            raise InputError(f"{name}: expected tensor operands, got {t}")
+            raise InputError(f"expected tensor operands, got {t}")
         out.append(t)
     return out
 
 
-def alike(types: Sequence[Type], name: str) -> list[TensorType]:
+def alike(types: Sequence[Type]) -> list[TensorType]:
     """All operands, known to be tensors of one dtype."""
-    found = tensors(types, name)
-    if len({t.dtype for t in found}) > 1:
-        raise InputError(f"{name}: expected operands of one dtype, got {', '.join(map(str, found))}")
-    return found
+    operands = tensors(types)
+    if len({t.dtype for t in operands}) > 1:
+        raise InputError(f"expected operands of one dtype, got {', '.join(map(str, operands))}")
+    return operands
 
 
-def require(condition: bool, name: str, message: str) -> None:
-    """Raise InputError `name: message` unless the condition holds."""
+def require(condition: bool, message: str) -> None:
+    """Raise InputError with the message unless the condition holds."""
     if not condition:
-        raise InputError(f"{name}: {message}")
+        raise InputError(message)
 
 
-def require_float(t: TensorType, name: str) -> None:
+def require_float(t: TensorType) -> None:
     """The operand must be floating."""
-    require(t.dtype in FLOATS, name, f"expected floating operands, got {t}")
+    require(t.dtype in FLOATS, f"expected floating operands, got {t}")
 
 
-def require_integer(t: TensorType, name: str) -> None:
+def require_integer(t: TensorType) -> None:
     """The operand must hold integers (bool is none)."""
-    require(t.dtype not in FLOATS and t.dtype != "bool", name, f"expected integer operands, got {t}")
+    require(t.dtype not in FLOATS and t.dtype != "bool", f"expected integer operands, got {t}")
 
 
-def require_rank(t: TensorType, rank: int, name: str) -> None:
+def require_rank(t: TensorType, rank: int) -> None:
     """The operand must have `rank` dimensions."""
-    require(t.rank == rank, name, f"expected an operand of rank {rank}, got {t}")
+    require(t.rank == rank, f"expected an operand of rank {rank}, got {t}")
 
 
-def axis_of(axis: int, rank: int, name: str) -> int:
-    """`axis` counted from the front; negative ones count from the back."""
-    require(-rank <= axis < rank, name, f"expected an axis in [{-rank}, {rank - 1}], got {axis}")
+def axis_of(axis: int, rank: int, what: str = "") -> int:
+    """`axis` counted from the front; negative ones count from the back. An error begins with `what` it is."""
+    if not -rank <= axis < rank:
+        raise InputError(f"expected an axis in [{-rank}, {rank - 1}], got {axis}", where=what)
     return axis % rank
 
 
-def axes_of(axes: Sequence[int], rank: int, name: str) -> tuple[int, ...]:
-    """Distinct axes counted from the front, in the order given."""
-    found = tuple(axis_of(a, rank, name) for a in axes)
-    require(len(set(found)) == len(found), name, f"expected distinct axes, got {tuple(axes)}")
-    return found
+def axes_of(axes: Sequence[int], rank: int, what: str = "") -> tuple[int, ...]:
+    """Distinct axes counted from the front, in the order given. An error begins with `what` they are."""
+    counted = tuple(axis_of(a, rank, what) for a in axes)
+    if len(set(counted)) < len(counted):
+        raise InputError(f"expected distinct axes, got {tuple(axes)}", where=what)
+    return counted
 
 
-def broadcast_shapes(shapes: Sequence[tuple[int, ...]], name: str) -> tuple[int, ...]:
-    """The common shape under NumPy's broadcasting rules."""
+def broadcast_shapes(shapes: Sequence[tuple[int, ...]], what: str = "") -> tuple[int, ...]:
+    """The common shape under NumPy's broadcasting rules. An error begins with `what` the shapes are."""
     rank = max((len(s) for s in shapes), default=0)
     out = []
     for d in range(-rank, 0):
         extents = {s[d] for s in shapes if -d <= len(s)} - {1}
         if len(extents) > 1:
-            raise InputError(f"{name}: expected shapes that broadcast, got {' and '.join(map(str, shapes))}")
+            listed = " and ".join(map(str, shapes))
+            raise InputError(f"expected shapes that broadcast, got {listed}", where=what)
         out.append(extents.pop() if extents else 1)
     return tuple(out)
 
 
-def entries(values: Sequence[int], count: int, name: str, what: str, least: int = 0) -> tuple[int, ...]:
+def entries(values: Sequence[int], count: int, what: str, least: int = 0) -> tuple[int, ...]:
     """An attribute known to hold `count` integers of at least `least`."""
     good = len(values) == count and all(v >= least for v in values)
-    require(good, name, f"expected {count} entries of at least {least} in '{what}', got {tuple(values)}")
+    require(good, f"expected {count} entries of at least {least} in '{what}', got {tuple(values)}")
     return tuple(values)
 
 
@@ -93,8 +97,6 @@ def wide(x: np.ndarray, dtype: str) -> np.ndarray:
 
 def dtype_of(x: np.ndarray) -> str:
     """Our name of an array's dtype."""
-    from tilewright.ir.types import dtype_name
-
     return dtype_name(x.dtype)
 
 
@@ -117,3 +119,11 @@ def zero(dtype: str) -> float | int | bool:
     if dtype in FLOATS:
         return 0.0
     return False if dtype == "bool" else 0
+
+
+def quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a / b in the dtype of `a`; integers round towards zero. Where `a` has no elements, `b` may be 0."""
+    if a.size == 0:
+        return a
+    division = "scalar.truncdiv" if np.issubdtype(a.dtype, np.integer) else "scalar.div"
+    return np.asarray(compute(division, a, b.astype(a.dtype)))

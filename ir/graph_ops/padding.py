@@ -8,27 +8,26 @@ import numpy as np
 
 from tilewright.ir.division import where_untouched
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, no_flops
+from tilewright.ir.facts import Elements, movement
 from tilewright.ir.graph_ops.operands import entries, require, tensors
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type
 
 PAD_MODES = ("constant", "edge", "reflect", "symmetric")
 
 
 def _infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.pad"
-    x, *value = tensors(types, name)
-    before = entries(attrs["pad_before"], x.rank, name, "pad_before")
-    after = entries(attrs["pad_after"], x.rank, name, "pad_after")
+    x, *value = tensors(types)
+    before = entries(attrs["pad_before"], x.rank, "pad_before")
+    after = entries(attrs["pad_after"], x.rank, "pad_after")
     mode = attrs["pad_mode"]
-    require(mode in PAD_MODES, name, f"expected pad_mode {', '.join(PAD_MODES)}, got '{mode}'")
+    require(mode in PAD_MODES, f"expected pad_mode {', '.join(PAD_MODES)}, got '{mode}'")
     if value:
         good = mode == "constant" and value[0].size == 1 and value[0].dtype == x.dtype
-        require(good, name, f"expected one {x.dtype} to pad with in mode constant, got {value[0]} and {mode}")
+        require(good, f"expected one {x.dtype} to pad with in mode constant, got {value[0]} and {mode}")
     for d, (n, lo, hi) in enumerate(zip(x.shape, before, after, strict=True)):
         good = mode == "constant" or n > 0 or lo + hi == 0
-        require(good, name, f"expected elements to repeat in dimension {d} of {x}, got none")
+        require(good, f"expected elements to repeat in dimension {d} of {x}, got none")
     return [TensorType(x.dtype, tuple(n + lo + hi for n, lo, hi in zip(x.shape, before, after, strict=True)))]
 
 
@@ -44,27 +43,17 @@ def _evaluate(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray
 
 
 define(
-    OpDef(
-        "graph.pad",
-        ("x", "value?"),
-        "x with `pad_before` and `pad_after` more elements in each dimension: `value` (or the attribute "
-        "`pad_value`), the nearest element, or x mirrored with (symmetric) or without its edge.",
-        attrs={
-            "pad_before": AttrDef("ints"),
-            "pad_after": AttrDef("ints"),
-            "pad_value": AttrDef("number", 0.0, "in mode constant, without the operand `value`"),
-            "pad_mode": AttrDef("str", "constant", "constant, edge, reflect or symmetric"),
-        },
-        infer=_infer,
-        evaluate=_evaluate,
-        facts=Facts(
-            elements=Elements.MOVES,
-            flops=no_flops,
-            precision=Precision.FOLLOWS,
-            division=where_untouched,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=True,
-        ),
-    )
+    "graph.pad",
+    ("x", "value?"),
+    "x with `pad_before` and `pad_after` more elements in each dimension: `value` (or the attribute "
+    "`pad_value`), the nearest element, or x mirrored with (symmetric) or without its edge.",
+    attrs={
+        "pad_before": AttrDef("ints"),
+        "pad_after": AttrDef("ints"),
+        "pad_value": AttrDef("number", 0.0, "in mode constant, without the operand `value`"),
+        "pad_mode": AttrDef("str", "constant", "constant, edge, reflect or symmetric"),
+    },
+    infer=_infer,
+    evaluate=_evaluate,
+    facts=movement(Elements.MOVES, where_untouched, attributes_stay),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial, reduce
 
 import ml_dtypes
@@ -23,8 +24,8 @@ from tilewright.ir.graph_ops.layouts import (
     sliding,
     windows,
 )
-from tilewright.ir.graph_ops.operands import dtype_of, lowest, require, require_rank, tensors, wide
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define, op_def
+from tilewright.ir.graph_ops.operands import dtype_of, lowest, quotient, require, require_rank, tensors, wide
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import FLOATS, TensorType, Type, numpy_dtype
 
 
@@ -39,13 +40,13 @@ def _pool_attrs(spatial: int) -> dict[str, AttrDef]:
     }
 
 
-def pool_windows(x: TensorType, attrs: Attrs, spatial: int, name: str) -> tuple[Window, ...]:
+def pool_windows(x: TensorType, attrs: Attrs, spatial: int) -> tuple[Window, ...]:
     """Windows of every spatial dimension; raises InputError where the attributes do not fit."""
-    check_layout(attrs["layout"], data_layouts(spatial), name, "layout")
-    require_rank(x, spatial + 2, name)
+    check_layout(attrs["layout"], data_layouts(spatial), "layout")
+    require_rank(x, spatial + 2)
     sizes = arranged(x.shape, attrs["layout"], SPATIAL[spatial])
     given = (attrs["pool_size"], attrs["strides"], attrs["padding"], attrs["dilation"])
-    return windows(sizes, *given, name, attrs["ceil_mode"])
+    return windows(sizes, *given, attrs["ceil_mode"])
 
 
 def with_image(x: TensorType, layout: str, image: Sequence[int]) -> TensorType:
@@ -61,26 +62,24 @@ def lowest_finite(dtype: str) -> float | int | bool:
     return float(ml_dtypes.finfo(numpy_dtype(dtype)).min)  # type: ignore[no-untyped-call]
 
 
-def _infer(spatial: int, name: str, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    (x,) = tensors(types, name)
-    require("max" in name or x.dtype != "bool", name, f"expected numbers, got {x}")
-    along = pool_windows(x, attrs, spatial, name)
+def _infer(spatial: int, numbers: bool, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    (x,) = tensors(types)
+    require(not numbers or x.dtype != "bool", f"expected numbers, got {x}")
+    along = pool_windows(x, attrs, spatial)
     return [with_image(x, attrs["layout"], [w.count for w in along])]
 
 
 def _taps(
-    x: np.ndarray, attrs: Attrs, fill: float | int | bool, spatial: int, name: str
+    x: np.ndarray, attrs: Attrs, fill: float | int | bool, spatial: int
 ) -> tuple[np.ndarray, tuple[Window, ...]]:
-    along = pool_windows(TensorType(dtype_of(x), x.shape), attrs, spatial, name)
+    along = pool_windows(TensorType(dtype_of(x), x.shape), attrs, spatial)
     image = permuted(x, attrs["layout"], f"NC{SPATIAL[spatial]}")
     return sliding(padded(image, along, fill), along), along
 
 
-def _evaluate_max(
-    spatial: int, name: str, inputs: Sequence[np.ndarray], attrs: Attrs
-) -> Sequence[np.ndarray]:
+def _evaluate_max(spatial: int, inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
     (x,) = inputs
-    taps, along = _taps(x, attrs, lowest_finite(dtype_of(x)), spatial, name)
+    taps, along = _taps(x, attrs, lowest_finite(dtype_of(x)), spatial)
     first, *others = (taps[:, :, *tap] for tap in np.ndindex(*(w.kernel for w in along)))
     out = first.copy()
     for tap in others:
@@ -88,24 +87,15 @@ def _evaluate_max(
     return [permuted(out, f"NC{SPATIAL[spatial]}", attrs["layout"])]
 
 
-def _evaluate_avg(
-    spatial: int, name: str, inputs: Sequence[np.ndarray], attrs: Attrs
-) -> Sequence[np.ndarray]:
+def _evaluate_avg(spatial: int, inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
     (x,) = inputs
-    taps, along = _taps(wide(x, dtype_of(x)), attrs, 0, spatial, name)
+    taps, along = _taps(wide(x, dtype_of(x)), attrs, 0, spatial)
     out = np.zeros(taps.shape[:2] + taps.shape[2 + spatial :], dtype=taps.dtype)
     for tap in np.ndindex(*(w.kernel for w in along)):
         out += taps[:, :, *tap]
     counts = reduce(np.multiply.outer, (_counted(w, attrs["count_include_pad"]) for w in along))
-    out = quotient(out, np.maximum(counts, 1).astype(out.dtype))
+    out = quotient(out, np.maximum(counts, 1))
     return [permuted(out.astype(x.dtype, copy=False), f"NC{SPATIAL[spatial]}", attrs["layout"])]
-
-
-def quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a / b; integers round towards zero."""
-    division = op_def("scalar.truncdiv" if np.issubdtype(a.dtype, np.integer) else "scalar.div").evaluate
-    assert division is not None
-    return np.asarray(division([a, b], {})[0])
 
 
 def _counted(w: Window, padding: bool) -> np.ndarray:
@@ -118,45 +108,33 @@ def _counted(w: Window, padding: bool) -> np.ndarray:
     return np.asarray(((at >= low) & (at < high)).sum(axis=1))
 
 
+#: facts that ops below share; each replaces those that differ
+_POOLING = Facts(
+    elements=Elements.SLIDES,
+    flops=flops_per_tap,
+    precision=Precision.FOLLOWS,
+    exact=True,
+    division=of_image("NC"),
+    extents=attributes_stay,
+    report=ReportClass.POOLING,
+)
 for _spatial in SPATIAL:
-    _name = f"graph.max_pool{_spatial}d"
     define(
-        OpDef(
-            _name,
-            ("x",),
-            "The largest element of every window; padding counts as the lowest finite number.",
-            attrs=_pool_attrs(_spatial),
-            infer=partial(_infer, _spatial, _name),
-            evaluate=partial(_evaluate_max, _spatial, _name),
-            facts=Facts(
-                elements=Elements.SLIDES,
-                flops=flops_per_tap,
-                precision=Precision.FOLLOWS,
-                division=of_image("NC"),
-                extents=attributes_stay,
-                report=ReportClass.POOLING,
-                exact=True,
-            ),
-        )
+        f"graph.max_pool{_spatial}d",
+        ("x",),
+        "The largest element of every window; padding counts as the lowest finite number.",
+        attrs=_pool_attrs(_spatial),
+        infer=partial(_infer, _spatial, False),
+        evaluate=partial(_evaluate_max, _spatial),
+        facts=_POOLING,
     )
-    _name = f"graph.avg_pool{_spatial}d"
     define(
-        OpDef(
-            _name,
-            ("x",),
-            "The mean of every window over the elements inside x, with `count_include_pad` also over "
-            "padding; integers round towards zero.",
-            attrs={**_pool_attrs(_spatial), "count_include_pad": AttrDef("bool", False)},
-            infer=partial(_infer, _spatial, _name),
-            evaluate=partial(_evaluate_avg, _spatial, _name),
-            facts=Facts(
-                elements=Elements.SLIDES,
-                flops=flops_per_tap,
-                precision=Precision.FOLLOWS,
-                division=of_image("NC"),
-                extents=attributes_stay,
-                report=ReportClass.POOLING,
-                exact=False,
-            ),
-        )
+        f"graph.avg_pool{_spatial}d",
+        ("x",),
+        "The mean of every window over the elements inside x, with `count_include_pad` also over "
+        "padding; integers round towards zero.",
+        attrs={**_pool_attrs(_spatial), "count_include_pad": AttrDef("bool", False)},
+        infer=partial(_infer, _spatial, True),
+        evaluate=partial(_evaluate_avg, _spatial),
+        facts=replace(_POOLING, exact=False),
     )

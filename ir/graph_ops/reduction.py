@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -19,12 +20,13 @@ from tilewright.ir.graph_ops.operands import (
     dtype_of,
     highest,
     lowest,
+    quotient,
     require,
     tensors,
     wide,
 )
 from tilewright.ir.nodes import Op
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define, op_def
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import FLOATS, TensorType, Type, numpy_dtype
 
 _ATTRS: Mapping[str, AttrDef] = {
@@ -47,8 +49,8 @@ def reduced_shape(shape: Sequence[int], axes: Sequence[int], keepdims: bool) -> 
     return tuple(1 if d in axes else n for d, n in enumerate(shape) if keepdims or d not in axes)
 
 
-def _reduced(x: TensorType, dtype: str, attrs: Attrs, name: str) -> TensorType:
-    axes = axes_of(attrs["axis"], x.rank, name)
+def _reduced(x: TensorType, dtype: str, attrs: Attrs) -> TensorType:
+    axes = axes_of(attrs["axis"], x.rank)
     return TensorType(dtype, reduced_shape(x.shape, axes, attrs["keepdims"]))
 
 
@@ -111,12 +113,10 @@ def _define_fold(
     truth: bool = False,
     facts: Facts,
 ) -> None:
-    full = f"graph.{name}"
-
     def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-        (x,) = tensors(types, full)
-        require(not truth or x.dtype == "bool", full, f"expected a bool operand, got {x}")
-        return [_reduced(x, x.dtype, attrs, full)]
+        (x,) = tensors(types)
+        require(not truth or x.dtype == "bool", f"expected a bool operand, got {x}")
+        return [_reduced(x, x.dtype, attrs)]
 
     def run(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
         (x,) = inputs
@@ -124,117 +124,70 @@ def _define_fold(
             out = fold(wide(x, dtype_of(x)), tuple(attrs["axis"]), attrs["keepdims"])
             return [out.astype(x.dtype, copy=False)]
 
-    define(OpDef(full, ("x",), doc, attrs=_ATTRS, infer=infer, evaluate=run, facts=facts))
+    define(f"graph.{name}", ("x",), doc, attrs=_ATTRS, infer=infer, evaluate=run, facts=facts)
 
 
+#: facts that ops below share; each replaces those that differ
+_REDUCTION = Facts(
+    elements=Elements.REDUCES,
+    flops=flops_per_element,
+    precision=Precision.FOLLOWS,
+    exact=False,
+    division=_divided,
+    extents=attributes_stay,
+    report=ReportClass.REDUCTION,
+)
 _define_fold(
     "sum",
     "The sum over `axis` in the dtype of x; any for bool.",
     _sum,
-    facts=Facts(
-        elements=Elements.REDUCES,
-        flops=flops_per_element,
-        precision=Precision.FOLLOWS,
-        division=_divided_sum,
-        extents=attributes_stay,
-        report=ReportClass.REDUCTION,
-        exact=False,
-    ),
+    facts=replace(_REDUCTION, division=_divided_sum),
 )
 _define_fold(
     "prod",
     "The product over `axis` in the dtype of x; all for bool.",
     _product,
-    facts=Facts(
-        elements=Elements.REDUCES,
-        flops=flops_per_element,
-        precision=Precision.WIDE,
-        division=_divided,
-        extents=attributes_stay,
-        report=ReportClass.REDUCTION,
-        exact=False,
-    ),
+    facts=replace(_REDUCTION, precision=Precision.WIDE),
 )
 _define_fold(
     "max",
     "The largest element over `axis`; nan where one is.",
     _largest,
-    facts=Facts(
-        elements=Elements.REDUCES,
-        flops=flops_per_element,
-        precision=Precision.FOLLOWS,
-        division=_divided_maximum,
-        extents=attributes_stay,
-        report=ReportClass.REDUCTION,
-        exact=True,
-    ),
+    facts=replace(_REDUCTION, exact=True, division=_divided_maximum),
 )
 _define_fold(
     "min",
     "The smallest element over `axis`; nan where one is.",
     _smallest,
-    facts=Facts(
-        elements=Elements.REDUCES,
-        flops=flops_per_element,
-        precision=Precision.FOLLOWS,
-        division=_divided,
-        extents=attributes_stay,
-        report=ReportClass.REDUCTION,
-        exact=True,
-    ),
+    facts=replace(_REDUCTION, exact=True),
 )
 _define_fold(
     "all",
     "True where every element over `axis` is.",
     _product,
     truth=True,
-    facts=Facts(
-        elements=Elements.REDUCES,
-        flops=flops_per_element,
-        precision=Precision.FOLLOWS,
-        division=_divided,
-        extents=attributes_stay,
-        report=ReportClass.REDUCTION,
-        exact=False,
-    ),
+    facts=_REDUCTION,
 )
 _define_fold(
     "any",
     "True where an element over `axis` is.",
     _sum,
     truth=True,
-    facts=Facts(
-        elements=Elements.REDUCES,
-        flops=flops_per_element,
-        precision=Precision.FOLLOWS,
-        division=_divided,
-        extents=attributes_stay,
-        report=ReportClass.REDUCTION,
-        exact=False,
-    ),
+    facts=_REDUCTION,
 )
 
 
-def quotient(total: np.ndarray, elements: int) -> np.ndarray:
-    """`total / elements` in the dtype of `total`; integers round towards zero."""
-    if total.size == 0:
-        return total
-    division = op_def("scalar.truncdiv" if np.issubdtype(total.dtype, np.integer) else "scalar.div").evaluate
-    assert division is not None
-    return np.asarray(division([total, np.asarray(elements).astype(total.dtype)], {})[0])
-
-
 def _infer_mean(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    (x,) = tensors(types, "graph.mean")
-    out = _reduced(x, x.dtype, attrs, "graph.mean")
-    require(x.dtype != "bool", "graph.mean", f"expected numbers, got {x}")
-    _require_divisible(x, out, count(x, attrs), "graph.mean")
+    (x,) = tensors(types)
+    out = _reduced(x, x.dtype, attrs)
+    require(x.dtype != "bool", f"expected numbers, got {x}")
+    _require_divisible(x, out, count(x, attrs))
     return [out]
 
 
-def _require_divisible(x: TensorType, out: TensorType, divisor: int, name: str) -> None:
+def _require_divisible(x: TensorType, out: TensorType, divisor: int) -> None:
     defined = x.dtype in FLOATS or divisor > 0 or out.size == 0
-    require(defined, name, f"expected integers to divide by more than {divisor}, got {x}")
+    require(defined, f"expected integers to divide by more than {divisor}, got {x}")
 
 
 def _evaluate_mean(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
@@ -243,41 +196,29 @@ def _evaluate_mean(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.nd
     held = x.astype(numpy_dtype(moment_dtype(t.dtype)), copy=False)
     with np.errstate(all="ignore"):
         total = _sum(held, tuple(attrs["axis"]), attrs["keepdims"])
-        return [quotient(total, count(t, attrs)).astype(x.dtype, copy=False)]
+        return [quotient(total, np.asarray(count(t, attrs))).astype(x.dtype, copy=False)]
 
 
 define(
-    OpDef(
-        "graph.mean",
-        ("x",),
-        "The mean over `axis`; integers sum in 64 bits and round towards zero.",
-        attrs=_ATTRS,
-        infer=_infer_mean,
-        evaluate=_evaluate_mean,
-        facts=Facts(
-            elements=Elements.REDUCES,
-            flops=flops_per_element,
-            precision=Precision.FOLLOWS,
-            division=_divided,
-            extents=attributes_stay,
-            report=ReportClass.REDUCTION,
-            exact=False,
-        ),
-    )
+    "graph.mean",
+    ("x",),
+    "The mean over `axis`; integers sum in 64 bits and round towards zero.",
+    attrs=_ATTRS,
+    infer=_infer_mean,
+    evaluate=_evaluate_mean,
+    facts=_REDUCTION,
 )
 
 
 def _infer_variance(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.variance"
-    x, mean = alike(types, name)
-    out = _reduced(x, x.dtype, attrs, name)
-    require(x.dtype != "bool", name, f"expected numbers, got {x}")
+    x, mean = alike(types)
+    out = _reduced(x, x.dtype, attrs)
+    require(x.dtype != "bool", f"expected numbers, got {x}")
     require(
-        broadcast_shapes([x.shape, mean.shape], name) == x.shape,
-        name,
+        broadcast_shapes([x.shape, mean.shape]) == x.shape,
         f"expected a mean that broadcasts to {x}, got {mean}",
     )
-    _require_divisible(x, out, count(x, attrs) - attrs["unbiased"], name)
+    _require_divisible(x, out, count(x, attrs) - attrs["unbiased"])
     return [out]
 
 
@@ -288,41 +229,31 @@ def _evaluate_variance(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[n
     with np.errstate(all="ignore"):
         centred = x.astype(held, copy=False) - mean.astype(held, copy=False)
         total = _sum(centred * centred, tuple(attrs["axis"]), attrs["keepdims"])
-        return [quotient(total, count(t, attrs) - attrs["unbiased"]).astype(x.dtype, copy=False)]
+        return [quotient(total, np.asarray(count(t, attrs) - attrs["unbiased"])).astype(x.dtype, copy=False)]
 
 
 define(
-    OpDef(
-        "graph.variance",
-        ("x", "mean"),
-        "The mean of (x - mean)**2 over `axis`, divided by one less than the count where unbiased; "
-        "mean broadcasts to x.",
-        attrs={**_ATTRS, "unbiased": AttrDef("bool", False, "divide by count - 1")},
-        infer=_infer_variance,
-        evaluate=_evaluate_variance,
-        facts=Facts(
-            elements=Elements.REDUCES,
-            flops=flops_per_element,
-            precision=Precision.WIDE,
-            division=_divided,
-            extents=attributes_stay,
-            report=ReportClass.REDUCTION,
-            exact=False,
-        ),
-    )
+    "graph.variance",
+    ("x", "mean"),
+    "The mean of (x - mean)**2 over `axis`, divided by one less than the count where unbiased; "
+    "mean broadcasts to x.",
+    attrs={**_ATTRS, "unbiased": AttrDef("bool", False, "divide by count - 1")},
+    infer=_infer_variance,
+    evaluate=_evaluate_variance,
+    facts=replace(_REDUCTION, precision=Precision.WIDE),
 )
 
 
-def _infer_position(name: str, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    (x,) = tensors(types, name)
-    out = _reduced(x, "i32", attrs, name)
+def _infer_position(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    (x,) = tensors(types)
+    out = _reduced(x, "i32", attrs)
     elements = count(x, attrs)
     fits = 1 <= elements <= MAX_POSITIONS or out.size == 0
-    require(fits, name, f"expected from 1 to {MAX_POSITIONS} elements to choose from, got {x}")
+    require(fits, f"expected from 1 to {MAX_POSITIONS} elements to choose from, got {x}")
     return [out]
 
 
-def _evaluate_position(inputs: Sequence[np.ndarray], attrs: Attrs, largest: bool) -> Sequence[np.ndarray]:
+def _evaluate_position(largest: bool, inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
     x, axes = wide(inputs[0], dtype_of(inputs[0])), sorted(attrs["axis"])
     kept = [d for d in range(x.ndim) if d not in axes]
     elements = prod(x.shape[d] for d in axes)
@@ -340,22 +271,12 @@ def _evaluate_position(inputs: Sequence[np.ndarray], attrs: Attrs, largest: bool
 
 for _kind, _what in (("max", "largest"), ("min", "smallest")):
     define(
-        OpDef(
-            f"graph.arg{_kind}",
-            ("x",),
-            f"The position of the {_what} element (a nan counts as such) in row-major order of `axis`; "
-            "the first of several, or the last.",
-            attrs={**_ATTRS, "select_last_index": AttrDef("bool", False)},
-            infer=lambda t, a, kind=_kind: _infer_position(f"graph.arg{kind}", t, a),  # type: ignore[misc]
-            evaluate=lambda x, a, kind=_kind: _evaluate_position(x, a, kind == "max"),  # type: ignore[misc]
-            facts=Facts(
-                elements=Elements.REDUCES,
-                flops=flops_per_element,
-                precision=Precision.WIDE,
-                division=_divided,
-                extents=attributes_stay,
-                report=ReportClass.REDUCTION,
-                exact=False,
-            ),
-        )
+        f"graph.arg{_kind}",
+        ("x",),
+        f"The position of the {_what} element (a nan counts as such) in row-major order of `axis`; "
+        "the first of several, or the last.",
+        attrs={**_ATTRS, "select_last_index": AttrDef("bool", False)},
+        infer=_infer_position,
+        evaluate=partial(_evaluate_position, _kind == "max"),
+        facts=replace(_REDUCTION, precision=Precision.WIDE),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,32 +22,29 @@ from tilewright.ir.graph_ops.operands import (
     wide,
 )
 from tilewright.ir.nodes import Op
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type
 
 #: keeps bins of roi_pool from growing by rounding errors, as Relay does
 BIN_EPSILON = 1e-5
 
 
-def _infer(name: str, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    data, rois = tensors(types, name)
-    require(
-        attrs["layout"] in ("NCHW", "NHWC"), name, f"expected layout NCHW or NHWC, got '{attrs['layout']}'"
-    )
-    require_rank(data, 4, name)
-    require_float(data, name)
-    require_float(rois, name)
-    require(rois.rank == 2 and rois.shape[1] == 5, name, f"expected regions [R, 5], got {rois}")
+def _infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    data, rois = tensors(types)
+    require(attrs["layout"] in ("NCHW", "NHWC"), f"expected layout NCHW or NHWC, got '{attrs['layout']}'")
+    require_rank(data, 4)
+    require_float(data)
+    require_float(rois)
+    require(rois.rank == 2 and rois.shape[1] == 5, f"expected regions [R, 5], got {rois}")
     n, c, h, w = arranged(data.shape, attrs["layout"], "NCHW")
-    require(min(n, h, w) > 0, name, f"expected data with elements, got {data}")
-    size = entries(attrs["pooled_size"], 2, name, "pooled_size", least=1)
+    require(min(n, h, w) > 0, f"expected data with elements, got {data}")
+    size = entries(attrs["pooled_size"], 2, "pooled_size", least=1)
     return [TensorType(data.dtype, arranged((rois.shape[0], c, *size), "NCHW", attrs["layout"]))]
 
 
 def _infer_align(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.roi_align"
-    require(attrs["mode"] in ("avg", "max"), name, f"expected mode avg or max, got '{attrs['mode']}'")
-    return _infer(name, types, attrs)
+    require(attrs["mode"] in ("avg", "max"), f"expected mode avg or max, got '{attrs['mode']}'")
+    return _infer(types, attrs)
 
 
 def sample_bound(size: int) -> int:
@@ -99,30 +97,28 @@ def _divided(op: Op) -> Labels:
     return Labels((unlabelled(images), ("r", None)), (("r", *unlabelled(result - 1)),))
 
 
+#: facts that ops below share; each replaces those that differ
+_SAMPLING = Facts(
+    elements=Elements.SAMPLES,
+    flops=flops_per_element,
+    precision=Precision.WIDE,
+    exact=False,
+    division=_divided,
+    extents=attributes_stay,
+    report=ReportClass.OF_KERNEL,
+)
 define(
-    OpDef(
-        "graph.roi_align",
-        ("data", "rois"),
-        "Average or largest sample per bin of the regions [image, x1, y1, x2, y2]; samples outside are zero.",
-        attrs={
-            **_REGION,
-            "sample_ratio": AttrDef(
-                "int", -1, "samples per bin and axis; not positive: about one per element"
-            ),
-            "mode": AttrDef("str", "avg", "avg or max"),
-        },
-        infer=_infer_align,
-        evaluate=_evaluate_align,
-        facts=Facts(
-            elements=Elements.SAMPLES,
-            flops=flops_per_element,
-            precision=Precision.WIDE,
-            division=_divided,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=False,
-        ),
-    )
+    "graph.roi_align",
+    ("data", "rois"),
+    "Average or largest sample per bin of the regions [image, x1, y1, x2, y2]; samples outside are zero.",
+    attrs={
+        **_REGION,
+        "sample_ratio": AttrDef("int", -1, "samples per bin and axis; not positive: about one per element"),
+        "mode": AttrDef("str", "avg", "avg or max"),
+    },
+    infer=_infer_align,
+    evaluate=_evaluate_align,
+    facts=_SAMPLING,
 )
 
 
@@ -155,21 +151,11 @@ def _evaluate_pool(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.nd
 
 
 define(
-    OpDef(
-        "graph.roi_pool",
-        ("data", "rois"),
-        "The largest element of every bin of the regions [image, x1, y1, x2, y2], rounded; 0 for empty bins.",
-        attrs=_REGION,
-        infer=lambda t, a: _infer("graph.roi_pool", t, a),
-        evaluate=_evaluate_pool,
-        facts=Facts(
-            elements=Elements.SAMPLES,
-            flops=flops_per_element,
-            precision=Precision.WIDE,
-            division=_divided,
-            extents=attributes_stay,
-            report=ReportClass.POOLING,
-            exact=False,
-        ),
-    )
+    "graph.roi_pool",
+    ("data", "rois"),
+    "The largest element of every bin of the regions [image, x1, y1, x2, y2], rounded; 0 for empty bins.",
+    attrs=_REGION,
+    infer=_infer,
+    evaluate=_evaluate_pool,
+    facts=replace(_SAMPLING, report=ReportClass.POOLING),
 )

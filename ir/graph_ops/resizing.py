@@ -29,14 +29,14 @@ from tilewright.ir.graph_ops.interpolation import (
 )
 from tilewright.ir.graph_ops.operands import entries, require, require_rank, tensors
 from tilewright.ir.nodes import Attr
-from tilewright.ir.opdef import AttrDef, Attrs, Infer, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, Infer, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
 #: coordinates are computed with 32-bit integers
 MAX_PRODUCT = 1 << 28
 
 
-def _check(attrs: Attrs, name: str, dimensions: str) -> None:
+def _check(attrs: Attrs, dimensions: str) -> None:
     """Raise InputError for an attribute that no resizing knows."""
     known = (
         ("method", METHODS),
@@ -44,25 +44,25 @@ def _check(attrs: Attrs, name: str, dimensions: str) -> None:
         ("rounding_method", ("", *ROUNDING)),
     )
     for key, values in known:
-        require(attrs[key] in values, name, f"expected {key} among {', '.join(values)}, got '{attrs[key]}'")
+        require(attrs[key] in values, f"expected {key} among {', '.join(values)}, got '{attrs[key]}'")
     fits = is_layout(attrs["layout"], ("N", "C", *dimensions))
-    require(fits, name, f"expected a layout of N, C, {', '.join(dimensions)}, got '{attrs['layout']}'")
+    require(fits, f"expected a layout of N, C, {', '.join(dimensions)}, got '{attrs['layout']}'")
     if attrs["coordinate_transformation_mode"] == CROPPING:
         count = 2 * len(dimensions)
         good = len(attrs["roi"]) == count and all(type(v) in (int, float) for v in attrs["roi"])
-        require(good, name, f"expected {count} numbers in 'roi', got {attrs['roi']}")
+        require(good, f"expected {count} numbers in 'roi', got {attrs['roi']}")
 
 
-def _infer(name: str, dimensions: str) -> Infer:
+def _infer(dimensions: str) -> Infer:
     def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-        (x,) = tensors(types, name)
-        _check(attrs, name, dimensions)
-        require_rank(x, len(letters(attrs["layout"])), name)
-        size = entries(attrs["size"], len(dimensions), name, "size", least=1)
+        (x,) = tensors(types)
+        _check(attrs, dimensions)
+        require_rank(x, len(letters(attrs["layout"])))
+        size = entries(attrs["size"], len(dimensions), "size", least=1)
         shape = list(x.shape)
         for d, target in zip(spatial(attrs["layout"]), size, strict=True):
             fits = shape[d] > 0 and shape[d] * target < MAX_PRODUCT
-            require(fits, name, f"expected a source with elements and at most 2**28 pairs, got {x} to {size}")
+            require(fits, f"expected a source with elements and at most 2**28 pairs, got {x} to {size}")
             shape[d] = target
         return [TensorType(attrs["out_dtype"] or x.dtype, tuple(shape))]
 
@@ -150,36 +150,33 @@ def _new_size(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
 
 def _define(count: int) -> None:
     dimensions = "DHW"[3 - count :]
-    name = f"graph.resize{count}d"
     define(
-        OpDef(
-            name,
-            ("x",),
-            f"The image interpolated at `size` points along {', '.join(dimensions)}.",
-            attrs={
-                "size": AttrDef("ints"),
-                "layout": AttrDef("str", f"NC{dimensions}", "may be packed, as in NCHW4c"),
-                "method": AttrDef("str", "linear", ", ".join(METHODS)),
-                "coordinate_transformation_mode": AttrDef("str", "half_pixel", ", ".join(MODES)),
-                "rounding_method": AttrDef("str", "", f"of nearest_neighbor: {', '.join(ROUNDING)}"),
-                "cubic_alpha": AttrDef("float", -0.5),
-                "cubic_exclude": AttrDef("bool", False, "taps outside weigh nothing"),
-                "roi": AttrDef("list", (), "of tf_crop_and_resize, in fractions: starts, then ends"),
-                "extrapolation_value": AttrDef("float", 0.0, "of points outside a cropped image"),
-                "out_dtype": AttrDef("dtype?", None),
-            },
-            infer=_infer(name, dimensions),
-            evaluate=_evaluate,
-            facts=Facts(
-                elements=Elements.SAMPLES,
-                flops=flops_per_element,
-                precision=Precision.WIDE,
-                division=of_image("NC"),
-                extents=_new_size,
-                report=ReportClass.OF_KERNEL,
-                exact=False,
-            ),
-        )
+        f"graph.resize{count}d",
+        ("x",),
+        f"The image interpolated at `size` points along {', '.join(dimensions)}.",
+        attrs={
+            "size": AttrDef("ints"),
+            "layout": AttrDef("str", f"NC{dimensions}", "may be packed, as in NCHW4c"),
+            "method": AttrDef("str", "linear", ", ".join(METHODS)),
+            "coordinate_transformation_mode": AttrDef("str", "half_pixel", ", ".join(MODES)),
+            "rounding_method": AttrDef("str", "", f"of nearest_neighbor: {', '.join(ROUNDING)}"),
+            "cubic_alpha": AttrDef("float", -0.5),
+            "cubic_exclude": AttrDef("bool", False, "taps outside weigh nothing"),
+            "roi": AttrDef("list", (), "of tf_crop_and_resize, in fractions: starts, then ends"),
+            "extrapolation_value": AttrDef("float", 0.0, "of points outside a cropped image"),
+            "out_dtype": AttrDef("dtype?", None),
+        },
+        infer=_infer(dimensions),
+        evaluate=_evaluate,
+        facts=Facts(
+            elements=Elements.SAMPLES,
+            flops=flops_per_element,
+            precision=Precision.WIDE,
+            division=of_image("NC"),
+            extents=_new_size,
+            report=ReportClass.OF_KERNEL,
+            exact=False,
+        ),
     )
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -24,7 +25,7 @@ from tilewright.ir.graph_ops.operands import (
     tensors,
     wide,
 )
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
 PADDING_MODES = ("zeros", "border", "reflection")
@@ -97,25 +98,20 @@ def reflected(x: np.ndarray, size: int, *, align: bool) -> np.ndarray:
 
 
 def _infer_grid(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.grid_sample"
-    data, grid = tensors(types, name)
+    data, grid = tensors(types)
     require(
-        attrs["method"] in GRID_METHODS,
-        name,
-        f"expected method {', '.join(GRID_METHODS)}, got '{attrs['method']}'",
+        attrs["method"] in GRID_METHODS, f"expected method {', '.join(GRID_METHODS)}, got '{attrs['method']}'"
     )
     mode = attrs["padding_mode"]
-    require(mode in PADDING_MODES, name, f"expected padding_mode {', '.join(PADDING_MODES)}, got '{mode}'")
-    require(data.rank in (4, 5), name, f"expected data of rank 4 or 5, got {data}")
+    require(mode in PADDING_MODES, f"expected padding_mode {', '.join(PADDING_MODES)}, got '{mode}'")
+    require(data.rank in (4, 5), f"expected data of rank 4 or 5, got {data}")
     count = data.rank - 2
     require(
-        count == 2 or attrs["method"] != "bicubic",
-        name,
-        "expected bilinear or nearest for volumes, got bicubic",
+        count == 2 or attrs["method"] != "bicubic", "expected bilinear or nearest for volumes, got bicubic"
     )
-    require_float(grid, name)
+    require_float(grid)
     fits = grid.rank == data.rank and grid.shape[:2] == (data.shape[0], count) and 0 not in data.shape[2:]
-    require(fits, name, f"expected a grid of {count} coordinates for each of {data}, got {grid}")
+    require(fits, f"expected a grid of {count} coordinates for each of {data}, got {grid}")
     return [TensorType(data.dtype, (*data.shape[:2], *grid.shape[2:]))]
 
 
@@ -150,37 +146,36 @@ def _held(data: np.ndarray) -> np.ndarray:
     return data.astype(np.float64 if data.dtype == np.float64 else numpy_dtype("f32"), copy=False)
 
 
+#: facts that ops below share; each replaces those that differ
+_SAMPLING = Facts(
+    elements=Elements.SAMPLES,
+    flops=flops_per_element,
+    precision=Precision.WIDE,
+    exact=False,
+    division=by_sample(2),
+    extents=attributes_stay,
+    report=ReportClass.OF_KERNEL,
+)
 define(
-    OpDef(
-        "graph.grid_sample",
-        ("data", "grid"),
-        "Data [N, C, (D,) H, W] at coordinates [N, k, ...] in [-1, 1]; the first channel is along W.",
-        attrs={
-            "method": AttrDef("str", "bilinear", ", ".join(GRID_METHODS)),
-            "padding_mode": AttrDef("str", "zeros", ", ".join(PADDING_MODES)),
-            "align_corners": AttrDef("bool", True, "-1 and 1 are the centres of the corner elements"),
-        },
-        infer=_infer_grid,
-        evaluate=_evaluate_grid,
-        facts=Facts(
-            elements=Elements.SAMPLES,
-            flops=flops_per_element,
-            precision=Precision.WIDE,
-            division=by_sample(2),
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=False,
-        ),
-    )
+    "graph.grid_sample",
+    ("data", "grid"),
+    "Data [N, C, (D,) H, W] at coordinates [N, k, ...] in [-1, 1]; the first channel is along W.",
+    attrs={
+        "method": AttrDef("str", "bilinear", ", ".join(GRID_METHODS)),
+        "padding_mode": AttrDef("str", "zeros", ", ".join(PADDING_MODES)),
+        "align_corners": AttrDef("bool", True, "-1 and 1 are the centres of the corner elements"),
+    },
+    infer=_infer_grid,
+    evaluate=_evaluate_grid,
+    facts=_SAMPLING,
 )
 
 
 def _infer_affine(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.affine_grid"
-    (data,) = tensors(types, name)
-    require_float(data, name)
-    require(data.rank == 3 and data.shape[1:] == (2, 3), name, f"expected matrices [N, 2, 3], got {data}")
-    target = entries(attrs["target_shape"], 2, name, "target_shape", least=2)
+    (data,) = tensors(types)
+    require_float(data)
+    require(data.rank == 3 and data.shape[1:] == (2, 3), f"expected matrices [N, 2, 3], got {data}")
+    target = entries(attrs["target_shape"], 2, "target_shape", least=2)
     return [TensorType(data.dtype, (data.shape[0], 2, *target))]
 
 
@@ -195,44 +190,39 @@ def _evaluate_affine(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.
 
 
 define(
-    OpDef(
-        "graph.affine_grid",
-        ("data",),
-        "Matrices [N, 2, 3] times the points (x, y, 1) of a regular grid over [-1, 1].",
-        attrs={"target_shape": AttrDef("ints", doc="height and width")},
-        infer=_infer_affine,
-        evaluate=_evaluate_affine,
-        facts=Facts(
-            elements=Elements.COMPUTES,
-            flops=flops_per_element,
-            precision=Precision.WIDE,
-            division=undivided,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=False,
-        ),
-    )
+    "graph.affine_grid",
+    ("data",),
+    "Matrices [N, 2, 3] times the points (x, y, 1) of a regular grid over [-1, 1].",
+    attrs={"target_shape": AttrDef("ints", doc="height and width")},
+    infer=_infer_affine,
+    evaluate=_evaluate_affine,
+    facts=Facts(
+        elements=Elements.COMPUTES,
+        flops=flops_per_element,
+        precision=Precision.WIDE,
+        division=undivided,
+        extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
+        exact=False,
+    ),
 )
 
 
 def _infer_crop(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.crop_and_resize"
-    data, boxes, index = tensors(types, name)
+    data, boxes, index = tensors(types)
     layout = attrs["layout"]
-    require(is_layout(layout, "NCHW"), name, f"expected a layout of N, C, H, W, got '{layout}'")
+    require(is_layout(layout, "NCHW"), f"expected a layout of N, C, H, W, got '{layout}'")
     require(
-        attrs["method"] in BOX_METHODS,
-        name,
-        f"expected method {', '.join(BOX_METHODS)}, got '{attrs['method']}'",
+        attrs["method"] in BOX_METHODS, f"expected method {', '.join(BOX_METHODS)}, got '{attrs['method']}'"
     )
-    require_rank(data, len(letters(layout)), name)
-    require_float(boxes, name)
-    require_integer(index, name)
+    require_rank(data, len(letters(layout)))
+    require_float(boxes)
+    require_integer(index)
     fits = boxes.rank == 2 and boxes.shape[1] == 4 and index.shape == boxes.shape[:1]
-    require(fits, name, f"expected boxes [B, 4] and indices [B], got {boxes} and {index}")
-    size = entries(attrs["crop_size"], 2, name, "crop_size", least=1)
+    require(fits, f"expected boxes [B, 4] and indices [B], got {boxes} and {index}")
+    size = entries(attrs["crop_size"], 2, "crop_size", least=1)
     shape = list(data.shape)
-    require(0 not in shape or not index.size, name, f"expected data with elements, got {data}")
+    require(0 not in shape or not index.size, f"expected data with elements, got {data}")
     shape[letters(layout).index("N")] = boxes.shape[0]
     for d, n in zip(spatial(layout), size, strict=True):
         shape[d] = n
@@ -266,27 +256,17 @@ def _evaluate_crop(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.nd
 
 
 define(
-    OpDef(
-        "graph.crop_and_resize",
-        ("data", "boxes", "box_indices"),
-        "For each box [y1, x1, y2, x2], in fractions of its image: `crop_size` points of it.",
-        attrs={
-            "crop_size": AttrDef("ints", doc="height and width"),
-            "layout": AttrDef("str", "NCHW", "may be packed, as in NCHW4c"),
-            "method": AttrDef("str", "bilinear", ", ".join(BOX_METHODS)),
-            "extrapolation_value": AttrDef("float", 0.0, "of points outside the image"),
-            "out_dtype": AttrDef("dtype?", None),
-        },
-        infer=_infer_crop,
-        evaluate=_evaluate_crop,
-        facts=Facts(
-            elements=Elements.SAMPLES,
-            flops=flops_per_element,
-            precision=Precision.WIDE,
-            division=undivided,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=False,
-        ),
-    )
+    "graph.crop_and_resize",
+    ("data", "boxes", "box_indices"),
+    "For each box [y1, x1, y2, x2], in fractions of its image: `crop_size` points of it.",
+    attrs={
+        "crop_size": AttrDef("ints", doc="height and width"),
+        "layout": AttrDef("str", "NCHW", "may be packed, as in NCHW4c"),
+        "method": AttrDef("str", "bilinear", ", ".join(BOX_METHODS)),
+        "extrapolation_value": AttrDef("float", 0.0, "of points outside the image"),
+        "out_dtype": AttrDef("dtype?", None),
+    },
+    infer=_infer_crop,
+    evaluate=_evaluate_crop,
+    facts=replace(_SAMPLING, division=undivided),
 )

@@ -10,7 +10,7 @@ from tilewright.ir.division import along_other_axes
 from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import accumulator_dtype, axis_of, dtype_of, tensors
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
 _ATTRS: Mapping[str, AttrDef] = {
@@ -20,9 +20,9 @@ _ATTRS: Mapping[str, AttrDef] = {
 }
 
 
-def _infer(name: str, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    (x,) = tensors(types, name)
-    axis_of(attrs["axis"], x.rank, name)
+def _infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    (x,) = tensors(types)
+    axis_of(attrs["axis"], x.rank)
     return [TensorType(attrs["dtype"] or x.dtype, x.shape)]
 
 
@@ -44,41 +44,31 @@ def _evaluate(
         return [out.astype(dtype, copy=False)]
 
 
-define(
-    OpDef(
-        "graph.cumsum",
-        ("x",),
-        "Sums of the elements up to each one along `axis`; or for bool.",
-        attrs=_ATTRS,
-        infer=lambda t, a: _infer("graph.cumsum", t, a),
-        evaluate=lambda x, a: _evaluate(x, a, (np.add, np.logical_or)),
-        facts=Facts(
-            elements=Elements.SCANS,
-            flops=flops_per_element,
-            precision=Precision.WIDE,
-            division=along_other_axes,
-            extents=attributes_stay,
-            report=ReportClass.SCAN,
-            exact=False,
-        ),
-    )
+#: facts that ops below share; each replaces those that differ
+_SCAN = Facts(
+    elements=Elements.SCANS,
+    flops=flops_per_element,
+    precision=Precision.WIDE,
+    exact=False,
+    division=along_other_axes,
+    extents=attributes_stay,
+    report=ReportClass.SCAN,
 )
 define(
-    OpDef(
-        "graph.cumprod",
-        ("x",),
-        "Products of the elements up to each one along `axis`; and for bool.",
-        attrs=_ATTRS,
-        infer=lambda t, a: _infer("graph.cumprod", t, a),
-        evaluate=lambda x, a: _evaluate(x, a, (np.multiply, np.logical_and)),
-        facts=Facts(
-            elements=Elements.SCANS,
-            flops=flops_per_element,
-            precision=Precision.WIDE,
-            division=along_other_axes,
-            extents=attributes_stay,
-            report=ReportClass.SCAN,
-            exact=False,
-        ),
-    )
+    "graph.cumsum",
+    ("x",),
+    "Sums of the elements up to each one along `axis`; or for bool.",
+    attrs=_ATTRS,
+    infer=_infer,
+    evaluate=lambda x, a: _evaluate(x, a, (np.add, np.logical_or)),
+    facts=_SCAN,
+)
+define(
+    "graph.cumprod",
+    ("x",),
+    "Products of the elements up to each one along `axis`; and for bool.",
+    attrs=_ATTRS,
+    infer=_infer,
+    evaluate=lambda x, a: _evaluate(x, a, (np.multiply, np.logical_and)),
+    facts=_SCAN,
 )

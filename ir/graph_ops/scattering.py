@@ -7,6 +7,7 @@ still out of bounds is dropped.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,8 +15,16 @@ from tilewright.ir.division import undivided, where_untouched
 from tilewright.ir.extents import attributes_stay, same_places
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.indexing import ramp
-from tilewright.ir.graph_ops.operands import axis_of, dtype_of, require, require_integer, tensors, wide
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define, op_def
+from tilewright.ir.graph_ops.operands import (
+    axis_of,
+    dtype_of,
+    quotient,
+    require,
+    require_integer,
+    tensors,
+    wide,
+)
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type
 
 #: modes that overwrite, or combine by a scalar op; mean halves the sum of old and update each time
@@ -24,14 +33,14 @@ REDUCTIONS = {**MODES, "mean": "mean"}
 
 
 def _scattered(
-    types: Sequence[Type], mode: str, known: Sequence[str], name: str
+    types: Sequence[Type], mode: str, known: Sequence[str]
 ) -> tuple[TensorType, TensorType, TensorType]:
     """Data, indices and updates, where dtypes and the mode fit."""
-    x, indices, updates = tensors(types, name)
-    require_integer(indices, name)
-    require(mode in known, name, f"expected one of {', '.join(known)}, got '{mode}'")
-    require(x.dtype == updates.dtype, name, f"expected updates of dtype {x.dtype}, got {updates}")
-    require(x.dtype != "bool" or mode == "update", name, f"expected numbers to {mode}, got {x}")
+    x, indices, updates = tensors(types)
+    require_integer(indices)
+    require(mode in known, f"expected one of {', '.join(known)}, got '{mode}'")
+    require(x.dtype == updates.dtype, f"expected updates of dtype {x.dtype}, got {updates}")
+    require(x.dtype != "bool" or mode == "update", f"expected numbers to {mode}, got {x}")
     return x, indices, updates
 
 
@@ -63,25 +72,21 @@ def updated(x: np.ndarray, at: Sequence[np.ndarray], updates: np.ndarray, mode: 
 
 def _halve(target: np.ndarray, place: np.ndarray, new: np.ndarray) -> None:
     """target[p] = (target[p] + new) / 2 one after another, in rounds in which no place occurs twice."""
-    division = op_def("scalar.truncdiv" if np.issubdtype(target.dtype, np.integer) else "scalar.div").evaluate
-    assert division is not None
-    two = np.asarray(2).astype(target.dtype)
     left = np.arange(place.size)
     while left.size:
         _, first = np.unique(place[left], return_index=True)
         now = left[first]
-        target[place[now]] = division([target[place[now]] + new[now], two], {})[0]
+        target[place[now]] = quotient(target[place[now]] + new[now], np.asarray(2))
         left = np.delete(left, first)
 
 
 def _infer_scatter_elements(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.scatter_elements"
-    x, indices, updates = _scattered(types, attrs["reduction"], tuple(REDUCTIONS), name)
-    axis = axis_of(attrs["axis"], x.rank, name)
+    x, indices, updates = _scattered(types, attrs["reduction"], tuple(REDUCTIONS))
+    axis = axis_of(attrs["axis"], x.rank)
     fits = indices.rank == x.rank and all(d == axis or n <= x.shape[d] for d, n in enumerate(indices.shape))
-    require(fits, name, f"expected indices no larger than {x} but along axis {axis}, got {indices}")
+    require(fits, f"expected indices no larger than {x} but along axis {axis}, got {indices}")
     same = indices.shape == updates.shape
-    require(same, name, f"expected one update per index of {indices}, got {updates}")
+    require(same, f"expected one update per index of {indices}, got {updates}")
     return [x]
 
 
@@ -95,38 +100,37 @@ def _evaluate_scatter_elements(inputs: Sequence[np.ndarray], attrs: Attrs) -> Se
     return [updated(x, at, updates, attrs["reduction"])]
 
 
+#: facts that ops below share; each replaces those that differ
+_SCATTER = Facts(
+    elements=Elements.SCATTERS,
+    flops=flops_per_element,
+    precision=Precision.FOLLOWS,
+    exact=False,
+    division=undivided,
+    extents=attributes_stay,
+    report=ReportClass.OF_KERNEL,
+)
 define(
-    OpDef(
-        "graph.scatter_elements",
-        ("x", "indices", "updates"),
-        "A copy of x where element [.., indices[.., i, ..], ..] along `axis` becomes, or is combined with, "
-        "updates[.., i, ..].",
-        attrs={
-            "axis": AttrDef("int", 0),
-            "reduction": AttrDef("str", "update", "update, add, mul, min, max, or mean: (old + update) / 2"),
-        },
-        infer=_infer_scatter_elements,
-        evaluate=_evaluate_scatter_elements,
-        facts=Facts(
-            elements=Elements.SCATTERS,
-            flops=flops_per_element,
-            precision=Precision.FOLLOWS,
-            division=where_untouched,
-            extents=same_places(3, axis=True),
-            report=ReportClass.OF_KERNEL,
-            exact=False,
-        ),
-    )
+    "graph.scatter_elements",
+    ("x", "indices", "updates"),
+    "A copy of x where element [.., indices[.., i, ..], ..] along `axis` becomes, or is combined with, "
+    "updates[.., i, ..].",
+    attrs={
+        "axis": AttrDef("int", 0),
+        "reduction": AttrDef("str", "update", "update, add, mul, min, max, or mean: (old + update) / 2"),
+    },
+    infer=_infer_scatter_elements,
+    evaluate=_evaluate_scatter_elements,
+    facts=replace(_SCATTER, division=where_untouched, extents=same_places(3, axis=True)),
 )
 
 
 def _infer_scatter_nd(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.scatter_nd"
-    x, indices, updates = _scattered(types, attrs["mode"], tuple(MODES), name)
+    x, indices, updates = _scattered(types, attrs["mode"], tuple(MODES))
     fits = indices.rank > 0 and indices.shape[0] <= x.rank
-    require(fits, name, f"expected at most {x.rank} coordinates in dimension 0 of the indices, got {indices}")
+    require(fits, f"expected at most {x.rank} coordinates in dimension 0 of the indices, got {indices}")
     shape = (*indices.shape[1:], *x.shape[indices.shape[0] :])
-    require(updates.shape == shape, name, f"expected updates of shape {shape}, got {updates}")
+    require(updates.shape == shape, f"expected updates of shape {shape}, got {updates}")
     return [x]
 
 
@@ -144,40 +148,29 @@ def _evaluate_scatter_nd(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence
 
 
 define(
-    OpDef(
-        "graph.scatter_nd",
-        ("x", "indices", "updates"),
-        "A copy of x where the slice x[indices[0, y], indices[1, y], ..] becomes, or is combined with, "
-        "updates[y, ..]: dimension 0 of indices lists coordinates.",
-        attrs={"mode": AttrDef("str", "update", "update, add, mul, min or max")},
-        infer=_infer_scatter_nd,
-        evaluate=_evaluate_scatter_nd,
-        facts=Facts(
-            elements=Elements.SCATTERS,
-            flops=flops_per_element,
-            precision=Precision.FOLLOWS,
-            division=undivided,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=False,
-        ),
-    )
+    "graph.scatter_nd",
+    ("x", "indices", "updates"),
+    "A copy of x where the slice x[indices[0, y], indices[1, y], ..] becomes, or is combined with, "
+    "updates[y, ..]: dimension 0 of indices lists coordinates.",
+    attrs={"mode": AttrDef("str", "update", "update, add, mul, min or max")},
+    infer=_infer_scatter_nd,
+    evaluate=_evaluate_scatter_nd,
+    facts=_SCATTER,
 )
 
 
 def _infer_sparse_to_dense(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.sparse_to_dense"
-    indices, values, default = tensors(types, name)
-    require_integer(indices, name)
+    indices, values, default = tensors(types)
+    require_integer(indices)
     same = values.dtype == default.dtype
-    require(same, name, f"expected a default of dtype {values.dtype}, got {default}")
-    require(default.rank == 0, name, f"expected a scalar default, got {default}")
+    require(same, f"expected a default of dtype {values.dtype}, got {default}")
+    require(default.rank == 0, f"expected a scalar default, got {default}")
     rank = len(attrs["output_shape"])
     depth = indices.shape[1] if indices.rank == 2 else 1
     good = indices.rank <= 2 and depth == rank
-    require(good, name, f"expected indices with {rank} coordinates each, got {indices}")
+    require(good, f"expected indices with {rank} coordinates each, got {indices}")
     each = values.shape in ((), indices.shape[:1])
-    require(each, name, f"expected one value, or one per row of {indices}, got {values}")
+    require(each, f"expected one value, or one per row of {indices}, got {values}")
     return [TensorType(values.dtype, attrs["output_shape"])]
 
 
@@ -189,22 +182,12 @@ def _evaluate_sparse_to_dense(inputs: Sequence[np.ndarray], attrs: Attrs) -> Seq
 
 
 define(
-    OpDef(
-        "graph.sparse_to_dense",
-        ("indices", "values", "default"),
-        "A tensor of shape `output_shape` filled with the scalar default, with values at the indices: "
-        "scalars, or one row of coordinates each. Negative indices are out of bounds.",
-        attrs={"output_shape": AttrDef("ints")},
-        infer=_infer_sparse_to_dense,
-        evaluate=_evaluate_sparse_to_dense,
-        facts=Facts(
-            elements=Elements.SCATTERS,
-            flops=flops_per_element,
-            precision=Precision.FOLLOWS,
-            division=undivided,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=True,
-        ),
-    )
+    "graph.sparse_to_dense",
+    ("indices", "values", "default"),
+    "A tensor of shape `output_shape` filled with the scalar default, with values at the indices: "
+    "scalars, or one row of coordinates each. Negative indices are out of bounds.",
+    attrs={"output_shape": AttrDef("ints")},
+    infer=_infer_sparse_to_dense,
+    evaluate=_evaluate_sparse_to_dense,
+    facts=replace(_SCATTER, exact=True),
 )

@@ -9,28 +9,25 @@ import numpy as np
 
 from tilewright.ir.division import Labels, kept, undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, no_flops
+from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, movement, no_flops
 from tilewright.ir.graph_ops.operands import accumulator_dtype, axis_of, require, require_integer, tensors
 from tilewright.ir.nodes import Op
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import FLOATS, TensorType, Type, numpy_dtype
 
 
-def _lengths(
-    types: Sequence[Type], seq_axis: int, batch_axis: int, name: str
-) -> tuple[TensorType, TensorType]:
-    x, lengths = tensors(types, name)
-    seq, batch = (axis_of(a, x.rank, name) for a in (seq_axis, batch_axis))
-    require(seq != batch, name, f"expected different axes of sequences and batch, got {seq} twice")
+def _lengths(types: Sequence[Type], seq_axis: int, batch_axis: int) -> tuple[TensorType, TensorType]:
+    x, lengths = tensors(types)
+    seq, batch = (axis_of(a, x.rank) for a in (seq_axis, batch_axis))
+    require(seq != batch, f"expected different axes of sequences and batch, got {seq} twice")
     wanted = (x.shape[batch],)
-    require(lengths.shape == wanted, name, f"expected lengths of shape {wanted} for {x}, got {lengths}")
+    require(lengths.shape == wanted, f"expected lengths of shape {wanted} for {x}, got {lengths}")
     return x, lengths
 
 
 def _infer_reverse(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.reverse_sequence"
-    x, lengths = _lengths(types, attrs["seq_axis"], attrs["batch_axis"], name)
-    require_integer(lengths, name)
+    x, lengths = _lengths(types, attrs["seq_axis"], attrs["batch_axis"])
+    require_integer(lengths)
     return [x]
 
 
@@ -51,30 +48,19 @@ def _divided_reverse(op: Op) -> Labels:
 
 
 define(
-    OpDef(
-        "graph.reverse_sequence",
-        ("x", "lengths"),
-        "x where the first lengths[b] elements along `seq_axis` of part b of `batch_axis` are reversed.",
-        attrs={"seq_axis": AttrDef("int", 1), "batch_axis": AttrDef("int", 0)},
-        infer=_infer_reverse,
-        evaluate=_evaluate_reverse,
-        facts=Facts(
-            elements=Elements.MOVES,
-            flops=no_flops,
-            precision=Precision.FOLLOWS,
-            division=_divided_reverse,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=True,
-        ),
-    )
+    "graph.reverse_sequence",
+    ("x", "lengths"),
+    "x where the first lengths[b] elements along `seq_axis` of part b of `batch_axis` are reversed.",
+    attrs={"seq_axis": AttrDef("int", 1), "batch_axis": AttrDef("int", 0)},
+    infer=_infer_reverse,
+    evaluate=_evaluate_reverse,
+    facts=movement(Elements.MOVES, _divided_reverse, attributes_stay),
 )
 
 
 def _infer_mask(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.sequence_mask"
-    require(attrs["axis"] in (0, 1), name, f"expected axis 0 or 1, got {attrs['axis']}")
-    x, _ = _lengths(types, attrs["axis"], 1 - attrs["axis"], name)
+    require(attrs["axis"] in (0, 1), f"expected axis 0 or 1, got {attrs['axis']}")
+    x, _ = _lengths(types, attrs["axis"], 1 - attrs["axis"])
     return [x]
 
 
@@ -90,30 +76,20 @@ def _evaluate_mask(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.nd
 
 
 define(
-    OpDef(
-        "graph.sequence_mask",
-        ("x", "lengths"),
-        "x with `mask_value` from element lengths[b] on along `axis` (0 or 1); b is the index of the other.",
-        attrs={"mask_value": AttrDef("number", 0.0), "axis": AttrDef("int", 0)},
-        infer=_infer_mask,
-        evaluate=_evaluate_mask,
-        facts=Facts(
-            elements=Elements.MOVES,
-            flops=no_flops,
-            precision=Precision.FOLLOWS,
-            division=undivided,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=True,
-        ),
-    )
+    "graph.sequence_mask",
+    ("x", "lengths"),
+    "x with `mask_value` from element lengths[b] on along `axis` (0 or 1); b is the index of the other.",
+    attrs={"mask_value": AttrDef("number", 0.0), "axis": AttrDef("int", 0)},
+    infer=_infer_mask,
+    evaluate=_evaluate_mask,
+    facts=movement(Elements.MOVES, undivided, attributes_stay),
 )
 
 
 def range_count(start: float, stop: float, step: float) -> int:
     """Elements of start, start + step, ... before stop; raises InputError for a step of 0."""
     good = step != 0 and isfinite(start) and isfinite(stop)
-    require(good, "graph.arange", f"expected finite bounds and a step other than 0: {start}, {stop}, {step}")
+    require(good, f"expected finite bounds and a step other than 0: {start}, {stop}, {step}")
     if all(isinstance(v, int) for v in (start, stop, step)):
         return int(max(0, -((start - stop) // step)))
     return max(0, ceil((stop - start) / step))
@@ -134,26 +110,24 @@ def _infer_arange(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
 
 
 define(
-    OpDef(
-        "graph.arange",
-        (),
-        "start, start + step, start + 2 * step, ... before stop.",
-        attrs={
-            "start": AttrDef("number", 0),
-            "stop": AttrDef("number"),
-            "step": AttrDef("number", 1),
-            "dtype": AttrDef("dtype", "f32"),
-        },
-        infer=_infer_arange,
-        evaluate=lambda x, a: [range_values(a["start"], a["stop"], a["step"], a["dtype"])],
-        facts=Facts(
-            elements=Elements.CREATES,
-            flops=no_flops,
-            precision=Precision.FOLLOWS,
-            division=undivided,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=False,
-        ),
-    )
+    "graph.arange",
+    (),
+    "start, start + step, start + 2 * step, ... before stop.",
+    attrs={
+        "start": AttrDef("number", 0),
+        "stop": AttrDef("number"),
+        "step": AttrDef("number", 1),
+        "dtype": AttrDef("dtype", "f32"),
+    },
+    infer=_infer_arange,
+    evaluate=lambda x, a: [range_values(a["start"], a["stop"], a["step"], a["dtype"])],
+    facts=Facts(
+        elements=Elements.CREATES,
+        flops=no_flops,
+        precision=Precision.FOLLOWS,
+        division=undivided,
+        extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
+        exact=False,
+    ),
 )

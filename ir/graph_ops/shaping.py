@@ -8,10 +8,10 @@ from math import prod
 from tilewright.ir.division import undivided
 from tilewright.ir.errors import InputError
 from tilewright.ir.extents import Dims, attributes_stay, regrouped
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, no_flops
+from tilewright.ir.facts import Elements, Facts, movement
 from tilewright.ir.graph_ops.operands import axes_of, entries, require, tensors
 from tilewright.ir.nodes import Attr
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type
 
 
@@ -22,24 +22,20 @@ def _same_elements(
     attrs: Mapping[str, AttrDef],
     facts: Facts,
 ) -> None:
-    full = f"graph.{name}"
-
     def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-        (x,) = tensors(types, full)
+        (x,) = tensors(types)
         shape = shape_of(x, attrs)
-        require(prod(shape) == x.size, full, f"expected a shape of {x.size} elements for {x}, got {shape}")
+        require(prod(shape) == x.size, f"expected a shape of {x.size} elements for {x}, got {shape}")
         return [TensorType(x.dtype, shape)]
 
     define(
-        OpDef(
-            full,
-            ("x",),
-            doc,
-            attrs=attrs,
-            infer=infer,
-            evaluate=lambda x, a: [x[0].reshape(shape_of(_type(x[0].shape), a))],
-            facts=facts,
-        )
+        f"graph.{name}",
+        ("x",),
+        doc,
+        attrs=attrs,
+        infer=infer,
+        evaluate=lambda x, a: [x[0].reshape(shape_of(_type(x[0].shape), a))],
+        facts=facts,
     )
 
 
@@ -57,84 +53,50 @@ def _expanded(x: TensorType, attrs: Attrs) -> tuple[int, ...]:
     count, rank = attrs["num_newaxis"], x.rank
     axis = attrs["axis"] + (rank + 1 if attrs["axis"] < 0 else 0)
     good = 0 <= axis <= rank and 0 <= count <= 64
-    require(good, "graph.expand_dims", f"expected an axis in [{-rank - 1}, {rank}], got {attrs['axis']}")
+    require(good, f"expected an axis in [{-rank - 1}, {rank}], got {attrs['axis']}")
     return (*x.shape[:axis], *(1,) * count, *x.shape[axis:])
 
 
 def _squeezed(x: TensorType, attrs: Attrs) -> tuple[int, ...]:
     if attrs["axis"] is None:
         return tuple(n for n in x.shape if n != 1)
-    axes = axes_of(attrs["axis"], x.rank, "graph.squeeze")
-    require(
-        all(x.shape[d] == 1 for d in axes), "graph.squeeze", f"expected extents of 1 on axes {axes} of {x}"
-    )
+    axes = axes_of(attrs["axis"], x.rank)
+    require(all(x.shape[d] == 1 for d in axes), f"expected extents of 1 on axes {axes} of {x}")
     return tuple(n for d, n in enumerate(x.shape) if d not in axes)
 
 
 def _flattened(x: TensorType, attrs: Attrs) -> tuple[int, ...]:
-    require(x.rank >= 1, "graph.batch_flatten", f"expected an operand of rank 1 or more, got {x}")
+    require(x.rank >= 1, f"expected an operand of rank 1 or more, got {x}")
     return x.shape[0], prod(x.shape[1:])
 
 
 _same_elements(
     "reshape",
-    lambda x, a: entries(a["newshape"], len(a["newshape"]), "graph.reshape", "newshape"),
+    lambda x, a: entries(a["newshape"], len(a["newshape"]), "newshape"),
     "x with another shape of as many elements, which keep their row-major order.",
     {"newshape": AttrDef("ints", doc="the result's shape, without codes")},
-    facts=Facts(
-        elements=Elements.RESHAPES,
-        flops=no_flops,
-        precision=Precision.FOLLOWS,
-        division=undivided,
-        extents=_new_shape,
-        report=ReportClass.OF_KERNEL,
-        exact=True,
-    ),
+    facts=movement(Elements.RESHAPES, undivided, _new_shape),
 )
 _same_elements(
     "expand_dims",
     _expanded,
     "x with `num_newaxis` dimensions of extent 1 put in before `axis`.",
     {"axis": AttrDef("int"), "num_newaxis": AttrDef("int", 1)},
-    facts=Facts(
-        elements=Elements.RESHAPES,
-        flops=no_flops,
-        precision=Precision.FOLLOWS,
-        division=undivided,
-        extents=attributes_stay,
-        report=ReportClass.OF_KERNEL,
-        exact=True,
-    ),
+    facts=movement(Elements.RESHAPES, undivided, attributes_stay),
 )
 _same_elements(
     "squeeze",
     _squeezed,
     "x without dimensions of extent 1: those in `axis`, or all.",
     {"axis": AttrDef("ints?", None)},
-    facts=Facts(
-        elements=Elements.RESHAPES,
-        flops=no_flops,
-        precision=Precision.FOLLOWS,
-        division=undivided,
-        extents=attributes_stay,
-        report=ReportClass.OF_KERNEL,
-        exact=True,
-    ),
+    facts=movement(Elements.RESHAPES, undivided, attributes_stay),
 )
 _same_elements(
     "batch_flatten",
     _flattened,
     "x as a matrix: all dimensions after the first become one.",
     {},
-    facts=Facts(
-        elements=Elements.RESHAPES,
-        flops=no_flops,
-        precision=Precision.FOLLOWS,
-        division=undivided,
-        extents=attributes_stay,
-        report=ReportClass.OF_KERNEL,
-        exact=True,
-    ),
+    facts=movement(Elements.RESHAPES, undivided, attributes_stay),
 )
 
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from tilewright.ir.division import undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, no_flops
+from tilewright.ir.facts import Elements, movement
 from tilewright.ir.graph_ops.layouts import arranged, check_layout, permuted
 from tilewright.ir.graph_ops.operands import require, require_integer, require_rank, tensors
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type
 
 #: layouts of x and of the result
@@ -19,14 +19,13 @@ SHIFT_LAYOUTS = ("NCHW", "NHWC")
 
 
 def _infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.shift"
-    x, offsets = tensors(types, name)
-    require_rank(x, 4, name)
-    require_integer(offsets, name)
-    check_layout(attrs["data_layout"], SHIFT_LAYOUTS, name, "data_layout")
+    x, offsets = tensors(types)
+    require_rank(x, 4)
+    require_integer(offsets)
+    check_layout(attrs["data_layout"], SHIFT_LAYOUTS, "data_layout")
     _, channels, _, _ = arranged(x.shape, attrs["data_layout"], "NCHW")
     fits = offsets.shape == (channels, 2)
-    require(fits, name, f"expected offsets of shape ({channels}, 2), one (dy, dx) per channel, got {offsets}")
+    require(fits, f"expected offsets of shape ({channels}, 2), one (dy, dx) per channel, got {offsets}")
     return [TensorType(x.dtype, x.shape)]
 
 
@@ -45,21 +44,11 @@ def _evaluate(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray
 
 
 define(
-    OpDef(
-        "graph.shift",
-        ("x", "offsets"),
-        "result[n, c, y, x] = x[n, c, y + offsets[c, 0], x + offsets[c, 1]], zero outside the image.",
-        attrs={"data_layout": AttrDef("str", "NCHW", "NCHW or NHWC, of x and of the result")},
-        infer=_infer,
-        evaluate=_evaluate,
-        facts=Facts(
-            elements=Elements.MOVES,
-            flops=no_flops,
-            precision=Precision.FOLLOWS,
-            division=undivided,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=True,
-        ),
-    )
+    "graph.shift",
+    ("x", "offsets"),
+    "result[n, c, y, x] = x[n, c, y + offsets[c, 0], x + offsets[c, 1]], zero outside the image.",
+    attrs={"data_layout": AttrDef("str", "NCHW", "NCHW or NHWC, of x and of the result")},
+    infer=_infer,
+    evaluate=_evaluate,
+    facts=movement(Elements.MOVES, undivided, attributes_stay),
 )

@@ -10,14 +10,14 @@ from tilewright.ir.division import along_other_axes
 from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import axis_of, dtype_of, require_float, tensors, wide
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import Type
 
 
-def _infer(name: str, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    (x,) = tensors(types, name)
-    require_float(x, name)
-    axis_of(attrs["axis"], x.rank, name)
+def _infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    (x,) = tensors(types)
+    require_float(x)
+    axis_of(attrs["axis"], x.rank)
     return [x]
 
 
@@ -33,41 +33,31 @@ def _evaluate(inputs: Sequence[np.ndarray], attrs: Attrs, logarithm: bool) -> Se
     return [np.asarray(out).astype(inputs[0].dtype, copy=False)]
 
 
-define(
-    OpDef(
-        "graph.softmax",
-        ("x",),
-        "exp(x - m) / sum of exp(x - m) along `axis`, m being the largest x there.",
-        attrs={"axis": AttrDef("int", -1)},
-        infer=lambda t, a: _infer("graph.softmax", t, a),
-        evaluate=lambda x, a: _evaluate(x, a, logarithm=False),
-        facts=Facts(
-            elements=Elements.NORMALISES,
-            flops=flops_per_element,
-            precision=Precision.FOLLOWS,
-            division=along_other_axes,
-            extents=attributes_stay,
-            report=ReportClass.SOFTMAX,
-            exact=False,
-        ),
-    )
+#: facts that ops below share; each replaces those that differ
+_NORMALISATION = Facts(
+    elements=Elements.NORMALISES,
+    flops=flops_per_element,
+    precision=Precision.FOLLOWS,
+    exact=False,
+    division=along_other_axes,
+    extents=attributes_stay,
+    report=ReportClass.SOFTMAX,
 )
 define(
-    OpDef(
-        "graph.log_softmax",
-        ("x",),
-        "x - m - log(sum of exp(x - m)) along `axis`, m being the largest x there.",
-        attrs={"axis": AttrDef("int", -1)},
-        infer=lambda t, a: _infer("graph.log_softmax", t, a),
-        evaluate=lambda x, a: _evaluate(x, a, logarithm=True),
-        facts=Facts(
-            elements=Elements.NORMALISES,
-            flops=flops_per_element,
-            precision=Precision.FOLLOWS,
-            division=along_other_axes,
-            extents=attributes_stay,
-            report=ReportClass.SOFTMAX,
-            exact=False,
-        ),
-    )
+    "graph.softmax",
+    ("x",),
+    "exp(x - m) / sum of exp(x - m) along `axis`, m being the largest x there.",
+    attrs={"axis": AttrDef("int", -1)},
+    infer=_infer,
+    evaluate=lambda x, a: _evaluate(x, a, logarithm=False),
+    facts=_NORMALISATION,
+)
+define(
+    "graph.log_softmax",
+    ("x",),
+    "x - m - log(sum of exp(x - m)) along `axis`, m being the largest x there.",
+    attrs={"axis": AttrDef("int", -1)},
+    infer=_infer,
+    evaluate=lambda x, a: _evaluate(x, a, logarithm=True),
+    facts=_NORMALISATION,
 )

@@ -6,6 +6,7 @@ Orders are stable, the descending one as well; a nan counts as larger than every
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ from tilewright.ir.extents import Dims, attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, axis_of, dtype_of, require, require_rank, tensors, wide
 from tilewright.ir.nodes import Attr
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
 _ORDER: Mapping[str, AttrDef] = {
@@ -27,11 +28,11 @@ _INDEX = AttrDef("dtype", "i32", "of the indices")
 MAX_EXTENT = 1 << 30
 
 
-def _along(types: Sequence[Type], attrs: Attrs, name: str) -> tuple[TensorType, int]:
+def _along(types: Sequence[Type], attrs: Attrs) -> tuple[TensorType, int]:
     """The operand and its axis, known to fit."""
-    (x,) = tensors(types, name)
-    axis = axis_of(attrs["axis"], x.rank, name)
-    require(x.shape[axis] <= MAX_EXTENT, name, f"expected at most {MAX_EXTENT} elements to sort, got {x}")
+    (x,) = tensors(types)
+    axis = axis_of(attrs["axis"], x.rank)
+    require(x.shape[axis] <= MAX_EXTENT, f"expected at most {MAX_EXTENT} elements to sort, got {x}")
     return x, axis
 
 
@@ -50,50 +51,40 @@ def _evaluate_sort(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.nd
     return [np.take_along_axis(x, order, attrs["axis"])]
 
 
-define(
-    OpDef(
-        "graph.sort",
-        ("x",),
-        "The elements of x in order along `axis`.",
-        attrs=_ORDER,
-        infer=lambda t, a: [_along(t, a, "graph.sort")[0]],
-        evaluate=_evaluate_sort,
-        facts=Facts(
-            elements=Elements.SORTS,
-            flops=flops_per_element,
-            precision=Precision.WIDE,
-            division=along_other_axes,
-            extents=attributes_stay,
-            report=ReportClass.SORT,
-            exact=True,
-        ),
-    )
+#: facts that ops below share; each replaces those that differ
+_SORT = Facts(
+    elements=Elements.SORTS,
+    flops=flops_per_element,
+    precision=Precision.WIDE,
+    exact=True,
+    division=along_other_axes,
+    extents=attributes_stay,
+    report=ReportClass.SORT,
 )
 define(
-    OpDef(
-        "graph.argsort",
-        ("x",),
-        "The indices that put x in order along `axis`.",
-        attrs={**_ORDER, "dtype": _INDEX},
-        infer=lambda t, a: [TensorType(a["dtype"], _along(t, a, "graph.argsort")[0].shape)],
-        evaluate=lambda x, a: [order_of(x[0], a["axis"], a["is_ascend"]).astype(numpy_dtype(a["dtype"]))],
-        facts=Facts(
-            elements=Elements.SORTS,
-            flops=flops_per_element,
-            precision=Precision.WIDE,
-            division=along_other_axes,
-            extents=attributes_stay,
-            report=ReportClass.SORT,
-            exact=False,
-        ),
-    )
+    "graph.sort",
+    ("x",),
+    "The elements of x in order along `axis`.",
+    attrs=_ORDER,
+    infer=lambda t, a: [_along(t, a)[0]],
+    evaluate=_evaluate_sort,
+    facts=_SORT,
+)
+define(
+    "graph.argsort",
+    ("x",),
+    "The indices that put x in order along `axis`.",
+    attrs={**_ORDER, "dtype": _INDEX},
+    infer=lambda t, a: [TensorType(a["dtype"], _along(t, a)[0].shape)],
+    evaluate=lambda x, a: [order_of(x[0], a["axis"], a["is_ascend"]).astype(numpy_dtype(a["dtype"]))],
+    facts=replace(_SORT, exact=False),
 )
 
 
 def _infer_topk(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    x, axis = _along(types, attrs, "graph.topk")
+    x, axis = _along(types, attrs)
     k, n = attrs["k"], x.shape[axis]
-    require(0 <= k <= n, "graph.topk", f"expected k in [0, {n}] for axis {axis} of {x}, got {k}")
+    require(0 <= k <= n, f"expected k in [0, {n}] for axis {axis} of {x}, got {k}")
     shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
     return [TensorType(x.dtype, shape), TensorType(attrs["dtype"], shape)]
 
@@ -112,33 +103,22 @@ def _new_count(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
 
 
 define(
-    OpDef(
-        "graph.topk",
-        ("x",),
-        "The first k elements along `axis` in order, and their indices.",
-        attrs={"k": AttrDef("int"), **_ORDER, "is_ascend": AttrDef("bool", False), "dtype": _INDEX},
-        results=2,
-        infer=_infer_topk,
-        evaluate=_evaluate_topk,
-        facts=Facts(
-            elements=Elements.SORTS,
-            flops=flops_per_element,
-            precision=Precision.WIDE,
-            division=along_other_axes,
-            extents=_new_count,
-            report=ReportClass.SORT,
-            exact=True,
-        ),
-    )
+    "graph.topk",
+    ("x",),
+    "The first k elements along `axis` in order, and their indices.",
+    attrs={"k": AttrDef("int"), **_ORDER, "is_ascend": AttrDef("bool", False), "dtype": _INDEX},
+    results=2,
+    infer=_infer_topk,
+    evaluate=_evaluate_topk,
+    facts=replace(_SORT, extents=_new_count),
 )
 
 
 def _infer_searchsorted(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.searchsorted"
-    ordered, values = alike(types, name)
-    require(ordered.rank > 0, name, f"expected a sequence, got {ordered}")
+    ordered, values = alike(types)
+    require(ordered.rank > 0, f"expected a sequence, got {ordered}")
     rows = ordered.rank == 1 or (ordered.rank == values.rank and ordered.shape[:-1] == values.shape[:-1])
-    require(rows, name, f"expected one sequence, or one per row of {values}, got {ordered}")
+    require(rows, f"expected one sequence, or one per row of {values}, got {ordered}")
     return [TensorType(attrs["dtype"], values.shape)]
 
 
@@ -155,30 +135,20 @@ def _evaluate_searchsorted(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequen
 
 
 define(
-    OpDef(
-        "graph.searchsorted",
-        ("sorted_sequence", "values"),
-        "How many elements of the ascending sequence (one for all, or one per row) are less than each value, "
-        "or not greater where `right`.",
-        attrs={"right": AttrDef("bool", False), "dtype": _INDEX},
-        infer=_infer_searchsorted,
-        evaluate=_evaluate_searchsorted,
-        facts=Facts(
-            elements=Elements.SORTS,
-            flops=flops_per_element,
-            precision=Precision.WIDE,
-            division=undivided,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=False,
-        ),
-    )
+    "graph.searchsorted",
+    ("sorted_sequence", "values"),
+    "How many elements of the ascending sequence (one for all, or one per row) are less than each value, "
+    "or not greater where `right`.",
+    attrs={"right": AttrDef("bool", False), "dtype": _INDEX},
+    infer=_infer_searchsorted,
+    evaluate=_evaluate_searchsorted,
+    facts=replace(_SORT, exact=False, division=undivided, report=ReportClass.OF_KERNEL),
 )
 
 
 def _infer_unique(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    (x,) = tensors(types, "graph.unique")
-    require_rank(x, 1, "graph.unique")
+    (x,) = tensors(types)
+    require_rank(x, 1)
     each = TensorType("i32", x.shape)
     counts = [each] if attrs["return_counts"] else []
     return [x, each, each, TensorType("i32", (1,)), *counts]
@@ -207,28 +177,18 @@ def _padded(x: np.ndarray, size: int, value: int) -> np.ndarray:
 
 
 define(
-    OpDef(
-        "graph.unique",
-        ("x",),
-        "Distinct elements of the vector x, where each occurs first, for every element which of them it is, "
-        "how many there are, and (with `return_counts`) how often each occurs. Results have the size of x: "
-        "after the distinct elements stand zeros, indices equal to that size, and counts of zero. "
-        "Every nan is distinct.",
-        attrs={
-            "sorted": AttrDef("bool", True, "in ascending order, else in order of first occurrence"),
-            "return_counts": AttrDef("bool", False),
-        },
-        results=None,
-        infer=_infer_unique,
-        evaluate=_evaluate_unique,
-        facts=Facts(
-            elements=Elements.SORTS,
-            flops=flops_per_element,
-            precision=Precision.WIDE,
-            division=undivided,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=True,
-        ),
-    )
+    "graph.unique",
+    ("x",),
+    "Distinct elements of the vector x, where each occurs first, for every element which of them it is, "
+    "how many there are, and (with `return_counts`) how often each occurs. Results have the size of x: "
+    "after the distinct elements stand zeros, indices equal to that size, and counts of zero. "
+    "Every nan is distinct.",
+    attrs={
+        "sorted": AttrDef("bool", True, "in ascending order, else in order of first occurrence"),
+        "return_counts": AttrDef("bool", False),
+    },
+    results=None,
+    infer=_infer_unique,
+    evaluate=_evaluate_unique,
+    facts=replace(_SORT, division=undivided, report=ReportClass.OF_KERNEL),
 )

@@ -10,15 +10,14 @@ from tilewright.ir.division import undivided
 from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, require, require_integer, require_rank
-from tilewright.ir.opdef import Attrs, OpDef, define
+from tilewright.ir.opdef import Attrs, define
 from tilewright.ir.types import TensorType, Type
 
 
 def _infer_unravel_index(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.unravel_index"
-    indices, shape = alike(types, name)
-    require_integer(indices, name)
-    require_rank(shape, 1, name)
+    indices, shape = alike(types)
+    require_integer(indices)
+    require_rank(shape, 1)
     return [TensorType(indices.dtype, (*shape.shape, *indices.shape))]
 
 
@@ -41,36 +40,35 @@ def _evaluate_unravel_index(inputs: Sequence[np.ndarray], attrs: Attrs) -> Seque
         return [np.stack([found[0] % shape[0], *found[1:]])]
 
 
+#: facts that ops below share; each replaces those that differ
+_COMPUTATION = Facts(
+    elements=Elements.COMPUTES,
+    flops=flops_per_element,
+    precision=Precision.FOLLOWS,
+    exact=False,
+    division=undivided,
+    extents=attributes_stay,
+    report=ReportClass.OF_KERNEL,
+)
 define(
-    OpDef(
-        "graph.unravel_index",
-        ("indices", "shape"),
-        "Coordinates, along a new dimension 0, of row-major places in a tensor of the given shape (an "
-        "operand); remainders where out of bounds.",
-        infer=_infer_unravel_index,
-        evaluate=_evaluate_unravel_index,
-        facts=Facts(
-            elements=Elements.COMPUTES,
-            flops=flops_per_element,
-            precision=Precision.FOLLOWS,
-            division=undivided,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=False,
-        ),
-    )
+    "graph.unravel_index",
+    ("indices", "shape"),
+    "Coordinates, along a new dimension 0, of row-major places in a tensor of the given shape (an "
+    "operand); remainders where out of bounds.",
+    infer=_infer_unravel_index,
+    evaluate=_evaluate_unravel_index,
+    facts=_COMPUTATION,
 )
 
 
 def _infer_sparse_reshape(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.sparse_reshape"
-    indices, before, after = alike(types, name)
-    require_integer(indices, name)
-    require_rank(indices, 2, name)
-    require_rank(before, 1, name)
-    require_rank(after, 1, name)
+    indices, before, after = alike(types)
+    require_integer(indices)
+    require_rank(indices, 2)
+    require_rank(before, 1)
+    require_rank(after, 1)
     fits = before.shape == indices.shape[1:]
-    require(fits, name, f"expected {before} to list one extent per column of {indices}")
+    require(fits, f"expected {before} to list one extent per column of {indices}")
     return [TensorType(indices.dtype, (indices.shape[0], *after.shape)), after]
 
 
@@ -90,22 +88,12 @@ def _evaluate_sparse_reshape(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequ
 
 
 define(
-    OpDef(
-        "graph.sparse_reshape",
-        ("indices", "prev_shape", "new_shape"),
-        "The rows of coordinates under another shape, and that shape with -1 replaced by what is left; "
-        "shapes are operands. Coordinates out of bounds stay as they are where the shape does.",
-        results=2,
-        infer=_infer_sparse_reshape,
-        evaluate=_evaluate_sparse_reshape,
-        facts=Facts(
-            elements=Elements.COMPUTES,
-            flops=flops_per_element,
-            precision=Precision.FOLLOWS,
-            division=undivided,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=False,
-        ),
-    )
+    "graph.sparse_reshape",
+    ("indices", "prev_shape", "new_shape"),
+    "The rows of coordinates under another shape, and that shape with -1 replaced by what is left; "
+    "shapes are operands. Coordinates out of bounds stay as they are where the shape does.",
+    results=2,
+    infer=_infer_sparse_reshape,
+    evaluate=_evaluate_sparse_reshape,
+    facts=_COMPUTATION,
 )

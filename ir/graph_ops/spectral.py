@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass
 from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_float, tensors, wide
 from tilewright.ir.nodes import Op
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type
 
 
@@ -22,12 +23,11 @@ def angles(rows: int, columns: int, period: int) -> np.ndarray:
 
 
 def _infer_dft(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.dft"
-    real, imaginary = alike(types, name)
-    require_float(real, name)
+    real, imaginary = alike(types)
+    require_float(real)
     fits = real.shape == imaginary.shape and real.rank > 0
-    require(fits, name, f"expected real and imaginary parts of one shape, got {real} and {imaginary}")
-    require(real.shape[-1] > 0, name, f"expected at least one element to transform, got {real}")
+    require(fits, f"expected real and imaginary parts of one shape, got {real} and {imaginary}")
+    require(real.shape[-1] > 0, f"expected at least one element to transform, got {real}")
     return [real, real]
 
 
@@ -46,26 +46,26 @@ def _dft_flops(op: Op) -> int:
     return sum(v.tensor.size for v in op.results) * 4 * op.operands[0].tensor.shape[-1]
 
 
+#: facts that ops below share; each replaces those that differ
+_CONTRACTION = Facts(
+    elements=Elements.CONTRACTS,
+    flops=_dft_flops,
+    precision=Precision.WIDE,
+    exact=False,
+    division=undivided,
+    extents=attributes_stay,
+    report=ReportClass.OF_KERNEL,
+)
 define(
-    OpDef(
-        "graph.dft",
-        ("real", "imaginary"),
-        "Real and imaginary part of X[n] = sum over k of x[k] exp(-2 pi i n k / N) along the last axis; the "
-        "inverse has a plus sign there and divides by N.",
-        attrs={"inverse": AttrDef("bool", False)},
-        results=2,
-        infer=_infer_dft,
-        evaluate=_evaluate_dft,
-        facts=Facts(
-            elements=Elements.CONTRACTS,
-            flops=_dft_flops,
-            precision=Precision.WIDE,
-            division=undivided,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=False,
-        ),
-    )
+    "graph.dft",
+    ("real", "imaginary"),
+    "Real and imaginary part of X[n] = sum over k of x[k] exp(-2 pi i n k / N) along the last axis; the "
+    "inverse has a plus sign there and divides by N.",
+    attrs={"inverse": AttrDef("bool", False)},
+    results=2,
+    infer=_infer_dft,
+    evaluate=_evaluate_dft,
+    facts=_CONTRACTION,
 )
 
 
@@ -75,14 +75,13 @@ def frequencies(attrs: Attrs) -> int:
 
 
 def _infer_stft(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    name = "graph.stft"
-    x, window = tensors(types, name)
-    require_float(x, name)
-    require(x.rank in (1, 2), name, f"expected one signal or a batch of signals, got {x}")
+    x, window = tensors(types)
+    require_float(x)
+    require(x.rank in (1, 2), f"expected one signal or a batch of signals, got {x}")
     length, size, hop = attrs["win_length"], attrs["n_fft"], attrs["hop_length"]
     good = 1 <= length <= size <= x.shape[-1] and hop >= 1
-    require(good, name, f"expected 1 <= win_length <= n_fft <= samples, got {length}, {size} and {x}")
-    require(window.shape == (length,), name, f"expected a window of {length} elements, got {window}")
+    require(good, f"expected 1 <= win_length <= n_fft <= samples, got {length}, {size} and {x}")
+    require(window.shape == (length,), f"expected a window of {length} elements, got {window}")
     frames = (x.shape[-1] - size) // hop + 1
     return [TensorType(x.dtype, (*x.shape[:-1], frequencies(attrs), frames, 2))]
 
@@ -105,28 +104,18 @@ def _stft_flops(op: Op) -> int:
 
 
 define(
-    OpDef(
-        "graph.stft",
-        ("x", "window"),
-        "result[.., f, t] = sum over w < win_length of window[w] x[.., t * hop_length + w] "
-        "exp(-2 pi i f w / win_length), with real and imaginary part along a new last dimension.",
-        attrs={
-            "n_fft": AttrDef("int", doc="samples of a frame, and frequencies of the two-sided result"),
-            "hop_length": AttrDef("int", doc="samples between frames"),
-            "win_length": AttrDef("int", doc="elements of the window"),
-            "normalized": AttrDef("bool", False, "divide by the square root of n_fft"),
-            "onesided": AttrDef("bool", True, "only the first n_fft // 2 + 1 frequencies"),
-        },
-        infer=_infer_stft,
-        evaluate=_evaluate_stft,
-        facts=Facts(
-            elements=Elements.CONTRACTS,
-            flops=_stft_flops,
-            precision=Precision.WIDE,
-            division=undivided,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=False,
-        ),
-    )
+    "graph.stft",
+    ("x", "window"),
+    "result[.., f, t] = sum over w < win_length of window[w] x[.., t * hop_length + w] "
+    "exp(-2 pi i f w / win_length), with real and imaginary part along a new last dimension.",
+    attrs={
+        "n_fft": AttrDef("int", doc="samples of a frame, and frequencies of the two-sided result"),
+        "hop_length": AttrDef("int", doc="samples between frames"),
+        "win_length": AttrDef("int", doc="elements of the window"),
+        "normalized": AttrDef("bool", False, "divide by the square root of n_fft"),
+        "onesided": AttrDef("bool", True, "only the first n_fft // 2 + 1 frequencies"),
+    },
+    infer=_infer_stft,
+    evaluate=_evaluate_stft,
+    facts=replace(_CONTRACTION, flops=_stft_flops),
 )

@@ -24,7 +24,7 @@ from tilewright.ir.graph_ops.layouts import (
 from tilewright.ir.graph_ops.linear import OUT_DTYPE, result_dtype
 from tilewright.ir.graph_ops.operands import alike, dtype_of, entries, require, require_rank, wide
 from tilewright.ir.nodes import Op
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
 
@@ -50,45 +50,45 @@ class TransposedConvolution:
 
 
 def transposed_convolution_of(
-    x: TensorType, w: TensorType, attrs: Attrs, spatial: int, name: str
+    x: TensorType, w: TensorType, attrs: Attrs, spatial: int
 ) -> TransposedConvolution:
     """The extents of a transposed convolution of these types; raises InputError where they do not fit."""
     letters = SPATIAL[spatial]
-    check_layout(attrs["data_layout"], data_layouts(spatial), name, "data_layout")
-    check_layout(attrs["kernel_layout"], kernel_layouts(spatial), name, "kernel_layout")
-    require_rank(x, spatial + 2, name)
-    require_rank(w, spatial + 2, name)
+    check_layout(attrs["data_layout"], data_layouts(spatial), "data_layout")
+    check_layout(attrs["kernel_layout"], kernel_layouts(spatial), "kernel_layout")
+    require_rank(x, spatial + 2)
+    require_rank(w, spatial + 2)
     n, c, *sizes = arranged(x.shape, attrs["data_layout"], f"NC{letters}")
     i, k, *taps = arranged(w.shape, attrs["kernel_layout"], f"IO{letters}")
     groups = attrs["groups"]
     good = groups >= 1 and c % groups == 0 and i == c
-    require(good, name, f"expected a kernel of {c} input channels in {groups} groups, got {x} and {w}")
-    strides = entries(attrs["strides"], spatial, name, "strides", 1)
-    dilation = entries(attrs["dilation"], spatial, name, "dilation", 1)
-    padding = entries(attrs["padding"], 2 * spatial, name, "padding")
-    extra = entries(attrs["output_padding"], spatial, name, "output_padding")
+    require(good, f"expected a kernel of {c} input channels in {groups} groups, got {x} and {w}")
+    strides = entries(attrs["strides"], spatial, "strides", 1)
+    dilation = entries(attrs["dilation"], spatial, "dilation", 1)
+    padding = entries(attrs["padding"], 2 * spatial, "padding")
+    extra = entries(attrs["output_padding"], spatial, "output_padding")
     along = []
     for d, kernel in enumerate(taps):
         reach = (kernel - 1) * dilation[d]
         before, after = reach - padding[d], reach - padding[d + spatial] + extra[d]
         window = Window((sizes[d] - 1) * strides[d] + 1, kernel, 1, dilation[d], before, after)
         good = kernel >= 1 and sizes[d] >= 1 and window.count >= 1
-        require(good, name, f"expected a result with elements, got {x}, {w} and padding {padding}")
+        require(good, f"expected a result with elements, got {x}, {w} and padding {padding}")
         along.append(window)
     return TransposedConvolution(n, groups, c // groups, k, strides, tuple(along))
 
 
-def _infer(spatial: int, name: str, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    x, w = alike(types, name)
-    found = transposed_convolution_of(x, w, attrs, spatial, name)
+def _infer(spatial: int, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    x, w = alike(types)
+    found = transposed_convolution_of(x, w, attrs, spatial)
     shape = arranged(found.result, f"NC{SPATIAL[spatial]}", attrs["data_layout"])
     return [TensorType(result_dtype(x, attrs), shape)]
 
 
-def _evaluate(spatial: int, name: str, inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+def _evaluate(spatial: int, inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
     """One matrix product gives what every element adds to the result; then sums by tap of the kernel."""
     data, weight = (TensorType(dtype_of(x), x.shape) for x in inputs)
-    g = transposed_convolution_of(data, weight, attrs, spatial, name)
+    g = transposed_convolution_of(data, weight, attrs, spatial)
     letters = SPATIAL[spatial]
     dtype = str(attrs["out_dtype"] or dtype_of(inputs[0]))
     x = wide(permuted(inputs[0], attrs["data_layout"], f"NC{letters}"), dtype)
@@ -113,39 +113,34 @@ def _evaluate(spatial: int, name: str, inputs: Sequence[np.ndarray], attrs: Attr
     return [permuted(out, f"NC{letters}", attrs["data_layout"])]
 
 
-def _flops(spatial: int, name: str, op: Op) -> int:
+def _flops(spatial: int, op: Op) -> int:
     """2 x elements of x x taps and filters that each is multiplied by."""
     x, weight = (v.tensor for v in op.operands[:2])
-    found = transposed_convolution_of(x, weight, dict(op.attrs), spatial, name)
+    found = transposed_convolution_of(x, weight, dict(op.attrs), spatial)
     return 2 * x.size * found.filters * prod(w.kernel for w in found.windows)
 
 
 for _spatial in SPATIAL:
-    _name = f"graph.conv{_spatial}d_transpose"
     define(
-        OpDef(
-            _name,
-            ("x", "weight"),
-            "Every element of x adds its multiple of the kernel to a window of the result.",
-            attrs={
-                **window_attrs(_spatial),
-                "output_padding": AttrDef("ints", (0,) * _spatial, "added at the end of each dimension"),
-                "data_layout": layout_attr(_spatial),
-                "kernel_layout": AttrDef(
-                    "str", f"IO{SPATIAL[_spatial]}", ", ".join(kernel_layouts(_spatial))
-                ),
-                "out_dtype": OUT_DTYPE,
-            },
-            infer=partial(_infer, _spatial, _name),
-            evaluate=partial(_evaluate, _spatial, _name),
-            facts=Facts(
-                elements=Elements.CONTRACTS,
-                flops=partial(_flops, _spatial, _name),
-                precision=Precision.NARROW,
-                division=partial(divided, depthwise=False),
-                extents=attributes_stay,
-                report=ReportClass.TRANSPOSED_CONVOLUTION,
-                exact=False,
-            ),
-        )
+        f"graph.conv{_spatial}d_transpose",
+        ("x", "weight"),
+        "Every element of x adds its multiple of the kernel to a window of the result.",
+        attrs={
+            **window_attrs(_spatial),
+            "output_padding": AttrDef("ints", (0,) * _spatial, "added at the end of each dimension"),
+            "data_layout": layout_attr(_spatial),
+            "kernel_layout": AttrDef("str", f"IO{SPATIAL[_spatial]}", ", ".join(kernel_layouts(_spatial))),
+            "out_dtype": OUT_DTYPE,
+        },
+        infer=partial(_infer, _spatial),
+        evaluate=partial(_evaluate, _spatial),
+        facts=Facts(
+            elements=Elements.CONTRACTS,
+            flops=partial(_flops, _spatial),
+            precision=Precision.NARROW,
+            division=partial(divided, depthwise=False),
+            extents=attributes_stay,
+            report=ReportClass.TRANSPOSED_CONVOLUTION,
+            exact=False,
+        ),
     )

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tilewright.ir.division import elementwise, per_channel
-from tilewright.ir.errors import InputError
 from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import alike, axis_of, dtype_of, require, require_float, tensors, wide
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define, op_def
-from tilewright.ir.types import FLOATS, TensorType, Type, numpy_dtype
+from tilewright.ir.opdef import AttrDef, Attrs, compute, define, op_def
+from tilewright.ir.types import FLOATS, ScalarType, TensorType, Type, numpy_dtype
 
 #: graph op -> the scalar op it applies to every element (which says what it accepts), its precision class,
 #: and whether its floating results are exact
@@ -55,45 +55,41 @@ UNARY: Mapping[str, tuple[str, Precision, bool]] = {
 ROUNDINGS = frozenset({"floor", "ceil", "trunc", "round"})
 
 
+#: facts that ops below share; each replaces those that differ
+_MAP = Facts(
+    elements=Elements.MAPS,
+    flops=flops_per_element,
+    precision=Precision.FOLLOWS,
+    exact=False,
+    division=elementwise,
+    extents=attributes_stay,
+    report=ReportClass.OF_KERNEL,
+)
+
+
 def _table_op(name: str, scalar: str, precision: Precision, exact: bool) -> None:
-    full, definition = f"graph.{name}", op_def(f"scalar.{scalar}")
+    definition = op_def(f"scalar.{scalar}")
 
     def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-        from tilewright.ir.types import ScalarType
-
-        (t,) = tensors(types, full)
+        (t,) = tensors(types)
         if name in ROUNDINGS and t.dtype not in FLOATS:
             return [t]
         assert definition.infer is not None
-        try:
-            (r,) = definition.infer([ScalarType(t.dtype)], {})
-        except InputError as e:
-            raise InputError(f"{full}: {e}") from None
+        (r,) = definition.infer([ScalarType(t.dtype)], {})
         return [TensorType(r.dtype, t.shape)]
 
     def run(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
         if name in ROUNDINGS and np.issubdtype(inputs[0].dtype, np.integer):
             return inputs
-        assert definition.evaluate is not None
-        return definition.evaluate(inputs, {})
+        return [compute(definition.name, *inputs)]
 
     define(
-        OpDef(
-            full,
-            ("x",),
-            f"{definition.doc}, for every a of x.",
-            infer=infer,
-            evaluate=run,
-            facts=Facts(
-                elements=Elements.MAPS,
-                flops=flops_per_element,
-                precision=precision,
-                exact=exact,
-                division=elementwise,
-                extents=attributes_stay,
-                report=ReportClass.OF_KERNEL,
-            ),
-        )
+        f"graph.{name}",
+        ("x",),
+        f"{definition.doc}, for every a of x.",
+        infer=infer,
+        evaluate=run,
+        facts=replace(_MAP, precision=precision, exact=exact),
     )
 
 
@@ -110,20 +106,18 @@ def _activation(
     floats: bool = True,
     facts: Facts,
 ) -> None:
-    full = f"graph.{name}"
-
     def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-        (t,) = tensors(types, full)
-        require(t.dtype != "bool", full, f"expected numbers, got {t}")
+        (t,) = tensors(types)
+        require(t.dtype != "bool", f"expected numbers, got {t}")
         if floats:
-            require_float(t, full)
+            require_float(t)
         return [t]
 
     def run(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
         with np.errstate(all="ignore"):
             return [np.asarray(fn(inputs[0], attrs), dtype=inputs[0].dtype)]
 
-    define(OpDef(full, ("x",), doc, attrs=attrs or {}, infer=infer, evaluate=run, facts=facts))
+    define(f"graph.{name}", ("x",), doc, attrs=attrs or {}, infer=infer, evaluate=run, facts=facts)
 
 
 def typed(value: Any, x: np.ndarray) -> np.ndarray:
@@ -136,44 +130,20 @@ _activation(
     lambda x, a: np.maximum(x, typed(0, x)),
     "max(x, 0).",
     floats=False,
-    facts=Facts(
-        elements=Elements.MAPS,
-        flops=flops_per_element,
-        precision=Precision.FOLLOWS,
-        division=elementwise,
-        extents=attributes_stay,
-        report=ReportClass.OF_KERNEL,
-        exact=True,
-    ),
+    facts=replace(_MAP, exact=True),
 )
 _activation(
     "sigmoid",
     lambda x, a: typed(1, x) / (typed(1, x) + np.exp(-x)),
     "1 / (1 + exp(-x)).",
-    facts=Facts(
-        elements=Elements.MAPS,
-        flops=flops_per_element,
-        precision=Precision.FOLLOWS,
-        division=elementwise,
-        extents=attributes_stay,
-        report=ReportClass.OF_KERNEL,
-        exact=False,
-    ),
+    facts=_MAP,
 )
 _activation(
     "leaky_relu",
     lambda x, a: np.where(x > 0, x, x * typed(a["alpha"], x)),
     "x where positive, else alpha * x.",
     {"alpha": AttrDef("float", 0.25)},
-    facts=Facts(
-        elements=Elements.MAPS,
-        flops=flops_per_element,
-        precision=Precision.FOLLOWS,
-        division=elementwise,
-        extents=attributes_stay,
-        report=ReportClass.OF_KERNEL,
-        exact=False,
-    ),
+    facts=_MAP,
 )
 _activation(
     "clip",
@@ -181,15 +151,7 @@ _activation(
     "min(max(x, a_min), a_max); the bounds are converted to the dtype of x.",
     {"a_min": AttrDef("number"), "a_max": AttrDef("number")},
     floats=False,
-    facts=Facts(
-        elements=Elements.MAPS,
-        flops=flops_per_element,
-        precision=Precision.FOLLOWS,
-        division=elementwise,
-        extents=attributes_stay,
-        report=ReportClass.OF_KERNEL,
-        exact=True,
-    ),
+    facts=replace(_MAP, exact=True),
 )
 
 
@@ -209,15 +171,7 @@ _activation(
         "beta": AttrDef("float", 1.0),
         "threshold": AttrDef("float?", None, "where beta * x is above it the result is x; none: nowhere"),
     },
-    facts=Facts(
-        elements=Elements.MAPS,
-        flops=flops_per_element,
-        precision=Precision.WIDE,
-        exact=False,
-        division=elementwise,
-        extents=attributes_stay,
-        report=ReportClass.OF_KERNEL,
-    ),
+    facts=replace(_MAP, precision=Precision.WIDE),
 )
 
 
@@ -231,27 +185,15 @@ _activation(
     "hard_swish",
     _hard_swish,
     "x * min(max(x + 3, 0), 6) / 6: x times a gate that opens between -3 and 3.",
-    facts=Facts(
-        elements=Elements.MAPS,
-        flops=flops_per_element,
-        precision=Precision.FOLLOWS,
-        exact=False,
-        division=elementwise,
-        extents=attributes_stay,
-        report=ReportClass.OF_KERNEL,
-    ),
+    facts=_MAP,
 )
 
 
 def _infer_prelu(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    x, alpha = alike(types, "graph.prelu")
-    require_float(x, "graph.prelu")
-    axis = axis_of(attrs["axis"], x.rank, "graph.prelu")
-    require(
-        alpha.shape == x.shape[axis : axis + 1],
-        "graph.prelu",
-        f"expected alpha along axis {axis} of {x}, got {alpha}",
-    )
+    x, alpha = alike(types)
+    require_float(x)
+    axis = axis_of(attrs["axis"], x.rank)
+    require(alpha.shape == x.shape[axis : axis + 1], f"expected alpha along axis {axis} of {x}, got {alpha}")
     return [x]
 
 
@@ -261,25 +203,23 @@ def along(vector: np.ndarray, axis: int, rank: int) -> np.ndarray:
 
 
 define(
-    OpDef(
-        "graph.prelu",
-        ("x", "alpha"),
-        "x where positive, else alpha * x with one alpha per index of `axis`.",
-        attrs={"axis": AttrDef("int", 1)},
-        infer=_infer_prelu,
-        evaluate=lambda x, a: [
-            np.where(x[0] > 0, x[0], x[0] * along(x[1], a["axis"], x[0].ndim)).astype(x[0].dtype)
-        ],
-        facts=Facts(
-            elements=Elements.MAPS_PER_CHANNEL,
-            flops=flops_per_element,
-            precision=Precision.FOLLOWS,
-            division=per_channel,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=False,
-        ),
-    )
+    "graph.prelu",
+    ("x", "alpha"),
+    "x where positive, else alpha * x with one alpha per index of `axis`.",
+    attrs={"axis": AttrDef("int", 1)},
+    infer=_infer_prelu,
+    evaluate=lambda x, a: [
+        np.where(x[0] > 0, x[0], x[0] * along(x[1], a["axis"], x[0].ndim)).astype(x[0].dtype)
+    ],
+    facts=Facts(
+        elements=Elements.MAPS_PER_CHANNEL,
+        flops=flops_per_element,
+        precision=Precision.FOLLOWS,
+        division=per_channel,
+        extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
+        exact=False,
+    ),
 )
 
 
@@ -289,21 +229,11 @@ def _evaluate_cast(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.nd
 
 
 define(
-    OpDef(
-        "graph.cast",
-        ("x",),
-        "x converted to `dtype`; float to integer truncates towards zero, anything but zero is true.",
-        attrs={"dtype": AttrDef("dtype")},
-        infer=lambda t, a: [TensorType(a["dtype"], tensors(t, "graph.cast")[0].shape)],
-        evaluate=_evaluate_cast,
-        facts=Facts(
-            elements=Elements.MAPS,
-            flops=no_flops,
-            precision=Precision.ANY,
-            division=elementwise,
-            extents=attributes_stay,
-            report=ReportClass.OF_KERNEL,
-            exact=False,
-        ),
-    )
+    "graph.cast",
+    ("x",),
+    "x converted to `dtype`; float to integer truncates towards zero, anything but zero is true.",
+    attrs={"dtype": AttrDef("dtype")},
+    infer=lambda t, a: [TensorType(a["dtype"], tensors(t)[0].shape)],
+    evaluate=_evaluate_cast,
+    facts=replace(_MAP, flops=no_flops, precision=Precision.ANY),
 )

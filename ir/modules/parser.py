@@ -26,6 +26,13 @@ MAX_DEPTH = 100
 MAX_DIGITS = 20
 MAX_FLOAT_DIGITS = 400
 
+#: names that ops and their attributes had in texts of earlier versions, which saved files hold, and now have
+FORMER_OPS = {
+    "thread.publish_shared": "thread.fence_async_proxy",
+    "thread.renew_rows": "thread.rescale_factors",
+}
+FORMER_ATTRS = {("thread.scale_rows", "seldom"): "skip_if_one"}
+
 _BRACKET = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"?|#[^\n]*|[()\[\]{}]')
 
 
@@ -268,9 +275,10 @@ class _Scope:
             if str(t) not in self.names:
                 self.fail(t, f"use of undefined value {t}")
         operands = tuple(self.names[str(t)] for t in o.operands)
-        given = dict(self.attrs(o.attrs))
+        name = FORMER_OPS.get(o.name, str(o.name))
+        given = {FORMER_ATTRS.get((name, k), k): v for k, v in self.attrs(o.attrs)}
         try:
-            attrs = op_def(str(o.name)).complete(given)
+            attrs = op_def(name).complete(given)
         except InputError as e:
             self.fail(o.name, str(e))
         body = None
@@ -281,7 +289,7 @@ class _Scope:
         if len(o.results) != len(o.types):
             self.fail(o.name, f"expected one type per result ({len(o.results)}), got {len(o.types)}")
         results = tuple(self.define(t, type_) for t, type_ in zip(o.results, o.types, strict=True))
-        return Op(str(o.name), operands, attrs, results, body, o.loc, o.name.line or 0)
+        return Op(name, operands, attrs, results, body, o.loc, o.name.line or 0)
 
     def func(self, f: _Func) -> Func:
         params = tuple(self.define(t, type_) for t, type_ in f.params)

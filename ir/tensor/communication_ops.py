@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewright.ir.nodes import Op
-from tilewright.ir.opdef import AttrDef, OpDef, define
+from tilewright.ir.opdef import AttrDef, define
 from tilewright.ir.types import TensorType
 
 COMMUNICATE = "tensor.communicate"
@@ -64,24 +64,22 @@ def _collective_faults(op: Op, operands: Sequence[int], results: Sequence[int]) 
 
 
 define(
-    OpDef(
-        COMMUNICATE,
-        ("operands*",),
-        "Communication with other ranks, between dense tensors in row-major order. exchange: every operand "
-        "goes to a peer, every result comes from one. all_gather: the members' operands of `counts` elements "
-        "one after another. all_reduce: their elementwise sum or maximum. reduce_scatter: this member's "
-        "`counts` elements of the elementwise sum.",
-        attrs={
-            "kind": AttrDef("str", doc=", ".join(KINDS)),
-            "sends": AttrDef("list", (), "[global rank, tag, operand] of every message of an exchange"),
-            "receives": AttrDef("list", (), "[global rank, tag, result] of every message of an exchange"),
-            "members": AttrDef("ints", (), "global ranks of a collective"),
-            "position": AttrDef("int", 0, "of this rank among the members"),
-            "counts": AttrDef("ints", (), "elements per member"),
-            "reduction": AttrDef("str", "sum"),
-        },
-        results=None,
-        verify=_verify,
-        effects=frozenset({"communicate"}),
-    )
+    COMMUNICATE,
+    ("operands*",),
+    "Communication with other ranks, between dense tensors in row-major order. exchange: every operand "
+    "goes to a peer, every result comes from one. all_gather: the members' operands of `counts` elements "
+    "one after another. all_reduce: their elementwise sum or maximum. reduce_scatter: this member's "
+    "`counts` elements of the elementwise sum.",
+    attrs={
+        "kind": AttrDef("str", doc=", ".join(KINDS)),
+        "sends": AttrDef("list", (), "[global rank, tag, operand] of every message of an exchange"),
+        "receives": AttrDef("list", (), "[global rank, tag, result] of every message of an exchange"),
+        "members": AttrDef("ints", (), "global ranks of a collective"),
+        "position": AttrDef("int", 0, "of this rank among the members"),
+        "counts": AttrDef("ints", (), "elements per member"),
+        "reduction": AttrDef("str", "sum"),
+    },
+    results=None,
+    verify=_verify,
+    effects=frozenset({"communicate"}),
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tilewright.ir.expr import symbols
 from tilewright.ir.nodes import Op, Value
-from tilewright.ir.opdef import AttrDef, OpDef, define
+from tilewright.ir.opdef import AttrDef, define
 from tilewright.ir.tensor.ops import SHAPED, dims, verify_reads, verify_scalar_body
 from tilewright.ir.types import TensorType
 
@@ -30,21 +30,19 @@ def _verify_scan(op: Op) -> Sequence[str]:
 
 
 define(
-    OpDef(
-        "tensor.scan",
-        ("x",),
-        "Running fold along one parallel dimension: result[.., i, ..] folds elements 0..i, without i when "
-        "exclusive, from the end when reverse; body(element, accumulator).",
-        attrs={
-            **SHAPED,
-            "dim": AttrDef("str"),
-            "init": AttrDef("number", 0.0),
-            "exclusive": AttrDef("bool", False),
-            "reverse": AttrDef("bool", False),
-        },
-        verify=_verify_scan,
-        body=True,
-    )
+    "tensor.scan",
+    ("x",),
+    "Running fold along one parallel dimension: result[.., i, ..] folds elements 0..i, without i when "
+    "exclusive, from the end when reverse; body(element, accumulator).",
+    attrs={
+        **SHAPED,
+        "dim": AttrDef("str"),
+        "init": AttrDef("number", 0.0),
+        "exclusive": AttrDef("bool", False),
+        "reverse": AttrDef("bool", False),
+    },
+    verify=_verify_scan,
+    body=True,
 )
 
 
@@ -80,21 +78,17 @@ def _verify_gather(op: Op) -> Sequence[str]:
 
 
 define(
-    OpDef(
-        "tensor.gather",
-        ("data", "indices*"),
-        "result[par] = data[at], where symbols i0, i1, ... in `at` are values read from the index operands.",
-        attrs={
-            "par": SHAPED["par"],
-            "reads": AttrDef("accesses", doc="where each index operand is read"),
-            "at": AttrDef("exprs"),
-            "mode": AttrDef(
-                "str", "clip", "clip, wrap, or fill (with `fill_value`) for addresses out of bounds"
-            ),
-            "fill_value": AttrDef("number", 0.0),
-        },
-        verify=_verify_gather,
-    )
+    "tensor.gather",
+    ("data", "indices*"),
+    "result[par] = data[at], where symbols i0, i1, ... in `at` are values read from the index operands.",
+    attrs={
+        "par": SHAPED["par"],
+        "reads": AttrDef("accesses", doc="where each index operand is read"),
+        "at": AttrDef("exprs"),
+        "mode": AttrDef("str", "clip", "clip, wrap, or fill (with `fill_value`) for addresses out of bounds"),
+        "fill_value": AttrDef("number", 0.0),
+    },
+    verify=_verify_gather,
 )
 
 
@@ -108,17 +102,15 @@ def _verify_scatter(op: Op) -> Sequence[str]:
 
 
 define(
-    OpDef(
-        "tensor.scatter",
-        ("init", "updates", "indices*"),
-        "A copy of init where, for each point of par in order, element `at` becomes body(old, update); "
-        "addresses out of bounds are dropped.",
-        attrs={
-            "par": SHAPED["par"],
-            "reads": AttrDef("accesses", doc="where updates and each index operand are read"),
-            "at": AttrDef("exprs"),
-        },
-        verify=_verify_scatter,
-        body=True,
-    )
+    "tensor.scatter",
+    ("init", "updates", "indices*"),
+    "A copy of init where, for each point of par in order, element `at` becomes body(old, update); "
+    "addresses out of bounds are dropped.",
+    attrs={
+        "par": SHAPED["par"],
+        "reads": AttrDef("accesses", doc="where updates and each index operand are read"),
+        "at": AttrDef("exprs"),
+    },
+    verify=_verify_scatter,
+    body=True,
 )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.nodes import Op
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType
 
 #: first index and extents of a box inside an array
@@ -103,16 +103,14 @@ def _evaluate_join(operands: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.
 
 
 define(
-    OpDef(
-        "tensor.join",
-        ("first", "operands*"),
-        "One array made of the operands: the elements of operand k in row-major order are the box of "
-        "extents[k] at index at[k]. Nothing moves: kernels write the operands where they lie in the result.",
-        attrs={
-            "at": AttrDef("accesses", doc="first index of each operand's box in the result"),
-            "extents": AttrDef("accesses", doc="extents of each operand's box"),
-        },
-        evaluate=_evaluate_join,
-        verify=_verify_join,
-    )
+    "tensor.join",
+    ("first", "operands*"),
+    "One array made of the operands: the elements of operand k in row-major order are the box of "
+    "extents[k] at index at[k]. Nothing moves: kernels write the operands where they lie in the result.",
+    attrs={
+        "at": AttrDef("accesses", doc="first index of each operand's box in the result"),
+        "extents": AttrDef("accesses", doc="extents of each operand's box"),
+    },
+    evaluate=_evaluate_join,
+    verify=_verify_join,
 )

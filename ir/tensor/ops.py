@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tilewright.ir.expr import Expr, symbols
 from tilewright.ir.nodes import Attr, Op, Pairs, Value
-from tilewright.ir.opdef import AttrDef, OpDef, define
+from tilewright.ir.opdef import AttrDef, define, no_results
 from tilewright.ir.simplify import interval
 from tilewright.ir.types import ScalarType, TensorType, Type
 
@@ -182,78 +182,64 @@ _REDUCED = {
     "init": AttrDef("list", (0.0,), "initial accumulator per result"),
 }
 define(
-    OpDef(
-        "tensor.map",
-        ("operands*",),
-        "result[par] = body(operand[reads]...); also transposes, slices, broadcasts, pads and concatenates.",
-        attrs=SHAPED,
-        results=None,
-        verify=_verify_structured,
-        body=True,
-    )
+    "tensor.map",
+    ("operands*",),
+    "result[par] = body(operand[reads]...); also transposes, slices, broadcasts, pads and concatenates.",
+    attrs=SHAPED,
+    results=None,
+    verify=_verify_structured,
+    body=True,
 )
 define(
-    OpDef(
-        "tensor.reduce",
-        ("operands*",),
-        "result[par] = fold of body(operand[reads]..., accumulator...) over red, in any order.",
-        attrs=_REDUCED,
-        results=None,
-        verify=_verify_structured,
-        body=True,
-    )
+    "tensor.reduce",
+    ("operands*",),
+    "result[par] = fold of body(operand[reads]..., accumulator...) over red, in any order.",
+    attrs=_REDUCED,
+    results=None,
+    verify=_verify_structured,
+    body=True,
 )
 define(
-    OpDef(
-        "tensor.contract",
-        ("a", "b"),
-        "result[par] = sum over red of a[reads] * b[reads]: matrix products and convolutions.",
-        attrs={
-            **_REDUCED,
-            "factors": AttrDef("str", "", "tf32: float32 factors may be rounded to TF32 before the product"),
-        },
-        verify=_verify_structured,
-        body=True,
-    )
+    "tensor.contract",
+    ("a", "b"),
+    "result[par] = sum over red of a[reads] * b[reads]: matrix products and convolutions.",
+    attrs={
+        **_REDUCED,
+        "factors": AttrDef("str", "", "tf32: float32 factors may be rounded to TF32 before the product"),
+    },
+    verify=_verify_structured,
+    body=True,
 )
 define(
-    OpDef(
-        "tensor.window",
-        ("operands*",),
-        "A reduction over a small sliding window: pooling and depthwise convolution.",
-        attrs=_REDUCED,
-        results=None,
-        verify=_verify_structured,
-        body=True,
-    )
+    "tensor.window",
+    ("operands*",),
+    "A reduction over a small sliding window: pooling and depthwise convolution.",
+    attrs=_REDUCED,
+    results=None,
+    verify=_verify_structured,
+    body=True,
 )
 
 
 define(
-    OpDef(
-        "tensor.call",
-        ("operands*",),
-        "Run a kernel (a function of this module) or a library kernel. Shapes may differ from the callee's "
-        "as long as dtype, number of elements and the memory from the first to the last one agree.",
-        attrs={"callee": AttrDef("ref")},
-        results=None,
-    )
+    "tensor.call",
+    ("operands*",),
+    "Run a kernel (a function of this module) or a library kernel. Shapes may differ from the callee's "
+    "as long as dtype, number of elements and the memory from the first to the last one agree.",
+    attrs={"callee": AttrDef("ref")},
+    results=None,
 )
 define(
-    OpDef(
-        "tensor.constant",
-        (),
-        "A named constant of the module.",
-        attrs={"name": AttrDef("str")},
-    )
+    "tensor.constant",
+    (),
+    "A named constant of the module.",
+    attrs={"name": AttrDef("str")},
 )
 define(
-    OpDef(
-        "tensor.return",
-        ("values*",),
-        "Results of the function.",
-        results=0,
-        infer=lambda t, a: [],
-        effects=frozenset({"terminator"}),
-    )
+    "tensor.return",
+    ("values*",),
+    "Results of the function.",
+    results=0,
+    infer=no_results,
+    effects=frozenset({"terminator"}),
 )

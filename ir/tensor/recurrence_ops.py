@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tilewright.ir.expr import symbols
 from tilewright.ir.nodes import Op
-from tilewright.ir.opdef import AttrDef, OpDef, define
+from tilewright.ir.opdef import AttrDef, define
 from tilewright.ir.tensor.ops import SHAPED, dims, reads, verify_reads, verify_scalar_body
 from tilewright.ir.types import TensorType
 
@@ -34,19 +34,17 @@ def _verify_recur(op: Op) -> Sequence[str]:
 
 
 define(
-    OpDef(
-        "tensor.recur",
-        ("start", "operands*"),
-        "Results along `dim`, each from all earlier ones: result[.., i, ..] folds body(operand[reads]..., "
-        "result[.., t, ..], accumulator) over t = 0..i-1 in order, from start[reads] on; `red` names t.",
-        attrs={
-            "par": SHAPED["par"],
-            "red": AttrDef("dims", doc="the dimension t of earlier results, as long as `dim`"),
-            "reads": SHAPED["reads"],
-            "fill": SHAPED["fill"],
-            "dim": AttrDef("str"),
-        },
-        verify=_verify_recur,
-        body=True,
-    )
+    "tensor.recur",
+    ("start", "operands*"),
+    "Results along `dim`, each from all earlier ones: result[.., i, ..] folds body(operand[reads]..., "
+    "result[.., t, ..], accumulator) over t = 0..i-1 in order, from start[reads] on; `red` names t.",
+    attrs={
+        "par": SHAPED["par"],
+        "red": AttrDef("dims", doc="the dimension t of earlier results, as long as `dim`"),
+        "reads": SHAPED["reads"],
+        "fill": SHAPED["fill"],
+        "dim": AttrDef("str"),
+    },
+    verify=_verify_recur,
+    body=True,
 )

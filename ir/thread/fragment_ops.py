@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir.errors import InputError
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import ScalarType, TensorType, Type
 
 _TILE = (16, 8)
@@ -20,74 +20,67 @@ _FACTORS = {"f16": (16, 16), "bf16": (16, 16), "f32": (16, 8)}
 _WARP_ACCESS = frozenset({"read", "write", "warp"})
 
 
-def _sums(t: Type, what: str) -> TensorType:
+def _sums(t: Type) -> TensorType:
     if not isinstance(t, TensorType) or (t.space, t.dtype, t.shape[-2:]) != ("frag", "f32", _TILE):
-        raise InputError(f"{what}: expected accumulators f32[..., 16, 8] in frag, got {t}")
+        raise InputError(f"expected accumulators f32[..., 16, 8] in frag, got {t}")
     return t
 
 
-def _place(t: TensorType, attrs: Attrs, what: str) -> None:
+def _place(t: TensorType, attrs: Attrs) -> None:
     if len(attrs["item"]) != t.rank - 2 or len(attrs["at"]) != 2:
         raise InputError(
-            f"{what}: expected {t.rank - 2} index expressions of a tile, half and pair, "
+            f"expected {t.rank - 2} index expressions of a tile, half and pair, "
             f"got {len(attrs['item'])} and {len(attrs['at'])}"
         )
 
 
-def _rows(t: TensorType, rows: Sequence[Type], what: str) -> None:
+def _rows(t: TensorType, rows: Sequence[Type]) -> None:
     wanted = (*t.shape[:-3], 2)
     for r in rows:
         if not isinstance(r, TensorType) or (r.space, r.dtype, r.shape) != ("reg", "f32", wanted):
-            raise InputError(f"{what}: expected f32{list(wanted)} in reg for the rows of {t}, got {r}")
+            raise InputError(f"expected f32{list(wanted)} in reg for the rows of {t}, got {r}")
 
 
 def _infer_get(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    _place(_sums(types[0], "thread.get_fragment"), attrs, "thread.get_fragment")
+    _place(_sums(types[0]), attrs)
     return [ScalarType("f32")]
 
 
 def _infer_set(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    _place(_sums(types[1], "thread.set_fragment"), attrs, "thread.set_fragment")
+    _place(_sums(types[1]), attrs)
     if types[0] != ScalarType("f32"):
-        raise InputError(f"thread.set_fragment: expected a value of f32, got {types[0]}")
+        raise InputError(f"expected a value of f32, got {types[0]}")
     return []
 
 
 define(
-    OpDef(
-        "thread.get_fragment",
-        ("fragment",),
-        "The lane's element at `at` = [half, pair] of a tile of accumulators.",
-        attrs={"item": _ITEM, "at": _PLACE},
-        infer=_infer_get,
-        effects=frozenset({"read"}),
-    )
+    "thread.get_fragment",
+    ("fragment",),
+    "The lane's element at `at` = [half, pair] of a tile of accumulators.",
+    attrs={"item": _ITEM, "at": _PLACE},
+    infer=_infer_get,
+    effects=frozenset({"read"}),
 )
 define(
-    OpDef(
-        "thread.set_fragment",
-        ("value", "fragment"),
-        "Replace the lane's element at `at` = [half, pair] of a tile of accumulators.",
-        attrs={"item": _ITEM, "at": _PLACE},
-        results=0,
-        infer=_infer_set,
-        effects=frozenset({"write"}),
-    )
+    "thread.set_fragment",
+    ("value", "fragment"),
+    "Replace the lane's element at `at` = [half, pair] of a tile of accumulators.",
+    attrs={"item": _ITEM, "at": _PLACE},
+    results=0,
+    infer=_infer_set,
+    effects=frozenset({"write"}),
 )
 
 
 _SCALE = AttrDef("number", 1.0, "factor of what is raised to the power of e")
 
 
-def _infer_rows(what: str) -> object:
-    def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-        t = _sums(types[0], what)
-        if t.rank not in (3, 4):
-            raise InputError(f"{what}: expected tiles [columns, 16, 8] or [rows, columns, 16, 8], got {t}")
-        _rows(t, types[1:], what)
-        return []
-
-    return infer
+def _infer_rows(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    t = _sums(types[0])
+    if t.rank not in (3, 4):
+        raise InputError(f"expected tiles [columns, 16, 8] or [rows, columns, 16, 8], got {t}")
+    _rows(t, types[1:])
+    return []
 
 
 for _name, _operands, _attrs, _doc in (
@@ -107,71 +100,62 @@ for _name, _operands, _attrs, _doc in (
     (
         "scale_rows",
         ("fragment", "factors"),
-        {"seldom": AttrDef("bool", False, "most factors are 1: a warp whose rows have no others goes on")},
+        {"skip_if_one": AttrDef("bool", False, "a warp whose factors are all 1 does nothing")},
         "Multiply each element by the factor of its row.",
     ),
 ):
     define(
-        OpDef(
-            f"thread.{_name}",
-            _operands,
-            _doc,
-            attrs=_attrs,
-            results=0,
-            infer=_infer_rows(f"thread.{_name}"),  # type: ignore[arg-type]
-            effects=_WARP_ACCESS,
-        )
+        f"thread.{_name}",
+        _operands,
+        _doc,
+        attrs=_attrs,
+        results=0,
+        infer=_infer_rows,
+        effects=_WARP_ACCESS,
     )
 
 
 def _infer_renew(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     one, other = types
     if one != other or not isinstance(one, TensorType) or (one.space, one.dtype) != ("reg", "f32"):
-        raise InputError(
-            f"thread.renew_rows: expected two equal buffers of f32 in reg, got {one} and {other}"
-        )
+        raise InputError(f"expected two equal buffers of f32 in reg, got {one} and {other}")
     if one.rank not in (1, 2):
-        raise InputError(f"thread.renew_rows: expected [half] or [tiles of rows, half], got {one}")
+        raise InputError(f"expected [half] or [tiles of rows, half], got {one}")
     return []
 
 
 define(
-    OpDef(
-        "thread.renew_rows",
-        ("before", "largest"),
-        "Take back what `largest` rose above `before`, unless exp(scale (largest - before)) exceeds 2 ** 8, "
-        "or `before` is minus infinity; then replace `before` by what sums so far are multiplied by: "
-        "exp(scale (before - largest)), 1 where nothing was summed.",
-        attrs={"scale": _SCALE},
-        results=0,
-        infer=_infer_renew,
-        effects=_WARP_ACCESS,
-    )
+    "thread.rescale_factors",
+    ("before", "largest"),
+    "Take back what `largest` rose above `before`, unless exp(scale (largest - before)) exceeds 2 ** 8, "
+    "or `before` is minus infinity; then replace `before` by what sums so far are multiplied by: "
+    "exp(scale (before - largest)), 1 where nothing was summed.",
+    attrs={"scale": _SCALE},
+    results=0,
+    infer=_infer_renew,
+    effects=_WARP_ACCESS,
 )
 
 
 def _infer_pack(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    what = "thread.pack_fragment"
-    source, target = _sums(types[0], what), types[1]
+    source, target = _sums(types[0]), types[1]
     if not isinstance(target, TensorType) or target.space != "frag" or target.dtype not in _FACTORS:
-        raise InputError(f"{what}: expected factors of f16, bf16 or f32 in frag, got {target}")
+        raise InputError(f"expected factors of f16, bf16 or f32 in frag, got {target}")
     if target.shape[-2:] != _FACTORS[target.dtype]:
         wanted = ", ".join(map(str, _FACTORS[target.dtype]))
-        raise InputError(f"{what}: expected tiles [..., {wanted}] in frag, got {target}")
+        raise InputError(f"expected tiles [..., {wanted}] in frag, got {target}")
     if len(attrs["item"]) != source.rank - 2 or len(attrs["to"]) != target.rank - 2:
-        raise InputError(f"{what}: expected index expressions of a tile of {source} and of {target}")
+        raise InputError(f"expected index expressions of a tile of {source} and of {target}")
     return []
 
 
 define(
-    OpDef(
-        "thread.pack_fragment",
-        ("sums", "factor"),
-        "Round the tile `item` of accumulators and the one after it to a first factor's 16 x 16 tile `to`; "
-        "for factors of f32 that tile alone, to TF32 numbers whose columns are in the order 0 2 4 6 1 3 5 7.",
-        attrs={"item": _ITEM, "to": _ITEM},
-        results=0,
-        infer=_infer_pack,
-        effects=_WARP_ACCESS,
-    )
+    "thread.pack_fragment",
+    ("sums", "factor"),
+    "Round the tile `item` of accumulators and the one after it to a first factor's 16 x 16 tile `to`; "
+    "for factors of f32 that tile alone, to TF32 numbers whose columns are in the order 0 2 4 6 1 3 5 7.",
+    attrs={"item": _ITEM, "to": _ITEM},
+    results=0,
+    infer=_infer_pack,
+    effects=_WARP_ACCESS,
 )

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 
-from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Op, Value, walk
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
-from tilewright.ir.types import TensorType, Type
+from tilewright.ir.opdef import AttrDef, Attrs, define, no_results
+from tilewright.ir.thread.ops import MASK, element
+from tilewright.ir.types import Type
 
 WAIT, RELEASE = "thread.wait_for_launches", "thread.release_dependents"
 PREFETCH = "thread.prefetch"
@@ -19,48 +19,38 @@ PREFETCH = "thread.prefetch"
 CONSTANT_PARAMS = "constant_params"
 
 define(
-    OpDef(
-        WAIT,
-        (),
-        "Wait until the launches this one depends on have finished and what they wrote is visible. Before "
-        "it, a kernel touches no global memory but the parameters listed in its `constant_params`.",
-        results=0,
-        infer=lambda t, a: [],
-        effects=frozenset({"launch"}),
-    )
+    WAIT,
+    (),
+    "Wait until the launches this one depends on have finished and what they wrote is visible. Before "
+    "it, a kernel touches no global memory but the parameters listed in its `constant_params`.",
+    results=0,
+    infer=no_results,
+    effects=frozenset({"launch"}),
 )
 define(
-    OpDef(
-        RELEASE,
-        (),
-        "Launches that depend on this one may start from here on (once all blocks got here or ended); what "
-        "they wait for is still the end of this one.",
-        results=0,
-        infer=lambda t, a: [],
-        effects=frozenset({"launch"}),
-    )
+    RELEASE,
+    (),
+    "Launches that depend on this one may start from here on (once all blocks got here or ended); what "
+    "they wait for is still the end of this one.",
+    results=0,
+    infer=no_results,
+    effects=frozenset({"launch"}),
 )
 
 
 def _infer_prefetch(types: Sequence[Type], a: Attrs) -> Sequence[Type]:
-    t = types[0]
-    if not isinstance(t, TensorType) or t.space != "global":
-        raise InputError(f"{PREFETCH}: expected a buffer in global memory, got {t}")
-    if len(a["at"]) != t.rank:
-        raise InputError(f"{PREFETCH}: expected {t.rank} index expressions, got {len(a['at'])}")
+    element(types[0], a["at"], "global")
     return []
 
 
 define(
-    OpDef(
-        PREFETCH,
-        ("buffer",),
-        "Start bringing the cache line of an element to the last-level cache, where the mask is true.",
-        attrs={"at": AttrDef("exprs"), "mask": AttrDef("mask", (), "conjunction of [expr, low, high]")},
-        results=0,
-        infer=_infer_prefetch,
-        effects=frozenset({"prefetch"}),
-    )
+    PREFETCH,
+    ("buffer",),
+    "Start bringing the cache line of an element to the last-level cache, where the mask is true.",
+    attrs={"at": AttrDef("exprs"), "mask": MASK},
+    results=0,
+    infer=_infer_prefetch,
+    effects=frozenset({"prefetch"}),
 )
 
 

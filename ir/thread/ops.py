@@ -13,34 +13,38 @@ from collections.abc import Sequence
 from tilewright.ir.errors import InputError
 from tilewright.ir.hardware_facts import WARP
 from tilewright.ir.nodes import Op
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define, no_results
 from tilewright.ir.types import ScalarType, TensorType, Type
 
 READ, WRITE = frozenset({"read"}), frozenset({"write"})
 
 
-def _tensor(t: Type, what: str, *spaces: str) -> TensorType:
-    if not isinstance(t, TensorType) or (spaces and t.space not in spaces):
-        raise InputError(f"{what}: expected a buffer in {' or '.join(spaces) or 'memory'}, got {t}")
+MASK = AttrDef("mask", (), "conjunction of [expr, low, high]")
+
+
+def buffer(t: Type, *spaces: str) -> TensorType:
+    """The type, known to be of a buffer in one of the memory spaces."""
+    if not isinstance(t, TensorType) or t.space not in spaces:
+        raise InputError(f"expected a buffer in {' or '.join(spaces)}, got {t}")
     return t
 
 
-def _access(t: TensorType, at: Sequence[object], what: str) -> None:
-    if len(at) != t.rank:
-        raise InputError(f"{what}: expected {t.rank} index expressions, got {len(at)}")
+def element(t: Type, at: Sequence[object], *spaces: str) -> TensorType:
+    """The type, known to be of a buffer in one of the memory spaces in which `at` names an element."""
+    memory = buffer(t, *spaces)
+    if len(at) != memory.rank:
+        raise InputError(f"expected {memory.rank} index expressions, got {len(at)}")
+    return memory
 
 
 def _infer_load(types: Sequence[Type], a: Attrs) -> Sequence[Type]:
-    t = _tensor(types[0], "thread.load", "global", "shared", "reg")
-    _access(t, a["at"], "thread.load")
-    return [ScalarType(t.dtype, a["lanes"])]
+    return [ScalarType(element(types[0], a["at"], "global", "shared", "reg").dtype, a["lanes"])]
 
 
 def _infer_store(types: Sequence[Type], a: Attrs) -> Sequence[Type]:
-    t = _tensor(types[1], f"thread.store of {types[0]}", "global", "shared", "reg")
-    _access(t, a["at"], "thread.store")
+    t = element(types[1], a["at"], "global", "shared", "reg")
     if not isinstance(types[0], ScalarType) or types[0].dtype != t.dtype:
-        raise InputError(f"thread.store: expected a {t.dtype} value, got {types[0]}")
+        raise InputError(f"expected a {t.dtype} value, got {types[0]}")
     return []
 
 
@@ -51,113 +55,93 @@ def _verify_alloc(op: Op) -> list[str]:
     return [f"expected a buffer in shared, reg or frag, got {t}: global memory comes as parameters"]
 
 
-_MASK = AttrDef("mask", (), "conjunction of [expr, low, high]")
 define(
-    OpDef(
-        "thread.alloc",
-        (),
-        "A buffer in shared memory (one per block), registers (one per thread) or fragments (one per warp).",
-        attrs={
-            "align": AttrDef("int", 16, "bytes"),
-            "swizzled": AttrDef(
-                "bool", False, "the 16-byte pieces of each row are permuted: columns of pieces meet all banks"
-            ),
-        },
-        verify=_verify_alloc,
-        effects=frozenset({"alloc"}),
-    )
+    "thread.alloc",
+    (),
+    "A buffer in shared memory (one per block), registers (one per thread) or fragments (one per warp).",
+    attrs={
+        "align": AttrDef("int", 16, "bytes"),
+        "swizzled": AttrDef(
+            "bool", False, "the 16-byte pieces of each row are permuted: columns of pieces meet all banks"
+        ),
+    },
+    verify=_verify_alloc,
+    effects=frozenset({"alloc"}),
 )
 define(
-    OpDef(
-        "thread.load",
-        ("buffer",),
-        "One element, or `lanes` consecutive ones of the last dimension; `other` where the mask is false.",
-        attrs={
-            "at": AttrDef("exprs"),
-            "lanes": AttrDef("int", 1),
-            "mask": _MASK,
-            "other": AttrDef("number", 0.0),
-        },
-        infer=_infer_load,
-        effects=READ,
-    )
+    "thread.load",
+    ("buffer",),
+    "One element, or `lanes` consecutive ones of the last dimension; `other` where the mask is false.",
+    attrs={
+        "at": AttrDef("exprs"),
+        "lanes": AttrDef("int", 1),
+        "mask": MASK,
+        "other": AttrDef("number", 0.0),
+    },
+    infer=_infer_load,
+    effects=READ,
 )
 define(
-    OpDef(
-        "thread.store",
-        ("value", "buffer"),
-        "Write one element, or the lanes of a short vector along the last dimension, where the mask is true.",
-        attrs={"at": AttrDef("exprs"), "mask": _MASK},
-        results=0,
-        infer=_infer_store,
-        effects=WRITE,
-    )
+    "thread.store",
+    ("value", "buffer"),
+    "Write one element, or the lanes of a short vector along the last dimension, where the mask is true.",
+    attrs={"at": AttrDef("exprs"), "mask": MASK},
+    results=0,
+    infer=_infer_store,
+    effects=WRITE,
 )
 define(
-    OpDef(
-        "thread.atomic_add",
-        ("value", "buffer"),
-        "Add to one element of global or shared memory, atomically.",
-        attrs={"at": AttrDef("exprs"), "mask": _MASK},
-        results=0,
-        infer=_infer_store,
-        effects=READ | WRITE,
-    )
+    "thread.atomic_add",
+    ("value", "buffer"),
+    "Add to one element of global or shared memory, atomically.",
+    attrs={"at": AttrDef("exprs"), "mask": MASK},
+    results=0,
+    infer=_infer_store,
+    effects=READ | WRITE,
 )
 
 
 def _infer_copy(types: Sequence[Type], a: Attrs) -> Sequence[Type]:
-    src = _tensor(types[0], "thread.copy_async source", "global")
-    dst = _tensor(types[1], "thread.copy_async destination", "shared")
-    _access(src, a["src"], "thread.copy_async source")
-    _access(dst, a["dst"], "thread.copy_async destination")
+    src, dst = element(types[0], a["src"], "global"), element(types[1], a["dst"], "shared")
     if src.dtype != dst.dtype:
-        raise InputError(f"thread.copy_async: expected one dtype, got {src} and {dst}")
+        raise InputError(f"expected one dtype, got {src} and {dst}")
     return []
 
 
 define(
-    OpDef(
-        "thread.copy_async",
-        ("source", "destination"),
-        "Start copying `lanes` elements (4, 8 or 16 bytes) from global to shared memory; zeros where the "
-        "mask is false.",
-        attrs={"src": AttrDef("exprs"), "dst": AttrDef("exprs"), "lanes": AttrDef("int", 1), "mask": _MASK},
-        results=0,
-        infer=_infer_copy,
-        effects=READ | WRITE | {"async"},
-    )
+    "thread.copy_async",
+    ("source", "destination"),
+    "Start copying `lanes` elements (4, 8 or 16 bytes) from global to shared memory; zeros where the "
+    "mask is false.",
+    attrs={"src": AttrDef("exprs"), "dst": AttrDef("exprs"), "lanes": AttrDef("int", 1), "mask": MASK},
+    results=0,
+    infer=_infer_copy,
+    effects=READ | WRITE | {"async"},
 )
 define(
-    OpDef(
-        "thread.async_commit",
-        (),
-        "Close the group of asynchronous copies started since the last one.",
-        results=0,
-        infer=lambda t, a: [],
-        effects=frozenset({"async"}),
-    )
+    "thread.async_commit",
+    (),
+    "Close the group of asynchronous copies started since the last one.",
+    results=0,
+    infer=no_results,
+    effects=frozenset({"async"}),
 )
 define(
-    OpDef(
-        "thread.async_wait",
-        (),
-        "Wait until at most `pending` groups of this thread's asynchronous copies are unfinished.",
-        attrs={"pending": AttrDef("int", 0)},
-        results=0,
-        infer=lambda t, a: [],
-        effects=frozenset({"async"}),
-    )
+    "thread.async_wait",
+    (),
+    "Wait until at most `pending` groups of this thread's asynchronous copies are unfinished.",
+    attrs={"pending": AttrDef("int", 0)},
+    results=0,
+    infer=no_results,
+    effects=frozenset({"async"}),
 )
 define(
-    OpDef(
-        "thread.barrier",
-        (),
-        "All threads of the block arrive before any goes on; shared-memory writes before are visible after.",
-        results=0,
-        infer=lambda t, a: [],
-        effects=frozenset({"barrier"}),
-    )
+    "thread.barrier",
+    (),
+    "All threads of the block arrive before any goes on; shared-memory writes before are visible after.",
+    results=0,
+    infer=no_results,
+    effects=frozenset({"barrier"}),
 )
 
 
@@ -176,49 +160,41 @@ def _verify_loop(op: Op) -> Sequence[str]:
 
 
 define(
-    OpDef(
-        "thread.loop",
-        ("carried*",),
-        "Run the body for var = 0 .. extent-1. `unroll`: 0 never, 1 fully, n > 1 by n. Carried values pass "
-        "through the body's parameters and its thread.yield.",
-        attrs={"var": AttrDef("sym"), "extent": AttrDef("int"), "unroll": AttrDef("int", 0)},
-        results=None,
-        verify=_verify_loop,
-        body=True,
-        effects=frozenset({"control"}),
-    )
+    "thread.loop",
+    ("carried*",),
+    "Run the body for var = 0 .. extent-1. `unroll`: 0 never, 1 fully, n > 1 by n. Carried values pass "
+    "through the body's parameters and its thread.yield.",
+    attrs={"var": AttrDef("sym"), "extent": AttrDef("int"), "unroll": AttrDef("int", 0)},
+    results=None,
+    verify=_verify_loop,
+    body=True,
+    effects=frozenset({"control"}),
 )
 define(
-    OpDef(
-        "thread.if",
-        (),
-        "Run the body where the mask holds.",
-        attrs={"mask": AttrDef("mask")},
-        results=0,
-        infer=lambda t, a: [],
-        body=True,
-        effects=frozenset({"control"}),
-    )
+    "thread.if",
+    (),
+    "Run the body where the mask holds.",
+    attrs={"mask": AttrDef("mask")},
+    results=0,
+    infer=no_results,
+    body=True,
+    effects=frozenset({"control"}),
 )
 for _name in ("yield", "return"):
     define(
-        OpDef(
-            f"thread.{_name}",
-            ("values*",),
-            "Values carried to the next iteration." if _name == "yield" else "End of the kernel.",
-            results=0,
-            infer=lambda t, a: [],
-            effects=frozenset({"terminator"}),
-        )
+        f"thread.{_name}",
+        ("values*",),
+        "Values carried to the next iteration." if _name == "yield" else "End of the kernel.",
+        results=0,
+        infer=no_results,
+        effects=frozenset({"terminator"}),
     )
 define(
-    OpDef(
-        "thread.shuffle",
-        ("value",),
-        "The value of another lane of the warp: lane+offset (down), lane-offset (up), lane^offset (xor) or "
-        "offset (index). A lane outside the group of `width` lanes keeps its own value.",
-        attrs={"kind": AttrDef("str", "down"), "offset": AttrDef("expr"), "width": AttrDef("int", WARP)},
-        infer=lambda t, a: [t[0]],
-        effects=frozenset({"warp"}),
-    )
+    "thread.shuffle",
+    ("value",),
+    "The value of another lane of the warp: lane+offset (down), lane-offset (up), lane^offset (xor) or "
+    "offset (index). A lane outside the group of `width` lanes keeps its own value.",
+    attrs={"kind": AttrDef("str", "down"), "offset": AttrDef("expr"), "width": AttrDef("int", WARP)},
+    infer=lambda t, a: [t[0]],
+    effects=frozenset({"warp"}),
 )

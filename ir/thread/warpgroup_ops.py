@@ -1,8 +1,8 @@
 """Thread-level ops of warpgroups: four warps multiply matrices that lie in shared memory, asynchronously.
 
 The first factor may also lie in their registers. A tile's rows are 32, 64 or 128 bytes along the reduced
-dimension, swizzled. What is multiplied must have been published (`thread.publish_shared`) and passed a
-barrier; neither tiles nor sums may be touched until `thread.warpgroup_wait`.
+dimension, swizzled. Each thread that wrote a part of a tile passes `thread.fence_async_proxy`, then all pass
+a barrier, before it is multiplied; neither tiles nor sums may be touched until `thread.warpgroup_wait`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir.errors import InputError
-from tilewright.ir.opdef import AttrDef, Attrs, OpDef, define
+from tilewright.ir.opdef import AttrDef, Attrs, define, no_results
+from tilewright.ir.thread.ops import buffer
 from tilewright.ir.types import TensorType, Type, itemsize
 
 #: rows that a warpgroup multiplies with one instruction, 16 of each warp
@@ -28,95 +29,81 @@ def _infer_multiply(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     held = isinstance(a, TensorType) and a.space == "frag"
     for t, key in ((b, "b_at"),) if held else ((a, "a_at"), (b, "b_at")):
         if not isinstance(t, TensorType) or t.space != "shared" or len(attrs[key]) != t.rank:
-            raise InputError(
-                f"thread.warpgroup_mma: expected a buffer in shared and its index as {key}, got {t}"
-            )
+            raise InputError(f"expected a buffer in shared and its index as {key}, got {t}")
         if t.shape[-1] * itemsize(t.dtype) not in ROW_BYTES or not isinstance(attrs[key][-1], int):
-            raise InputError(
-                f"thread.warpgroup_mma: expected rows of 32, 64 or 128 bytes from a known place, got {t}"
-            )
+            raise InputError(f"expected rows of 32, 64 or 128 bytes from a known place, got {t}")
     if not isinstance(c, TensorType) or c.space != "frag" or c.rank != 4 or c.dtype != "f32":
-        raise InputError(f"thread.warpgroup_mma: expected sums f32[m, n, 16, 8] in frag, got {c}")
+        raise InputError(f"expected sums f32[m, n, 16, 8] in frag, got {c}")
     assert isinstance(a, TensorType)
     assert isinstance(b, TensorType)
     if held and (a.rank != len(attrs["a_at"]) + 3 or a.shape[-3:-1] != (c.shape[0], 16)):
-        raise InputError(f"thread.warpgroup_mma: expected {c.shape[0]} tiles of 16 rows at a_at, got {a}")
+        raise InputError(f"expected {c.shape[0]} tiles of 16 rows at a_at, got {a}")
     n = c.shape[1] * c.shape[3]
     if c.shape[2:] != (16, 8) or n % GROUP_N or n > MOST_N:
-        raise InputError(f"thread.warpgroup_mma: expected 8 to {MOST_N} columns of sums, got {c}")
+        raise InputError(f"expected 8 to {MOST_N} columns of sums, got {c}")
     depth = DEPTH_BYTES // itemsize(a.dtype)
     if a.dtype != b.dtype or a.shape[-1] != (depth if held else b.shape[-1]):
-        raise InputError(f"thread.warpgroup_mma: expected two tiles of one dtype and depth, got {a} and {b}")
+        raise InputError(f"expected two tiles of one dtype and depth, got {a} and {b}")
     return []
 
 
 define(
-    OpDef(
-        "thread.warpgroup_mma",
-        ("a", "b", "sums"),
-        "Start sums[i] += a @ b^T, for each i the 64 rows of `a` from `a_at` + 64 i with the columns of the "
-        "sums as rows of `b` from `b_at`; one group for `warpgroup_wait`. Tiles are multiplied over whole "
-        "rows, fragments of `a` over their depth. Warp w of four holds rows 16 w to 16 w + 15 of each 64.",
-        attrs={
-            "a_at": AttrDef("exprs", doc="index of the first row's first element, or of fragments[i]"),
-            "b_at": AttrDef("exprs", doc="index of the first row's first element"),
-            "engine": AttrDef("str", "wgmma"),
-        },
-        results=0,
-        infer=_infer_multiply,
-        effects=frozenset({"read", "write", "warp", "async"}),
-    )
+    "thread.warpgroup_mma",
+    ("a", "b", "sums"),
+    "Start sums[i] += a @ b^T, for each i the 64 rows of `a` from `a_at` + 64 i with the columns of the "
+    "sums as rows of `b` from `b_at`; one group for `warpgroup_wait`. Tiles are multiplied over whole "
+    "rows, fragments of `a` over their depth. Warp w of four holds rows 16 w to 16 w + 15 of each 64.",
+    attrs={
+        "a_at": AttrDef("exprs", doc="index of the first row's first element, or of fragments[i]"),
+        "b_at": AttrDef("exprs", doc="index of the first row's first element"),
+        "engine": AttrDef("str", "wgmma"),
+    },
+    results=0,
+    infer=_infer_multiply,
+    effects=frozenset({"read", "write", "warp", "async"}),
 )
 
 
 def _infer_wait(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    (sums,) = types
-    if not isinstance(sums, TensorType) or sums.space != "frag":
-        raise InputError(f"thread.warpgroup_wait: expected sums in frag, got {sums}")
+    buffer(types[0], "frag")
     return []
 
 
 define(
-    OpDef(
-        "thread.warpgroup_wait",
-        ("sums",),
-        "Wait until at most `pending` groups of this warpgroup's multiplications are unfinished.",
-        attrs={"pending": AttrDef("int", 0)},
-        results=0,
-        infer=_infer_wait,
-        effects=frozenset({"read", "write", "async"}),
-    )
+    "thread.warpgroup_wait",
+    ("sums",),
+    "Wait until at most `pending` groups of this warpgroup's multiplications are unfinished.",
+    attrs={"pending": AttrDef("int", 0)},
+    results=0,
+    infer=_infer_wait,
+    effects=frozenset({"read", "write", "async"}),
 )
 define(
-    OpDef(
-        "thread.publish_shared",
-        (),
-        "Make what this thread has written to shared memory, copies that it has waited for included, visible "
-        "to asynchronous multiplications that start after the next barrier.",
-        results=0,
-        infer=lambda t, a: [],
-        effects=frozenset({"async"}),
-    )
+    "thread.fence_async_proxy",
+    (),
+    "Make what this thread has written to shared memory, copies that it has waited for included, visible "
+    "to asynchronous multiplications that start after the next barrier.",
+    results=0,
+    infer=no_results,
+    effects=frozenset({"async"}),
 )
 
 
 def _infer_round(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     (tile,) = types
     if not isinstance(tile, TensorType) or tile.space != "shared" or tile.dtype != "f32":
-        raise InputError(f"thread.round_shared: expected f32 in shared, got {tile}")
+        raise InputError(f"expected f32 in shared, got {tile}")
     if len(attrs["at"]) != tile.rank or attrs["lanes"] not in (1, 2, 4):
-        raise InputError(f"thread.round_shared: expected an index of 1, 2 or 4 elements of {tile}")
+        raise InputError(f"expected an index of 1, 2 or 4 elements of {tile}")
     return []
 
 
 define(
-    OpDef(
-        "thread.round_shared",
-        ("tile",),
-        "Round `lanes` elements to TF32 where they are, which this thread has written or waited for.",
-        attrs={"at": AttrDef("exprs"), "lanes": AttrDef("int", 1)},
-        results=0,
-        infer=_infer_round,
-        effects=frozenset({"read", "write"}),
-    )
+    "thread.round_shared",
+    ("tile",),
+    "Round `lanes` elements to TF32 where they are, which this thread has written or waited for.",
+    attrs={"at": AttrDef("exprs"), "lanes": AttrDef("int", 1)},
+    results=0,
+    infer=_infer_round,
+    effects=frozenset({"read", "write"}),
 )

@@ -76,16 +76,16 @@ def check_waited(found: Sequence[Access], op: Op) -> None:
 def check_published(block: Block) -> None:
     """Raise InputError for asynchronous multiplications whose tiles no thread published before the barrier.
 
-    In each block the last barrier before a multiplication must follow `thread.publish_shared` at once.
+    In each block the last barrier before a multiplication must follow `thread.fence_async_proxy` at once.
     """
     before, published = "", False
     for op in block.ops:
         if op.name == "thread.barrier":
-            published = before == "thread.publish_shared"
+            published = before == "thread.fence_async_proxy"
         if op.name == "thread.warpgroup_mma" and not published:
             raise InputError(
-                "expected thread.publish_shared and a barrier between shared memory's new values and their "
-                "asynchronous multiplication",
+                "expected thread.fence_async_proxy and a barrier between shared memory's new values and "
+                "their asynchronous multiplication",
                 where=op.loc,
             )
         before = op.name

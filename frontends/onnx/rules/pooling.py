@@ -41,7 +41,7 @@ def _max_pool(emit: FoldingEmitter, node: Node) -> Result:
 def _positions(emit: FoldingEmitter, x: Value, g: Geometry, ceil: bool, columns_first: bool) -> Value:
     """Where in the flattened tensor the largest element of each window lies."""
     batch, channels, *sizes = x.tensor.shape
-    along = windows(sizes, g.kernel, g.strides, g.padding, g.dilation, "MaxPool", ceil)
+    along = windows(sizes, g.kernel, g.strides, g.padding, g.dilation, ceil)
     counts, taps = [w.count for w in along], [w.kernel for w in along]
     bounded(*counts, *taps)
     # for every window and tap: its place along each dimension, [windows, taps]
@@ -83,7 +83,7 @@ def _lp_pool(emit: FoldingEmitter, node: Node) -> Result:
     n, sizes = spatial_rank(x.tensor.shape), x.tensor.shape[2:]
     g = geometry(node, sizes, node.attrs.integers("kernel_shape"))
     g, ceil = pooled(g, sizes, node.attrs.flag("ceil_mode", False))
-    along = windows(sizes, g.kernel, g.strides, g.padding, g.dilation, "LpPool", ceil)
+    along = windows(sizes, g.kernel, g.strides, g.padding, g.dilation, ceil)
     after = [
         max(0, (w.count - 1) * w.stride + (w.kernel - 1) * w.dilation + 1 - w.before - w.size) for w in along
     ]

@@ -29,13 +29,13 @@ def _sum(emit: Emitter, x: Value, axis: Sequence[int]) -> Value:
     return emit.value("sum", x, axis=tuple(axis), keepdims=False)
 
 
-def _cross_entropy(name: str, logits: bool) -> Rule:
+def _cross_entropy(logits: bool) -> Rule:
     def rule(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
         """-sum(targets * log(predictions)) / samples; with logits, the predictions are logarithms already."""
         x, y = emit.tensors(args, 2)
-        t, u = alike([x.type, y.type], name)
-        require_float(t, name)
-        require(t.rank == 2 and t.shape == u.shape, name, f"expected two matrices alike, got {t} and {u}")
+        t, u = alike([x.type, y.type])
+        require_float(t)
+        require(t.rank == 2 and t.shape == u.shape, f"expected two matrices alike, got {t} and {u}")
         held = accumulator_dtype(t.dtype)
         x, y = _as(emit, x, held), _as(emit, y, held)
         logarithm = x if logits else emit.value("log", x)
@@ -50,18 +50,17 @@ def _nll_loss(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Resul
 
     Targets outside the classes, and those equal to `ignore_index`, count as nothing.
     """
-    name = "nn.nll_loss"
     predictions, targets, weights = emit.tensors(args, 3)
     reduction, ignored = attrs.text("reduction", "mean"), attrs.integer("ignore_index", -100)
     if reduction not in _REDUCTIONS:
         raise InputError(f"expected a reduction among {', '.join(_REDUCTIONS)}, got '{reduction}'")
-    t, w = alike([predictions.type, weights.type], name)
+    t, w = alike([predictions.type, weights.type])
     u = targets.tensor
-    require_float(t, name)
-    require_integer(u, name)
+    require_float(t)
+    require_integer(u)
     axis = min(1, t.rank - 1)
     fits = t.rank > 0 and t.shape[:axis] + t.shape[axis + 1 :] == u.shape and w.shape == (t.shape[axis],)
-    require(fits, name, f"expected predictions [N, C, ...], targets [N, ...], weights [C], got {t}, {u}, {w}")
+    require(fits, f"expected predictions [N, C, ...], targets [N, ...], weights [C], got {t}, {u}, {w}")
     held = accumulator_dtype(t.dtype)
     zero = _scalar(emit, 0, held)
     along = tuple(n if d == axis else 1 for d, n in enumerate(t.shape))
@@ -86,7 +85,7 @@ def _nll_loss(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Resul
 
 
 RULES: Mapping[str, Rule] = {
-    "nn.cross_entropy": _cross_entropy("nn.cross_entropy", logits=False),
-    "nn.cross_entropy_with_logits": _cross_entropy("nn.cross_entropy_with_logits", logits=True),
+    "nn.cross_entropy": _cross_entropy(logits=False),
+    "nn.cross_entropy_with_logits": _cross_entropy(logits=True),
     "nn.nll_loss": _nll_loss,
 }

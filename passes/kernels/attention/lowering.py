@@ -247,9 +247,9 @@ class _Attention:
         with w.loops("i", shape, unroll=1) as at:
             w.store(w.load(self.largest, at), factors, at)
         w.b.do("thread.max_rows", self.scores, self.largest)
-        w.b.do("thread.renew_rows", factors, self.largest, scale=self.view.scale)
+        w.b.do("thread.rescale_factors", factors, self.largest, scale=self.view.scale)
         with w.loops("i", shape, unroll=1) as at:
             total = w.b.value("scalar.mul", w.load(self.sums, at), w.load(factors, at))
             w.store(total, self.sums, at)
-        w.b.do("thread.scale_rows", self.mixed, factors, seldom=True)
+        w.b.do("thread.scale_rows", self.mixed, factors, skip_if_one=True)
         w.b.do("thread.exp_rows", self.scores, self.largest, self.sums, scale=self.view.scale)

@@ -48,7 +48,7 @@ class Ring:
         self.w.b.do("thread.async_wait", pending=self.ahead - 1)
         for factor in rounded:
             factor.round(slot)
-        self.w.b.do("thread.publish_shared")
+        self.w.b.do("thread.fence_async_proxy")
         self.w.b.do("thread.barrier")
 
     def refill(self, chunk: Expr) -> Waiting:

@@ -78,7 +78,7 @@ def transposed_convolution(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[V
     t = result_type(op)
     layout = attrs["data_layout"]
     letters = letters_of(layout)
-    g = transposed_convolution_of(data.tensor, weight.tensor, attrs, len(letters), op.name)
+    g = transposed_convolution_of(data.tensor, weight.tensor, attrs, len(letters))
     along: dict[str, _Phases] = {}
     steps: dict[str, int] = {}
     for d, w, stride, pad in zip(letters, g.windows, g.strides, attrs["padding"], strict=False):

@@ -120,7 +120,7 @@ def _lower(scheme: Winograd, b: Builder, op: Op, x: Sequence[Value]) -> Sequence
     """
     data, weight = x
     attrs: dict[str, Any] = dict(op.attrs)
-    g = convolution_of(data.tensor, weight.tensor, attrs, 2, op.name)
+    g = convolution_of(data.tensor, weight.tensor, attrs, 2)
     held = accumulated(result_type(op)).dtype
     t, m = scheme.t, scheme.m
     sizes = {"p": t, "q": t, "N": g.batch, "C": g.channels, "K": g.filters}

@@ -28,7 +28,7 @@ from tilewright.ir import (
     save_constants,
     widened,
 )
-from tilewright.ir.opdef import AttrDef, OpDef, op_def
+from tilewright.ir.opdef import AttrDef
 from tilewright.ir.types import DTYPES, MAX_ELEMENTS, array_type, itemsize, parse_scalar
 
 
@@ -136,11 +136,11 @@ def test_nodes_keep_their_identity_when_nothing_changes() -> None:
 def test_op_definitions_are_documented_and_defined_once() -> None:
     assert all(d.doc and d.name.count(".") == 1 for d in op_defs())
     with pytest.raises(ValueError, match="already defined"):
-        define(op_def("scalar.add"))
+        define("scalar.add", ("a", "b"), "doc")
     with pytest.raises(ValueError, match="unknown attribute kind 'strin'"):
-        define(OpDef("scalar.never", (), "doc", attrs={"a": AttrDef("strin")}))
+        define("scalar.never", (), "doc", attrs={"a": AttrDef("strin")})
     with pytest.raises(ValueError, match="needs a doc"):
-        define(OpDef("scalar.never", (), ""))
+        define("scalar.never", (), "")
 
 
 #: NumPy has no such operation on bool

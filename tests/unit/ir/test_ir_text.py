@@ -24,10 +24,11 @@ from tilewright.ir import (
     parse,
     parse_file,
     show,
+    verify,
 )
 from tilewright.ir.builder import Builder, scalar_body, structured
 from tilewright.ir.modules.compare import same_attr
-from tilewright.ir.modules.parser import MAX_DEPTH
+from tilewright.ir.modules.parser import FORMER_OPS, MAX_DEPTH
 from tilewright.ir.modules.printer import show_attr
 from tilewright.ir.nodes import Attr, Block, walk
 
@@ -90,6 +91,32 @@ def test_defaults_are_filled_in_and_left_out_below_the_graph_level() -> None:
     op = "%0 = graph.softmax(%x) : f32[4]"
     graph = f"module @m {{ graph.func @main(%x: f32[4]) -> f32[4] {{ {op} graph.return(%0) }} }}"
     assert "axis = -1" in show(parse(graph))
+
+
+#: an op of every former name, as texts of earlier versions hold it
+FORMER = """module @m(target = "cuda") {
+  thread.func @k(%x: f32[4], grid = [1, 1, 1], block = 32) {
+    %a = thread.alloc() : f32[2, 16, 8] in frag
+    %b = thread.alloc() : f32[2] in reg
+    %c = thread.alloc() : f32[2] in reg
+    thread.renew_rows(%b, %c, scale = 0.5)
+    thread.scale_rows(%a, %b, seldom = true)
+    thread.publish_shared()
+    thread.return()
+  }
+}
+"""
+
+
+def test_texts_of_earlier_versions_are_read_with_their_former_names() -> None:
+    assert all(name in FORMER for name in FORMER_OPS)
+    module = parse(FORMER)
+    verify(module)
+    names = [o.name for o in walk(module["k"].body)]
+    assert names[3:6] == ["thread.rescale_factors", "thread.scale_rows", "thread.fence_async_proxy"]
+    assert "skip_if_one = true" in show(module)
+    now = FORMER.replace("renew_rows", "rescale_factors").replace("seldom", "skip_if_one")
+    assert show(module) == now.replace("publish_shared", "fence_async_proxy")
 
 
 def test_locations_may_be_left_out() -> None:

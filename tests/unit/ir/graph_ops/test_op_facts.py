@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from tilewright.ir import Builder, InputError, OpDef, TensorType, Value, define
+from tilewright.ir import Builder, InputError, TensorType, Value, define
 from tilewright.ir.facts import SAME_MEMORY, UNSTATED, Elements, Facts, no_flops
 from tilewright.ir.opdef import facts_of, is_defined, op_defs
 from tilewright.ir.types import FLOATS
@@ -25,13 +25,13 @@ def test_every_graph_op_states_every_fact():
 def test_a_graph_op_that_leaves_a_fact_out_is_not_registered(name):
     facts = replace(COMPLETE, **{name: UNSTATED})
     with pytest.raises(ValueError, match=rf"^op 'graph.never' must state the fact '{name}' \(.+\)$"):
-        define(OpDef("graph.never", ("x",), "doc", facts=facts))
+        define("graph.never", ("x",), "doc", facts=facts)
     assert not is_defined("graph.never")
 
 
 def test_a_graph_op_without_facts_is_not_registered():
     with pytest.raises(ValueError, match=r"op 'graph.never' must state the fact 'elements'"):
-        define(OpDef("graph.never", ("x",), "doc"))
+        define("graph.never", ("x",), "doc")
 
 
 def test_ops_of_other_levels_have_no_facts_to_ask_for():

@@ -120,14 +120,14 @@ def test_tiles_must_be_published():
     func = lowered(gemm("f16", 256, 256, 1024), 128, 128, 64, 4, 1, 3, engine="wgmma")
 
     def silent(ops):
-        kept = (op for op in ops if op.name != "thread.publish_shared")
+        kept = (op for op in ops if op.name != "thread.fence_async_proxy")
         return tuple(
             op if op.body is None else replace(op, body=op.body.with_ops(silent(op.body.ops))) for op in kept
         )
 
     unpublished = func.with_body(func.body.with_ops(silent(func.body.ops)))
     context = PassContext(target="cuda:sm_90a", verify_each=True, reproducer_folder=None)
-    with pytest.raises(InputError, match="publish_shared"):
+    with pytest.raises(InputError, match="fence_async_proxy"):
         run_pipeline(Module("m", (unpublished,)), Pipeline.parse("place-barriers"), context)
 
 

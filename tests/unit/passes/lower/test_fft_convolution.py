@@ -27,7 +27,7 @@ CASES = {
 def geometry(module):
     (op,) = (o for o in module.main.body.ops if o.name == "graph.conv2d")
     data, weight = (v.tensor for v in op.operands)
-    return op, convolution_of(data, weight, dict(op.attrs), 2, op.name)
+    return op, convolution_of(data, weight, dict(op.attrs), 2)
 
 
 @pytest.mark.parametrize("case", CASES)
