@@ -18,3 +18,11 @@ SECTOR_BYTES = 32
 BANKS = 32
 #: bytes of a line of a CPU's caches
 CPU_LINE_BYTES = 64
+#: rows and columns of the tile of one `mma.sync` instruction, and its depth in bytes of one row of factors
+MMA_M, MMA_N, MMA_K_BYTES = 16, 8, 32
+#: bytes that one `ldmatrix` of four matrices moves
+LDMATRIX_BYTES = 512
+#: registers of a thread are given in units of so many
+REGISTER_UNIT = 8
+#: exponentials per multiprocessor and cycle: throughput of arithmetic instructions, compute capability 7 to 9
+EXPONENTIALS_PER_SM_PER_CLK = 16

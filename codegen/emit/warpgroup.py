@@ -7,8 +7,9 @@ from tilewright.codegen.emit.fragments import registers, tile_text
 from tilewright.codegen.emit.warp import cuda_only
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.expr import Expr
+from tilewright.ir.hardware_facts import MMA_K_BYTES
 from tilewright.ir.nodes import Op
-from tilewright.ir.thread.warpgroup_ops import DEPTH_BYTES, GROUP_M
+from tilewright.ir.thread.warpgroup_ops import GROUP_M
 from tilewright.ir.types import itemsize
 
 #: bytes of a descriptor's unit of addresses
@@ -34,8 +35,8 @@ def _multiply(e: Emission, op: Op) -> None:
     right = _tile(e, "right", b, _index(op, "b_at"))
     left = "" if held else _tile(e, "left", a, _index(op, "a_at"))
     e.line(f"{e.need('wgmma_begin')}();")
-    for step in range(1 if held else row // DEPTH_BYTES):
-        along = step * DEPTH_BYTES // _UNIT_BYTES
+    for step in range(1 if held else row // MMA_K_BYTES):
+        along = step * MMA_K_BYTES // _UNIT_BYTES
         for i in range(rows):
             down = i * GROUP_M * row // _UNIT_BYTES
             first = tile_text(e, a, (*_index(op, "a_at"), i)) if held else f"{left} + {down + along}"

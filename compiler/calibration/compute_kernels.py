@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from tilewright.calibration.kernel_parts import BLOCK, TID, array, kernel, repeat
 from tilewright.ir import Builder, Func, TensorType, Value
-from tilewright.ir.hardware_facts import WARP
+from tilewright.ir.hardware_facts import MMA_K_BYTES, MMA_M, MMA_N, WARP
 
-#: rows and columns of a tensor-core instruction's result
-TILE_M, TILE_N = 16, 8
-#: bytes that an instruction takes along the summed dimension
-DEPTH_BYTES = 32
 #: what the multiply-add chains start from, multiply by and add: they stay finite for any length
 START, FACTOR, TERM = 1.0, 0.5, 1.0
 _FRAGMENT = 0.5
@@ -72,7 +68,7 @@ def multiply_add(chains: int, steps: int, lanes: int, *, blocks: int, threads: i
 
 def matrix_depth(dtype: str) -> int:
     """Elements that one tensor-core instruction sums over."""
-    return DEPTH_BYTES // (4 if dtype == "f32" else 2)
+    return MMA_K_BYTES // (4 if dtype == "f32" else 2)
 
 
 def matrix(dtype: str, tiles: int, steps: int, *, blocks: int, threads: int) -> Func:
@@ -81,12 +77,12 @@ def matrix(dtype: str, tiles: int, steps: int, *, blocks: int, threads: int) -> 
     products: rows of 16 per warp, columns of 8 per tile. 2 * 16 * 8 * depth operations per instruction.
     """
     depth, warps = matrix_depth(dtype), threads // WARP
-    y = Value(TensorType("f32", (blocks * warps * TILE_M, tiles * TILE_N)), "products")
+    y = Value(TensorType("f32", (blocks * warps * MMA_M, tiles * MMA_N)), "products")
     b = Builder()
     shapes = {
-        "a": (dtype, (TILE_M, depth)),
-        "b": (dtype, (depth, TILE_N)),
-        "c": ("f32", (tiles, TILE_M, TILE_N)),
+        "a": (dtype, (MMA_M, depth)),
+        "b": (dtype, (depth, MMA_N)),
+        "c": ("f32", (tiles, MMA_M, MMA_N)),
     }
     fragments = {
         name: b.emit("thread.alloc", (), {}, types=[TensorType(t, shape, "frag")], hint=name)[0]
@@ -99,14 +95,14 @@ def matrix(dtype: str, tiles: int, steps: int, *, blocks: int, threads: int) -> 
             inner.do(
                 "thread.mma",
                 *fragments.values(),
-                shape=(TILE_M, TILE_N, depth),
+                shape=(MMA_M, MMA_N, depth),
                 c_item=(tile,),
                 rounded=dtype == "f32",
             )
         inner.do("thread.yield")
-    row = (BLOCK * warps + TID // WARP) * TILE_M
+    row = (BLOCK * warps + TID // WARP) * MMA_M
     for tile in range(tiles):
-        b.do("thread.store_fragment", fragments["c"], y, at=(row, tile * TILE_N), item=(tile,))
+        b.do("thread.store_fragment", fragments["c"], y, at=(row, tile * MMA_N), item=(tile,))
     return kernel(f"matrix_{dtype}", b, (y,), blocks=blocks, threads=threads)
 
 

@@ -8,7 +8,7 @@ from tilewright.calibration import compute_kernels as compute
 from tilewright.calibration import memory_kernels as memory
 from tilewright.costmodel import CpuHardware, GpuHardware
 from tilewright.ir import Func
-from tilewright.ir.hardware_facts import LINE_BYTES, WARP
+from tilewright.ir.hardware_facts import LINE_BYTES, MMA_M, MMA_N, WARP
 
 _WORD = 4
 MATRIX_DTYPES = ("f16", "bf16", "f32")
@@ -144,7 +144,7 @@ def _matrices(hardware: GpuHardware, s: GpuSizes) -> list[Trial]:
     blocks = max(1, s.blocks // 4)
     for dtype in MATRIX_DTYPES:
         busy = compute.matrix(dtype, tiles, steps, blocks=blocks, threads=s.threads)
-        one = 2.0 * compute.TILE_M * compute.TILE_N * compute.matrix_depth(dtype)
+        one = 2.0 * MMA_M * MMA_N * compute.matrix_depth(dtype)
         work = one * tiles * steps * blocks * (s.threads // WARP)
         trials.append(Trial(f"matrix {dtype}", busy, work))
     for dtype in CHAINED_DTYPES:

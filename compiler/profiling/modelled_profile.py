@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tilewright.costmodel.kernels.boundary import BOUNDARY_S
 from tilewright.profiling.profile import Profile
 from tilewright.profiling.replay_record import LaunchSpan
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
@@ -14,7 +13,8 @@ from tilewright.runtime.streams.event_loop import simulate
 def modelled_profile(plan: ExecutionPlan, work: Work, device: str) -> Profile:
     """Launches start in plan order, one kernel boundary after what they wait for, while their shares fit.
 
-    work: times without boundaries, and shares, of the launches (`tilewright.tuning.stream_choice.work_of`).
+    work: times without boundaries, shares, and seconds of a boundary, of the launches
+    (`tilewright.tuning.stream_choice.work_of`).
     device: the name of what is modelled. The serial plan takes the sum of all times and the boundaries
     between them; on one stream it is the plan itself, and not compared.
     """
@@ -36,11 +36,13 @@ def modelled_profile(plan: ExecutionPlan, work: Work, device: str) -> Profile:
         total_s=end_s,
         recorded_s=None,
         resolution_s=0.0,
-        serial_s=sum(work.costs) + boundaries * BOUNDARY_S if len({x.stream for x in launches}) > 1 else None,
+        serial_s=sum(work.costs) + boundaries * work.sync_cost
+        if len({x.stream for x in launches}) > 1
+        else None,
     )
 
 
 def _simulated(plan: ExecutionPlan, work: Work) -> tuple[dict[int, float], float]:
     if not plan.launches:
         return {}, 0.0
-    return simulate(plan.dag, work.costs, DeviceRoom(work), lambda v: v, lambda u, v: BOUNDARY_S)
+    return simulate(plan.dag, work.costs, DeviceRoom(work), lambda v: v, lambda u, v: work.sync_cost)

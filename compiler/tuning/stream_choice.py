@@ -13,7 +13,6 @@ import numpy as np
 from tilewright.compilation.kernel_records import KernelRecord
 from tilewright.costmodel import GpuHardware, Hardware
 from tilewright.costmodel.kernels.bound import LAUNCH
-from tilewright.costmodel.kernels.boundary import BOUNDARY_S
 from tilewright.ir import InputError
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.replay import beside_compute
@@ -84,12 +83,12 @@ def kernel_costs(kernels: Iterable[KernelRecord]) -> dict[str, KernelCost]:
     return found
 
 
-def work_of(plan: ExecutionPlan, costs: Mapping[str, KernelCost], hardware: Hardware | None) -> Work:
+def work_of(plan: ExecutionPlan, costs: Mapping[str, KernelCost], hardware: Hardware) -> Work:
     """Times and shares of a plan's launches for the replay model.
 
     A launch takes up the larger of two shares of a GPU: of the blocks that would fit at once, and of the
-    throughput it needs. Without a GPU record every launch takes the whole device; so do kernels of libraries,
-    of which nothing is known.
+    throughput it needs. On a CPU every launch takes the whole device; so do kernels of libraries, of which
+    nothing is known.
     """
     found = [costs.get(x.kernel, KernelCost(0.0, 0.0)) for x in plan.launches]
     shares = [
@@ -98,8 +97,8 @@ def work_of(plan: ExecutionPlan, costs: Mapping[str, KernelCost], hardware: Hard
         else 1.0
         for x, cost in zip(plan.launches, found, strict=True)
     ]
-    times = [max(0.0, cost.seconds - BOUNDARY_S) for cost in found]
-    return Work.of(len(times), times, shares, BOUNDARY_S)
+    times = [max(0.0, cost.seconds - hardware.stream.boundary_s) for cost in found]
+    return Work.of(len(times), times, shares, hardware.stream.boundary_s)
 
 
 def occupied(plan: ExecutionPlan, launch: Launch, gpu: GpuHardware) -> float:

@@ -7,6 +7,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tilewright.costmodel.hardware.coefficients import (
+    AttentionCoefficients,
+    ChainCoefficients,
+    ContractCoefficients,
+    CpuContractCoefficients,
+    CpuLayoutCoefficients,
+    CpuStreamCoefficients,
+    FusionCoefficients,
+    GpuFusionCoefficients,
+    LayoutCoefficients,
+    MatrixCoefficients,
+    OrderedCoefficients,
+    RowsCoefficients,
+    StreamCoefficients,
+    WindowCoefficients,
+)
+
 #: `origin` of a record as it comes with Tilewright; that of a calibrated one says when and where
 SHIPPED = "shipped"
 
@@ -16,13 +33,13 @@ class GpuHardware:
     """One NVIDIA GPU.
 
     Constants without the prefix `estimate_` enter the sound bound and are therefore optimistic (best ever
-    seen); those with it, or with `contract_` (of
-    contraction kernels) or `fusion_` (of the costs that decide which ops share a kernel), are calibration
-    constants of the estimators.
+    seen). Those with it are of the estimators and can be calibrated one by one; `contract` to `fusion` are
+    coefficients of the estimator of one kind of kernels.
 
-    sources: (constant, where its value comes from) of every constant. devices: (constant, device) of those
-    that were measured on, or fitted to, one device, which may be another than this one. stands_for: the
-    device or architecture without a record that this record is used for; empty where it is its own.
+    sources: (constant, where its value comes from) of every constant, a coefficient under the name of its
+    table and its own ("matrix.loop_share"). devices: (constant, device) of those that were measured on, or
+    fitted to, one device, which may be another than this one. stands_for: the device or architecture without
+    a record that this record is used for; empty where it is its own.
     """
 
     name: str
@@ -56,10 +73,7 @@ class GpuHardware:
     wgmma_share: float
     lat_mma_clk: float
     lat_l2_clk: float
-    estimate_matrix_block_clk: float
-    estimate_matrix_fetch_clk: float
     estimate_mma_efficiency: float
-    estimate_matrix_l2_bytes_per_sm_per_clk: float
     estimate_launch_s: float
     estimate_fetch_clk: float
     estimate_barrier_clk: float
@@ -67,23 +81,16 @@ class GpuHardware:
     estimate_dram_efficiency: float
     estimate_l2_bytes_per_sm_per_clk: float
     estimate_exposed_share: float
-    contract_launch_s: float
-    contract_block_clk: float
-    contract_fetch_clk: float
-    contract_copy_clk: float
-    contract_copy_instructions: float
-    contract_box_instructions: float
-    contract_clk_per_instruction: float
-    contract_clk_per_tap: float
-    contract_overlap_loss: float
-    contract_issue_efficiency: float
-    contract_l2_bytes_per_sm_per_clk: float
-    contract_store_wavefronts: float
-    contract_epilogue_instructions: float
-    fusion_boundary_s: float
-    fusion_second_store_share: float
-    fusion_prologue_s: float
-    fusion_prologue_step_clk: float
+    contract: ContractCoefficients = field(hash=False, repr=False)
+    matrix: MatrixCoefficients = field(hash=False, repr=False)
+    attention: AttentionCoefficients = field(hash=False, repr=False)
+    chain: ChainCoefficients = field(hash=False, repr=False)
+    window: WindowCoefficients = field(hash=False, repr=False)
+    rows: RowsCoefficients = field(hash=False, repr=False)
+    stream: StreamCoefficients = field(hash=False, repr=False)
+    ordered: OrderedCoefficients = field(hash=False, repr=False)
+    layout: LayoutCoefficients = field(hash=False, repr=False)
+    fusion: GpuFusionCoefficients = field(hash=False, repr=False)
     sources: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
     origin: str = field(default=SHIPPED, compare=False, repr=False)
     devices: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
@@ -131,6 +138,10 @@ class CpuHardware:
     estimate_launch_s: float
     estimate_loop_clk: float
     estimate_exposed_share: float
+    contract: CpuContractCoefficients = field(hash=False, repr=False)
+    stream: CpuStreamCoefficients = field(hash=False, repr=False)
+    layout: CpuLayoutCoefficients = field(hash=False, repr=False)
+    fusion: FusionCoefficients = field(hash=False, repr=False)
     sources: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
     origin: str = field(default=SHIPPED, compare=False, repr=False)
     devices: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)

@@ -6,10 +6,10 @@ import platform
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, Hardware
 from tilewright.ir.bounded_file import read_bounded
@@ -47,6 +47,7 @@ _MAY_BE_ZERO = frozenset(
         "tensor_fma_16bit_per_sm_per_clk",
         "tensor_fma_tf32_per_sm_per_clk",
         "wgmma_share",
+        "matrix.warpgroup_overlapped_clk",
     }
 )
 #: a lane of a SIMD register holds a float32; processors with registers of 512 bits have 32 of them, as those
@@ -55,6 +56,11 @@ _LANE_BITS, _WIDEST_BITS = 32, 512
 _ARM = ("aarch64", "arm64")
 #: constants of records of older versions, which nothing reads any more
 _DROPPED = frozenset({"estimate_block_clk", "estimate_clk_per_instruction", "estimate_overlap_loss"})
+#: prefixes of constants that are coefficients of a table now: records of older versions have no others, and
+#: take those from the record that all were fitted for
+_FORMER_PREFIXES = {"contract_": "contract", "fusion_": "fusion", "estimate_matrix_": "matrix"}
+_FORMER_LENDER = "H100"
+_KEYS = frozenset({"name", "kind", "targets", "device_names", "coefficients_of", "constants"})
 _IDENTITY = ("name", "targets", "device_names", "sources", "origin", "devices", "stands_for")
 _MAX_RECORD_BYTES = 1 << 20
 
@@ -82,10 +88,12 @@ def find_hardware(name: str) -> Hardware | None:
             return record
         if wanted in record.targets:
             return compiled_for(record, wanted.partition(":")[2])
-    hits = [r for r in records if any(_has_word(wanted, part.lower()) for part in r.device_names)]
-    if len(hits) > 1:
+    hits = [(part, r) for r in records for part in r.device_names if _has_word(wanted, part.lower())]
+    # "H100 NVL" counts, not the "H100" within it
+    hits = [(p, r) for p, r in hits if not any(p != other and _has_word(other, p) for other, _ in hits)]
+    if len({r.name for _, r in hits}) > 1:
         raise _unknown(name)
-    return hits[0] if hits else None
+    return hits[0][1] if hits else None
 
 
 def nearest_hardware(arch: str) -> GpuHardware:
@@ -149,12 +157,14 @@ def known_hardware() -> tuple[Hardware, ...]:
 
 def load_hardware_file(path: str | Path) -> Hardware:
     """The record in the TOML file `path`. Raises InputError naming the file and the faulty key."""
-    where = str(path)
+    return _record_from_table(_toml(path), str(path))
+
+
+def _toml(path: str | Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(read_bounded(path, _MAX_RECORD_BYTES, "hardware record").decode("utf-8"))
+        return tomllib.loads(read_bounded(path, _MAX_RECORD_BYTES, "hardware record").decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"expected TOML in UTF-8: {error}", where=where) from error
-    return _record_from_table(table, where)
+        raise InputError(f"expected TOML in UTF-8: {error}", where=str(path)) from error
 
 
 def fill_from_machine(record: CpuHardware, vector_bits: int | None = None) -> CpuHardware:
@@ -182,20 +192,45 @@ def _lanes_of_machine(record: CpuHardware) -> int:
 
 
 def _record_from_table(table: Mapping[str, Any], where: str) -> Hardware:
-    unknown = sorted(set(table) - {"name", "kind", "targets", "device_names", "constants"})
-    if unknown:
-        raise InputError(f"unknown key {unknown[0]!r} in a hardware record", where=where)
     kind = table.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise InputError(f'expected kind = "gpu" or "cpu", got {kind!r}', where=where)
+    record_type = _KINDS[kind]
+    coefficients = _coefficients_of(record_type)
+    if unknown := sorted(set(table) - _KEYS - set(coefficients)):
+        raise InputError(f"unknown key {unknown[0]!r} in a hardware record", where=where)
     name = table.get("name")
     if not isinstance(name, str) or not name:
         raise InputError(f"expected name to be a non-empty string, got {name!r}", where=where)
     constants = table.get("constants")
     if not isinstance(constants, dict):
         raise InputError("expected a table [constants]", where=where)
-    record_type = _KINDS[kind]
-    values, sources, devices = _read_constants(record_type, constants, where)
+    tables = {key: table[key] for key in table if key not in _KEYS}
+    lender = table.get("coefficients_of")
+    if former := {key: entry for key, entry in constants.items() if key.startswith(tuple(_FORMER_PREFIXES))}:
+        constants = {key: entry for key, entry in constants.items() if key not in former}
+        lender = lender or _FORMER_LENDER
+    if dropped := sorted(_DROPPED & set(constants)):
+        raise InputError(
+            f"the hardware record is of an older version: remove {', '.join(dropped)}, which nothing reads",
+            where=where,
+        )
+    plain = {f.name: str(f.type) for f in fields(record_type) if f.name not in _IDENTITY}
+    plain = {key: form for key, form in plain.items() if key not in coefficients}
+    values, sources, devices = _read_constants(plain, constants, "", where)
+    lent = _lent(coefficients, lender, where) if lender is not None else None
+    for key, form in coefficients.items():
+        forms = {f.name: str(f.type) for f in fields(form)}
+        entries = dict(lent[key]) if lent is not None and key not in tables else tables.get(key)
+        if not isinstance(entries, dict):
+            raise InputError(
+                f"expected a table [{key}] of coefficients, or coefficients_of naming a record with one",
+                where=where,
+            )
+        for prefix in (p for p, owner in _FORMER_PREFIXES.items() if owner == key):
+            entries |= {c[len(prefix) :]: entry for c, entry in former.items() if c.startswith(prefix)}
+        more, of, on = _read_constants(forms, entries, f"{key}.", where)
+        values[key], sources, devices = form(**more), sources + of, devices + on
     targets = _strings(table.get("targets", []), "targets", where)
     device_names = _strings(table.get("device_names", []), "device_names", where)
     return record_type(
@@ -203,24 +238,47 @@ def _record_from_table(table: Mapping[str, Any], where: str) -> Hardware:
     )
 
 
+def _coefficients_of(record_type: type[GpuHardware] | type[CpuHardware]) -> dict[str, type[Any]]:
+    """The tables of coefficients that a record of this kind has, by name."""
+    hints: dict[str, type[Any]] = get_type_hints(record_type)
+    return {name: form for name, form in hints.items() if is_dataclass(form)}
+
+
+def _lent(forms: Mapping[str, type[Any]], lender: object, where: str) -> Mapping[str, Mapping[str, Any]]:
+    """The tables of coefficients of the shipped record `lender`, which has all of its own."""
+    path = _RECORDS / f"{str(lender).replace(' ', '').lower()}.toml"
+    if path.is_file():
+        table = _lender(path)
+        tables = {key: table[key] for key in forms if key in table}
+        if table.get("name") == lender and len(tables) == len(forms):
+            return tables
+    raise InputError(
+        f"expected coefficients_of to be the name of a record that has all of them, got {lender!r:.80}",
+        where=where,
+    )
+
+
+@cache
+def _lender(path: Path) -> Mapping[str, Any]:
+    return _toml(path)
+
+
 def _read_constants(
-    record_type: type[GpuHardware] | type[CpuHardware], constants: Mapping[str, Any], where: str
+    forms: Mapping[str, str], constants: Mapping[str, Any], prefix: str, where: str
 ) -> tuple[dict[str, Any], tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
-    """Of a table [constants]: the values, the sources, and the devices of those that name one."""
-    wanted = {f.name: str(f.type) for f in fields(record_type) if f.name not in _IDENTITY}
-    if dropped := sorted(_DROPPED & set(constants)):
-        raise InputError(
-            f"the hardware record is of an older version: remove {', '.join(dropped)}, which nothing reads",
-            where=where,
-        )
-    missing = [key for key in wanted if key not in constants]
-    unknown = sorted(set(constants) - set(wanted))
+    """Of a table: the values, the sources, and the devices of those that name one.
+
+    forms: name -> type of each constant. prefix: of the names under which sources and devices are kept.
+    """
+    missing = [key for key in forms if key not in constants]
+    unknown = sorted(set(constants) - set(forms))
     if missing or unknown:
-        fault = f"missing constant {missing[0]!r}" if missing else f"unknown constant {unknown[0]!r}"
-        raise InputError(f"{fault} in the hardware record", where=where)
-    values = {key: _value(constants[key], kind == "int", key, where) for key, kind in wanted.items()}
-    sources = tuple((key, constants[key]["source"]) for key in wanted)
-    devices = tuple((key, constants[key]["device"]) for key in wanted if "device" in constants[key])
+        fault = "missing" if missing else "unknown"
+        name = prefix + (missing or unknown)[0]
+        raise InputError(f"{fault} constant {name!r} in the hardware record", where=where)
+    values = {key: _value(constants[key], form == "int", prefix + key, where) for key, form in forms.items()}
+    sources = tuple((prefix + key, constants[key]["source"]) for key in forms)
+    devices = tuple((prefix + key, constants[key]["device"]) for key in forms if "device" in constants[key])
     return values, sources, devices
 
 

@@ -17,18 +17,8 @@ from tilewright.ir.hardware_facts import WARP
 
 Q = TypeVar("Q", WindowParameters, MapParameters, RowReduceParameters)
 
-_BYTES_IN_FLIGHT_PER_SM = 40_000
 _CPU_THREADS = (1, 2, 4, 8)
 _GPU_THREADS = (64, 128, 256, 512)
-_ADDRESS_INSTRUCTIONS = 12.0
-#: what a read at a computed place costs, with its address and bounds checks: fitted, like the next one, to
-#: 33 convolutions by Winograd, FFT and direct depthwise sums timed on an H100 (log error 0.2)
-_GATHER_INSTRUCTIONS = 9.0
-#: the same in a loop over a window, where little of it is shared between taps
-_TAP_INSTRUCTIONS = 13.0
-#: clock cycles of a read at a computed place on a core of a CPU: from Winograd convolutions on PoCL
-_CPU_GATHER_CLK = 2.0
-_BLOCK_START_CLK = 600.0
 
 
 @lru_cache(maxsize=4096)
@@ -44,9 +34,11 @@ def choose_map(problem: StreamProblem, hardware: Hardware) -> Choice[MapParamete
         instructions = problem.flops / problem.elements * work + 3.0 * p.items_per_thread
         threads = -(-problem.elements // work)
         if isinstance(hardware, CpuHardware):
-            instructions += p.vec * _CPU_GATHER_CLK * problem.gathers * work  # one by one, not as vectors
+            instructions += (
+                p.vec * hardware.stream.gather_clk * problem.gathers * work
+            )  # one by one, not as vectors
         else:
-            instructions += _GATHER_INSTRUCTIONS * problem.gathers * work
+            instructions += hardware.stream.gather_instructions * problem.gathers * work
         return _stream_seconds(
             problem, hardware, p.threads, threads, instructions, p.vec, max(1, problem.reads)
         )
@@ -70,10 +62,12 @@ def choose_window(problem: WindowProblem, hardware: Hardware) -> Choice[WindowPa
         span = (p.outputs_per_thread - 1) * problem.stride_w + (problem.f_w - 1) * problem.dilation_w + 1
         instructions = p.outputs_per_thread * (problem.taps + 1 / p.vec)
         if isinstance(hardware, CpuHardware):
-            instructions += 2.0 * problem.f_h * min(span, p.outputs_per_thread * problem.f_w)
+            instructions += (
+                hardware.stream.window_point_clk * problem.f_h * min(span, p.outputs_per_thread * problem.f_w)
+            )
         else:
             shared = 1 if problem.weight_bytes else 0  # all outputs of a thread take the same weights
-            instructions += _TAP_INSTRUCTIONS * problem.taps * (p.outputs_per_thread + shared)
+            instructions += hardware.stream.tap_instructions * problem.taps * (p.outputs_per_thread + shared)
         return _stream_seconds(
             problem, hardware, p.threads, problem.planes * problem.h * strips, instructions, p.vec
         )
@@ -134,14 +128,15 @@ def _stream_seconds(
     if isinstance(hardware, CpuHardware):
         return _cpu_seconds(problem, hardware, blocks, threads, instructions / vec)
     in_flight = threads * 4 * vec * reads
-    return _gpu_seconds(problem, hardware, blocks, threads, instructions + _ADDRESS_INSTRUCTIONS, in_flight)
+    instructions += hardware.stream.address_instructions
+    return _gpu_seconds(problem, hardware, blocks, threads, instructions, in_flight)
 
 
 def _cpu_seconds(
     problem: GlobalProblem, hardware: CpuHardware, blocks: int, threads: int, instructions: float
 ) -> float:
     per_core = -(-blocks // hardware.cores)
-    clk = threads * (instructions + _ADDRESS_INSTRUCTIONS)
+    clk = threads * (instructions + hardware.stream.address_clk)
     busy_s = per_core * (clk / hardware.estimate_clock_hz + hardware.estimate_work_group_s)
     moved_s = problem.compulsory_bytes / hardware.estimate_dram_bytes_per_s
     return (
@@ -166,13 +161,13 @@ def _gpu_seconds(
     resident = min(hardware.max_blocks_per_sm, hardware.max_threads_per_sm // (warps * WARP))
     per_sm = -(-blocks // hardware.sm_count)
     rounds = -(-per_sm // resident)
-    chain_clk = hardware.estimate_fetch_clk + _BLOCK_START_CLK + instructions
+    chain_clk = hardware.estimate_fetch_clk + hardware.stream.block_start_clk + instructions
     issue_clk = (
         per_sm * warps * instructions / hardware.schedulers_per_sm / hardware.estimate_issue_efficiency
     )
     in_flight = min(per_sm, resident) * block_bytes * min(blocks, hardware.sm_count) / hardware.sm_count
     rate = hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency
-    rate *= min(1.0, in_flight / _BYTES_IN_FLIGHT_PER_SM)
+    rate *= min(1.0, in_flight / hardware.stream.bytes_in_flight_per_sm)
     busy_s = max(rounds * chain_clk, issue_clk) / hardware.clock_hz
     moved_s = problem.compulsory_bytes / rate
     return (

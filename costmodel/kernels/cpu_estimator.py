@@ -12,11 +12,6 @@ from tilewright.costmodel.kernels.parameters import ContractSpace
 from tilewright.costmodel.kernels.problem import ContractProblem
 from tilewright.costmodel.kernels.windows import FloatArray
 
-_REGISTERS_BESIDE_ACCUMULATORS = 3
-_SPILL_FACTOR = 3.0
-_TAIL_FACTOR = 1.25
-_L2_REUSE_SHARE = 0.75
-
 
 def estimate_contract_cpu(
     problem: ContractProblem, space: ContractSpace, hardware: CpuHardware, g: Geometry
@@ -27,17 +22,18 @@ def estimate_contract_cpu(
     broadcast per pixel) and the latency of its accumulator chains; accumulators beyond the vector registers
     spill.
     """
+    fit = hardware.contract
     k_vectors = space.k_t // vector_width(space.k_t, hardware.simd_lanes)
     pixels = space.n_t * space.h_t * space.w_t
     accumulators = k_vectors * pixels
     fma_clk = accumulators / hardware.fma_per_core_per_clk
     load_clk = (k_vectors + pixels) / hardware.loads_per_core_per_clk
     step_clk = np.maximum(np.maximum(fma_clk, load_clk), hardware.lat_fma_clk)
-    spilled = accumulators + np.minimum(k_vectors, pixels) + _REGISTERS_BESIDE_ACCUMULATORS
+    spilled = accumulators + np.minimum(k_vectors, pixels) + fit.other_registers
     spilled = (spilled - hardware.vector_registers).clip(0)
-    step_clk = step_clk + _SPILL_FACTOR * spilled + hardware.estimate_loop_clk / max(problem.f_w, 1)
+    step_clk = step_clk + fit.spill_clk * spilled + hardware.estimate_loop_clk / max(problem.f_w, 1)
     steps = problem.c * problem.taps
-    tail = np.where(problem.k % space.k_t, _TAIL_FACTOR, 1.0)
+    tail = np.where(problem.k % space.k_t, fit.tail_factor, 1.0)
     compute_clk = g.threads * steps * step_clk * tail
     move_clk = _cache_clk(problem, space, hardware, g)
     per_core = ceil_div(g.blocks, hardware.cores)
@@ -64,7 +60,7 @@ def _cache_clk(
     item_bytes = problem.element_bytes * g.load_words
     from_l1 = group_bytes <= hardware.l1_bytes
     moved = np.where(from_l1, group_bytes, item_bytes * g.threads)
-    slow = weights + group_bytes > _L2_REUSE_SHARE * hardware.l2_bytes
+    slow = weights + group_bytes > hardware.contract.l2_reuse_share * hardware.l2_bytes
     rate = np.where(
         slow, hardware.estimate_l3_bytes_per_core_per_clk, hardware.estimate_l2_bytes_per_core_per_clk
     )

@@ -34,26 +34,6 @@ from tilewright.costmodel.kernels.warp_reads import ROW_RUN, input_loads, read_r
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray, staged_rows
 from tilewright.ir.hardware_facts import LINE_BYTES, SECTOR_BYTES, VECTOR_BYTES, WARP
 
-#: of the shorter ones among busy, L2 and DRAM seconds, what shows
-_EXPOSED_SHARE = 0.078
-#: of the cycles while a block waits for a fetch and others multiply, what is lost; of a fetch's own traffic,
-#: what passes while nothing of the block multiplies
-_GAP_LOSS, _FETCH_GAP = 0.285, 0.795
-#: of the shorter one of throughput and latency chain, what is lost
-_UNEVEN_LOSS = 0.159
-#: cycles between two iterations of a block, and the share of its copies that nothing of it overlaps
-_BARRIER_CLK, _COPY_GAP = 66.8, 0.516
-#: fetch latencies that show per round of a copy too long to be unrolled, and instructions of each step of it
-_ROLLED_WAITS, _ROLLED_INSTRUCTIONS = 3.07, 26.6
-#: of the wavefronts in which lanes take turns, what they take where a load brings several words
-_TURNS_SHARE = 0.64
-#: cycles of the shared-memory port, and of all ports, per line of the cache that a load of the first operand
-#: or of weights looks up
-_LINE_PORT_CLK, _LINE_CLK = 0.425, 0.281
-_WEIGHT_LINES = 4
-#: what results cost that lie along whole rows of four words, against others
-_ALIGNED_RESULTS = 0.4
-
 
 @dataclass(frozen=True, eq=False)
 class _Iteration:
@@ -82,6 +62,7 @@ def estimate_contract(problem: ContractProblem, space: ContractSpace, hardware: 
 def _estimate_gpu(
     problem: ContractProblem, space: ContractSpace, hardware: GpuHardware, g: Geometry
 ) -> FloatArray:
+    fit = hardware.contract
     fetch = contract_fetch(problem, space)
     shared_bytes = problem.element_bytes * fetch.words
     occupancy = resident_blocks(
@@ -99,7 +80,7 @@ def _estimate_gpu(
     busy_s = busy_clk / hardware.clock_hz
     longest = np.maximum(np.maximum(busy_s, l2_s), dram_s)
     hidden = busy_s + l2_s + dram_s - longest
-    seconds = hardware.contract_launch_s + longest + _EXPOSED_SHARE * hidden
+    seconds = fit.launch_s + longest + fit.exposed_share * hidden
     return np.where(occupancy > 0, np.maximum(seconds, hardware.launch_floor_s), np.inf)
 
 
@@ -108,7 +89,9 @@ def _granted_registers(
 ) -> IntArray:
     """Likely registers per thread; the compiler gets along with what lets one block run."""
     most = hardware.registers_per_sm // (WARP * g.warps)
-    return np.asarray(np.minimum(likely_registers(problem, space, fetch), most), dtype=np.int64)
+    return np.asarray(
+        np.minimum(likely_registers(problem, space, fetch, hardware.contract), most), dtype=np.int64
+    )
 
 
 def _round_clk(resident: IntArray, step: _Iteration, hardware: GpuHardware, g: Geometry) -> FloatArray:
@@ -116,22 +99,24 @@ def _round_clk(resident: IntArray, step: _Iteration, hardware: GpuHardware, g: G
 
     While a block waits for its fetch, the multiply-adds of the others fill in, and its own with two stages.
     """
+    fit = hardware.contract
     crowd_clk, others_clk = resident * step.throughput_clk, (resident - 1).clip(0) * step.throughput_clk
-    fetch_clk = step.wait_clk + _FETCH_GAP * resident * step.l2_clk
+    fetch_clk = step.wait_clk + fit.fetch_gap_share * resident * step.l2_clk
     own_clk = np.where(step.prefetched, np.maximum(step.multiply_clk, crowd_clk), 0.0)
     gap_clk = (fetch_clk - own_clk).clip(0.0) + step.between_clk
-    idle_clk = (gap_clk - others_clk).clip(0.0) + _GAP_LOSS * np.minimum(gap_clk, others_clk)
+    idle_clk = (gap_clk - others_clk).clip(0.0) + fit.gap_loss_share * np.minimum(gap_clk, others_clk)
     busy_clk = np.maximum(crowd_clk + idle_clk, step.alone_clk)
-    uneven_clk = _UNEVEN_LOSS * np.minimum(crowd_clk, step.alone_clk)
+    uneven_clk = fit.uneven_loss_share * np.minimum(crowd_clk, step.alone_clk)
     outputs = resident * g.warps * g.accumulators
     epilogue_clk = outputs * (step.epilogue_instructions / hardware.schedulers_per_sm)
-    return np.asarray(hardware.contract_block_clk + g.iterations * (busy_clk + uneven_clk) + epilogue_clk)
+    return np.asarray(fit.block_clk + g.iterations * (busy_clk + uneven_clk) + epilogue_clk)
 
 
 def _iteration(
     problem: ContractProblem, space: ContractSpace, hardware: GpuHardware, g: Geometry, fetch: Fetch
 ) -> _Iteration:
     """What the issue slots, FMA lanes, shared-memory and L2 ports take; and what one warp takes alone."""
+    fit = hardware.contract
     points = space.c_step * problem.taps
     fma = g.accumulators * points
     width = vector_width(space.k_t, VECTOR_BYTES // problem.element_bytes)
@@ -141,31 +126,35 @@ def _iteration(
     copies = _copy_instructions(problem, hardware, fetch)
     turned = 0 if problem.rows_inner else stores
     issue_clk = g.warps * (compute + copies + turned) / hardware.schedulers_per_sm
-    issue_clk = issue_clk / hardware.contract_issue_efficiency
+    issue_clk = issue_clk / fit.issue_efficiency
     fma_clk = g.warps * fma * (WARP / hardware.fma_per_sm_per_clk)
     of_input, of_weight = read_wavefronts(problem, space)
-    waves = row_loads * of_input * _turns(read_runs(problem, space)) + weight_loads * of_weight * _turns(
-        width
+    waves = row_loads * of_input * _turns(
+        hardware, read_runs(problem, space)
+    ) + weight_loads * of_weight * _turns(hardware, width)
+    stored = fetch.input_words * (1.0 if problem.rows_inner else fit.store_wavefronts)
+    lines = g.warps * (
+        fetch.input_steps * _lines(problem, space, fetch) + fetch.weight_steps * fit.weight_lines
     )
-    stored = fetch.input_words * (1.0 if problem.rows_inner else hardware.contract_store_wavefronts)
-    lines = g.warps * (fetch.input_steps * _lines(problem, space, fetch) + fetch.weight_steps * _WEIGHT_LINES)
-    smem_clk = g.warps * waves + (stored + fetch.weight_words) / WARP + _LINE_PORT_CLK * lines
-    moved = problem.element_bytes * (fetch.input_words * _overfetch(problem, space) + fetch.weight_words)
-    l2_clk = moved / hardware.contract_l2_bytes_per_sm_per_clk
-    multiply_clk = hardware.contract_clk_per_instruction * compute + hardware.contract_clk_per_tap * points
-    wait_clk = hardware.contract_fetch_clk * (1 + _ROLLED_WAITS * _rolled_rounds(fetch))
+    smem_clk = g.warps * waves + (stored + fetch.weight_words) / WARP + fit.line_port_clk * lines
+    moved = problem.element_bytes * (
+        fetch.input_words * _overfetch(problem, space, hardware) + fetch.weight_words
+    )
+    l2_clk = moved / fit.l2_bytes_per_sm_per_clk
+    multiply_clk = fit.clk_per_instruction * compute + fit.clk_per_tap * points
+    wait_clk = fit.fetch_clk * (1 + fit.rolled_waits * _rolled_rounds(fetch))
     longer = np.where(space.stages > 1, np.maximum(multiply_clk, wait_clk), multiply_clk + wait_clk)
     busiest = np.maximum(np.maximum(issue_clk, fma_clk), np.maximum(smem_clk, l2_clk))
     return _Iteration(
-        throughput_clk=busiest + _LINE_CLK * lines,
+        throughput_clk=busiest + fit.line_clk * lines,
         multiply_clk=multiply_clk,
-        alone_clk=hardware.contract_copy_clk * copies + longer,
+        alone_clk=fit.copy_clk * copies + longer,
         wait_clk=wait_clk,
         l2_clk=l2_clk,
-        between_clk=_BARRIER_CLK + _COPY_GAP * g.warps * copies / hardware.schedulers_per_sm,
+        between_clk=fit.barrier_clk + fit.copy_gap_share * g.warps * copies / hardware.schedulers_per_sm,
         prefetched=space.stages > 1,
-        epilogue_instructions=hardware.contract_epilogue_instructions
-        * (_ALIGNED_RESULTS if _aligned_results(problem) else 1.0),
+        epilogue_instructions=fit.epilogue_instructions
+        * (fit.aligned_results_share if _aligned_results(problem) else 1.0),
     )
 
 
@@ -174,9 +163,10 @@ def _aligned_results(problem: ContractProblem) -> bool:
     return not problem.rows_inner or (problem.taps == 1 and problem.w % ROW_RUN == 0)
 
 
-def _turns(words: IntArray) -> FloatArray:
+def _turns(hardware: GpuHardware, words: IntArray) -> FloatArray:
     """What a wavefront counts of a load that brings several words per lane."""
-    return np.asarray(_TURNS_SHARE + (1 - _TURNS_SHARE) / words)
+    share = hardware.contract.wide_wavefront_share
+    return np.asarray(share + (1 - share) / words)
 
 
 def _rolled_rounds(fetch: Fetch) -> FloatArray:
@@ -190,10 +180,11 @@ def _copy_instructions(problem: ContractProblem, hardware: GpuHardware, fetch: F
     """Instructions of one warp that copy both tiles: boxes of several rows cost addresses and checks, and so
     does every step of a copy that is not unrolled.
     """
-    box = hardware.contract_box_instructions if problem.h > 1 else 0.0
-    per_step = hardware.contract_copy_instructions
+    fit = hardware.contract
+    box = fit.box_instructions if problem.h > 1 else 0.0
+    per_step = fit.copy_instructions
     rolled = [
-        np.where(n > MAX_UNROLLED_FETCH, _ROLLED_INSTRUCTIONS, 0.0)
+        np.where(n > MAX_UNROLLED_FETCH, fit.rolled_instructions, 0.0)
         for n in (fetch.input_steps, fetch.weight_steps)
     ]
     first = fetch.input_steps * (per_step + box + rolled[0])
@@ -218,13 +209,13 @@ def _consecutive(problem: ContractProblem, space: ContractSpace) -> tuple[IntArr
     return np.where(whole, planes, columns), problem.stride_w if problem.f_w == 1 else 1
 
 
-def _overfetch(problem: ContractProblem, space: ContractSpace) -> FloatArray:
+def _overfetch(problem: ContractProblem, space: ContractSpace, hardware: GpuHardware) -> FloatArray:
     """Bytes of the 32-byte sectors that a fetch of the first operand touches, over the bytes it needs."""
     if not problem.rows_inner:
         run = problem.element_bytes * space.c_step
         return np.asarray(ceil_div(run, SECTOR_BYTES) * SECTOR_BYTES / run)
     columns = staged_rows(space.w_b, problem.axis_w)
     whole = (problem.f_w == 1) & (problem.stride_w == 1) & (columns >= problem.w)
-    run = problem.element_bytes * np.where(whole, 10 * columns, columns)
+    run = problem.element_bytes * np.where(whole, hardware.contract.consecutive_rows * columns, columns)
     gap = problem.stride_w if problem.f_w == 1 else 1
     return np.asarray(gap * (ceil_div(run, SECTOR_BYTES) * SECTOR_BYTES + SECTOR_BYTES // 2) / run)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilewright.costmodel.hardware.coefficients import ContractCoefficients
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.parameters import ContractSpace
 from tilewright.costmodel.kernels.problem import ContractProblem
@@ -16,12 +17,11 @@ from tilewright.costmodel.kernels.windows import (
     distinct_rows,
     staged_rows,
 )
-from tilewright.ir.hardware_facts import VECTOR_BYTES, WARP
+from tilewright.ir.hardware_facts import REGISTER_UNIT, VECTOR_BYTES, WARP
 
 ADDRESS_REGISTERS = 30
 #: copies of one thread that are unrolled at most, and how many of a longer copy are unrolled together
 MAX_UNROLLED_FETCH, ROLLED_FETCH = 16, 4
-_REGISTER_UNIT = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,17 +169,20 @@ def estimated_registers(space: ContractSpace, fetch: Fetch) -> IntArray:
     return np.asarray(space.accumulators + operands + held + ADDRESS_REGISTERS, dtype=np.int64)
 
 
-def likely_registers(problem: ContractProblem, space: ContractSpace, fetch: Fetch) -> IntArray:
-    """Registers per thread as the compiler usually grants them: fitted to 600 kernels compiled for sm_90a.
+def likely_registers(
+    problem: ContractProblem, space: ContractSpace, fetch: Fetch, fit: ContractCoefficients
+) -> IntArray:
+    """Registers per thread as the compiler usually grants them.
 
     With one stage the loads of an unrolled copy are in flight together; windows keep addresses of their taps.
     """
-    held = 1.38 * np.where(space.stages > 1, fetch.held_words, 0)
+    held = fit.registers_per_prefetched_word * np.where(space.stages > 1, fetch.held_words, 0)
     together = np.where(fetch.input_steps <= MAX_UNROLLED_FETCH, fetch.input_steps, ROLLED_FETCH)
-    flight = 0.4 * np.where(space.stages > 1, 0, together * fetch.input_width)
-    likely = 47.6 + 1.42 * space.accumulators + held + flight + (17.5 if problem.taps > 1 else 0.0)
-    granted = ceil_div(likely.astype(np.int64), _REGISTER_UNIT) * _REGISTER_UNIT
-    return np.asarray(granted.clip(32, 255 // _REGISTER_UNIT * _REGISTER_UNIT), dtype=np.int64)
+    flight = fit.registers_per_word_in_flight * np.where(space.stages > 1, 0, together * fetch.input_width)
+    likely = fit.base_registers + fit.registers_per_accumulator * space.accumulators + held + flight
+    likely = likely + (fit.window_registers if problem.taps > 1 else 0.0)
+    granted = ceil_div(likely.astype(np.int64), REGISTER_UNIT) * REGISTER_UNIT
+    return np.asarray(granted.clip(32, 255 // REGISTER_UNIT * REGISTER_UNIT), dtype=np.int64)
 
 
 def resident_blocks(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir.errors import InputError
+from tilewright.ir.hardware_facts import MMA_K_BYTES
 from tilewright.ir.opdef import AttrDef, Attrs, define, no_results
 from tilewright.ir.thread.ops import buffer
 from tilewright.ir.types import TensorType, Type, itemsize
@@ -18,8 +19,6 @@ from tilewright.ir.types import TensorType, Type, itemsize
 GROUP_M = 64
 #: columns come in multiples of this, up to the most
 GROUP_N, MOST_N = 8, 256
-#: bytes of the reduced dimension of one instruction
-DEPTH_BYTES = 32
 #: bytes of a row that tiles may have
 ROW_BYTES = (32, 64, 128)
 
@@ -41,7 +40,7 @@ def _infer_multiply(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     n = c.shape[1] * c.shape[3]
     if c.shape[2:] != (16, 8) or n % GROUP_N or n > MOST_N:
         raise InputError(f"expected 8 to {MOST_N} columns of sums, got {c}")
-    depth = DEPTH_BYTES // itemsize(a.dtype)
+    depth = MMA_K_BYTES // itemsize(a.dtype)
     if a.dtype != b.dtype or a.shape[-1] != (depth if held else b.shape[-1]):
         raise InputError(f"expected two tiles of one dtype and depth, got {a} and {b}")
     return []

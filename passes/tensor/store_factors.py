@@ -19,10 +19,6 @@ from tilewright.passes.tensor.fusion.outline_kernel import kernel_name
 
 #: columns of the tile that one work-item computes at most, for which it would make its factor again
 TILE_COLUMNS = 64
-#: clock cycles to make one element of a factor with its bounds checks. Of ResNet-18's 3x3 convolutions of
-#: stride 2 on Zen 4, tiles of 128 channels in 16 x 2 x 14 outputs took 120 us, 20 of them in products
-ELEMENT_CLK = 5.0
-
 #: rows that lie a multiple of this many bytes apart share a few sets of the first-level cache (64 sets of
 #: lines on x86-64), which then holds fewer of them than a window needs: on Zen 4, 3x3 convolutions of 512
 #: channels ran at 30 GFLOP/s a core, and with one line more between rows at 85
@@ -165,7 +161,7 @@ def _worth(product: Op, index: int, hardware: CpuHardware) -> bool:
     for d in across:
         others *= sizes[d]
     elements = product.operands[index].tensor.size
-    clk = elements * -(-others // TILE_COLUMNS) * ELEMENT_CLK
+    clk = elements * -(-others // TILE_COLUMNS) * hardware.layout.factor_element_clk
     moved = 2 * product.operands[index].tensor.nbytes / hardware.estimate_l2_bytes_per_core_per_clk
     return (clk - moved) / hardware.estimate_clock_hz > hardware.estimate_launch_s
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from tilewright.costmodel import GpuHardware, Hardware
 from tilewright.ir import Attr, Block, Func, Op, Pairs
+from tilewright.ir.hardware_facts import MMA_M, MMA_N
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.attention import INNER, KEY
 from tilewright.passes.analysis.index_sets import recompute_cost
@@ -28,7 +29,7 @@ from tilewright.passes.kernels.attention.work import (
     resident_attention,
 )
 from tilewright.passes.kernels.kernel_problem import traffic
-from tilewright.passes.kernels.matrix.plan import TILE_M, TILE_N, on_tensor_cores
+from tilewright.passes.kernels.matrix.plan import on_tensor_cores
 
 ROWS = (16, 32, 64, 128, 256)
 #: short tiles of keys rescale often what was summed before: 16 only where there are no more
@@ -117,9 +118,9 @@ def attention_work(
     slots = plan.slots(view)
     size = itemsize(view.dtype)
     tiles = [size * prod(x.shape) for x in layouts]
-    result = plan.sets * plan.rows * (width_tiles(view) * TILE_N + 8) * 4
+    result = plan.sets * plan.rows * (width_tiles(view) * MMA_N + 8) * 4
     state = plan.sets * plan.rows * 8 if plan.sets > 1 else 0
-    columns = plan.part // TILE_N
+    columns = plan.part // MMA_N
     ahead = 0
     for read in view.score_reads:
         each = (plan.row_tiles * 2 if names_in(read) & set(view.rows) else 1) * columns * 2
@@ -168,9 +169,9 @@ def _layouts(view: AttentionView, plan: AttentionPlan) -> tuple[Layout, Layout, 
 
 def _plans(view: AttentionView) -> Iterator[AttentionPlan]:
     """Every sensible combination of tiles, warps and stages."""
-    queries, keys = padded(view.size(view.rows), TILE_M), padded(view.keys, KEYS[0])
+    queries, keys = padded(view.size(view.rows), MMA_M), padded(view.keys, KEYS[0])
     for rows, tile, warps, sets in product(ROWS, KEYS, WARPS, SETS):
-        if rows % (TILE_M * warps) or rows // warps // TILE_M > MOST_ROW_TILES:
+        if rows % (MMA_M * warps) or rows // warps // MMA_M > MOST_ROW_TILES:
             continue
         if tile % (KEY_STEP * sets) or warps * sets > MOST_WARPS:
             continue

@@ -8,11 +8,10 @@ from math import gcd, inf, log2
 
 from tilewright.ir import Expr, Sym, Value
 from tilewright.ir.expr import symbols
-from tilewright.ir.hardware_facts import WARP
+from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP
 from tilewright.passes.kernels.attention.plan import AttentionPlan
 from tilewright.passes.kernels.attention.term_writer import TermWriter
 from tilewright.passes.kernels.attention.view import AttentionView
-from tilewright.passes.kernels.matrix.plan import TILE_M, TILE_N
 from tilewright.passes.kernels.writing.writer import Writer
 
 #: elements that a thread reads of the tile at once, and stores
@@ -53,7 +52,7 @@ def _share(w: Writer, plan: AttentionPlan, scale: float, state: tuple[Value, Val
     lane = Sym("tid") % WARP // 4
 
     def row(at: tuple[Expr, ...]) -> Expr:
-        inside = at[0] * TILE_M + at[1] * (TILE_M // 2)
+        inside = at[0] * MMA_M + at[1] * (MMA_M // 2)
         return w.simple(warp_row + inside + lane)
 
     one_of_four = ((Sym("tid") % 4, 0, 1),)
@@ -97,10 +96,10 @@ def write_outputs(
     """
     rows, columns = view.size(view.rows), view.size(view.width)
     tiles = mixed.tensor.shape[1]
-    tile = w.alloc((plan.sets * plan.rows, tiles * TILE_N + PAD), "f32", "shared", "mixed_tile")
+    tile = w.alloc((plan.sets * plan.rows, tiles * MMA_N + PAD), "f32", "shared", "mixed_tile")
     own_rows = Sym("tid") // WARP * (plan.rows // plan.warps)
     with w.loops("i", mixed.tensor.shape[:2], unroll=1) as (i, j):
-        at = (own_rows + i * TILE_M, j * TILE_N)
+        at = (own_rows + i * MMA_M, j * MMA_N)
         w.b.do("thread.store_fragment", mixed, tile, at=tuple(map(w.simple, at)), item=(i, j))
     lanes = _lanes(view, columns)
     vectors = plan.rows * (columns // lanes)

@@ -13,14 +13,13 @@ from collections.abc import Callable, Mapping
 from math import inf
 
 from tilewright.ir import Expr, Func, InputError, Sym, Value
-from tilewright.ir.hardware_facts import WARP
+from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP
 from tilewright.passes.analysis.attention import INNER, KEY
 from tilewright.passes.kernels.attention.epilogue import normalise, write_outputs
 from tilewright.passes.kernels.attention.plan import AttentionPlan, depth_of, padded, width_tiles
 from tilewright.passes.kernels.attention.scores import ScoreMaps
 from tilewright.passes.kernels.attention.stage import Layout, StagedTile
 from tilewright.passes.kernels.attention.view import AttentionView, attention_view, reach
-from tilewright.passes.kernels.matrix.plan import TILE_M, TILE_N
 from tilewright.passes.kernels.writing.tiling import MAX_GRID_YZ
 from tilewright.passes.kernels.writing.writer import Mask, Writer
 
@@ -82,7 +81,7 @@ class _Attention:
                 q.fetch(0, self.origin)
             self._arrive(self.ahead)
             self.steps = padded(view.inner, self.depth) // self.depth
-            self.q = w.alloc((plan.row_tiles, self.steps, TILE_M, self.depth), view.dtype, "frag", "q")
+            self.q = w.alloc((plan.row_tiles, self.steps, MMA_M, self.depth), view.dtype, "frag", "q")
             self._load_queries(q)
             self._allocate()
             with w.loop("tile", self.tiles) as tile:
@@ -142,10 +141,10 @@ class _Attention:
     # -- registers -------------------------------------------------------------------------------------------
     def _allocate(self) -> None:
         w, plan = self.w, self.plan
-        rows, columns = plan.row_tiles, plan.part // TILE_N
-        self.scores = w.alloc((rows, columns, TILE_M, TILE_N), "f32", "frag", "scores")
-        self.mixed = w.alloc((rows, width_tiles(self.view), TILE_M, TILE_N), "f32", "frag", "mixed")
-        self.weights = w.alloc((rows, TILE_M, self.depth), self.view.dtype, "frag", "weights")
+        rows, columns = plan.row_tiles, plan.part // MMA_N
+        self.scores = w.alloc((rows, columns, MMA_M, MMA_N), "f32", "frag", "scores")
+        self.mixed = w.alloc((rows, width_tiles(self.view), MMA_M, MMA_N), "f32", "frag", "mixed")
+        self.weights = w.alloc((rows, MMA_M, self.depth), self.view.dtype, "frag", "weights")
         self.largest, self.sums = (w.alloc((rows, 2), "f32", "reg", name) for name in ("largest", "total"))
         w.b.do("thread.fill_fragment", self.mixed, value=0.0)
         with w.loops("i", (rows, 2), unroll=1) as at:
@@ -155,7 +154,7 @@ class _Attention:
     def _load_queries(self, q: StagedTile) -> None:
         w = self.w
         with w.loops("i", (self.plan.row_tiles, self.steps), unroll=1) as (i, step):
-            row = w.simple(self.warp_row + i * TILE_M)
+            row = w.simple(self.warp_row + i * MMA_M)
             w.b.do(
                 "thread.load_fragment", self.q, q.tiles,
                 at=q.place(0, row, step * self.depth), role="a",
@@ -190,8 +189,8 @@ class _Attention:
     ) -> None:
         """Walk along the summed dimension; the compiler loads the fragments of later steps ahead."""
         keys = staged is self.k
-        tiles = self.plan.part // TILE_N if keys else width_tiles(self.view)
-        held = self.w.alloc((tiles, self.depth, TILE_N), self.view.dtype, "frag", "k" if keys else "v")
+        tiles = self.plan.part // MMA_N if keys else width_tiles(self.view)
+        held = self.w.alloc((tiles, self.depth, MMA_N), self.view.dtype, "frag", "k" if keys else "v")
         for step in range(steps):
             self._load(staged, held, slot, step)
             step_of(held, step)
@@ -203,7 +202,7 @@ class _Attention:
         tiles = held.tensor.shape[0]
         count = 2 if tiles % 2 == 0 else 1
         with w.loop("j", tiles // count, unroll=1) as j:
-            column, depth = w.simple(j * (TILE_N * count)), step * self.depth
+            column, depth = w.simple(j * (MMA_N * count)), step * self.depth
             key = self.warp_key + (column if keys else depth)
             place = (key, depth) if keys else (key, column)
             w.b.do(
@@ -221,7 +220,7 @@ class _Attention:
     def _mix_step(self, held: Value, step: int) -> None:
         w = self.w
         rows, columns = self.mixed.tensor.shape[:2]
-        first = step * self.depth // TILE_N
+        first = step * self.depth // MMA_N
         with w.loop("i", rows, unroll=1) as i:
             w.b.do("thread.pack_fragment", self.scores, self.weights, item=(i, first), to=(i,))
         with w.loops("i", (rows, columns), unroll=1) as (i, j):
@@ -230,7 +229,7 @@ class _Attention:
     def _mma(self, a: Value, b: Value, c: Value, *items: tuple[Expr, ...]) -> None:
         self.w.b.do(
             "thread.mma", a, b, c,
-            shape=(TILE_M, TILE_N, self.depth), engine="mma", rounded=bool(self.rounding),
+            shape=(MMA_M, MMA_N, self.depth), engine="mma", rounded=bool(self.rounding),
             a_item=items[0], b_item=items[1], c_item=items[2],
         )  # fmt: skip
 

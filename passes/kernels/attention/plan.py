@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.ir import Func, InputError, Pairs
-from tilewright.ir.hardware_facts import WARP
+from tilewright.ir.hardware_facts import MMA_K_BYTES, MMA_M, MMA_N, WARP
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.attention.view import AttentionView
-from tilewright.passes.kernels.matrix.plan import DEPTH_BYTES, MAX_STAGES, TILE_M, TILE_N
+from tilewright.passes.kernels.matrix.plan import MAX_STAGES
 from tilewright.passes.kernels.writing.contraction_plan import MAX_THREADS
 from tilewright.passes.kernels.writing.kernel_params import reading_params, whole
 
@@ -46,7 +46,7 @@ class AttentionPlan:
     @property
     def row_tiles(self) -> int:
         """Tiles of 16 queries of one warp."""
-        return self.rows // self.warps // TILE_M
+        return self.rows // self.warps // MMA_M
 
     def tiles(self, view: AttentionView) -> int:
         """Tiles of keys."""
@@ -74,9 +74,9 @@ class AttentionPlan:
 
     def check(self) -> None:
         """Raise InputError where tiles, warps or stages are impossible."""
-        if self.rows % (TILE_M * self.warps):
+        if self.rows % (MMA_M * self.warps):
             raise InputError(
-                f"expected rows in multiples of {TILE_M} per warp, got {self.rows} of {self.warps}"
+                f"expected rows in multiples of {MMA_M} per warp, got {self.rows} of {self.warps}"
             )
         if self.keys % (KEY_STEP * self.sets):
             raise InputError(
@@ -95,7 +95,7 @@ def padded(extent: int, step: int) -> int:
 
 def depth_of(dtype: str) -> int:
     """Factors along the summed dimension that one instruction multiplies."""
-    return DEPTH_BYTES // itemsize(dtype)
+    return MMA_K_BYTES // itemsize(dtype)
 
 
 def pitch(extent: int, size: int) -> int:
@@ -106,4 +106,4 @@ def pitch(extent: int, size: int) -> int:
 
 def width_tiles(view: AttentionView) -> int:
     """Tiles of 8 columns of the values."""
-    return -(-view.size(view.width) // TILE_N)
+    return -(-view.size(view.width) // MMA_N)

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from math import inf
 
 from tilewright.ir import Expr, Sym, Value
-from tilewright.ir.hardware_facts import WARP
+from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP
 from tilewright.passes.analysis.attention import KEY
 from tilewright.passes.analysis.terms import Read, Term, names_in
 from tilewright.passes.kernels.attention.plan import AttentionPlan
 from tilewright.passes.kernels.attention.term_writer import TermWriter
 from tilewright.passes.kernels.attention.view import AttentionView
-from tilewright.passes.kernels.matrix.plan import TILE_M, TILE_N
 from tilewright.passes.kernels.writing.writer import Mask, Writer
 
 #: elements of one parameter that a thread reads before it needs them, at most
@@ -37,7 +36,7 @@ class ScoreMaps:
         self.w, self.view, self.plan = w, view, plan
         self.batch, self.tile = dict(batch), tile
         self.first, self.first_key = first
-        self.shape = (plan.row_tiles, plan.part // TILE_N, 2, 2)
+        self.shape = (plan.row_tiles, plan.part // MMA_N, 2, 2)
         self.held: dict[Read, Value] = {}
 
     def read_ahead(self) -> None:
@@ -76,7 +75,7 @@ class ScoreMaps:
         last = self.plan.tiles(view) - 1
         with w.when(w.bounds((self.tile - last,), (1,))):
             # tiles of 8 columns that are whole stay as they are
-            whole = rest // TILE_N if self.plan.sets == 1 else 0
+            whole = rest // MMA_N if self.plan.sets == 1 else 0
             shape = (self.shape[0], self.shape[1] - whole, 2, 2)
             with w.loops("s", shape, unroll=1) as (i, j, half, pair):
                 at = (i, w.simple(j + whole), half, pair)
@@ -103,14 +102,14 @@ class ScoreMaps:
     def _column(self, at: tuple[Expr, ...]) -> Expr:
         """The element's column in the tile."""
         lane = Sym("tid") % 4 * 2
-        column = at[1] * TILE_N + lane + at[3]
+        column = at[1] * MMA_N + lane + at[3]
         return self.w.simple(self.first_key + column)
 
     def _place(self, at: tuple[Expr, ...], read: Term | None = None) -> tuple[dict[str, Expr], Mask]:
         """The symbols of the terms at an element, and where parameters exist (for `read`: it alone)."""
         w, view = self.w, self.view
         lane = Sym("tid") % WARP // 4
-        inside = at[0] * TILE_M + at[2] * (TILE_M // 2) + lane
+        inside = at[0] * MMA_M + at[2] * (MMA_M // 2) + lane
         row = w.simple(self.first + inside)
         key = w.simple(self.tile * self.plan.keys + self._column(at))
         env: dict[str, Expr] = {**self.batch, KEY: key}

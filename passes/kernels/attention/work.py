@@ -11,46 +11,23 @@ from dataclasses import dataclass, replace
 
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.bound import Bound
-from tilewright.ir.hardware_facts import WARP
+from tilewright.ir.hardware_facts import (
+    EXPONENTIALS_PER_SM_PER_CLK,
+    LDMATRIX_BYTES,
+    MMA_K_BYTES,
+    MMA_M,
+    MMA_N,
+    REGISTER_UNIT,
+    WARP,
+)
 
-#: rows and columns of one instruction of the tensor cores, and its depth in bytes
-_M, _N, _K_BYTES = 16, 8, 32
 #: bytes of an element of the factors
 _BYTES = {"f16": 2, "bf16": 2, "f32": 4}
-#: exponentials (MUFU) per multiprocessor and cycle: CUDA C++ Programming Guide, arithmetic instructions
-_EXP_PER_CLK = 16.0
-#: bytes that one ldmatrix of four matrices moves
-_LDMATRIX_BYTES = 512.0
-#: instructions per element of the softmax itself: largest, difference, scale, power, sum; to round it, packed
-_SOFTMAX, _PACK = 5.0, {2: 0.5, 4: 1.0}
-#: instructions per parameter that an element of the scores reads, halves of packed loads included
-_PER_READ = 1.5
-#: instructions of a warp per tile of keys beside what it computes: waits, addresses, factors of rows
-_PER_TILE = 110.0
-#: instructions of a warp per asynchronous copy: address, bounds
-_PER_COPY = 10.0
-#: instructions of a warp per vector of results, and of it per further set of warps
-_PER_VECTOR, _PER_SET = 15.0, 6.0
-#: cycles from issue to issue of dependent instructions of one warp that nothing else of it fills
-_CHAIN_CLK = 2.0
-#: cycles until the first byte of a block has arrived, and of its last sums to memory
-_FIRST_CLK, _LAST_CLK = 1100.0, 500.0
-#: cycles in which the sets of warps tell each other the largest scores and the sums of their rows
-_SHARE_CLK = 250.0
-#: cycles for which a tile of keys keeps its block waiting: barrier, fragments, maxima of rows across lanes
-_TILE_CLK = 200.0
 #: registers beside accumulators, fragments and what is read ahead: as NVRTC takes them, and as it can do with
-#: (compiled for sm_90a, heads of 64, 32 to 128 keys); more per tile of rows; registers are given in eights
-_REGISTERS, _LEAST_REGISTERS, _ROW_REGISTERS, _REGISTER_UNIT = 38, 28, 8, 8
+#: (compiled for sm_90a, heads of 64, 32 to 128 keys); more per tile of rows
+_REGISTERS, _LEAST_REGISTERS, _ROW_REGISTERS = 38, 28, 8
 #: registers more where values are loaded one by one: places of tiles of columns that swizzled rows tell apart
 _PLACE_REGISTERS = 8
-#: share of the shorter of work and traffic that the longer does not hide, beside other blocks and alone; as
-#: fitted for products on tensor cores (`matrix_estimator`)
-_EXPOSED_SHARE, _EXPOSED_ALONE = 0.10, 0.67
-#: of the L2's bandwidth, what reads by all multiprocessors sustain: 5.5 TB/s on an H100
-_L2_EFFICIENCY = 0.45
-#: of the steady rate of multiplications, what is kept beside loads and exponentials
-_LOOP_SHARE = 0.77
 
 
 @dataclass(frozen=True)
@@ -109,7 +86,7 @@ class AttentionWork:
     @property
     def row_tiles(self) -> int:
         """Tiles of 16 queries of a warp."""
-        return self.rows // self.warps // _M
+        return self.rows // self.warps // MMA_M
 
     @property
     def element_bytes(self) -> int:
@@ -119,7 +96,7 @@ class AttentionWork:
     @property
     def depth(self) -> int:
         """Factors along the summed dimension that one instruction of the tensor cores multiplies."""
-        return _K_BYTES // self.element_bytes
+        return MMA_K_BYTES // self.element_bytes
 
     @property
     def steps(self) -> int:
@@ -129,27 +106,27 @@ class AttentionWork:
     @property
     def columns(self) -> int:
         """Tiles of 8 columns of the values."""
-        return -(-self.width // _N)
+        return -(-self.width // MMA_N)
 
     @property
     def multiplies(self) -> int:
         """Instructions of the tensor cores of a warp for a tile of keys and a tile of 16 queries."""
-        return self.steps * self.part // _N + self.part // self.depth * self.columns
+        return self.steps * self.part // MMA_N + self.part // self.depth * self.columns
 
     @property
     def loaded_bytes(self) -> float:
         """Of keys and values, as fragments of a warp for a tile of keys."""
-        return float(self.element_bytes * self.part * (self.steps * self.depth + self.columns * _N))
+        return float(self.element_bytes * self.part * (self.steps * self.depth + self.columns * MMA_N))
 
     @property
     def sums(self) -> int:
         """Registers of the accumulators and the fragments of the queries."""
-        return 4 * self.row_tiles * (self.part // _N + self.columns + self.steps)
+        return 4 * self.row_tiles * (self.part // MMA_N + self.columns + self.steps)
 
     @property
     def registers(self) -> int:
         """Per thread, as compiled without a limit: what lives at once during either product."""
-        first = 2 * self.part // _N + -(-self.ahead_bytes // 4)
+        first = 2 * self.part // MMA_N + -(-self.ahead_bytes // 4)
         second = 2 * self.columns + 4 * self.row_tiles
         return _REGISTERS + self._places + self.sums + max(first, second)
 
@@ -190,9 +167,7 @@ def resident_attention(work: AttentionWork, hardware: GpuHardware) -> int:
     ):
         return 0
     schedulers = hardware.schedulers_per_sm
-    each = (
-        hardware.registers_per_sm // schedulers // (WARP * -(-registers // _REGISTER_UNIT) * _REGISTER_UNIT)
-    )
+    each = hardware.registers_per_sm // schedulers // (WARP * -(-registers // REGISTER_UNIT) * REGISTER_UNIT)
     return min(_room(work, hardware), schedulers * each // work.all_warps)
 
 
@@ -218,7 +193,7 @@ def _allowed(resident: int, work: AttentionWork, hardware: GpuHardware) -> int:
     """Registers per thread with so many blocks, whose warps the schedulers share."""
     warps = -(-resident * work.all_warps // hardware.schedulers_per_sm)
     each = hardware.registers_per_sm // hardware.schedulers_per_sm // (WARP * warps)
-    return min(each // _REGISTER_UNIT * _REGISTER_UNIT, hardware.max_registers_per_thread)
+    return min(each // REGISTER_UNIT * REGISTER_UNIT, hardware.max_registers_per_thread)
 
 
 def estimate_attention(work: AttentionWork, hardware: GpuHardware) -> float:
@@ -237,60 +212,69 @@ def estimate_attention(work: AttentionWork, hardware: GpuHardware) -> float:
     busy_clk = max(busy_clk, _round_clk(1, full, hardware))
     busy_s = busy_clk / hardware.clock_hz
     dram_s = work.moved_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
-    l2_s = work.blocks * _fetched(work) / (hardware.l2_bytes_per_s * _L2_EFFICIENCY)
-    traffic_s, exposed = max(dram_s, l2_s), _EXPOSED_SHARE + _EXPOSED_ALONE / resident
-    seconds = hardware.contract_launch_s + max(busy_s, traffic_s) + exposed * min(busy_s, traffic_s)
-    return seconds + _EXPOSED_SHARE * min(dram_s, l2_s)
+    l2_s = work.blocks * _fetched(work) / (hardware.l2_bytes_per_s * hardware.attention.l2_efficiency)
+    traffic_s = max(dram_s, l2_s)
+    exposed = hardware.matrix.exposed_share + hardware.matrix.exposed_alone_share / resident
+    seconds = hardware.contract.launch_s + max(busy_s, traffic_s) + exposed * min(busy_s, traffic_s)
+    return seconds + hardware.matrix.exposed_share * min(dram_s, l2_s)
 
 
 def _round_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> float:
     """Cycles of `resident` blocks that run side by side on one multiprocessor, from start to end."""
+    fit = hardware.attention
     shared = resident * _shared_clk(resident, work, hardware)
-    alone = work.seen * work.tiles * _alone_clk(work, hardware) + _CHAIN_CLK * _copies(work)[0]
+    alone = work.seen * work.tiles * _alone_clk(work, hardware) + fit.chain_clk * _copies(work, hardware)[0]
     first = float(work.element_bytes)
     first *= work.rows * work.inner + work.tile * (work.inner + work.width)
-    wait = _FIRST_CLK + first / hardware.contract_l2_bytes_per_sm_per_clk
-    last = _LAST_CLK + (_SHARE_CLK if work.sets > 1 else 0.0)
-    return hardware.contract_block_clk + wait + max(shared, alone) + last
+    wait = fit.first_clk + first / hardware.contract.l2_bytes_per_sm_per_clk
+    last = fit.last_clk + (fit.exchange_clk if work.sets > 1 else 0.0)
+    return hardware.contract.block_clk + wait + max(shared, alone) + last
 
 
-def _issued(work: AttentionWork) -> float:
+def _issued(work: AttentionWork, hardware: GpuHardware) -> float:
     """Instructions of one warp for one tile of keys."""
-    elements = work.row_tiles * _M * work.part / WARP
-    loads = work.loaded_bytes / _LDMATRIX_BYTES
+    fit = hardware.attention
+    elements = work.row_tiles * MMA_M * work.part / WARP
+    loads = work.loaded_bytes / LDMATRIX_BYTES
     if work.dtype == "f32":  # each element is rounded, and values are loaded one by one
-        loads += work.part * (work.steps * work.depth + 2 * work.columns * _N) / WARP
-    each = _SOFTMAX + _PACK[work.element_bytes] + work.map_work + _PER_READ * work.map_reads
-    return elements * each + loads + work.row_tiles * work.multiplies + _PER_TILE
+        loads += work.part * (work.steps * work.depth + 2 * work.columns * MMA_N) / WARP
+    rounding = fit.round_instructions if work.dtype == "f32" else fit.pack_instructions
+    each = fit.softmax_instructions + rounding + work.map_work + fit.read_instructions * work.map_reads
+    return elements * each + loads + work.row_tiles * work.multiplies + fit.tile_instructions
 
 
-def _copies(work: AttentionWork) -> tuple[float, float]:
+def _copies(work: AttentionWork, hardware: GpuHardware) -> tuple[float, float]:
     """Instructions of a warp to fetch queries, and to fetch one tile of keys and values."""
     counts = []
     sizes = (work.rows * work.inner, work.tile * work.inner, work.tile * work.width)
     for elements, copied in zip(sizes, work.copied, strict=True):
         vectors = work.element_bytes * elements / (copied or work.element_bytes)
-        counts.append(vectors / (WARP * work.all_warps) * _PER_COPY)
+        counts.append(vectors / (WARP * work.all_warps) * hardware.attention.copy_instructions)
     return counts[0], counts[1] + counts[2]
 
 
 def _shared_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> float:
     """Cycles a block takes of what blocks share: tensor cores, shared memory, exponentials, issue, L2."""
+    fit = hardware.attention
     busy = min(1.0, resident * work.all_warps / hardware.schedulers_per_sm)
-    share = hardware.mma_sync_share * hardware.estimate_mma_efficiency * _LOOP_SHARE
+    share = hardware.mma_sync_share * hardware.estimate_mma_efficiency * hardware.matrix.loop_share
     tiles = work.seen * work.tiles
     warps = tiles * work.all_warps
-    products = warps * work.row_tiles * work.multiplies * float(_M * _N * work.depth)
+    products = warps * work.row_tiles * work.multiplies * float(MMA_M * MMA_N * work.depth)
     tensor = products / (products_per_clk(work.dtype, hardware) * share * busy)
     port = warps * work.loaded_bytes / hardware.smem_bytes_per_sm_per_clk
-    powers = warps * work.row_tiles * _M * work.part / (_EXP_PER_CLK * busy)
-    first, later = _copies(work)
+    powers = warps * work.row_tiles * MMA_M * work.part / (EXPONENTIALS_PER_SM_PER_CLK * busy)
+    first, later = _copies(work, hardware)
     vectors = (
-        work.rows * work.width / 4.0 / (WARP * work.all_warps) * (_PER_VECTOR + _PER_SET * (work.sets - 1))
+        work.rows
+        * work.width
+        / 4.0
+        / (WARP * work.all_warps)
+        * (fit.vector_instructions + fit.set_instructions * (work.sets - 1))
     )
-    issued = work.all_warps * (first + vectors) + warps * (_issued(work) + later)
-    issue = issued / (hardware.schedulers_per_sm * hardware.contract_issue_efficiency * busy)
-    fetch = _fetched(work) / hardware.contract_l2_bytes_per_sm_per_clk
+    issued = work.all_warps * (first + vectors) + warps * (_issued(work, hardware) + later)
+    issue = issued / (hardware.schedulers_per_sm * hardware.contract.issue_efficiency * busy)
+    fetch = _fetched(work) / hardware.contract.l2_bytes_per_sm_per_clk
     return max(tensor, port, powers, issue, fetch)
 
 
@@ -302,11 +286,12 @@ def _fetched(work: AttentionWork) -> float:
 
 def _alone_clk(work: AttentionWork, hardware: GpuHardware) -> float:
     """Cycles of one tile of keys in a block that has the multiprocessor for itself."""
+    fit = hardware.attention
     share = hardware.mma_sync_share * hardware.estimate_mma_efficiency
     rate = products_per_clk(work.dtype, hardware) * share / hardware.schedulers_per_sm
-    products = work.row_tiles * work.multiplies * float(_M * _N * work.depth) / rate
-    others = _issued(work) - work.row_tiles * work.multiplies + _copies(work)[1]
-    return products + _CHAIN_CLK * others + _TILE_CLK
+    products = work.row_tiles * work.multiplies * float(MMA_M * MMA_N * work.depth) / rate
+    others = _issued(work, hardware) - work.row_tiles * work.multiplies + _copies(work, hardware)[1]
+    return products + fit.chain_clk * others + fit.tile_clk
 
 
 def bound_attention(work: AttentionWork, hardware: GpuHardware) -> Bound:
@@ -320,7 +305,7 @@ def bound_attention(work: AttentionWork, hardware: GpuHardware) -> Bound:
     terms = {
         "L2": work.least_bytes / hardware.l2_bytes_per_s,
         "TENSOR": pairs * (work.inner + work.width) / rate / hardware.clock_hz,
-        "EXP": pairs / _EXP_PER_CLK / hardware.clock_hz,
+        "EXP": pairs / EXPONENTIALS_PER_SM_PER_CLK / hardware.clock_hz,
         "LAUNCH": hardware.launch_floor_s,
     }
     limit = max(terms, key=terms.__getitem__)

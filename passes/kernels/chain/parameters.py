@@ -79,7 +79,7 @@ def _staged(kernel: Func, hardware: Hardware) -> ChosenChain | None:
         for threads in THREADS:
             for staged in STAGE_BYTES:
                 plan = ChainPlan(chain.tiles, threads, lanes, staged)
-                work = chain_work(chain, plan)
+                work = chain_work(chain, plan, gpu)
                 if resident_chains(work, gpu):
                     found.append((estimate_chain(work, gpu), plan, work))
                 if all(s.chunks == 1 for s in work.stages):

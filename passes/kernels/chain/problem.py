@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from math import prod
 
+from tilewright.costmodel.hardware.coefficients import ChainCoefficients
+from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.ir import Func, Op, Value
 from tilewright.ir.hardware_facts import VECTOR_BYTES, WARP
 from tilewright.ir.tensor.ops import REDUCING, dims
@@ -28,14 +30,6 @@ from tilewright.passes.kernels.chain.tiles import contract_tiles
 from tilewright.passes.kernels.chain.work import ChainStageWork, ChainWork
 from tilewright.passes.kernels.kernel_problem import traffic
 
-#: instructions of one step of a cooperative copy: address, bounds, load, store
-_COPY_INSTRUCTIONS = 8.0
-#: instructions of one point of a map or of one result: address, bounds, store
-_POINT_INSTRUCTIONS = 12.0
-#: instructions of one read at a computed place with bounds checks, from global memory
-_READ_INSTRUCTIONS = 9.0
-#: instructions that one shuffle and what it combines take, latency included
-_SHUFFLE_INSTRUCTIONS = 10.0
 #: registers beside accumulators and operands
 _BASE_REGISTERS = 40
 
@@ -45,8 +39,9 @@ def _traffic(kernel: Func) -> int:
     return traffic(kernel)
 
 
-def chain_work(chain: Chain, plan: ChainPlan) -> ChainWork:
+def chain_work(chain: Chain, plan: ChainPlan, hardware: GpuHardware) -> ChainWork:
     """The work of one chain kernel."""
+    fit = hardware.chain
     shared = sum(
         _bytes(kept_shape(chain, v), v) for s in chain.stages for v, _ in s.results if v in chain.kept
     )
@@ -58,11 +53,11 @@ def chain_work(chain: Chain, plan: ChainPlan) -> ChainWork:
             registers = max(
                 registers, _BASE_REGISTERS + tiles.accumulators + DEPTH * sum(tiles.tile.values())
             )
-            stages.append(_contract_work(chain, stage, plan))
+            stages.append(_contract_work(chain, stage, plan, fit))
         elif stage.anchor.name in REDUCING:
-            stages.append(_reduce_work(chain, stage, plan))
+            stages.append(_reduce_work(chain, stage, plan, fit))
         else:
-            stages.append(_map_work(chain, stage, plan))
+            stages.append(_map_work(chain, stage, plan, fit))
     flops = sum(2.0 * prod(dims(s.anchor, "par").values()) * reduced_length(s.anchor) for s in chain.stages)
     return ChainWork(
         prod(chain.blocks.values()),
@@ -92,7 +87,7 @@ def _staged_bytes(chain: Chain, stage: Stage, plan: ChainPlan) -> int:
     return total
 
 
-def _contract_work(chain: Chain, stage: Stage, plan: ChainPlan) -> ChainStageWork:
+def _contract_work(chain: Chain, stage: Stage, plan: ChainPlan, fit: ChainCoefficients) -> ChainStageWork:
     op = stage.anchor
     tiles = contract_tiles(op, stage.domain, plan.threads)
     step = chunk_steps(chain, stage, plan)
@@ -115,8 +110,8 @@ def _contract_work(chain: Chain, stage: Stage, plan: ChainPlan) -> ChainStageWor
         sources = _sources(chain, r.value)
         copies += -(-r.size // (width * plan.threads)) * sources
         fetched += chunks * _bytes(r.extents, r.value) * sources
-    instructions += chunks * copies * _COPY_INSTRUCTIONS
-    instructions += tiles.accumulators * (_POINT_INSTRUCTIONS + _epilogue(stage))
+    instructions += chunks * copies * fit.copy_instructions
+    instructions += tiles.accumulators * (fit.point_instructions + _epilogue(stage))
     outputs = prod(s.extent for s in stage.domain)
     active = -(-min(plan.threads, tiles.units) // WARP)
     extra = 1.0 if _epilogue_reads(chain, stage) else 0.0
@@ -163,7 +158,7 @@ def _global_reads(chain: Chain, op: Op, stage: Stage) -> tuple[int, float]:
     return count, total
 
 
-def _reduce_work(chain: Chain, stage: Stage, plan: ChainPlan) -> ChainStageWork:
+def _reduce_work(chain: Chain, stage: Stage, plan: ChainPlan, fit: ChainCoefficients) -> ChainStageWork:
     op = stage.anchor
     lanes = plan.lanes if shared_lanes(stage, plan) else 1
     items = 1 if lanes > 1 else serial_items(stage)
@@ -172,15 +167,17 @@ def _reduce_work(chain: Chain, stage: Stage, plan: ChainPlan) -> ChainStageWork:
     count, read = _global_reads(chain, op, stage)
     share = -(-reduced_length(op) // lanes) * items
     kept = sum(v in chain.kept for v in op.operands)
-    inner = share * (1.0 + 3.0 * kept + (_READ_INSTRUCTIONS if lanes == 1 else 3.0) * count)
-    inner += _SHUFFLE_INSTRUCTIONS * (lanes.bit_length() - 1)
-    instructions = steps * (inner + items * (_POINT_INSTRUCTIONS + _epilogue(stage)))
+    inner = share * (
+        1.0 + 3.0 * kept + (fit.read_instructions if lanes == 1 else fit.neighbour_read_instructions) * count
+    )
+    inner += fit.shuffle_instructions * (lanes.bit_length() - 1)
+    instructions = steps * (inner + items * (fit.point_instructions + _epilogue(stage)))
     active = -(-min(plan.threads, -(-points // items) * lanes) // WARP)
     trips = steps * (1.0 if count else 0.0)
     return ChainStageWork(instructions, active, float(points * reduced_length(op)), read, trips, 1)
 
 
-def _map_work(chain: Chain, stage: Stage, plan: ChainPlan) -> ChainStageWork:
+def _map_work(chain: Chain, stage: Stage, plan: ChainPlan, fit: ChainCoefficients) -> ChainStageWork:
     extents = [s.extent for s in stage.domain]
     vec = MAP_VECTOR if extents and extents[-1] % MAP_VECTOR == 0 else 1
     total = prod(extents) // vec
@@ -189,8 +186,8 @@ def _map_work(chain: Chain, stage: Stage, plan: ChainPlan) -> ChainStageWork:
     for op, _ in stage.members:
         more, nbytes = _global_reads(chain, op, stage) if op is stage.anchor else (0, 0.0)
         count, read = count + more, read + nbytes
-    cost = recompute_cost(stage.anchor) + _epilogue(stage) + 3.0 * count
-    instructions = steps * (_POINT_INSTRUCTIONS + vec * (cost + 2.0))
+    cost = recompute_cost(stage.anchor) + _epilogue(stage) + fit.neighbour_read_instructions * count
+    instructions = steps * (fit.point_instructions + vec * (cost + 2.0))
     active = -(-min(plan.threads, total) // WARP)
     trips = -(-steps // 4) if count else 0
     return ChainStageWork(instructions, active, 0.0, read, float(trips), 1)

@@ -12,11 +12,6 @@ from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.bound import Bound
 from tilewright.ir.hardware_facts import WARP
 
-_L2_EFFICIENCY = 0.6
-_BARRIERS_PER_STAGE = 2
-#: a wait for a read of global memory by the thread that needs it
-_READ_CLK = 700.0
-
 
 @dataclass(frozen=True)
 class ChainStageWork:
@@ -83,11 +78,11 @@ def estimate_chain(work: ChainWork, hardware: GpuHardware) -> float:
         busy_clk += _round_clk(rest, work, hardware)
     busy_s = busy_clk / hardware.clock_hz
     fetched = work.blocks * sum(s.fetched_bytes for s in work.stages)
-    l2_s = fetched / (hardware.l2_bytes_per_s * _L2_EFFICIENCY)
+    l2_s = fetched / (hardware.l2_bytes_per_s * hardware.chain.l2_efficiency)
     dram_s = work.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
     longest = max(busy_s, l2_s, dram_s)
     return (
-        hardware.contract_launch_s
+        hardware.contract.launch_s
         + longest
         + hardware.estimate_exposed_share * (busy_s + l2_s + dram_s - longest)
     )
@@ -95,17 +90,18 @@ def estimate_chain(work: ChainWork, hardware: GpuHardware) -> float:
 
 def _round_clk(resident: int, work: ChainWork, hardware: GpuHardware) -> float:
     """Cycles of `resident` blocks that run side by side on one multiprocessor."""
-    return hardware.contract_block_clk + sum(_stage_clk(resident, s, hardware) for s in work.stages)
+    return hardware.contract.block_clk + sum(_stage_clk(resident, s, hardware) for s in work.stages)
 
 
 def _stage_clk(resident: int, s: ChainStageWork, hardware: GpuHardware) -> float:
-    issue = s.warps * s.instructions / (hardware.schedulers_per_sm * hardware.contract_issue_efficiency)
-    crowd = resident * max(issue, s.fetched_bytes / hardware.contract_l2_bytes_per_sm_per_clk)
-    alone = s.instructions * hardware.contract_clk_per_instruction + s.taps * hardware.contract_clk_per_tap
-    alone += s.round_trips * (hardware.contract_fetch_clk if s.staged else _READ_CLK)
+    fit = hardware.contract
+    issue = s.warps * s.instructions / (hardware.schedulers_per_sm * fit.issue_efficiency)
+    crowd = resident * max(issue, s.fetched_bytes / fit.l2_bytes_per_sm_per_clk)
+    alone = s.instructions * fit.clk_per_instruction + s.taps * fit.clk_per_tap
+    alone += s.round_trips * (fit.fetch_clk if s.staged else hardware.chain.read_clk)
     longer, shorter = max(crowd, alone), min(crowd, alone)
-    barriers = _BARRIERS_PER_STAGE * max(1, s.chunks) * hardware.estimate_barrier_clk
-    return longer + hardware.contract_overlap_loss * shorter + barriers
+    barriers = hardware.chain.barriers_per_stage * max(1, s.chunks) * hardware.estimate_barrier_clk
+    return longer + fit.overlap_loss * shorter + barriers
 
 
 def bound_chain(work: ChainWork, hardware: GpuHardware) -> Bound:

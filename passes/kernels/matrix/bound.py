@@ -16,8 +16,8 @@ from tilewright.costmodel.kernels.bound import BoundArrays
 from tilewright.costmodel.kernels.bound_terms import SPECIFIED, Assumptions, wb
 from tilewright.costmodel.kernels.geometry import ceil_div, resident_blocks
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
+from tilewright.ir.hardware_facts import MMA_K_BYTES
 from tilewright.passes.kernels.matrix.space import (
-    DEPTH_BYTES,
     MatrixProblem,
     MatrixSpace,
     ahead_of,
@@ -123,7 +123,7 @@ def _lat(
 ) -> FloatArray:
     """The chain of one block: a copy starts when an earlier one was used; sums are added in turn."""
     copies = hardware.lat_l2_clk * ceil_div(chunks, ahead_of(problem, space) + 1)
-    steps = chunks * (space.k // (DEPTH_BYTES // problem.element_bytes * space.warps_k))
+    steps = chunks * (space.k // (MMA_K_BYTES // problem.element_bytes * space.warps_k))
     # Nothing is known of the latency of warpgroups' multiplications, which follow each other by groups.
     sums = hardware.lat_l2_clk + np.where(space.groups > 0, 0.0, steps * hardware.lat_mma_clk)
     registers = (registers_of(problem, space) - _SPARE_REGISTERS).clip(24)

@@ -7,12 +7,9 @@ import numpy as np
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.geometry import ceil_div, resident_blocks
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
-from tilewright.ir.hardware_facts import LINE_BYTES, WARP
+from tilewright.ir.hardware_facts import LDMATRIX_BYTES, LINE_BYTES, MMA_K_BYTES, MMA_M, MMA_N, WARP
 from tilewright.passes.kernels.matrix.bound import tensor_fma
 from tilewright.passes.kernels.matrix.space import (
-    DEPTH_BYTES,
-    TILE_M,
-    TILE_N,
     MatrixProblem,
     MatrixSpace,
     ahead_of,
@@ -25,36 +22,10 @@ from tilewright.passes.kernels.matrix.space import (
     two_at_a_time,
 )
 
-# All fitted to 1,265 generated kernels timed on an H100 (batch 1 to 64), with the constants of its record.
-#: instructions beside the multiplications: per asynchronous copy, per chunk; per vector that threads copy
-#: through registers and per element of it, more by a share of those that compute it
-_PER_COPY, _PER_CHUNK, _PER_ELEMENT, _PER_LANE, _PER_HEAD = 28.0, 85.0, 9.0, 18.0, 0.25
-#: cycles of one step along k at least: fragments loaded, dependent multiplications
-_MMA_CLK = 60.0
-#: cycles of a multiprocessor's path to the L2 for each line of which an asynchronous copy takes some
-_PER_LINE_CLK = 1.6
-#: issue slots of one vector of four results of a warp through the epilogue: of its own, by how much each
-#: further set of warps adds to them, and per instruction of what is computed from a result
-_PER_RESULT, _PER_SET, _PER_TAIL = 14.5, 0.5, 1.8
-#: warps per scheduler that hide one another's latency in the epilogue
-_TAIL_WARPS = 4.0
-#: cycles until further operands of results are there, and vectors of a thread that wait together
-_TAIL_READ_CLK, _TAIL_VECTORS = 600.0, 8.0
-#: of the steady rate of multiplications alone, what a loop with loads and copies beside them keeps
-_LOOP_SHARE = 0.77
-#: of the peak, what warpgroups keep in a loop; cycles between the multiplications of two chunks, where the
-#: second is issued before the first is done, and where it is not; fitted to 2,412 kernels of warpgroups
-_GROUP_SHARE, _GROUP_CLK, _GROUP_ALONE_CLK = 0.7, 0.0, 116.0
-#: the same where the first factor passes through registers
-_WIDE_CLK = 200.0
-#: how much longer warpgroups wait for late copies where a ring has fewer stages than usual
-_SHORT_RING, _USUAL_STAGES = 0.2, 3
-#: share of the shorter of work and DRAM traffic that the longer does not hide, beside others and alone
-_EXPOSED_SHARE, _EXPOSED_ALONE = 0.10, 0.67
-
 
 def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:
     """Estimated seconds of every point; inf where a block cannot be resident."""
+    fit = hardware.matrix
     blocks = blocks_of(problem, space)
     fits = resident_blocks(hardware, space.warps, shared_bytes(problem, space), registers_of(problem, space))
     per_sm = ceil_div(blocks, hardware.sm_count)
@@ -65,7 +36,11 @@ def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHar
     busy_s = busy_clk / hardware.clock_hz
     dram_s = problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
     longest, shorter = np.maximum(busy_s, dram_s), np.minimum(busy_s, dram_s)
-    seconds = hardware.contract_launch_s + longest + (_EXPOSED_SHARE + _EXPOSED_ALONE / resident) * shorter
+    seconds = (
+        hardware.contract.launch_s
+        + longest
+        + (fit.exposed_share + fit.exposed_alone_share / resident) * shorter
+    )
     return np.asarray(np.where(fits > 0, seconds, np.inf))
 
 
@@ -73,12 +48,13 @@ def _round_clk(
     problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, resident: IntArray
 ) -> FloatArray:
     """Cycles of `resident` blocks side by side on one SM from start to end."""
+    fit = hardware.matrix
     chunks = chunks_of(problem, space)
-    start = hardware.estimate_matrix_block_clk
+    start = fit.block_clk
     chunk = np.maximum(
         resident * _shared_clk(problem, space, hardware, resident), _alone_clk(problem, space, hardware)
     )
-    late = _SHORT_RING * (1.0 / space.stages - 1.0 / _USUAL_STAGES)
+    late = fit.short_ring_share * (1.0 / space.stages - 1.0 / fit.usual_stages)
     chunk = chunk * np.where(space.groups > 0, 1.0 + late, 1.0)
     return np.asarray(start + chunks * chunk + _epilogue_clk(problem, space, hardware, resident))
 
@@ -87,24 +63,31 @@ def _epilogue_clk(
     problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, resident: IntArray
 ) -> FloatArray:
     """Cycles from the last multiplication to the last store of `resident` blocks."""
+    fit = hardware.matrix
     vectors = space.m * space.n / (4.0 * WARP)
-    each = _PER_RESULT * (1.0 + _PER_SET * (space.warps_k - 1)) + _PER_TAIL * problem.tail_work
-    hidden = np.minimum(1.0, resident * space.warps / (hardware.schedulers_per_sm * _TAIL_WARPS))
+    each = (
+        fit.result_instructions * (1.0 + fit.further_set_share * (space.warps_k - 1))
+        + fit.tail_instructions * problem.tail_work
+    )
+    hidden = np.minimum(1.0, resident * space.warps / (hardware.schedulers_per_sm * fit.tail_warps))
     clk = resident * vectors * each / (hardware.schedulers_per_sm * hidden)
     if problem.tail_bytes:
-        clk = clk + vectors / space.warps / _TAIL_VECTORS * _TAIL_READ_CLK
+        clk = clk + vectors / space.warps / fit.tail_vectors * fit.tail_read_clk
     return np.asarray(clk)
 
 
-def _copied_by_threads(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
+def _copied_by_threads(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:
     """Instructions of a warp for what it copies or computes of a chunk through registers."""
+    fit = hardware.matrix
     total = np.zeros(len(space))
     for extent, copy, lanes in (
         (space.m, problem.first_copy, problem.first_lanes),
         (space.n, problem.second_copy, problem.second_lanes),
     ):
         if copy == 0:
-            each = _PER_ELEMENT / lanes + _PER_LANE * (1.0 + _PER_HEAD * problem.head_work)
+            each = fit.vector_instructions / lanes + fit.element_instructions * (
+                1.0 + fit.computed_share * problem.head_work
+            )
             total += extent * space.k * each / (WARP * space.warps)
     return total
 
@@ -113,27 +96,28 @@ def _shared_clk(
     problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, resident: IntArray
 ) -> FloatArray:
     """Cycles a chunk takes of what blocks of an SM share: tensor cores, shared memory, L2, issue slots."""
+    fit = hardware.matrix
     size = problem.element_bytes
     busy = np.minimum(1.0, resident * space.warps / hardware.schedulers_per_sm)
-    alone = hardware.mma_sync_share * hardware.estimate_mma_efficiency * _LOOP_SHARE
-    share = np.where(space.groups > 0, hardware.wgmma_share * _GROUP_SHARE, alone)
+    alone = hardware.mma_sync_share * hardware.estimate_mma_efficiency * fit.loop_share
+    share = np.where(space.groups > 0, hardware.wgmma_share * fit.warpgroup_share, alone)
     rate = tensor_fma(problem, hardware) * share * busy
     tensor = space.m * space.n * space.k / rate
     rows = shared_rows(space)
     port = rows * space.k * (size / hardware.smem_bytes_per_sm_per_clk)
     fetched = (space.m * problem.fetched + space.n) * space.k * size
-    depth = DEPTH_BYTES // size
-    multiplies = (space.m // TILE_M) * (space.n // TILE_N) * (space.k // depth)
-    loads = np.where(space.groups > 0, 0.0, rows * space.k * size / 512.0)
+    depth = MMA_K_BYTES // size
+    multiplies = (space.m // MMA_M) * (space.n // MMA_N) * (space.k // depth)
+    loads = np.where(space.groups > 0, 0.0, rows * space.k * size / LDMATRIX_BYTES)
     multiplies = np.where(space.groups > 0, 0, multiplies)
-    copies = space.warps * _copied_by_threads(problem, space)
+    copies = space.warps * _copied_by_threads(problem, space, hardware)
     for extent, copy in ((space.m, problem.first_copy), (space.n, problem.second_copy)):
         if copy:
-            copies = copies + extent * space.k * (_PER_COPY / (copy * WARP))
-    issued = multiplies + loads + copies + _PER_CHUNK * space.warps
+            copies = copies + extent * space.k * (fit.copy_instructions / (copy * WARP))
+    issued = multiplies + loads + copies + fit.chunk_instructions * space.warps
     issue = issued / (hardware.schedulers_per_sm * busy)
-    fetch = fetched / hardware.estimate_matrix_l2_bytes_per_sm_per_clk
-    return np.maximum.reduce([tensor, port, fetch + _PER_LINE_CLK * _lines(problem, space), issue])
+    fetch = fetched / fit.l2_bytes_per_sm_per_clk
+    return np.maximum.reduce([tensor, port, fetch + fit.line_clk * _lines(problem, space), issue])
 
 
 def _lines(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
@@ -151,18 +135,19 @@ def _lines(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
 
 def _alone_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:
     """Cycles a chunk takes of a block that has the SM for itself: chains of multiplications, of copies."""
-    depth = DEPTH_BYTES // problem.element_bytes
-    tiles = (space.m // space.warps_m // TILE_M) * (space.n // space.warps_n // TILE_N)
+    fit = hardware.matrix
+    depth = MMA_K_BYTES // problem.element_bytes
+    tiles = (space.m // space.warps_m // MMA_M) * (space.n // space.warps_n // MMA_N)
     rate = tensor_fma(problem, hardware) * hardware.mma_sync_share / hardware.schedulers_per_sm
-    one = TILE_M * TILE_N * depth / rate
-    chain = (space.k // (depth * space.warps_k)) * np.maximum(tiles * one, _MMA_CLK)
+    one = MMA_M * MMA_N * depth / rate
+    chain = (space.k // (depth * space.warps_k)) * np.maximum(tiles * one, fit.step_clk)
     # The four warps of a group have all tensor cores to themselves.
-    together = tensor_fma(problem, hardware) * max(hardware.wgmma_share, 1e-9) * _GROUP_SHARE
-    alone_clk = _WIDE_CLK if rounds_first(problem) else _GROUP_ALONE_CLK
-    waits = np.where(two_at_a_time(problem, space), _GROUP_CLK, alone_clk)
+    together = tensor_fma(problem, hardware) * max(hardware.wgmma_share, 1e-9) * fit.warpgroup_share
+    alone_clk = fit.warpgroup_registers_clk if rounds_first(problem) else fit.warpgroup_clk
+    waits = np.where(two_at_a_time(problem, space), fit.warpgroup_overlapped_clk, alone_clk)
     chain = np.where(space.groups > 0, space.m * space.n * space.k / together + waits, chain)
-    flight = hardware.estimate_matrix_fetch_clk / ahead_of(problem, space)
-    instructions = _copied_by_threads(problem, space)
-    through = np.where(instructions > 0, hardware.estimate_matrix_fetch_clk, 0.0)
+    flight = fit.fetch_clk / ahead_of(problem, space)
+    instructions = _copied_by_threads(problem, space, hardware)
+    through = np.where(instructions > 0, fit.fetch_clk, 0.0)
     alone = np.maximum(np.maximum(chain, flight), through)
-    return np.asarray(alone + instructions * hardware.contract_clk_per_instruction)
+    return np.asarray(alone + instructions * hardware.contract.clk_per_instruction)

@@ -14,13 +14,10 @@ from collections.abc import Mapping
 from math import gcd
 
 from tilewright.ir import Expr, Func, InputError, Sym, Value
-from tilewright.ir.hardware_facts import WARP, WARPGROUP_WARPS
+from tilewright.ir.hardware_facts import MMA_K_BYTES, MMA_M, MMA_N, WARP, WARPGROUP_WARPS
 from tilewright.ir.tensor.ops import dims
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.matrix.plan import (
-    DEPTH_BYTES,
-    TILE_M,
-    TILE_N,
     WARPGROUPS,
     MatrixPlan,
     MatrixView,
@@ -63,7 +60,7 @@ class _Matrix:
         self.on_z = batch <= MAX_GRID_YZ
         grid = (tiles, 1, batch) if self.on_z else (tiles * batch, 1, 1)
         self.w = Writer(kernel, plan.threads, grid)
-        self.depth = DEPTH_BYTES // itemsize(view.dtype)
+        self.depth = MMA_K_BYTES // itemsize(view.dtype)
         self.chunks = chunk_count(view, plan)
         self.slots = min(plan.stages, self.chunks)
         self.by_groups = plan.engine == WARPGROUPS
@@ -88,9 +85,7 @@ class _Matrix:
                 Staged(w, self.view, plan, i, origin, batch, self.slots)
                 for i, origin in enumerate((self.origin_m, self.origin_n))
             ]
-            acc = w.alloc(
-                (plan.warp_m // TILE_M, plan.warp_n // TILE_N, TILE_M, TILE_N), "f32", "frag", "sums"
-            )
+            acc = w.alloc((plan.warp_m // MMA_M, plan.warp_n // MMA_N, MMA_M, MMA_N), "f32", "frag", "sums")
             # the start of a sum is in those of one set only
             w.b.do("thread.fill_fragment", acc, value=self._start() if plan.warps_k == 1 else 0.0)
             if self.by_groups:
@@ -126,8 +121,8 @@ class _Matrix:
         kind = self.view.dtype
         steps = self.plan.k // self.depth // self.plan.warps_k
         held = [
-            w.alloc((min(2, steps), acc.tensor.shape[0], TILE_M, self.depth), kind, "frag", "a"),
-            w.alloc((min(2, steps), acc.tensor.shape[1], self.depth, TILE_N), kind, "frag", "b"),
+            w.alloc((min(2, steps), acc.tensor.shape[0], MMA_M, self.depth), kind, "frag", "a"),
+            w.alloc((min(2, steps), acc.tensor.shape[1], self.depth, MMA_N), kind, "frag", "b"),
         ]
         # Fragments of the next step are loaded before those of a step are multiplied, also from the next
         # chunk. That takes two sets of registers in turns, which is why the number of steps must be even.
@@ -158,7 +153,7 @@ class _Matrix:
         for f, frag, origin in zip(factors, held, (self.warp_m, self.warp_n), strict=True):
             tiles = frag.tensor.shape[1]
             rounds = self.view.dtype == "f32" and not (f.operand and self.plan.rounded)
-            width = TILE_N if f.operand else TILE_M
+            width = MMA_N if f.operand else MMA_M
             count = 2 if f.operand and tiles % 2 == 0 else 1
             k = self.warp_k + step * self.depth
             with w.loop("i", tiles // count, unroll=1) as i:
@@ -181,7 +176,7 @@ class _Matrix:
         with self.w.loops("i", acc.tensor.shape[:2], unroll=1) as (i, j):
             self.w.b.do(
                 "thread.mma", a, b, acc,
-                shape=(TILE_M, TILE_N, self.depth),
+                shape=(MMA_M, MMA_N, self.depth),
                 engine=self.plan.engine,
                 a_item=(self._buffer(a, step), i),
                 b_item=(self._buffer(b, step), j),
@@ -209,8 +204,8 @@ class _Matrix:
         w.b.do("thread.barrier")
         tile = w.alloc(shape, "f32", "shared", "sum_tile")
         with w.loops("i", acc.tensor.shape[:2], unroll=1) as (i, j):
-            row = self.sum_row + i * (WARPGROUP_WARPS * TILE_M if self.by_groups else TILE_M)
-            column = self.warp_n + j * TILE_N
+            row = self.sum_row + i * (WARPGROUP_WARPS * MMA_M if self.by_groups else MMA_M)
+            column = self.warp_n + j * MMA_N
             at = (column, row) if transposed else (row, column)
             w.b.do(
                 "thread.store_fragment", acc, tile,

@@ -8,7 +8,7 @@ from math import prod
 
 from tilewright.ir import Attr, Func, InputError, Op, Pairs, Sym, Value
 from tilewright.ir.expr import Expr, substitute
-from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, WARP, WARPGROUP_WARPS
+from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_K_BYTES, MMA_M, MMA_N, WARP, WARPGROUP_WARPS
 from tilewright.ir.simplify import Ranges, coefficients, interval, multiple_of, simplify
 from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
 from tilewright.ir.thread.warpgroup_ops import MOST_N, ROW_BYTES
@@ -20,8 +20,6 @@ from tilewright.passes.kernels.writing.kernel_params import reading_params, whol
 #: four warps together multiply tiles where they lie in shared memory (sm_90a)
 WARPGROUPS = "wgmma"
 ENGINES = ("mma", WARPGROUPS)
-#: rows and columns of the instruction's tile, and its depth in bytes of one row of factors
-TILE_M, TILE_N, DEPTH_BYTES = 16, 8, 32
 #: dtypes of factors that tensor cores take as they are; float32 needs the permission to round
 NARROW = ("f16", "bf16")
 MAX_STAGES = 6
@@ -275,12 +273,12 @@ class MatrixPlan:
 
     def check(self, view: MatrixView) -> None:
         """Raise InputError where tiles, warps, stages or engine are impossible."""
-        depth = DEPTH_BYTES // itemsize(view.dtype)
+        depth = MMA_K_BYTES // itemsize(view.dtype)
         warps = (self.warps_m, self.warps_n, self.warps_k)
-        tiles = zip((self.m, self.n, self.k), (TILE_M, TILE_N, depth), warps, strict=True)
+        tiles = zip((self.m, self.n, self.k), (MMA_M, MMA_N, depth), warps, strict=True)
         if any(size % (least * count) for size, least, count in tiles):
             raise InputError(
-                f"expected tiles of warps in multiples of {TILE_M} x {TILE_N} x {depth}, got {self.m} x "
+                f"expected tiles of warps in multiples of {MMA_M} x {MMA_N} x {depth}, got {self.m} x "
                 f"{self.n} x {self.k} for {' x '.join(map(str, warps))} warps"
             )
         if self.threads > MAX_THREADS:

@@ -13,11 +13,9 @@ from tilewright.costmodel.kernels.geometry import ceil_div
 from tilewright.costmodel.kernels.parameters import MatrixParameters
 from tilewright.costmodel.kernels.windows import IntArray
 from tilewright.ir.errors import InputError
-from tilewright.ir.hardware_facts import WARP
+from tilewright.ir.hardware_facts import MMA_K_BYTES, MMA_M, MMA_N, WARP
 from tilewright.ir.thread.warpgroup_ops import GROUP_M, MOST_N
 
-#: rows and columns of the instruction's tile, and its depth in bytes of one row of factors
-TILE_M, TILE_N, DEPTH_BYTES = 16, 8, 32
 #: registers of a thread beside sums and fragments
 OTHER_REGISTERS = 32
 #: where windows move over an image, for where they are
@@ -167,16 +165,16 @@ def _sensible(problem: MatrixProblem, space: MatrixSpace) -> MatrixSpace:
     if not len(space):
         raise InputError(f"no implementation parameters of {problem} fit")
     chunks = chunks_of(problem, space)
-    keep = (space.stages <= np.maximum(2, chunks)) & (space.m < 2 * max(problem.m, TILE_M))
-    keep &= space.n < 2 * max(problem.n, 2 * TILE_N)
-    keep &= space.k < 2 * max(problem.channel, DEPTH_BYTES // problem.element_bytes)
+    keep = (space.stages <= np.maximum(2, chunks)) & (space.m < 2 * max(problem.m, MMA_M))
+    keep &= space.n < 2 * max(problem.n, 2 * MMA_N)
+    keep &= space.k < 2 * max(problem.channel, MMA_K_BYTES // problem.element_bytes)
     return space.take(keep) if keep.any() else space
 
 
 def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> npt.NDArray[np.bool_]:
     """Whether a block can be built and be resident."""
-    found = (space.m % (TILE_M * space.warps_m) == 0) & (space.n % (2 * TILE_N * space.warps_n) == 0)
-    found &= space.k % (DEPTH_BYTES // problem.element_bytes * space.warps_k) == 0
+    found = (space.m % (MMA_M * space.warps_m) == 0) & (space.n % (2 * MMA_N * space.warps_n) == 0)
+    found &= space.k % (MMA_K_BYTES // problem.element_bytes * space.warps_k) == 0
     for extent, rows in ((space.m, problem.first_rows), (space.n, problem.second_rows)):
         # Columns of 16-bit elements are swizzled, which takes 32, 64 or a multiple of 128 bytes of them.
         found &= rows | (problem.element_bytes == 4) | (extent % 64 == 0) | (extent == 16) | (extent == 32)
@@ -195,8 +193,8 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
 def registers_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     """Registers per thread: sums, two sets of fragments, addresses, what is copied through registers."""
     sums = space.m * space.n // (WARP * space.warps_m * space.warps_n)
-    a = space.m // space.warps_m // TILE_M * A_REGISTERS
-    b = space.n // space.warps_n // TILE_N * B_REGISTERS
+    a = space.m // space.warps_m // MMA_M * A_REGISTERS
+    b = space.n // space.warps_n // MMA_N * B_REGISTERS
     held = np.zeros(len(space))
     for extent, copy in ((space.m, problem.first_copy), (space.n, problem.second_copy)):
         if not copy:
@@ -205,7 +203,7 @@ def registers_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     # Of a single chunk nothing is copied ahead.
     held = np.where(chunks_of(problem, space) > 1, held, 0.0).astype(np.int64)
     other = OTHER_REGISTERS + (WINDOW_REGISTERS if problem.taps > 1 else 0)
-    steps = space.k * problem.element_bytes // DEPTH_BYTES if rounds_first(problem) else 0
+    steps = space.k * problem.element_bytes // MMA_K_BYTES if rounds_first(problem) else 0
     fragments = np.where(space.groups > 0, GROUP_REGISTERS + a * steps, 2 * (a + b))
     return np.asarray(sums + fragments + other + held, dtype=np.int64)
 

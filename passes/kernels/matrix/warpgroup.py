@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir import Expr, Sym, Value
-from tilewright.ir.hardware_facts import WARP, WARPGROUP_WARPS
-from tilewright.passes.kernels.matrix.plan import DEPTH_BYTES, TILE_M, MatrixPlan
+from tilewright.ir.hardware_facts import MMA_K_BYTES, MMA_M, WARP, WARPGROUP_WARPS
+from tilewright.passes.kernels.matrix.plan import MatrixPlan
 from tilewright.passes.kernels.matrix.ring import Ring
 from tilewright.passes.kernels.matrix.space import OVERLAP_STAGES
 from tilewright.passes.kernels.matrix.stage import Staged
@@ -17,7 +17,7 @@ def warpgroup_rows(w: Writer, plan: MatrixPlan) -> tuple[Expr, Expr]:
     """Of this thread's warp in the block's tile: its warpgroup's first row, and its own first of these."""
     place = Sym("tid") // WARP % plan.warps_m
     first = place // WARPGROUP_WARPS * (WARPGROUP_WARPS * plan.warp_m)
-    own = place % WARPGROUP_WARPS * TILE_M
+    own = place % WARPGROUP_WARPS * MMA_M
     return w.simple(first), w.simple(first + own)
 
 
@@ -68,13 +68,13 @@ def _multiply_held(
     w: Writer, plan: MatrixPlan, a: Staged, b: Staged, acc: Value, slot: Expr, column: Expr
 ) -> None:
     """A chunk with the first factor in registers: while a step is multiplied the next one is loaded."""
-    depth = DEPTH_BYTES // a.size
+    depth = MMA_K_BYTES // a.size
     steps, tiles = plan.k // depth, acc.tensor.shape[0]
-    held = w.alloc((steps, tiles, TILE_M, depth), a.tiles.tensor.dtype, "frag", "a")
+    held = w.alloc((steps, tiles, MMA_M, depth), a.tiles.tensor.dtype, "frag", "a")
     _, own = warpgroup_rows(w, plan)
     for step in range(steps):
         for i in range(tiles):
-            row = own + i * WARPGROUP_WARPS * TILE_M
+            row = own + i * WARPGROUP_WARPS * MMA_M
             w.b.do(
                 "thread.load_fragment", held, a.tiles,
                 at=tuple(map(w.simple, a.place(slot, row, step * depth))),

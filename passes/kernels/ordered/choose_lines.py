@@ -13,8 +13,6 @@ from tilewright.ir import Attr, Func, Pairs
 from tilewright.passes.kernels.decision import decided
 from tilewright.passes.kernels.kernel_problem import line_problem, only_op
 
-#: clock cycles of one step on a GPU: a load whose address the step before did not need, and arithmetic
-_STEP_CLK = 40.0
 _GPU_THREADS = (32, 64, 128, 256)
 _CPU_THREADS = (1, 4, 16)
 _OWNERS = (1, 4, 16, 64, 256)
@@ -41,12 +39,14 @@ def _seconds(problem: LineProblem, hardware: Hardware, p: LineParameters) -> flo
     threads = problem.lines * p.owners
     if isinstance(hardware, GpuHardware):
         resident = hardware.sm_count * hardware.max_threads_per_sm
-        chain = -(-threads // resident) * (hardware.estimate_fetch_clk + per_thread * _STEP_CLK)
+        chain = -(-threads // resident) * (
+            hardware.estimate_fetch_clk + per_thread * hardware.ordered.step_clk
+        )
         moved = problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
         return hardware.launch_floor_s + max(chain / hardware.clock_hz, moved)
     groups = -(-threads // p.threads)
     per_core = -(-groups // hardware.cores)
-    clk = per_core * p.threads * per_thread * 4.0
+    clk = per_core * p.threads * per_thread * hardware.stream.step_clk
     return (
         hardware.estimate_launch_s
         + clk / hardware.estimate_clock_hz

@@ -13,8 +13,6 @@ from tilewright.passes.kernels.ordered.choose_lines import choose_lines
 
 #: places among which a sort compares all pairs; longer sequences are merged from such chunks
 _CHUNK = 2048
-#: instructions of one comparison of a rank, and of one probe of a binary search
-_COMPARE_INSTRUCTIONS, _PROBE_INSTRUCTIONS = 6.0, 25.0
 #: kernels beside those of sorting and combining: keys, their order, updates in order, ends of runs, results
 _KERNELS = 8
 
@@ -46,9 +44,11 @@ def _sorted_s(
     rounds = bits if combined else 0
     kernels = _KERNELS + 3 * merges + rounds
     probes = 2.0 * updates * sum(ceil(log2(_CHUNK)) + m for m in range(merges)) + targets * bits
-    compared = 2.0 * updates * min(updates, _CHUNK) * _COMPARE_INSTRUCTIONS
+    compared = 2.0 * updates * min(updates, _CHUNK) * hardware.ordered.compare_instructions
     rate = hardware.sm_count * hardware.schedulers_per_sm * WARP * hardware.clock_hz
-    busy_s = (compared + probes * _PROBE_INSTRUCTIONS) / (rate * hardware.estimate_issue_efficiency)
+    busy_s = (compared + probes * hardware.ordered.probe_instructions) / (
+        rate * hardware.estimate_issue_efficiency
+    )
     moved = ((3 * rounds + 2) * updates + 3 * targets) * payload * element_bytes
     moved_s = moved / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
     start_s = hardware.launch_floor_s + 2 * hardware.estimate_fetch_clk / hardware.clock_hz

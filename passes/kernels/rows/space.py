@@ -21,19 +21,8 @@ _KEPT_STEPS = 16
 OTHER_REGISTERS = 32
 #: threads of a block, at least and at most
 _BLOCK = (128, 512)
-BLOCK_START_CLK = 600.0
-#: clock cycles of one shuffle or step of a tree, and of a barrier with what waits for it
-EXCHANGE_CLK = 30.0
-BARRIER_CLK = 100.0
 #: steps of a walk whose reads are asked for together
 _TOGETHER = 4
-#: bytes an SM must have asked for to keep the memory busy
-BYTES_IN_FLIGHT_PER_SM = 40_000
-#: neighbouring bytes asked for at once from which memory is as fast as it gets, and the share of its rate
-#: that every halving costs: means of 49 and 784 floats on an H100, 4 and 64 bytes at a time, took 3.0 and
-#: 1.3 times as long as a copy
-_RUN_BYTES = 256
-_HALVING_COST = 0.11
 
 
 @dataclass(frozen=True)
@@ -93,6 +82,7 @@ def _seconds(
     problem: RowReduceProblem, hardware: GpuHardware, access: RowAccess, p: RowReduceParameters
 ) -> float:
     """Memory traffic with the bytes in flight, issue slots, or the latency of all rounds of blocks."""
+    fit = hardware.rows
     threads, vec = p.threads_per_row * p.rows_per_block, p.vec
     steps = _steps(problem, access, p.threads_per_row, vec)
     groups = problem.rows // vec if access.across else problem.rows
@@ -102,11 +92,12 @@ def _seconds(
     exchanges = (p.threads_per_row if access.across else min(p.threads_per_row, WARP)).bit_length() - 1
     barriers = exchanges if access.across else int(warps_per_row > 1)
     merge = exchanges * (2.0 * (vec if access.across else 1)) + (warps_per_row if barriers else 0)
-    instructions = 40.0 + steps * (8.0 * access.walks + vec * per_element) + access.walks * merge
-    waits = access.walks * (exchanges * EXCHANGE_CLK + barriers * BARRIER_CLK)
+    instructions = fit.start_instructions + steps * (fit.step_instructions * access.walks + vec * per_element)
+    instructions += access.walks * merge
+    waits = access.walks * (exchanges * fit.exchange_clk + barriers * fit.barrier_clk)
     together = steps if access.kept_words else min(steps, _TOGETHER)
     walks = 1 if access.kept_words else access.walks
-    chain_clk = BLOCK_START_CLK + instructions + waits
+    chain_clk = hardware.stream.block_start_clk + instructions + waits
     chain_clk += walks * -(-steps // together) * hardware.estimate_fetch_clk
     registers = OTHER_REGISTERS + (steps * vec * access.kept_words or together * vec)
     resident = int(hardware.registers_per_sm // (registers * threads))
@@ -116,8 +107,14 @@ def _seconds(
     issue_clk = per_sm * threads / WARP * instructions / issue
     active = min(1.0, problem.row_length / (p.threads_per_row * steps * (1 if access.across else vec)))
     flying = min(per_sm, resident) * threads * together * vec * access.element_bytes * active
-    rate = hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency * _run_rate(problem, access, p)
-    moved_s = walks * problem.compulsory_bytes / (rate * min(1.0, flying / BYTES_IN_FLIGHT_PER_SM))
+    rate = (
+        hardware.dram_bytes_per_s
+        * hardware.estimate_dram_efficiency
+        * _run_rate(problem, hardware, access, p)
+    )
+    moved_s = (
+        walks * problem.compulsory_bytes / (rate * min(1.0, flying / hardware.stream.bytes_in_flight_per_sm))
+    )
     busy_s = max(issue_clk, -(-per_sm // resident) * chain_clk) / hardware.clock_hz
     return (
         hardware.launch_floor_s
@@ -126,8 +123,11 @@ def _seconds(
     )
 
 
-def _run_rate(problem: RowReduceProblem, access: RowAccess, p: RowReduceParameters) -> float:
+def _run_rate(
+    problem: RowReduceProblem, hardware: GpuHardware, access: RowAccess, p: RowReduceParameters
+) -> float:
     """Share of the memory's rate that runs of neighbouring bytes of this length reach."""
+    fit = hardware.rows
     side = min(p.rows_per_block, access.inner // p.vec) if access.across else p.threads_per_row
     run = min(side * p.vec, access.inner if access.across else problem.row_length) * access.element_bytes
-    return 1.0 - _HALVING_COST * log2(max(1.0, _RUN_BYTES / run))
+    return 1.0 - fit.halving_share * log2(max(1.0, fit.run_bytes / run))

@@ -15,10 +15,6 @@ from tilewright.costmodel.kernels.parameters import RowReduceParameters
 from tilewright.costmodel.kernels.problem import RowReduceProblem
 from tilewright.ir.hardware_facts import LINE_BYTES, VECTOR_BYTES, WARP
 from tilewright.passes.kernels.rows.space import (
-    BARRIER_CLK,
-    BLOCK_START_CLK,
-    BYTES_IN_FLIGHT_PER_SM,
-    EXCHANGE_CLK,
     OTHER_REGISTERS,
     POWERS,
 )
@@ -31,10 +27,6 @@ KEPT_ELEMENTS = 16
 _BLOCK = (128, 256)
 _TILE_BYTES = 32_768
 _WORD_BYTES = 4
-#: instructions of a thread besides its copies and steps, of one copy, and of one step beside its elements
-_START_INSTRUCTIONS, _COPY_INSTRUCTIONS, _STEP_INSTRUCTIONS = 80.0, 6.0, 3.0
-#: clock cycles from one addition to the next one on its result
-_ADD_CLK = 4.0
 
 
 @lru_cache(maxsize=4096)
@@ -83,6 +75,7 @@ def _seconds(
     problem: RowReduceProblem, hardware: GpuHardware, element_bytes: int, walks: int, p: RowReduceParameters
 ) -> float:
     """Memory traffic with the bytes in flight, issue slots, shared memory, or latency of rounds of blocks."""
+    fit = hardware.rows
     length, threads, vec = problem.row_length, p.threads_per_row * p.rows_per_block, p.vec
     lanes = copied_lanes(problem, p.rows_per_block, element_bytes)
     tile_bytes = p.rows_per_block * length * element_bytes
@@ -92,14 +85,16 @@ def _seconds(
     merged = max(1, walks - 1)
     exchanges = merged * (min(p.threads_per_row, WARP).bit_length() - 1)
     barriers = min(walks, 3) + merged * int(p.threads_per_row > WARP)
-    instructions = _START_INSTRUCTIONS + copies * _COPY_INSTRUCTIONS + 2.0 * exchanges
-    instructions += steps * (walks * _STEP_INSTRUCTIONS + vec * per_element)
+    instructions = fit.staged_start_instructions + copies * fit.staged_copy_instructions + 2.0 * exchanges
+    instructions += steps * (walks * fit.staged_step_instructions + vec * per_element)
     wavefronts = walks * steps * read_wavefronts(length, element_bytes, p)
     wavefronts += copies * max(1, WARP * lanes * element_bytes // LINE_BYTES)
     waits = (
-        barriers * BARRIER_CLK + exchanges * EXCHANGE_CLK + walks * (hardware.lat_smem_clk + steps * _ADD_CLK)
+        barriers * fit.barrier_clk
+        + exchanges * fit.exchange_clk
+        + walks * (hardware.lat_smem_clk + steps * fit.add_clk)
     )
-    chain_clk = BLOCK_START_CLK + hardware.estimate_fetch_clk + instructions + waits
+    chain_clk = hardware.stream.block_start_clk + hardware.estimate_fetch_clk + instructions + waits
     blocks = -(-problem.rows // p.rows_per_block)
     per_sm = -(-blocks // hardware.sm_count)
     registers = OTHER_REGISTERS + (vec if walks == 1 else steps * vec)
@@ -116,7 +111,7 @@ def _seconds(
     busy_s = max(issue_clk, warps * wavefronts, -(-per_sm // resident) * chain_clk) / hardware.clock_hz
     flying = min(per_sm, resident) * tile_bytes
     rate = hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency
-    moved_s = problem.compulsory_bytes / (rate * min(1.0, flying / BYTES_IN_FLIGHT_PER_SM))
+    moved_s = problem.compulsory_bytes / (rate * min(1.0, flying / hardware.stream.bytes_in_flight_per_sm))
     return (
         hardware.launch_floor_s
         + max(busy_s, moved_s)

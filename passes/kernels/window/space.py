@@ -26,20 +26,10 @@ _MOST_RUN_SUMS = 64
 #: sums of a run that are too few to save on, and what more of them must gain, as a share of the estimate
 _FEW_SUMS = 16
 _LEAST_GAIN = 0.01
-#: instructions of a thread before its first read, and of one read or write with its bounds checks
-_START_INSTRUCTIONS = 60.0
-_ACCESS_INSTRUCTIONS = 6.0
-#: those of runs, whose rows share conditions and addresses: machine code for sm_90a of a depthwise 5x5 window
-#: has 617 instructions for 8 x 2 outputs of a thread, 1,062 for 8 x 4 and 1,729 for 8 x 7
-_RUN_ACCESS_INSTRUCTIONS = 1.0
 #: registers (4 bytes) that what one thread reads at once takes at most, with sums beyond the usual ones
 _MOST_PATCH = 128
 #: registers beside sums and patch
 _OTHER_REGISTERS = 40
-#: clock cycles from the start of a block to its first read, beside the read itself
-_BLOCK_START_CLK = 600.0
-#: bytes an SM must have asked for to keep the memory busy
-_BYTES_IN_FLIGHT_PER_SM = 40_000
 
 
 @lru_cache(maxsize=4096)
@@ -144,6 +134,7 @@ def _fits(problem: WindowProblem, lanes: int, rows: int, columns: int, vec: int)
 def _seconds(problem: WindowProblem, hardware: GpuHardware, lanes: int, p: WindowParameters) -> float:
     """Issue slots, lines looked up, memory and L2 traffic, latency of all rounds of threads: whichever takes
     longest."""
+    fit = hardware.window
     rows, columns, vec = p.rows_per_thread, p.outputs_per_thread, p.vec
     outputs = rows * columns
     patch_rows = int(staged_rows(rows, problem.axis_h))
@@ -152,9 +143,9 @@ def _seconds(problem: WindowProblem, hardware: GpuHardware, lanes: int, p: Windo
     weight_lanes = vec if lanes else 1
     narrow = problem.element_bytes < 4
     converted = patch.needed + weights * weight_lanes + outputs * vec if narrow else 0
-    access = _ACCESS_INSTRUCTIONS if lanes or vec == 1 else _RUN_ACCESS_INSTRUCTIONS
+    access = fit.access_instructions if lanes or vec == 1 else fit.run_access_instructions
     instructions = (
-        _START_INSTRUCTIONS
+        fit.start_instructions
         + (patch.loads + weights + outputs) * access
         + converted
         + outputs * problem.taps * vec * (1 if problem.weight_bytes or not narrow else 2)
@@ -170,11 +161,11 @@ def _seconds(problem: WindowProblem, hardware: GpuHardware, lanes: int, p: Windo
     blocks = max(1, hardware.registers_per_sm // registers // p.threads)
     resident = min(hardware.max_threads_per_sm, blocks * p.threads)
     per_sm = -(-threads // hardware.sm_count)
-    chain_clk = hardware.estimate_fetch_clk + _BLOCK_START_CLK + instructions
+    chain_clk = hardware.estimate_fetch_clk + hardware.stream.block_start_clk + instructions
     rounds = -(-per_sm // resident)
     flying = min(per_sm, resident) * (patch.elements + weights * weight_lanes) * problem.element_bytes
     rate = hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency
-    moved_s = problem.compulsory_bytes / (rate * min(1.0, flying / _BYTES_IN_FLIGHT_PER_SM))
+    moved_s = problem.compulsory_bytes / (rate * min(1.0, flying / hardware.stream.bytes_in_flight_per_sm))
     again = patch_rows * -(-problem.h // rows) / max(1, problem.h_in)
     pixels = problem.planes * problem.h_in * problem.w_in
     through_l2 = problem.element_bytes * (max(1.0, again) * pixels + problem.outputs)

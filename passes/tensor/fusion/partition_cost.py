@@ -19,21 +19,6 @@ from tilewright.passes.tensor.fusion.outline_kernel import outline
 from tilewright.passes.tensor.fusion.partition_graph import OpGraph, members
 from tilewright.passes.tensor.fusion.partition_legality import CACHED_ARRAY_BYTES
 
-#: instructions of a read, with its address
-READ_INSTRUCTIONS = 6
-#: instructions of a read that neighbouring elements share
-SHARED_READ_INSTRUCTIONS = 2
-#: share of the time for an epilogue's bytes that nothing hides
-EXTRA_SHARE = 0.5
-#: what a contraction loses when it computes what it stages: such copies are not asynchronous
-PROLOGUE_SHARE = 0.03
-#: seconds that a prologue costs a reduction at least
-LEAST_PROLOGUE_S = 0.1e-6
-#: operands of an epilogue that registers hold without spilling
-FREE_OPERANDS = 8
-#: instructions per point that each operand beyond those counts for
-CROWDED_INSTRUCTIONS = 4
-
 #: estimates by hardware, target and structure of the kernel
 _MEMO: dict[Hashable, float] = {}
 #: entries after which the memo is emptied
@@ -54,7 +39,9 @@ class KernelCosts:
         seconds = self._core_s(core)
         last = self.graph.ops[core.bit_length() - 1]
         if core & (core - 1) and last.name == "tensor.contract":  # a prologue makes no product faster
-            seconds = max(seconds, self._core_s(1 << core.bit_length() - 1) + LEAST_PROLOGUE_S)
+            seconds = max(
+                seconds, self._core_s(1 << core.bit_length() - 1) + self.hardware.fusion.least_prologue_s
+            )
         return seconds if core == ops else seconds + self._epilogue_s(ops, core)
 
     def _core_s(self, core: int) -> float:
@@ -117,8 +104,9 @@ class KernelCosts:
         assert isinstance(estimate, float)
         extra = prologue_s(func, self.hardware)
         prologue = extra > 0 and any(op.name == "tensor.contract" for op in func.body.ops)
-        boundary = self.hardware.fusion_boundary_s if isinstance(self.hardware, GpuHardware) else 0.0
-        return estimate * (1 + PROLOGUE_SHARE * prologue) + extra + boundary
+        hardware = self.hardware
+        boundary = hardware.fusion.boundary_s if isinstance(hardware, GpuHardware) else 0.0
+        return estimate * (1 + hardware.fusion.prologue_share * prologue) + extra + boundary
 
     def _epilogue_s(self, ops: int, core: int) -> float:
         """What the ops of a set beside its core add: traffic, instructions, results beyond the first."""
@@ -126,17 +114,17 @@ class KernelCosts:
         made = {r for i in members(ops) for r in self.graph.ops[i].results}
         given = {v for op in after for v in op.operands if v not in made}
         stored = [r for i in members(self.graph.stored(ops)) for r in self.graph.ops[i].results]
-        hardware = self.hardware
+        hardware, fit = self.hardware, self.hardware.fusion
         moved = sum(v.tensor.nbytes for v in given) + sum(v.tensor.nbytes for v in stored[1:])
-        seconds = EXTRA_SHARE * moved / _bytes_per_s(hardware)
+        seconds = fit.exposed_share * moved / _bytes_per_s(hardware)
         points = prod(self.graph.shapes[anchor_of(self.graph, ops)])
         work = sum(map(recompute_cost, after))
-        work += sum(_read_instructions(v, points) for v in given)
-        work += CROWDED_INSTRUCTIONS * max(0, len(given) - FREE_OPERANDS)
+        work += sum(_read_instructions(v, points, hardware) for v in given)
+        work += fit.crowded_instructions * max(0, len(given) - fit.free_operands)
         seconds += points * work / _rate(hardware, points)
         if isinstance(hardware, GpuHardware):
             large = [max(0, v.tensor.nbytes - CACHED_ARRAY_BYTES) for v in stored[1:]]
-            seconds += sum(large) / (hardware.fusion_second_store_share * hardware.dram_bytes_per_s)
+            seconds += sum(large) / (hardware.fusion.second_store_share * hardware.dram_bytes_per_s)
         return seconds
 
 
@@ -187,8 +175,9 @@ def _independent(ops: Sequence[Op]) -> set[Op]:
     return out
 
 
-def _read_instructions(v: Value, points: int) -> int:
-    return READ_INSTRUCTIONS if v.tensor.size >= points else SHARED_READ_INSTRUCTIONS
+def _read_instructions(v: Value, points: int, hardware: Hardware) -> int:
+    fit = hardware.fusion
+    return fit.read_instructions if v.tensor.size >= points else fit.shared_read_instructions
 
 
 def _rate(hardware: Hardware, work_items: int) -> float:
@@ -213,15 +202,16 @@ def _prologue_s(
 
     An element is computed once for each block that reads it, halos included.
     """
+    fit = hardware.fusion
     points = max(op.result.tensor.size for op in before)
-    read = sum(_read_instructions(v, points) for op in before for v in op.operands if v not in made)
+    read = sum(_read_instructions(v, points, hardware) for op in before for v in op.operands if v not in made)
     checks = sum(f is not None for op in before for f in fills(op))
-    work = sum(map(recompute_cost, before)) + max(0, read - READ_INSTRUCTIONS) + 2 * checks
+    work = sum(map(recompute_cost, before)) + max(0, read - fit.read_instructions) + 2 * checks
     params = kernel.get("params")
     block = params["block"] if isinstance(params, Pairs) and "block" in params else None
     if not isinstance(block, Pairs):  # each thread computes what it reads
         points = prod(domain(anchor).values())
-        return LEAST_PROLOGUE_S + points * work / _rate(hardware, points)
+        return fit.least_prologue_s + points * work / _rate(hardware, points)
     par = dims(anchor, "par")
     tile = {d: min(n, _whole(block.as_dict().get(d, 1))) for d, n in par.items()}
     blocks = prod(-(-n // tile[d]) for d, n in par.items())
@@ -232,8 +222,8 @@ def _prologue_s(
         red = dims(anchor, "red")
         steps = prod(-(-red[d] // max(1, _whole(n))) for d, n in step.items if d in red)
         rounds = -(-blocks // hardware.sm_count)
-        chain_s = min(rounds, 2) * steps * hardware.fusion_prologue_step_clk / hardware.clock_hz
-        seconds += hardware.fusion_prologue_s + chain_s
+        chain_s = min(rounds, 2) * steps * hardware.fusion.prologue_step_clk / hardware.clock_hz
+        seconds += hardware.fusion.prologue_s + chain_s
     return seconds
 
 
@@ -269,6 +259,8 @@ def _repeated_s(ops: Sequence[Op], made: dict[Value, Op], hardware: Hardware) ->
                     seen.add((at, mine))
                     times[made[v]] = times.get(made[v], 0) + mine
     for op, count in times.items():
-        work = recompute_cost(op) + READ_INSTRUCTIONS * sum(v not in made for v in op.operands)
+        work = recompute_cost(op) + hardware.fusion.read_instructions * sum(
+            v not in made for v in op.operands
+        )
         seconds += points * (count - 1) * work / _rate(hardware, points)
     return seconds

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import prod
 
 from tilewright.costmodel import CpuHardware, Hardware
-from tilewright.costmodel.kernels.boundary import BOUNDARY_S
 from tilewright.ir import Expr, Func, Op, Value
 from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
@@ -17,24 +16,6 @@ from tilewright.passes.analysis.index_sets import identity_read, is_view
 from tilewright.passes.tensor.layouts.axes import Order, reordered, stays_view
 from tilewright.passes.tensor.layouts.cut import Energy
 
-#: share of the peak that a contraction on the SIMT lanes reaches
-SIMT_SHARE = 0.5
-#: a contraction on tensor cores against one on the SIMT lanes, in products per second
-MATRIX_RATE = 6.0
-#: a SIMT contraction whose neighbouring threads read places that are apart takes so much longer
-APART = 0.5
-#: times the bytes of an array that are moved where neighbouring threads touch places that are apart
-SECTORS = 4.0
-#: a window kernel against one with vectors along channels: what it takes longer, as a share of its traffic
-ROWS_OF_WINDOWS = 0.3
-#: on a CPU a window kernel against one with vectors along channels, and a result or an array that is not
-#: read or written along its vectors, as a share of traffic. MobileNet's depthwise 3x3 windows on Zen 4 took
-#: 2,670 us with rows innermost and 210 us with channels, for 3.2 MB of values
-CPU_ROWS_OF_WINDOWS = 10.0
-CPU_ROWS_OF_RESULTS = 2.0
-#: seconds on a CPU of a contraction whose first factor has rows innermost, beyond those of one with channels,
-#: as a share: MobileNet's 1x1 convolutions ran at 36 to 50 GFLOP/s a core, and at 82 to 96
-CPU_ROWS_OF_FACTORS = 0.5
 #: dtypes of factors that tensor cores multiply
 MATRIX_DTYPES = frozenset({"f16", "bf16"})
 
@@ -99,16 +80,15 @@ class LayoutCosts:
         par = dims(op, "par")
         inner = _innermost(reordered_names(op, order), par)
         traffic = self._moved_s(sum(r.tensor.nbytes for r in op.results))
-        cpu = isinstance(self.hardware, CpuHardware)
         if op.name == "tensor.contract":
             columns = inner not in _named(reads(op)[0])
-            if cpu:
-                return 0.0 if columns else CPU_ROWS_OF_RESULTS * traffic
+            if isinstance(self.hardware, CpuHardware):
+                return 0.0 if columns else self.hardware.layout.result_rows_share * traffic
             return 0.0 if columns == on_tensor_cores(op) else traffic
         if op.name == "tensor.window":
             window = set(dims(op, "red"))
             slid = any(inner in set(symbols(e)) and window & set(symbols(e)) for e in reads(op)[0])
-            return (CPU_ROWS_OF_WINDOWS if cpu else ROWS_OF_WINDOWS) * traffic if slid else 0.0
+            return self.hardware.layout.window_rows_share * traffic if slid else 0.0
         return 0.0
 
     def operand_s(self, op: Op, i: int, source: Order | None, target: Order | None) -> float:
@@ -120,32 +100,44 @@ class LayoutCosts:
         if op.name == "tensor.contract":
             return self._factor_s(op, i, last)
         if is_view(op):
-            return 0.0 if stays_view(op, source, target) else BOUNDARY_S + 4 * self._moved_s(v.tensor.nbytes)
+            return (
+                0.0
+                if stays_view(op, source, target)
+                else self.hardware.stream.boundary_s + 4 * self._moved_s(v.tensor.nbytes)
+            )
         if op.name == "tensor.reduce" and set(symbols(last)) & set(dims(op, "red")):
             return 0.0
         inner = _innermost(reordered_names(op, target), dims(op, "par"))
         if inner in set(symbols(last)) or inner not in _named(at):
             return 0.0
-        apart = (SECTORS - 1) * self._moved_s(v.tensor.nbytes)
-        stored = 2 * self._moved_s(v.tensor.nbytes) + BOUNDARY_S if identity_read(op, i) else 0.0
+        apart = (self.hardware.layout.scattered_sectors - 1) * self._moved_s(v.tensor.nbytes)
+        stored = (
+            2 * self._moved_s(v.tensor.nbytes) + self.hardware.stream.boundary_s
+            if identity_read(op, i)
+            else 0.0
+        )
         return apart + stored
 
     def _factor_s(self, op: Op, i: int, last: Expr) -> float:
         """A contraction with one factor contiguous along `last`."""
         sizes = domain(op)
         flops = 2.0 * prod(sizes.values())
-        simt_s = flops / (SIMT_SHARE * self.hardware.peak_flops_per_s)
+        simt_s = flops / (self.hardware.layout.simt_share * self.hardware.peak_flops_per_s)
         inner = set(symbols(last))
         if isinstance(self.hardware, CpuHardware):
-            return CPU_ROWS_OF_FACTORS * simt_s if i == 0 and inner & set(dims(op, "par")) else 0.0
+            return (
+                self.hardware.layout.factor_rows_share * simt_s
+                if i == 0 and inner & set(dims(op, "par"))
+                else 0.0
+            )
         if not on_tensor_cores(op):
             rows = inner & set(dims(op, "par"))
-            return 0.0 if i != 0 or rows or not inner else APART * simt_s
+            return 0.0 if i != 0 or rows or not inner else self.hardware.layout.scattered_share * simt_s
         lanes = ASYNC_COPY_BYTES[0] // itemsize(op.operands[i].tensor.dtype)
         channel = [d for d in inner if d in dims(op, "red")]
         if channel and len(inner) == 1 and sizes[channel[0]] % lanes == 0:
             return 0.0
-        return simt_s * (1 - 1 / MATRIX_RATE)
+        return simt_s * (1 - 1 / self.hardware.layout.matrix_rate)
 
     def _moved_s(self, nbytes: int) -> float:
         hardware = self.hardware

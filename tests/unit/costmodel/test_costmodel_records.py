@@ -1,7 +1,9 @@
 """Hardware records: every shipped one is complete, and bad ones are refused with one clear error."""
 
-from dataclasses import replace
+import ast
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -17,6 +19,8 @@ from tilewright.costmodel import (
 )
 from tilewright.ir.errors import InputError
 
+ROOT = Path(__file__).parents[3]
+IDENTITY = {"name", "targets", "device_names", "sources", "origin", "devices", "stands_for"}
 RECORDS = Path(load_hardware.__code__.co_filename).parent / "records"
 
 
@@ -26,6 +30,7 @@ RECORDS = Path(load_hardware.__code__.co_filename).parent / "records"
         ("H100", "H100"), ("h200", "H200"), ("v100", "V100"), ("RTX 2080", "RTX 2080"), ("A100", "A100"),
         ("cuda:sm_90a", "H100"), ("cuda:sm_90", "H100"), ("cuda:sm_80", "A100"), ("cuda:sm_75", "RTX 2080"),
         ("opencl", "cpu-opencl"), ("cpu-opencl", "cpu-opencl"), ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 NVL", "H100 NVL"),
         ("NVIDIA H200", "H200"), ("Tesla V100-SXM2-16GB", "V100"), ("pocl-x86_64", "cpu-opencl"),
     ],
 )  # fmt: skip
@@ -96,6 +101,13 @@ def test_a_new_gpu_is_one_file(tmp_path: Path) -> None:
         ("[constants]", '[constants]\nestimate_overlap_loss = { value = 0.6, source = "fit" }',
          "of an older version: remove estimate_overlap_loss, which nothing reads"),
         ('targets = ["', 'targets = [3, "', "targets"),
+        ("[chain]", "[chains]", "unknown key 'chains'"),
+        ("[chain]\n", "[chain]\nhops = 1\n", "unknown constant 'chain.hops'"),
+        ("loop_share = ", "loop_shares = ", "missing constant 'matrix.loop_share'"),
+        ("loop_share = { value = 0.77", "loop_share = { value = 0.0", "matrix.loop_share to be positive"),
+        ("barriers_per_stage = { value = 2,", "barriers_per_stage = { value = 2.5,", "whole number"),
+        ('name = "H100"', 'name = "H100"\ncoefficients_of = "A100"', "got 'A100'"),
+        ('name = "H100"', 'name = "H100"\ncoefficients_of = 3', "got 3"),
     ],
 )  # fmt: skip
 def test_malformed_records_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -106,6 +118,119 @@ def test_malformed_records_are_refused(tmp_path: Path, old: str, new: str, messa
     with pytest.raises(InputError, match=message) as caught:
         load_hardware_file(path)
     assert "bad.toml" in str(caught.value)
+
+
+def test_a_record_without_coefficients_names_whose_it_takes(tmp_path: Path) -> None:
+    text = (RECORDS / "a100.toml").read_text()
+    path = tmp_path / "x2.toml"
+    path.write_text(text)
+    assert load_hardware_file(path) == load_hardware("A100")
+    path.write_text(text.replace('coefficients_of = "H100"\n', ""))
+    with pytest.raises(InputError, match=r"x2\.toml: expected a table \[contract\] of coefficients"):
+        load_hardware_file(path)
+    entry = '{ value = 2.0, source = "measured here", device = "X2" }'
+    table = (RECORDS / "h100.toml").read_text().partition("[window]")[2].partition("\n[")[0]
+    path.write_text(
+        text + "\n[window]" + table.replace(table.splitlines()[1], f"start_instructions = {entry}")
+    )
+    record = load_hardware_file(path)
+    assert isinstance(record, GpuHardware)
+    assert record.window.start_instructions == 2.0
+    assert record.matrix == load_hardware("H100").matrix
+    assert dict(record.devices)["window.start_instructions"] == "X2"
+
+
+def test_a_record_of_an_older_version_keeps_its_coefficients(tmp_path: Path) -> None:
+    """Such records held some coefficients among their constants, by longer names, and lacked the others."""
+    own = "".join(
+        f'{name} = {{ value = {value}, source = "measured here" }}\n'
+        for name, value in (
+            ("contract_launch_s", 5e-7),
+            ("fusion_prologue_s", 2e-6),
+            ("estimate_matrix_block_clk", 7),
+        )
+    )
+    path = tmp_path / "old.toml"
+    path.write_text((RECORDS / "a100.toml").read_text().replace('coefficients_of = "H100"\n', "") + own)
+    record, h100 = load_hardware_file(path), load_hardware("H100")
+    assert isinstance(record, GpuHardware)
+    assert isinstance(h100, GpuHardware)
+    assert record.contract == replace(h100.contract, launch_s=5e-7)
+    assert record.fusion == replace(h100.fusion, prologue_s=2e-6)
+    assert record.matrix == replace(h100.matrix, block_clk=7.0)
+    assert record.chain == h100.chain
+    assert dict(record.sources)["contract.launch_s"] == "measured here"
+    path.write_text(path.read_text() + 'contract_colour = { value = 1, source = "none" }\n')
+    with pytest.raises(InputError, match=r"unknown constant 'contract\.colour'"):
+        load_hardware_file(path)
+
+
+def read_attributes(folders: tuple[str, ...]) -> set[str]:
+    """The names of all attributes that are read in the files of these folders."""
+    files = (file for folder in folders for file in (ROOT / folder).rglob("*.py"))
+    return {
+        node.attr
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute)
+    }
+
+
+def test_every_constant_is_read() -> None:
+    used = read_attributes(("costmodel", "passes", "compiler", "tools"))
+    for kind in (GpuHardware, CpuHardware):
+        for name, form in get_type_hints(kind).items():
+            assert name in used or name in IDENTITY, f"{kind.__name__}.{name}"
+            inner = {f.name for f in fields(form)} if is_dataclass(form) else set()
+            assert inner <= used, f"{form}: {sorted(inner - used)}"
+
+
+#: fractions in the code of estimates and choices that are no device's: instructions and registers of the
+#: code that is generated, when a search gives up, and what a decision must gain to be worth its risk
+NO_COEFFICIENTS = {
+    "costmodel/kernels/check_measured.py": {"TIMER_NOISE"},
+    "passes/kernels/chain/tiles.py": {"LOAD_COST"},
+    "passes/kernels/matrix/choice.py": {"SETS_GAIN"},
+    "passes/kernels/matrix/scalar_work.py": {"INSTRUCTIONS"},
+    "passes/kernels/matrix/space.py": {"COPIED_REGISTERS", "COMPUTED_REGISTERS", "FREE_REGISTERS"},
+    "passes/kernels/window/space.py": {"_LEAST_GAIN"},
+    "passes/tensor/chain_kernels.py": {"CLEARLY"},
+    "passes/tensor/chains/candidates.py": {"HOPELESS"},
+    "passes/tensor/layouts/cut.py": {"UNIT_S"},
+    "passes/tensor/prefetch_weights.py": {"RESIDENT_SHARE"},
+    "passes/tensor/split_reductions.py": {"GAIN"},
+}
+
+
+def fractions(source: str) -> set[str]:
+    """The constants at the top level of a file whose values hold floats."""
+    found = set()
+    for node in ast.parse(source).body:
+        targets = (
+            node.targets
+            if isinstance(node, ast.Assign)
+            else [node.target]
+            if isinstance(node, ast.AnnAssign)
+            else []
+        )
+        if (
+            targets
+            and node.value
+            and any(isinstance(c, ast.Constant) and type(c.value) is float for c in ast.walk(node.value))
+        ):
+            found |= {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+    return found
+
+
+def test_what_was_fitted_stands_in_the_records() -> None:
+    """A constant of an estimate belongs to a device: it has a source there, and says when it is borrowed."""
+    found = {}
+    for folder in ("costmodel/kernels", "passes/kernels", "passes/tensor"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            if names := fractions(file.read_text()):
+                found[str(file.relative_to(ROOT))] = names
+    assert found == NO_COEFFICIENTS
+    assert fractions("A, _B = 1, 2.0\nC: float = 1e-6\nD = 3") == {"A", "_B", "C"}
 
 
 def test_unreadable_records_are_refused(tmp_path: Path) -> None:

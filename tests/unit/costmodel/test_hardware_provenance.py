@@ -50,8 +50,8 @@ def test_a_source_that_names_another_gpu_names_it_as_the_device():
 
 def test_what_records_borrow():
     assert set(borrowed_constants(load_hardware("A100")).values()) == {"H100"}
-    assert "contract_block_clk" in borrowed_constants(load_hardware("V100"))
-    assert "contract_block_clk" not in borrowed_constants(load_hardware("H100"))
+    assert "contract.block_clk" in borrowed_constants(load_hardware("V100"))
+    assert "contract.block_clk" not in borrowed_constants(load_hardware("H100"))
     assert set(borrowed_constants(load_hardware("RTX 2080")).values()) == {"H100", "A100", "T4"}
     assert borrowed_constants(load_hardware("opencl")) == {}
 
@@ -81,7 +81,7 @@ def test_a_measured_constant_is_the_devices_own():
     assert "estimate_launch_s" in borrowed_constants(shipped)
     measured = with_constants(shipped, {"estimate_launch_s": 0.9e-6}, "calibrated")
     assert "estimate_launch_s" not in borrowed_constants(measured)
-    assert "contract_block_clk" in borrowed_constants(measured)
+    assert "contract.block_clk" in borrowed_constants(measured)
     again = with_constants(shipped, calibrated_constants(measured), "calibrated")
     assert borrowed_constants(again) == borrowed_constants(measured)
 
@@ -123,6 +123,7 @@ def test_a_gpu_without_a_record_has_the_nearest_and_a_warning(monkeypatch: pytes
     [
         ("sm_75", "NVIDIA GeForce RTX 2080 Ti", 68, "RTX 2080"),
         ("sm_90a", "NVIDIA H100 PCIe", 114, "H100"),
+        ("sm_90a", "NVIDIA H100 NVL", 114, "H100 NVL"),
     ],
 )
 def test_a_gpu_of_a_records_name_and_another_size_has_a_warning(
@@ -136,7 +137,11 @@ def test_a_gpu_of_a_records_name_and_another_size_has_a_warning(
 
 @pytest.mark.parametrize(
     ("arch", "name", "multiprocessors"),
-    [("sm_75", "NVIDIA GeForce RTX 2080", 46), ("sm_90a", "NVIDIA H100 80GB HBM3", 132)],
+    [
+        ("sm_75", "NVIDIA GeForce RTX 2080", 46),
+        ("sm_90a", "NVIDIA H100 80GB HBM3", 132),
+        ("sm_90a", "NVIDIA H100 NVL", 132),
+    ],
 )
 def test_a_gpu_of_a_records_name_and_size_warns_of_nothing(
     monkeypatch: pytest.MonkeyPatch, arch: str, name: str, multiprocessors: int

@@ -11,7 +11,6 @@ from kernels_apart import without_chains
 from test_report import Page, Sample, sample
 
 import tilewright as tw
-from tilewright.costmodel.kernels.boundary import BOUNDARY_S
 from tilewright.profiling.modelled_profile import modelled_profile
 from tilewright.running.executable import Executable
 from tilewright.runtime.streams import Work
@@ -100,19 +99,20 @@ def test_a_modelled_timeline_says_so(modelled: Sample) -> None:
 def test_the_model_of_a_replay_keeps_dependencies_and_boundaries(modelled: Sample) -> None:
     plan = modelled.exe.plan
     n = len(plan.launches)
+    boundary_s = 1e-6
     costs = [3e-6 + 1e-6 * i for i in range(n)]
-    wide = modelled_profile(plan, Work.of(n, costs, [0.1] * n, BOUNDARY_S), "device")
-    full = modelled_profile(plan, Work.of(n, costs, [1.0] * n, BOUNDARY_S), "device")
+    wide = modelled_profile(plan, Work.of(n, costs, [0.1] * n, boundary_s), "device")
+    full = modelled_profile(plan, Work.of(n, costs, [1.0] * n, boundary_s), "device")
     for replay in (wide, full):
         for x in replay.launches:
             assert x.seconds == pytest.approx(costs[x.index])
             for dep in x.deps:
-                assert x.start_s >= replay.launches[dep].end_s + BOUNDARY_S - 1e-12
-    assert wide.total_s == pytest.approx(wide.critical_s + wide.boundaries * BOUNDARY_S)
+                assert x.start_s >= replay.launches[dep].end_s + boundary_s - 1e-12
+    assert wide.total_s == pytest.approx(wide.critical_s + wide.boundaries * boundary_s)
     assert full.total_s >= sum(costs)  # no room for two at once
     assert full.concurrency <= 1
     assert wide.concurrency > 1
-    assert wide.serial_s == full.serial_s == pytest.approx(sum(costs) + (n - 1) * BOUNDARY_S)
+    assert wide.serial_s == full.serial_s == pytest.approx(sum(costs) + (n - 1) * boundary_s)
     assert plan.dag.n == n
 
 

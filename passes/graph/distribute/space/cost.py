@@ -10,7 +10,8 @@ from tilewright.costmodel.op_work import op_flops
 from tilewright.ir.nodes import Op, Value
 from tilewright.passes.graph.distribute.distribution import Distribution, Need, Split
 
-#: elements that 132 multiprocessors make at once, in tiles of 128 x 128
+#: elements that a device makes at once: a round figure like the defaults of `Rates`, the tiles of 128 x 128
+#: of 132 multiprocessors. `split-space` takes another one as its option `wave`
 WAVE: Final = 132 * 128.0 * 128.0
 
 

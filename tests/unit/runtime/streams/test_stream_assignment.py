@@ -7,6 +7,7 @@ import pytest
 from concat_networks import network
 
 import tilewright as tw
+from tilewright.costmodel import load_hardware
 from tilewright.runtime.errors import DeviceMissingError, InputError
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 from tilewright.runtime.plan.hazards import check_hazards
@@ -104,7 +105,7 @@ class Clock:
 def choose(seconds, policy="auto"):
     dag = Dag.of(6, [(0, 1), (1, 5), (0, 2), (2, 5), (0, 3), (3, 5), (0, 4), (4, 5)])
     plan = plan_of(dag)
-    work = work_of(plan, {"k": KernelCost(5e-6, 0.1)}, None)
+    work = work_of(plan, {"k": KernelCost(5e-6, 0.1)}, load_hardware("opencl"))
     return choose_streams(plan, policy, work, constants={}, device=lambda: Clock(seconds))
 
 
@@ -204,7 +205,7 @@ def test_chosen_plans_have_few_streams():
     n = 40
     dag = Dag.of(n, [(0, v) for v in range(1, n - 1)] + [(v, n - 1) for v in range(1, n - 1)])
     plan = plan_of(dag)
-    work = work_of(plan, {"k": KernelCost(5e-6, 0.0)}, None)
+    work = work_of(plan, {"k": KernelCost(5e-6, 0.0)}, load_hardware("opencl"))
     chosen = choose_streams(plan, "auto", work, constants={}, device=lambda: Clock(lambda n: 1.0 / n))
     assert chosen.facts()["count"] == 8
     assert "exact" not in chosen.seconds
