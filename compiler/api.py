@@ -26,6 +26,7 @@ from tilewright.devices.opening import open_device
 from tilewright.devices.targets import Target, resolve_target
 from tilewright.ir import Constants, InputError, Level, Module
 from tilewright.ir.errors import expect
+from tilewright.measuring.stream_choice import check_policy, choose_streams, kernel_costs, work_of
 from tilewright.passes import Instrument, PassContext, run_pipeline
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
 from tilewright.passes.pipelines import GRAPH, PRECISIONS
@@ -34,7 +35,6 @@ from tilewright.running.buckets import Buckets, GivenShapes
 from tilewright.running.executable import LEVELS, Artifact, Executable
 from tilewright.running.reference import ReferenceExecutable
 from tilewright.running.shaped import shaped_executable
-from tilewright.tuning.stream_choice import check_policy, choose_streams, kernel_costs, work_of
 
 if TYPE_CHECKING:
     from tilewright.measured_choice import MeasuredChoice

@@ -10,11 +10,11 @@ from typing import Any
 from tilewright.devices.targets import Target
 from tilewright.ir import Module
 from tilewright.libraries.choice import SEARCH_SHARE, LibraryChoice
+from tilewright.measuring.budget import Budget, budget_seconds
+from tilewright.measuring.measurer import measurer
 from tilewright.request import CompileRequest
-from tilewright.tuning.budget import Budget, budget_seconds
 from tilewright.tuning.database.records import lines_of
 from tilewright.tuning.database.travel import TEXT
-from tilewright.tuning.kernels.measuring import measurer
 from tilewright.tuning.tuner import Tuner
 
 

@@ -18,10 +18,10 @@ from tilewright.compilation.option_values import (
 from tilewright.compilation.own_passes import GivenPasses
 from tilewright.ir import InputError
 from tilewright.ir.errors import expect
+from tilewright.measuring.budget import budget_seconds
 from tilewright.passes import Instrument
 from tilewright.passes.pipelines import PRECISIONS
 from tilewright.running.buckets import GivenShapes
-from tilewright.tuning.budget import budget_seconds
 
 #: options that only kernels have, with the values that ask for nothing
 _OF_KERNELS = {

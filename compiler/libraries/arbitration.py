@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from tilewright.codegen.builders.cache import cache_key
 from tilewright.compilation.planning import library_kernels
 from tilewright.ir import Module
+from tilewright.measuring.budget import Budget
+from tilewright.measuring.measurer import Measurer
+from tilewright.measuring.network_replays import in_turns, planned_streams, random_inputs
+from tilewright.measuring.network_validation import is_better, median
+from tilewright.measuring.plan_swap import network_plan
 from tilewright.passes.tensor.share_kernels import kernel_text
 from tilewright.runtime.interface.device import LoadedPlan
 from tilewright.runtime.streams.assignment import with_streams
-from tilewright.tuning.budget import Budget
 from tilewright.tuning.database.records import Choice
-from tilewright.tuning.kernels.measuring import Measurer
-from tilewright.tuning.network_arbitration import is_better, median
-from tilewright.tuning.network_trials import in_turns, planned_streams, random_inputs
-from tilewright.tuning.plan_swap import network_plan
 
 #: seconds that it may take where there is no budget
 LIMIT_S = 40.0

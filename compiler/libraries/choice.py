@@ -19,9 +19,8 @@ from tilewright.libraries.matching.region_facts import replacing, without_counts
 from tilewright.libraries.program import inlined
 from tilewright.libraries.records import LibraryBook
 from tilewright.libraries.weights import with_constant_weights
-from tilewright.runtime.errors import DeviceMissingError
-from tilewright.tuning.budget import Budget, Turns
-from tilewright.tuning.kernels.kernel_program import (
+from tilewright.measuring.budget import Budget, Turns
+from tilewright.measuring.kernel_program import (
     alone,
     bound_of,
     constants_of,
@@ -29,7 +28,8 @@ from tilewright.tuning.kernels.kernel_program import (
     seconds_of,
     subject_text,
 )
-from tilewright.tuning.kernels.measuring import Measurer
+from tilewright.measuring.measurer import Measurer
+from tilewright.runtime.errors import DeviceMissingError
 
 T = TypeVar("T")
 

@@ -14,13 +14,13 @@ from tilewright.libraries.candidates import LibraryDevice, library_candidates
 from tilewright.libraries.matching.constants import with_true_constants
 from tilewright.libraries.records import LibraryBook, Record
 from tilewright.libraries.weights import with_constant_weights
+from tilewright.measuring.budget import Budget
+from tilewright.measuring.kernel_program import estimate_of
+from tilewright.measuring.measurer import Measurer, RandomConstants
 from tilewright.passes.kernels.registry import is_generated
 from tilewright.passes.rewriting.values import replace_in_op
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import DeviceError, DeviceLostError
-from tilewright.tuning.budget import Budget
-from tilewright.tuning.kernels.kernel_program import estimate_of
-from tilewright.tuning.kernels.measuring import Measurer, RandomConstants
 
 #: a program with a library kernel must be this much faster than the generated kernel to be taken
 GAIN = 1.02

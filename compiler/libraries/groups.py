@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, Ref, Value
 from tilewright.libraries.matching.attention import attentions_in
 from tilewright.libraries.matching.constants import KernelConstants, facts_in
+from tilewright.measuring.kernel_program import estimate_of
 from tilewright.passes.kernels.contract.template import CONTRACT
 from tilewright.passes.rewriting.values import use_counts
 from tilewright.passes.tensor.chains.merge import merged, reshapes_filled
 from tilewright.passes.tensor.share_kernels import kernel_text
-from tilewright.tuning.kernels.kernel_program import estimate_of
 
 #: kernels that attention is looked for in, at most
 MAX_KERNELS = 4

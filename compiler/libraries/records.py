@@ -13,10 +13,10 @@ from tilewright.codegen.builders.cache import cache_key
 from tilewright.costmodel import Hardware
 from tilewright.ir import Func, Module
 from tilewright.libraries.candidates import program_with
+from tilewright.measuring.measurer import Measurer
 from tilewright.runtime.errors import InputError
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.tuning.database.records import Choice
-from tilewright.tuning.kernels.measuring import Measurer
 
 _NUMBERS = ("generated_s", "library_s", "candidates", "failed")
 _FIELDS = (*_NUMBERS, "library", "whole", "fastest")

@@ -14,7 +14,7 @@ def modelled_profile(plan: ExecutionPlan, work: Work, device: str) -> Profile:
     """Launches start in plan order, one kernel boundary after what they wait for, while their shares fit.
 
     work: times without boundaries, shares, and seconds of a boundary, of the launches
-    (`tilewright.tuning.stream_choice.work_of`).
+    (`tilewright.measuring.stream_choice.work_of`).
     device: the name of what is modelled. The serial plan takes the sum of all times and the boundaries
     between them; on one stream it is the plan itself, and not compared.
     """

@@ -1,1 +1,1 @@
-"""Choosing by measurement: networks, algorithms, streams and their reports."""
+"""Choosing by measurement: the parameters of kernels and the algorithms of convolutions."""

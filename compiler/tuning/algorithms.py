@@ -10,6 +10,8 @@ from tqdm import tqdm
 
 from tilewright.ir import Block, Builder, Module, Op, Pairs
 from tilewright.ir.nodes import Attr
+from tilewright.measuring.budget import Budget
+from tilewright.measuring.measurer import Measurer, RandomConstants
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.analysis.convolution_algorithms import OBSTACLES, obstacle_to
 from tilewright.passes.analysis.memory_headroom import MemoryHeadroom, headroom_of
@@ -17,9 +19,7 @@ from tilewright.passes.estimation.algorithms import Alternative
 from tilewright.passes.estimation.convolution_layers import Layer, layers_of
 from tilewright.passes.graph.choose_algorithms import with_algorithms
 from tilewright.passes.pipelines import ALGORITHMS
-from tilewright.tuning.budget import Budget
 from tilewright.tuning.kernels.bound_violations import check_program
-from tilewright.tuning.kernels.measuring import Measurer, RandomConstants
 
 #: of what is left of the budget, what comparing one convolution with libraries may take
 LIBRARY_SHARE = 0.1

@@ -9,12 +9,12 @@ from typing import Any
 
 from tilewright.codegen.builders.cache import cache_key
 from tilewright.ir import Module, TilewrightError
+from tilewright.measuring.measurer import Measurer
+from tilewright.measuring.network_validation import Verdict
 from tilewright.passes.tensor.share_kernels import kernel_text
 from tilewright.tuning.database.records import Choice, Entries, Key, Row
 from tilewright.tuning.kernels.kernel_outcome import is_seconds, outcome_in, record_of
-from tilewright.tuning.kernels.measuring import Measurer
 from tilewright.tuning.kernels.search import Task
-from tilewright.tuning.network_arbitration import Verdict
 
 _TIMES = ("model_s", "isolated_s", "arbitrated_s")
 

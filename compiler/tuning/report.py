@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewright.costmodel.kernels.check_measured import TIMER_NOISE
-from tilewright.tuning.budget import Budget
-from tilewright.tuning.kernels.measuring import Measurer
+from tilewright.measuring.budget import Budget
+from tilewright.measuring.measurer import Measurer
+from tilewright.measuring.network_validation import Verdict
 from tilewright.tuning.kernels.search import Task
-from tilewright.tuning.network_arbitration import Verdict
 
 
 def report_of(

@@ -11,19 +11,19 @@ from typing import Any
 from tilewright.codegen.builders.cache import cache_key
 from tilewright.costmodel.hardware.calibration import calibrated_constants
 from tilewright.ir import Func, Module, Pairs
+from tilewright.measuring.budget import Budget
+from tilewright.measuring.kernel_program import alone, constants_of, occurrences_of, subject_text
+from tilewright.measuring.measurer import Measurer
+from tilewright.measuring.network_replays import NetworkTrials
+from tilewright.measuring.network_validation import Group, Verdict, arbitrate
 from tilewright.tuning.algorithms import measured_algorithms
-from tilewright.tuning.budget import Budget
 from tilewright.tuning.choices import ChoiceBook
 from tilewright.tuning.database.records import Entries
-from tilewright.tuning.kernels.kernel_program import alone, constants_of, occurrences_of, subject_text
 from tilewright.tuning.kernels.kernel_search import PATIENCE, KernelSearch
 from tilewright.tuning.kernels.lowering_pool import LEAST_KERNELS, LoweringPool
-from tilewright.tuning.kernels.measuring import Measurer
 from tilewright.tuning.kernels.search import Task, run_searches
 from tilewright.tuning.kernels.search_space import search_space
 from tilewright.tuning.kernels.winner_check import check_contenders, is_right
-from tilewright.tuning.network_arbitration import Group, Verdict, arbitrate
-from tilewright.tuning.network_trials import NetworkTrials
 from tilewright.tuning.report import report_of, warn_of_violations
 
 #: of the budget, what timing the algorithms of convolutions may take at most, and of the rest the searches

@@ -15,9 +15,9 @@ from tilewright.ir import parse
 from tilewright.ir.interpreter.run import interpret
 from tilewright.libraries.candidates import convolutions_in, library_candidates, products_in
 from tilewright.libraries.comparison import standing_alone
+from tilewright.measuring.kernel_program import alone
 from tilewright.runtime.cuda.device import CudaDevice
 from tilewright.runtime.errors import DeviceMissingError, InputError
-from tilewright.tuning.kernels.kernel_program import alone
 
 PRODUCT = """module @m {{
   tensor.func @k(%x: {t}[64, 96], %w: {t}[96, 128], %v: {o}[128], %z: {o}[64, 128]) -> {o}[64, 128] {{

@@ -7,7 +7,8 @@ from pathlib import Path
 
 def start(module, script, *arguments):
     """A process that has the names of a test module and begins its script when it reads a line."""
-    head = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+    folders = [str(Path(file).parent) for file in (__file__, sys.modules[module].__file__)]
+    head = f"import sys; sys.path[:0] = {folders!r}\n"
     head += f"from {module} import *\nprint('ready', flush=True); sys.stdin.readline()\n"
     command = [sys.executable, "-c", head + script, *map(str, arguments)]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)

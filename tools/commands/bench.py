@@ -13,6 +13,7 @@ from typing import Any
 
 from tilewright.devices.targets import Target, device_name, resolve_target
 from tilewright.ir import InputError, TilewrightError, WorkError
+from tilewright.measuring.budget import budget_seconds
 from tilewright.tools.bench.compare_kernel import compare_kernel
 from tilewright.tools.bench.compare_network import Case, compare_network
 from tilewright.tools.bench.comparison import Settings
@@ -28,7 +29,6 @@ from tilewright.tools.bench.rows import Row, one_line
 from tilewright.tools.bench.table import document_text, kernel_text, row_text
 from tilewright.tools.bench.waves import rows_in_waves
 from tilewright.tools.commands.network import passes_of
-from tilewright.tuning.budget import budget_seconds
 
 #: whether libraries may compete, by variant of ours
 LIBRARIES = {"on": {"": True}, "off": {"": False}, "both": {"": True, "no libraries": False}}

@@ -17,12 +17,12 @@ from tilewright.devices.opening import open_device
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import ArrayType, InputError, Module, parse_file
 from tilewright.ir.npz_file import NpzFile
+from tilewright.measuring.budget import budget_seconds
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
 from tilewright.running.executable import Executable
 from tilewright.running.loading import load
 from tilewright.running.shaped import ShapedExecutable
 from tilewright.tools.arguments.scope import ZOO
-from tilewright.tuning.budget import budget_seconds
 
 #: files that hold their weights and name their inputs
 BUNDLED = (".onnx", ".pt2")

@@ -13,6 +13,7 @@ from tilewright.costmodel.hardware.calibration import with_constants
 from tilewright.costmodel.hardware.description import SHIPPED
 from tilewright.costmodel.kernels.bound import LAUNCH, PEAK
 from tilewright.ir import Func, InputError, Module, Op, show_func
+from tilewright.measuring.stream_choice import kernel_costs, work_of
 from tilewright.profiling.modelled_profile import modelled_profile
 from tilewright.profiling.profile import Profile
 from tilewright.running.executable import LEVELS, Executable
@@ -23,7 +24,6 @@ from tilewright.tools.report.kernel_work import kernel_bytes, kernel_operations
 from tilewright.tools.report.operator_class import class_of, op_title, ops_by_location
 from tilewright.tools.report.saved_facts import check_saved
 from tilewright.tools.report.timing import Timing, timing_of
-from tilewright.tuning.stream_choice import kernel_costs, work_of
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from typing import IO, Any
 from tilewright.devices.targets import Target
 from tilewright.ir import Func, TilewrightError, WorkError
 from tilewright.ir.machine import usable_cores
+from tilewright.measuring.kernel_program import alone
+from tilewright.measuring.measurer import lowered
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
-from tilewright.tuning.kernels.kernel_program import alone
-from tilewright.tuning.kernels.measuring import lowered
 
 #: processes at most; each needs a second to begin and 100 MB
 MOST = 12

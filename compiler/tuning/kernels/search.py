@@ -12,12 +12,12 @@ from tqdm import tqdm
 
 from tilewright.ir import Func, Module, TilewrightError
 from tilewright.ir.machine import usable_cores
+from tilewright.measuring.budget import Budget
+from tilewright.measuring.measurer import Measurer, Program
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
-from tilewright.tuning.budget import Budget
 from tilewright.tuning.kernels.kernel_outcome import Outcome, outcome_of
 from tilewright.tuning.kernels.kernel_search import KernelSearch
 from tilewright.tuning.kernels.lowering_pool import Answer, Order, Refused
-from tilewright.tuning.kernels.measuring import Measurer, Program
 
 #: points of one kernel that are compiled together
 BATCH = 8

@@ -13,6 +13,8 @@ from tilewright.costmodel import Hardware
 from tilewright.costmodel.kernels.parameters import ContractParameters, MatrixParameters
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
 from tilewright.ir import Func, InputError, Op, Pairs
+from tilewright.measuring.kernel_program import bound_of, estimate_of
+from tilewright.measuring.repeated_plan import streamed_bytes
 from tilewright.passes.kernels.contract.choice import contract_variant
 from tilewright.passes.kernels.kernel_problem import contract_problem
 from tilewright.passes.kernels.matrix.choice import has_tensor_cores, matrix_variant
@@ -20,10 +22,8 @@ from tilewright.passes.kernels.matrix.plan import MatrixView, matrix_view
 from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.passes.kernels.registry import template_of
 from tilewright.passes.tensor.choose_parameters import least_s
-from tilewright.tuning.kernels.kernel_program import bound_of, estimate_of
 from tilewright.tuning.kernels.neighbour_space import neighbours
 from tilewright.tuning.kernels.search_points import Points, contract_points, matrix_points, merged_order
-from tilewright.tuning.repeated_plan import streamed_bytes
 
 #: parameters of a point by name, as records keep them
 Named = Mapping[str, object]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 
 from tilewright.ir import TilewrightError
+from tilewright.measuring.measurer import Measurer, Program
+from tilewright.measuring.network_validation import CONTENDERS, NEAR
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
-from tilewright.tuning.kernels.measuring import Measurer, Program
 from tilewright.tuning.kernels.result_check import difference, write_reproducer
 from tilewright.tuning.kernels.search import Task
-from tilewright.tuning.network_arbitration import CONTENDERS, NEAR
 
 
 def is_right(task: Task, point: int, measurer: Measurer, program: Program, built: ExecutionPlan) -> bool:

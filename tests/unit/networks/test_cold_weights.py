@@ -9,17 +9,17 @@ from search_samples import TARGET, dense_kernel
 import tilewright as tw
 from tilewright.compilation.lowering import lower
 from tilewright.devices.targets import resolve_target
+from tilewright.measuring import repeated_plan
+from tilewright.measuring.kernel_program import alone
+from tilewright.measuring.measurer import Measurer
+from tilewright.measuring.plan_swap import network_plan, with_kernels
+from tilewright.measuring.repeated_plan import MOST_RUNS, RUNS, SPREAD, copies_for, repeated, streamed_bytes
 from tilewright.passes.kernels.kernel_problem import contract_problem
 from tilewright.passes.tensor.prefetch_weights import weights_leave_l2
 from tilewright.runtime.null.device import NullDevice
-from tilewright.tuning import repeated_plan
 from tilewright.tuning.database.database import TuningDatabase
-from tilewright.tuning.kernels.kernel_program import alone
-from tilewright.tuning.kernels.measuring import Measurer
 from tilewright.tuning.kernels.search_points import contract_points
 from tilewright.tuning.kernels.search_space import search_space
-from tilewright.tuning.plan_swap import network_plan, with_kernels
-from tilewright.tuning.repeated_plan import MOST_RUNS, RUNS, SPREAD, copies_for, repeated, streamed_bytes
 
 L2 = TARGET.hardware.l2_bytes
 

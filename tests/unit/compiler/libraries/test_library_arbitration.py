@@ -13,10 +13,10 @@ from tilewright.compilation.planning import library_kernels
 from tilewright.ir import Func
 from tilewright.libraries.arbitration import arbitrate_libraries
 from tilewright.libraries.choice import LibraryChoice
+from tilewright.measuring.budget import Budget
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.runtime.libraries.cublaslt import CublasLt
 from tilewright.runtime.null.device import NullDevice
-from tilewright.tuning.budget import Budget
 
 GROUPS = [["a", "b"], ["c"], ["d"]]
 PROGRAMS = dict.fromkeys("abcd")

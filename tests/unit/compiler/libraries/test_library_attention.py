@@ -34,6 +34,7 @@ from tilewright.libraries.matching.constants import (
     with_true_constants,
 )
 from tilewright.libraries.program import inlined, program_around
+from tilewright.measuring.kernel_program import alone, constants_of
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import official_stages
 from tilewright.runtime.errors import InputError
@@ -41,7 +42,6 @@ from tilewright.runtime.libraries.attention import AttentionProblem
 from tilewright.runtime.libraries.convolution import Array4
 from tilewright.runtime.libraries.cudnn import Cudnn
 from tilewright.runtime.libraries.kernel import LibraryKernel
-from tilewright.tuning.kernels.kernel_program import alone, constants_of
 
 __all__ = ["same_results"]
 

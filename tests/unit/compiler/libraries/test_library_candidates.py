@@ -226,7 +226,7 @@ def epilogue_kernel(vector: str, length: int, result: str = "%y", last: str = ""
 
 def whole(kernel: Func) -> Module:
     """A module whose @main calls the kernel."""
-    from tilewright.tuning.kernels.kernel_program import alone
+    from tilewright.measuring.kernel_program import alone
 
     return alone(kernel, ())
 

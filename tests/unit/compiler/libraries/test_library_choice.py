@@ -18,9 +18,9 @@ from tilewright.libraries.candidates import library_candidates
 from tilewright.libraries.choice import LibraryChoice, facts_without_measurement
 from tilewright.libraries.matching.region_facts import library_lines, won_by
 from tilewright.libraries.records import Record
+from tilewright.measuring.budget import Budget, Turns
 from tilewright.runtime.errors import DeviceError, DeviceLostError
 from tilewright.runtime.libraries.cublaslt import CublasLt
-from tilewright.tuning.budget import Budget, Turns
 
 
 class FakeDatabase:

@@ -22,13 +22,13 @@ from tilewright.libraries.matching.constants import KernelConstants
 from tilewright.libraries.matching.matmul import BUFFER_DTYPE
 from tilewright.libraries.matching.norm import norms_in
 from tilewright.libraries.program import program_around
+from tilewright.measuring.kernel_program import alone
 from tilewright.runtime.errors import InputError
 from tilewright.runtime.libraries.convolution import Array4
 from tilewright.runtime.libraries.cudnn import Cudnn
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.matmul import MatmulProblem
 from tilewright.runtime.libraries.norm import NormProblem
-from tilewright.tuning.kernels.kernel_program import alone
 
 
 def edited(kernel: Func, old: str, new: str) -> Func:

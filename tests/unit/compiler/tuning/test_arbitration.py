@@ -7,11 +7,11 @@ import tilewright as tw
 from tilewright.compilation.lowering import lower
 from tilewright.devices.opening import open_device
 from tilewright.devices.targets import resolve_target
+from tilewright.measuring.budget import Budget
+from tilewright.measuring.network_replays import NetworkTrials
+from tilewright.measuring.network_validation import CONTENDERS, Group, arbitrate, is_better
+from tilewright.measuring.plan_swap import network_plan, with_kernels
 from tilewright.passes.kernels.contract.choice import contract_candidates
-from tilewright.tuning.budget import Budget
-from tilewright.tuning.network_arbitration import CONTENDERS, Group, arbitrate, is_better
-from tilewright.tuning.network_trials import NetworkTrials
-from tilewright.tuning.plan_swap import network_plan, with_kernels
 
 GROUPS = [Group("a", 5.0, (3, 1, 2, 4), (5.0, 5.1, 5.2, 9.0)), Group("b", 2.0, (7, 8), (2.0, 2.1))]
 MODEL = {"a": 0, "b": 0}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import tilewright as tw
 from tilewright.compilation.kernel_records import KernelRecord, kernel_records
 from tilewright.ir.modules.compare import equal
-from tilewright.tuning.stream_choice import KernelCost, kernel_costs
+from tilewright.measuring.stream_choice import KernelCost, kernel_costs
 
 NET = """module @m { graph.func @main(%x: f32[64, 32], %w: f32[32, 48]) -> f32[64, 48] {
   %0 = graph.matmul(%x, %w) : f32[64, 48] loc "a"

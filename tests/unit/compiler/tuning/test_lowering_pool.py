@@ -6,13 +6,13 @@ import pytest
 from search_samples import TARGET, dense_kernel
 
 from tilewright.ir import WorkError
+from tilewright.measuring.budget import Budget
+from tilewright.measuring.kernel_program import alone
+from tilewright.measuring.measurer import Measurer, lowered
 from tilewright.runtime.null.device import NullDevice
-from tilewright.tuning.budget import Budget
 from tilewright.tuning.database.database import TuningDatabase
-from tilewright.tuning.kernels.kernel_program import alone
 from tilewright.tuning.kernels.kernel_search import KernelSearch
 from tilewright.tuning.kernels.lowering_pool import LoweringPool, Order, Refused
-from tilewright.tuning.kernels.measuring import Measurer, lowered
 from tilewright.tuning.kernels.search import Task, run_searches
 from tilewright.tuning.kernels.search_space import search_space
 from tilewright.tuning.tuner import LEAST_PATIENCE, PATIENCE, patience_for

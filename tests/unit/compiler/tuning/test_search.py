@@ -7,11 +7,11 @@ from search_samples import TARGET, StandInMeasurer, dense_kernel, efficiencies, 
 import tilewright as tw
 from tilewright.compilation.lowering import lower
 from tilewright.ir import InputError, UnsupportedError
-from tilewright.tuning.budget import Budget, budget_seconds
+from tilewright.measuring.budget import Budget, budget_seconds
+from tilewright.measuring.network_validation import Verdict
 from tilewright.tuning.kernels.kernel_outcome import outcome_in, outcome_of, record_of
 from tilewright.tuning.kernels.search import BATCH, run_searches
 from tilewright.tuning.kernels.search_space import search_space
-from tilewright.tuning.network_arbitration import Verdict
 from tilewright.tuning.report import report_of, violations_of
 
 

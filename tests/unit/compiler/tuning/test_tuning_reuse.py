@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright.measuring import budget
+from tilewright.measuring import measurer as measuring
 from tilewright.runtime.null.device import NullDevice
 from tilewright.tools.cli import main
-from tilewright.tuning import budget
 from tilewright.tuning import tuner as tuning
 from tilewright.tuning.database.database import TuningDatabase
-from tilewright.tuning.kernels import measuring
 
 NET = """module @{name} {{ graph.func @main(%x: f32[4, 32]) -> f32[4, 24] {{
   %w = graph.constant(name = "w") : f32[48, 32]

@@ -5,13 +5,13 @@ import pytest
 from search_samples import TARGET, StandInMeasurer, dense_kernel, efficiencies, task_of
 
 from tilewright.ir import show
-from tilewright.tuning.budget import Budget
-from tilewright.tuning.kernels.kernel_program import alone
+from tilewright.measuring.budget import Budget
+from tilewright.measuring.kernel_program import alone
+from tilewright.measuring.network_validation import Verdict
 from tilewright.tuning.kernels.result_check import difference, tolerance_of, write_reproducer
 from tilewright.tuning.kernels.search import run_searches
 from tilewright.tuning.kernels.search_space import search_space
 from tilewright.tuning.kernels.winner_check import check_contenders, is_right
-from tilewright.tuning.network_arbitration import Verdict
 from tilewright.tuning.report import report_of
 
 

@@ -10,6 +10,7 @@ from tilewright.costmodel import load_hardware
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import Func, InputError, Module
+from tilewright.measuring.kernel_program import alone
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.contract.choice import contract_candidates
 from tilewright.passes.kernels.matrix.bound import least_matrix_s, matrix_bound, tensor_flops_per_s
@@ -34,7 +35,6 @@ from tilewright.passes.kernels.matrix.space import (
 )
 from tilewright.passes.kernels.weight_order import round_to_tf32
 from tilewright.passes.tensor.choose_parameters import least_s
-from tilewright.tuning.kernels.kernel_program import alone
 
 H100 = load_hardware("H100")
 GPUS = [load_hardware(name) for name in ("H100", "A100")]

@@ -12,9 +12,9 @@ from tilewright.codegen.emit.shared_layout import shared_layout, swizzled_column
 from tilewright.ir import Block, Func, InputError, Module, TensorType, UnsupportedError, walk
 from tilewright.ir.expr import Sym
 from tilewright.ir.simplify import simplify
+from tilewright.measuring.kernel_program import alone
 from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.kernels.matrix.plan import MatrixPlan
-from tilewright.tuning.kernels.kernel_program import alone
 
 GEMM = product("f16", ("64, 512", "64, 512"), "m: 64, n: 64", "c: 512", ("[m, c]", "[n, c]"))
 

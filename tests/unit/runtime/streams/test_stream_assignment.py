@@ -8,12 +8,12 @@ from concat_networks import network
 
 import tilewright as tw
 from tilewright.costmodel import load_hardware
+from tilewright.measuring.stream_choice import KernelCost, choose_streams, work_of
 from tilewright.runtime.errors import DeviceMissingError, InputError
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 from tilewright.runtime.plan.hazards import check_hazards
 from tilewright.runtime.streams import Dag, Work, plan_streams
 from tilewright.runtime.streams.assignment import with_streams
-from tilewright.tuning.stream_choice import KernelCost, choose_streams, work_of
 
 POLICIES = ("serial", "exact", "nimble", "nimble-code", "ios", "resource", "limited(2)")
 

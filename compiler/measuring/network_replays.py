@@ -13,13 +13,13 @@ import numpy as np
 from tilewright.compilation.kernel_records import KernelRecord
 from tilewright.devices.targets import Target
 from tilewright.ir import Func, Module
+from tilewright.measuring.measurer import random_array
+from tilewright.measuring.plan_swap import NetworkPlan, network_plan, with_kernels
+from tilewright.measuring.stream_choice import CANDIDATES, GAIN, MAX_STREAMS, kernel_costs, work_of
 from tilewright.runtime.interface.device import Device, LoadedPlan
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.streams import StreamPlan, choose_plan, plan_streams, replay_time
 from tilewright.runtime.streams.assignment import with_streams
-from tilewright.tuning.kernels.measuring import random_array
-from tilewright.tuning.plan_swap import NetworkPlan, network_plan, with_kernels
-from tilewright.tuning.stream_choice import CANDIDATES, GAIN, MAX_STREAMS, kernel_costs, work_of
 
 #: pairs of turns, and replays of each turn, of which the fastest counts: what disturbs only takes time
 ROUNDS = 9

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from tilewright.ir import Block, Builder, Func, Level, Module, Pairs, Ref, Value
+from tilewright.measuring.measurer import RandomConstants
 from tilewright.passes.analysis.constant_params import constant_positions
 from tilewright.passes.tensor.share_kernels import kernel_text
-from tilewright.tuning.kernels.measuring import RandomConstants
 
 #: attributes that a search changes, or that say where a choice comes from
 _CHOSEN = ("skeleton", "params", "cost", "measured_s", "candidates")

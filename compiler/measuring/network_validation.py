@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilewright.tuning.budget import Budget
+from tilewright.measuring.budget import Budget
 
 #: candidates of a kernel that compete, within this factor of the fastest one alone
 CONTENDERS = 3

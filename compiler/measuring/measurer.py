@@ -21,13 +21,13 @@ from tilewright.devices.opening import open_device
 from tilewright.devices.targets import Target
 from tilewright.ir import Builder, Constants, Module, TensorType, Value
 from tilewright.ir.types import storage_dtype
+from tilewright.measuring.repeated_plan import RUNS, SPREAD, copies_in, repeated
 from tilewright.passes.tensor.prefetch_weights import weights_leave_l2
 from tilewright.runtime.interface.device import Device, LoadedPlan
 from tilewright.runtime.opencl.programs import BUILD_OPTIONS
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 from tilewright.tuning.database.database import TuningDatabase
 from tilewright.tuning.database.records import METHOD, Key, Measurement
-from tilewright.tuning.repeated_plan import RUNS, SPREAD, copies_in, repeated
 
 REPLAYS = 12
 
