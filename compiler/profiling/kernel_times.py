@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
@@ -28,8 +28,9 @@ NANOSECOND = 1e-9
 
 @dataclass(frozen=True)
 class Subject:
-    """What is profiled: a plan loaded on a device, its constants, and the thread-level module it comes from.
+    """What is profiled: a plan loaded on a device, and its constants.
 
+    kernels: gives the module at the thread level that the plan was made of, where it is needed.
     communicator: the other ranks of a plan that communicates; they profile theirs at the same time.
     """
 
@@ -37,7 +38,7 @@ class Subject:
     device: Device
     loaded: LoadedPlan
     constants: Mapping[str, Array]
-    thread: Module
+    kernels: Callable[[], Module]
     communicator: AnyCommunicator | None = None
 
     @property
@@ -88,7 +89,7 @@ def _profile(subject: Subject, clock: Clock, repeats: int, launches: tuple[Launc
 
 
 def _by_stamps(subject: Subject, inputs: Sequence[object], repeats: int) -> Profile:
-    stamped = stamped_plan(subject.plan, subject.thread, subject.target)
+    stamped = stamped_plan(subject.plan, subject.kernels(), subject.target)
     with subject.load(stamped.plan) as recording:
         recording.run(inputs)
         found = [recording.run(inputs)[-1] for _ in range(repeats)]

@@ -7,7 +7,6 @@ Launches that cannot stamp (of libraries, communications) stay as they are, with
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -16,15 +15,13 @@ from tilewright.codegen import KernelSource, emit_cuda
 from tilewright.codegen.emit.stamps import STAMPS_PER_BLOCK
 from tilewright.compilation.kernel_builds import build_codes
 from tilewright.devices.targets import Target
-from tilewright.ir import Func, Level, Module, UnsupportedError
+from tilewright.ir import Level, Module, UnsupportedError
 from tilewright.profiling.launch_marks import MarkedPlan, mark_source, marked, unstamped
+from tilewright.profiling.value_names import value_names, with_value_names
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, Launch
 
 STAMP_BYTES = 8 * STAMPS_PER_BLOCK
-#: words of C, with the bracket of a call; and those that are no names of variables
-_WORD = re.compile(r"[A-Za-z_]\w*\(?|\w+(?:\.\w+)*|\S")
-_FIXED = re.compile(r"tw_\w+|(?:const|unsigned|signed|float|double|long|int|short|char|bool|if|for)\d*")
 
 
 @dataclass(frozen=True)
@@ -39,16 +36,46 @@ class StampedPlan:
     marked: MarkedPlan
 
 
+def kernel_names(thread: Module) -> dict[str, list[str]]:
+    """Per kernel of a module at the thread level the names of its values, for a file that holds its text."""
+    return {f.name: value_names(f) for f in thread.funcs if f.level is Level.THREAD}
+
+
+def saved_kernels(plan: ExecutionPlan, thread: Module, names: Mapping[str, Sequence[str]]) -> Module:
+    """The kernels of a saved plan as it was made of them, from the text and the names in its file.
+
+    Raises UnsupportedError where the file has no names, or where this version emits other kernels of it than
+    the plan has: those would be timed in place of the plan's own.
+    """
+    funcs = {f.name: f for f in thread.funcs}
+    for kernel in plan.kernels:
+        if kernel.language != "cuda":
+            continue
+        if kernel.name not in names:
+            raise UnsupportedError(
+                f"kernel '{kernel.name}' cannot be profiled: its file lacks the names of its values, which "
+                "files of this version state; compile the network again"
+            )
+        func = funcs.get(kernel.name)
+        if func is not None:
+            func = funcs[kernel.name] = with_value_names(func, names[kernel.name])
+        if func is None or emit_cuda(func).source != kernel.source:
+            raise UnsupportedError(
+                f"kernel '{kernel.name}' cannot be profiled: this version of Tilewright emits it other than "
+                "the executable has it; compile the network again"
+            )
+    return replace(thread, funcs=tuple(funcs.values()))
+
+
 def stamped_plan(plan: ExecutionPlan, thread: Module, target: Target) -> StampedPlan:
     """Kernels emitted once more from the thread level, with stamps, and built (from the cache where it can).
 
-    thread: the module `plan` was made of. Raises UnsupportedError where the plan's kernels are not those that
-    this version emits for it, since other kernels would be timed then.
+    thread: the module `plan` was made of by this version.
     """
     funcs = {f.name: f for f in thread.funcs if f.level is Level.THREAD}
     foreign = {plan.launches[i].kernel for i in unstamped(plan)}
     own = [k for k in plan.kernels if k.name not in foreign]
-    sources = {k.name: _stamped(funcs.get(k.name), k.name, k.source) for k in own}
+    sources = {k.name: emit_cuda(funcs[k.name], stamps=True) for k in own}
     mark = _unused("mark", [k.name for k in plan.kernels])
     found = marked(plan, mark)
     if found.marks:
@@ -80,23 +107,6 @@ def stamped_plan(plan: ExecutionPlan, thread: Module, target: Target) -> Stamped
 def _stamping_blocks(launch: Launch, sources: Mapping[str, KernelSource]) -> int:
     """Rows of stamps that a launch writes: one per block, none where its kernel is not ours."""
     return math.prod(launch.grid) if launch.kernel in sources else 0
-
-
-def _stamped(func: Func | None, name: str, planned: str) -> KernelSource:
-    if func is None or _without_names(emit_cuda(func).source) != _without_names(planned):
-        raise UnsupportedError(
-            f"kernel '{name}' cannot be profiled: this version of Tilewright emits it other than the "
-            "executable has it; compile the network again"
-        )
-    return emit_cuda(func, stamps=True)
-
-
-def _without_names(source: str) -> list[str]:
-    """The words of a kernel with one name for all variables: their names are not part of the printed IR."""
-    text = re.sub(r"//.*", "", source)
-    return [
-        "%" if word.isidentifier() and not _FIXED.fullmatch(word) else word for word in _WORD.findall(text)
-    ]
 
 
 def _with_argument(launch: Launch, view: Buffer) -> Launch:

@@ -21,6 +21,7 @@ from tilewright.ir import ArrayType, InputError, Module, parse, show
 from tilewright.ir.errors import file_path
 from tilewright.profiling.kernel_times import Subject, profile_loaded
 from tilewright.profiling.profile import Profile
+from tilewright.profiling.stamped_plan import kernel_names, saved_kernels
 from tilewright.running.batch_stream import stream_batches
 from tilewright.running.instances import InstancePool
 from tilewright.running.named_inputs import in_order
@@ -29,6 +30,9 @@ from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.interface.device import Device, LoadedPlan, Progress
 from tilewright.runtime.plan.container import SavedExecutable, write_container
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
+
+#: the fact of a saved file with the names of its kernels' values
+NAMES = "value_names"
 
 
 @contextmanager
@@ -53,7 +57,8 @@ class Artifact:
     """What compiling gives, without a device: plan, constants, facts for reports, the network at each level.
 
     modules: by level what the passes left, without data; none of what was read from a file. saved_texts: by
-    name the texts that a file holds besides, or, of what was read from a file, all of them.
+    name the texts that a file holds besides, or, of what was read from a file, all of them. names: those of
+    the kernels' values, which a text does not keep and a file states beside it (`kernel_names`).
     """
 
     plan: ExecutionPlan
@@ -61,6 +66,7 @@ class Artifact:
     facts: Mapping[str, Any] = field(default_factory=dict, repr=False)
     modules: Mapping[str, Module] = field(default_factory=dict, repr=False)
     saved_texts: Mapping[str, str] = field(default_factory=dict, repr=False)
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def texts(self) -> Mapping[str, str]:
@@ -73,9 +79,29 @@ class Artifact:
             raise InputError(f"expected an executable with its IR, the text {level!r} is missing")
         return self.modules.get(level) or parse(self.saved_texts[level], where=f"text {level!r}")
 
+    def kernels(self) -> Module:
+        """The kernels at the thread level that the plan was made of.
+
+        Raises InputError for a file without their text, UnsupportedError where this version emits other
+        kernels of it than the plan has.
+        """
+        thread = self.module("thread")
+        return thread if "thread" in self.modules else saved_kernels(self.plan, thread, self.names)
+
+    @staticmethod
+    def of(saved: SavedExecutable) -> Artifact:
+        """The content of a file, whose target stands elsewhere."""
+        facts = {k: v for k, v in saved.facts.items() if k not in ("target", NAMES)}
+        stated = saved.facts.get(NAMES)
+        rows = stated.items() if isinstance(stated, dict) else ()
+        names = {k: list(map(str, v)) for k, v in rows if isinstance(v, list)}
+        return Artifact(saved.plan, saved.constants, facts, saved_texts=saved.texts, names=names)
+
     def saved(self, facts: Mapping[str, Any]) -> SavedExecutable:
         """The content of a file, with facts besides those of the artifact."""
-        return SavedExecutable(self.plan, dict(self.constants), dict(self.texts), {**self.facts, **facts})
+        names = kernel_names(self.modules["thread"]) if "thread" in self.modules else dict(self.names)
+        facts = {**self.facts, NAMES: names, **facts}
+        return SavedExecutable(self.plan, dict(self.constants), dict(self.texts), facts)
 
 
 class Executable:
@@ -195,9 +221,9 @@ class Executable:
         communicates call it together. Raises UnsupportedError where the target runs nothing, or where the
         kernels were made by another version.
         """
-        loaded, thread = self.load(), self.artifact.module("thread")
-        device, target = self._open()[0], resolve_target(self.target)
-        subject = Subject(target, device, loaded, self.artifact.constants, thread, self.communicator)
+        loaded, device, target = self.load(), self._open()[0], resolve_target(self.target)
+        kernels = self.artifact.kernels
+        subject = Subject(target, device, loaded, self.artifact.constants, kernels, self.communicator)
         return profile_loaded(subject, inputs, repeats=repeats, compare_serial=compare_serial)
 
     def report(self) -> dict[str, Any]:

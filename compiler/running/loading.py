@@ -9,7 +9,7 @@ from typing import Any
 from tilewright.ir import InputError
 from tilewright.ir.errors import file_path
 from tilewright.running.executable import Artifact, Executable
-from tilewright.runtime.plan.bucket_container import SavedBuckets, read_saved
+from tilewright.runtime.plan.container import SavedBuckets, read_saved
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 
@@ -30,9 +30,8 @@ def load(path: str | Path, target: str = "auto") -> Executable:
         named = _target_of(saved.facts, saved.buckets[0].plan, target, str(path))
         return loaded_buckets(saved, named, str(path))
     named = _target_of(saved.facts, saved.plan, target, str(path))
-    facts = {k: v for k, v in saved.facts.items() if k != "target"}
-    artifact = Artifact(saved.plan, saved.constants, facts, saved_texts=saved.texts)
-    if "distributed" in facts:
+    artifact = Artifact.of(saved)
+    if "distributed" in artifact.facts:
         from tilewright.running.rank_executable import DistributedExecutable
 
         return DistributedExecutable(artifact, named)

@@ -19,7 +19,7 @@ from tilewright.running.executable import Artifact, Executable, inputs_of
 from tilewright.running.named_inputs import in_order
 from tilewright.running.reference import ReferenceExecutable
 from tilewright.runtime.interface.device import LoadedPlan
-from tilewright.runtime.plan.bucket_container import SavedBuckets, write_buckets
+from tilewright.runtime.plan.container import SavedBuckets, write_buckets
 from tilewright.runtime.shared_memory import content_key
 
 
@@ -154,7 +154,7 @@ class ShapedReference(ReferenceExecutable):
 
 def loaded_buckets(saved: SavedBuckets, target: str, where: str) -> ShapedExecutable:
     """The executable of a file with several buckets; raises InputError."""
-    artifacts = [Artifact(b.plan, b.constants, b.facts, saved_texts=b.texts) for b in saved.buckets]
+    artifacts = [Artifact.of(b) for b in saved.buckets]
     names = artifacts[0].plan.input_titles
     if any(a.plan.input_titles != names for a in artifacts):
         raise InputError("expected the same inputs in every bucket", where=where)

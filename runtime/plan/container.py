@@ -1,5 +1,6 @@
-"""One-file saved executables: a zip of a manifest, the plan, kernels, weights and IR texts, all hashed.
+"""One-file saved executables: a zip of a manifest, plans, kernels, weights and IR texts, all hashed.
 
+A file holds one plan, or one for each of several input shapes ("buckets") with every weight stored once.
 Reading trusts nothing and runs nothing from the file: sizes, names, hashes and headers are checked first.
 """
 
@@ -13,7 +14,7 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +28,10 @@ from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.plan.json_form import plan_from_json, plan_to_json
 from tilewright.runtime.plan.tensor_file import read_tensors, write_tensors
+from tilewright.runtime.shared_memory import content_key
 from tilewright.runtime.strict_json import Fields, load_strict_json
 
-CONTAINER_VERSION = 1
+CONTAINER_VERSION, BUCKETS_VERSION = 1, 2
 PLAN_FILE, WEIGHTS_FILE = "plan.json", "weights.safetensors"
 WEIGHT_NAMES_FILE = "weights.json"
 MAX_MEMBERS = 50_000
@@ -59,17 +61,17 @@ def write_container(path: str | os.PathLike[str], saved: SavedExecutable) -> Non
 
     The bytes depend on the content alone. Raises `InputError` for a bad plan, constant or path.
     """
-    members = plan_members(saved)
+    members = _plan_members(saved)
     members[WEIGHTS_FILE] = write_tensors(check_constants(saved.plan, saved.constants))
     manifest = {
         "container_version": CONTAINER_VERSION,
         "target": saved.plan.target,
         "facts": dict(saved.facts),
     }
-    write_archive(path, manifest, members)
+    _write_archive(path, manifest, members)
 
 
-def plan_members(saved: SavedExecutable) -> dict[str, bytes]:
+def _plan_members(saved: SavedExecutable) -> dict[str, bytes]:
     """The members that hold the plan, its kernels and the IR texts; all but the weights."""
     validate(saved.plan)
     members = {PLAN_FILE: plan_to_json(saved.plan, sources=False).encode()}
@@ -82,7 +84,7 @@ def plan_members(saved: SavedExecutable) -> dict[str, bytes]:
     return members
 
 
-def write_archive(
+def _write_archive(
     path: str | os.PathLike[str], manifest: Mapping[str, Any], members: Mapping[str, bytes]
 ) -> None:
     """Write members behind a manifest that also holds their hashes; replaces the file when complete."""
@@ -96,14 +98,8 @@ def write_archive(
             _add(archive, name, data)
 
 
-def read_container(path: str | os.PathLike[str]) -> SavedExecutable:
-    """Read and check a container; anything wrong with it is one `InputError` naming the file."""
-    with opened_archive(path) as archive:
-        return read_single(*read_archive(archive))
-
-
 @contextmanager
-def opened_archive(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
+def _opened_archive(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
     """The archive of a container; whatever is wrong inside is one `InputError` naming the file."""
     try:
         # Opening a pipe would wait for a writer, and a device may have no end.
@@ -150,12 +146,12 @@ def _written(path: Path) -> Iterator[Any]:
         raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
-def read_archive(archive: zipfile.ZipFile) -> tuple[Fields, dict[str, bytes]]:
+def _read_archive(archive: zipfile.ZipFile) -> tuple[Fields, dict[str, bytes]]:
     """The manifest and all members but it, sizes, names and hashes checked; raises `InputError`."""
     _check_members(archive)
     if "manifest.json" not in archive.namelist():
         raise InputError("expected a saved executable, but there is no manifest.json in it")
-    text = decode("manifest.json", _read_bounded(archive, "manifest.json"))
+    text = _decode("manifest.json", _read_bounded(archive, "manifest.json"))
     manifest = Fields(
         load_strict_json(text, "manifest.json"), "manifest.json", _MANIFEST_KEYS, optional=("buckets",)
     )
@@ -167,29 +163,30 @@ def read_archive(archive: zipfile.ZipFile) -> tuple[Fields, dict[str, bytes]]:
     return manifest, {name: _read_checked(archive, name, hashes[name]) for name in sorted(names)}
 
 
-def read_single(manifest: Fields, members: Mapping[str, bytes]) -> SavedExecutable:
+def _read_single(manifest: Fields, members: Mapping[str, bytes]) -> SavedExecutable:
     """The executable of a container that holds one plan; raises `InputError`."""
-    version = manifest.integer("container_version")
-    if version != CONTAINER_VERSION or "buckets" in manifest.data:
-        raise InputError(f"expected container version {CONTAINER_VERSION}, with one plan, got {version}")
+    if "buckets" in manifest.data:
+        raise InputError(
+            f"expected a file of container version {CONTAINER_VERSION} with one plan, got buckets"
+        )
     for name in members:
         if name.startswith("buckets/"):
             raise InputError(f"member {name!r} is no part of a saved executable with one plan")
-    require_members(members, PLAN_FILE, WEIGHTS_FILE)
-    plan, texts = read_plan(members)
-    check_target(manifest, plan)
+    _require_members(members, PLAN_FILE, WEIGHTS_FILE)
+    plan, texts = _read_plan(members)
+    _check_target(manifest, plan)
     constants = check_constants(plan, read_tensors(members[WEIGHTS_FILE]))
     return SavedExecutable(plan, constants, texts, manifest.mapping("facts"))
 
 
-def require_members(members: Mapping[str, bytes], *names: str) -> None:
+def _require_members(members: Mapping[str, bytes], *names: str) -> None:
     """Raise `InputError` for a member that is missing."""
     for name in names:
         if name not in members:
             raise InputError(f"member {name!r} is missing")
 
 
-def check_target(manifest: Fields, plan: ExecutionPlan) -> None:
+def _check_target(manifest: Fields, plan: ExecutionPlan) -> None:
     """Raise `InputError` where the manifest names another target than the plan."""
     if manifest.text("target") != plan.target:
         raise InputError(f"the manifest's target is not that of the plan, {plan.target!r}")
@@ -264,7 +261,7 @@ def _read_bounded(archive: zipfile.ZipFile, name: str) -> bytes:
     return data
 
 
-def decode(name: str, data: bytes) -> str:
+def _decode(name: str, data: bytes) -> str:
     """The text of a member; raises `InputError` where it is none."""
     try:
         return data.decode()
@@ -272,7 +269,7 @@ def decode(name: str, data: bytes) -> str:
         raise InputError(f"member {name!r} is not UTF-8 text") from None
 
 
-def read_plan(members: Mapping[str, bytes]) -> tuple[ExecutionPlan, dict[str, str]]:
+def _read_plan(members: Mapping[str, bytes]) -> tuple[ExecutionPlan, dict[str, str]]:
     """The plan with its sources and binaries, and the IR texts; raises `InputError`."""
     sources: dict[str, str] = {}
     binaries: dict[str, bytes] = {}
@@ -286,14 +283,120 @@ def read_plan(members: Mapping[str, bytes]) -> tuple[ExecutionPlan, dict[str, st
         elif kernel in sources:
             raise InputError(f"kernel {kernel!r} has two sources")
         else:
-            sources[kernel] = decode(name, data)
-    plan = plan_from_json(decode(PLAN_FILE, members[PLAN_FILE]), sources=sources, binaries=binaries)
+            sources[kernel] = _decode(name, data)
+    plan = plan_from_json(_decode(PLAN_FILE, members[PLAN_FILE]), sources=sources, binaries=binaries)
     stray = sorted((sources.keys() | binaries.keys()) - plan.kernel_by_name.keys())
     if stray:
         raise InputError(f"the plan has no kernel {stray[0]!r}")
     texts = {
-        match[1]: decode(name, data)
+        match[1]: _decode(name, data)
         for name, data in members.items()
         if (match := _TEXT_FILE.fullmatch(name))
     }
     return plan, texts
+
+
+@dataclass(frozen=True)
+class SavedBuckets:
+    """What such a container holds: an executable for each of several input shapes of one network.
+
+    Equal constants of different buckets are one array after reading. `facts` is JSON data about all of them.
+    """
+
+    buckets: tuple[SavedExecutable, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def write_buckets(path: str | os.PathLike[str], saved: SavedBuckets) -> None:
+    """Write `saved` to `path`, replacing it at once and only when complete.
+
+    The bytes depend on the content alone. Raises `InputError` for a bad plan, constant or path.
+    """
+    if not saved.buckets:
+        raise InputError("expected at least one bucket to save")
+    members: dict[str, bytes] = {}
+    weights: dict[str, Array] = {}
+    ids: dict[tuple[bytes, str, tuple[int, ...]], str] = {}
+    for index, bucket in enumerate(saved.buckets):
+        names = {}
+        for name, array in check_constants(bucket.plan, bucket.constants).items():
+            key = (content_key(array), array.dtype.name, array.shape)
+            names[name] = ids.setdefault(key, f"w{len(ids)}")
+            weights.setdefault(names[name], array)
+        inner = {**_plan_members(bucket), WEIGHT_NAMES_FILE: json.dumps(names, indent=1).encode()}
+        members |= {f"buckets/{index}/{name}": data for name, data in inner.items()}
+    members[WEIGHTS_FILE] = write_tensors(weights)
+    manifest = {
+        "container_version": BUCKETS_VERSION,
+        "target": saved.buckets[0].plan.target,
+        "facts": dict(saved.facts),
+        "buckets": [dict(bucket.facts) for bucket in saved.buckets],
+    }
+    _write_archive(path, manifest, members)
+
+
+def read_saved(path: str | os.PathLike[str]) -> SavedExecutable | SavedBuckets:
+    """Read and check a container of either kind; what is wrong is one `InputError` naming the file."""
+    with _opened_archive(path) as archive:
+        manifest, members = _read_archive(archive)
+        version = manifest.integer("container_version")
+        if version not in (CONTAINER_VERSION, BUCKETS_VERSION):
+            raise InputError(
+                f"expected container version {CONTAINER_VERSION} or {BUCKETS_VERSION}, got {version}"
+            )
+        if version == CONTAINER_VERSION:
+            return _read_single(manifest, members)
+        return _read_buckets(manifest, members)
+
+
+def _read_buckets(manifest: Fields, members: Mapping[str, bytes]) -> SavedBuckets:
+    all_facts = _list_of_facts(manifest)
+    _require_members(members, WEIGHTS_FILE)
+    parts: list[dict[str, bytes]] = [{} for _ in all_facts]
+    for name, data in members.items():
+        if name == WEIGHTS_FILE:
+            continue
+        folder, number, inner = ("", "", "") if name.count("/") < 2 else name.split("/", 2)
+        if folder != "buckets" or int(number) >= len(parts):
+            raise InputError(f"member {name!r} belongs to none of the {len(parts)} buckets")
+        parts[int(number)][inner] = data
+    weights = read_tensors(members[WEIGHTS_FILE])
+    unused = set(weights)
+    buckets = []
+    for index, (part, facts) in enumerate(zip(parts, all_facts, strict=True)):
+        try:
+            buckets.append(_read_bucket(manifest, part, weights, facts, unused))
+        except InputError as error:
+            raise InputError(f"bucket {index}: {error}") from None
+    if unused:
+        raise InputError(f"weight {min(unused)!r:.100} belongs to no bucket")
+    return SavedBuckets(tuple(buckets), manifest.mapping("facts"))
+
+
+def _list_of_facts(manifest: Fields) -> Sequence[dict[str, Any]]:
+    facts = manifest.data.get("buckets")
+    if not isinstance(facts, list) or not facts or not all(isinstance(f, dict) for f in facts):
+        raise InputError("manifest.json: expected 'buckets' to be a list of objects, at least one")
+    return facts
+
+
+def _read_bucket(
+    manifest: Fields,
+    members: Mapping[str, bytes],
+    weights: Mapping[str, Array],
+    facts: Mapping[str, Any],
+    unused: set[str],
+) -> SavedExecutable:
+    _require_members(members, "plan.json", WEIGHT_NAMES_FILE)
+    plan, texts = _read_plan(members)
+    _check_target(manifest, plan)
+    names = load_strict_json(_decode(WEIGHT_NAMES_FILE, members[WEIGHT_NAMES_FILE]), WEIGHT_NAMES_FILE)
+    if not isinstance(names, dict):
+        raise InputError(f"{WEIGHT_NAMES_FILE}: expected an object, got {type(names).__name__}")
+    constants = {}
+    for name, number in names.items():
+        if not isinstance(number, str) or number not in weights:
+            raise InputError(f"{WEIGHT_NAMES_FILE}: there is no weight {number!r:.100}")
+        constants[name] = weights[number]
+        unused.discard(number)
+    return SavedExecutable(plan, check_constants(plan, constants), texts, facts)

@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 from tilewright.ir import InputError
-from tilewright.runtime.plan.bucket_container import SavedBuckets, read_saved
+from tilewright.runtime.plan.container import SavedBuckets, read_saved
 from tilewright.tuning.database.records import Entries, entries_of
 
 #: the name of the text

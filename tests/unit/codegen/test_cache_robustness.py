@@ -13,7 +13,7 @@ from runtime_samples import BODIES, diamond, random_floats, source
 
 from tilewright.codegen.builders.cache import BinaryCache
 from tilewright.codegen.builders.compile_many import compile_cached
-from tilewright.runtime.plan.container import SavedExecutable, read_container, write_container
+from tilewright.runtime.plan.container import SavedExecutable, read_saved, write_container
 
 TEXTS = {name: source(name, "cuda") for name in BODIES}
 
@@ -221,18 +221,18 @@ def test_a_save_that_is_killed(tmp_path):
     age(tmp_path, 2 * 3600)
     save(path)
     assert litter(tmp_path) == [".net.tw.mine.part"]
-    assert read_container(path).plan == diamond()
+    assert read_saved(path).plan == diamond()
 
 
 SAVE = """
 for n in range(30):
     save(sys.argv[1], writer=int(sys.argv[2]), n=n)
-    assert set(read_container(sys.argv[1]).facts) == {"writer", "n"}
+    assert set(read_saved(sys.argv[1]).facts) == {"writer", "n"}
 """
 
 
 def test_processes_save_to_one_path_at_once(tmp_path):
     path = tmp_path / "net.tw"
     finish(*[start(__name__, SAVE, path, n) for n in range(2)])
-    assert read_container(path).facts["n"] == 29
+    assert read_saved(path).facts["n"] == 29
     assert [p.name for p in tmp_path.iterdir()] == ["net.tw"]

@@ -16,7 +16,7 @@ from tilewright.frontends.relay.params import load_params
 from tilewright.ir import InputError, bounded_file, load_constants, npz_file, parse_file
 from tilewright.ir.bounded_file import read_bounded, require_regular
 from tilewright.ir.npz_file import NpzFile, read_npz
-from tilewright.runtime.plan.bucket_container import read_saved
+from tilewright.runtime.plan.container import read_saved
 from tilewright.tools.cli import main
 from tilewright.tools.irdump.command import main as irdump
 from tilewright.tuning.database.database import TuningDatabase

@@ -17,7 +17,7 @@ from runtime_samples import diamond, random_floats
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import InputError
 from tilewright.runtime.plan import container
-from tilewright.runtime.plan.container import SavedExecutable, read_container, write_container
+from tilewright.runtime.plan.container import SavedExecutable, read_saved, write_container
 from tilewright.runtime.plan.tensor_file import read_tensors, write_tensors
 
 W = random_floats(0)
@@ -60,7 +60,7 @@ def test_round_trip(tmp_path):
     saved = sample()
     path = tmp_path / "net.tw"
     write_container(path, saved)
-    loaded = read_container(path)
+    loaded = read_saved(path)
     assert loaded.plan == saved.plan
     assert loaded.texts == saved.texts
     assert loaded.facts == saved.facts
@@ -76,7 +76,7 @@ def test_equal_content_gives_equal_bytes(tmp_path, good):
 def test_repackaging_is_accepted(tmp_path, good):
     """The attacks below change one thing each; without a change the same packing must load."""
     pack(tmp_path / "net.tw", members_of(good))
-    assert read_container(tmp_path / "net.tw").plan == sample().plan
+    assert read_saved(tmp_path / "net.tw").plan == sample().plan
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
@@ -106,7 +106,7 @@ def test_bad_arguments_of_writing(tmp_path):
 
 def refused(path) -> str:
     with pytest.raises(InputError) as caught:
-        read_container(path)
+        read_saved(path)
     message = str(caught.value)
     assert message.startswith(str(path))
     assert len(message) < 1000
@@ -154,7 +154,7 @@ def test_member_attacks(tmp_path, good, attack):
 
 
 MANIFEST_ATTACKS = {
-    "version": ({"container_version": 2}, "container version"),
+    "version": ({"container_version": 3}, "container version"),
     "version is text": ({"container_version": "1"}, "type int"),
     "version is true": ({"container_version": True}, "type int"),
     "target": ({"target": "cuda:sm_75"}, "target"),
@@ -227,7 +227,7 @@ def test_flipped_bytes_never_change_the_meaning(tmp_path_factory, good, data):
     path = tmp_path_factory.mktemp("flip") / "net.tw"
     path.write_bytes(changed)
     try:
-        loaded = read_container(path)
+        loaded = read_saved(path)
     except InputError:
         return
     # Dates and attributes of the archive are not covered by hashes, and mean nothing.

@@ -7,7 +7,7 @@ import pytest
 import tilewright as tw
 from tilewright.ir import InputError
 from tilewright.running.executable import Artifact, Executable
-from tilewright.runtime.plan.container import read_container, write_container
+from tilewright.runtime.plan.container import read_saved, write_container
 from tilewright.tools.cli import main
 from tilewright.tools.report import collect, report_page
 
@@ -98,7 +98,7 @@ def test_texts_that_miss_are_named(compiled):
 def test_the_command_names_the_file(compiled, tmp_path, capsys):
     path = str(tmp_path / "net.tw")
     compiled.save(path)
-    saved = read_container(path)
+    saved = read_saved(path)
     (kernel,) = saved.facts["kernels"]
     del kernel["cost"]
     write_container(path, saved)
