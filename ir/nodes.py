@@ -127,6 +127,13 @@ class Op:
             raise InputError(f"{self.name}: expected attribute '{key}' to be an integer, got {value!r}")
         return value
 
+    def number(self, key: str) -> float | int | bool:
+        """Attribute `key`, known to be a number or a bool; raises InputError otherwise."""
+        value = self[key]
+        if not isinstance(value, float | int):
+            raise InputError(f"{self.name}: expected attribute '{key}' to be a number, got {value!r}")
+        return value
+
     def integers(self, key: str) -> tuple[int, ...]:
         """Attribute `key`, known to be integers; raises InputError otherwise."""
         value = self[key]

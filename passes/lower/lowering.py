@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value, scalar_body, structured
+from tilewright.ir import Attr, Builder, Expr, Op, Pairs, Sym, TensorType, Value, structured
 from tilewright.ir.errors import InputError
 from tilewright.ir.graph_ops.operands import zero
+from tilewright.passes.lower.scalars import Body, Scalar, Scalars, written
 
 #: (builder, graph op, lowered operands) -> lowered results
 Rule = Callable[[Builder, Op, Sequence[Value]], Sequence[Value]]
@@ -33,6 +34,11 @@ def dim_names(rank: int) -> tuple[str, ...]:
     return tuple(f"i{d}" for d in range(rank))
 
 
+def point_names(rank: int) -> tuple[str, ...]:
+    """Dimensions of a domain with addresses out of data: i0, i1, ... name values of indices there."""
+    return tuple(f"d{d}" for d in range(rank))
+
+
 def broadcast_read(shape: Sequence[int], names: Sequence[str], domain: Sequence[int]) -> tuple[Expr, ...]:
     """Where a point of a domain reads an operand broadcast to it.
 
@@ -42,8 +48,6 @@ def broadcast_read(shape: Sequence[int], names: Sequence[str], domain: Sequence[
     return tuple(0 if extent == 1 and n != 1 else Sym(d) for extent, (d, n) in zip(shape, tail, strict=True))
 
 
-#: builds the scalar result of a body from its parameters
-Body = Callable[[Builder, Sequence[Value]], Value]
 #: the value each operand has outside its bounds; none where it is always read inside
 Fill = Sequence[float | int | bool | None]
 
@@ -66,11 +70,9 @@ def mapped(
 ) -> Value:
     """A tensor.map with one result. Operands without elements are no operands: their reads give `fill`."""
     operands, reads, fill, body = _with_elements(operands, reads, fill, body)
-    inner, params = scalar_body([v.tensor.dtype for v in operands])
-    inner.loc = b.loc
-    inner.do("scalar.yield", body(inner, params))
+    block = written(b, [v.tensor.dtype for v in operands], body)
     (out,) = structured(
-        b, "tensor.map", operands, par=par, reads=reads, fill=fill, types=[result], body=inner.block(params)
+        b, "tensor.map", operands, par=par, reads=reads, fill=fill, types=[result], body=block
     )
     return out
 
@@ -100,13 +102,10 @@ def reduced(
     if any(not v.tensor.size for v in operands):
         name = "tensor.reduce"
         operands, reads, fill, body = _with_elements(operands, reads, fill, body)
-    inner, params = scalar_body([*(v.tensor.dtype for v in operands), result.dtype])
-    inner.loc = b.loc
-    inner.do("scalar.yield", body(inner, params))
+    block = written(b, [*(v.tensor.dtype for v in operands), result.dtype], body)
     (out,) = structured(
-        b, name, operands, par=par, red=red, reads=reads, fill=fill, init=(start,), types=[result],
-        body=inner.block(params),
-    )  # fmt: skip
+        b, name, operands, par=par, red=red, reads=reads, fill=fill, init=(start,), types=[result], body=block
+    )
     return out
 
 
@@ -119,7 +118,7 @@ def _with_elements(
     held = [k for k, v in enumerate(operands) if v.tensor.size]
     given = fill or (None,) * len(operands)
 
-    def completed(i: Builder, p: Sequence[Value]) -> Value:
+    def completed(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         values = iter(p)
         every = [
             next(values) if k in held else i.const(given[k] or zero(v.tensor.dtype), v.tensor.dtype)
@@ -137,11 +136,33 @@ def nothing(b: Builder, result: TensorType) -> Value:
     return mapped(b, [], result, par, [], lambda i, p: i.const(zero(result.dtype), result.dtype))
 
 
-def multiply_add(b: Builder, p: Sequence[Value]) -> Value:
+def looked_up(
+    b: Builder,
+    data: Value,
+    indices: Sequence[Value],
+    par: Mapping[str, int],
+    reads: Sequence[Sequence[Expr]],
+    at: Sequence[Expr],
+    mode: str = "clip",
+) -> Value:
+    """A tensor.gather of `data[at]` over `par`; symbols i0, i1, ... in `at` are the indices, read at `reads`.
+
+    mode: clip, wrap, or fill (with zero) for addresses out of bounds.
+    """
+    t = TensorType(data.tensor.dtype, tuple(par.values()))
+    attrs: dict[str, Attr] = {
+        "par": Pairs.of(dict(par)), "reads": tuple(map(tuple, reads)), "at": tuple(at), "mode": mode
+    }  # fmt: skip
+    if mode == "fill":
+        attrs["fill_value"] = zero(t.dtype)
+    (out,) = b.emit("tensor.gather", [data, *indices], attrs, types=[t])
+    return out
+
+
+def multiply_add(i: Scalars, p: Sequence[Scalar]) -> Scalar:
     """Body of a contraction: acc + a * b in the accumulator's type."""
     a, w, acc = p
-    dtype = acc.type.dtype
-    return b.value("scalar.fma", b.cast(a, dtype), b.cast(w, dtype), acc)
+    return i.cast(a, acc.dtype).fma(i.cast(w, acc.dtype), acc)
 
 
 def accumulated(result: TensorType) -> TensorType:

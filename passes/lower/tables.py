@@ -8,7 +8,8 @@ from math import pi
 import numpy as np
 
 from tilewright.ir import Builder, Expr, Sym, TensorType, Value
-from tilewright.passes.lower.lowering import Body, mapped
+from tilewright.passes.lower.lowering import mapped
+from tilewright.passes.lower.scalars import Body, Scalar, Scalars
 
 #: elements of a tensor that is computed at compile time, at most
 LARGEST_CONSTANT = 1 << 26
@@ -18,13 +19,13 @@ def number_table(b: Builder, values: np.ndarray, dtype: str) -> Value:
     """A small matrix [rows, columns] of the given numbers."""
     rows, columns = values.shape
 
-    def body(i: Builder, p: object) -> Value:
+    def body(i: Scalars, p: object) -> Scalar:
         where = i.index(Sym("row") * columns + Sym("column"))
         flat = [float(v) for v in values.reshape(-1)]
         out = i.const(flat[-1], dtype)
         for place in reversed(range(len(flat) - 1)):
-            here = i.value("scalar.le", where, i.const(place, "i32"))
-            out = i.value("scalar.select", here, i.const(flat[place], dtype), out)
+            here = where <= place
+            out = here.select(flat[place], out)
         return out
 
     return _table(b, {"row": rows, "column": columns}, dtype, body)
@@ -41,10 +42,10 @@ def wave_table(
     angle = turns * 4 + quarters * (3 * period)
     angle = angle % (4 * period)
 
-    def body(i: Builder, p: object) -> Value:
-        radians = i.value("scalar.mul", i.cast(i.index(angle), "f64"), i.const(pi / (2 * period), "f64"))
-        wave = i.value("scalar.cos", radians)
-        return i.cast(i.value("scalar.mul", wave, scale(i, ())), dtype)
+    def body(i: Scalars, p: object) -> Scalar:
+        radians = i.cast(i.index(angle), "f64") * (pi / (2 * period))
+        wave = radians.apply("cos")
+        return i.cast(wave * scale(i, ()), dtype)
 
     return _table(b, par, dtype, body)
 

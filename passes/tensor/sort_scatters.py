@@ -19,6 +19,7 @@ from tilewright.passes.lower.lowering import mapped
 from tilewright.passes.lower.rules.binary_search import count_before
 from tilewright.passes.lower.rules.orders import Order, gathered
 from tilewright.passes.lower.rules.sorting import first_places
+from tilewright.passes.lower.scalars import Scalar, Scalars
 from tilewright.passes.rewriting.rewrite import Pattern, Rewriter, rewrite_module
 
 _SCALAR = {"+": "add", "-": "sub", "*": "mul", "//": "div", "%": "mod", "min": "min", "max": "max"}
@@ -123,19 +124,17 @@ class _Scatter:
         dtype = "i64" if wide else "i32"
         at: tuple[Expr, ...] = self.op["at"]  # type: ignore[assignment]
 
-        def body(i: Builder, p: Sequence[Value]) -> Value:
+        def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
             runtime = {f"i{k}": i.cast(v, dtype) for k, v in enumerate(p)}
             key, inside = i.const(0, dtype), i.const(True, "bool")
             for d in self.rest:
                 place = _scalar(i, substitute(at[d], env), runtime, dtype)
-                low = i.value("scalar.ge", place, i.const(0, dtype))
-                high = i.value("scalar.lt", place, i.const(self.shape[d], dtype))
-                inside = i.value("scalar.and", inside, i.value("scalar.and", low, high))
-                scaled = i.value("scalar.mul", key, i.const(self.shape[d], dtype))
-                key = i.value(
-                    "scalar.add", scaled, i.value("scalar.select", inside, place, i.const(0, dtype))
-                )
-            return i.value("scalar.select", inside, i.cast(key, "i32"), i.const(self.targets, "i32"))
+                low = place >= 0
+                high = place < self.shape[d]
+                inside = inside & (low & high)
+                scaled = key * self.shape[d]
+                key = scaled + inside.select(place, 0)
+            return inside.select(i.cast(key, "i32"), self.targets)
 
         t = TensorType("i32", (self.count,))
         return mapped(self.b, indices, t, {self.line: self.count}, where[len(where) - len(indices) :], body)
@@ -150,32 +149,32 @@ class _Scatter:
         at = tuple(substitute(e, places) for e in reads(self.op)[0])
         raw = _gather(self.b, self.op.operands[1], order, self._domain(), (Sym(self.line),), at, updates)
 
-        def body(i: Builder, p: Sequence[Value]) -> Value:
+        def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
             old = neutral_of(self.combiner, held) if self.combiner is not None else 0
             return self._inlined(i, i.const(old, held), p[0])
 
         t = TensorType(held, raw.tensor.shape)
         return mapped(self.b, [raw], t, self._domain(), [tuple(map(Sym, self._domain()))], body)
 
-    def _inlined(self, i: Builder, old: Value, update: Value) -> Value:
+    def _inlined(self, i: Scalars, old: Scalar, update: Scalar) -> Scalar:
         assert self.op.body is not None
-        values = dict(zip(self.op.body.params, (old, update), strict=True))
+        values = dict(zip(self.op.body.params, (old.value, update.value), strict=True))
         for o in self.op.body.ops[:-1]:
-            copies = i.emit(
+            copies = i.builder.emit(
                 o.name, [values[v] for v in o.operands], dict(o.attrs), types=[r.type for r in o.results]
             )
             values.update(zip(o.results, copies, strict=True))
-        return values[self.op.body.ops[-1].operands[0]]
+        return Scalar(i.builder, values[self.op.body.ops[-1].operands[0]])
 
     def _joined(self, runs: Value, keys: Value, step: int) -> Value:
         """Each update with the one `step` places before it, where that has the same target."""
         back = maximum(Sym(self.line) - step, 0)
         rest = tuple(map(Sym, self.payload))
 
-        def body(i: Builder, p: Sequence[Value]) -> Value:
-            exists = i.value("scalar.ge", i.index(Sym(self.line)), i.const(step, "i32"))
-            same = i.value("scalar.and", exists, i.value("scalar.eq", p[2], p[3]))
-            return i.value("scalar.select", same, i.value(str(self.combiner), p[0], p[1]), p[1])
+        def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+            exists = i.index(Sym(self.line)) >= step
+            same = exists & p[2].equals(p[3])
+            return same.select(i.value(str(self.combiner), p[0], p[1]), p[1])
 
         here: Expr = Sym(self.line)
         where = [(back, *rest), (here, *rest), (back,), (here,)]
@@ -189,11 +188,11 @@ class _Scatter:
         before = count_before(self.b, keys, targets, right=True)
         key = _gather(self.b, keys, before, par, here, (Sym("i0") - 1,), "i32")
 
-        def body(i: Builder, p: Sequence[Value]) -> Value:
-            some = i.value("scalar.gt", p[0], i.const(0, "i32"))
-            found = i.value("scalar.and", some, i.value("scalar.eq", p[1], i.index(Sym("t"))))
-            last = i.value("scalar.sub", p[0], i.const(1, "i32"))
-            return i.value("scalar.select", found, last, i.const(-1, "i32"))
+        def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+            some = p[0] > 0
+            found = some & p[1].equals(i.index(Sym("t")))
+            last = p[0] - 1
+            return found.select(last, -1)
 
         return mapped(self.b, [before, key], t, par, [here, here], body)
 
@@ -206,13 +205,13 @@ class _Scatter:
         picked = _gather(self.b, runs, ends, par, target, at, runs.tensor.dtype)
         partial = {names[d]: self.par[p] for d, p in self.named.items() if self.par[p] < self.shape[d]}
 
-        def body(i: Builder, p: Sequence[Value]) -> Value:
-            changed = i.value("scalar.ge", p[2], i.const(0, "i32"))
+        def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+            changed = p[2] >= 0
             for name, extent in partial.items():
-                inside = i.value("scalar.lt", i.index(Sym(name)), i.const(extent, "i32"))
-                changed = i.value("scalar.and", changed, inside)
+                inside = i.index(Sym(name)) < extent
+                changed = changed & inside
             new = i.value(self.combiner, p[0], p[1]) if self.combiner is not None else p[1]
-            return i.value("scalar.select", changed, new, p[0])
+            return changed.select(new, p[0])
 
         point = tuple(map(Sym, names))
         where = [point, point, target]
@@ -230,7 +229,7 @@ def _gather(
     return out
 
 
-def _scalar(i: Builder, e: Expr, runtime: Mapping[str, Value], dtype: str) -> Value:
+def _scalar(i: Scalars, e: Expr, runtime: Mapping[str, Scalar], dtype: str) -> Scalar:
     """The value of an index expression in which `runtime` names values of the body."""
     if not runtime.keys() & set(symbols(e)):
         return i.index(e, dtype)

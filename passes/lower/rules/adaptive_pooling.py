@@ -11,6 +11,7 @@ from tilewright.ir.graph_ops.operands import lowest, zero
 from tilewright.passes.lower.lowering import accumulated, dim_names, lowering, reduced, result_type
 from tilewright.passes.lower.rules.pooling import over_whole_images
 from tilewright.passes.lower.rules.windowed import OUTPUTS, TAPS, divided, letters_of, tap_dims
+from tilewright.passes.lower.scalars import Scalar, Scalars
 
 _NAMES = {"N": "n", "C": "c", **OUTPUTS}
 
@@ -69,11 +70,11 @@ def _cells(
         if len(extents) > 1:
             ends[d] = end
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         value = i.cast(p[0], t.dtype)
         for d, end in ends.items():
-            inside = i.value("scalar.lt", i.index(at[d]), i.index(end))
-            value = i.value("scalar.select", inside, value, i.const(neutral, t.dtype))
+            inside = i.index(at[d]) < i.index(end)
+            value = inside.select(value, neutral)
         return i.value(fold, value, p[1])
 
     par = {_NAMES[d]: n for d, n in zip(layout, t.shape, strict=True)}

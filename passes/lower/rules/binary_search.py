@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.ir import Builder, Expr, Pairs, Sym, TensorType, Value
-from tilewright.ir.nodes import Attr
-from tilewright.passes.lower.lowering import Body, dim_names, mapped
+from tilewright.ir import Builder, Sym, TensorType, Value
+from tilewright.passes.lower.lowering import dim_names, looked_up, mapped, point_names
 from tilewright.passes.lower.rules.orders import Order
+from tilewright.passes.lower.scalars import Body, Scalar, Scalars
 
 
 def count_before(b: Builder, ordered: Value, values: Value, *, right: bool) -> Value:
@@ -29,27 +29,21 @@ def _advanced(b: Builder, ordered: Value, values: Value, found: Value, step: int
     """`found + step` where so many elements come before the value, else `found`."""
     length, order = ordered.tensor.shape[-1], Order(0, ascending=True)
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
-        more = i.value("scalar.add", p[0], i.const(step, "i32"))
-        exists = i.value("scalar.le", more, i.const(length, "i32"))
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        more = p[0] + step
+        exists = more <= length
         before = order.precedes(i, p[1], p[2], i.const(right, "bool"))
-        return i.value("scalar.select", i.value("scalar.and", exists, before), more, p[0])
+        return (exists & before).select(more, p[0])
 
     return _map(b, found.tensor, [found, _element(b, ordered, found, step - 1), values], body)
 
 
 def _element(b: Builder, ordered: Value, found: Value, after: int) -> Value:
     """Elements `after` places behind `found`; the last one where there are none."""
-    names = [f"d{d}" for d in range(found.tensor.rank)]
-    rows: list[Expr] = list(map(Sym, names[: ordered.tensor.rank - 1]))
-    attrs: dict[str, Attr] = {
-        "par": Pairs.of(dict(zip(names, found.tensor.shape, strict=True))),
-        "reads": (tuple(map(Sym, names)),),
-        "at": (*rows, Sym("i0") + after),
-    }
-    t = TensorType(ordered.tensor.dtype, found.tensor.shape)
-    (out,) = b.emit("tensor.gather", [ordered, found], attrs, types=[t])
-    return out
+    names = tuple(map(Sym, point_names(found.tensor.rank)))
+    par = dict(zip(point_names(found.tensor.rank), found.tensor.shape, strict=True))
+    at = (*names[: ordered.tensor.rank - 1], Sym("i0") + after)
+    return looked_up(b, ordered, [found], par, [names], at)
 
 
 def _map(b: Builder, t: TensorType, operands: Sequence[Value], body: Body) -> Value:

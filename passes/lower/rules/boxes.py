@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.ir import Builder, Op, Pairs, Sym, TensorType, Value, scalar_body
+from tilewright.ir import Builder, Op, Pairs, Sym, TensorType, Value
 from tilewright.ir.nodes import Attr
-from tilewright.passes.lower.lowering import accumulated, elementwise, lowering, mapped, reduced, result_type
-from tilewright.passes.lower.rules.interpolation import point_names
+from tilewright.passes.lower.lowering import (
+    accumulated,
+    elementwise,
+    lowering,
+    mapped,
+    point_names,
+    reduced,
+    result_type,
+)
 from tilewright.passes.lower.rules.scans import scanned
+from tilewright.passes.lower.scalars import Scalar, Scalars, written
 
 
 @lowering("graph.box_overlap")
@@ -16,33 +24,33 @@ def box_overlap(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """Each point reads the corners of two boxes."""
     t = result_type(op)
     held = accumulated(t).dtype
-    ordered, offset = bool(op["sort_corners"]), float(op["offset"])  # type: ignore[arg-type]
+    ordered, offset = bool(op["sort_corners"]), float(op.number("offset"))
 
-    def extents(i: Builder, low: Value, high: Value) -> Value:
-        return i.value("scalar.add", i.value("scalar.sub", high, low), i.const(offset, held))
+    def extents(i: Scalars, low: Scalar, high: Scalar) -> Scalar:
+        return high - low + offset
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         a, c = ([i.cast(v, held) for v in p[k : k + 4]] for k in (0, 4))
         sides, areas = [], []
         for box in (a, c):
             lows, highs = box[:2], box[2:]
             if ordered:
                 pairs = list(zip(box[:2], box[2:], strict=True))
-                lows = [i.value("scalar.min", u, v) for u, v in pairs]
-                highs = [i.value("scalar.max", u, v) for u, v in pairs]
+                lows = [u.min(v) for u, v in pairs]
+                highs = [u.max(v) for u, v in pairs]
             sides.append((lows, highs))
             spans = [extents(i, u, v) for u, v in zip(lows, highs, strict=True)]
             areas.append(i.value("scalar.mul", *spans))
         zero = i.const(0, held)
         shared = []
         for d in (0, 1):
-            low = i.value("scalar.max", sides[0][0][d], sides[1][0][d])
-            high = i.value("scalar.min", sides[0][1][d], sides[1][1][d])
-            shared.append(i.value("scalar.max", extents(i, low, high), zero))
+            low = sides[0][0][d].max(sides[1][0][d])
+            high = sides[0][1][d].min(sides[1][1][d])
+            shared.append(extents(i, low, high).max(zero))
         common = i.value("scalar.mul", *shared)
-        union = i.value("scalar.sub", i.value("scalar.add", *areas), common)
-        part = i.value("scalar.div", common, union)
-        return i.cast(i.value("scalar.select", i.value("scalar.le", union, zero), zero, part), t.dtype)
+        union = i.value("scalar.add", *areas) - common
+        part = common / union
+        return i.cast((union <= zero).select(zero, part), t.dtype)
 
     par = dict(zip(("n", "i", "j"), t.shape, strict=True))
     reads = [(Sym("n"), Sym(which), k) for which in ("i", "j") for k in range(4)]
@@ -53,18 +61,19 @@ def box_overlap(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 def greedy_keep(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """An element stays what it is unless an earlier one both stayed and suppresses it."""
     t = result_type(op)
-    body, (suppresses, kept, held) = scalar_body(["bool"] * 3)
-    body.loc = b.loc
-    struck = body.value("scalar.and", suppresses, kept)
-    body.do("scalar.yield", body.value("scalar.and", held, body.value("scalar.not", struck)))
+
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        suppresses, kept, before = p
+        struck = suppresses & kept
+        return before & ~struck
+
     attrs: dict[str, Attr] = {
         "par": Pairs.of({"n": t.shape[0], "i": t.shape[1]}),
         "red": Pairs.of({"t": t.shape[1]}),
         "reads": ((Sym("n"), Sym("i")), (Sym("n"), Sym("i"), Sym("t"))),
         "dim": "i",
     }
-    block = body.block((suppresses, kept, held))
-    return b.emit("tensor.recur", x, attrs, types=[t], body=block)
+    return b.emit("tensor.recur", x, attrs, types=[t], body=written(b, ["bool"] * 3, body))
 
 
 @lowering("graph.compact")
@@ -75,13 +84,13 @@ def compact(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     lines = TensorType("i32", k.shape)
     flags = elementwise(b, [keep], lines, lambda i, p: i.cast(p[0], "i32"))
 
-    def add(i: Builder, p: Sequence[Value]) -> Value:
-        return i.value("scalar.add", p[0], p[1])
+    def add(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        return p[0] + p[1]
 
     places = scanned(b, flags, lines, 1, add, 0, exclusive=True)
 
-    def placed(i: Builder, p: Sequence[Value]) -> Value:
-        return i.value("scalar.select", p[0], p[1], i.const(k.shape[1], "i32"))
+    def placed(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        return p[0].select(p[1], k.shape[1])
 
     target = elementwise(b, [keep, places], lines, placed)
     par = {"n": k.shape[0]}
@@ -91,7 +100,7 @@ def compact(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     )  # fmt: skip
     names = point_names(t.rank)
     domain = dict(zip(names, t.shape, strict=True))
-    value: float = op["value"]  # type: ignore[assignment]
+    value = op.number("value")
     init = mapped(b, [], t, domain, [], lambda i, p: i.const(value, t.dtype))
     return [_moved(b, init, rows, target), counts]
 
@@ -100,14 +109,12 @@ def _moved(b: Builder, init: Value, rows: Value, target: Value) -> Value:
     """A copy of `init` where row `target` is the row of `rows`; rows beyond the end are dropped."""
     t = rows.tensor
     names = point_names(t.rank)
-    body, (old, new) = scalar_body([t.dtype, t.dtype])
-    body.loc = b.loc
-    body.do("scalar.yield", new)
+    block = written(b, [t.dtype, t.dtype], lambda i, p: p[1])
     whole = tuple(map(Sym, names))
     attrs: dict[str, Attr] = {
         "par": Pairs.of(dict(zip(names, t.shape, strict=True))),
         "reads": (whole, whole[:2]),
         "at": (whole[0], Sym("i0"), *whole[2:]),
     }
-    (out,) = b.emit("tensor.scatter", [init, rows, target], attrs, types=[t], body=body.block((old, new)))
+    (out,) = b.emit("tensor.scatter", [init, rows, target], attrs, types=[t], body=block)
     return out

@@ -66,8 +66,8 @@ def all_gather(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     Along another axis, or where a piece is empty, every member sends its piece to all others, and a join
     puts the pieces where they belong; so the own piece may be computed in its place.
     """
-    t, ranks, rank = result_type(op), _ints(op, "ranks"), op.integer("rank")
-    axis, extents = op.integer("axis") % t.rank, _ints(op, "extents")
+    t, ranks, rank = result_type(op), op.integers("ranks"), op.integer("rank")
+    axis, extents = op.integer("axis") % t.rank, op.integers("extents")
     if not t.size:
         return [nothing(b, t)]
     if len(ranks) == 1:
@@ -88,7 +88,7 @@ def all_gather(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 @lowering("graph.all_reduce")
 def all_reduce(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """One all_reduce of the whole tensor."""
-    if len(_ints(op, "ranks")) == 1:
+    if len(op.integers("ranks")) == 1:
         return [x[0]]
     return _collective(b, "all_reduce", x[0], result_type(op), op, ())
 
@@ -97,7 +97,7 @@ def all_reduce(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 def reduce_scatter(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """The axis in front, so that every member's part is one piece of memory; one reduce_scatter; and back."""
     t, source = result_type(op), x[0].tensor
-    axis, extents = op.integer("axis") % t.rank, _ints(op, "extents")
+    axis, extents = op.integer("axis") % t.rank, op.integers("extents")
     if not source.size:
         return [nothing(b, t)]
     if len(extents) == 1:
@@ -149,7 +149,7 @@ class _Exchange:
 def _collective(
     b: Builder, kind: str, x: Value, result: TensorType, op: Op, counts: tuple[int, ...]
 ) -> Sequence[Value]:
-    attrs: dict[str, Attr] = {"kind": kind, "members": _ints(op, "ranks"), "position": op.integer("rank")}
+    attrs: dict[str, Attr] = {"kind": kind, "members": op.integers("ranks"), "position": op.integer("rank")}
     attrs |= {"counts": counts, "reduction": op.get("reduction") or "sum"}
     return b.emit(COMMUNICATE, [x], attrs, types=[result], hint="gathered")
 
@@ -159,11 +159,7 @@ def _halo(
 ) -> tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]], tuple[int, ...], int]:
     owned: Any = op["owned"]
     needed: Any = op["needed"]
-    return owned, needed, _ints(op, "ranks"), op.integer("rank")
-
-
-def _ints(op: Op, key: str) -> tuple[int, ...]:
-    return op[key]  # type: ignore[return-value]  # of kind `ints`
+    return owned, needed, op.integers("ranks"), op.integer("rank")
 
 
 def with_rows(t: TensorType, axis: int, extent: int) -> TensorType:

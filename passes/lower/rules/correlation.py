@@ -19,6 +19,7 @@ from tilewright.passes.lower.lowering import (
 )
 from tilewright.passes.lower.rules.shaping import reshaped
 from tilewright.passes.lower.rules.windowed import OUTPUTS, TAPS, window_reads
+from tilewright.passes.lower.scalars import Scalar, Scalars
 
 
 @lowering("graph.dilation2d")
@@ -38,9 +39,9 @@ def dilation2d(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     reads = [tuple(where[d] for d in layout), tuple(taps[d] for d in kernel_layout)]
     red = {TAPS[d]: extent[d] for d in "HW"}
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
-        shifted = i.value("scalar.add", i.cast(p[0], held.dtype), i.cast(p[1], held.dtype))
-        return i.value("scalar.max", shifted, p[2])
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        shifted = i.cast(p[0], held.dtype) + i.cast(p[1], held.dtype)
+        return shifted.max(p[2])
 
     outside: float | int = 0.0 if isinstance(lowest(t.dtype), float) else 0
     largest = reduced(
@@ -69,17 +70,17 @@ def correlation(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
         displaced = place + Sym(shift) * move
         moved.append(_shifted(displaced, far - before - g.reach * move))
 
-    def difference(i: Builder, p: Sequence[Value]) -> Value:
-        apart = i.value("scalar.sub", i.cast(p[0], held.dtype), i.cast(p[1], held.dtype))
-        return i.value("scalar.add", i.value("scalar.abs", apart), p[2])
+    def difference(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        apart = i.cast(p[0], held.dtype) - i.cast(p[1], held.dtype)
+        return abs(apart) + p[2]
 
     body = multiply_add if attrs["is_multiply"] else difference
     reads = [tuple(still), tuple(moved)]
     sums = reduced(b, "tensor.window", x, held, par, red, reads, body, fill=(0.0, 0.0))
     count = g.kernel * g.kernel * a.shape[1]
 
-    def mean(i: Builder, p: Sequence[Value]) -> Value:
-        return i.cast(i.value("scalar.div", p[0], i.const(count, held.dtype)), t.dtype)
+    def mean(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        return i.cast(p[0] / count, t.dtype)
 
     means = elementwise(b, [sums], TensorType(t.dtype, held.shape), mean)
     return [reshaped(b, means, t)]

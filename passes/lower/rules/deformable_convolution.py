@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tilewright.ir import Attr, Builder, Expr, Op, Pairs, Sym, TensorType, Value
+from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.graph_ops.deformable_convolution import deformable_convolution_of
 from tilewright.ir.graph_ops.layouts import Window
 from tilewright.passes.lower.lowering import (
     accumulated,
     converted,
+    looked_up,
     lowering,
     mapped,
     multiply_add,
@@ -18,6 +19,7 @@ from tilewright.passes.lower.lowering import (
     result_type,
 )
 from tilewright.passes.lower.rules.windowed import OUTPUTS, TAPS
+from tilewright.passes.lower.scalars import Scalar, Scalars
 
 #: dimensions of everything that is known per tap of every window
 _POINT = ("r", "s", "y", "x")
@@ -60,21 +62,21 @@ def _taps(
         _corner(b, data, layout, floors, domain, at_part, down, right) for down in (0, 1) for right in (0, 1)
     ]
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         one = i.const(1.0, held)
         inside = i.const(True, "bool")
         shares = []
         for place, w in zip(p[4:], along, strict=True):
-            after = i.value("scalar.sub", place, i.value("scalar.floor", place))
-            shares.append((i.value("scalar.sub", one, after), after))
-            begun = i.value("scalar.ge", place, i.const(0.0, held))
-            ended = i.value("scalar.lt", place, i.const(float(w.size), held))
-            inside = i.value("scalar.and", inside, i.value("scalar.and", begun, ended))
+            after = place - place.floor()
+            shares.append((one - after, after))
+            begun = place >= 0.0
+            ended = place < float(w.size)
+            inside = inside & (begun & ended)
         total = i.const(0.0, held)
         for k, corner in enumerate(p[:4]):
-            share = i.value("scalar.mul", shares[0][k // 2], shares[1][k % 2])
-            total = i.value("scalar.fma", i.cast(corner, held), share, total)
-        return i.value("scalar.select", inside, total, i.const(0.0, held))
+            share = shares[0][k // 2] * shares[1][k % 2]
+            total = i.cast(corner, held).fma(share, total)
+        return inside.select(total, 0.0)
 
     whole = tuple(map(Sym, domain))
     t = TensorType(held, tuple(domain.values()))
@@ -92,19 +94,17 @@ def _places(b: Builder, offset: Value, layout: str, par: dict[str, int], w: Wind
     out, along = ("y", "r") if axis == 0 else ("x", "s")
     start = Sym(out) * w.stride + Sym(along) * w.dilation
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
-        place = i.value("scalar.add", i.cast(p[0], t.dtype), i.index(start - w.before, t.dtype))
-        place = i.value("scalar.max", place, i.const(-1.0, t.dtype))
-        return i.value("scalar.min", place, i.const(float(w.size), t.dtype))
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        place = i.cast(p[0], t.dtype) + i.index(start - w.before, t.dtype)
+        place = place.max(-1.0)
+        return place.min(float(w.size))
 
     return mapped(b, [offset], t, par, [tuple(read[d] for d in layout)], body)
 
 
 def _floors(b: Builder, places: Value, par: dict[str, int]) -> Value:
     t = TensorType("i32", places.tensor.shape)
-    return mapped(
-        b, [places], t, par, [tuple(map(Sym, par))], lambda i, p: i.cast(i.value("scalar.floor", p[0]), "i32")
-    )
+    return mapped(b, [places], t, par, [tuple(map(Sym, par))], lambda i, p: i.cast(p[0].floor(), "i32"))
 
 
 def _corner(
@@ -115,13 +115,4 @@ def _corner(
     at: dict[str, Expr] = {
         "N": Sym("n"), "C": Sym("c"), "H": Sym("i0") + down, "W": Sym("i1") + right
     }  # fmt: skip
-    attrs: dict[str, Attr] = {
-        "par": Pairs.of(dict(domain)),
-        "reads": (at_part, at_part),
-        "at": tuple(at[d] for d in layout),
-        "mode": "fill",
-        "fill_value": 0.0,
-    }
-    t = TensorType(data.tensor.dtype, tuple(domain.values()))
-    (out,) = b.emit("tensor.gather", [data, *floors], attrs, types=[t])
-    return out
+    return looked_up(b, data, floors, domain, (at_part, at_part), [at[d] for d in layout], "fill")

@@ -16,6 +16,7 @@ from tilewright.passes.lower.lowering import (
     reduced,
     result_type,
 )
+from tilewright.passes.lower.scalars import Scalar, Scalars
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class _Einsum:
             t = TensorType(x.value.tensor.dtype, self._type(kept).shape)
             return _Factor(mapped(self.b, [x.value], t, par, reads, lambda i, p: p[0]), kept)
 
-        def add(i: Builder, p: Sequence[Value]) -> Value:
-            return i.value("scalar.add", i.cast(p[0], p[1].type.dtype), p[1])
+        def add(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+            return i.cast(p[0], p[1].type.dtype) + p[1]
 
         t, sums = self._type(kept), self._dims(red)
         init = 0.0 if self.held[0] in "bf" else 0
@@ -71,7 +72,7 @@ class _Einsum:
             out = reduced(self.b, "tensor.contract", operands, t, par, sums, reads, multiply_add, init=init)
             return _Factor(out, kept)
 
-        def product(i: Builder, p: Sequence[Value]) -> Value:
+        def product(i: Scalars, p: Sequence[Scalar]) -> Scalar:
             return i.value("scalar.mul", *(i.cast(v, self.held) for v in p))
 
         return _Factor(mapped(self.b, operands, t, par, reads, product), kept)

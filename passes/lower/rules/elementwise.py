@@ -18,6 +18,7 @@ from tilewright.passes.lower.lowering import (
     mapped,
     result_type,
 )
+from tilewright.passes.lower.scalars import Scalar, Scalars
 
 
 def _unary(scalar: str, name: str, b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
@@ -30,9 +31,9 @@ def _binary(name: str, b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value
     scalar = scalar_of(name, x[0].tensor.dtype)
     floor = name == ROUNDED_DOWN and x[0].tensor.dtype in FLOATS
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         v = i.value(f"scalar.{scalar}", p[0], p[1])
-        return i.value("scalar.floor", v) if floor else v
+        return v.floor() if floor else v
 
     return [elementwise(b, x, result_type(op), body)]
 
@@ -47,7 +48,7 @@ for _name in BINARY:
 def relu(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """max(x, 0)."""
     t = result_type(op)
-    return [elementwise(b, x, t, lambda i, p: i.value("scalar.max", p[0], i.const(0, t.dtype)))]
+    return [elementwise(b, x, t, lambda i, p: p[0].max(0))]
 
 
 @lowering("graph.leaky_relu")
@@ -55,10 +56,10 @@ def leaky_relu(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """x where positive, else alpha * x."""
     t = result_type(op)
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
-        positive = i.value("scalar.gt", p[0], i.const(0, t.dtype))
-        scaled = i.value("scalar.mul", p[0], i.const(op["alpha"], t.dtype))  # type: ignore[arg-type]
-        return i.value("scalar.select", positive, p[0], scaled)
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        positive = p[0] > 0
+        scaled = p[0] * op.number("alpha")
+        return positive.select(p[0], scaled)
 
     return [elementwise(b, x, t, body)]
 
@@ -70,9 +71,9 @@ def prelu(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     names = dim_names(t.rank)
     reads = [tuple(map(Sym, names)), (Sym(names[op.integer("axis") % t.rank]),)]
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
-        positive = i.value("scalar.gt", p[0], i.const(0, t.dtype))
-        return i.value("scalar.select", positive, p[0], i.value("scalar.mul", p[0], p[1]))
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        positive = p[0] > 0
+        return positive.select(p[0], p[0] * p[1])
 
     return [mapped(b, x, t, dict(zip(names, t.shape, strict=True)), reads, body)]
 
@@ -82,9 +83,8 @@ def clip(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """min(max(x, a_min), a_max)."""
     t = result_type(op)
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
-        low = i.value("scalar.max", p[0], i.const(op["a_min"], t.dtype))  # type: ignore[arg-type]
-        return i.value("scalar.min", low, i.const(op["a_max"], t.dtype))  # type: ignore[arg-type]
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        return p[0].max(op.number("a_min")).min(op.number("a_max"))
 
     return [elementwise(b, x, t, body)]
 
@@ -92,7 +92,7 @@ def clip(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 @lowering("graph.sigmoid")
 def sigmoid(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """1 / (1 + exp(-x))."""
-    return [elementwise(b, x, result_type(op), lambda i, p: i.value("scalar.sigmoid", p[0]))]
+    return [elementwise(b, x, result_type(op), lambda i, p: p[0].apply("sigmoid"))]
 
 
 @lowering("graph.softplus")
@@ -102,16 +102,16 @@ def softplus(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     attrs: dict[str, Any] = dict(op.attrs)
     beta, threshold = attrs["beta"], attrs["threshold"]
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         given = i.cast(p[0], held)
-        scaled = i.value("scalar.mul", given, i.const(beta, held))
-        small = i.value("scalar.exp", i.value("scalar.neg", i.value("scalar.abs", scaled)))
-        curved = i.value("scalar.log", i.value("scalar.add", i.const(1.0, held), small))
-        both = i.value("scalar.add", i.value("scalar.max", scaled, i.const(0.0, held)), curved)
-        smooth = i.value("scalar.div", both, i.const(beta, held))
+        scaled = given * beta
+        small = (-abs(scaled)).apply("exp")
+        curved = (1.0 + small).apply("log")
+        both = scaled.max(0.0) + curved
+        smooth = both / beta
         if threshold is not None:
-            above = i.value("scalar.gt", scaled, i.const(threshold, held))
-            smooth = i.value("scalar.select", above, given, smooth)
+            above = scaled > threshold
+            smooth = above.select(given, smooth)
         return i.cast(smooth, t.dtype)
 
     return [elementwise(b, x, t, body)]
@@ -122,11 +122,11 @@ def hard_swish(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """x * min(max(x + 3, 0), 6) / 6."""
     t, held = result_type(op), accumulated(result_type(op)).dtype
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         given = i.cast(p[0], held)
-        above = i.value("scalar.max", i.value("scalar.add", given, i.const(3.0, held)), i.const(0.0, held))
-        gate = i.value("scalar.min", above, i.const(6.0, held))
-        gated = i.value("scalar.div", i.value("scalar.mul", given, gate), i.const(6.0, held))
+        above = (given + 3.0).max(0.0)
+        gate = above.min(6.0)
+        gated = given * gate / 6.0
         return i.cast(gated, t.dtype)
 
     return [elementwise(b, x, t, body)]
@@ -136,10 +136,10 @@ def hard_swish(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 def where(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """a where the condition is true (not zero), else b."""
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         kind = p[0].type.dtype
-        true = p[0] if kind == "bool" else i.value("scalar.ne", p[0], i.const(0, kind))
-        return i.value("scalar.select", true, p[1], p[2])
+        true = p[0] if kind == "bool" else p[0].apply("ne", 0)
+        return true.select(p[1], p[2])
 
     return [elementwise(b, x, result_type(op), body)]
 

@@ -21,6 +21,7 @@ from tilewright.ir.graph_ops.convolution import Convolution, convolution_of
 from tilewright.passes.lower.convolution_algorithms import algorithm
 from tilewright.passes.lower.lowering import accumulated, mapped, multiply_add, reduced, result_type
 from tilewright.passes.lower.rules.fft_tiling import Tiling, fft_tiling, too_large
+from tilewright.passes.lower.scalars import Scalar, Scalars
 from tilewright.passes.lower.tables import wave_table
 
 G, F, E, U, V = (Sym(d) for d in "gfeuv")
@@ -156,8 +157,8 @@ def _depthwise(b: Builder, s: _Steps, tiles: Value, kernel: Value) -> Value:
     for u in (0, 1):
         reads += [(G, F, u, channel, *map(Sym, "nad")), (G, F, u, 0, E, Sym("k"))]
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
-        return i.value("scalar.fma", p[2], p[3], i.value("scalar.mul", p[0], p[1]))
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        return p[2].fma(p[3], p[0] * p[1])
 
     par = s.extents("gfeknad")
     result = TensorType(s.dtype, tuple(par.values()))
@@ -180,9 +181,9 @@ def _lines_back(b: Builder, s: _Steps, columns: Value) -> Value:
     length, (down, across) = s.tiling.length[1], s.tiling.valid
     red = s.extents("gu")
 
-    def share(i: Builder, p: Sequence[Value]) -> Value:
-        edge = i.value("scalar.eq", i.index(G % (length // 2)), i.const(0, "i32"))
-        return i.value("scalar.select", edge, i.const(1 / length, "f64"), i.const(2 / length, "f64"))
+    def share(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        edge = i.index(G % (length // 2)).equals(0)
+        return edge.select(i.const(1 / length, "f64"), i.const(2 / length, "f64"))
 
     wave = wave_table(b, {**red, "j": across}, s.dtype, G * Sym("j"), length, U * 3, share)
     reads = [(G, U, Sym("i"), *map(Sym, "knad")), (G, U, Sym("j"))]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.ir import Builder, Expr, Op, Pairs, Sym, TensorType, Value
+from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.expr import maximum, minimum
-from tilewright.ir.nodes import Attr
-from tilewright.passes.lower.lowering import broadcast_read, dim_names, lowering, mapped, result_type
-
-
-def point_names(rank: int) -> tuple[str, ...]:
-    """Dimensions of a domain with addresses out of data: i0, i1, ... name values of indices there."""
-    return tuple(f"d{d}" for d in range(rank))
+from tilewright.passes.lower.lowering import (
+    broadcast_read,
+    dim_names,
+    looked_up,
+    lowering,
+    mapped,
+    point_names,
+    result_type,
+)
+from tilewright.passes.lower.scalars import Scalar, Scalars
 
 
 def picked(
@@ -24,15 +27,9 @@ def picked(
     at: Sequence[Expr],
     mode: str,
 ) -> Value:
-    """A tensor.gather of `data[at]` over dimensions d0, d1, ...; i0, i1, ... are the indices read."""
-    attrs: dict[str, Attr] = {
-        "par": Pairs.of(dict(zip(point_names(result.rank), result.shape, strict=True))),
-        "reads": tuple(tuple(r) for r in reads),
-        "at": tuple(at),
-        "mode": mode,
-    }
-    (out,) = b.emit("tensor.gather", [data, *indices], attrs, types=[result])
-    return out
+    """`looked_up` over the dimensions d0, d1, ... of the result."""
+    par = dict(zip(point_names(result.rank), result.shape, strict=True))
+    return looked_up(b, data, indices, par, reads, at, mode)
 
 
 def unravelled(place: Expr, shape: Sequence[int]) -> list[Expr]:
@@ -105,9 +102,9 @@ def one_hot(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     axis = op.integer("axis") % t.rank
     held = "i64" if x[0].tensor.dtype in ("i64", "u64", "u32") else "i32"
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
-        here = i.value("scalar.eq", i.cast(p[0], held), i.index(Sym(names[axis]), held))
-        return i.value("scalar.select", here, i.cast(p[1], t.dtype), i.cast(p[2], t.dtype))
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        here = i.cast(p[0], held).equals(i.index(Sym(names[axis]), held))
+        return here.select(i.cast(p[1], t.dtype), i.cast(p[2], t.dtype))
 
     reads = [tuple(Sym(n) for d, n in enumerate(names) if d != axis), (), ()]
     return [mapped(b, x, t, dict(zip(names, t.shape, strict=True)), reads, body)]

@@ -6,18 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from tilewright.ir import Builder, Expr, Pairs, Sym, TensorType, Value
+from tilewright.ir import Builder, Expr, Sym, TensorType, Value
 from tilewright.ir.graph_ops.interpolation import EPSILON, first_tap, polynomials
-from tilewright.ir.nodes import Attr
-from tilewright.passes.lower.lowering import mapped
+from tilewright.passes.lower.lowering import looked_up, mapped, point_names
+from tilewright.passes.lower.scalars import Scalar, Scalars
 
 #: changes a tap (i32) on an axis, given the axis's extent
-Fold = Callable[[Builder, Value, int], Value]
-
-
-def point_names(rank: int) -> tuple[str, ...]:
-    """Names of the dimensions of a result; those of lowering.py would clash with the indices of a gather."""
-    return tuple(f"d{d}" for d in range(rank))
+Fold = Callable[[Scalars, Scalar, int], Scalar]
 
 
 @dataclass(frozen=True)
@@ -30,50 +25,46 @@ class Axis:
     size: int
 
 
-def polynomial(i: Builder, coefficients: Sequence[float], x: Value) -> Value:
+def polynomial(i: Scalars, coefficients: Sequence[float], x: Scalar) -> Scalar:
     """Scalar: a polynomial, lowest power first, by Horner's rule."""
     dtype = x.type.dtype
     out = i.const(coefficients[-1], dtype)
     for c in reversed(coefficients[:-1]):
-        out = i.value("scalar.fma", out, x, i.const(c, dtype))
+        out = out.fma(x, c)
     return out
 
 
-def combined(i: Builder, values: Sequence[Value], weights: Sequence[Sequence[Value]]) -> Value:
+def combined(i: Scalars, values: Sequence[Scalar], weights: Sequence[Sequence[Scalar]]) -> Scalar:
     """Scalar: the sum of products of values (last axis fastest) with one weight per axis."""
     if not weights:
         return values[0]
     step = len(values) // len(weights[0])
-    out: Value | None = None
+    out: Scalar | None = None
     for k, w in enumerate(weights[0]):
         inner = combined(i, values[k * step : (k + 1) * step], weights[1:])
-        out = i.value("scalar.mul", inner, w) if out is None else i.value("scalar.fma", inner, w, out)
+        out = inner * w if out is None else inner.fma(w, out)
     assert out is not None
     return out
 
 
-def normalised(i: Builder, weights: Sequence[Value], taps: Sequence[Value], size: int) -> list[Value]:
+def normalised(i: Scalars, weights: Sequence[Scalar], taps: Sequence[Scalar], size: int) -> list[Scalar]:
     """Scalars: weights of the taps inside an axis, divided by their sum; the others are zero."""
     zero = i.const(0, weights[0].type.dtype)
     kept = []
     for w, tap in zip(weights, taps, strict=True):
-        inside = i.value(
-            "scalar.and",
-            i.value("scalar.ge", tap, i.const(0, "i32")),
-            i.value("scalar.lt", tap, i.const(size, "i32")),
-        )
-        kept.append(i.value("scalar.select", inside, w, zero))
+        inside = (tap >= 0) & (tap < size)
+        kept.append(inside.select(w, zero))
     total = kept[0]
     for w in kept[1:]:
-        total = i.value("scalar.add", total, w)
-    return [i.value("scalar.div", w, total) for w in kept]
+        total = total + w
+    return [w / total for w in kept]
 
 
-def nearest_tap(i: Builder, x: Value, rounding: str) -> Value:
+def nearest_tap(i: Scalars, x: Scalar, rounding: str) -> Scalar:
     """Scalar i32: the nearest element of a float coordinate; `even` rounds half to even."""
 
-    def shifted(by: float, name: str) -> Value:
-        return i.value(name, i.value("scalar.add", x, i.const(by, x.type.dtype)))
+    def shifted(by: float, name: str) -> Scalar:
+        return i.value(name, x + by)
 
     match rounding:
         case "floor":
@@ -83,7 +74,7 @@ def nearest_tap(i: Builder, x: Value, rounding: str) -> Value:
         case "round_prefer_floor":
             out = shifted(-0.5, "scalar.ceil")
         case "even":
-            out = i.value("scalar.round", x)
+            out = x.apply("round")
         case _:
             out = shifted(0.5, "scalar.floor")
     return i.cast(out, "i32")
@@ -92,12 +83,12 @@ def nearest_tap(i: Builder, x: Value, rounding: str) -> Value:
 def cropped_axis(b: Builder, start: float, end: float, size: int, target: int) -> Value:
     """Float coordinates [target] spread over a region given in fractions of an axis."""
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         if target == 1:
             return i.const(0.5 * (start + end) * (size - 1), "f32")
-        span = i.value("scalar.mul", i.index(Sym("x"), "f32"), i.const((end - start) * (size - 1), "f32"))
-        step = i.value("scalar.div", span, i.const(target - 1, "f32"))
-        return i.value("scalar.add", i.const(start * (size - 1), "f32"), step)
+        span = i.index(Sym("x"), "f32") * ((end - start) * (size - 1))
+        step = span / (target - 1)
+        return start * (size - 1) + step
 
     return mapped(b, [], TensorType("f32", (target,)), {"x": target}, [], body)
 
@@ -114,20 +105,11 @@ def gathered_at(
 
     mode: clip, or fill (zero) for addresses outside.
     """
-    t = TensorType(data.tensor.dtype, tuple(shape))
-    zero: float | int | bool = False if t.dtype == "bool" else 0 if t.dtype[0] in "iu" else 0.0
-    attrs: dict[str, Attr] = {
-        "par": Pairs.of(dict(zip(point_names(t.rank), t.shape, strict=True))),
-        "reads": tuple(tuple(r) for _, r in indices),
-        "at": tuple(at),
-        "mode": mode,
-        "fill_value": zero,
-    }
-    (out,) = b.emit("tensor.gather", [data, *(v for v, _ in indices)], attrs, types=[t])
-    return out
+    par = dict(zip(point_names(len(shape)), shape, strict=True))
+    return looked_up(b, data, [v for v, _ in indices], par, [r for _, r in indices], at, mode)
 
 
-def _on_line(b: Builder, axis: Axis, body: Callable[[Builder, Value], Value]) -> Value:
+def _on_line(b: Builder, axis: Axis, body: Callable[[Scalars, Scalar], Scalar]) -> Value:
     """An i32 tensor computed from every coordinate of an axis."""
     t = TensorType("i32", axis.coordinate.tensor.shape)
     names = point_names(t.rank)
@@ -141,17 +123,15 @@ def _taps(b: Builder, axis: Axis, method: str, rounding: str, fold: Fold | None)
         return [(_on_line(b, axis, lambda i, x: nearest_tap(i, x, rounding)), 0)]
     places = [first_tap(method) + k for k in range(len(polynomials(method)))]
 
-    def floor(i: Builder, x: Value) -> Value:
-        return i.cast(i.value("scalar.floor", x), "i32")
+    def floor(i: Scalars, x: Scalar) -> Scalar:
+        return i.cast(x.floor(), "i32")
 
     if fold is None:
         base = _on_line(b, axis, floor)
         return [(base, k) for k in places]
 
     def folded(k: int, change: Fold) -> Value:
-        return _on_line(
-            b, axis, lambda i, x: change(i, i.value("scalar.add", floor(i, x), i.const(k, "i32")), axis.size)
-        )
+        return _on_line(b, axis, lambda i, x: change(i, floor(i, x) + k, axis.size))
 
     return [(folded(k, fold), 0) for k in places]
 
@@ -190,7 +170,7 @@ def interpolated(
     if method == "nearest_neighbor" and outside is None and data.tensor.dtype == t.dtype:
         return parts[0]
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         coordinates = p[len(parts) :]
         values = [i.cast(v, t.dtype) for v in p[: len(parts)]]
         if method == "nearest_neighbor":
@@ -208,25 +188,25 @@ def interpolated(
     return mapped(b, [*parts, *(axis.coordinate for axis in axes)], t, par, reads, body)
 
 
-def _weights(i: Builder, x: Value, size: int, method: str, alpha: float, exclude: bool) -> list[Value]:
+def _weights(i: Scalars, x: Scalar, size: int, method: str, alpha: float, exclude: bool) -> list[Scalar]:
     """The weights of the taps of a coordinate."""
-    base = i.value("scalar.floor", x)
-    fraction = i.value("scalar.sub", x, base)
+    base = x.floor()
+    fraction = x - base
     found = [polynomial(i, c, fraction) for c in polynomials(method, alpha)]
     if not exclude or method != "cubic":
         return found
     start = i.cast(base, "i32")
-    places = [i.value("scalar.add", start, i.const(first_tap(method) + k, "i32")) for k in range(len(found))]
+    places = [start + (first_tap(method) + k) for k in range(len(found))]
     return normalised(i, found, places, size)
 
 
 def _within(
-    i: Builder, value: Value, axes: Sequence[Axis], coordinates: Sequence[Value], outside: float
-) -> Value:
+    i: Scalars, value: Scalar, axes: Sequence[Axis], coordinates: Sequence[Scalar], outside: float
+) -> Scalar:
     """`value` where all coordinates lie on their axes, else `outside`."""
     inside = i.const(True, "bool")
     for axis, x in zip(axes, coordinates, strict=True):
-        low = i.value("scalar.ge", x, i.const(0, x.type.dtype))
-        high = i.value("scalar.le", x, i.const(axis.size - 1, x.type.dtype))
-        inside = i.value("scalar.and", inside, i.value("scalar.and", low, high))
-    return i.value("scalar.select", inside, value, i.const(outside, value.type.dtype))
+        low = x >= 0
+        high = x <= axis.size - 1
+        inside = inside & (low & high)
+    return inside.select(value, outside)

@@ -58,4 +58,4 @@ def bias_add(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     axis = names[op.integer("axis") % result.rank]
     par = dict(zip(names, result.shape, strict=True))
     reads = [tuple(map(Sym, names)), (Sym(axis),)]
-    return [mapped(b, x, result, par, reads, lambda i, p: i.value("scalar.add", p[0], p[1]))]
+    return [mapped(b, x, result, par, reads, lambda i, p: p[0] + p[1])]

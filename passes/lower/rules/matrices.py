@@ -8,6 +8,7 @@ from tilewright.ir import Builder, Expr, Op, Sym, Value
 from tilewright.ir.expr import maximum, minimum
 from tilewright.ir.graph_ops.operands import zero
 from tilewright.passes.lower.lowering import dim_names, lowering, mapped, result_type
+from tilewright.passes.lower.scalars import Scalar, Scalars
 
 
 @lowering("graph.trilu")
@@ -17,11 +18,11 @@ def trilu(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     names = dim_names(t.rank)
     test = "scalar.ge" if op["upper"] else "scalar.le"
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         above = i.index(Sym(names[-1]) - Sym(names[-2]))
         k = i.cast(p[1], "i64") if len(p) > 1 else i.const(op.integer("k"), "i64")
         kept = i.value(test, i.cast(above, "i64"), k)
-        return i.value("scalar.select", kept, p[0], i.const(0, t.dtype))
+        return kept.select(p[0], 0)
 
     reads: list[Sequence[Expr]] = [tuple(map(Sym, names)), *((0,) * k.tensor.rank for k in x[1:])]
     return [mapped(b, x, t, dict(zip(names, t.shape, strict=True)), reads, body)]
@@ -46,15 +47,15 @@ def matrix_set_diag(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     # Each side of the main diagonal has its read of the diagonals; a side that is not there has none.
     sides: list[Expr] = [place for place, there in ((above, k2 >= 0), (below, k1 < 0)) if there]
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         which = i.index(k)
         chosen = p[1]
         if len(sides) == 2:
-            upper = i.value("scalar.ge", which, i.const(0, "i32"))
-            chosen = i.value("scalar.select", upper, p[1], p[2])
-        low = i.value("scalar.ge", which, i.const(k1, "i32"))
-        high = i.value("scalar.le", which, i.const(k2, "i32"))
-        return i.value("scalar.select", i.value("scalar.and", low, high), chosen, p[0])
+            upper = which >= 0
+            chosen = upper.select(p[1], p[2])
+        low = which >= k1
+        high = which <= k2
+        return (low & high).select(chosen, p[0])
 
     operands = [x[0], *[x[1]] * len(sides)]
     reads = [tuple(map(Sym, names)), *((*batch, *line, place) for place in sides)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir import Builder, Expr, Op, Sym, Value
+from tilewright.ir.graph_ops.operands import zero
 from tilewright.passes.lower.lowering import broadcast_read, dim_names, lowering, mapped, result_type
 from tilewright.passes.lower.rules.shaping import moved
+from tilewright.passes.lower.scalars import Scalar, Scalars
 
 
 @lowering("graph.transpose")
@@ -96,14 +98,13 @@ def strided_set(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
         if abs(step) > 1:
             tests.append(("scalar.eq", way % abs(step), 0))
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
-        inside: Value | None = None
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        inside: Scalar | None = None
         for compare, at, bound in tests:
             true = i.value(compare, i.index(at), i.const(bound, "i32"))
-            inside = true if inside is None else i.value("scalar.and", inside, true)
-        return p[1] if inside is None else i.value("scalar.select", inside, p[1], p[0])
+            inside = true if inside is None else inside & true
+        return p[1] if inside is None else inside.select(p[1], p[0])
 
-    zero: float | int | bool = {"bool": False}.get(t.dtype, 0.0 if t.dtype.startswith(("f", "bf")) else 0)
     reads = [tuple(map(Sym, names)), tuple(steps)]
     par = dict(zip(names, t.shape, strict=True))
-    return [mapped(b, x, t, par, reads, body, (None, zero))]
+    return [mapped(b, x, t, par, reads, body, (None, zero(t.dtype)))]

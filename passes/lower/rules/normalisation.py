@@ -7,6 +7,7 @@ from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.passes.lower.lowering import accumulated, dim_names, lowering, mapped, reduced, result_type
+from tilewright.passes.lower.scalars import Scalar, Scalars
 
 
 @lowering("graph.batch_norm")
@@ -20,12 +21,12 @@ def batch_norm(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 
     held = accumulated(t).dtype
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         v, gamma, beta, mean, var = (i.cast(a, held) for a in p)
-        root = i.value("scalar.sqrt", i.value("scalar.add", var, i.const(op["epsilon"], held)))  # type: ignore[arg-type]
-        v = i.value("scalar.div", i.value("scalar.sub", v, mean), root)
-        v = i.value("scalar.mul", v, gamma) if op["scale"] else v
-        return i.cast(i.value("scalar.add", v, beta) if op["center"] else v, t.dtype)
+        root = (var + op.number("epsilon")).apply("sqrt")
+        v = (v - mean) / root
+        v = v * gamma if op["scale"] else v
+        return i.cast(v + beta if op["center"] else v, t.dtype)
 
     return [mapped(b, x, t, par, reads, body)]
 
@@ -42,18 +43,18 @@ def lrn(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     near: list[Expr] = [Sym(n) for n in names]
     near[axis] = near[axis] + Sym("s") - size // 2
 
-    def square(i: Builder, p: Sequence[Value]) -> Value:
+    def square(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         a = i.cast(p[0], held.dtype)
-        return i.value("scalar.fma", a, a, p[1])
+        return a.fma(a, p[1])
 
     sums = reduced(b, "tensor.window", x, held, par, {"s": size}, [tuple(near)], square, fill=(0.0,))
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         bias, scale, power = (
             i.const(v, held.dtype) for v in (attrs["bias"], attrs["alpha"] / size, attrs["beta"])
         )
-        base = i.value("scalar.fma", p[1], scale, bias)
-        quotient = i.value("scalar.div", i.cast(p[0], held.dtype), i.value("scalar.pow", base, power))
+        base = p[1].fma(scale, bias)
+        quotient = i.cast(p[0], held.dtype) / base.apply("pow", power)
         return i.cast(quotient, t.dtype)
 
     whole = tuple(map(Sym, names))
@@ -73,35 +74,33 @@ def softmax(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     held = accumulated(t)
     kept = TensorType(held.dtype, tuple(rows.values()))
 
-    def largest(i: Builder, p: Sequence[Value]) -> Value:
-        return i.value("scalar.max", i.cast(p[0], held.dtype), p[1])
+    def largest(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        return i.cast(p[0], held.dtype).max(p[1])
 
-    def shifted(i: Builder, p: Sequence[Value]) -> Value:
-        return i.value("scalar.sub", i.cast(p[0], held.dtype), p[1])
+    def shifted(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        return i.cast(p[0], held.dtype) - p[1]
 
-    def total(i: Builder, p: Sequence[Value]) -> Value:
-        return i.value("scalar.add", p[0], p[1])
+    def total(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        return p[0] + p[1]
 
     peak = reduced(b, "tensor.reduce", x, kept, rows, column, [whole], largest, init=float("-inf"))
     if op.name == "graph.softmax":
-        powers = mapped(
-            b, [x[0], peak], held, par, [whole, row], lambda i, p: i.value("scalar.exp", shifted(i, p))
-        )
+        powers = mapped(b, [x[0], peak], held, par, [whole, row], lambda i, p: shifted(i, p).apply("exp"))
         sums = reduced(b, "tensor.reduce", [powers], kept, rows, column, [whole], total)
         return [
             mapped(
                 b, [powers, sums], t, par, [whole, row],
-                lambda i, p: i.cast(i.value("scalar.div", p[0], p[1]), t.dtype),
+                lambda i, p: i.cast(p[0] / p[1], t.dtype),
             )
         ]  # fmt: skip
     centred = mapped(b, [x[0], peak], held, par, [whole, row], shifted)
     sums = reduced(
         b, "tensor.reduce", [centred], kept, rows, column, [whole],
-        lambda i, p: i.value("scalar.add", i.value("scalar.exp", p[0]), p[1]),
+        lambda i, p: p[0].apply("exp") + p[1],
     )  # fmt: skip
     return [
         mapped(
             b, [centred, sums], t, par, [whole, row],
-            lambda i, p: i.cast(i.value("scalar.sub", p[0], i.value("scalar.log", p[1])), t.dtype),
+            lambda i, p: i.cast(p[0] - p[1].apply("log"), t.dtype),
         )
     ]  # fmt: skip

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewright.ir import Builder, Expr, Pairs, Sym, TensorType, Value
+from tilewright.ir import Builder, Expr, Sym, TensorType, Value
 from tilewright.ir.expr import minimum
 from tilewright.ir.graph_ops.operands import highest, lowest
-from tilewright.ir.nodes import Attr
 from tilewright.ir.types import FLOATS
-from tilewright.passes.lower.lowering import Body, dim_names, mapped, reduced
+from tilewright.passes.lower.lowering import dim_names, looked_up, mapped, point_names, reduced
+from tilewright.passes.lower.scalars import Body, Scalar, Scalars
 
 #: the longest axis, and the chunk of longer ones, that is sorted by comparing all pairs
 CHUNK = 2048
@@ -41,19 +41,19 @@ class Order:
         """The parallel dimensions of a result of type `t`."""
         return dict(zip(dim_names(t.rank), t.shape, strict=True))
 
-    def precedes(self, i: Builder, a: Value, c: Value, earlier: Value) -> Value:
+    def precedes(self, i: Scalars, a: Scalar, c: Scalar, earlier: Scalar) -> Scalar:
         """Scalar: a comes before c, where `earlier` decides between equals."""
         if a.type.dtype == "bool":
             a, c = i.cast(a, "i32"), i.cast(c, "i32")
         before = i.value("scalar.lt" if self.ascending else "scalar.gt", a, c)
-        equal = i.value("scalar.eq", a, c)
+        equal = a.equals(c)
         if a.type.dtype in FLOATS:
-            nan_a, nan_c = i.value("scalar.isnan", a), i.value("scalar.isnan", c)
+            nan_a, nan_c = a.apply("isnan"), c.apply("isnan")
             first, second = (nan_c, nan_a) if self.ascending else (nan_a, nan_c)
-            only = i.value("scalar.and", first, i.value("scalar.not", second))
-            before = i.value("scalar.or", before, only)
-            equal = i.value("scalar.or", equal, i.value("scalar.and", nan_a, nan_c))
-        return i.value("scalar.or", before, i.value("scalar.and", equal, earlier))
+            only = first & ~second
+            before = before | only
+            equal = equal | nan_a & nan_c
+        return before | equal & earlier
 
     def last(self, dtype: str) -> float | int | bool:
         """A value that nothing comes after but equal ones."""
@@ -64,15 +64,10 @@ class Order:
 
 def gathered(b: Builder, data: Value, index: Value, axis: int) -> Value:
     """result[.., i, ..] = data[.., index[.., i, ..], ..] along `axis`; indices are known to be in bounds."""
-    t = TensorType(data.tensor.dtype, index.tensor.shape)
-    names = [f"d{d}" for d in range(t.rank)]
-    attrs: dict[str, Attr] = {
-        "par": Pairs.of(dict(zip(names, t.shape, strict=True))),
-        "reads": (tuple(map(Sym, names)),),
-        "at": tuple(Sym("i0") if d == axis else Sym(n) for d, n in enumerate(names)),
-    }
-    (out,) = b.emit("tensor.gather", [data, index], attrs, types=[t])
-    return out
+    names = point_names(index.tensor.rank)
+    at = [Sym("i0") if d == axis else Sym(n) for d, n in enumerate(names)]
+    par = dict(zip(names, index.tensor.shape, strict=True))
+    return looked_up(b, data, [index], par, [tuple(map(Sym, names))], at)
 
 
 def chunk_order(b: Builder, x: Value, order: Order, chunk: int, keep: int) -> Value:
@@ -87,10 +82,10 @@ def chunk_order(b: Builder, x: Value, order: Order, chunk: int, keep: int) -> Va
     out = order.resized(t, chunks * keep, "i32")
     place = _within(line, keep, "j", chunk, chunks)
 
-    def pick(i: Builder, p: Sequence[Value]) -> Value:
+    def pick(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         rank = i.index(Sym(line) if chunks == 1 else Sym(line) % keep)
-        here = i.value("scalar.eq", p[0], rank)
-        return i.value("scalar.add", i.value("scalar.select", here, i.index(place), i.const(0, "i32")), p[1])
+        here = p[0].equals(rank)
+        return here.select(i.index(place), 0) + p[1]
 
     read = [order.at(t.rank, place)]
     return reduced(b, "tensor.reduce", [ranked], out, order.par(out), {"j": chunk}, read, pick, init=0)
@@ -109,10 +104,10 @@ def _ranks(b: Builder, x: Value, order: Order, chunk: int) -> Value:
     line = dim_names(t.rank)[order.axis]
     other = _within(line, chunk, "j", chunk, t.shape[order.axis] // max(1, chunk))
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
-        earlier = i.value("scalar.lt", i.index(other), i.index(Sym(line)))
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        earlier = i.index(other) < i.index(Sym(line))
         before = order.precedes(i, p[1], p[0], earlier)
-        return i.value("scalar.add", i.cast(before, "i32"), p[2])
+        return i.cast(before, "i32") + p[2]
 
     reads = [order.at(t.rank, Sym(line)), order.at(t.rank, other)]
     out = TensorType("i32", t.shape)
@@ -127,9 +122,9 @@ def padded(b: Builder, x: Value, order: Order, extent: int) -> Value:
         return x
     line = dim_names(t.rank)[order.axis]
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
-        inside = i.value("scalar.lt", i.index(Sym(line)), i.const(size, "i32"))
-        return i.value("scalar.select", inside, p[0], i.const(order.last(t.dtype), t.dtype))
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        inside = i.index(Sym(line)) < size
+        return inside.select(p[0], order.last(t.dtype))
 
     read = order.at(t.rank, minimum(Sym(line), size - 1))
     return mapped(b, [x], t, order.par(t), [read], body)
@@ -175,32 +170,32 @@ class _Merge:
     def _advanced(self, taken: Value, step: int) -> Value:
         """`taken + step` where so many of the first run come before the rank, else `taken`."""
 
-        def body(i: Builder, p: Sequence[Value]) -> Value:
-            more = i.value("scalar.add", p[0], i.const(step, "i32"))
-            others = i.value("scalar.sub", i.index(self.rank), more)
-            exists = i.value("scalar.le", more, i.const(self.length, "i32"))
-            exists = i.value("scalar.and", exists, i.value("scalar.ge", others, i.const(0, "i32")))
-            ahead = i.value("scalar.not", self._second_first(i, p[1], p[2]))
-            none = i.value("scalar.ge", others, i.const(self.length, "i32"))
-            fits = i.value("scalar.and", exists, i.value("scalar.or", none, ahead))
-            return i.value("scalar.select", fits, more, p[0])
+        def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+            more = p[0] + step
+            others = i.index(self.rank) - more
+            exists = more <= self.length
+            exists = exists & (others >= 0)
+            ahead = ~self._second_first(i, p[1], p[2])
+            none = others >= self.length
+            fits = exists & (none | ahead)
+            return fits.select(more, p[0])
 
         return self._map([taken, *self._heads(taken, step, 1)], body)
 
     def _next(self, taken: Value) -> Value:
         """The place of the smaller one of the first elements that are left in the runs."""
 
-        def body(i: Builder, p: Sequence[Value]) -> Value:
-            length, others = i.const(self.length, "i32"), i.value("scalar.sub", i.index(self.rank), p[0])
-            ahead = i.value("scalar.not", self._second_first(i, p[1], p[2]))
-            first = i.value("scalar.or", i.value("scalar.ge", others, length), ahead)
-            first = i.value("scalar.and", first, i.value("scalar.lt", p[0], length))
-            within = i.value("scalar.select", first, p[0], i.value("scalar.add", others, length))
-            return i.value("scalar.add", i.index(self.start), within)
+        def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+            length, others = i.const(self.length, "i32"), i.index(self.rank) - p[0]
+            ahead = ~self._second_first(i, p[1], p[2])
+            first = (others >= length) | ahead
+            first = first & (p[0] < length)
+            within = first.select(p[0], others + length)
+            return i.index(self.start) + within
 
         return self._map([taken, *self._heads(taken, 0, 0)], body)
 
-    def _second_first(self, i: Builder, a: Value, c: Value) -> Value:
+    def _second_first(self, i: Scalars, a: Scalar, c: Scalar) -> Scalar:
         return self.order.precedes(i, c, a, i.const(False, "bool"))
 
     def _heads(self, taken: Value, step: int, back: int) -> tuple[Value, Value]:
@@ -212,15 +207,10 @@ class _Merge:
 
     def _at(self, taken: Value, place: Expr) -> Value:
         """Keys at places along the axis, in which i0 stands for `taken`."""
-        names = [f"d{d}" for d in range(self.t.rank)]
-        attrs: dict[str, Attr] = {
-            "par": Pairs.of(dict(zip(names, self.t.shape, strict=True))),
-            "reads": (tuple(map(Sym, names)),),
-            "at": tuple(place if d == self.order.axis else Sym(n) for d, n in enumerate(names)),
-        }
-        result = TensorType(self.keys.tensor.dtype, self.t.shape)
-        (out,) = self.b.emit("tensor.gather", [self.keys, taken], attrs, types=[result])
-        return out
+        names = point_names(self.t.rank)
+        at = [place if d == self.order.axis else Sym(n) for d, n in enumerate(names)]
+        par = dict(zip(names, self.t.shape, strict=True))
+        return looked_up(self.b, self.keys, [taken], par, [tuple(map(Sym, names))], at)
 
     def _map(self, operands: Sequence[Value], body: Body) -> Value:
         names = tuple(map(Sym, dim_names(self.t.rank)))

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from tilewright.ir import Builder, Expr, Op, Sym, Value
 from tilewright.ir.expr import maximum, minimum
+from tilewright.ir.graph_ops.operands import zero
 from tilewright.passes.lower.lowering import dim_names, lowering, mapped, result_type
 from tilewright.passes.lower.rules.shaping import moved
+from tilewright.passes.lower.scalars import Scalar, Scalars
 
 
 @lowering("graph.pad")
@@ -26,27 +28,21 @@ def pad(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     at: list[Expr] = [Sym(d) - lo for d, lo in zip(names, before, strict=True)]
     par = dict(zip(names, t.shape, strict=True))
     if len(x) == 1:
-        value = op["pad_value"]
-        fill = bool(value) if t.dtype == "bool" else _number(value, t.dtype)  # type: ignore[arg-type]
+        fill = type(zero(t.dtype))(op.number("pad_value"))
         return [mapped(b, x, t, par, [at], lambda i, p: p[0], (fill,))]
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         out = p[0]
         for d, lo, n, whole in zip(names, before, shape, t.shape, strict=True):
             if lo:
-                above = i.value("scalar.ge", i.index(Sym(d)), i.const(lo, "i32"))
-                out = i.value("scalar.select", above, out, p[1])
+                above = i.index(Sym(d)) >= lo
+                out = above.select(out, p[1])
             if lo + n < whole:
-                below = i.value("scalar.lt", i.index(Sym(d)), i.const(lo + n, "i32"))
-                out = i.value("scalar.select", below, out, p[1])
+                below = i.index(Sym(d)) < lo + n
+                out = below.select(out, p[1])
         return out
 
-    outside = False if t.dtype == "bool" else _number(0, t.dtype)
-    return [mapped(b, x, t, par, [at, (0,) * x[1].tensor.rank], body, (outside, None))]
-
-
-def _number(value: float | int, dtype: str) -> float | int:
-    return float(value) if dtype.startswith(("f", "bf")) else int(value)
+    return [mapped(b, x, t, par, [at, (0,) * x[1].tensor.rank], body, (zero(t.dtype), None))]
 
 
 def _mirrored(i: Expr, before: int, size: int, mode: str) -> Expr:

@@ -11,7 +11,6 @@ from tilewright.ir.expr import maximum, minimum
 from tilewright.ir.graph_ops.operands import lowest, zero
 from tilewright.ir.graph_ops.pooling import lowest_finite
 from tilewright.passes.lower.lowering import (
-    Body,
     accumulated,
     dim_names,
     elementwise,
@@ -28,6 +27,7 @@ from tilewright.passes.lower.rules.windowed import (
     tap_dims,
     window_reads,
 )
+from tilewright.passes.lower.scalars import Body, Scalar, Scalars
 
 _NAMES = {"N": "n", "C": "c", **OUTPUTS}
 
@@ -100,7 +100,7 @@ def over_whole_images(b: Builder, op: Op, x: Sequence[Value]) -> Value:
     size = prod(shape[d] for d in letters)
     division = "scalar.div" if held.dtype.startswith(("f", "bf")) else "scalar.truncdiv"
 
-    def mean(i: Builder, p: Sequence[Value]) -> Value:
+    def mean(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         return i.cast(i.value(division, p[0], i.const(size, held.dtype)), t.dtype)
 
     return elementwise(b, [sums], t, mean)

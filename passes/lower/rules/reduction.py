@@ -10,7 +10,6 @@ from tilewright.ir.graph_ops.operands import highest, lowest, zero
 from tilewright.ir.graph_ops.reduction import MAX_POSITIONS, count, moment_dtype, reduced_shape
 from tilewright.ir.types import FLOATS
 from tilewright.passes.lower.lowering import (
-    Body,
     accumulated,
     broadcast_read,
     converted,
@@ -20,12 +19,12 @@ from tilewright.passes.lower.lowering import (
     reduced,
     result_type,
 )
+from tilewright.passes.lower.scalars import Body, Scalar, Scalars
 
 
 def axes_of_op(op: Op) -> tuple[int, ...]:
     """The reduced axes, in increasing order."""
-    axes: Sequence[int] = op["axis"]  # type: ignore[assignment]
-    return tuple(sorted(a % max(1, op.operands[0].tensor.rank) for a in axes))
+    return tuple(sorted(a % max(1, op.operands[0].tensor.rank) for a in op.integers("axis")))
 
 
 def folded(
@@ -71,7 +70,7 @@ def _whole(x: Value) -> tuple[Expr, ...]:
 def _step(scalar: str) -> Body:
     """One step of a fold in the accumulator's dtype."""
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         return i.value(f"scalar.{scalar}", i.cast(p[0], p[1].type.dtype), p[1])
 
     return body
@@ -107,7 +106,7 @@ def _over(b: Builder, total: Value, divisor: int, t: TensorType) -> Value:
     held = total.tensor.dtype
     division = "scalar.div" if held in FLOATS else "scalar.truncdiv"
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         return i.cast(i.value(division, p[0], i.const(divisor, held)), t.dtype)
 
     return elementwise(b, [total], t, body)
@@ -130,9 +129,9 @@ def variance(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     t, shape = result_type(op), x[0].tensor.shape
     held = moment_dtype(t.dtype)
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
-        centred = i.value("scalar.sub", i.cast(p[0], held), i.cast(p[1], held))
-        return i.value("scalar.add", i.value("scalar.mul", centred, centred), p[2])
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        centred = i.cast(p[0], held) - i.cast(p[1], held)
+        return centred * centred + p[2]
 
     reads = [_whole(x[0]), broadcast_read(x[1].tensor.shape, dim_names(len(shape)), shape)]
     total = _folded_op(b, op, x, reads, held, body, zero(held))
@@ -163,11 +162,11 @@ def extreme_place(
         place = place * t.shape[d] + Sym(names[d])
     nowhere = -1 if last else MAX_POSITIONS
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
-        here = i.value("scalar.eq", p[0], p[1])
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        here = p[0].equals(p[1])
         if t.dtype in FLOATS:
-            here = i.value("scalar.or", here, i.value("scalar.isnan", p[0]))
-        found = i.value("scalar.select", here, i.index(place), i.const(nowhere, "i32"))
+            here = here | p[0].apply("isnan")
+        found = here.select(i.index(place), nowhere)
         return i.value("scalar.max" if last else "scalar.min", found, p[2])
 
     at = [0 if d in axes else Sym(n) for d, n in enumerate(names) if keepdims or d not in axes]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -16,10 +16,12 @@ from tilewright.passes.lower.lowering import (
     lowering,
     mapped,
     multiply_add,
+    point_names,
     reduced,
     result_type,
 )
-from tilewright.passes.lower.rules.interpolation import Axis, gathered_at, interpolated, point_names
+from tilewright.passes.lower.rules.interpolation import Axis, gathered_at, interpolated
+from tilewright.passes.lower.scalars import Body, Scalar, Scalars
 
 #: the coordinate of a sample outside the image: no tap of it is inside
 NOWHERE = -2.0
@@ -46,24 +48,23 @@ class _Side:
         """Where a body reads the start and the end of region `region`."""
         return [(Sym(region), 2 - self.axis), (Sym(region), 4 - self.axis)]
 
-    def bin(self, i: Builder, p: Sequence[Value]) -> tuple[Value, Value]:
+    def bin(self, i: Scalars, p: Sequence[Scalar]) -> tuple[Scalar, Scalar]:
         """Scalars: start and extent of the bin that dimension d1 counts; regions have at least extent 1."""
         scale = i.const(self.scale, self.dtype)
-        start, end = (i.value("scalar.mul", i.cast(v, self.dtype), scale) for v in p)
-        span = i.value("scalar.max", i.value("scalar.sub", end, start), i.const(1, self.dtype))
-        extent = i.value("scalar.div", span, i.const(self.bins, self.dtype))
-        return i.value("scalar.fma", i.index(Sym("d1"), self.dtype), extent, start), extent
+        start, end = (i.cast(v, self.dtype) * scale for v in p)
+        span = (end - start).max(1)
+        extent = span / self.bins
+        return i.index(Sym("d1"), self.dtype).fma(extent, start), extent
 
 
-def _between(i: Builder, x: Value, low: float, high: float) -> Value:
-    dtype = x.type.dtype
-    above = i.value("scalar.ge", x, i.const(low, dtype))
-    return i.value("scalar.and", above, i.value("scalar.le", x, i.const(high, dtype)))
+def _between(i: Scalars, x: Scalar, low: float, high: float) -> Scalar:
+    above = x >= low
+    return above & (x <= high)
 
 
 def _sample(
-    i: Builder, side: _Side, p: Sequence[Value], number: Value, ratio: int
-) -> tuple[Value, Value, Value]:
+    i: Scalars, side: _Side, p: Sequence[Scalar], number: Scalar, ratio: int
+) -> tuple[Scalar, Scalar, Scalar]:
     """Scalars: a sample's place on the axis, whether it exists and lies there, and how many its bin has.
 
     Where bins have samples as data says, `number` counts from the first one on the axis.
@@ -74,16 +75,16 @@ def _sample(
     if ratio > 0:
         count = i.const(ratio, dtype)
     else:
-        count = i.value("scalar.ceil", extent)
-        step = i.value("scalar.div", extent, count)
-        first = i.value("scalar.fma", step, half, start)
-        skipped = i.value("scalar.div", i.value("scalar.sub", i.const(-1, dtype), first), step)
-        skipped = i.value("scalar.sub", i.value("scalar.ceil", skipped), i.const(1, dtype))
-        number = i.value("scalar.add", number, i.value("scalar.max", skipped, i.const(0, dtype)))
-    along = i.value("scalar.mul", i.value("scalar.add", number, half), extent)
-    at = i.value("scalar.add", start, i.value("scalar.div", along, count))
-    exists = i.value("scalar.and", _between(i, at, -1, side.size), i.value("scalar.lt", number, count))
-    place = i.value("scalar.min", i.value("scalar.max", at, i.const(0, dtype)), i.const(side.size - 1, dtype))
+        count = extent.ceil()
+        step = extent / count
+        first = step.fma(half, start)
+        skipped = (-1 - first) / step
+        skipped = skipped.ceil() - 1
+        number = number + skipped.max(0)
+    along = (number + half) * extent
+    at = start + along / count
+    exists = _between(i, at, -1, side.size) & (number < count)
+    place = at.max(0).min(side.size - 1)
     return place, exists, count
 
 
@@ -91,9 +92,9 @@ def _places(b: Builder, side: _Side, samples: int, ratio: int) -> Value:
     """Coordinates [region, bin, sample] along an axis; those outside are nowhere."""
     t = TensorType(side.dtype, (side.rois.tensor.shape[0], side.bins, samples))
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         place, exists, _ = _sample(i, side, p, i.index(Sym("d2"), side.dtype), ratio)
-        return i.value("scalar.select", exists, place, i.const(NOWHERE, side.dtype))
+        return exists.select(place, NOWHERE)
 
     par = dict(zip(point_names(3), t.shape, strict=True))
     return mapped(b, [side.rois] * 2, t, par, side.reads(), body)
@@ -103,13 +104,13 @@ def _weights(b: Builder, side: _Side) -> Value:
     """Weights [region, bin, element] of the average of a bin whose number of samples is data."""
     t = TensorType(side.dtype, (side.rois.tensor.shape[0], side.bins, side.size))
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         place, exists, count = _sample(i, side, p[:2], i.index(Sym("k"), side.dtype), 0)
-        distance = i.value("scalar.abs", i.value("scalar.sub", place, i.index(Sym("d2"), side.dtype)))
+        distance = abs(place - i.index(Sym("d2"), side.dtype))
         zero = i.const(0, side.dtype)
-        hat = i.value("scalar.max", i.value("scalar.sub", i.const(1, side.dtype), distance), zero)
-        part = i.value("scalar.select", exists, i.value("scalar.div", hat, count), zero)
-        return i.value("scalar.add", part, p[2])
+        hat = (1 - distance).max(zero)
+        part = exists.select(hat / count, zero)
+        return part + p[2]
 
     par = dict(zip(point_names(3), t.shape, strict=True))
     red = {"k": sample_bound(side.size)}
@@ -147,7 +148,7 @@ def _axis_by_axis(
     t: TensorType,
     layout: str,
     per_axis: Sequence[Value] | None,
-    body: Callable[[Builder, Sequence[Value]], Value],
+    body: Body,
     init: float | int | bool,
     bounds: Sequence[Sequence[Value]] = (),
 ) -> Value:
@@ -220,8 +221,8 @@ def _average(b: Builder, samples: Value, t: TensorType, first: bool, count: int)
     shape = samples.tensor.shape
     red = {"k": shape[3 if first else 2], "l": shape[5 if first else 4]}
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
-        return i.value("scalar.fma", p[0], i.const(1 / count, t.dtype), p[1])
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        return p[0].fma(1 / count, p[1])
 
     par = dict(zip(names, t.shape, strict=True))
     return reduced(b, "tensor.reduce", [samples], t, par, red, [read], body)
@@ -241,25 +242,25 @@ def _largest(
     shape = samples.tensor.shape
     red = {"k": shape[3 if first else 2], "l": shape[5 if first else 4]}
     par = dict(zip(names, t.shape, strict=True))
-    low = i_low = lowest(t.dtype)
+    low = lowest(t.dtype)
     if ratio > 0:
         return reduced(
             b, "tensor.reduce", [samples], t, par, red, [read],
-            lambda i, p: i.value("scalar.max", p[0], p[1]), init=low,
+            lambda i, p: p[0].max(p[1]), init=low,
         )  # fmt: skip
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
-        there = [i.value("scalar.ge", v, i.const(0, v.type.dtype)) for v in p[1:3]]
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        there = [v >= 0 for v in p[1:3]]
         inside = i.value("scalar.and", *there)
-        return i.value("scalar.max", i.value("scalar.select", inside, p[0], i.const(i_low, t.dtype)), p[3])
+        return inside.select(p[0], low).max(p[3])
 
     reads = [read, (Sym("n"), Sym("p"), Sym("k")), (Sym("n"), Sym("q"), Sym("l"))]
     best = reduced(b, "tensor.reduce", [samples, *places], t, par, red, reads, body, init=low)
     partial = [_partial(b, p, s) for p, s in zip(places, sides, strict=True)]
 
-    def final(i: Builder, p: Sequence[Value]) -> Value:
-        some = i.value("scalar.or", p[1], p[2])
-        return i.value("scalar.select", some, i.value("scalar.max", p[0], i.const(0, t.dtype)), p[0])
+    def final(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        some = p[1] | p[2]
+        return some.select(p[0].max(0), p[0])
 
     whole = tuple(map(Sym, names))
     return mapped(b, [best, *partial], t, par, [whole, (Sym("n"), Sym("p")), (Sym("n"), Sym("q"))], final)
@@ -270,18 +271,18 @@ def _partial(b: Builder, places: Value, side: _Side) -> Value:
     shape = places.tensor.shape
     par = dict(zip(("d0", "d1"), shape, strict=False))
 
-    def count(i: Builder, p: Sequence[Value]) -> Value:
-        there = i.value("scalar.ge", p[0], i.const(0, side.dtype))
-        return i.value("scalar.add", i.cast(there, side.dtype), p[1])
+    def count(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        there = p[0] >= 0
+        return i.cast(there, side.dtype) + p[1]
 
     found = reduced(
         b, "tensor.reduce", [places], TensorType(side.dtype, shape[:2]), par, {"k": shape[2]},
         [(Sym("d0"), Sym("d1"), Sym("k"))], count,
     )  # fmt: skip
 
-    def fewer(i: Builder, p: Sequence[Value]) -> Value:
+    def fewer(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         _, extent = side.bin(i, p[1:])
-        return i.value("scalar.lt", p[0], i.value("scalar.ceil", extent))
+        return p[0] < extent.ceil()
 
     reads = [(Sym("d0"), Sym("d1")), *side.reads()]
     return mapped(b, [found, side.rois, side.rois], TensorType("bool", shape[:2]), par, reads, fewer)
@@ -292,23 +293,23 @@ def _bin_bounds(b: Builder, side: _Side) -> list[Value]:
     t = TensorType("i32", (side.rois.tensor.shape[0], side.bins))
     dtype = side.dtype
 
-    def corner(i: Builder, v: Value) -> Value:
-        x = i.value("scalar.mul", i.cast(v, dtype), i.const(side.scale, dtype))
-        away = i.value("scalar.floor", i.value("scalar.add", i.value("scalar.abs", x), i.const(0.5, dtype)))
-        negative = i.value("scalar.lt", x, i.const(0, dtype))
-        return i.value("scalar.select", negative, i.value("scalar.neg", away), away)
+    def corner(i: Scalars, v: Scalar) -> Scalar:
+        x = i.cast(v, dtype) * side.scale
+        away = (abs(x) + 0.5).floor()
+        negative = x < 0
+        return negative.select(-away, away)
 
     def bound(behind: int) -> Value:
-        def body(i: Builder, p: Sequence[Value]) -> Value:
+        def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
             start, end = (corner(i, v) for v in p)
-            span = i.value("scalar.add", i.value("scalar.sub", end, start), i.const(1, dtype))
-            extent = i.value("scalar.max", span, i.const(1, dtype))
-            extent = i.value("scalar.div", extent, i.const(side.bins, dtype))
-            at = i.value("scalar.mul", i.index(Sym("d1") + behind, dtype), extent)
+            span = end - start + 1
+            extent = span.max(1)
+            extent = extent / side.bins
+            at = i.index(Sym("d1") + behind, dtype) * extent
             rounding, nudge = ("scalar.ceil", -BIN_EPSILON) if behind else ("scalar.floor", BIN_EPSILON)
-            at = i.value(rounding, i.value("scalar.add", at, i.const(nudge, dtype)))
-            at = i.value("scalar.max", i.value("scalar.add", at, start), i.const(0, dtype))
-            return i.cast(i.value("scalar.min", at, i.const(side.size, dtype)), "i32")
+            at = i.value(rounding, at + nudge)
+            at = (at + start).max(0)
+            return i.cast(at.min(side.size), "i32")
 
         par = dict(zip(("d0", "d1"), t.shape, strict=True))
         return mapped(b, [side.rois] * 2, t, par, side.reads(), body)
@@ -324,16 +325,16 @@ def roi_pool(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     bounds = [_bin_bounds(b, side) for side in _sides(op, x)]
     low = lowest(t.dtype)
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         here = i.index(Sym("e"))
-        inside = i.value("scalar.and", i.value("scalar.ge", here, p[0]), i.value("scalar.lt", here, p[1]))
-        return i.value("scalar.max", i.value("scalar.select", inside, p[2], i.const(low, t.dtype)), p[3])
+        inside = (here >= p[0]) & (here < p[1])
+        return inside.select(p[2], low).max(p[3])
 
     best = _axis_by_axis(b, x, t, layout, None, body, low, bounds)
 
-    def final(i: Builder, p: Sequence[Value]) -> Value:
-        empty = [i.value("scalar.ge", p[1 + 2 * k], p[2 + 2 * k]) for k in (0, 1)]
-        return i.value("scalar.select", i.value("scalar.or", *empty), i.const(0, t.dtype), p[0])
+    def final(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        empty = [p[1 + 2 * k] >= p[2 + 2 * k] for k in (0, 1)]
+        return i.value("scalar.or", *empty).select(0, p[0])
 
     names = point_names(4)
     spots = [(Sym("d0"), Sym(names[layout.index(c)])) for c in "HW"]

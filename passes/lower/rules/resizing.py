@@ -17,16 +17,16 @@ from tilewright.ir.graph_ops.interpolation import (
     spatial,
 )
 from tilewright.ir.graph_ops.resizing import corners, held_dtype
-from tilewright.passes.lower.lowering import converted, dim_names, lowering, mapped, result_type
+from tilewright.passes.lower.lowering import converted, dim_names, lowering, mapped, point_names, result_type
 from tilewright.passes.lower.rules.interpolation import (
     Axis,
     combined,
     cropped_axis,
     interpolated,
     normalised,
-    point_names,
     polynomial,
 )
+from tilewright.passes.lower.scalars import Scalar, Scalars
 
 #: most taps that one map reads; more of them are taken one axis after the other
 MAX_TAPS = 8
@@ -68,13 +68,13 @@ def _interpolated(b: Builder, x: Value, t: TensorType, dims: Sequence[int], attr
             at[d] = minimum(maximum(place, 0), x.tensor.shape[d] - 1)
         reads.append(tuple(at))
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         if method == "nearest_neighbor":
             return p[0]
         weights = []
         for d, axis_taps, (fraction, divisor) in zip(dims, taps, fractions, strict=True):
             part = i.cast(i.index(fraction), t.dtype)
-            part = i.value("scalar.div", part, i.const(divisor, t.dtype))
+            part = part / divisor
             found = [polynomial(i, c, part) for c in polynomials(method, attrs["cubic_alpha"])]
             if attrs["cubic_exclude"] and method == "cubic":
                 places = [i.index(e) for e in axis_taps]

@@ -9,32 +9,34 @@ from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.graph_ops.interpolation import letters, spatial
 from tilewright.ir.graph_ops.resizing import held_dtype
 from tilewright.ir.graph_ops.sampling import BOX_METHODS, GRID_ALPHA, GRID_EPSILON, GRID_METHODS
-from tilewright.passes.lower.lowering import accumulated, converted, lowering, mapped, result_type
-from tilewright.passes.lower.rules.interpolation import Axis, Fold, interpolated, point_names
+from tilewright.passes.lower.lowering import (
+    accumulated,
+    converted,
+    lowering,
+    mapped,
+    point_names,
+    result_type,
+)
+from tilewright.passes.lower.rules.interpolation import Axis, Fold, interpolated
+from tilewright.passes.lower.scalars import Scalar, Scalars
 
 
-def _reflected(i: Builder, x: Value, size: int, align: bool) -> Value:
+def _reflected(i: Scalars, x: Scalar, size: int, align: bool) -> Scalar:
     """Scalar: a float coordinate mirrored at both ends of an axis."""
-    dtype = x.type.dtype
     span, corner = (max(1, size - 1), 0.0) if align else (size, -0.5)
-    distance = i.value("scalar.abs", i.value("scalar.sub", i.const(corner, dtype), x))
-    turns = i.value("scalar.floor", i.value("scalar.div", distance, i.const(span, dtype)))
-    rest = i.value("scalar.sub", distance, i.value("scalar.mul", turns, i.const(span, dtype)))
-    half = i.value("scalar.mul", turns, i.const(0.5, dtype))
-    even = i.value("scalar.eq", half, i.value("scalar.floor", half))
-    mirrored = i.value("scalar.select", even, rest, i.value("scalar.sub", i.const(span, dtype), rest))
-    mirrored = i.value("scalar.add", mirrored, i.const(corner, dtype))
-    inside = i.value(
-        "scalar.and",
-        i.value("scalar.ge", x, i.const(corner, dtype)),
-        i.value("scalar.le", x, i.const(span + corner, dtype)),
-    )
-    return i.value("scalar.select", inside, x, mirrored)
+    distance = abs(corner - x)
+    turns = (distance / span).floor()
+    rest = distance - turns * span
+    half = turns * 0.5
+    even = half.equals(half.floor())
+    mirrored = even.select(rest, span - rest)
+    mirrored = mirrored + corner
+    inside = (x >= corner) & (x <= span + corner)
+    return inside.select(x, mirrored)
 
 
-def _clamped(i: Builder, x: Value, size: int) -> Value:
-    dtype = x.type.dtype
-    return i.value("scalar.min", i.value("scalar.max", x, i.const(0, dtype)), i.const(size - 1, dtype))
+def _clamped(i: Scalars, x: Scalar, size: int) -> Scalar:
+    return x.max(0).min(size - 1)
 
 
 def _grid_axis(b: Builder, grid: Value, attrs: dict[str, Any], dim: int, size: int) -> Axis:
@@ -43,12 +45,12 @@ def _grid_axis(b: Builder, grid: Value, attrs: dict[str, Any], dim: int, size: i
     held = accumulated(TensorType(t.dtype, (t.shape[0], *t.shape[2:])))
     align, mode = attrs["align_corners"], attrs["padding_mode"]
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
-        x = i.value("scalar.add", i.cast(p[0], held.dtype), i.const(1, held.dtype))
-        x = i.value("scalar.mul", x, i.const(size - 1 if align else size, held.dtype))
-        x = i.value("scalar.mul", x, i.const(0.5, held.dtype))
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        x = i.cast(p[0], held.dtype) + 1
+        x = x * (size - 1 if align else size)
+        x = x * 0.5
         if not align:
-            x = i.value("scalar.sub", x, i.const(0.5, held.dtype))
+            x = x - 0.5
         if mode == "zeros" or attrs["method"] == "bicubic":
             return x
         return _clamped(i, _reflected(i, x, size, align) if mode == "reflection" else x, size)
@@ -66,7 +68,7 @@ def _fold(attrs: dict[str, Any]) -> Fold | None:
     if attrs["method"] != "bicubic" or mode == "zeros":
         return None
 
-    def fold(i: Builder, tap: Value, size: int) -> Value:
+    def fold(i: Scalars, tap: Scalar, size: int) -> Scalar:
         if mode == "reflection":
             tap = i.cast(_reflected(i, i.cast(tap, "f32"), size, align), "i32")
         return _clamped(i, tap, size)
@@ -97,15 +99,15 @@ def affine_grid(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     held = accumulated(t).dtype
     height, width = t.shape[2:]
 
-    def point(i: Builder, name: str, count: int) -> Value:
+    def point(i: Scalars, name: str, count: int) -> Scalar:
         step = i.const((2 - GRID_EPSILON) / (count - 1), held)
-        return i.value("scalar.fma", i.index(Sym(name), held), step, i.const(-1, held))
+        return i.index(Sym(name), held).fma(step, -1)
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         a, c, shift = (i.cast(v, held) for v in p)
-        out = i.value("scalar.mul", a, point(i, "d3", width))
-        out = i.value("scalar.fma", c, point(i, "d2", height), out)
-        return i.cast(i.value("scalar.add", out, shift), t.dtype)
+        out = a * point(i, "d3", width)
+        out = c.fma(point(i, "d2", height), out)
+        return i.cast(out + shift, t.dtype)
 
     par = dict(zip(point_names(4), t.shape, strict=True))
     reads = [(Sym("d0"), Sym("d1"), k) for k in range(3)]
@@ -117,16 +119,16 @@ def _box_axis(b: Builder, boxes: Value, k: int, dim: int, size: int, target: int
     held = accumulated(TensorType(boxes.tensor.dtype, (boxes.tensor.shape[0], target)))
     kind = held.dtype
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         start, end = (i.cast(v, kind) for v in p)
         last = i.const(size - 1, kind)
         if target == 1:
-            middle = i.value("scalar.mul", i.value("scalar.add", start, end), last)
-            return i.value("scalar.mul", middle, i.const(0.5, kind))
-        span = i.value("scalar.mul", i.value("scalar.sub", end, start), last)
-        step = i.value("scalar.div", span, i.const(target - 1, kind))
-        first = i.value("scalar.mul", start, last)
-        return i.value("scalar.add", first, i.value("scalar.mul", i.index(Sym("d1"), kind), step))
+            middle = (start + end) * last
+            return middle * 0.5
+        span = (end - start) * last
+        step = span / (target - 1)
+        first = start * last
+        return first + i.index(Sym("d1"), kind) * step
 
     reads = [(Sym("d0"), k), (Sym("d0"), k + 2)]
     par = {"d0": held.shape[0], "d1": target}

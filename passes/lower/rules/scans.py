@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.ir import Builder, Op, Pairs, Sym, TensorType, Value, scalar_body
+from tilewright.ir import Builder, Op, Pairs, Sym, TensorType, Value
 from tilewright.ir.nodes import Attr
-from tilewright.passes.lower.lowering import Body, accumulated, converted, dim_names, lowering, result_type
+from tilewright.passes.lower.lowering import accumulated, converted, dim_names, lowering, result_type
+from tilewright.passes.lower.scalars import Body, Scalar, Scalars, written
 
 
 def scanned(
@@ -21,9 +22,7 @@ def scanned(
 ) -> Value:
     """A tensor.scan of `x` along `axis` into `result`; body(element, accumulator)."""
     names = dim_names(result.rank)
-    inner, params = scalar_body([x.tensor.dtype, result.dtype])
-    inner.loc = b.loc
-    inner.do("scalar.yield", body(inner, params))
+    block = written(b, [x.tensor.dtype, result.dtype], body)
     attrs: dict[str, Attr] = {
         "par": Pairs.of(dict(zip(names, result.shape, strict=True))),
         "reads": (tuple(map(Sym, names)),),
@@ -31,7 +30,7 @@ def scanned(
         "init": init,
         "exclusive": exclusive,
     }
-    (out,) = b.emit("tensor.scan", [x], attrs, types=[result], body=inner.block(params))
+    (out,) = b.emit("tensor.scan", [x], attrs, types=[result], body=block)
     return out
 
 
@@ -46,7 +45,7 @@ def cumulative(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     start: float | int | bool = not total if truth else 0 if total else 1
     whole = held.dtype[0] in "iu" or truth
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         element = i.cast(i.cast(p[0], t.dtype), held.dtype)
         return i.value(f"scalar.{scalar}", element, p[1])
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.ir import Builder, Expr, Op, Pairs, Sym, TensorType, Value, scalar_body
+from tilewright.ir import Builder, Expr, Op, Pairs, Sym, TensorType, Value
 from tilewright.ir.expr import maximum, minimum
 from tilewright.ir.graph_ops.scattering import REDUCTIONS
 from tilewright.ir.nodes import Attr
 from tilewright.ir.types import FLOATS
-from tilewright.passes.lower.lowering import Body, accumulated, converted, elementwise, lowering, result_type
-from tilewright.passes.lower.rules.indexing import point_names
+from tilewright.passes.lower.lowering import (
+    accumulated,
+    converted,
+    elementwise,
+    lowering,
+    point_names,
+    result_type,
+)
+from tilewright.passes.lower.scalars import Body, Scalar, Scalars, written
 
 
 def scattered(
@@ -27,23 +34,21 @@ def scattered(
 
     body(old, update); reads are those of the updates, then of the indices.
     """
-    inner, params = scalar_body([init.tensor.dtype, updates.tensor.dtype])
-    inner.loc = b.loc
-    inner.do("scalar.yield", body(inner, params))
+    block = written(b, [init.tensor.dtype, updates.tensor.dtype], body)
     attrs: dict[str, Attr] = {
         "par": Pairs.of(dict(zip(point_names(len(par)), par, strict=True))),
         "reads": tuple(tuple(r) for r in reads),
         "at": tuple(at),
     }
     operands = [init, updates, *indices]
-    (out,) = b.emit("tensor.scatter", operands, attrs, types=[init.type], body=inner.block(params))
+    (out,) = b.emit("tensor.scatter", operands, attrs, types=[init.type], body=block)
     return out
 
 
 def combination(mode: str) -> Body:
     """body(old, update) of a mode."""
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         old, update = p[0], i.cast(p[1], p[0].type.dtype)
         if mode == "update":
             return update
@@ -51,7 +56,7 @@ def combination(mode: str) -> Body:
             return i.value(f"scalar.{REDUCTIONS[mode]}", old, update)
         dtype = old.type.dtype
         division = "scalar.div" if dtype in FLOATS else "scalar.truncdiv"
-        return i.value(division, i.value("scalar.add", old, update), i.const(2, dtype))
+        return i.value(division, old + update, i.const(2, dtype))
 
     return body
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from tilewright.ir import Builder, Op, Sym, TensorType, Value
 from tilewright.ir.expr import Expr
 from tilewright.ir.types import FLOATS
-from tilewright.passes.lower.lowering import dim_names, lowering, mapped, result_type
-from tilewright.passes.lower.rules.indexing import picked, point_names
+from tilewright.passes.lower.lowering import dim_names, lowering, mapped, point_names, result_type
+from tilewright.passes.lower.rules.indexing import picked
+from tilewright.passes.lower.scalars import Scalar, Scalars
 
 
 @lowering("graph.reverse_sequence")
@@ -18,13 +19,13 @@ def reverse_sequence(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     seq, batch = (op.integer(key) % t.rank for key in ("seq_axis", "batch_axis"))
     extent = t.shape[seq]
 
-    def place(i: Builder, p: Sequence[Value]) -> Value:
+    def place(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         here = i.index(Sym("s"))
         held = "i32" if p[0].type.dtype == "i32" else "i64"
-        count = i.value("scalar.min", i.cast(p[0], held), i.const(extent, held))
+        count = i.cast(p[0], held).min(extent)
         length = i.cast(count, "i32")
-        mirrored = i.value("scalar.sub", i.value("scalar.sub", length, i.const(1, "i32")), here)
-        return i.value("scalar.select", i.value("scalar.lt", here, length), mirrored, here)
+        mirrored = length - 1 - here
+        return (here < length).select(mirrored, here)
 
     wanted = TensorType("i32", (t.shape[batch], extent))
     places = mapped(b, [x[1]], wanted, {"n": t.shape[batch], "s": extent}, [(Sym("n"),)], place)
@@ -39,12 +40,12 @@ def sequence_mask(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """x before the length of its sequence, else the value."""
     t, axis = result_type(op), op.integer("axis")
     names = dim_names(t.rank)
-    value = op["mask_value"]
+    value = op.number("mask_value")
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         place = i.cast(i.index(Sym(names[axis])), p[1].type.dtype)
-        before = i.value("scalar.lt", place, p[1])
-        return i.value("scalar.select", before, p[0], i.const(value, t.dtype))  # type: ignore[arg-type]
+        before = place < p[1]
+        return before.select(p[0], value)
 
     reads = [tuple(map(Sym, names)), (Sym(names[1 - axis]),)]
     return [mapped(b, x, t, dict(zip(names, t.shape, strict=True)), reads, body)]
@@ -54,14 +55,14 @@ def sequence_mask(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 def arange(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """start + i * step, in 64 bits for integers and at least 32 for floats."""
     t = result_type(op)
-    start, step = op["start"], op["step"]
+    start, step = op.number("start"), op.number("step")
     whole = isinstance(start, int) and isinstance(step, int)
     held = {"f64": "f64"}.get(t.dtype, "f32") if t.dtype in FLOATS else "i64" if whole else "f64"
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         place = i.cast(i.index(Sym("i0")), held)
-        scaled = i.value("scalar.mul", place, i.const(step, held))  # type: ignore[arg-type]
-        total = i.value("scalar.add", i.const(start, held), scaled)  # type: ignore[arg-type]
+        scaled = place * step
+        total = start + scaled
         return i.cast(total, t.dtype)
 
     return [mapped(b, [], t, {"i0": t.shape[0]}, [], body)]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
+from tilewright.ir.graph_ops.operands import zero
 from tilewright.ir.simplify import simplify
 from tilewright.passes.lower.lowering import dim_names, lowering, mapped, result_type
+from tilewright.passes.lower.scalars import Scalar, Scalars
 
 
-def _same(i: Builder, p: Sequence[Value]) -> Value:
+def _same(i: Scalars, p: Sequence[Scalar]) -> Scalar:
     return p[0]
 
 
@@ -61,7 +62,6 @@ def _joined(
 ) -> Value:
     names = dim_names(t.rank)
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    zero: Any = {"bool": False}.get(t.dtype, 0.0 if t.dtype.startswith(("f", "bf")) else 0)
     reads, fill = [], []
     for start in starts:
         at: list[Expr] = [Sym(d) for d in names]
@@ -70,14 +70,14 @@ def _joined(
         else:
             at[axis] -= start
         reads.append(tuple(at))
-        fill.append(None if drop else zero)
+        fill.append(None if drop else zero(t.dtype))
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         out = p[-1]
         where = i.index(Sym(names[axis]))
         for k in range(len(p) - 2, -1, -1):
-            here = i.value("scalar.lt", where, i.const(starts[k + 1], "i32"))
-            out = i.value("scalar.select", here, p[k], out)
+            here = where < starts[k + 1]
+            out = here.select(p[k], out)
         return out
 
     return mapped(b, x, t, dict(zip(names, t.shape, strict=True)), reads, body, fill if len(x) > 1 else ())

@@ -11,6 +11,7 @@ from tilewright.passes.lower.rules.binary_search import count_before
 from tilewright.passes.lower.rules.orders import CHUNK, Order, chunk_order, gathered, merged, padded
 from tilewright.passes.lower.rules.reduction import extreme_place
 from tilewright.passes.lower.rules.shaping import moved
+from tilewright.passes.lower.scalars import Scalar, Scalars
 
 #: the longest sequence of which every element is compared with a value
 COUNTED = 64
@@ -93,9 +94,9 @@ def searchsorted(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     row: list[Expr] = [Sym(n) for n in names[:-1]] if ordered.rank > 1 else []
     order, right = Order(0, ascending=True), bool(op["right"])
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         before = order.precedes(i, p[0], p[1], i.const(right, "bool"))
-        return i.value("scalar.add", i.cast(before, "i32"), p[2])
+        return i.cast(before, "i32") + p[2]
 
     reads = [(*row, Sym("j")), tuple(map(Sym, names))]
     par, red = dict(zip(names, t.shape, strict=True)), {"j": ordered.shape[-1]}

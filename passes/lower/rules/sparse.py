@@ -6,18 +6,19 @@ from collections.abc import Sequence
 
 from tilewright.ir import Builder, Expr, Op, Sym, Value
 from tilewright.passes.lower.lowering import dim_names, lowering, mapped, result_type
+from tilewright.passes.lower.scalars import Scalar, Scalars
 
 
-def _coordinate(i: Builder, place: Value, shape: Sequence[Value], which: Expr) -> Value:
+def _coordinate(i: Scalars, place: Scalar, shape: Sequence[Scalar], which: Expr) -> Scalar:
     """Coordinate number `which` of a row-major place; the first one is all that is left."""
-    found: list[Value] = []
+    found: list[Scalar] = []
     for extent in reversed(shape[1:]):
-        found.insert(0, i.value("scalar.mod", place, extent))
-        place = i.value("scalar.div", place, extent)
+        found.insert(0, place % extent)
+        place = place / extent
     out = place
     for d, value in enumerate(found, 1):
-        here = i.value("scalar.eq", i.index(which), i.const(d, "i32"))
-        out = i.value("scalar.select", here, value, out)
+        here = i.index(which).equals(d)
+        out = here.select(value, out)
     return out
 
 
@@ -29,11 +30,11 @@ def unravel_index(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     names = dim_names(t.rank)
     extents = range(shape.tensor.shape[0])
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         found = _coordinate(i, p[0], p[1:], Sym(names[0]))
-        first = i.value("scalar.eq", i.index(Sym(names[0])), i.const(0, "i32"))
+        first = i.index(Sym(names[0])).equals(0)
         # a result without coordinates has no points, but a body all the same
-        return i.value("scalar.select", first, i.value("scalar.mod", found, p[1]), found) if extents else p[0]
+        return first.select(found % p[1], found) if extents else p[0]
 
     reads: list[tuple[Expr, ...]] = [tuple(map(Sym, names[1:])), *((d,) for d in extents)]
     par = dict(zip(names, t.shape, strict=True))
@@ -47,34 +48,34 @@ def sparse_reshape(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     old, new = before.tensor.shape[0], after.tensor.shape[0]
     dtype = indices.tensor.dtype
 
-    def unknown(i: Builder, v: Value) -> Value:
-        return i.value("scalar.eq", v, i.value("scalar.cast", i.const(-1, "i32"), dtype=dtype))
+    def unknown(i: Scalars, v: Scalar) -> Scalar:
+        return v.equals(i.value("scalar.cast", i.const(-1, "i32"), dtype=dtype))
 
-    def resolve(i: Builder, p: Sequence[Value]) -> Value:
+    def resolve(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         rest = known = i.const(1, dtype)
         for v in p[1 : 1 + old]:
-            rest = i.value("scalar.mul", rest, v)
+            rest = rest * v
         for v in p[1 + old :]:
             one = i.const(1, dtype)
-            known = i.value("scalar.mul", known, i.value("scalar.select", unknown(i, v), one, v))
-        return i.value("scalar.select", unknown(i, p[0]), i.value("scalar.div", rest, known), p[0])
+            known = known * unknown(i, v).select(one, v)
+        return unknown(i, p[0]).select(rest / known, p[0])
 
     columns: list[tuple[Expr, ...]] = [(d,) for d in range(old)]
     entries: list[tuple[Expr, ...]] = [(d,) for d in range(new)]
     operands = [after, *[before] * old, *[after] * new]
     shape = mapped(b, operands, after.tensor, {"i0": new}, [(Sym("i0"),), *columns, *entries], resolve)
 
-    def place(i: Builder, p: Sequence[Value]) -> Value:
+    def place(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         total = i.const(0, dtype)
         for column, extent in zip(p[:old], p[old : 2 * old], strict=True):
-            total = i.value("scalar.add", i.value("scalar.mul", total, extent), column)
+            total = total * extent + column
         found = _coordinate(i, total, p[2 * old : 2 * old + new], Sym("i1"))
         if new != old:
             return found
         same = i.const(True, "bool")
         for extent, resolved in zip(p[old : 2 * old], p[2 * old :], strict=False):
-            same = i.value("scalar.and", same, i.value("scalar.eq", extent, resolved))
-        return i.value("scalar.select", same, p[-1], found)
+            same = same & extent.equals(resolved)
+        return same.select(p[-1], found)
 
     t = result_type(op)
     rows: list[tuple[Expr, ...]] = [(Sym("i0"), d) for d in range(old)]

@@ -17,17 +17,14 @@ from tilewright.passes.lower.lowering import (
     reduced,
     result_type,
 )
+from tilewright.passes.lower.scalars import Scalar, Scalars
 
 
-def _angle(i: Builder, row: Expr, column: Expr, period: int, most: int, dtype: str) -> Value:
+def _angle(i: Scalars, row: Expr, column: Expr, period: int, most: int, dtype: str) -> Scalar:
     """2 pi row column / period, less whole turns so that it is exact to rounding; row * column <= most."""
     index = "i32" if most < 1 << 31 else "i64"
-    turns = i.value(
-        "scalar.mod",
-        i.value("scalar.mul", i.index(row, index), i.index(column, index)),
-        i.const(period, index),
-    )
-    return i.value("scalar.mul", i.cast(turns, dtype), i.const(2 * math.pi / period, dtype))
+    turns = i.index(row, index) * i.index(column, index) % period
+    return i.cast(turns, dtype) * (2 * math.pi / period)
 
 
 @lowering("graph.dft")
@@ -38,21 +35,19 @@ def dft(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     inverse = bool(op["inverse"])
     names = dim_names(t.rank)
 
-    def pick(i: Builder, p: Sequence[Value]) -> Value:
-        first = i.value("scalar.eq", i.index(Sym("part")), i.const(0, "i32"))
-        return i.value("scalar.select", first, i.cast(p[0], dtype), i.cast(p[1], dtype))
+    def pick(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        first = i.index(Sym("part")).equals(0)
+        return first.select(i.cast(p[0], dtype), i.cast(p[1], dtype))
 
-    def table(i: Builder, p: Sequence[Value]) -> Value:
+    def table(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         angle = _angle(i, Sym("n"), Sym("k"), n, n * n, dtype)
         scale = i.const(1 / n if inverse else 1.0, dtype)
         sign = i.const(1.0 if inverse else -1.0, dtype)
-        cos = i.value("scalar.mul", i.value("scalar.cos", angle), scale)
-        sin = i.value("scalar.mul", i.value("scalar.sin", i.value("scalar.mul", angle, sign)), scale)
+        cos = angle.apply("cos") * scale
+        sin = (angle * sign).apply("sin") * scale
         result, part = i.index(Sym("result")), i.index(Sym("part"))
-        crossed = i.value(
-            "scalar.select", i.value("scalar.eq", result, i.const(0, "i32")), i.value("scalar.neg", sin), sin
-        )
-        return i.value("scalar.select", i.value("scalar.eq", result, part), cos, crossed)
+        crossed = result.equals(0).select(-sin, sin)
+        return result.equals(part).select(cos, crossed)
 
     lead = dict(zip(names[:-1], t.shape, strict=False))
     joined = TensorType(dtype, (*t.shape[:-1], 2, n))
@@ -78,13 +73,13 @@ def stft(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     rows, dtype = frequencies(dict(op.attrs)), held.dtype
     scale = 1 / math.sqrt(size) if op["normalized"] else 1.0
 
-    def table(i: Builder, p: Sequence[Value]) -> Value:
+    def table(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         angle = _angle(i, Sym("f"), Sym("w"), length, rows * length, dtype)
-        first = i.value("scalar.eq", i.index(Sym("part")), i.const(0, "i32"))
-        sin = i.value("scalar.neg", i.value("scalar.sin", angle))
-        wave = i.value("scalar.select", first, i.value("scalar.cos", angle), sin)
-        factor = i.value("scalar.mul", i.cast(p[0], dtype), i.const(scale, dtype))
-        return i.value("scalar.mul", wave, factor)
+        first = i.index(Sym("part")).equals(0)
+        sin = -angle.apply("sin")
+        wave = first.select(angle.apply("cos"), sin)
+        factor = i.cast(p[0], dtype) * scale
+        return wave * factor
 
     par = {"part": 2, "f": rows, "w": length}
     basis = mapped(b, [x[1]], TensorType(dtype, tuple(par.values())), par, [(Sym("w"),)], table)

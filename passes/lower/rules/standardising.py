@@ -8,7 +8,6 @@ from math import prod
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.graph_ops.normalisation import channel_groups
 from tilewright.passes.lower.lowering import (
-    Body,
     accumulated,
     dim_names,
     elementwise,
@@ -18,6 +17,7 @@ from tilewright.passes.lower.lowering import (
     result_type,
 )
 from tilewright.passes.lower.rules.shaping import reshaped
+from tilewright.passes.lower.scalars import Body, Scalar, Scalars
 
 
 def _kept(rank: int, axes: Sequence[int]) -> tuple[Sym, ...]:
@@ -39,20 +39,20 @@ def _folded(b: Builder, x: Sequence[Value], axes: Sequence[int], body: Body) -> 
 
 def _over(b: Builder, total: Value, count: int) -> Value:
     t = total.tensor
-    return elementwise(b, [total], t, lambda i, p: i.value("scalar.div", p[0], i.const(count, t.dtype)))
+    return elementwise(b, [total], t, lambda i, p: p[0] / count)
 
 
 def _moments(b: Builder, x: Value, axes: Sequence[int]) -> tuple[Value, Value]:
     """Mean and biased variance over `axes`, without them."""
     count = prod(x.tensor.shape[d] for d in axes)
 
-    def add(i: Builder, p: Sequence[Value]) -> Value:
-        return i.value("scalar.add", i.cast(p[0], p[1].type.dtype), p[1])
+    def add(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        return i.cast(p[0], p[1].type.dtype) + p[1]
 
-    def squared(i: Builder, p: Sequence[Value]) -> Value:
+    def squared(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         a, mean, acc = p
-        centred = i.value("scalar.sub", i.cast(a, acc.type.dtype), mean)
-        return i.value("scalar.fma", centred, centred, acc)
+        centred = i.cast(a, acc.type.dtype) - mean
+        return centred.fma(centred, acc)
 
     mean = _over(b, _folded(b, [x], axes, add), count)
     return mean, _over(b, _folded(b, [x, mean], axes, squared), count)
@@ -67,12 +67,12 @@ def _standardised(
     names = dim_names(t.rank)
     axis = (Sym(names[op.integer("axis") % t.rank]),)
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         a, gamma, beta, mean, variance = (i.cast(v, held) for v in p)
-        root = i.value("scalar.sqrt", i.value("scalar.add", variance, i.const(op["epsilon"], held)))  # type: ignore[arg-type]
-        a = i.value("scalar.div", i.value("scalar.sub", a, mean), root)
-        a = i.value("scalar.mul", a, gamma) if op["scale"] else a
-        return i.cast(i.value("scalar.add", a, beta) if op["center"] else a, t.dtype)
+        root = (variance + op.number("epsilon")).apply("sqrt")
+        a = (a - mean) / root
+        a = a * gamma if op["scale"] else a
+        return i.cast(a + beta if op["center"] else a, t.dtype)
 
     reads = [tuple(map(Sym, names)), axis, axis, tuple(at), tuple(at)]
     return mapped(b, [*x, *moments], t, dict(zip(names, t.shape, strict=True)), reads, body)
@@ -105,16 +105,15 @@ def l2_normalize(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """x / sqrt(max(sum of squares, eps))."""
     t = result_type(op)
     held = accumulated(t).dtype
-    given: Sequence[int] = op["axis"]  # type: ignore[assignment]
-    axes = [d % t.rank for d in given] or list(range(t.rank))
+    axes = [d % t.rank for d in op.integers("axis")] or list(range(t.rank))
 
-    def square(i: Builder, p: Sequence[Value]) -> Value:
+    def square(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         a = i.cast(p[0], held)
-        return i.value("scalar.fma", a, a, p[1])
+        return a.fma(a, p[1])
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
-        length = i.value("scalar.sqrt", i.value("scalar.max", p[1], i.const(op["eps"], held)))  # type: ignore[arg-type]
-        return i.cast(i.value("scalar.div", i.cast(p[0], held), length), t.dtype)
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        length = p[1].max(op.number("eps")).apply("sqrt")
+        return i.cast(i.cast(p[0], held) / length, t.dtype)
 
     names = dim_names(t.rank)
     reads = [tuple(map(Sym, names)), _kept(t.rank, axes)]

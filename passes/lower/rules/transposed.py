@@ -28,6 +28,7 @@ from tilewright.passes.lower.lowering import (
 )
 from tilewright.passes.lower.rules.shaping import moved
 from tilewright.passes.lower.rules.windowed import OUTPUTS, TAPS, letters_of, tap_dims
+from tilewright.passes.lower.scalars import Scalar, Scalars
 
 
 @dataclass(frozen=True)
@@ -172,9 +173,9 @@ def _spread(b: Builder, x: Value, layout: str, steps: Mapping[str, int]) -> Valu
         extent[d] = (extent[d] - 1) * step + 1
     result = TensorType(t.dtype, tuple(extent[d] for d in layout))
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
-        between = i.value("scalar.gt", i.index(gap), i.const(0, "i32"))
-        return i.value("scalar.select", between, i.const(0, t.dtype), p[0])
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        between = i.index(gap) > 0
+        return between.select(0, p[0])
 
     par = dict(zip(names, result.shape, strict=True))
     return mapped(b, [x], result, par, [tuple(at[d] for d in layout)], body)

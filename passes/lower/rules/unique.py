@@ -4,54 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tilewright.ir import Builder, Op, Pairs, Sym, TensorType, Value, scalar_body
+from tilewright.ir import Builder, Op, Pairs, Sym, TensorType, Value
 from tilewright.ir.expr import maximum
 from tilewright.ir.nodes import Attr
-from tilewright.passes.lower.lowering import elementwise, lowering, mapped, reduced
+from tilewright.passes.lower.lowering import elementwise, looked_up, lowering, mapped, reduced
 from tilewright.passes.lower.rules.orders import Order, gathered
 from tilewright.passes.lower.rules.scans import scanned
 from tilewright.passes.lower.rules.sorting import first_places
+from tilewright.passes.lower.scalars import Scalar, Scalars, written
 
 
-def _vector(b: Builder, size: int, body: Callable[[Builder], Value]) -> Value:
+def _vector(b: Builder, size: int, body: Callable[[Scalars], Scalar]) -> Value:
     """A new i32 vector; the body computes an element from dimension `i0`."""
     return mapped(b, [], TensorType("i32", (size,)), {"i0": size}, [], lambda i, p: body(i))
 
 
 def _scattered(b: Builder, init: Value, updates: Value, index: Value, scalar: str) -> Value:
     """A copy of `init` where each element `index` names becomes scalar(old, update), or the update."""
-    body, (old, update) = scalar_body([init.tensor.dtype, updates.tensor.dtype])
-    body.loc = b.loc
-    body.do("scalar.yield", body.value(f"scalar.{scalar}", old, update) if scalar else update)
+    dtypes = [init.tensor.dtype, updates.tensor.dtype]
+    block = written(b, dtypes, lambda i, p: p[0].apply(scalar, p[1]) if scalar else p[1])
     attrs: dict[str, Attr] = {
         "par": Pairs.of({"n": updates.tensor.size}),
         "reads": ((Sym("n"),), (Sym("n"),)),
         "at": (Sym("i0"),),
     }
-    (out,) = b.emit(
-        "tensor.scatter", [init, updates, index], attrs, types=[init.type], body=body.block((old, update))
-    )
+    (out,) = b.emit("tensor.scatter", [init, updates, index], attrs, types=[init.type], body=block)
     return out
 
 
 def _picked(b: Builder, x: Value, index: Value) -> Value:
     """x[index], and zero where an index is out of bounds."""
-    t = TensorType(x.tensor.dtype, index.tensor.shape)
-    zero: float | int | bool = False if t.dtype == "bool" else 0 if t.dtype[0] in "iu" else 0.0
-    attrs: dict[str, Attr] = {
-        "par": Pairs.of({"n": t.size}),
-        "reads": ((Sym("n"),),),
-        "at": (Sym("i0"),),
-        "mode": "fill",
-        "fill_value": zero,
-    }
-    (out,) = b.emit("tensor.gather", [x, index], attrs, types=[t])
-    return out
+    return looked_up(b, x, [index], {"n": index.tensor.size}, [(Sym("n"),)], [Sym("i0")], "fill")
 
 
 def _running_sum(b: Builder, x: Value, start: int = 0) -> Value:
-    def add(i: Builder, p: Sequence[Value]) -> Value:
-        return i.value("scalar.add", p[0], p[1])
+    def add(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        return p[0] + p[1]
 
     return scanned(b, x, x.tensor, 0, add, start)
 
@@ -62,9 +50,9 @@ def _numbered(b: Builder, x: Value) -> Value:
     places = first_places(b, x, Order(0, ascending=True), n)
     line = gathered(b, x, places, 0)
 
-    def starts(i: Builder, p: Sequence[Value]) -> Value:
-        later = i.value("scalar.gt", i.index(Sym("i0")), i.const(0, "i32"))
-        return i.cast(i.value("scalar.and", later, i.value("scalar.ne", p[0], p[1])), "i32")
+    def starts(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        later = i.index(Sym("i0")) > 0
+        return i.cast(later & p[0].apply("ne", p[1]), "i32")
 
     reads = [(Sym("i0"),), (maximum(0, Sym("i0") - 1),)]
     steps = mapped(b, [line, line], TensorType("i32", (n,)), {"i0": n}, reads, starts)
@@ -84,8 +72,8 @@ def _by_occurrence(b: Builder, group: Value) -> Value:
     """Groups numbered in the order in which they occur first."""
     start = gathered(b, _first(b, group), group, 0)
 
-    def is_start(i: Builder, p: Sequence[Value]) -> Value:
-        return i.cast(i.value("scalar.eq", p[0], i.index(Sym("i0"))), "i32")
+    def is_start(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        return i.cast(p[0].equals(i.index(Sym("i0"))), "i32")
 
     number = _running_sum(b, elementwise(b, [start], start.tensor, is_start), start=-1)
     return gathered(b, number, start, 0)
@@ -100,8 +88,8 @@ def unique(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
         group = _by_occurrence(b, group)
     first = _first(b, group)
 
-    def largest(i: Builder, p: Sequence[Value]) -> Value:
-        return i.value("scalar.max", i.value("scalar.add", p[0], i.const(1, "i32")), p[1])
+    def largest(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        return (p[0] + 1).max(p[1])
 
     count = TensorType("i32", (1,))
     number = reduced(b, "tensor.reduce", [group], count, {"one": 1}, {"j": n}, [(Sym("j"),)], largest, init=0)

@@ -8,6 +8,7 @@ from typing import Any
 from tilewright.ir import Builder, Expr, Op, Sym, Value
 from tilewright.ir.graph_ops.layouts import SPATIAL
 from tilewright.passes.lower.lowering import dim_names, mapped, result_type
+from tilewright.passes.lower.scalars import Scalar, Scalars
 
 #: dimension of the iteration domain that counts the windows along a spatial dimension
 OUTPUTS = {"D": "z", "H": "y", "W": "x"}
@@ -52,19 +53,19 @@ def divided(b: Builder, sums: Value, op: Op, counts: Mapping[str, Expr]) -> Valu
     for e in counts.values():
         total *= e
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
-        taps = i.value("scalar.max", i.index(total, "i32"), i.const(1, "i32"))
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        taps = i.index(total, "i32").max(1)
         return i.cast(i.value(division, p[0], i.cast(taps, held)), t.dtype)
 
     par = dict(zip(names, t.shape, strict=True))
     return mapped(b, [sums], t, par, [tuple(map(Sym, names))], body)
 
 
-def larger(i: Builder, p: Sequence[Value]) -> Value:
+def larger(i: Scalars, p: Sequence[Scalar]) -> Scalar:
     """Body of a maximum."""
-    return i.value("scalar.max", p[0], p[1])
+    return p[0].max(p[1])
 
 
-def added(i: Builder, p: Sequence[Value]) -> Value:
+def added(i: Scalars, p: Sequence[Scalar]) -> Scalar:
     """Body of a sum in the accumulator's type."""
-    return i.value("scalar.add", i.cast(p[0], p[1].type.dtype), p[1])
+    return i.cast(p[0], p[1].type.dtype) + p[1]

@@ -18,6 +18,7 @@ from tilewright.ir.expr import minimum
 from tilewright.ir.graph_ops.convolution import Convolution, convolution_of
 from tilewright.passes.lower.convolution_algorithms import algorithm
 from tilewright.passes.lower.lowering import accumulated, mapped, multiply_add, reduced, result_type
+from tilewright.passes.lower.scalars import Scalar, Scalars
 from tilewright.passes.lower.tables import number_table
 
 #: elements of an image or a result from which two maps of 8 (10) reads per element take less than one of 24
@@ -215,7 +216,7 @@ def _both_ways(
     pixels = [place(i, j) for i in transform.columns(first) for j in transform.columns(second)]
     factors: list[tuple[Expr, ...]] = [(r, i) for r in (first, second) for i in range(n)]
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         down, across = p[n * n : n * n + n], p[n * n + n :]
         lines = [_dot(i, [i.cast(v, held) for v in p[k * n : k * n + n]], across) for k in range(n)]
         return i.cast(_dot(i, lines, down), dtype)
@@ -242,17 +243,17 @@ def _one_way(
     n = transform.width
     reads = [*map(place, transform.columns(row)), *((row, i) for i in range(n))]
 
-    def body(i: Builder, p: Sequence[Value]) -> Value:
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         return i.cast(_dot(i, [i.cast(v, held) for v in p[:n]], p[n:]), dtype)
 
     result = TensorType(dtype, tuple(par.values()))
     return mapped(b, [*[x] * n, *[entries] * n], result, par, reads, body, [*[fill] * n, *[None] * n])
 
 
-def _dot(i: Builder, values: Sequence[Value], factors: Sequence[Value]) -> Value:
-    total = i.value("scalar.mul", values[0], factors[0])
+def _dot(i: Scalars, values: Sequence[Scalar], factors: Sequence[Scalar]) -> Scalar:
+    total = values[0] * factors[0]
     for v, f in zip(values[1:], factors[1:], strict=True):
-        total = i.value("scalar.fma", v, f, total)
+        total = v.fma(f, total)
     return total
 
 
