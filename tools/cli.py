@@ -16,9 +16,8 @@ from importlib import import_module
 from pathlib import PurePath
 
 from tilewright import __version__
-from tilewright.tools.arguments.parsing import CommandParser
+from tilewright.tools.arguments.parsing import CommandParser, one_line, one_line_warnings
 from tilewright.tools.arguments.scope import ArgumentError
-from tilewright.tools.one_line_warnings import one_line, one_line_warnings
 
 #: each has a module of its name in `tilewright.tools.arguments`, with a function add_NAME
 COMMANDS = (
@@ -46,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.argv = given  # for commands that start themselves again
         module, _, action = arguments.action.partition(":")
         with one_line_warnings(), _ended_by_sigterm():
-            getattr(import_module(f"tilewright.tools.commands.{module}"), action)(arguments)
+            getattr(import_module(f"tilewright.tools.{module}"), action)(arguments)
     except ArgumentError as e:
         return _told(str(e), 2)
     except BrokenPipeError:

@@ -23,4 +23,4 @@ def add_calibrate(sub: Sub) -> None:
     p.add_argument(
         "--show", action="store_true", help="measure nothing; show the record that compilations use"
     )
-    p.set_defaults(action="calibrate:run_calibrate")
+    p.set_defaults(action="commands.calibrate:run_calibrate")

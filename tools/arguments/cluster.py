@@ -33,12 +33,12 @@ def add_cluster(sub: Sub) -> None:
         action="store_true",
         help="print a list of {model, cluster, schedule, dp, wp, p, normalized}",
     )
-    table.set_defaults(action="cluster:run_table")
+    table.set_defaults(action="commands.cluster:run_table")
     validate = actions.add_parser("validate", help="errors against measured training steps, per source")
     validate.add_argument("--refit", action="store_true", help="fit all knobs again first (some seconds)")
     validate.add_argument("--json", action="store_true", help="print sources, stacks and errors as JSON")
     validate.add_argument("--plot", metavar="FILE", help=f"{_PLOT}: predicted against measured seconds")
-    validate.set_defaults(action="cluster:run_validate")
+    validate.set_defaults(action="commands.cluster:run_validate")
 
 
 def _add_plan(sub: Sub) -> None:
@@ -81,7 +81,7 @@ def _add_plan(sub: Sub) -> None:
         "--plot", metavar="FILE", help=f"{_PLOT}: seconds by component, memory against capacity"
     )
     _add_execution_arguments(plan)
-    plan.set_defaults(action="cluster:run_plan")
+    plan.set_defaults(action="commands.cluster:run_plan")
 
 
 def _add_execution_arguments(p: CommandParser) -> None:

@@ -19,4 +19,4 @@ def add_compile(sub: Sub) -> None:
     )
     p.add_argument("-o", "--output", metavar="FILE", help="where to write the executable (.tw)")
     p.add_argument("--json", action="store_true", help="print the report as JSON")
-    p.set_defaults(action="compile:run_compile")
+    p.set_defaults(action="commands.compile:run_compile")

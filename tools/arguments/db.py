@@ -14,7 +14,7 @@ def add_db(sub: Sub) -> None:
     merge.add_argument(
         "others", nargs="+", metavar="FILE", help="databases to take from; they stay as they are"
     )
-    merge.set_defaults(action="db:run_merge")
+    merge.set_defaults(action="commands.db:run_merge")
     export = actions.add_parser("export", help="write entries as JSON lines")
     export.add_argument("output", metavar="FILE", help="file of JSON lines to write")
     export.add_scoped(
@@ -24,12 +24,12 @@ def add_db(sub: Sub) -> None:
         metavar="NET.tw",
         help="only the entries of one network: those that travel with this saved executable",
     )
-    export.set_defaults(action="db:run_export")
+    export.set_defaults(action="commands.db:run_export")
     imported = actions.add_parser("import", help="take entries from JSON lines or saved executables")
     imported.add_argument(
         "files", nargs="+", metavar="FILE", help="exported lines or saved executables (.tw)"
     )
-    imported.set_defaults(action="db:run_import")
+    imported.set_defaults(action="commands.db:run_import")
     for action in (merge, export, imported):
         action.add_argument(
             "--tuning-db",

@@ -22,4 +22,4 @@ def add_explain(sub: Sub) -> None:
         help="compare what chooses which ops share a kernel: launches and seconds by the model",
     )
     p.add_argument("--json", action="store_true", help="print a list of kernels as JSON")
-    p.set_defaults(action="explain:run_explain")
+    p.set_defaults(action="commands.explain:run_explain")

@@ -25,7 +25,7 @@ def add_partition(sub: Sub) -> None:
 def _add_count(sub: Sub) -> None:
     p = sub.add_parser("count", help="count the partitions of one layer's rows")
     _add_space(p)
-    p.set_defaults(action="partition:run_count")
+    p.set_defaults(action="commands.partition:run_count")
 
 
 def _add_search(sub: Sub) -> None:
@@ -44,7 +44,7 @@ def _add_search(sub: Sub) -> None:
         help="of slowest device, fetched rows, cropped rows, imbalance (default 1,1,1,1)",
     )
     p.add_argument("--corrected", action="store_true", help="imbalance against the unweighted maximum")
-    p.set_defaults(action="partition:run_search")
+    p.set_defaults(action="commands.partition:run_search")
 
 
 def _add_network(sub: Sub) -> None:
@@ -64,7 +64,7 @@ def _add_network(sub: Sub) -> None:
         "--check", action="store_true", help="interpret all devices together and compare, in float64"
     )
     p.add_argument("--json", action="store_true", help="print the result as JSON")
-    p.set_defaults(action="partition_network:run_network_partition")
+    p.set_defaults(action="commands.partition:run_network_partition")
 
 
 def _add_space(p: CommandParser) -> None:

@@ -18,4 +18,4 @@ def add_report(sub: Sub) -> None:
         default=5,
         help="timed runs where the target's device is present; 0 takes the model's times (default 5)",
     )
-    p.set_defaults(action="report:run_report")
+    p.set_defaults(action="commands.report:run_report")

@@ -41,7 +41,7 @@ def add_run(sub: Sub) -> None:
     p.add_argument("--json", action="store_true", help="print results as JSON")
     _add_stream_arguments(p)
     _add_rank_arguments(p)
-    p.set_defaults(action="run:run_network")
+    p.set_defaults(action="commands.run:run_network")
 
 
 def _add_stream_arguments(p: CommandParser) -> None:

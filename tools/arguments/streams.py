@@ -25,4 +25,4 @@ def add_streams(sub: Sub) -> None:
     p.add_scoped(
         p, Scope(needs=("--json",)), "--order", action="store_true", help='add the launch order as "order"'
     )
-    p.set_defaults(action="streams:run_streams")
+    p.set_defaults(action="commands.streams:run_streams")

@@ -21,4 +21,4 @@ def add_tune(sub: Sub) -> None:
     add_network_arguments(p, params="random")
     p.add_argument("--json", action="store_true", help="print the result as JSON")
     p.add_argument("-o", "--output", metavar="FILE", help="save the tuned executable, entries included")
-    p.set_defaults(action="tune:run_tune", tune="measure")
+    p.set_defaults(action="commands.tune:run_tune", tune="measure")

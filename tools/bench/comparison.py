@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from tilewright.compilation.option_values import TOLERANCE
-from tilewright.ir import Module
+from tilewright.ir import Module, interpret
+from tilewright.running.checking import relative_error
 from tilewright.tools.bench.contender import Contender, interleaved
+from tilewright.tools.bench.kernel_cases import KernelCase
+from tilewright.tools.bench.networks import random_batch, with_batch
 from tilewright.tools.bench.ours import Ours
 from tilewright.tools.bench.peers import Peers
-from tilewright.tools.bench.reference import difference
-from tilewright.tools.bench.rows import Row, contender_row, judged
+from tilewright.tools.bench.rows import Row, contender_row, judged, one_line
+from tilewright.tools.commands.network import read_network
 
 #: what the roundings of two right results may add up to, in tolerances
 BETWEEN = 2.0
@@ -143,3 +148,185 @@ def errors(
 def is_right(check: Mapping[str, float], limit: float) -> bool:
     """Whether errors are within what the precision allows."""
     return check.get("relative_error", 0.0) <= limit and check.get("difference", 0.0) <= BETWEEN * limit
+
+
+def reference_of(module: Module, batch: int | None) -> Reference | WholeReference:
+    """What results are held against: of a batch single samples, of shapes left as they are everything."""
+    return WholeReference(module) if batch is None else Reference(module)
+
+
+class WholeReference:
+    """All results of a network whose inputs need not share a batch, interpreted in float64."""
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self._known: dict[bytes, list[np.ndarray]] = {}
+
+    def error(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> float:
+        """The largest relative error of the outputs."""
+        key = b"".join(x.tobytes() for x in inputs)
+        if key not in self._known:
+            self._known[key] = interpret(self._module, *inputs, precision="fp64")
+        return difference(outputs, self._known[key])
+
+
+class Reference:
+    """The first and last sample of a batch, interpreted in float64 from the network as it was imported.
+
+    A network treats the samples of a batch alike, so sample i of a batch equals the network at batch 1 on
+    it. Results are kept by sample: batches that begin alike share them.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self._module = with_batch(module, 1)
+        self._known: dict[bytes, list[np.ndarray]] = {}
+
+    def error(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> float:
+        """The largest relative error of the outputs for the first and the last sample."""
+        batch = inputs[0].shape[0]
+        errors = []
+        for sample in sorted({0, batch - 1}):
+            wanted = self._wanted([x[sample : sample + 1] for x in inputs])
+            for got, exact in zip(outputs, wanted, strict=True):
+                per_sample = exact.shape[0]  # rows of a result may be more than one per sample
+                rows = got[sample * per_sample : (sample + 1) * per_sample]
+                errors.append(relative_error(rows, exact))
+        return max(errors)
+
+    def _wanted(self, inputs: list[np.ndarray]) -> list[np.ndarray]:
+        key = b"".join(x.tobytes() for x in inputs)
+        if key not in self._known:
+            self._known[key] = interpret(self._module, *inputs, precision="fp64")
+        return self._known[key]
+
+
+def difference(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> float:
+    """The largest relative error between two lists of results."""
+    return max(relative_error(x, y) for x, y in zip(a, b, strict=True))
+
+
+#: rows of the result that are compared with float64
+CHECKED_ROWS = 4
+
+
+@dataclass(frozen=True)
+class FirstRows:
+    """The first rows of a kernel's result, interpreted in float64."""
+
+    case: KernelCase
+
+    def error(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> float:
+        """Relative error of the first rows."""
+        rows = min(CHECKED_ROWS, self.case.rows)
+        module = self.case.module(rows)
+        names = zip(module.input_names, inputs, strict=True)
+        given = [x[:rows] if n in self.case.batched else x for n, x in names]
+        (wanted,) = interpret(module, *given, precision="fp64")
+        return relative_error(outputs[0][:rows], wanted)
+
+
+def compare_kernel(case: KernelCase, settings: Settings) -> Row:
+    """The row as plain data, as `compare_network` gives it; rates and `of_copy` where they could be taken."""
+    row: Row = {"kernel": case.name, "precision": case.precision}
+    if settings.left_s() <= 0:
+        return row | {"status": "failed", "reason": "the time limit was over"}
+    try:
+        module = case.module()
+        inputs = random_batch(module, settings.seed)
+        told = compare(
+            module,
+            inputs,
+            case.precision,
+            FirstRows(case),
+            _as_stored(case, settings),
+            _entrants(case, inputs),
+        )
+        return _with_rates(case, row | told)
+    except Exception as e:  # noqa: BLE001 - a fault is a row with a reason, the other rows go on
+        return row | {"status": "failed", "reason": one_line(e)}
+    finally:
+        gc.collect()
+
+
+def _as_stored(case: KernelCase, settings: Settings) -> Settings:
+    """The module has the types of its precision: nothing is left for the compiler to convert."""
+    precision = "tf32" if case.precision == "tf32" else "fp32"
+    return replace(settings, ours={v: {**o, "precision": precision} for v, o in settings.ours.items()})
+
+
+def _entrants(case: KernelCase, inputs: list[np.ndarray]) -> Callable[[Peers], Entrants]:
+    return lambda peers: Entrants(
+        peers.kernel_contenders(case.torch_call, inputs),
+        peers.copies(case.moved_bytes) if not case.flops else (),
+    )
+
+
+def _with_rates(case: KernelCase, row: Row) -> Row:
+    """Rates of everything that was timed, and the copy's time over ours."""
+    for r in (*row["ours"], *row["peers"]):
+        if "median_ms" in r:
+            seconds = 1e-3 * r["median_ms"]
+            if case.flops:
+                r["tflop_per_s"] = float(f"{case.flops / seconds / 1e12:.4g}")
+            else:
+                r["gbyte_per_s"] = float(f"{case.moved_bytes / seconds / 1e9:.4g}")
+    copies = [r["median_ms"] for r in row["peers"] if r["peer"] == "copy"]
+    if copies and "median_ms" in row["ours"][0]:
+        row["of_copy"] = round(copies[0] / row["ours"][0]["median_ms"], 4)
+    return row
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is compared: a network in a file, with shapes and constants as given, at a batch and precision.
+
+    batch: the first extent of all inputs; None leaves every shape as it is.
+    """
+
+    path: Path
+    batch: int | None
+    precision: str
+    shapes: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
+
+    @property
+    def network(self) -> str:
+        """The network's name: that of its file."""
+        return self.path.stem
+
+    def module(self) -> Module:
+        """The network as imported, with random weights scaled by fan-in where the file has none."""
+        return read_network(str(self.path), params="random", shapes=self.shapes, constants=self.constants)
+
+    def row(self) -> Row:
+        """The cells that name the row; no batch where the shapes say it."""
+        return {"network": self.network, "batch": self.batch, "precision": self.precision}
+
+
+def compare_network(case: Case, imported: Module, reference: Exact, settings: Settings) -> Row:
+    """The row as plain data: `status` is ok, wrong or failed, with a `reason` where it is not ok.
+
+    imported: the module of the case. Its batch, where none is given, is the first extent of the first input.
+    """
+    batch = case.batch
+    row: Row = case.row()
+    if batch is None:
+        shape = imported.input_types[0].shape
+        row["batch"] = shape[0] if shape else 1
+    if settings.left_s() <= 0:
+        return row | {"status": "failed", "reason": "the time limit was over"}
+    try:
+        module = with_batch(imported, batch)
+        inputs = random_batch(module, settings.seed)
+        return row | compare(
+            module,
+            inputs,
+            case.precision,
+            reference,
+            settings,
+            lambda peers: Entrants(peers.contenders(module, inputs)),
+        )
+    except Exception as e:  # noqa: BLE001 - a fault is a row with a reason, the other rows go on
+        return row | {"status": "failed", "reason": one_line(e)}
+    finally:
+        gc.collect()

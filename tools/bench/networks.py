@@ -11,7 +11,7 @@ import numpy as np
 import tilewright as tw
 from tilewright.ir import InputError, Module, Value
 from tilewright.ir.types import array_type
-from tilewright.tools.bench.named import SUITES
+from tilewright.tools.arguments.bench import SUITES
 
 #: integer inputs that index nothing lie below this
 INTEGERS_BELOW = 100

@@ -12,8 +12,7 @@ import tilewright as tw
 from tilewright.ir import Module, UnsupportedError
 from tilewright.running.executable import Executable
 from tilewright.runtime.cuda.plan import CudaPlan
-from tilewright.tools.bench.host_clock import HostClock
-from tilewright.tools.bench.torch_clock import TorchClock
+from tilewright.tools.bench.clocks import HostClock, TorchClock
 
 if TYPE_CHECKING:
     from tilewright.tools.bench.torch_contenders import Clock

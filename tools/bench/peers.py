@@ -11,9 +11,8 @@ from typing import Any, Self
 import numpy as np
 
 from tilewright.ir import InputError, Module, UnsupportedError
-from tilewright.tools.bench.host_clock import HostClock
+from tilewright.tools.bench.clocks import HostClock, TorchClock
 from tilewright.tools.bench.rows import one_line
-from tilewright.tools.bench.torch_clock import TorchClock
 from tilewright.tools.bench.torch_contenders import (
     PEERS,
     VARIANTS,

@@ -9,8 +9,7 @@ from typing import Any
 from tilewright.ir import InputError
 from tilewright.runtime.atomic_file import atomic_file
 from tilewright.tools.bench.rows import Row
-from tilewright.tools.report.colours import CYCLE
-from tilewright.tools.report.figures import FAINT, INK, Picture, drawing, require_matplotlib
+from tilewright.tools.report.figures import CYCLE, FAINT, INK, Picture, drawing, require_matplotlib
 
 #: a page's own colours, which a picture of its own has to bring
 _STYLE = "<style>svg{color:#1d2430;background:#fff;--faint:#8a93a0}</style>"

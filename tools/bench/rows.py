@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from tilewright.tools.bench.contender import Contender, Timed
-from tilewright.tools.bench.statistics import Spread, geometric_mean
+from tilewright.tools.bench.contender import Contender, Spread, Timed, geometric_mean
 
 Row = dict[str, Any]
 

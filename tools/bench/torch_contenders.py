@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import numpy as np
 
-from tilewright.ir import Module
-from tilewright.tools.bench.deadline import deadline
-from tilewright.tools.bench.host_clock import HostClock
-from tilewright.tools.bench.onnx_session import onnx_session
-from tilewright.tools.bench.torch_clock import TorchClock
+from tilewright.ir import Module, WorkError
+from tilewright.tools.bench.clocks import HostClock, TorchClock
 from tilewright.tools.torch_peer.module import fused_calls, torch_module
 
 
@@ -164,3 +165,50 @@ def _prepared(clock: Clock, peer: str, network: TorchNetwork) -> Callable[[], An
         return results
 
     return replay
+
+
+def onnx_session(torch: Any, module: Any, inputs: Sequence[Any], threads: int) -> Callable[[], list[Any]]:
+    """A function that runs the exported `module` on `inputs`; its results are tensors that nothing copied.
+
+    threads: that one operator may use. Raises what the exporter and ONNX Runtime raise.
+    """
+    import onnxruntime
+
+    file = io.BytesIO()
+    names = [f"x{number}" for number in range(len(inputs))]
+    torch.onnx.export(module, tuple(inputs), file, input_names=names, dynamo=False)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    session = onnxruntime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
+    given = {x.name for x in session.get_inputs()}
+    # An input that the graph does not use is not exported.
+    feed = {name: x.numpy() for name, x in zip(names, inputs, strict=True) if name in given}
+    return lambda: [torch.from_numpy(y) for y in session.run(None, feed)]
+
+
+class _Overdue(BaseException):
+    """Raised inside the work; no ordinary handler of an exception takes it."""
+
+
+@contextmanager
+def deadline(seconds: float, doing: str) -> Iterator[None]:
+    """Raise WorkError where the block takes longer; the work stops when it next runs Python code.
+
+    Only in the main thread of a system that has interval timers; elsewhere the block is not limited.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise _Overdue
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    try:
+        yield
+    except _Overdue:
+        raise WorkError(f"{doing} took longer than {seconds:g} s") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -7,20 +7,37 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tilewright.cluster.execution import Options, plan_network
+from tilewright.cluster.execution_report import report_text
+from tilewright.cluster.execution_search import Wanted
 from tilewright.cluster.text import plan_text, table_text, validation_text
+from tilewright.cluster.work import with_batch
+from tilewright.compilation.option_values import TOLERANCE
 from tilewright.costmodel.cluster.in_memory_search import search_in_memory
+from tilewright.costmodel.cluster.loaders import load_cluster, load_model, load_training
 from tilewright.costmodel.cluster.machine import Cluster
 from tilewright.costmodel.cluster.measured_rows import citation, source_names
 from tilewright.costmodel.cluster.model import Model
+from tilewright.costmodel.cluster.network_model import network_model
 from tilewright.costmodel.cluster.search import SearchResult, search
 from tilewright.costmodel.cluster.table_rows import table_rows
 from tilewright.costmodel.cluster.training import Training
 from tilewright.costmodel.cluster.validation import refit, score, stack_named, stacks
 from tilewright.costmodel.cluster.validation_best import predict_best
-from tilewright.ir import InputError, WorkError
-from tilewright.tools.cluster_plots import require_plot, write_plan_plot, write_validation_plot
-from tilewright.tools.commands.cluster_execution import plan_here
-from tilewright.tools.commands.cluster_inputs import load_inputs
+from tilewright.distributed.launcher import launch_command
+from tilewright.distributed.result_output import keep_output_for_results
+from tilewright.ir import InputError, Module, WorkError
+from tilewright.running.rank_executable import together, world
+from tilewright.runtime.communication.mpi_world import started_by_mpi
+from tilewright.streaming.memory_size import memory_bytes
+from tilewright.tools.arguments.scope import ZOO
+from tilewright.tools.commands.cluster_plots import (
+    require_plot,
+    write_execution_plot,
+    write_plan_plot,
+    write_validation_plot,
+)
+from tilewright.tools.commands.network import BUNDLED, read_network
 
 
 def run_plan(a: argparse.Namespace) -> None:
@@ -98,3 +115,130 @@ def _nothing_fits(result: SearchResult) -> str:
 def _tell_plot(a: argparse.Namespace) -> None:
     if a.plot and not a.json:
         print(f"wrote {Path(a.plot)}")
+
+
+_EXECUTED_NETWORKS = (".relay", ".json", ".ir", *BUNDLED)
+
+
+def plan_here(a: argparse.Namespace) -> None:
+    """Plan and, where asked, measure and execute; the first rank prints.
+
+    Raises InputError, UnsupportedError and WorkError, the last also where the result is wrong.
+    """
+    options = _options(a)
+    if not a.execute and not a.measure_here:
+        tell(a, plan_network(_executed_network(a), _name(a), options))
+    elif a.as_rank or started_by_mpi():
+        _run_rank(a, options)
+    else:
+        launch_command(a.devices, a.argv)
+
+
+def _options(a: argparse.Namespace) -> Options:
+    """Check what can be checked before processes start."""
+    if a.mode != "corrected":
+        raise InputError(f"a plan with --devices is priced by mode corrected, got {a.mode}", where="--mode")
+    if bool(a.cluster) == bool(a.measure_here):
+        raise InputError("expected a record (--cluster) or --measure-here, one of them", where="--cluster")
+    if not a.model.startswith(ZOO):
+        if Path(a.model).suffix not in _EXECUTED_NETWORKS:
+            raise InputError(
+                "expected a network: a plan with --devices comes from its graph", where="--model"
+            )
+        if not Path(a.model).exists():
+            raise InputError("no such file", where=a.model)
+    if a.plot:
+        require_plot(a.plot)
+        if not a.execute:
+            raise InputError(
+                "expected --execute: the picture compares predicted and measured times", where="--plot"
+            )
+    return Options(
+        devices=a.devices,
+        wanted=Wanted(a.dp, a.wp, a.p, a.micro_batches),
+        record=a.cluster,
+        save=a.record,
+        target=a.target,
+        precision=a.precision,
+        memory=memory_bytes(a.memory, where="--memory") if a.memory else None,
+        storage=a.storage,
+        least_weight_bytes=memory_bytes(a.min_weight, where="--min-weight"),
+        repeats=a.repeats,
+        part_sizes=a.part_sizes,
+        pick=a.pick,
+        seed=a.seed,
+        run=a.execute,
+    )
+
+
+def _executed_network(a: argparse.Namespace) -> Module:
+    """The network with random weights, for the batch that was asked for."""
+    module = read_network(a.model, params="random", seed=a.seed, shapes=a.shape, constants=a.constant)
+    return module if a.batch is None else with_batch(module, a.batch)
+
+
+def _name(a: argparse.Namespace) -> str:
+    return Path(a.model.removeprefix(ZOO).partition("{")[0]).stem
+
+
+def _run_rank(a: argparse.Namespace, options: Options) -> None:
+    keep_output_for_results()
+    communicator = world(a.timeout)
+    with together(communicator):
+        if communicator.size != a.devices:
+            raise InputError(
+                f"expected {communicator.size}, as mpirun started, got {a.devices}", where="--devices"
+            )
+        facts = plan_network(_executed_network(a), _name(a), options, communicator)
+    if communicator.rank == 0:
+        tell(a, facts)
+
+
+def tell(a: argparse.Namespace, facts: dict[str, Any]) -> None:
+    """Print and draw what was found; raises WorkError where the plan gave a wrong result."""
+    if a.plot:
+        write_execution_plot(facts, a.plot)
+    print(json.dumps(facts, indent=1) if a.json else report_text(facts))
+    for path in (a.record, a.plot):
+        if path and not a.json:
+            print(f"wrote {Path(path)}")
+    error, limit = facts.get("execution", {}).get("relative_error", 0.0), TOLERANCE[a.precision]
+    if not error <= limit:
+        raise WorkError(f"the result is wrong: relative error {error:.3g} is above {limit:g}")
+
+
+_RELAY = (".relay", ".json")
+_NETWORKS = (*_RELAY, *BUNDLED, ".ir")
+
+
+def load_inputs(a: argparse.Namespace) -> tuple[Cluster, Model, Training]:
+    """Load all three from files or by names of shipped records; raises InputError naming file and field.
+
+    Of the arguments of `cluster plan` it takes cluster, model and training, and of a network inputs (names,
+    separated by commas, of parameters that carry samples), shapes and constants.
+    """
+    return load_cluster(a.cluster), _model(a), load_training(a.training)
+
+
+def _model(a: argparse.Namespace) -> Model:
+    if a.model.startswith(ZOO) or Path(a.model).suffix in _NETWORKS:
+        return _network(a)
+    for option, given in (("inputs", a.inputs), ("shape", a.shape), ("constant", a.constant)):
+        if given:
+            raise InputError("only networks have inputs, a model by dimensions has none", where=f"--{option}")
+    return load_model(a.model)
+
+
+def _network(a: argparse.Namespace) -> Model:
+    """Units from the graph; the weights' values play no part, so none are made up."""
+    name, inputs = a.model, tuple(a.inputs.split(",")) if a.inputs else None
+    module = read_network(name, shapes=a.shape, constants=a.constant)
+    if inputs is None and Path(name).suffix in _RELAY:
+        inputs = _sample_inputs(module)
+    return network_model(module.main, Path(name.removeprefix(ZOO)).stem, inputs)
+
+
+def _sample_inputs(module: Module) -> tuple[str, ...]:
+    """The first parameter and those of integers, as where weights are random."""
+    names, types = module.input_names, module.input_types
+    return tuple(n for i, (n, t) in enumerate(zip(names, types, strict=True)) if i == 0 or "int" in t.dtype)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
+from math import prod
+from pathlib import Path
+from typing import Any, cast
 
 from tqdm import tqdm
 
+from tilewright.costmodel.op_work import op_flops
 from tilewright.costmodel.partition.exact import least_objective
 from tilewright.costmodel.partition.intervals import (
     IntervalSpace,
@@ -22,8 +27,17 @@ from tilewright.costmodel.partition.intervals import (
 from tilewright.costmodel.partition.naive import naive_pieces, output_extent
 from tilewright.costmodel.partition.objective import LayerObjective, Weights
 from tilewright.costmodel.partition.pruned import pruned_search
-from tilewright.ir import InputError
+from tilewright.distributed import rank_module
+from tilewright.ir import InputError, Module, Op, WorkError, interpret, show
+from tilewright.ir.graph_ops.communication import halo_pieces
+from tilewright.ir.interpreter.lockstep import interpret_ranks
+from tilewright.ir.opdef import op_def
 from tilewright.ir.windows import Interval
+from tilewright.passes import PassContext, run_pipeline
+from tilewright.passes.pipelines import GRAPH
+from tilewright.running.checking import random_inputs, relative_error
+from tilewright.runtime.atomic_file import atomic_file
+from tilewright.tools.commands.network import load_network
 
 
 def run_count(a: argparse.Namespace) -> None:
@@ -125,3 +139,112 @@ def _numbers(text: str, option: str, count: int) -> tuple[float, ...]:
     if len(numbers) != count:
         raise InputError(f"expected {count} numbers separated by commas, got {text!r}", where=option)
     return numbers
+
+
+#: relative error of float64 results above which a division counts as wrong
+TOLERANCE = 1e-9
+
+
+def run_network_partition(a: argparse.Namespace) -> None:
+    """Divide, check where asked, write, report."""
+    module = load_network(a)
+    parts = [rank_module(module, a.mode, a.devices, rank, a.mode_options) for rank in range(a.devices)]
+    whole = run_pipeline(module, GRAPH, PassContext())
+    result: dict[str, Any] = {
+        "devices": a.devices,
+        "mode": a.mode,
+        "whole": facts_of_part(whole),
+        "ranks": [facts_of_part(part) for part in parts],
+    }
+    if a.check:
+        result["relative_error"] = _checked(whole, parts, a.seed)
+    if a.output:
+        _write(Path(a.output), parts)
+    print(json.dumps(result) if a.json else "\n".join(_lines(a.network, result)))
+
+
+def facts_of_part(part: Module) -> dict[str, Any]:
+    """Ops, FLOP, bytes of constants, and communications of a graph-level module.
+
+    `bytes_received` counts what comes from other ranks, by kind of op: of an all-reduce twice, of a
+    reduce-scatter once, what all members but one hold (both as rings).
+    """
+    ops = part.main.body.ops
+    talking = [op for op in ops if "communicate" in op_def(op.name).effects]
+    received: Counter[str] = Counter()
+    for op in talking:
+        received[op.name.removeprefix("graph.")] += bytes_received(op)
+    return {
+        "ops": len(ops) - 1,
+        "flop": sum(op_flops(op) for op in ops if op not in talking),
+        "weight_bytes": sum(op.result.tensor.nbytes for op in ops if op.name == "graph.constant"),
+        "communications": len(talking),
+        "bytes_received": dict(received),
+    }
+
+
+def bytes_received(op: Op) -> int:
+    """Bytes that a communication op brings from other ranks."""
+    if op.name == "graph.send":
+        return 0
+    if op.name == "graph.recv":
+        return op.result.tensor.nbytes
+    given, rank = op.operands[0].tensor, op.integer("rank")
+    members = len(op.integers("ranks"))
+    if op.name == "graph.halo_exchange":
+        made = op.result.tensor
+        pieces = halo_pieces(_pairs(op, "owned"), _pairs(op, "needed"), rank)
+        rows = sum(p.end - p.start for p in pieces if p.member != rank)
+        axis = op.integer("axis")
+        others = prod(n for d, n in enumerate(made.shape) if d != axis)
+        return rows * others * (given.nbytes // given.size if given.size else made.nbytes // made.size)
+    if op.name == "graph.all_gather":
+        return op.result.tensor.nbytes - given.nbytes
+    rounds = 2 if op.name == "graph.all_reduce" else 1
+    return rounds * given.nbytes * (members - 1) // members
+
+
+def _pairs(op: Op, key: str) -> list[tuple[int, int]]:
+    return [(start, end) for start, end in cast("tuple[tuple[int, int], ...]", op[key])]
+
+
+def _checked(whole: Module, parts: Sequence[Module], seed: int) -> float:
+    """The largest relative error of any rank's results; raises WorkError where it is no rounding."""
+    inputs = random_inputs(whole.input_names, whole.input_types, seed)
+    wanted = interpret(whole, *inputs, precision="fp64")
+    found = interpret_ranks(parts, *inputs, precision="fp64")
+    error = max(relative_error(o, w) for outputs in found for o, w in zip(outputs, wanted, strict=True))
+    if error > TOLERANCE:
+        raise WorkError(f"the divided network is wrong: relative error {error:.3g} is above {TOLERANCE:g}")
+    return error
+
+
+def _write(folder: Path, parts: Sequence[Module]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for rank, part in enumerate(parts):
+            with atomic_file(folder / f"rank{rank}.ir") as f:
+                f.write(show(part).encode())
+    except OSError as e:
+        raise InputError(f"cannot write the parts: {e.strerror}", where=str(folder)) from e
+
+
+def _lines(network: str, result: dict[str, Any]) -> list[str]:
+    whole = result["whole"]
+    out = [
+        f"{network} on {result['devices']} devices, mode {result['mode']}: "
+        f"{whole['flop'] / 1e9:.3f} GFLOP and {whole['weight_bytes'] / 1e6:.2f} MB of weights in all"
+    ]
+    for rank, row in enumerate(result["ranks"]):
+        share = row["flop"] / whole["flop"] if whole["flop"] else 0.0
+        moved = ", ".join(f"{k} {v / 1e6:.3f} MB" for k, v in row["bytes_received"].items() if v)
+        out.append(
+            f"  rank {rank}: {row['ops']} ops, {row['flop'] / 1e9:.3f} GFLOP ({share:.1%}), "
+            f"{row['weight_bytes'] / 1e6:.2f} MB of weights, {row['communications']} communications"
+            + (f", received: {moved}" if moved else "")
+        )
+    if "relative_error" in result:
+        out.append(
+            f"all devices together equal the whole network: relative error {result['relative_error']:.2e}"
+        )
+    return out

@@ -9,9 +9,9 @@ import traceback
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from tilewright.tools.arguments.parsing import one_line, one_line_warnings
 from tilewright.tools.arguments.scope import ArgumentError
 from tilewright.tools.irdump.arguments import parsed
-from tilewright.tools.one_line_warnings import one_line, one_line_warnings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,8 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _work(arguments: argparse.Namespace) -> None:
     """Import what the work needs, which takes a while, and do it."""
     from tilewright.passes.framework.importing import import_passes
-    from tilewright.tools.irdump.lists import op_list, pass_list
-    from tilewright.tools.irdump.run import run
+    from tilewright.tools.irdump.run import op_list, pass_list, run
 
     import_passes(arguments.imports)
     if arguments.list_passes:

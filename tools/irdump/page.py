@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright.ir import Module, show
 from tilewright.tools.irdump.record import Recorder, op_count
-from tilewright.tools.page_template import filled, json_text, resource
+from tilewright.tools.report.page_template import filled, json_text, resource
 
 _HERE = "tilewright.tools.irdump"
 #: lines of one state that the page holds; the rest is counted

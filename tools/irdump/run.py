@@ -5,23 +5,44 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from tilewright.api import compile
 from tilewright.codegen import KernelSource
 from tilewright.compilation.kernel_builds import emit_kernels
 from tilewright.devices.targets import Target, resolve_target
-from tilewright.ir import InputError, Level, Module, show
+from tilewright.frontends import relay
+from tilewright.frontends.relay.importer import import_module
+from tilewright.frontends.relay.load import read_source
+from tilewright.ir import REQUIRED, InputError, Level, Module, OpDef, op_defs, parse, parse_file, show
+from tilewright.ir.bounded_file import read_bounded
+from tilewright.ir.modules.parser import MAX_BYTES, decode
+from tilewright.ir.modules.printer import show_attr
 from tilewright.levels import verify
-from tilewright.passes import DumpFolder, Instrument, PassContext, Pipeline, PrintAfter, PrintDiff, Timing
+from tilewright.passes import (
+    DumpFolder,
+    Instrument,
+    PassContext,
+    PassDef,
+    Pipeline,
+    PrintAfter,
+    PrintDiff,
+    Timing,
+    pass_defs,
+    read_header,
+)
 from tilewright.passes import run_pipeline as run_passes
+from tilewright.passes.framework.options import OptionDef, show_option
+from tilewright.passes.kernels.decision import check_decisions
 from tilewright.passes.pipelines import official_stages
 from tilewright.plan_text.writing import plan_module
 from tilewright.runtime.atomic_file import atomic_file
+from tilewright.tools.commands.network import BUNDLED, load_bundled, reject_constants, reject_shapes
 from tilewright.tools.irdump.arguments import LOWERING
-from tilewright.tools.irdump.input import Source, read_source_file
 from tilewright.tools.irdump.page import LastStep, page
 from tilewright.tools.irdump.record import Recorder, op_count
 
@@ -162,3 +183,166 @@ def _write(path: str, text: str) -> None:
             file.write(text.encode())
     except OSError as e:
         raise InputError(f"cannot write the output: {e.strerror or e}", where=path) from e
+
+
+_STDIN = "<stdin>"
+_RELAY_SUFFIXES = {".relay", ".json", ".rly"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A module, the name of where it came from, and what its head comments say (`pipeline`, `target`)."""
+
+    module: Module
+    name: str
+    header: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_source_file(
+    name: str,
+    params: str | None = None,
+    inputs: Sequence[str] | None = None,
+    seed: int = 0,
+    shapes: Sequence[str] = (),
+    constants: Sequence[str] = (),
+) -> Source:
+    """Read a file, or stdin for `-`. Files without a telling suffix are told apart by content.
+
+    params, inputs, seed: as in `relay.load`; an error for what is no Relay. shapes, constants: `--shape` and
+    `--constant` arguments, for ONNX files. Raises InputError.
+    """
+    path = Path(name)
+    if path.suffix in BUNDLED:
+        if params is not None or inputs is not None:
+            raise InputError("--params and --inputs are for Relay networks", where=name)
+        return Source(load_bundled(path, shapes, constants), name)
+    reject_shapes(shapes)
+    reject_constants(constants)
+    text = _stream(path)
+    if path.suffix in _RELAY_SUFFIXES or not _is_ours(path, text):
+        return Source(_relay(path, text, params, inputs, seed), _shown(name))
+    if params is not None or inputs is not None:
+        raise InputError("--params and --inputs are for Relay networks, this is IR", where=name)
+    if text is not None:
+        return Source(
+            _checked(parse(text, where=_shown(name)), _shown(name)), _shown(name), read_header(text)
+        )
+    return Source(_checked(parse_file(path), name), name, read_header(_head(path)))
+
+
+def _checked(module: Module, name: str) -> Module:
+    """The module, after its decisions on kernels were found to fit their templates; raises InputError."""
+    check_decisions(module, name)
+    return module
+
+
+def _shown(name: str) -> str:
+    return _STDIN if name == "-" else name
+
+
+def _stream(path: Path) -> str | None:
+    """Text of stdin or of a pipe, of bounded length; None for files and what does not exist."""
+    if str(path) == "-":
+        return decode(sys.stdin.buffer.read(MAX_BYTES + 1), _STDIN)
+    if not path.exists() or path.is_file() or path.is_dir():
+        return None
+    return decode(read_bounded(path, MAX_BYTES, "file"), str(path))
+
+
+def _is_ours(path: Path, text: str | None) -> bool:
+    if path.suffix == ".ir":
+        return True
+    for line in (_head(path) if text is None else text).splitlines():
+        stripped = line.strip()
+        if stripped and (not stripped.startswith("#") or stripped.startswith("#[")):
+            return stripped.startswith("module")
+    return False
+
+
+def _head(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(1 << 16).decode("utf-8", errors="replace").removeprefix("\ufeff")
+    except OSError as e:
+        raise InputError(f"cannot read the file: {e.strerror}", where=str(path)) from e
+
+
+def _relay(
+    path: Path, text: str | None, params: str | None, inputs: Sequence[str] | None, seed: int
+) -> Module:
+    if text is None:
+        return relay.load(path, params, inputs, seed)
+    return import_module(read_source(text, _shown(str(path))), params, inputs, seed)
+
+
+def pass_list(*, as_json: bool = False) -> str:
+    """All passes by name: levels, options with defaults, what they do."""
+    records = [_pass(d) for d in pass_defs()]
+    if as_json:
+        return json.dumps(records, indent=2)
+    return "\n".join(_pass_text(r) for r in records)
+
+
+def _pass(d: PassDef[Any]) -> dict[str, Any]:
+    return {
+        "name": d.name,
+        "levels": [x.value for x in d.levels],
+        "to": d.to.value if d.to else None,
+        "options": [_option(o) for o in d.options],
+        "requires": sorted(d.requires),
+        "establishes": sorted(d.establishes),
+        "breaks": sorted(d.breaks),
+        "summary": d.summary,
+        "rewrite": d.rewrite,
+        "origin": d.place,
+    }
+
+
+def _option(o: OptionDef) -> dict[str, Any]:
+    return {"name": o.name, "default": o.default}
+
+
+def _pass_text(r: dict[str, Any]) -> str:
+    options = ", ".join(f"{o['name']}={show_option(o['default'])}" for o in r["options"])
+    levels = ", ".join(r["levels"]) + (f" -> {r['to']}" if r["to"] else "")
+    lines = [r["name"] + (f"{{{options}}}" if options else "") + f"  [{levels}]", f"    {r['summary']}"]
+    lines += [f"    {k}: {', '.join(r[k])}" for k in ("requires", "establishes", "breaks") if r[k]]
+    return "\n".join(lines)
+
+
+def op_list(*, as_json: bool = False) -> str:
+    """All ops by name: operands, attributes with kinds and defaults, effects, what they mean."""
+    records = [_op(d) for d in op_defs()]
+    if as_json:
+        return json.dumps(records, indent=2)
+    return "\n".join(_op_text(r) for r in records)
+
+
+def _op(d: OpDef) -> dict[str, Any]:
+    attrs = [
+        {
+            "name": name,
+            "kind": a.kind,
+            "required": a.default is REQUIRED,
+            "default": None if a.default is REQUIRED else show_attr(a.default),
+            "doc": a.doc,
+        }
+        for name, a in d.attrs.items()
+    ]
+    return {
+        "name": d.name,
+        "operands": list(d.operands),
+        "attributes": attrs,
+        "results": d.results,
+        "body": d.body,
+        "effects": sorted(d.effects),
+        "doc": d.doc,
+    }
+
+
+def _op_text(r: dict[str, Any]) -> str:
+    attrs = [f"{a['name']}: {a['kind']}" + ("" if a["required"] else f" = {a['default']}")
+             for a in r["attributes"]]  # fmt: skip
+    effects = f"  [{', '.join(r['effects'])}]" if r["effects"] else ""
+    head = f"{r['name']}({', '.join([*('%' + n for n in r['operands']), *attrs])})"
+    return f"{head}{' { ... }' if r['body'] else ''}{effects}\n    {' '.join(r['doc'].split())}"

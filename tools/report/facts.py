@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from textwrap import dedent
 from typing import Any
+
+import numpy as np
 
 from tilewright.compilation.kernel_records import KernelRecord
 from tilewright.costmodel import CpuHardware, Hardware, fill_from_machine, load_hardware
 from tilewright.costmodel.hardware.calibration import with_constants
 from tilewright.costmodel.hardware.description import SHIPPED
 from tilewright.costmodel.kernels.bound import LAUNCH, PEAK
-from tilewright.ir import Func, InputError, Module, Op, show_func
+from tilewright.ir import Attr, Func, InputError, Module, Op, Pairs, ScalarType, UnsupportedError, show_func
+from tilewright.ir.tensor.ops import domain
 from tilewright.measuring.stream_choice import kernel_costs, work_of
+from tilewright.passes.kernels.kernel_problem import traffic
+from tilewright.passes.kernels.registry import template_of
 from tilewright.profiling.modelled_profile import modelled_profile
 from tilewright.profiling.profile import Profile
+from tilewright.running.checking import random_inputs
 from tilewright.running.executable import LEVELS, Executable
+from tilewright.runtime.errors import DeviceMissingError
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, KernelResources
-from tilewright.tools.report.candidates import Candidate, candidates_of
 from tilewright.tools.report.fused_ops import FusedOps, locations_in
-from tilewright.tools.report.kernel_work import kernel_bytes, kernel_operations
 from tilewright.tools.report.operator_class import class_of, op_title, ops_by_location
 from tilewright.tools.report.saved_facts import check_saved
-from tilewright.tools.report.timing import Timing, timing_of
 
 
 @dataclass(frozen=True)
@@ -240,3 +245,140 @@ def _hardware(report: Mapping[str, Any]) -> Hardware:
     if not isinstance(constants, dict):
         raise InputError(f"expected the calibrated constants of the executable, got {constants!r:.80}")
     return with_constants(record, constants, str(report.get("hardware_origin", SHIPPED)))
+
+
+#: scalar ops that are no arithmetic: they name, place, choose or convert values
+FREE = frozenset({"yield", "const", "index", "broadcast", "extract", "cast", "select"})
+
+
+def kernel_operations(kernel: Func) -> int:
+    """Useful arithmetic: each point of each op once, a fused multiply-add counted as two operations.
+
+    Taps on padding count, as is the custom; comparisons, selections, conversions and index arithmetic do not.
+    """
+    return sum(prod(domain(op).values()) * _per_point(op) for op in kernel.body.ops)
+
+
+def kernel_bytes(kernel: Func) -> int:
+    """Compulsory traffic: what the kernel's reads reach of its parameters, and its results."""
+    return traffic(kernel)
+
+
+def _per_point(op: Op) -> int:
+    return sum(_operations(o) for o in op.body.ops) if op.body is not None else 0
+
+
+def _operations(op: Op) -> int:
+    name = op.name.removeprefix("scalar.")
+    types = [r.type for r in op.results]
+    if name in FREE or not all(isinstance(t, ScalarType) and t.dtype != "bool" for t in types):
+        return 0
+    return 2 if name == "fma" else 1
+
+
+#: likeliest points by the model that the page shows beside the chosen one
+SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Parameters with the model's and, where it was measured, the device's seconds of one launch."""
+
+    params: dict[str, Any]
+    estimate_s: float
+    measured_s: float | None
+    chosen: bool
+
+
+def candidates_of(kernel: Func, hardware: Hardware) -> tuple[Candidate, ...]:
+    """The candidates of a tensor-level kernel, fastest first; empty where the model had nothing to rank."""
+    measured = kernel.get("candidates")
+    if isinstance(measured, tuple):
+        rows = [_row(kernel, c) for c in measured if isinstance(c, Pairs)]
+    else:
+        template = template_of(kernel)
+        if template is None or template.candidates is None or kernel.get("cost") is None:
+            return ()
+        rows = [_row(kernel, _pairs_of(f)) for f in template.candidates(kernel, hardware, SHOWN)]
+    return tuple(sorted(rows, key=lambda c: c.estimate_s if c.measured_s is None else c.measured_s))
+
+
+def plain(a: Attr) -> Any:
+    """An attribute as dicts, lists, numbers and texts."""
+    if isinstance(a, Pairs):
+        return {k: plain(v) for k, v in a.items}
+    return [plain(v) for v in a] if isinstance(a, tuple) else a
+
+
+def _pairs_of(f: Func) -> Pairs:
+    cost = f["cost"]
+    assert isinstance(cost, Pairs)
+    return Pairs.of({"params": f["params"], "estimate_s": cost["estimate_s"]})
+
+
+def _row(kernel: Func, c: Pairs) -> Candidate:
+    found = c.as_dict()
+    seconds = found.get("measured_s")
+    estimate = found["estimate_s"]
+    assert isinstance(estimate, float)
+    return Candidate(
+        params=plain(found["params"]),
+        estimate_s=estimate,
+        measured_s=seconds if isinstance(seconds, float) else None,
+        chosen=found["params"] == kernel.get("params"),
+    )
+
+
+#: targets whose clock says something about the device they stand for
+TIMED = ("cuda", "opencl")
+
+
+#: replays that are recorded at least; the one of median length is shown
+RECORDED = 5
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per launch in plan order; `network_s` is the median of whole runs, None where not measured.
+
+    source: `measured` or `modelled`. where: the device, or why nothing was measured. profile: a recorded
+    replay; None where there is none, which `unrecorded` gives the reason for.
+    """
+
+    source: str
+    where: str
+    launches_s: tuple[float, ...]
+    network_s: float | None = None
+    profile: Profile | None = None
+    unrecorded: str = ""
+
+    @property
+    def measured(self) -> bool:
+        """Whether a device was timed."""
+        return self.source == "measured"
+
+
+def timing_of(exe: Executable, estimates_s: Sequence[float], *, repeats: int, seed: int = 0) -> Timing:
+    """Time an executable on random inputs, `repeats` times each; 0 repeats, or no device, give the estimates.
+
+    estimates_s: the model's seconds of every launch. Raises WorkError where the device is there but fails.
+    """
+    modelled = tuple(estimates_s)
+    kind = exe.target.partition(":")[0]
+    if repeats == 0:
+        return Timing("modelled", "not measured, as asked", modelled)
+    if kind not in TIMED:
+        return Timing("modelled", f"the {kind} target has no device to time", modelled)
+    try:
+        exe.load()
+    except DeviceMissingError:
+        return Timing("modelled", f"no device for {exe.target} on this machine", modelled)
+    inputs = random_inputs(exe.input_names, exe.input_types, seed)
+    network_s = float(np.median(exe.time(*inputs, repeats=repeats)))
+    rows = exe.time_kernels(*inputs, repeats=repeats)
+    timing = Timing("measured", exe.device, tuple(s for _, s in rows), network_s)
+    try:
+        profile = exe.profile(*inputs, repeats=max(repeats, RECORDED), compare_serial=True)
+    except UnsupportedError as e:
+        return replace(timing, unrecorded=str(e))
+    return replace(timing, profile=profile)

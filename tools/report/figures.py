@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -14,6 +14,7 @@ from tilewright.ir import UnsupportedError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 P = ParamSpec("P")
 
@@ -107,3 +108,14 @@ def _fitted(svg: str, name: str, titles: Mapping[str, str]) -> str:
     for key, title in titles.items():
         text = text.replace(f'<g id="{key}">', f'<g id="{key}"><title>{html.escape(title)}</title>')
     return text.replace("<svg ", f'<svg id="{name}" role="img" ', 1).strip()
+
+
+CYCLE = (
+    "#3b7dd8", "#e08a2e", "#3fa66a", "#c9504c", "#8b6fc9", "#2aa3a3",
+    "#c56aa5", "#93853b", "#7d8896", "#5fa3e6", "#b97b4a", "#79b356",
+)  # fmt: skip
+
+
+def class_colours(classes: Sequence[str]) -> dict[str, str]:
+    """A colour for each class, in the order given (the longest-running first)."""
+    return {c: CYCLE[i % len(CYCLE)] for i, c in enumerate(classes)}

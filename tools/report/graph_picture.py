@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from html import escape
 
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
-from tilewright.tools.report.colours import class_colours
 from tilewright.tools.report.facts import Facts, LaunchFacts
+from tilewright.tools.report.figures import class_colours
 from tilewright.tools.report.layered_layout import Layout, Segment, lay_out
 from tilewright.tools.report.wording import bytes_text, seconds_text, shape_text
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from tilewright.costmodel.kernels.explain import LIMITS
-from tilewright.tools.report.candidates import Candidate
-from tilewright.tools.report.facts import Facts, KernelFacts
+from tilewright.tools.report.facts import Candidate, Facts, KernelFacts
 from tilewright.tools.report.roofline_figure import intensity, rate
 from tilewright.tools.report.wording import (
     bytes_text,

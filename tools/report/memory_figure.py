@@ -8,8 +8,7 @@ import numpy as np
 
 from tilewright.runtime.arena.in_place import places_of
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
-from tilewright.tools.report.colours import CYCLE
-from tilewright.tools.report.figures import FAINT, INK, Picture, drawing
+from tilewright.tools.report.figures import CYCLE, FAINT, INK, Picture, drawing
 from tilewright.tools.report.wording import bytes_text, shape_text
 
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from typing import Any
 
 from tilewright.costmodel.hardware.provenance import borrowed_constants, borrowed_text
+from tilewright.profiling.replay_record import Clock
 from tilewright.runtime.arena.placement import arena_lower_bound
-from tilewright.tools.page_template import filled, resource
-from tilewright.tools.report.algorithm_table import algorithm_table
-from tilewright.tools.report.colours import class_colours
 from tilewright.tools.report.facts import Facts
+from tilewright.tools.report.figures import class_colours
 from tilewright.tools.report.graph_picture import graph_picture
 from tilewright.tools.report.kernel_section import kernel_section
 from tilewright.tools.report.memory_figure import live_bytes, memory_svg
-from tilewright.tools.report.replay_wording import replay_cards, timeline_note
+from tilewright.tools.report.operator_class import op_title
+from tilewright.tools.report.page_template import filled, resource
 from tilewright.tools.report.roofline_figure import roofline_svg
 from tilewright.tools.report.time_figures import classes_svg, kernels_svg
-from tilewright.tools.report.timeline_figure import timeline_svg
+from tilewright.tools.report.timeline_figure import SHOWN_WAITS, timeline_svg, waits_across
 from tilewright.tools.report.wording import bytes_text, counted, operations_text, rate_text, seconds_text
 
 _HERE = "tilewright.tools.report"
@@ -148,4 +149,110 @@ def _memory_note(facts: Facts) -> str:
         f"{bytes_text(alive)} hold data at a time; the arena takes {bytes_text(plan.arena_bytes)}, where no "
         f"layout under its dependencies takes less than {bytes_text(arena_lower_bound(plan))}. Inputs, "
         f"outputs and weights lie outside it and take {bytes_text(held)}."
+    )
+
+
+#: ops that one row names
+NAMED = 6
+
+
+def algorithm_table(convolutions: Sequence[Mapping[str, Any]]) -> str:
+    """A row for all convolutions alike that had a choice, a column per algorithm, the chosen one marked.
+
+    convolutions: as `Executable.report()["convolutions"]` has them.
+    """
+    open_rows = [row for row in convolutions if len(row["considered"]) > 1]
+    if not open_rows:
+        return ""
+    names = list(dict.fromkeys(c["algorithm"] for row in open_rows for c in row["considered"]))
+    head = "".join(f"<th>{escape(h)}</th>" for h in ("convolutions", "data", "kernel", *names))
+    body = "".join(_row(row, names) for row in open_rows)
+    return (
+        '<h3>Algorithms of convolutions</h3><div class="scroll"><table class="algorithms">'
+        f"<tr>{head}</tr>{body}</table></div>"
+    )
+
+
+def _row(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    titles = [op_title(at) for at in row["origins"]]
+    more = f" and {len(titles) - NAMED} more" if len(titles) > NAMED else ""
+    cells = [", ".join(titles[:NAMED]) + more, _shape(row["data"]), _shape(row["kernel"])]
+    by_name = {c["algorithm"]: c for c in row["considered"]}
+    times = []
+    for name in names:
+        chosen = ' class="chosen"' if name == row["algorithm"] else ""
+        times.append(f"<td{chosen}>{_times(by_name.get(name))}</td>")
+    return f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in cells)}{''.join(times)}</tr>"
+
+
+def _times(c: Mapping[str, Any] | None) -> str:
+    if c is None:
+        return ""
+    expected = f"{seconds_text(c['estimate_s'])} expected"
+    if "measured_s" not in c:
+        return expected
+    measured = c["measured_s"]
+    if measured is None:
+        return f"bound {seconds_text(c['bound_s'])}: not measured"
+    return f"{seconds_text(measured)} measured, {expected}"
+
+
+def _shape(extents: Sequence[int]) -> str:
+    return "x".join(map(str, extents))
+
+
+_SOURCES: dict[Clock, str] = {
+    "stamps": "kernels that stamp the start and end of every block by the GPU's timer",
+    "events": "the profiling events of OpenCL",
+    "model": "the cost model",
+}
+
+
+def replay_cards(facts: Facts) -> Iterator[tuple[str, str, str]]:
+    """Name, value and remark of each number beside the timeline."""
+    r = facts.replay
+    by = "measured" if r.measured else "modelled"
+    boundary = (
+        f"{100 * r.idle_share_beyond_boundaries:.1f} % beyond boundaries of {seconds_text(r.boundary_s)}"
+    )
+    yield f"No kernel runs, {by}", f"{100 * r.idle_share:.1f} %", boundary
+    if r.processor_idle_share is not None:
+        share = f"{100 * r.processor_idle_share:.1f} %"
+        yield "Multiprocessors idle", share, f"mean over {len(r.processor_busy_s)}, {by}"
+    part = 100 * r.critical_s / r.span_s if r.span_s else 0.0
+    yield (
+        "Critical path",
+        seconds_text(r.critical_s),
+        f"{counted(len(r.critical_path), 'launch')}, {part:.1f} % of {seconds_text(r.span_s)}",
+    )
+    if r.speedup_over_serial is not None and r.serial_s is not None:
+        yield (
+            "Against the serial plan",
+            f"{r.speedup_over_serial:.2f} x",
+            f"{seconds_text(r.serial_s)} on one stream, {by}",
+        )
+    yield "Streams", str(r.streams), f"{r.concurrency:.2f} kernels at a time"
+    for copy in r.copies:
+        name = "Inputs to the device" if copy.direction == "in" else "Outputs to the host"
+        yield name, seconds_text(copy.seconds), f"{bytes_text(copy.nbytes)}, by the host's clock"
+
+
+def timeline_note(facts: Facts) -> str:
+    """How the picture came about and how to read it."""
+    r = facts.replay
+    drawn = len(waits_across(r)) <= SHOWN_WAITS
+    waits = "are thin lines" if drawn else "are too many to be drawn"
+    read = (
+        f"A lane per stream; a stream has several where its kernels overlap. Waits across streams {waits}. "
+        "The critical path is the longest way through the dependencies by the kernels' times."
+    )
+    if not r.measured:
+        why = facts.timing.unrecorded or facts.timing.where
+        return f"One replay as {_SOURCES[r.clock]} sees it, for {r.device} ({why}). {read}"
+    cost = ""
+    if r.recorded_s is not None:
+        cost = f" A replay that stamps takes {100 * r.overhead:+.1f} %."
+    return (
+        f"The replay of median length of {r.repeats} on {r.device}, by {_SOURCES[r.clock]}; the clock makes "
+        f"steps of {seconds_text(r.resolution_s)}.{cost} {read}"
     )

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from tilewright.costmodel import CpuHardware, Hardware
-from tilewright.tools.report.colours import class_colours
 from tilewright.tools.report.facts import Facts, KernelFacts
-from tilewright.tools.report.figures import FAINT, INK, Picture, drawing
+from tilewright.tools.report.figures import FAINT, INK, Picture, class_colours, drawing
 from tilewright.tools.report.wording import bytes_text, counted, rate_text, seconds_text
 
 #: kernels that get their name written beside the point

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright.tools.report.colours import class_colours
 from tilewright.tools.report.facts import Facts, KernelFacts
-from tilewright.tools.report.figures import FAINT, INK, Picture, drawing
+from tilewright.tools.report.figures import FAINT, INK, Picture, class_colours, drawing
 from tilewright.tools.report.wording import counted, seconds_text
 
 #: kernels with a bar of their own

@@ -7,9 +7,8 @@ from typing import Any
 from tilewright.profiling.profile import Profile
 from tilewright.profiling.replay_record import LaunchSpan
 from tilewright.profiling.timeline import lanes
-from tilewright.tools.report.colours import class_colours
 from tilewright.tools.report.facts import Facts
-from tilewright.tools.report.figures import FAINT, INK, Picture, drawing
+from tilewright.tools.report.figures import FAINT, INK, Picture, class_colours, drawing
 from tilewright.tools.report.wording import counted, seconds_text
 
 #: waits across streams that are drawn at most; more would hide the kernels

@@ -17,7 +17,7 @@ from tilewright.costmodel.links import Link
 from tilewright.runtime.communication.threads import ThreadWorld
 from tilewright.tools import cli
 from tilewright.tools.cli import main
-from tilewright.tools.commands import cluster_execution as command
+from tilewright.tools.commands import cluster as command
 
 RECORD = """
 kind = "cluster"

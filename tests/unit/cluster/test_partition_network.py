@@ -8,7 +8,7 @@ import pytest
 
 from tilewright.ir import parse, parse_file
 from tilewright.tools.cli import main
-from tilewright.tools.commands.partition_network import bytes_received, facts_of_part
+from tilewright.tools.commands.partition import bytes_received, facts_of_part
 
 NET = """
 module @net {

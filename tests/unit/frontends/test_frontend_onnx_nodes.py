@@ -4,7 +4,7 @@ import pytest
 
 from tilewright.frontends.onnx.package import onnx_module
 from tilewright.tools.conformance.case import PASSED, UNSUPPORTED, run_case
-from tilewright.tools.conformance.onnx_nodes import imported, onnx_suite
+from tilewright.tools.conformance.suites import imported, onnx_suite
 
 #: names that begin so; every family of rules occurs
 _SAMPLE = """

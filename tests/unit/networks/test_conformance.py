@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from tilewright.ir import InputError, UnsupportedError
-from tilewright.tools.conformance.__main__ import main
+from tilewright.tools.conformance.__main__ import errors_by_network, findings, main, summary
 from tilewright.tools.conformance.case import FAILED, PASSED, UNSUPPORTED, Result, Suite, compare, run_case
-from tilewright.tools.conformance.recorded import recorded_suite
-from tilewright.tools.conformance.table import errors_by_network, findings, summary
+from tilewright.tools.conformance.suites import recorded_suite
 from tilewright.tools.conformance.workers import run_all
 
 RECORDED = Path(__file__).parents[2] / "data" / "relay_ops"

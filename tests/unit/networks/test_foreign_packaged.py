@@ -6,9 +6,9 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from tilewright.tools.foreign import packaged, samples, workers
+from tilewright.tools.foreign import packaged, workers
 from tilewright.tools.foreign.packaged import Absent, Packaged, located
-from tilewright.tools.foreign.packaged_networks import NETWORKS
+from tilewright.tools.foreign.packaged_networks import NETWORKS, file_bytes, text, voice
 from tilewright.tools.foreign.row import ABSENT, RIGHT, WRONG, Case
 from tilewright.tools.foreign.ways import FILE
 
@@ -77,11 +77,11 @@ def test_inputs_of_all_networks_are_drawn_by_batch():
 
 
 def test_samples_are_what_they_say():
-    sound = samples.voice(16000)
+    sound = voice(16000)
     assert sound.dtype == np.float32
     assert abs(sound).max() == pytest.approx(0.6)
-    assert samples.file_bytes(0, 4000)[0] == ord('"')
+    assert file_bytes(0, 4000)[0] == ord('"')
     pytest.importorskip("PIL")
-    page = samples.text(48, 200)
+    page = text(48, 200)
     assert page.shape == (48, 200, 3)
     assert page.min() < 0.3 < 0.8 < page.max()

@@ -12,12 +12,10 @@ from tilewright.ir.opdef import op_defs
 from tilewright.passes import pass_defs
 from tilewright.passes.lower.lowering import RULES
 from tilewright.tools.conformance.case import FAILED
-from tilewright.tools.fuzz.__main__ import main
+from tilewright.tools.fuzz.__main__ import fuzz, keep, kept, main
 from tilewright.tools.fuzz.check import check, fails
 from tilewright.tools.fuzz.generate import DRAWERS, UNDRAWN, draw, generate
-from tilewright.tools.fuzz.kept import keep, kept
 from tilewright.tools.fuzz.program import Program
-from tilewright.tools.fuzz.run import fuzz
 from tilewright.tools.fuzz.shrink import shrink
 
 KEPT = sorted((Path(__file__).parents[2] / "data" / "fuzz").glob("*.ir"))

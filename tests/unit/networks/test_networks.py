@@ -5,7 +5,7 @@ import pytest
 import tilewright as tw
 from tilewright.compilation.lowering import build, lower
 from tilewright.devices.targets import resolve_target
-from tilewright.tools.conformance.networks import network_suite
+from tilewright.tools.conformance.suites import network_suite
 
 #: one of each kind that compiles in a few seconds on OpenCL; `make conformance` runs all of them
 ON_OPENCL = [

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tilewright.ir import InputError
-from tilewright.tools.planted_faults import __main__ as planted
-from tilewright.tools.planted_faults.faults import Fault, pytest_arguments, read_faults
+from tilewright.tools import planted_faults as planted
+from tilewright.tools.planted_faults import Fault, pytest_arguments, read_faults
 from tilewright.tools.process_replay.snapshot import package_folders
 
 ROOT = Path(__file__).parents[3]

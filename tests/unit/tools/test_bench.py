@@ -5,11 +5,11 @@ import json
 import pytest
 
 from tilewright.ir import InputError, UnsupportedError, WorkError
-from tilewright.tools.bench.named import SUITES
+from tilewright.tools.arguments.bench import SUITES
+from tilewright.tools.bench import command as bench
 from tilewright.tools.bench.networks import network_paths
 from tilewright.tools.bench.peers import check_peers
 from tilewright.tools.cli import main
-from tilewright.tools.commands import bench
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_peers_are_named():
 
 
 def test_a_wrong_result_ends_in_exit_code_1(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("tilewright.tools.bench.reference.relative_error", lambda got, wanted: 0.5)
+    monkeypatch.setattr("tilewright.tools.bench.comparison.relative_error", lambda got, wanted: 0.5)
     out = tmp_path / "bench.json"
     assert run(folder, "mlp", "--json", str(out)) == 1
     (row,) = json.loads(out.read_text())["rows"]
@@ -151,7 +151,7 @@ def test_rows_beyond_the_time_limit_say_so(folder, tmp_path, capsys):
 
 
 def test_the_deadline_ends_work():
-    from tilewright.tools.bench.deadline import deadline
+    from tilewright.tools.bench.torch_contenders import deadline
 
     def forever():
         while True:

@@ -9,8 +9,8 @@ import pytest
 import tilewright as tw
 from tilewright.ir import Constants, UnsupportedError
 from tilewright.tools.bench import peers as peers_module
+from tilewright.tools.bench.clocks import TorchClock
 from tilewright.tools.bench.peers import Peers
-from tilewright.tools.bench.torch_clock import TorchClock
 from tilewright.tools.bench.torch_contenders import torch_flags, variants_of
 from tilewright.tools.torch_peer.module import fused_calls
 

@@ -8,15 +8,13 @@ import pytest
 
 import tilewright as tw
 from tilewright.ir import InputError
-from tilewright.tools.bench.comparison import errors, is_right
-from tilewright.tools.bench.contender import interleaved
+from tilewright.tools.arguments.bench import KERNELS
+from tilewright.tools.bench.comparison import Reference, errors, is_right
+from tilewright.tools.bench.contender import Spread, geometric_mean, interleaved, repeats_within
 from tilewright.tools.bench.document import Document, read_document
 from tilewright.tools.bench.kernel_cases import kernel_cases
-from tilewright.tools.bench.named import KERNELS
 from tilewright.tools.bench.networks import index_bounds, random_batch, with_batch
-from tilewright.tools.bench.reference import Reference
 from tilewright.tools.bench.rows import better_peer, judged, summary
-from tilewright.tools.bench.statistics import Spread, geometric_mean, repeats_within
 from tilewright.tools.bench.table import document_text
 from tilewright.tools.commands.network import read_network
 from tilewright.tools.reproduce_readme import conformance_table, replays_table

@@ -8,9 +8,9 @@ import pytest
 import tilewright as tw
 from tilewright.frontends import relay
 from tilewright.ir import InputError
+from tilewright.tools.arguments.parsing import MAX_CHARS, one_line, one_line_warnings
 from tilewright.tools.cli import main
 from tilewright.tools.irdump.command import main as irdump
-from tilewright.tools.one_line_warnings import MAX_CHARS, one_line, one_line_warnings
 from tilewright.tuning.database.database import TuningDatabase
 
 RELAY = '#[version = "0.0.5"]\ndef @main(%x: Tensor[(2), float32]) {'

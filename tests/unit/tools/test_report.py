@@ -17,8 +17,8 @@ from tilewright.ir import parse
 from tilewright.running.executable import Executable
 from tilewright.tools.cli import main
 from tilewright.tools.report import Facts, FusedOps, collect, report_page
+from tilewright.tools.report.facts import timing_of
 from tilewright.tools.report.memory_figure import live_bytes, spans_of
-from tilewright.tools.report.timing import timing_of
 from tilewright.tuning import tuner as tuning
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "headless_shell")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.tools.report.algorithm_table import algorithm_table
 from tilewright.tools.report.layered_layout import lay_out
+from tilewright.tools.report.report_page import algorithm_table
 
 
 def test_algorithms_that_competed_are_shown() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -132,8 +133,8 @@ def test_a_replay_that_cannot_be_recorded_is_modelled_and_says_why(
 
 def test_many_waits_are_left_out_of_the_picture(modelled: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Waits across streams are thin lines" in modelled.text
-    for module in ("timeline_figure", "replay_wording"):
-        monkeypatch.setattr(f"tilewright.tools.report.{module}.SHOWN_WAITS", 0)
+    for module in ("timeline_figure", "report_page"):
+        monkeypatch.setattr(import_module(f"tilewright.tools.report.{module}"), "SHOWN_WAITS", 0)
     text = report_page(replace(modelled.facts))
     assert "Waits across streams are too many to be drawn" in text
     assert text.count("<path") < modelled.text.count("<path")

@@ -9,7 +9,7 @@ import pytest
 
 from tilewright.streaming import calibration
 from tilewright.tools.cli import main
-from tilewright.tools.commands.stream_run import streaming_lines
+from tilewright.tools.commands.run import streaming_lines
 
 NETWORK = "zoo:gpt{layers=1, width=16, heads=1, vocabulary=20, context=4, sequence=4}"
 RUN = ["run", NETWORK, "--target", "opencl"]

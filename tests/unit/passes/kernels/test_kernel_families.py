@@ -24,7 +24,7 @@ from tilewright.passes.kernels.registry import (
 )
 from tilewright.passes.kernels.template import Choices
 from tilewright.passes.tensor.choose_parameters import choose_parameters, least_s
-from tilewright.tools.irdump.input import read_source_file
+from tilewright.tools.irdump.run import read_source_file
 
 ROOT = Path(__file__).parents[4]
 FOLDERS = ("passes", "compiler", "tools", "costmodel", "codegen", "ir", "runtime")

@@ -7,7 +7,7 @@ import re
 from importlib.resources import files
 
 
-def resource(name: str, package: str = "tilewright.tools") -> str:
+def resource(name: str, package: str = "tilewright.tools.report") -> str:
     """Text of a file that lies in a package."""
     return files(package).joinpath(name).read_text(encoding="utf-8")
 

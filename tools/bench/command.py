@@ -14,17 +14,14 @@ from typing import Any
 from tilewright.devices.targets import Target, device_name, resolve_target
 from tilewright.ir import InputError, TilewrightError, WorkError
 from tilewright.measuring.budget import budget_seconds
-from tilewright.tools.bench.compare_kernel import compare_kernel
-from tilewright.tools.bench.compare_network import Case, compare_network
-from tilewright.tools.bench.comparison import Settings
+from tilewright.tools.arguments.bench import KERNELS
+from tilewright.tools.bench.clocks import processor_name
+from tilewright.tools.bench.comparison import Case, Settings, compare_kernel, compare_network, reference_of
 from tilewright.tools.bench.document import Document
-from tilewright.tools.bench.host_clock import processor_name
 from tilewright.tools.bench.kernel_cases import kernel_cases
-from tilewright.tools.bench.named import KERNELS
 from tilewright.tools.bench.networks import network_paths
 from tilewright.tools.bench.peers import check_peers, cpu_torch, gpu_torch
 from tilewright.tools.bench.plot import require_plot, write_plot
-from tilewright.tools.bench.reference import reference_of
 from tilewright.tools.bench.rows import Row, one_line
 from tilewright.tools.bench.table import document_text, kernel_text, row_text
 from tilewright.tools.bench.waves import rows_in_waves

@@ -6,18 +6,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tilewright.cluster.execution_prediction import COMPONENTS
+from tilewright.cluster.execution_report import WORDS
 from tilewright.cluster.text import choices_text, components_overlap
 from tilewright.costmodel.cluster.in_memory import step_time
 from tilewright.costmodel.cluster.measured_rows import measured_rows
 from tilewright.costmodel.cluster.validation import Stack
 from tilewright.ir import InputError
 from tilewright.runtime.atomic_file import atomic_file
-from tilewright.tools.report.colours import CYCLE
-from tilewright.tools.report.figures import require_matplotlib
+from tilewright.tools.report.figures import CYCLE, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 _INK, _FAINT = "#1d2430", "#8a93a0"
 _STYLE: Any = {
@@ -137,3 +139,36 @@ def _write(figure: Figure, path: str) -> None:
             figure.savefig(file, format=kind, dpi=150, facecolor="white", metadata=metadata)
     except OSError as e:
         raise InputError(f"cannot write the plot: {e.strerror}", where=path) from e
+
+
+def write_execution_plot(facts: Mapping[str, Any], path: str) -> None:
+    """Two stacked bars per rank, in milliseconds; raises InputError where the file cannot be written."""
+    from matplotlib.figure import Figure
+
+    run, plan = facts["execution"], facts["plan"]
+    figure = Figure(figsize=(8.5, 1.6 + 0.7 * len(run["ranks"])), layout="constrained")
+    axes = figure.subplots()
+    labels: list[tuple[float, str]] = []
+    for r in run["ranks"]:
+        for offset, (key, word) in enumerate((("predicted_s", "predicted"), ("measured_s", "measured"))):
+            place, start = 2.5 * r["rank"] + offset, 0.0
+            for colour, name in zip(CYCLE, COMPONENTS, strict=False):
+                width = 1e3 * r[key][name]
+                axes.barh(place, width, 0.85, left=start, color=colour, label=None if labels else WORDS[name])
+                start += width
+            labels.append((place, f"rank {r['rank']}, {word}"))
+    axes.set_yticks([place for place, _ in labels], [text for _, text in labels])
+    axes.invert_yaxis()
+    axes.set_xlabel("ms of one run")
+    axes.set_title(
+        f"{facts['model']}, batch {facts['batch']}, dp {plan['dp']}, wp {plan['wp']}, p {plan['p']}, "
+        f"{plan['micro_batches']} micro-batches",
+        fontsize=10,
+    )
+    axes.legend(fontsize=8, frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.08))
+    kind = Path(path).suffix.removeprefix(".")
+    try:
+        with atomic_file(Path(path)) as file:
+            figure.savefig(file, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+    except OSError as error:
+        raise InputError(f"cannot write the plot: {error.strerror}", where=path) from error
