@@ -2,15 +2,17 @@
 
 An op may be done on a piece of a labelled dimension if every operand that has the label gives that piece; a
 label that only operands have is summed (or its maximum taken) over the pieces. Dimensions without a label
-are needed whole.
+are needed whole, unless a rule of the op says which rows of operands make rows of a result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from tilewright.ir.nodes import Op
+from tilewright.ir.nodes import Attr, Op
+from tilewright.ir.windows import Interval
 
 Label = int | str
 #: one label per dimension; None where the dimension is needed whole
@@ -18,19 +20,71 @@ DimLabels = tuple[Label | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class OperandRows:
+    """Rows [start, end) of an operand along one of its axes."""
+
+    axis: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class SlicedOp:
+    """The op that makes rows [start, end) of its results along one axis.
+
+    needs: per operand the rows it reads; None for the whole operand.
+    attrs: attributes that differ from those of the whole op.
+    keep: rows of what the sliced op makes that are wanted; None: all of them.
+    align: rows must start and end at multiples of it.
+    balanced: the rows are cut anew, evenly, instead of following those of an operand.
+    """
+
+    needs: tuple[OperandRows | None, ...]
+    attrs: Mapping[str, Attr] = field(default_factory=dict)
+    keep: Interval | None = None
+    align: int = 1
+    balanced: bool = False
+
+
+@dataclass(frozen=True)
+class PartialOp:
+    """The op on some rows of what it reduces; the results of all parts are to be joined.
+
+    weight, divisor: what this part's result is multiplied by before it is added to those of the others, and
+      what the sum is divided by; whole numbers, which no dtype rounds.
+    """
+
+    needs: tuple[OperandRows | None, ...]
+    attrs: Mapping[str, Attr] = field(default_factory=dict)
+    reduction: Literal["sum", "max"] = "sum"
+    weight: int = 1
+    divisor: int = 1
+
+
+#: (op, axis of its results, start, end) -> how these rows are made; None: not in rows along this axis
+RowRule = Callable[[Op, int, int, int], SlicedOp | None]
+#: (op, number of an operand, axis of it, start, end) -> the op on these rows; None: it needs all of them
+PartRule = Callable[[Op, int, int, int, int], PartialOp | None]
+
+
+@dataclass(frozen=True, slots=True)
 class Labels:
-    """Labels of every operand and every result; `sums` and `maxima` are what is reduced over."""
+    """Labels of every operand and every result; `sums` and `maxima` are what is reduced over.
+
+    rows: how rows along a dimension of the results without a label are made, where they can be (windows,
+      joins). parts: how the op is done on rows of an operand along a dimension without a label (means).
+    """
 
     operands: tuple[DimLabels, ...]
     results: tuple[DimLabels, ...]
     sums: frozenset[Label] = frozenset()
     maxima: frozenset[Label] = frozenset()
+    rows: RowRule | None = None
+    parts: PartRule | None = None
 
 
 #: the labels of an op by its types and attributes; None where it needs its operands whole
 Division = Callable[[Op], Labels | None]
-#: the label of channels that are groups of their own
-DEPTHWISE = "g"
 
 
 def undivided(op: Op) -> Labels | None:
@@ -38,9 +92,39 @@ def undivided(op: Op) -> Labels | None:
     return None
 
 
+def by_rules(
+    rows: RowRule | None = None, parts: PartRule | None = None, labels: Division | None = None
+) -> Division:
+    """A division with rules for the dimensions that have no label: all of them, or those of `labels`."""
+
+    def division(op: Op) -> Labels | None:
+        if labels is not None:
+            stated = labels(op)
+        else:
+            values = (tuple(unlabelled(v.tensor.rank) for v in vs) for vs in (op.operands, op.results))
+            stated = Labels(*values)
+        return None if stated is None else replace(stated, rows=rows, parts=parts)
+
+    return division
+
+
+def replaced(values: Sequence[int], at: int, value: int) -> tuple[int, ...]:
+    """`values` with another one at position `at`."""
+    return (*values[:at], value, *values[at + 1 :])
+
+
 def unlabelled(rank: int) -> DimLabels:
     """The labels of an operand that is needed whole."""
     return (None,) * rank
+
+
+def part_of_mean(op: Op, operand: int, axis: int, start: int, end: int) -> PartialOp | None:
+    """The mean over all rows is the mean of means over some of them, weighted by how many they are."""
+    x = op.operands[0].tensor
+    if not x.dtype.startswith(("f", "bf")):
+        return None
+    need = OperandRows(axis, start, end)
+    return PartialOp((need,), weight=end - start, divisor=x.shape[axis])
 
 
 def elementwise(op: Op) -> Labels:

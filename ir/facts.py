@@ -31,6 +31,12 @@ class Elements(Enum):
     """Gives a part of its operand, at regular distances."""
     STRIDES = auto()
     """Gives the elements of its operand in another order or several times, as strides alone can say."""
+    JOINS = auto()
+    """Gives its operands one after another along `axis`."""
+    SPLITS = auto()
+    """Gives its operand in several parts, cut along `axis`."""
+    REPEATS = auto()
+    """Gives every element of its operand several times in a row along `axis`."""
     MOVES = auto()
     """Gives elements of its operands, or given ones, at other places."""
     LOOKS_UP = auto()

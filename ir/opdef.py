@@ -11,6 +11,7 @@ import numpy as np
 
 from tilewright.ir.errors import InputError
 from tilewright.ir.expr import BinOp, Sym
+from tilewright.ir.extents import dims_of
 from tilewright.ir.facts import Facts
 from tilewright.ir.nodes import Attr, Op, Pairs, Ref
 from tilewright.ir.types import DTYPES, Type
@@ -196,6 +197,15 @@ def facts_of(name: str) -> Facts:
     if facts is None:
         raise InputError(f"expected a graph op, which states facts, got '{name}'")
     return facts
+
+
+def attributes_at(op: Op, shapes: Sequence[Sequence[int]]) -> dict[str, Attr]:
+    """The attributes of a graph op whose operands have other extents; raises UnsupportedError where the op
+    does not say what they are then.
+    """
+    dims = [dims_of(v.tensor.shape, shape) for v, shape in zip(op.operands, shapes, strict=True)]
+    attrs = dict(op.attrs)
+    return attrs | dict(facts_of(op.name).extents(dims, attrs))
 
 
 def is_defined(name: str) -> bool:

@@ -12,12 +12,17 @@ from dataclasses import dataclass, replace
 from tilewright.cluster.division import Division, Place
 from tilewright.ir import InputError, Module, Op, UnsupportedError, Value
 from tilewright.ir.nodes import Block, Func
-from tilewright.passes.graph.distribute.pipeline.costs import free_ops
-from tilewright.passes.graph.distribute.sharding.program import ShardedProgram, outputs_gathered, with_main
-from tilewright.passes.graph.distribute.sharding.shards import Shard, apportioned
-from tilewright.passes.graph.distribute.split_batch import batch_cuts, batch_of, split_batch
+from tilewright.passes.graph.distribute.pipeline.micro_batches import free_ops
+from tilewright.passes.graph.distribute.sharding.program import (
+    ShardedProgram,
+    batch_of,
+    cut_batch,
+    with_main,
+)
+from tilewright.passes.graph.distribute.sharding.shards import Shard
+from tilewright.passes.graph.distribute.split_batch import split_batch
 from tilewright.passes.graph.distribute.split_pipeline import split_pipeline
-from tilewright.passes.graph.distribute.split_weights import MAX_ROUNDS, WeightCuts
+from tilewright.passes.graph.distribute.split_weights import WeightCuts, with_divided_weights
 from tilewright.passes.graph.fold_constants import fold_constants
 from tilewright.passes.rewriting.constant_pool import ConstantPool
 from tilewright.passes.rewriting.dead_ops import live_ops
@@ -36,35 +41,6 @@ class _Replica:
     slices: tuple[Op, ...]
     begins: tuple[int, ...]
     outputs: tuple[tuple[Value, Shard | None], ...]
-
-
-class _Followed(ShardedProgram):
-    """Notes where what was made of each op begins."""
-
-    def __init__(self, module: Module, parts: int, part: int, pool: ConstantPool) -> None:
-        super().__init__(module, range(parts), part, pool, communicating=False)
-        self.begins: list[int] = []
-        main = module.main
-        for value, shard in batch_cuts(main, apportioned(batch_of(main, 0), (1.0,) * parts), 0):
-            self.cut(value, shard)
-        self.slices = tuple(self.b.ops)
-        self.outputs = tuple(self.run())
-        self.begins.append(len(self.b.ops))
-
-    def derive(self, op: Op) -> None:
-        self.begins.append(len(self.b.ops))
-        super().derive(op)
-
-
-class _Talking(ShardedProgram):
-    """Lets messages between stages pass: what is sent and received is whole."""
-
-    def derive(self, op: Op) -> None:
-        if op.name not in _MESSAGES:
-            super().derive(op)
-            return
-        self.producers.update((r, op) for r in op.results)
-        self.keep(op)
 
 
 def part_of(module: Module, division: Division, rank: int) -> Module:
@@ -117,17 +93,18 @@ def _replica(module: Module, division: Division, number: int) -> _Replica:
     if samples % division.dp:
         raise InputError(f"expected a batch that {division.dp} replicas share evenly, got {samples}")
     pool = ConstantPool(module.constants)
-    program = _Followed(module, division.dp, number, pool)
-    lead = len(program.slices)
-    ops = program.b.ops[lead:]
-    used = {v for op in ops for v in op.operands} | {v for v, _ in program.outputs}
-    params = [r for op in program.slices for r in op.results]
+    program = cut_batch(module, division.dp, number, pool)
+    outputs = tuple(program.run())
+    lead = program.begins[0]
+    slices, ops = tuple(program.b.ops[:lead]), program.b.ops[lead:]
+    used = {v for op in ops for v in op.operands} | {v for v, _ in outputs}
+    params = [r for op in slices for r in op.results]
     params += [p for p in main.params if p in used]
-    results = tuple(v for v, _ in program.outputs)
+    results = tuple(v for v, _ in outputs)
     block = Block(tuple(params), (*ops, end.with_operands(results)))
     own = replace(main, body=block, result_types=tuple(v.type for v in results))
     begins = tuple(b - lead for b in program.begins)
-    return _Replica(with_main(module, own, pool), program.slices, begins, program.outputs)
+    return _Replica(with_main(module, own, pool), slices, begins, outputs)
 
 
 def _stage(replica: _Replica, division: Division, number: int) -> Module:
@@ -149,9 +126,10 @@ def _places(module: Module, micro_batches: int) -> list[int]:
     if micro_batches > 1:
         if micro_batches > batch_of(main, 0):
             raise InputError(f"expected at most {batch_of(main, 0)} micro-batches, got {micro_batches}")
-        program = _Followed(module, micro_batches, 0, ConstantPool(module.constants))
+        program = cut_batch(module, micro_batches, 0, ConstantPool(module.constants))
+        outputs = program.run()
         ops, begins = program.b.ops, program.begins
-        end = end.with_operands(tuple(v for v, _ in program.outputs))
+        end = end.with_operands(tuple(v for v, _ in outputs))
     live = live_ops(Block(main.params, (*ops, end)))[:-1]
     counted = set(live) - free_ops(live, main.params)
     before = [0]
@@ -172,21 +150,11 @@ def _renumbered(op: Op, division: Division, place: Place) -> Op:
 
 def _weights(module: Module, division: Division, members: Sequence[int], part: int) -> Module:
     """As split-weights does for the whole world, among `members`."""
-    module = fold_constants()(module)
     cutting = WeightCuts((1.0,) * division.wp, division.least_weight_bytes)
-    for _ in range(MAX_ROUNDS):
-        cutting.restart()
-        trial = _Talking(module, members, part, ConstantPool(), choose=cutting.choose)
-        trial.run()
-        if not cutting.refine(trial.wishes):
-            break
-    cutting.restart()
-    pool = ConstantPool(module.constants)
-    program = _Talking(module, members, part, pool, choose=cutting.choose)
-    program.run()
+    module = with_divided_weights(fold_constants()(module), members, part, cutting, messages=True)
     if not cutting.held:
         raise UnsupportedError(
             f"expected a weight of at least {division.least_weight_bytes} bytes in every stage that "
             f"{division.wp} ranks can share, got none"
         )
-    return with_main(module, outputs_gathered(program), pool)
+    return module

@@ -9,10 +9,8 @@ from dataclasses import dataclass, field, replace
 from tilewright.costmodel.cluster.machine import Cluster
 from tilewright.costmodel.cluster.network_model import NetworkModel
 from tilewright.costmodel.cluster.network_units import network_units, unit_ops
-from tilewright.costmodel.op_work import op_flops
+from tilewright.costmodel.op_work import Rates, op_flops
 from tilewright.ir import Func, InputError, Module, Op
-from tilewright.passes.graph.distribute.pipeline.costs import seconds_of
-from tilewright.passes.graph.distribute.space.cost import Rates
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
 
 #: of launches: locations of the ops they come from, and seconds
@@ -61,7 +59,7 @@ class OpSeconds:
 
 
 def _modelled(op: Op, rates: Rates) -> float:
-    return 0.0 if op.name in _NO_WORK else seconds_of(op, rates)
+    return 0.0 if op.name in _NO_WORK else rates.compute_s(op)
 
 
 def seconds_by_location(func: Func, rates: Rates) -> dict[str, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from tilewright.ir.errors import InputError
@@ -32,14 +33,24 @@ def split_extent(extent: int, devices: int | Sequence[float]) -> list[Interval]:
         raise InputError(f"expected an extent of at least 0, got {extent}")
     speeds = [1] * devices if isinstance(devices, int) else list(devices)
     check_speeds(speeds)
+    return list(apportioned(extent, speeds))
+
+
+def apportioned(units: int, speeds: Sequence[float]) -> tuple[Interval, ...]:
+    """`units` as consecutive intervals, one per speed: the slowest device (units / speed) is done first.
+
+    Every device begins with the whole part of its share; each unit left over goes where it ends earliest, of
+    equals to the first. That minimises the largest time, as it does when all units are given out so. A device
+    of speed 0 gets none; one speed at least is above 0.
+    """
     exact = [Fraction(v) for v in speeds]
     total = sum(exact)
-    sizes = [math.floor(extent * v / total) for v in exact]
-    for _ in range(extent - sum(sizes)):
-        first = min(range(len(sizes)), key=lambda i: ((sizes[i] + 1) / exact[i], i))
+    sizes = [math.floor(units * v / total) for v in exact]
+    working = [i for i, v in enumerate(exact) if v]
+    for _ in range(units - sum(sizes)):
+        first = min(working, key=lambda i: ((sizes[i] + 1) / exact[i], i))
         sizes[first] += 1
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    return [(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    return tuple(pairwise(accumulate(sizes, initial=0)))
 
 
 def check_speeds(speeds: Sequence[float]) -> None:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 
 import numpy as np
 
-from tilewright.ir.division import of_image
+from tilewright.ir.division import (
+    OperandRows,
+    PartialOp,
+    PartRule,
+    SlicedOp,
+    by_rules,
+    of_image,
+    part_of_mean,
+    replaced,
+)
 from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.convolution import layout_attr
 from tilewright.ir.graph_ops.layouts import SPATIAL, arranged, check_layout, data_layouts, permuted
 from tilewright.ir.graph_ops.operands import dtype_of, entries, quotient, require, require_rank, tensors, wide
 from tilewright.ir.graph_ops.pooling import with_image
+from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type
 
@@ -79,13 +90,37 @@ def _evaluate_adaptive(
     return [permuted(out, order, attrs["layout"])]
 
 
+def _cell_rows(op: Op, axis: int, start: int, end: int) -> SlicedOp | None:
+    """Parts of an image that divides evenly."""
+    layout = str(op["layout"])
+    size, cells = op.operands[0].tensor.shape[axis], op.result.tensor.shape[axis]
+    if size % cells:
+        return None
+    d = SPATIAL[len(layout) - 2].index(layout[axis])
+    need = OperandRows(axis, cell(start, size, cells)[0], cell(end - 1, size, cells)[1])
+    return SlicedOp((need,), {"output_size": replaced(op.integers("output_size"), d, end - start)})
+
+
+def _parts(kind: str) -> PartRule:
+    """Parts of an image that becomes one row: their largest maximum, or the weighted mean of their means."""
+
+    def parts(op: Op, operand: int, axis: int, start: int, end: int) -> PartialOp | None:
+        if op.result.tensor.shape[axis] != 1:
+            return None
+        if kind == "max":
+            return PartialOp((OperandRows(axis, start, end),), reduction="max")
+        return part_of_mean(op, operand, axis, start, end)
+
+    return parts
+
+
 for _spatial in SPATIAL:
     for _kind, _what in (("avg", "mean"), ("max", "largest element")):
         _facts = Facts(
             elements=Elements.SLIDES,
             flops=flops_per_element,
             precision=Precision.FOLLOWS,
-            division=of_image("NC"),
+            division=by_rules(parts=_parts(_kind), labels=of_image("NC")),
             extents=attributes_stay,
             report=ReportClass.POOLING,
             exact=_kind == "max",
@@ -110,5 +145,5 @@ for _spatial in SPATIAL:
             },
             infer=partial(_infer_adaptive, _spatial, _kind == "max"),
             evaluate=partial(_evaluate_adaptive, _spatial, _kind == "max"),
-            facts=_facts,
+            facts=replace(_facts, division=by_rules(_cell_rows, _parts(_kind), of_image("NC"))),
         )

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.ir.division import of_image
+from tilewright.ir.division import OperandRows, SlicedOp, by_rules, of_image
 from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, movement
 from tilewright.ir.graph_ops.layouts import permuted
 from tilewright.ir.graph_ops.operands import require, require_rank, tensors
+from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type
 
@@ -33,6 +34,22 @@ def _checked(types: Sequence[Type], attrs: Attrs) -> tuple[TensorType, int]:
     require(layout in LAYOUTS, f"expected 'layout' among {', '.join(LAYOUTS)}, got '{layout}'")
     require(mode in MODES, f"expected 'mode' among {', '.join(MODES)}, got '{mode}'")
     return x, size
+
+
+def _rows_to_space(op: Op, axis: int, start: int, end: int) -> SlicedOp | None:
+    """Rows of the image that whole blocks make."""
+    size = op.integer("block_size")
+    if str(op["layout"])[axis] == "C" or start % size or end % size:
+        return None
+    return SlicedOp((OperandRows(axis, start // size, end // size),), align=size)
+
+
+def _rows_to_depth(op: Op, axis: int, start: int, end: int) -> SlicedOp | None:
+    """The rows of whole blocks."""
+    size = op.integer("block_size")
+    if str(op["layout"])[axis] == "C":
+        return None
+    return SlicedOp((OperandRows(axis, start * size, end * size),))
 
 
 def _infer_depth_to_space(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
@@ -82,7 +99,7 @@ define(
     attrs=_ATTRS,
     infer=_infer_depth_to_space,
     evaluate=_depth_to_space,
-    facts=movement(Elements.MOVES, of_image("N"), attributes_stay),
+    facts=movement(Elements.MOVES, by_rules(_rows_to_space, labels=of_image("N")), attributes_stay),
 )
 define(
     "graph.space_to_depth",
@@ -91,5 +108,5 @@ define(
     attrs=_ATTRS,
     infer=_infer_space_to_depth,
     evaluate=_space_to_depth,
-    facts=movement(Elements.MOVES, of_image("N"), attributes_stay),
+    facts=movement(Elements.MOVES, by_rules(_rows_to_depth, labels=of_image("N")), attributes_stay),
 )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from tilewright.ir.division import undivided
+from tilewright.ir.division import along_other_axes, kept, undivided
 from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import axis_of, require, tensors
@@ -166,7 +166,7 @@ _COMMUNICATION = Facts(
     flops=flops_per_element,
     precision=Precision.FOLLOWS,
     exact=True,
-    division=undivided,
+    division=along_other_axes,
     extents=attributes_stay,
     report=ReportClass.OF_KERNEL,
 )
@@ -178,7 +178,7 @@ define(
     results=0,
     infer=_infer_send,
     effects=COMMUNICATE,
-    facts=replace(_COMMUNICATION, precision=Precision.WIDE),
+    facts=replace(_COMMUNICATION, precision=Precision.WIDE, division=undivided),
 )
 define(
     "graph.recv",
@@ -192,7 +192,7 @@ define(
     },
     infer=_infer_recv,
     effects=COMMUNICATE,
-    facts=_COMMUNICATION,
+    facts=replace(_COMMUNICATION, division=undivided),
 )
 define(
     "graph.halo_exchange",
@@ -227,7 +227,7 @@ define(
     attrs={**_GROUP, "reduction": AttrDef("str", "sum", " or ".join(REDUCTIONS))},
     infer=_infer_reduce,
     effects=COMMUNICATE,
-    facts=replace(_COMMUNICATION, exact=False),
+    facts=replace(_COMMUNICATION, exact=False, division=kept),
 )
 define(
     "graph.reduce_scatter",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
 import numpy as np
 
-from tilewright.ir.division import DEPTHWISE, Labels
-from tilewright.ir.extents import attributes_stay
+from tilewright.ir.division import Labels, OperandRows, SlicedOp, replaced
+from tilewright.ir.extents import Dims
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass
 from tilewright.ir.graph_ops.layouts import (
     SPATIAL,
@@ -26,9 +26,10 @@ from tilewright.ir.graph_ops.layouts import (
 )
 from tilewright.ir.graph_ops.linear import OUT_DTYPE, result_dtype
 from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_rank, wide
-from tilewright.ir.nodes import Op
+from tilewright.ir.nodes import Attr, Op
 from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
+from tilewright.ir.windows import input_interval
 
 #: ways to compute graph.conv2d; the graph level means the same by all of them
 CONV2D_ALGORITHMS = ("direct", "winograd2", "winograd4", "fft")
@@ -131,11 +132,57 @@ def divided(op: Op, *, depthwise: bool = True) -> Labels:
     if groups == 1:
         data, weight, result = {"N": "n", "C": "c"}, {"I": "c", "O": "o"}, {"N": "n", "C": "o"}
     elif depthwise and groups == x.shape[layout.index("C")] == outputs and inputs == 1:
-        data, weight, result = {"N": "n", "C": DEPTHWISE}, {"O": DEPTHWISE}, {"N": "n", "C": DEPTHWISE}
+        data, weight, result = {"N": "n", "C": "g"}, {"O": "g"}, {"N": "n", "C": "g"}
     else:
         data, weight, result = {"N": "n"}, {}, {"N": "n"}
     dims = tuple(map(data.get, layout)), tuple(map(weight.get, kernel_layout))
     return Labels(dims, (tuple(map(result.get, layout)),), frozenset("c") if groups == 1 else frozenset())
+
+
+def _divided(op: Op) -> Labels:
+    return replace(divided(op), rows=_rows)
+
+
+def _rows(op: Op, axis: int, start: int, end: int) -> SlicedOp | None:
+    """Rows of the image (with halos), or channels of whole groups."""
+    layout, kernel_layout = str(op["data_layout"]), str(op["kernel_layout"])
+    letter = layout[axis]
+    if letter == "C":
+        return _group_rows(op, axis, start, end)
+    x, w = (v.tensor for v in op.operands)
+    d = SPATIAL[len(layout) - 2].index(letter)
+    kernel = w.shape[kernel_layout.index(letter)]
+    strides, dilation, padding = (op.integers(k) for k in ("strides", "dilation", "padding"))
+    rows = input_interval((start, end), x.shape[axis], kernel, strides[d], dilation[d], padding[d])
+    if rows.start == rows.end:
+        return None
+    pads = replaced(replaced(padding, d, rows.pad_before), d + len(strides), rows.pad_after)
+    return SlicedOp((OperandRows(axis, rows.start, rows.end), None), {"padding": pads}, balanced=True)
+
+
+def _group_rows(op: Op, axis: int, start: int, end: int) -> SlicedOp | None:
+    """Filters are cut along with the channels they make; of groups, only whole ones."""
+    x, w = (v.tensor for v in op.operands)
+    groups, kernel_axis = op.integer("groups"), str(op["kernel_layout"]).index("O")
+    filters, channels = op.result.tensor.shape[axis] // groups, x.shape[axis] // groups
+    first, last = start // filters, end // filters
+    per_group = w.shape[kernel_axis] // groups
+    multiplied = per_group != filters  # a kernel [channels, multiplier, h, w] must keep more than one group
+    if start % filters or end % filters or (multiplied and last - first == 1):
+        return None
+    needs = (
+        OperandRows(axis, first * channels, last * channels),
+        OperandRows(kernel_axis, first * per_group, last * per_group),
+    )
+    return SlicedOp(needs, {"groups": last - first}, align=filters)
+
+
+def _new_groups(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
+    """Channels that are groups of their own stay so."""
+    channels = operands[0][attrs["data_layout"].index("C")]
+    outputs = operands[1][attrs["kernel_layout"].index("O")]
+    depthwise = 1 < attrs["groups"] == channels.old and channels.pair == outputs.pair
+    return {"groups": channels.new} if depthwise else {}
 
 
 def convolve(x: np.ndarray, w: np.ndarray, g: Convolution) -> np.ndarray:
@@ -175,8 +222,8 @@ for _spatial in SPATIAL:
             elements=Elements.CONTRACTS,
             flops=partial(_flops, _spatial),
             precision=Precision.NARROW,
-            division=divided,
-            extents=attributes_stay,
+            division=_divided,
+            extents=_new_groups,
             report=ReportClass.CONVOLUTION,
             exact=False,
         ),

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tilewright.ir.division import Labels, along_other_axes
+from tilewright.ir.division import Labels, OperandRows, SlicedOp, along_other_axes
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.extents import Dims, attributes_stay
 from tilewright.ir.facts import Elements, movement
@@ -45,7 +45,18 @@ def _infer_stack(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
 def _divided_concatenate(op: Op) -> Labels:
     axis = op.integer("axis") % op.result.tensor.rank
     dims = tuple(None if d == axis else d for d in range(op.result.tensor.rank))
-    return Labels((dims,) * len(op.operands), (dims,))
+    return Labels((dims,) * len(op.operands), (dims,), rows=_joined_rows)
+
+
+def _joined_rows(op: Op, axis: int, start: int, end: int) -> SlicedOp:
+    """Along the axis of joining: the rows of each part that lie within those wanted."""
+    needs, before = [], 0
+    for v in op.operands:
+        extent = v.tensor.shape[axis]
+        low, high = (min(max(at - before, 0), extent) for at in (start, end))
+        needs.append(OperandRows(axis, low, high))
+        before += extent
+    return SlicedOp(tuple(needs), balanced=True)
 
 
 def _divided_stack(op: Op) -> Labels:
@@ -62,7 +73,7 @@ define(
     attrs={"axis": AttrDef("int", 0)},
     infer=_infer_concatenate,
     evaluate=lambda x, a: [np.concatenate(x, axis=a["axis"])],
-    facts=movement(Elements.MOVES, _divided_concatenate, attributes_stay),
+    facts=movement(Elements.JOINS, _divided_concatenate, attributes_stay),
 )
 define(
     "graph.stack",
@@ -119,5 +130,5 @@ define(
     results=None,
     infer=_infer_split,
     evaluate=lambda x, a: np.split(x[0], a["indices"], axis=a["axis"]),
-    facts=movement(Elements.MOVES, along_other_axes, _new_cuts),
+    facts=movement(Elements.SPLITS, along_other_axes, _new_cuts),
 )

@@ -8,8 +8,11 @@ import numpy as np
 
 from tilewright.ir.division import (
     Labels,
+    OperandRows,
+    SlicedOp,
     along_other_axes,
-    undivided,
+    by_rules,
+    replaced,
     unlabelled,
     where_not_repeated,
     where_untouched,
@@ -127,6 +130,26 @@ def _divided_windows(op: Op) -> Labels:
     return Labels((labelled[0],), (labelled[1],))
 
 
+def _repeated_rows(op: Op, axis: int, start: int, end: int) -> SlicedOp:
+    """Along a dimension that repeats one element: as many repetitions of it."""
+    return SlicedOp((None,), {"shape": replaced(op.result.tensor.shape, axis, end - start)})
+
+
+def _cut_rows(op: Op, axis: int, start: int, end: int) -> SlicedOp | None:
+    """The rows of x between the first and the last one wanted."""
+    begin, size, strides = (op.integers(k) for k in ("begin", "size", "strides"))
+    if strides[axis] < 1:
+        return None
+    first = begin[axis] + start * strides[axis]
+    last = begin[axis] + (end - 1) * strides[axis] + 1
+    attrs: dict[str, Attr] = {
+        "begin": replaced(begin, axis, 0),
+        "size": replaced(size, axis, end - start),
+    }
+    whole = size[axis] == op.operands[0].tensor.shape[axis]
+    return SlicedOp((OperandRows(axis, first, last),), attrs, balanced=not whole)
+
+
 def _new_broadcast(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
     """Extents that were those of x follow it."""
     (x,) = operands
@@ -177,7 +200,7 @@ _define(
     {"shape": AttrDef("ints")},
     _broadcast,
     lambda x, a: [np.broadcast_to(x[0], a["shape"])],
-    facts=movement(Elements.STRIDES, where_not_repeated, _new_broadcast),
+    facts=movement(Elements.STRIDES, by_rules(_repeated_rows, labels=where_not_repeated), _new_broadcast),
 )
 _define(
     "strided_slice",
@@ -185,7 +208,7 @@ _define(
     {"begin": AttrDef("ints"), "size": AttrDef("ints"), "strides": AttrDef("ints")},
     _sliced,
     lambda x, a: [x[0][slices(a["begin"], a["size"], a["strides"])]],
-    facts=movement(Elements.CUTS, where_untouched, _new_slice),
+    facts=movement(Elements.CUTS, by_rules(_cut_rows, labels=where_untouched), _new_slice),
 )
 _define(
     "reverse",
@@ -209,7 +232,7 @@ _define(
     {"repeats": AttrDef("int"), "axis": AttrDef("int")},
     _repeated,
     lambda x, a: [np.repeat(x[0], a["repeats"], a["axis"])],
-    facts=movement(Elements.MOVES, undivided, attributes_stay),
+    facts=movement(Elements.REPEATS, along_other_axes, attributes_stay),
 )
 
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.ir.division import where_untouched
+from tilewright.ir.division import OperandRows, SlicedOp, by_rules, replaced, where_untouched
 from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, movement
 from tilewright.ir.graph_ops.operands import entries, require, tensors
+from tilewright.ir.nodes import Attr, Op
 from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type
 
@@ -42,6 +43,22 @@ def _evaluate(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray
     return [out]
 
 
+def _padded_rows(op: Op, axis: int, start: int, end: int) -> SlicedOp | None:
+    """Each piece pads the rows beyond its own edge; other modes than constant only along other axes."""
+    before, after = op.integers("pad_before"), op.integers("pad_after")
+    extent = op.operands[0].tensor.shape[axis]
+    low, high = start - before[axis], end - before[axis]
+    first, last = (min(max(at, 0), extent) for at in (low, high))
+    if op["pad_mode"] != "constant" or first == last:
+        return None
+    attrs: dict[str, Attr] = {
+        "pad_before": replaced(before, axis, max(0, -low)),
+        "pad_after": replaced(after, axis, max(0, high - extent)),
+    }
+    value = (None,) * len(op.operands[1:])
+    return SlicedOp((OperandRows(axis, first, last), *value), attrs, balanced=True)
+
+
 define(
     "graph.pad",
     ("x", "value?"),
@@ -55,5 +72,5 @@ define(
     },
     infer=_infer,
     evaluate=_evaluate,
-    facts=movement(Elements.MOVES, where_untouched, attributes_stay),
+    facts=movement(Elements.MOVES, by_rules(_padded_rows, labels=where_untouched), attributes_stay),
 )

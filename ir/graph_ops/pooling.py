@@ -9,7 +9,7 @@ from functools import partial, reduce
 import ml_dtypes
 import numpy as np
 
-from tilewright.ir.division import of_image
+from tilewright.ir.division import OperandRows, SlicedOp, by_rules, of_image, replaced
 from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_tap
 from tilewright.ir.graph_ops.convolution import layout_attr
@@ -25,8 +25,10 @@ from tilewright.ir.graph_ops.layouts import (
     windows,
 )
 from tilewright.ir.graph_ops.operands import dtype_of, lowest, quotient, require, require_rank, tensors, wide
+from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import FLOATS, TensorType, Type, numpy_dtype
+from tilewright.ir.windows import input_interval
 
 
 def _pool_attrs(spatial: int) -> dict[str, AttrDef]:
@@ -108,13 +110,31 @@ def _counted(w: Window, padding: bool) -> np.ndarray:
     return np.asarray(((at >= low) & (at < high)).sum(axis=1))
 
 
+def _rows(op: Op, axis: int, start: int, end: int) -> SlicedOp | None:
+    """Rows of the image; what the last window reaches beyond the padding (ceil mode) is no padding of a piece
+    either.
+    """
+    layout = str(op["layout"])
+    d = SPATIAL[len(layout) - 2].index(layout[axis])
+    kernel, strides, dilation, padding = (
+        op.integers(k) for k in ("pool_size", "strides", "dilation", "padding")
+    )
+    extent = op.operands[0].tensor.shape[axis]
+    rows = input_interval((start, end), extent, kernel[d], strides[d], dilation[d], padding[d])
+    if rows.start == rows.end:
+        return None
+    after = min(rows.pad_after, padding[d + len(strides)])
+    pads = replaced(replaced(padding, d, rows.pad_before), d + len(strides), after)
+    return SlicedOp((OperandRows(axis, rows.start, rows.end),), {"padding": pads}, balanced=True)
+
+
 #: facts that ops below share; each replaces those that differ
 _POOLING = Facts(
     elements=Elements.SLIDES,
     flops=flops_per_tap,
     precision=Precision.FOLLOWS,
     exact=True,
-    division=of_image("NC"),
+    division=by_rules(_rows, labels=of_image("NC")),
     extents=attributes_stay,
     report=ReportClass.POOLING,
 )

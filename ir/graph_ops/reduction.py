@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir.division import Labels, broadcast_labels
+from tilewright.ir.division import Labels, PartialOp, broadcast_labels, by_rules, part_of_mean
 from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import (
@@ -190,6 +190,11 @@ def _require_divisible(x: TensorType, out: TensorType, divisor: int) -> None:
     require(defined, f"expected integers to divide by more than {divisor}, got {x}")
 
 
+def _mean_parts(op: Op, operand: int, axis: int, start: int, end: int) -> PartialOp | None:
+    """Some of the rows that are reduced."""
+    return part_of_mean(op, operand, axis, start, end) if axis in _reduced_axes(op) else None
+
+
 def _evaluate_mean(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
     (x,) = inputs
     t = TensorType(dtype_of(x), x.shape)
@@ -206,7 +211,7 @@ define(
     attrs=_ATTRS,
     infer=_infer_mean,
     evaluate=_evaluate_mean,
-    facts=_REDUCTION,
+    facts=replace(_REDUCTION, division=by_rules(parts=_mean_parts, labels=_divided)),
 )
 
 

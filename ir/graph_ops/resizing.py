@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tilewright.ir.division import of_image
+from tilewright.ir.division import OperandRows, SlicedOp, by_rules, of_image, replaced
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.extents import Dims
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
@@ -28,7 +28,7 @@ from tilewright.ir.graph_ops.interpolation import (
     weighted,
 )
 from tilewright.ir.graph_ops.operands import entries, require, require_rank, tensors
-from tilewright.ir.nodes import Attr
+from tilewright.ir.nodes import Attr, Op
 from tilewright.ir.opdef import AttrDef, Attrs, Infer, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
@@ -148,6 +148,33 @@ def _new_size(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
     return {"size": tuple(size)}
 
 
+def _rows(op: Op, axis: int, start: int, end: int) -> SlicedOp | None:
+    """Rows of an image enlarged by a whole factor, made from a piece whose taps are the same ones.
+
+    Pieces take as many rows more on either side as the method reads; what those make is cut off again.
+    """
+    attrs, x = dict(op.attrs), op.operands[0].tensor
+    places = spatial(str(op["layout"]))
+    if axis not in places:
+        return SlicedOp((OperandRows(axis, start, end),))
+    d, size, target = places.index(axis), x.shape[axis], op.result.tensor.shape[axis]
+    if attrs["coordinate_transformation_mode"] == CROPPING or target % size:
+        return None
+    factor = target // size
+    taps, weights, _ = axis_taps(attrs, d, size, target)
+    wanted, read = np.s_[:, start:end], taps[:, start:end]
+    margin = 0 if attrs["method"] == "nearest_neighbor" else 2
+    first = max(0, min(int(read.min()), start // factor) - margin)
+    last = min(size, max(int(read.max()) + 1, -(-end // factor)) + margin)
+    again = {**attrs, "size": replaced(op.integers("size"), d, (last - first) * factor)}
+    own_taps, own_weights, _ = axis_taps(again, d, last - first, (last - first) * factor)
+    keep = start - first * factor, end - first * factor
+    same = np.array_equal(own_taps[:, slice(*keep)] + first, taps[wanted])
+    if not same or not np.allclose(own_weights[:, slice(*keep)], weights[wanted], rtol=0, atol=1e-15):
+        return None
+    return SlicedOp((OperandRows(axis, first, last),), {"size": again["size"]}, keep=keep)
+
+
 def _define(count: int) -> None:
     dimensions = "DHW"[3 - count :]
     define(
@@ -172,7 +199,7 @@ def _define(count: int) -> None:
             elements=Elements.SAMPLES,
             flops=flops_per_element,
             precision=Precision.WIDE,
-            division=of_image("NC"),
+            division=by_rules(_rows, labels=of_image("NC")),
             extents=_new_size,
             report=ReportClass.OF_KERNEL,
             exact=False,

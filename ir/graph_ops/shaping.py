@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
-from tilewright.ir.division import undivided
+from tilewright.ir.division import OperandRows, SlicedOp, by_rules, replaced
 from tilewright.ir.errors import InputError
 from tilewright.ir.extents import Dims, attributes_stay, regrouped
 from tilewright.ir.facts import Elements, Facts, movement
 from tilewright.ir.graph_ops.operands import axes_of, entries, require, tensors
-from tilewright.ir.nodes import Attr
+from tilewright.ir.nodes import Attr, Op
 from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type
 
@@ -37,6 +37,28 @@ def _same_elements(
         evaluate=lambda x, a: [x[0].reshape(shape_of(_type(x[0].shape), a))],
         facts=facts,
     )
+
+
+def _regrouped_rows(op: Op, axis: int, start: int, end: int) -> SlicedOp | None:
+    """Rows that are whole rows of an axis of x with as many elements before it."""
+    x, out = op.operands[0].tensor, op.result.tensor
+    if not x.size or out.shape[axis] == 1:
+        return None
+    outer = prod(out.shape[:axis])
+    source = next((d for d in range(x.rank) if x.shape[d] > 1 and prod(x.shape[:d]) == outer), None)
+    if source is None:
+        return None
+    inner, out_inner = prod(x.shape[source + 1 :]), prod(out.shape[axis + 1 :])
+    low, high = start * out_inner, end * out_inner
+    if low % inner or high % inner:
+        return None
+    attrs: dict[str, Attr] = {}
+    if "newshape" in dict(op.attrs):
+        attrs["newshape"] = replaced(out.shape, axis, end - start)
+    elif op.get("axis", 0) is None:  # a row of one element is no dimension to drop
+        attrs["axis"] = tuple(d for d, n in enumerate(x.shape) if n == 1)
+    need = OperandRows(source, low // inner, high // inner)
+    return SlicedOp((need,), attrs, align=max(1, inner // out_inner))
 
 
 def _new_shape(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
@@ -75,28 +97,28 @@ _same_elements(
     lambda x, a: entries(a["newshape"], len(a["newshape"]), "newshape"),
     "x with another shape of as many elements, which keep their row-major order.",
     {"newshape": AttrDef("ints", doc="the result's shape, without codes")},
-    facts=movement(Elements.RESHAPES, undivided, _new_shape),
+    facts=movement(Elements.RESHAPES, by_rules(_regrouped_rows), _new_shape),
 )
 _same_elements(
     "expand_dims",
     _expanded,
     "x with `num_newaxis` dimensions of extent 1 put in before `axis`.",
     {"axis": AttrDef("int"), "num_newaxis": AttrDef("int", 1)},
-    facts=movement(Elements.RESHAPES, undivided, attributes_stay),
+    facts=movement(Elements.RESHAPES, by_rules(_regrouped_rows), attributes_stay),
 )
 _same_elements(
     "squeeze",
     _squeezed,
     "x without dimensions of extent 1: those in `axis`, or all.",
     {"axis": AttrDef("ints?", None)},
-    facts=movement(Elements.RESHAPES, undivided, attributes_stay),
+    facts=movement(Elements.RESHAPES, by_rules(_regrouped_rows), attributes_stay),
 )
 _same_elements(
     "batch_flatten",
     _flattened,
     "x as a matrix: all dimensions after the first become one.",
     {},
-    facts=movement(Elements.RESHAPES, undivided, attributes_stay),
+    facts=movement(Elements.RESHAPES, by_rules(_regrouped_rows), attributes_stay),
 )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
 import numpy as np
 
+from tilewright.ir.division import Labels, OperandRows, SlicedOp, replaced
 from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass
 from tilewright.ir.graph_ops.convolution import divided, layout_attr, window_attrs
@@ -23,7 +24,7 @@ from tilewright.ir.graph_ops.layouts import (
 )
 from tilewright.ir.graph_ops.linear import OUT_DTYPE, result_dtype
 from tilewright.ir.graph_ops.operands import alike, dtype_of, entries, require, require_rank, wide
-from tilewright.ir.nodes import Op
+from tilewright.ir.nodes import Attr, Op
 from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
 
@@ -120,6 +121,34 @@ def _flops(spatial: int, op: Op) -> int:
     return 2 * x.size * found.filters * prod(w.kernel for w in found.windows)
 
 
+def _divided(op: Op) -> Labels:
+    return replace(divided(op, depthwise=False), rows=_rows)
+
+
+def _rows(op: Op, axis: int, start: int, end: int) -> SlicedOp | None:
+    """Output row o adds element i by tap k where o = i S - P + k D; the padding cuts to the rows wanted."""
+    layout, kernel_layout = str(op["data_layout"]), str(op["kernel_layout"])
+    letter = layout[axis]
+    if letter == "C":
+        return None
+    x, w = (v.tensor for v in op.operands)
+    d = SPATIAL[len(layout) - 2].index(letter)
+    strides, dilation, padding = (op.integers(k) for k in ("strides", "dilation", "padding"))
+    step, reach = strides[d], (w.shape[kernel_layout.index(letter)] - 1) * dilation[d]
+    shifted = start + padding[d]
+    first = min(max(0, -((reach - shifted) // step)), shifted // step, x.shape[axis] - 1)
+    last = min(x.shape[axis], (end - 1 + padding[d]) // step + 1)
+    if last <= first:
+        return None
+    before = shifted - first * step
+    after = (last - first - 1) * step + reach + 1 - before - (end - start)
+    attrs: dict[str, Attr] = {
+        "padding": replaced(replaced(padding, d, before), d + len(strides), max(0, after)),
+        "output_padding": replaced(op.integers("output_padding"), d, max(0, -after)),
+    }
+    return SlicedOp((OperandRows(axis, first, last), None), attrs, balanced=True)
+
+
 for _spatial in SPATIAL:
     define(
         f"graph.conv{_spatial}d_transpose",
@@ -138,7 +167,7 @@ for _spatial in SPATIAL:
             elements=Elements.CONTRACTS,
             flops=partial(_flops, _spatial),
             precision=Precision.NARROW,
-            division=partial(divided, depthwise=False),
+            division=_divided,
             extents=attributes_stay,
             report=ReportClass.TRANSPOSED_CONVOLUTION,
             exact=False,

@@ -1,1 +1,1 @@
-"""Passes that give each of several devices its part of a network, with explicit communication."""
+"""Passes that divide a network between devices: what each rank computes and sends."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from tilewright.ir.errors import InputError
-from tilewright.ir.nodes import Func, Level, Module, Value
+from tilewright.costmodel.partition.naive import apportioned
+from tilewright.ir.nodes import Level, Module
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
-from tilewright.passes.graph.distribute.sharding.program import ShardedProgram, outputs_gathered, with_main
-from tilewright.passes.graph.distribute.sharding.shards import Shard, apportioned, check_rank, speeds_of
+from tilewright.passes.graph.distribute.sharding.options import check_rank, speeds_of
+from tilewright.passes.graph.distribute.sharding.program import (
+    ShardedProgram,
+    batch_cuts,
+    batch_of,
+    outputs_gathered,
+    with_main,
+)
 from tilewright.passes.rewriting.constant_pool import ConstantPool
 
 
@@ -35,18 +41,3 @@ def split_batch(
         program.cut(value, shard)
     program.run()
     return with_main(module, outputs_gathered(program), pool)
-
-
-def batch_of(func: Func, axis: int) -> int:
-    """The extent of the batch: that of dimension `axis` of the first input that has it."""
-    for p in func.params:
-        if 0 <= axis < p.tensor.rank:
-            return p.tensor.shape[axis]
-    raise InputError(f"expected an input with a dimension {axis}, the batch, got none", where=f"@{func.name}")
-
-
-def batch_cuts(func: Func, parts: tuple[tuple[int, int], ...], axis: int) -> list[tuple[Value, Shard]]:
-    """The inputs that hold the batch, each with its cut into `parts`."""
-    extent = parts[-1][1]
-    found = (p for p in func.params if axis < p.tensor.rank and p.tensor.shape[axis] == extent)
-    return [(p, Shard(axis, 1, parts)) for p in found]

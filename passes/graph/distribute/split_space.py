@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from tilewright.costmodel.op_work import WAVE
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Level, Module
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
-from tilewright.passes.graph.distribute.rank_module import rank_module
-from tilewright.passes.graph.distribute.space.cost import WAVE
+from tilewright.passes.graph.distribute.rows.rank_module import rank_module
+from tilewright.passes.graph.distribute.sharding.options import check_rank
 from tilewright.passes.graph.distribute.space.grid import grid_modules
 from tilewright.passes.graph.distribute.space.options import SpaceOptions, decide, grid_request
 
@@ -60,8 +61,7 @@ def split_space(
     rewrite: %y = graph.conv2d(%x, %w, padding = [1, 1, 1, 1])
         -->  %h = graph.halo_exchange(%x, axis = 2, ...); %y = graph.conv2d(%h, %w, padding = [0, 1, 1, 1])
     """
-    if devices < 1 or not 0 <= rank < devices:
-        raise InputError(f"expected a rank among 0..{devices - 1} of {devices} devices, got {rank}")
+    check_rank(devices, rank)
     rates = {"tflops": tflops, "link_gbs": link_gbs, "latency_us": latency_us, "kernel_us": kernel_us}
     options = SpaceOptions(
         axis,

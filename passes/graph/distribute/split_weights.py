@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import lcm
 
+from tilewright.costmodel.partition.naive import apportioned
 from tilewright.ir.division import Label, Labels
+from tilewright.ir.facts import Elements
 from tilewright.ir.nodes import Level, Module, Op, Value
 from tilewright.ir.opdef import facts_of
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
+from tilewright.passes.graph.distribute.sharding.options import check_rank, speeds_of
 from tilewright.passes.graph.distribute.sharding.program import (
     Seed,
     ShardedProgram,
@@ -17,24 +20,12 @@ from tilewright.passes.graph.distribute.sharding.program import (
     outputs_gathered,
     with_main,
 )
-from tilewright.passes.graph.distribute.sharding.shards import (
-    Shard,
-    apportioned,
-    check_rank,
-    scaled,
-    speeds_of,
-)
+from tilewright.passes.graph.distribute.sharding.shards import Shard, scaled
 from tilewright.passes.graph.fold_constants import fold_constants
 from tilewright.passes.rewriting.constant_pool import ConstantPool
 
-#: ops whose constant operands are weights
-WEIGHTED = frozenset(
-    f"graph.{n}"
-    for n in (
-        *("dense", "matmul", "batch_matmul", "einsum", "take"),
-        *(f"conv{s}d{kind}" for s in "123" for kind in ("", "_transpose")),
-    )
-)
+#: what ops do whose constant operands are weights
+WEIGHTED = frozenset({Elements.CONTRACTS, Elements.LOOKS_UP})
 MAX_ROUNDS = 16
 
 
@@ -63,19 +54,29 @@ def split_weights(
     given = speeds_of(speeds, devices)
     if devices == 1:
         return module
-    module = fold_constants().apply(module, ctx)
     cutting = WeightCuts(given, min_bytes)
-    for _ in range(MAX_ROUNDS):
+    return with_divided_weights(fold_constants().apply(module, ctx), range(devices), rank, cutting)
+
+
+def with_divided_weights(
+    module: Module, members: Sequence[int], member: int, cutting: WeightCuts, *, messages: bool = False
+) -> Module:
+    """What the member at position `member` of the global ranks `members` runs; see `ShardedProgram`.
+
+    Trials refine the units of the decisions until none is wished finer. `cutting.held` has the decisions.
+    """
+
+    def program(pool: ConstantPool) -> ShardedProgram:
         cutting.restart()
-        trial = ShardedProgram(module, range(devices), rank, ConstantPool(), choose=cutting.choose)
-        trial.run()
-        if not cutting.refine(trial.wishes):
+        made = ShardedProgram(module, members, member, pool, choose=cutting.choose, messages=messages)
+        made.run()
+        return made
+
+    for _ in range(MAX_ROUNDS):
+        if not cutting.refine(program(ConstantPool()).wishes):
             break
-    cutting.restart()
     pool = ConstantPool(module.constants)
-    program = ShardedProgram(module, range(devices), rank, pool, choose=cutting.choose)
-    program.run()
-    return with_main(module, outputs_gathered(program), pool)
+    return with_main(module, outputs_gathered(program(pool)), pool)
 
 
 class WeightCuts:
@@ -115,7 +116,7 @@ class WeightCuts:
 
     def weight_of(self, program: ShardedProgram, op: Op) -> Value | None:
         """The largest constant operand, where it is a weight that is worth splitting."""
-        if op.name not in WEIGHTED:
+        if facts_of(op.name).elements not in WEIGHTED:
             return None
         constants = [
             v

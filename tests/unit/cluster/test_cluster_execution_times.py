@@ -11,7 +11,7 @@ from tilewright.cluster.execution_trace import RankTrace, TimedCommunicator
 from tilewright.cluster.work import OpSeconds, op_seconds, timed_model, unit_starts
 from tilewright.costmodel.cluster.machine import Cluster, Device, Storage
 from tilewright.costmodel.links import Link
-from tilewright.passes.graph.distribute.space.cost import Rates
+from tilewright.costmodel.op_work import Rates
 from tilewright.runtime.communication.threads import ThreadWorld
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 

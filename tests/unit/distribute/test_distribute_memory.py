@@ -6,7 +6,7 @@ import pytest
 from distributed_networks import Graph, check, cnn
 
 from tilewright.ir.errors import InputError
-from tilewright.passes.graph.distribute.space.memory import rank_bytes
+from tilewright.passes.graph.distribute.space.limits import rank_bytes
 from tilewright.passes.graph.distribute.space.options import SpaceOptions, decide
 from tilewright.passes.graph.distribute.split_space import split_modules, split_space
 

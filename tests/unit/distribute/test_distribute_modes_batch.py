@@ -6,8 +6,8 @@ from distributed_networks import Graph, check, cnn, mlp, names_of, ranks_of, tra
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilewright.costmodel.partition.naive import apportioned
 from tilewright.ir.errors import InputError, UnsupportedError
-from tilewright.passes.graph.distribute.sharding.shards import apportioned
 from tilewright.passes.graph.distribute.split_batch import split_batch
 
 NETWORKS = {"mlp": mlp, "cnn": cnn, "transformer": transformer}

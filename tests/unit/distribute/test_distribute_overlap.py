@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from distributed_networks import Graph, check, communications, names_of
 
+from tilewright.costmodel.op_work import Rates
 from tilewright.costmodel.partition.naive import input_interval, split_extent
 from tilewright.ir.errors import InputError
-from tilewright.passes.graph.distribute.overlap import Parts, parts_of
-from tilewright.passes.graph.distribute.space.cost import Rates
+from tilewright.passes.graph.distribute.rows.overlap import Parts, parts_of
 from tilewright.passes.graph.distribute.space.options import SpaceOptions, decide
 from tilewright.passes.graph.distribute.split_space import split_modules, split_space
 

@@ -215,10 +215,10 @@ def test_plans_replace_rows_and_directions():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 2}, r"expected a rank among 0..1 of 2 devices, got 2"),
-        ({"speeds": "1,2,3"}, "'speeds' expects 2 numbers, one per device"),
-        ({"speeds": "1,-2"}, "expected positive speeds, got -2.0 for device 1"),
-        ({"speeds": "1,fast"}, "'speeds' expects numbers as in 1,1,2"),
+        ({"rank": 2}, r"expected devices >= 1 and a rank in \[0, devices\), got 2 and 2"),
+        ({"speeds": "1,2,3"}, "'speeds' expects 2 numbers, got 3"),
+        ({"speeds": "1,-2"}, "'speeds' expects numbers of at least 0, got '1,-2'"),
+        ({"speeds": "1,fast"}, "'speeds' expects numbers such as 1,2,1, got '1,fast'"),
         ({"tflops": 0.0}, "expected positive rates"),
         ({"plan": "1:h"}, "names layer 1; @main has 1 layers"),
         ({"plan": "0:h; 0:w"}, "names layer 0 twice"),

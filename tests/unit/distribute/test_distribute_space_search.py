@@ -4,17 +4,16 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright.costmodel.op_work import Rates
 from tilewright.ir.builder import Builder
 from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.ir.nodes import Func, Level, Module, Value
 from tilewright.ir.types import TensorType
 from tilewright.ir.windows import POINT, RowWindow
-from tilewright.passes.graph.distribute.layers import chains, layers_of
-from tilewright.passes.graph.distribute.space.cost import Rates
-from tilewright.passes.graph.distribute.space.directions import directed_plan
+from tilewright.passes.graph.distribute.space.layers import chains, layers_of
 from tilewright.passes.graph.distribute.space.options import SpaceOptions
 from tilewright.passes.graph.distribute.space.plan import read_plan, show_plan
-from tilewright.passes.graph.distribute.space.search import searched_plan
+from tilewright.passes.graph.distribute.space.search import directed_plan, searched_plan
 from tilewright.passes.graph.distribute.split_space import split_modules
 
 

@@ -13,21 +13,9 @@ from dataclasses import dataclass, field
 
 from tilewright.ir.builder import Builder
 from tilewright.ir.nodes import Func, Op, Value
+from tilewright.passes.graph.distribute.pipeline.micro_batches import MicroBatch
 from tilewright.passes.graph.distribute.sharding.shards import Shard
 from tilewright.passes.rewriting.values import replace_in_op
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """One micro-batch: ops that stages do, ops each does for itself, and outputs with their cuts.
-
-    work[p] of every micro-batch is the same op on other samples; ops and values that hold no samples are the
-    same objects in all micro-batches and are done once.
-    """
-
-    work: Sequence[Op]
-    free: Sequence[Op]
-    outputs: Sequence[tuple[Value, Shard | None]]
 
 
 @dataclass(frozen=True, slots=True)

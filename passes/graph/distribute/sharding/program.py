@@ -11,14 +11,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tilewright.costmodel.partition.naive import apportioned
 from tilewright.ir.builder import Builder
-from tilewright.ir.division import DEPTHWISE, Label, Labels
+from tilewright.ir.division import Label, Labels
 from tilewright.ir.errors import InputError, UnsupportedError
+from tilewright.ir.facts import Elements
 from tilewright.ir.nodes import Attr, Func, Module, Op, Value, walk
-from tilewright.ir.opdef import facts_of, op_def
+from tilewright.ir.opdef import attributes_at, facts_of, op_def
 from tilewright.ir.types import TensorType, Type
 from tilewright.passes.graph.distribute.sharding.regrouping import Refused, Regrouped, regrouped
-from tilewright.passes.graph.distribute.sharding.shards import Shard
+from tilewright.passes.graph.distribute.sharding.shards import Shape, Shard
 from tilewright.passes.rewriting.constant_pool import ConstantPool
 from tilewright.passes.rewriting.dead_ops import live_ops
 
@@ -51,6 +53,8 @@ class ShardedProgram:
     choose: asked before an op all of whose operands are followed; None never cuts anything anew.
     communicating: False makes an op that would need communication an error (for pieces of a batch that one
       device computes one after another).
+    messages: the function may send and receive, whole values; otherwise ops that communicate are an error.
+    begins: by op of the function, position of the first op built of it; complete after `run`.
     """
 
     def __init__(
@@ -62,9 +66,11 @@ class ShardedProgram:
         *,
         choose: Choice | None = None,
         communicating: bool = True,
+        messages: bool = False,
     ) -> None:
         self.func, self.members, self.member = module.main, tuple(members), member
-        self.pool, self.choose, self.communicating = pool, choose, communicating
+        self.pool, self.choose, self.communicating, self.messages = pool, choose, communicating, messages
+        self.begins: list[int] = []
         self.b = Builder()
         self.cuts: dict[Value, Shard] = {}
         self.pieces: dict[tuple[Value, Shard], Value] = {}
@@ -145,7 +151,9 @@ class ShardedProgram:
         """Build all ops but the return; what it returns, in this member's pieces."""
         for op in self.func.body.ops[:-1]:
             self.b.loc, self.doing = op.loc, op
+            self.begins.append(len(self.b.ops))
             self.derive(op)
+        self.begins.append(len(self.b.ops))
         self.doing = self.func.body.ops[-1]
         self.b.loc = self.doing.loc
         out: list[tuple[Value, Shard | None]] = []
@@ -156,9 +164,12 @@ class ShardedProgram:
 
     def derive(self, op: Op) -> None:
         """Append what this member does of one op."""
-        if "communicate" in op_def(op.name).effects:
-            raise UnsupportedError("expected a module that is not distributed yet", where=op.name)
         self.producers.update((r, op) for r in op.results)
+        if "communicate" in op_def(op.name).effects:
+            if not self.messages or op.get("ranks") is not None:
+                raise UnsupportedError("expected a module that is not distributed yet", where=op.name)
+            self.keep(op)
+            return
         seed = self.choose(self, op) if self.choose is not None else None
         shards = [self.cuts.get(v) for v in op.operands]
         if seed is None and not any(shards):
@@ -185,8 +196,10 @@ class ShardedProgram:
 
     def regroup(self, op: Op, plan: Regrouped) -> None:
         operands = [self.piece(v, s) for v, s in zip(op.operands, plan.operands, strict=True)]
-        attrs = plan.attrs if plan.name != op.name else dict(op.attrs) | dict(plan.attrs)
-        results = self.b.emit(plan.name, operands, attrs)
+        if facts_of(op.name).elements is Elements.RESHAPES:
+            results = self.b.emit("graph.reshape", operands, plan.attrs)
+        else:
+            results = self.b.emit(op.name, operands, dict(op.attrs) | dict(plan.attrs))
         for r, new, shard in zip(op.results, results, plan.results, strict=True):
             self.cuts[r] = shard
             self.pieces[r, shard] = new
@@ -254,7 +267,7 @@ class ShardedProgram:
             self.piece(v, shard.on(at[0])) if at else self.whole(v)
             for v, at in zip(op.operands, places, strict=True)
         ]
-        attrs = _local_attrs(op, labels, label, shard, self.member)
+        attrs = attributes_at(op, _piece_shapes(op, labels, label, shard, self.member))
         results = self.b.emit(op.name, operands, attrs)
         for r, new, at in zip(op.results, results, ends, strict=True):
             if at:
@@ -285,30 +298,22 @@ def _fits(op: Op, labels: Labels, label: Label, shard: Shard) -> bool:
     if infer is None:
         return False
     for member in {n: m for m, n in enumerate(shard.extents)}.values():
-        types: list[Type] = []
-        for v, dims in zip(op.operands, labels.operands, strict=True):
-            t = v.tensor
-            if label in dims:
-                t = replace(t, shape=shard.on(dims.index(label)).held(t.shape, member))
-            types.append(t)
+        shapes = _piece_shapes(op, labels, label, shard, member)
+        types: list[Type] = [replace(v.tensor, shape=s) for v, s in zip(op.operands, shapes, strict=True)]
         try:
-            infer(types, _local_attrs(op, labels, label, shard, member))
-        except InputError:
+            infer(types, attributes_at(op, shapes))
+        except (InputError, UnsupportedError):
             return False
     return True
 
 
-def _local_attrs(op: Op, labels: Labels, label: Label, shard: Shard, member: int) -> dict[str, Attr]:
-    """Attributes with those changed that hold extents of what is cut."""
-    attrs = dict(op.attrs)
-    extent = shard.outer * shard.extents[member]
-    key = {"graph.broadcast_to": "shape", "graph.strided_slice": "size"}.get(op.name)
-    if key is not None:
-        whole = zip(op.result.tensor.shape, labels.results[0], strict=True)
-        attrs[key] = tuple(extent if k == label else n for n, k in whole)
-    if label == DEPTHWISE:
-        attrs["groups"] = extent
-    return attrs
+def _piece_shapes(op: Op, labels: Labels, label: Label, shard: Shard, member: int) -> list[Shape]:
+    """The shapes of a member's operands, cut along `label`."""
+    shapes = (v.tensor.shape for v in op.operands)
+    return [
+        shard.on(dims.index(label)).held(shape, member) if label in dims else shape
+        for shape, dims in zip(shapes, labels.operands, strict=True)
+    ]
 
 
 def outputs_gathered(program: ShardedProgram) -> Func:
@@ -326,3 +331,27 @@ def with_main(module: Module, main: Func, pool: ConstantPool) -> Module:
         str(op["name"]) for f in module.funcs for op in walk(f.body) if op.name.endswith(".constant")
     )
     return module.with_constants(pool.constants.only(named))
+
+
+def batch_of(func: Func, axis: int) -> int:
+    """The extent of the batch: that of dimension `axis` of the first input that has it."""
+    for p in func.params:
+        if 0 <= axis < p.tensor.rank:
+            return p.tensor.shape[axis]
+    raise InputError(f"expected an input with a dimension {axis}, the batch, got none", where=f"@{func.name}")
+
+
+def batch_cuts(func: Func, parts: tuple[tuple[int, int], ...], axis: int) -> list[tuple[Value, Shard]]:
+    """The inputs that hold the batch, each with its cut into `parts`."""
+    extent = parts[-1][1]
+    found = (p for p in func.params if axis < p.tensor.rank and p.tensor.shape[axis] == extent)
+    return [(p, Shard(axis, 1, parts)) for p in found]
+
+
+def cut_batch(module: Module, parts: int, part: int, pool: ConstantPool, axis: int = 0) -> ShardedProgram:
+    """The program of one of `parts` equal parts of the batch, which works without the others."""
+    program = ShardedProgram(module, range(parts), part, pool, communicating=False)
+    main = module.main
+    for value, shard in batch_cuts(main, apportioned(batch_of(main, axis), (1.0,) * parts), axis):
+        program.cut(value, shard)
+    return program

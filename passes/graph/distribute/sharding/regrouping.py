@@ -19,12 +19,13 @@ from tilewright.passes.graph.distribute.sharding.shards import Shard, finer, res
 
 @dataclass(frozen=True, slots=True)
 class Regrouped:
-    """An op on pieces: its name, the cuts of its operands and results, and the attributes for a member.
+    """An op on pieces: the cuts of its operands and results, and the attributes for a member that differ.
+
+    What keeps all elements in their order is done as a reshape.
 
     finer: the (outer, unit) of the block that would leave more units to hand out than there are now, if any.
     """
 
-    name: str
     operands: tuple[Shard, ...]
     results: tuple[Shard, ...]
     attrs: Mapping[str, Attr]
@@ -44,22 +45,29 @@ def regrouped(op: Op, shards: Sequence[Shard | None], member: int) -> Regrouped 
     shards: the cuts of all operands, of which one at least is cut.
     """
     shard = next(s for s in shards if s is not None)
-    if facts_of(op.name).elements is Elements.RESHAPES:
+    elements = facts_of(op.name).elements
+    if elements is Elements.RESHAPES:
         return _reshape(op, shard, member)
-    along = op.get("axis")
-    rank = op.operands[0].tensor.rank
-    touched = isinstance(along, int) and along % rank == shard.axis
-    if op.name == "graph.split" and touched:
-        return _split(op, shard, member)
-    if op.name == "graph.concatenate" and touched:
-        return _concatenate(op, shards)
-    if op.name == "graph.repeat" and touched:
-        parts = scaled(shard.parts, op.integer("repeats"))
-        kept = shard.block and op.integer("repeats")
-        return Regrouped(op.name, (shard,), (replace(shard, parts=parts),), {}) if kept else Refused()
-    if op.name == "graph.strided_slice":
+    if elements is Elements.CUTS:
         return _slice(op, shard, member)
-    return None
+    if elements not in (Elements.SPLITS, Elements.JOINS, Elements.REPEATS):
+        return None
+    if op.integer("axis") % op.operands[0].tensor.rank != shard.axis:
+        return None
+    if elements is Elements.SPLITS:
+        return _split(op, shard, member)
+    if elements is Elements.JOINS:
+        return _concatenate(op, shards)
+    return _repeat(op, shard)
+
+
+def _repeat(op: Op, shard: Shard) -> Regrouped | Refused:
+    """Every element of a piece as often as of the whole."""
+    repeats = op.integer("repeats")
+    if not shard.block or not repeats:
+        return Refused()
+    after = replace(shard, parts=scaled(shard.parts, repeats))
+    return Regrouped((shard,), (after,), {})
 
 
 def _reshape(op: Op, shard: Shard, member: int) -> Regrouped | Refused:
@@ -69,7 +77,7 @@ def _reshape(op: Op, shard: Shard, member: int) -> Regrouped | Refused:
         return Refused(better)
     if better is not None and (better[0] == 1 or shard.block // (better[0] * better[1]) <= after.block):
         better = None
-    return Regrouped("graph.reshape", (shard,), (after,), {"newshape": after.held(new, member)}, better)
+    return Regrouped((shard,), (after,), {"newshape": after.held(new, member)}, better)
 
 
 def _finer_blocks(shard: Shard, positions: Sequence[int]) -> Refused:
@@ -88,7 +96,7 @@ def _split(op: Op, shard: Shard, member: int) -> Regrouped | Refused:
         return Refused()
     results = tuple(replace(shard, outer=b - a) for a, b in pairwise(cuts))
     local = tuple(c * shard.extents[member] for c in cuts[1:-1])
-    return Regrouped(op.name, (shard,), results, {"indices": local})
+    return Regrouped((shard,), results, {"indices": local})
 
 
 def _slice(op: Op, shard: Shard, member: int) -> Regrouped | Refused | None:
@@ -107,7 +115,7 @@ def _slice(op: Op, shard: Shard, member: int) -> Regrouped | Refused | None:
         "begin": (*begin[:d], first, *begin[d + 1 :]),
         "size": after.held(size, member),
     }
-    return Regrouped(op.name, (shard,), (after,), attrs)
+    return Regrouped((shard,), (after,), attrs)
 
 
 def _concatenate(op: Op, shards: Sequence[Shard | None]) -> Regrouped | Refused:
@@ -122,4 +130,4 @@ def _concatenate(op: Op, shards: Sequence[Shard | None]) -> Regrouped | Refused:
         operands.append(replace(shard, outer=extent // shard.block))
     seeds = frozenset[int]().union(*(s.seeds for s in shards if s is not None))
     after = replace(shard, outer=sum(s.outer for s in operands), seeds=seeds)
-    return Regrouped(op.name, tuple(operands), (after,), {})
+    return Regrouped(tuple(operands), (after,), {})

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
 from math import gcd, prod
 
-from tilewright.ir.errors import InputError
+from tilewright.ir.windows import Interval
 
-#: half-open
-Interval = tuple[int, int]
 Shape = tuple[int, ...]
 
 
@@ -48,23 +44,6 @@ class Shard:
         """The shape of what a member holds of a tensor of `shape`."""
         start, end = self.parts[member]
         return (*shape[: self.axis], self.outer * (end - start), *shape[self.axis + 1 :])
-
-
-def apportioned(units: int, speeds: Sequence[float]) -> tuple[Interval, ...]:
-    """`units` as consecutive intervals, one per member: the slowest member (units / speed) is done first.
-
-    Every member begins with the whole part of its share; each unit left over goes where it ends earliest, of
-    equals to the first. That minimises the largest time, as it does when all units are given out so.
-    """
-    total = sum(speeds)
-    counts = [int(units * s / total) for s in speeds]
-    queue = [((n + 1) / s, m) for m, (n, s) in enumerate(zip(counts, speeds, strict=True)) if s > 0]
-    heapq.heapify(queue)
-    for _ in range(units - sum(counts)):
-        _, m = heapq.heappop(queue)
-        counts[m] += 1
-        heapq.heappush(queue, ((counts[m] + 1) / speeds[m], m))
-    return tuple(pairwise(accumulate(counts, initial=0)))
 
 
 def scaled(parts: Iterable[Interval], factor: int) -> tuple[Interval, ...]:
@@ -116,30 +95,3 @@ def finer(shard: Shard, old: Shape, new: Shape) -> tuple[int, int] | None:
             continue
         ways.append((unit == 1, units % members != 0, -units, outer, unit))
     return min(ways)[3:] if ways else None
-
-
-def number_list(text: str, what: str, count: int | None = None) -> tuple[float, ...]:
-    """The numbers of an option such as `1,2.5,1`; raises InputError, also for another count than wanted."""
-    try:
-        numbers = tuple(float(n) for n in text.split(",")) if text.strip() else ()
-    except ValueError:
-        raise InputError(f"option '{what}' expects numbers such as 1,2,1, got '{text}'") from None
-    if count is not None and len(numbers) != count:
-        raise InputError(f"option '{what}' expects {count} numbers, got {len(numbers)}: '{text}'")
-    if any(not 0 <= n < float("inf") for n in numbers):
-        raise InputError(f"option '{what}' expects numbers of at least 0, got '{text}'")
-    return numbers
-
-
-def speeds_of(text: str, devices: int) -> tuple[float, ...]:
-    """Relative speeds of all devices: equal ones for an empty text; one at least is above zero."""
-    speeds = number_list(text, "speeds", devices) if text.strip() else (1.0,) * devices
-    if not any(speeds):
-        raise InputError(f"option 'speeds' expects one speed above 0 at least, got '{text}'")
-    return speeds
-
-
-def check_rank(devices: int, rank: int) -> None:
-    """Raise InputError unless there is a device and `rank` is one."""
-    if devices < 1 or not 0 <= rank < devices:
-        raise InputError(f"expected devices >= 1 and a rank in [0, devices), got {devices} and {rank}")

@@ -12,11 +12,11 @@ from tilewright.costmodel.partition.grids import GridProblem, alternating_grid, 
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Func, Module, Op
 from tilewright.ir.opdef import op_def
-from tilewright.passes.graph.distribute.directions import direction_axis
-from tilewright.passes.graph.distribute.distribution import Distribution
-from tilewright.passes.graph.distribute.layers import Layer, layers_of
-from tilewright.passes.graph.distribute.rank_module import rank_module
-from tilewright.passes.graph.distribute.spreading import Request, Spread, spread
+from tilewright.passes.graph.distribute.rows.layer_axes import direction_axis
+from tilewright.passes.graph.distribute.rows.placement import Distribution
+from tilewright.passes.graph.distribute.rows.rank_module import rank_module
+from tilewright.passes.graph.distribute.rows.spreading import Request, Spread, spread
+from tilewright.passes.graph.distribute.space.layers import Layer, layers_of
 
 
 @dataclass(frozen=True)

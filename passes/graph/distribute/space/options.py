@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from tilewright.costmodel.op_work import WAVE, Rates
 from tilewright.costmodel.partition.naive import check_speeds
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Module, Op
-from tilewright.passes.graph.distribute.directions import DIRECTIONS, checked_direction
-from tilewright.passes.graph.distribute.overlap import OVERLAPS, Overlap
-from tilewright.passes.graph.distribute.space.cost import WAVE, Rates
-from tilewright.passes.graph.distribute.space.directions import directed_plan
-from tilewright.passes.graph.distribute.space.limits import fastest, memory_limits
+from tilewright.passes.graph.distribute.rows.layer_axes import DIRECTIONS, checked_direction
+from tilewright.passes.graph.distribute.rows.overlap import OVERLAPS, Overlap
+from tilewright.passes.graph.distribute.rows.spreading import PlannedLayer, Request, Spread
+from tilewright.passes.graph.distribute.sharding.options import memory_limits, speeds_of
+from tilewright.passes.graph.distribute.space.limits import fastest
 from tilewright.passes.graph.distribute.space.plan import read_plan
-from tilewright.passes.graph.distribute.space.search import Method, searched_plan
-from tilewright.passes.graph.distribute.spreading import PlannedLayer, Request, Spread
+from tilewright.passes.graph.distribute.space.search import Method, directed_plan, searched_plan
 
 _METHODS: dict[str, Method] = {"exact": "exact", "layers": "layers", "pruned": "pruned"}
 _OTHERS = ("naive", "directions")
@@ -86,16 +86,9 @@ def grid_request(devices: int, options: SpaceOptions) -> Request:
 
 def _speeds(text: str, devices: int) -> tuple[float, ...]:
     """One speed per device, the fastest being 1; raises InputError."""
-    if not text.strip():
-        return (1.0,) * devices
-    try:
-        values = [float(t) for t in text.split(",")]
-    except ValueError:
-        raise InputError(f"option 'speeds' expects numbers as in 1,1,2, got '{text}'") from None
-    if len(values) != devices:
-        raise InputError(f"option 'speeds' expects {devices} numbers, one per device, got '{text}'")
-    check_speeds(values)
-    return tuple(v / max(values) for v in values)
+    speeds = speeds_of(text, devices)
+    check_speeds(speeds)
+    return tuple(v / max(speeds) for v in speeds)
 
 
 def _overlap(text: str) -> Overlap:

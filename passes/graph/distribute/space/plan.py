@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Op
-from tilewright.passes.graph.distribute.directions import INNER, checked_direction, is_layer
-from tilewright.passes.graph.distribute.spreading import PlannedLayer
+from tilewright.passes.graph.distribute.rows.layer_axes import INNER, checked_direction, is_layer
+from tilewright.passes.graph.distribute.rows.spreading import PlannedLayer
 
 _ENTRY = re.compile(r"(\d+):([a-z]+)(?:\+([a-z]+))?(?:=([\d,\s-]+))?")
 

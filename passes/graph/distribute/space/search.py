@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from tilewright.costmodel.links import Link
+from tilewright.costmodel.op_work import Rates, op_flops
+from tilewright.costmodel.partition.directions import Held, LayerCut, SpatialLayer, least_directions
 from tilewright.costmodel.partition.exact import least_objective
 from tilewright.costmodel.partition.fused_blocks import BlockProblem, least_blocks
 from tilewright.costmodel.partition.intervals import interval_space, threshold_sizes
@@ -14,11 +16,11 @@ from tilewright.costmodel.partition.objective import LayerObjective
 from tilewright.costmodel.partition.pruned import pruned_search
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Op
-from tilewright.passes.graph.distribute.directions import Direction
-from tilewright.passes.graph.distribute.distribution import Interval
-from tilewright.passes.graph.distribute.layers import Layer, chains, layers_of
-from tilewright.passes.graph.distribute.space.cost import Rates
-from tilewright.passes.graph.distribute.spreading import PlannedLayer
+from tilewright.ir.windows import Interval
+from tilewright.passes.graph.distribute.rows.layer_axes import INNER, Direction, checked_direction
+from tilewright.passes.graph.distribute.rows.spreading import PlannedLayer
+from tilewright.passes.graph.distribute.space.layers import Layer, chains, layers_of, window_along
+from tilewright.passes.graph.distribute.space.plan import layer_ops
 
 #: most layers of a fused block: halos grow with every one
 LONGEST_BLOCK = 4
@@ -113,3 +115,58 @@ def _search(
         return tuple(pruned_search(space, objective).intervals)
     except InputError:  # no sizes within the threshold cover so few rows
         return None
+
+
+def directed_plan(func: Func, speeds: Sequence[float], rates: Rates) -> Mapping[Op, PlannedLayer]:
+    """A direction for every layer over two-dimensional images, by op.
+
+    Exact for chains of layers; of networks with branches the layers are taken one after another in program
+    order (`costmodel.partition.directions`). Matrix products and other layers have no part in it.
+    """
+    ops = [op for op in layer_ops(func) if _layout(op) is not None]
+    if not ops:
+        return {}
+    flops_per_s = [rates.flops_per_s * v for v in speeds]
+    link = Link(rates.link_bytes_per_s, rates.link_latency_s)
+    layers = [_spatial_layer(op) for op in ops]
+    cuts = least_directions(layers, flops_per_s, link).directions
+    following: list[Held] = [*(x.reads(cut) for x, cut in zip(layers, cuts, strict=True)), "whole"][1:]
+    return {op: _planned(cut, wanted) for op, cut, wanted in zip(ops, cuts, following, strict=True)}
+
+
+def _planned(cut: LayerCut, wanted: Held) -> PlannedLayer:
+    """The plan of a layer with this cut, whose reader wants its rows to lie so."""
+    if cut == "whole":
+        return PlannedLayer(None)
+    if cut == INNER:
+        return PlannedLayer(
+            INNER, kept=None if wanted in ("whole", "summands") else checked_direction(wanted)
+        )
+    return PlannedLayer(checked_direction(cut))
+
+
+def _layout(op: Op) -> str | None:
+    """The layout of a convolution or pool over two dimensions whose windows slide."""
+    found = op.get("data_layout", op.get("layout"))
+    two = isinstance(found, str) and len(found) == 4 and op.get("output_padding") is None
+    return str(found) if two else None
+
+
+def _spatial_layer(op: Op) -> SpatialLayer:
+    layout = str(_layout(op))
+    x, y = (dict(zip(layout, v.tensor.shape, strict=True)) for v in (op.operands[0], op.result))
+    pool = op.get("pool_size") is not None
+    return SpatialLayer(
+        batch=x["N"],
+        c_in=x["C"],
+        h_in=x["H"],
+        w_in=x["W"],
+        c_out=y["C"],
+        h_out=y["H"],
+        w_out=y["W"],
+        macs=op_flops(op) / 2,
+        h=window_along(op, "H"),
+        w=window_along(op, "W"),
+        element_bytes=op.result.tensor.nbytes / op.result.tensor.size,
+        per_channel=pool or op.integer("groups") > 1,
+    )

@@ -1,6 +1,8 @@
 """Facts that graph ops state of themselves: none may be missing, and what they say agrees with the ops."""
 
+import ast
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from tilewright.ir.types import FLOATS
 from tilewright.tools.fuzz.generate import DRAWERS, draw
 from tilewright.tools.fuzz.program import Program
 
+ROOT = Path(__file__).parents[2]
 GRAPH = [d for d in op_defs() if d.name.startswith("graph.")]
 COMPLETE = facts_of("graph.tanh")
 
@@ -39,10 +42,53 @@ def test_ops_of_other_levels_have_no_facts_to_ask_for():
         facts_of("tensor.map")
 
 
+def named_ops(source):
+    """Lines that name a graph op elsewhere than as what a builder makes, a constant or the return."""
+    tree = ast.parse(source)
+    made = {
+        id(node.args[0])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and node.args
+        and getattr(node.func, "attr", "") in ("value", "emit", "do")
+    }
+    ops = {d.name for d in GRAPH} - {"graph.constant", "graph.return"}
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and id(node) not in made and node.value in ops
+    ] + [node.lineno for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) and prefixed(node)]
+
+
+def prefixed(text):
+    """Whether a text is put together to name graph ops."""
+    first = text.values[0] if text.values else None
+    return isinstance(first, ast.Constant) and first.value == "graph."
+
+
+@pytest.mark.parametrize("folder", ["passes/graph/distribute", "costmodel"])
+def test_no_file_knows_ops_by_name(folder):
+    found = {
+        str(file.relative_to(ROOT)): lines
+        for file in sorted((ROOT / folder).rglob("*.py"))
+        if (lines := named_ops(file.read_text()))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "source", ['TABLE = {"graph.dense"}', 'TABLE = [f"graph.{n}" for n in NAMES]', 'op.name == "graph.dense"']
+)
+def test_a_name_of_an_op_is_found(source):
+    assert named_ops(source) == [1]
+    assert named_ops('b.value("graph.dense", x, w)') == []
+
+
 #: what moves, names or makes elements computes nothing
 IDLE = {
     *SAME_MEMORY,
     *(Elements.CREATES, Elements.RETURNS, Elements.CUTS, Elements.STRIDES, Elements.MOVES, Elements.LOOKS_UP),
+    *(Elements.JOINS, Elements.SPLITS, Elements.REPEATS),
 }
 
 

@@ -8,24 +8,17 @@ from dataclasses import replace
 import numpy as np
 
 from tilewright.ir.builder import Builder
+from tilewright.ir.division import OperandRows, PartialOp, SlicedOp, replaced
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.graph_ops.operands import lowest, zero
 from tilewright.ir.nodes import Attr, Module, Op, Value
 from tilewright.ir.opdef import op_def
 from tilewright.ir.types import TensorType, storage_dtype
-from tilewright.passes.graph.distribute.directions import is_layer
-from tilewright.passes.graph.distribute.distribution import (
-    Interval,
-    Need,
-    Partial,
-    Sliced,
-    Split,
-    replaced,
-    sliced,
-)
-from tilewright.passes.graph.distribute.overlap import Parts
-from tilewright.passes.graph.distribute.placement import Placement
-from tilewright.passes.graph.distribute.spreading import Spread
+from tilewright.ir.windows import Interval
+from tilewright.passes.graph.distribute.rows.layer_axes import is_layer
+from tilewright.passes.graph.distribute.rows.overlap import Parts
+from tilewright.passes.graph.distribute.rows.placement import Placement, Split, sliced
+from tilewright.passes.graph.distribute.rows.spreading import Spread
 from tilewright.passes.rewriting.constant_pool import ConstantPool
 from tilewright.passes.rewriting.dead_ops import live_ops
 
@@ -49,7 +42,7 @@ class _RankBuilder:
         self.small: dict[Value, Op] = {}  # what ops that run whole, and are cheap in rows, make
         self.local: dict[Value, Value] = {p: p for p in module.main.params}
         self.wholes: dict[Value, Value] = {}
-        self.slices: dict[tuple[Value, Need], Value] = {}
+        self.slices: dict[tuple[Value, OperandRows], Value] = {}
         self.exchanged: dict[tuple[Value, int, tuple[tuple[int, int], ...]], Value] = {}
         self.tag = 0
 
@@ -97,7 +90,7 @@ class _RankBuilder:
             for r in op.results:
                 self.local[r] = self.filled(self.row_type(r, placement), 0.0)
         else:
-            assert isinstance(piece, Sliced)
+            assert isinstance(piece, SlicedOp)
             made = self.emit(op, operands, piece)
             for r, value in zip(op.results, made, strict=True):
                 self.local[r] = self.kept(value, placement, piece)
@@ -116,12 +109,12 @@ class _RankBuilder:
             if piece is None or need is None:
                 raise AssertionError(f"{op.name} cannot be made in rows {list(rows)}")
             source, first = (halo, starts[1]) if made else (self.local[v], starts[0])
-            x = self.crop(source, Need(need.axis, need.start - first, need.end - first))
+            x = self.crop(source, OperandRows(need.axis, need.start - first, need.end - first))
             (made[rows],) = self.emit(op, (x, *operands[1:]), piece)
         joined = [made[rows] for rows in parts.rows]
         return self.b.value("graph.concatenate", *joined, axis=split.axis)
 
-    def emit(self, op: Op, operands: Sequence[Value], piece: Sliced | Partial) -> tuple[Value, ...]:
+    def emit(self, op: Op, operands: Sequence[Value], piece: SlicedOp | PartialOp) -> tuple[Value, ...]:
         attrs: dict[str, Attr] = {**dict(op.attrs), **piece.attrs}
         return self.b.emit(op.name, operands, attrs, hint=op.results[0].hint)
 
@@ -131,21 +124,21 @@ class _RankBuilder:
         t = value.tensor
         return TensorType(t.dtype, replaced(t.shape, split.axis, split.extents[self.rank]))
 
-    def kept(self, value: Value, placement: Placement, piece: Sliced) -> Value:
+    def kept(self, value: Value, placement: Placement, piece: SlicedOp) -> Value:
         if piece.keep is None or placement.split is None:
             return value
-        return self.crop(value, Need(placement.split.axis, *piece.keep))
+        return self.crop(value, OperandRows(placement.split.axis, *piece.keep))
 
     def joined(
-        self, op: Op, placement: Placement, piece: Sliced | Partial | None, operands: Sequence[Value]
+        self, op: Op, placement: Placement, piece: SlicedOp | PartialOp | None, operands: Sequence[Value]
     ) -> Value:
         """A partial result, joined with those of the other ranks; means as sums, in float32 at least."""
-        parts = [p for p in placement.pieces if isinstance(p, Partial)]
+        parts = [p for p in placement.pieces if isinstance(p, PartialOp)]
         ((kind, divisor),) = {(p.reduction, p.divisor) for p in parts}
         narrow = op.result.tensor
         wide = divisor != 1 and narrow.dtype in ("f16", "bf16")
         t = TensorType("f32", narrow.shape) if wide else narrow
-        if isinstance(piece, Partial):
+        if isinstance(piece, PartialOp):
             (value,) = self.emit(op, operands, piece)
             if wide:
                 value = self.b.value("graph.cast", value, dtype=t.dtype)
@@ -183,10 +176,8 @@ class _RankBuilder:
             own = split.own()
             start, end = own.intervals[self.rank]
             offset = split.intervals[self.rank][0]
-            piece = self.crop(
-                self.local[v],
-                Need(split.axis, start - offset, end - offset) if end > start else Need(split.axis, 0, 0),
-            )
+            inside = (start - offset, end - offset) if end > start else (0, 0)
+            piece = self.crop(self.local[v], OperandRows(split.axis, *inside))
             self.wholes[v] = self.b.value(
                 "graph.all_gather",
                 piece,
@@ -197,7 +188,7 @@ class _RankBuilder:
             )
         return self.wholes[v]
 
-    def rows(self, v: Value, needs: Sequence[Need]) -> Value:
+    def rows(self, v: Value, needs: Sequence[OperandRows]) -> Value:
         """The rows of a value that this rank needs: as they are, cropped or exchanged, as all ranks agree."""
         split, need = self.spread.held[v], needs[self.rank]
         if split is None or split.axis != need.axis:
@@ -205,8 +196,8 @@ class _RankBuilder:
         pairs = list(zip(needs, split.intervals, strict=True))
         if all(n.start >= n.end or (o[0] <= n.start and n.end <= o[1]) for n, o in pairs):
             start = split.intervals[self.rank][0]
-            inside = Need(need.axis, need.start - start, need.end - start)
-            return self.crop(self.local[v], inside if need.end > need.start else Need(need.axis, 0, 0))
+            inside = OperandRows(need.axis, need.start - start, need.end - start)
+            return self.crop(self.local[v], inside if need.end > need.start else OperandRows(need.axis, 0, 0))
         wanted = tuple((n.start, n.end) for n in needs)
         key = v, split.axis, wanted
         if key not in self.exchanged:
@@ -226,7 +217,7 @@ class _RankBuilder:
             tag=self.tag,
         )
 
-    def whole_rows(self, v: Value, need: Need) -> Value:
+    def whole_rows(self, v: Value, need: OperandRows) -> Value:
         """Rows of a value that every rank has whole; those of a constant become a constant."""
         if need.end - need.start == v.tensor.shape[need.axis]:
             return self.whole(v)
@@ -240,7 +231,7 @@ class _RankBuilder:
                 self.slices[source] = self.made_in_rows(v, need) or self.crop(self.whole(v), need)
         return self.slices[source]
 
-    def made_in_rows(self, v: Value, need: Need) -> Value | None:
+    def made_in_rows(self, v: Value, need: OperandRows) -> Value | None:
         """Rows of what a cheap op makes of whole operands, made anew: the whole op is dropped if unused."""
         op = self.small.get(v)
         piece = None if op is None or need.end <= need.start else sliced(op, need.axis, need.start, need.end)
@@ -253,14 +244,14 @@ class _RankBuilder:
         with self.b.at(op.loc):
             return self.emit(op, operands, piece)[op.results.index(v)]
 
-    def cut_constant(self, name: str, array: np.ndarray, t: TensorType, need: Need) -> Value:
+    def cut_constant(self, name: str, array: np.ndarray, t: TensorType, need: OperandRows) -> Value:
         at = (slice(None),) * need.axis
         cut = np.ascontiguousarray(array[*at, need.start : need.end])
         name = self.pool.add(f"{name}.rows{need.axis}_{need.start}_{need.end}", cut)
         (value,) = self.b.emit("graph.constant", (), {"name": name}, types=[TensorType(t.dtype, cut.shape)])
         return value
 
-    def crop(self, value: Value, need: Need) -> Value:
+    def crop(self, value: Value, need: OperandRows) -> Value:
         """Rows of a local value; itself where they are all of them."""
         shape = value.tensor.shape
         if (need.start, need.end) == (0, shape[need.axis]):

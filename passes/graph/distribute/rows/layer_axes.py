@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Final, Literal, get_args
 
 from tilewright.ir.errors import InputError
+from tilewright.ir.facts import Elements
 from tilewright.ir.nodes import Op
+from tilewright.ir.opdef import facts_of
 
 #: image rows, image columns, samples, output channels (or units), positions of a sequence
 Direction = Literal["h", "w", "batch", "channels", "sequence"]
@@ -13,44 +15,48 @@ DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 #: a plan may also cut what a layer sums over: input channels or the inner extent, its results being added up
 INNER: Final = "inner"
 
-_PRODUCTS = frozenset(f"graph.{n}" for n in ("dense", "matmul", "batch_matmul"))
 _LETTERS: dict[str, str] = {"h": "H", "w": "W", "batch": "N", "channels": "C"}
 
 
 def is_layer(op: Op) -> bool:
     """Whether an op is one of the layers that a split starts at: windows over images and matrix products."""
-    return op.name in _PRODUCTS or _image_layout(op) is not None
+    return image_layout(op) is not None or is_matrix_product(op)
 
 
 def is_product(op: Op) -> bool:
     """Whether an op is a layer with weights or a matrix product, not a pooling."""
-    return op.name in _PRODUCTS or op.get("kernel_layout") is not None
+    return op.get("kernel_layout") is not None or is_matrix_product(op)
+
+
+def is_matrix_product(op: Op) -> bool:
+    """Whether an op sums products along a dimension that may be divided, and reads no images."""
+    facts = facts_of(op.name)
+    if facts.elements is not Elements.CONTRACTS or image_layout(op) is not None:
+        return False
+    labels = facts.division(op)
+    return labels is not None and bool(labels.sums)
 
 
 def direction_axis(op: Op, direction: Direction) -> int | None:
     """The axis of a layer's result that a direction names; None where it has none."""
-    layout, rank = _image_layout(op), op.results[0].tensor.rank
+    layout, rank = image_layout(op), op.results[0].tensor.rank
     if layout is not None:
         letter = _LETTERS.get(direction, "")
         return layout.index(letter) if letter and letter in layout else None
-    if op.name not in _PRODUCTS or rank < 1:
+    if rank < 1 or not is_matrix_product(op):
         return None
-    named = {"batch": 0, "sequence": rank - 2, "channels": rank - 1}.get(direction)
-    return (
-        named if named is not None and (named < rank - 1 or direction == "channels") and named >= 0 else None
-    )
+    if direction == "channels":
+        return rank - 1
+    named = {"batch": 0, "sequence": rank - 2}.get(direction)
+    return named if named is not None and 0 <= named < rank - 1 else None
 
 
 def inner_axis(op: Op) -> int | None:
     """The axis of a layer's first operand that its products are summed over; None where there is none."""
-    if not is_product(op):
+    labels = facts_of(op.name).division(op) if is_product(op) else None
+    if labels is None:
         return None
-    layout = _image_layout(op)
-    return (
-        op.operands[0].tensor.rank - (2 if op.get("transpose_a") else 1)
-        if layout is None
-        else layout.index("C")
-    )
+    return next((d for d, label in enumerate(labels.operands[0]) if label in labels.sums), None)
 
 
 def checked_direction(text: str) -> Direction:
@@ -61,8 +67,8 @@ def checked_direction(text: str) -> Direction:
     raise InputError(f"expected a direction among {', '.join(DIRECTIONS)}, got '{text}'")
 
 
-def _image_layout(op: Op) -> str | None:
-    """The layout of a convolution's or a sliding pool's image."""
+def image_layout(op: Op) -> str | None:
+    """The layout of the image that the windows of a convolution or a pool slide over; None for other ops."""
     if op.get("kernel_layout") is not None:
         return str(op.get("data_layout")) if op.get("data_layout") is not None else None
     if op.get("pool_size") is not None:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, get_args
 
+from tilewright.costmodel.op_work import Rates
+from tilewright.ir.division import OperandRows
 from tilewright.ir.nodes import Op, Value
-from tilewright.passes.graph.distribute.distribution import Distribution, Interval, Need, Split, sliced
-from tilewright.passes.graph.distribute.placement import Placement
-from tilewright.passes.graph.distribute.sharding.window_rules import SLIDING
-from tilewright.passes.graph.distribute.space.cost import Rates, missing_rows, row_bytes
+from tilewright.ir.windows import Interval
+from tilewright.passes.graph.distribute.rows.exchanges import missing_rows, row_bytes
+from tilewright.passes.graph.distribute.rows.layer_axes import image_layout
+from tilewright.passes.graph.distribute.rows.placement import Distribution, Placement, Split, sliced
 
 #: auto: where the time that is hidden exceeds what the additional kernels cost
 Overlap = Literal["auto", "always", "never"]
@@ -38,7 +40,7 @@ def parts_of(op: Op, axis: int, rows: Interval, own: Interval) -> Parts | None:
     """
     start, end = rows
 
-    def need(first: int, last: int) -> Need | None:
+    def need(first: int, last: int) -> OperandRows | None:
         made = sliced(op, axis, first, last)
         return made.needs[0] if made is not None and made.keep is None and made.align == 1 else None
 
@@ -86,7 +88,7 @@ def overlapped(
     """
     none = (None,) * len(speeds), 0.0
     split = placement.split
-    source = held.get(op.operands[0]) if op.name in SLIDING else None
+    source = held.get(op.operands[0]) if image_layout(op) is not None else None
     if policy == "never" or split is None or source is None or placement.partial:
         return none
     needs = placement.needs[0]
@@ -101,7 +103,7 @@ def _decided(
     op: Op,
     split: Split,
     source: Split,
-    needs: Sequence[Need],
+    needs: Sequence[OperandRows],
     always: bool,
     rates: Rates,
     speeds: Sequence[float],

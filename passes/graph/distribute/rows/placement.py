@@ -1,30 +1,93 @@
-"""How one op may run on several ranks: in rows of its results, in parts of its sums, or whole on each."""
+"""How one op may run on several ranks: in rows of its results, in parts of its sums, or whole on each.
+
+What an op says of its dimensions (`ir.division`) decides.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.ir.nodes import Op, Value
-from tilewright.passes.graph.distribute.distribution import (
-    Distribution,
-    Interval,
-    Need,
-    Partial,
-    Sliced,
-    Split,
-    sliced,
-    summed,
-)
-from tilewright.passes.graph.distribute.sharding import (  # noqa: F401  (they register the rules of ops)
-    movement_rules,
-    product_rules,
-    reduction_rules,
-    window_rules,
-)
+from tilewright.ir.division import DimLabels, Label, OperandRows, PartialOp, SlicedOp, replaced
+from tilewright.ir.errors import UnsupportedError
+from tilewright.ir.nodes import Attr, Op, Value
+from tilewright.ir.opdef import attributes_at, facts_of
+from tilewright.ir.windows import Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Rank r holds rows intervals[r] along `axis`; together they cover the extent, and they may overlap."""
+
+    axis: int
+    intervals: tuple[Interval, ...]
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Rows of every rank."""
+        return tuple(end - start for start, end in self.intervals)
+
+    def own(self) -> Split:
+        """The same rows without overlaps: of rows that several ranks hold, the first rank keeps them."""
+        out: list[Interval] = []
+        reached = 0
+        for start, end in self.intervals:
+            first = max(start, reached)
+            out.append((first, end) if end > first else (reached, reached))
+            reached = out[-1][1]
+        return Split(self.axis, tuple(out))
+
+
+#: None: every rank holds the whole value
+Distribution = Split | None
+
 
 #: per operand: the rows every rank needs; None for the whole operand
-Needs = tuple[tuple[Need, ...] | None, ...]
+Needs = tuple[tuple[OperandRows, ...] | None, ...]
+
+
+def sliced(op: Op, axis: int, start: int, end: int) -> SlicedOp | None:
+    """How rows [start, end) along `axis` of the results of an op are made; None where nothing says so."""
+    labels = facts_of(op.name).division(op)
+    if labels is None or not op.results:
+        return None
+    (label, *others) = (dims[axis] for dims in labels.results)
+    if label is None or others != [label] * len(others):
+        return None if labels.rows is None else labels.rows(op, axis, start, end)
+    needs = tuple(_rows_labelled(label, dims, start, end) for dims in labels.operands)
+    attrs = _attributes(op, needs)
+    return None if attrs is None else SlicedOp(needs, attrs)
+
+
+def summed(op: Op, operand: int, axis: int, start: int, end: int) -> PartialOp | None:
+    """The op on rows [start, end) along `axis` of one operand; None where it needs all of them."""
+    labels = facts_of(op.name).division(op)
+    if labels is None:
+        return None
+    label = labels.operands[operand][axis]
+    if label is None:
+        return None if labels.parts is None else labels.parts(op, operand, axis, start, end)
+    if label not in labels.sums | labels.maxima:
+        return None
+    needs = tuple(_rows_labelled(label, dims, start, end) for dims in labels.operands)
+    attrs = _attributes(op, needs)
+    return None if attrs is None else PartialOp(needs, attrs, "sum" if label in labels.sums else "max")
+
+
+def _rows_labelled(label: Label, dims: DimLabels, start: int, end: int) -> OperandRows | None:
+    return OperandRows(dims.index(label), start, end) if label in dims else None
+
+
+def _attributes(op: Op, needs: Sequence[OperandRows | None]) -> Mapping[str, Attr] | None:
+    """The attributes of the op on these rows of its operands; None where it does not say what they are."""
+    shapes = [
+        v.tensor.shape if n is None else replaced(v.tensor.shape, n.axis, n.end - n.start)
+        for v, n in zip(op.operands, needs, strict=True)
+    ]
+    try:
+        return attributes_at(op, shapes)
+    except UnsupportedError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -37,14 +100,14 @@ class Placement:
     """
 
     split: Distribution = None
-    pieces: tuple[Sliced | Partial | None, ...] = ()
+    pieces: tuple[SlicedOp | PartialOp | None, ...] = ()
     needs: Needs = ()
     scatter: bool = False
 
     @property
     def partial(self) -> bool:
         """Whether the ranks' results are to be joined."""
-        return any(isinstance(p, Partial) for p in self.pieces)
+        return any(isinstance(p, PartialOp) for p in self.pieces)
 
 
 WHOLE = Placement()
@@ -55,7 +118,7 @@ def split_placement(op: Op, split: Split) -> Placement | None:
     whole = sliced(op, split.axis, 0, op.results[0].tensor.shape[split.axis])
     if whole is None:
         return None
-    pieces: list[Sliced | Partial | None] = []
+    pieces: list[SlicedOp | PartialOp | None] = []
     for start, end in split.intervals:
         piece = sliced(op, split.axis, start, end) if end > start else None
         if piece is None and end > start:
@@ -74,7 +137,7 @@ def partial_placement(op: Op, operand: int, held: Split, scatter: Split | None) 
     whole = summed(op, operand, held.axis, 0, extent)
     if whole is None or (scatter is not None and whole.reduction != "sum"):
         return None
-    pieces: list[Sliced | Partial | None] = []
+    pieces: list[SlicedOp | PartialOp | None] = []
     for start, end in own.intervals:
         piece = summed(op, operand, held.axis, start, end) if end > start else None
         if piece is None and end > start:
@@ -83,15 +146,15 @@ def partial_placement(op: Op, operand: int, held: Split, scatter: Split | None) 
     return Placement(scatter, tuple(pieces), _needs(op, whole, pieces), scatter is not None)
 
 
-def _needs(op: Op, whole: Sliced | Partial, pieces: Sequence[Sliced | Partial | None]) -> Needs:
-    out: list[tuple[Need, ...] | None] = []
+def _needs(op: Op, whole: SlicedOp | PartialOp, pieces: Sequence[SlicedOp | PartialOp | None]) -> Needs:
+    out: list[tuple[OperandRows, ...] | None] = []
     for i in range(len(op.operands)):
         like = whole.needs[i]
         if like is None:
             out.append(None)
             continue
         rows = (None if p is None else p.needs[i] for p in pieces)
-        out.append(tuple(n if n is not None else Need(like.axis, 0, 0) for n in rows))
+        out.append(tuple(n if n is not None else OperandRows(like.axis, 0, 0) for n in rows))
     return tuple(out)
 
 

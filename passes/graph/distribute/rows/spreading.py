@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tilewright.costmodel.op_work import Rates
 from tilewright.costmodel.partition.naive import split_extent
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Op, Value
-from tilewright.passes.graph.distribute.directions import (
+from tilewright.ir.windows import Interval
+from tilewright.passes.graph.distribute.rows.exchanges import fetch_bytes, gather_bytes, share
+from tilewright.passes.graph.distribute.rows.layer_axes import (
     INNER,
     Direction,
     direction_axis,
@@ -17,17 +20,18 @@ from tilewright.passes.graph.distribute.directions import (
     is_layer,
     is_product,
 )
-from tilewright.passes.graph.distribute.distribution import Distribution, Interval, Split, sliced
-from tilewright.passes.graph.distribute.overlap import Overlap, Parts, overlapped
-from tilewright.passes.graph.distribute.placement import (
+from tilewright.passes.graph.distribute.rows.overlap import Overlap, Parts, overlapped
+from tilewright.passes.graph.distribute.rows.placement import (
     WHOLE,
+    Distribution,
     Placement,
+    Split,
     followed_intervals,
     following_axes,
     partial_placement,
+    sliced,
     split_placement,
 )
-from tilewright.passes.graph.distribute.space.cost import Rates, fetch_bytes, gather_bytes, share
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from tilewright.costmodel.partition.fused_blocks import ChainLayer
 from tilewright.ir.graph_ops.layouts import SPATIAL
 from tilewright.ir.nodes import Func, Op, Value
 from tilewright.ir.windows import POINT, RowWindow
-from tilewright.passes.graph.distribute.directions import Direction, direction_axis
-from tilewright.passes.graph.distribute.placement import preserved_axis
-from tilewright.passes.graph.distribute.space.cost import row_bytes
+from tilewright.passes.graph.distribute.rows.exchanges import row_bytes
+from tilewright.passes.graph.distribute.rows.layer_axes import Direction, direction_axis
+from tilewright.passes.graph.distribute.rows.placement import preserved_axis
 from tilewright.passes.graph.distribute.space.plan import layer_ops
 
 
@@ -121,7 +121,7 @@ def _layer(
 
 def _window(op: Op, axis: int, direction: Direction) -> RowWindow | None:
     """The window along an axis; None where windows do not slide."""
-    if direction == "channels" or op.name.endswith("_transpose"):
+    if direction == "channels" or op.get("output_padding") is not None:
         return None
     layout = op.get("data_layout", op.get("layout"))
     if direction not in ("h", "w") or not isinstance(layout, str):
