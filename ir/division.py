@@ -98,14 +98,15 @@ def by_rules(
     """A division with rules for the dimensions that have no label: all of them, or those of `labels`."""
 
     def division(op: Op) -> Labels | None:
-        if labels is not None:
-            stated = labels(op)
-        else:
-            values = (tuple(unlabelled(v.tensor.rank) for v in vs) for vs in (op.operands, op.results))
-            stated = Labels(*values)
+        stated = _unlabelled_op(op) if labels is None else labels(op)
         return None if stated is None else replace(stated, rows=rows, parts=parts)
 
     return division
+
+
+def _unlabelled_op(op: Op) -> Labels:
+    operands = tuple(unlabelled(v.tensor.rank) for v in op.operands)
+    return Labels(operands, tuple(unlabelled(r.tensor.rank) for r in op.results))
 
 
 def replaced(values: Sequence[int], at: int, value: int) -> tuple[int, ...]:

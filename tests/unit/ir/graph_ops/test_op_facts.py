@@ -14,7 +14,7 @@ from tilewright.ir.types import FLOATS
 from tilewright.tools.fuzz.generate import DRAWERS, draw
 from tilewright.tools.fuzz.program import Program
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 GRAPH = [d for d in op_defs() if d.name.startswith("graph.")]
 COMPLETE = facts_of("graph.tanh")
 
@@ -68,12 +68,9 @@ def prefixed(text):
 
 @pytest.mark.parametrize("folder", ["passes/graph/distribute", "costmodel"])
 def test_no_file_knows_ops_by_name(folder):
-    found = {
-        str(file.relative_to(ROOT)): lines
-        for file in sorted((ROOT / folder).rglob("*.py"))
-        if (lines := named_ops(file.read_text()))
-    }
-    assert found == {}
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert len(files) > 20
+    assert not {str(f.relative_to(ROOT)): lines for f in files if (lines := named_ops(f.read_text()))}
 
 
 @pytest.mark.parametrize(
