@@ -11,9 +11,10 @@ from tilewright.ir import Attr, Fault, InputError, Level, Module, Op, Pairs, Ver
 from tilewright.ir import plan_ops as ops
 from tilewright.ir.modules.verifier import fault_at, faults_of
 from tilewright.ir.opdef import op_def
-from tilewright.ir.types import array_type
+from tilewright.ir.types import array_type, dtype_name
 from tilewright.plan_text.facts import PlanFacts
 from tilewright.plan_text.writing import BUFFER_OPS, KERNEL_OPS, LAUNCH_OPS, digest
+from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.plan.check import located_faults
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
@@ -79,16 +80,25 @@ def _kept(op: Op, what: str, given: Mapping[str, Any], to_bytes: Callable[[Any],
 
 
 def _data(attr: Attr, where: str) -> Any:
-    """An attribute as plain data that JSON can write; raises InputError for anything else."""
+    """An attribute as plain data that JSON can write; raises InputError for anything else.
+
+    Element types get the names that plans have; those are read as well, older texts have them.
+    """
     if isinstance(attr, Pairs):
         if len(dict(attr.items)) != len(attr.items):
             raise InputError(f"{where}: a name occurs twice")
         return {k: _data(v, where) for k, v in attr.items}
     if isinstance(attr, tuple):
         return [_data(x, where) for x in attr]
-    if attr is None or isinstance(attr, bool | int | float | str):
+    if isinstance(attr, str):
+        return _DTYPES.get(attr, attr)
+    if attr is None or isinstance(attr, bool | int | float):
         return attr
     raise InputError(f"{where}: expected numbers, texts, lists and pairs, got {attr}")
+
+
+#: the names that a plan has for element types, by those of the IR
+_DTYPES = {dtype_name(name): name for name in DTYPES}
 
 
 class _Reader:

@@ -16,6 +16,7 @@ from tilewright.ir import plan_ops as ops
 from tilewright.ir.opdef import op_def
 from tilewright.ir.types import dtype_name
 from tilewright.plan_text.facts import PlanFacts
+from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 
@@ -60,10 +61,12 @@ def _op(
 
 
 def _attr(data: Any) -> Attr:
-    """Plain data as an attribute: objects become pairs, lists tuples."""
+    """Plain data as an attribute: objects become pairs, lists tuples, element types have the IR's names."""
     if isinstance(data, Mapping):
         return Pairs(tuple((str(k), _attr(v)) for k, v in data.items()))
-    return tuple(map(_attr, data)) if isinstance(data, list | tuple) else data
+    if isinstance(data, list | tuple):
+        return tuple(map(_attr, data))
+    return dtype_name(data) if isinstance(data, str) and data in DTYPES else data
 
 
 class _Writer:

@@ -82,7 +82,8 @@ def parser() -> CommandParser:
     out.add_argument(
         "--html",
         metavar="OUT",
-        help="write a page that steps through the passes (the default ones where none are named)",
+        help="write a page that steps through the passes; where none are named, through the default ones and "
+        "to the plan",
     )
     out.add_argument("--dump-dir", metavar="DIR", help="write the module after each pass into this folder")
     return p
@@ -100,8 +101,8 @@ def _add_choices(p: CommandParser) -> None:
     choices.add_argument("--partitioner", choices=get_args(Partitioner), default=PARTITIONER,
                          help=f"what chooses which ops share a kernel (default {PARTITIONER})")  # fmt: skip
     choices.add_argument("--streams", metavar="POLICY", default="model",
-                         help="which launches run side by side, with --level plan: model (default), auto "
-                         "(measured), serial, exact, ios, limited(K), ...")  # fmt: skip
+                         help="which launches run side by side, with --level plan or --html: model "
+                         "(default), auto (measured), serial, exact, ios, limited(K), ...")  # fmt: skip
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -113,8 +114,9 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
         p.error("expected a FILE, or - for stdin")
     if arguments.json and not (listing or arguments.timing):
         p.error("--json goes with --timing, --list-passes or --list-ops")
-    if "streams" in arguments.given and arguments.level != "plan":
-        p.error("--streams goes with --level plan")
+    whole = arguments.html is not None and arguments.level is None
+    if "streams" in arguments.given and arguments.level != "plan" and not whole:
+        p.error("--streams goes with --level plan or --html")
     for name in LOWERING:
         if name in arguments.given and arguments.level is None and arguments.html is None:
             p.error(f"--{name.replace('_', '-')} goes with --level or --html")

@@ -18,7 +18,7 @@ from tilewright.devices.targets import Target, resolve_target
 from tilewright.frontends import relay
 from tilewright.frontends.relay.importer import import_module
 from tilewright.frontends.relay.load import read_source
-from tilewright.ir import REQUIRED, InputError, Level, Module, OpDef, op_defs, parse, parse_file, show
+from tilewright.ir import REQUIRED, InputError, Level, Module, OpDef, op_defs, parse, parse_file, show, walk
 from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.modules.parser import MAX_BYTES, decode
 from tilewright.ir.modules.printer import show_attr
@@ -40,6 +40,7 @@ from tilewright.passes.framework.options import OptionDef, show_option
 from tilewright.passes.kernels.decision import check_decisions
 from tilewright.passes.pipelines import official_stages
 from tilewright.plan_text.writing import plan_module
+from tilewright.running.executable import Executable
 from tilewright.runtime.atomic_file import atomic_file
 from tilewright.tools.commands.network import BUNDLED, load_bundled, reject_constants, reject_shapes
 from tilewright.tools.irdump.arguments import LOWERING
@@ -65,17 +66,17 @@ def run(arguments: argparse.Namespace) -> None:
     instruments = [recorder, timing, *_printers(arguments, pipeline)]
     context = PassContext(str(target), target.hardware, tuple(instruments), arguments.verify_each)
     planned = arguments.level == "plan" and source.module.main.level is not Level.PLAN
-    module = (
-        _plan(arguments, source, target, instruments)
-        if planned
-        else run_passes(source.module, pipeline, context)
-    )
-    text = show(module, locations=not arguments.no_locations)
     last = None
-    if planned:
-        plain = show(module, locations=False)
-        last = LastStep("plan", "What runs: kernels, streams, dependencies, memory", plain, op_count(module))
-    elif arguments.level == "source":
+    if planned or _goes_to_the_plan(arguments, source, target):
+        executable = _compiled(arguments, source, target, instruments)
+        plan = plan_module(executable.plan)
+        module = plan if planned else executable.artifact.module("thread")
+        plain = show(plan, locations=False)
+        last = LastStep("plan", "What runs: kernels, streams, dependencies, memory", plain, op_count(plan))
+    else:
+        module = run_passes(source.module, pipeline, context)
+    text = show(module, locations=not arguments.no_locations)
+    if arguments.level == "source":
         text = _emit(module, target, source.name)
         last = LastStep("source", "The emitted kernels", text, op_count(module))
     if arguments.html is not None:
@@ -106,8 +107,7 @@ def _report(
 def _pipeline(arguments: argparse.Namespace, source: Source, target: Target) -> Pipeline:
     if arguments.pass_pipeline is not None:
         return Pipeline.parse(arguments.pass_pipeline, where="--pass-pipeline")
-    by_default = arguments.html is not None and "pipeline" not in source.header
-    if arguments.level is not None or by_default:
+    if arguments.level is not None or _by_default(arguments, source):
         level = arguments.level or "thread"
         choices = {name: getattr(arguments, name) for name in LOWERING}
         return official_to(source, level, target.language, **choices)
@@ -117,10 +117,26 @@ def _pipeline(arguments: argparse.Namespace, source: Source, target: Target) -> 
     return Pipeline.parse(source.header.get("pipeline", ""), where=f"{source.name}: pipeline")
 
 
+def _by_default(arguments: argparse.Namespace, source: Source) -> bool:
+    """Whether a page of the default passes is asked for, and no level."""
+    named = arguments.pass_pipeline is not None or "pipeline" in source.header
+    return arguments.html is not None and arguments.level is None and not named
+
+
+def _goes_to_the_plan(arguments: argparse.Namespace, source: Source, target: Target) -> bool:
+    """Return whether a page of the default passes can end with the plan: one can be compiled."""
+    if not _by_default(arguments, source) or target.kind == "reference":
+        return False
+    if any(f.level is Level.PLAN for f in source.module.funcs):
+        return False
+    constants = (op for f in source.module.funcs for op in walk(f.body) if op.name == "graph.constant")
+    return all(op["name"] in source.module.constants for op in constants)
+
+
 def official_to(source: Source, level: str, language: str, **choices: str) -> Pipeline:
     """The official passes that bring a module down to `level`; raises InputError when it is below already.
 
-    choices: options of `official_stages`. A plan needs no pass below the thread level: see `_plan`.
+    choices: options of `official_stages`. A plan needs no pass below the thread level: see `_compiled`.
     """
     levels = list(Level)
     lowest = max((levels.index(f.level) for f in source.module.funcs), default=0)
@@ -132,19 +148,18 @@ def official_to(source: Source, level: str, language: str, **choices: str) -> Pi
     return official_stages(levels[lowest], language, **choices).down_to(levels[wanted]).whole
 
 
-def _plan(
+def _compiled(
     arguments: argparse.Namespace, source: Source, target: Target, instruments: Sequence[Instrument]
-) -> Module:
-    """What `tilewright.compile` makes of a module, as a module of the plan level."""
+) -> Executable:
+    """The executable that `tilewright.compile` makes of a module."""
     if target.kind == "reference":
         raise InputError("expected a target with kernels for --level plan, got reference, which interprets")
     choices = {name: getattr(arguments, name) for name in (*LOWERING, "streams")}
     checked = {"instruments": instruments, "verify_each": arguments.verify_each}
     try:
-        executable = compile(source.module, str(target), **choices, **checked)
+        return compile(source.module, str(target), **choices, **checked)
     except InputError as e:
         raise InputError(str(e), where="" if e.where else source.name) from e
-    return plan_module(executable.plan)
 
 
 def _printers(arguments: argparse.Namespace, pipeline: Pipeline) -> list[Instrument]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,7 +95,7 @@ def test_a_fault_names_file_and_line(net: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_what_goes_with_what(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--streams goes with --level plan" in refused(capsys, "net.ir", "--streams", "exact")
+    assert "--streams goes with --level plan or --html" in refused(capsys, "net.ir", "--streams", "exact")
     assert "--precision goes with --level or --html" in refused(capsys, "net.ir", "--precision", "fp16")
     err = refused(capsys, "net.ir", "--level", "plan", "--streams", "sideways")
     assert "net.ir: expected streams among model" in err
@@ -108,18 +109,34 @@ def test_what_goes_with_what(net: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "constants have no data: w" in refused(capsys, "weights.ir", "--level", "plan")
 
 
+def page_state(path: Path) -> dict[str, Any]:
+    """The data of a page of passes."""
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text(), re.DOTALL)
+    assert data is not None
+    return dict(json.loads(data[1]))
+
+
 def test_the_page_steps_to_the_plan(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "net.ir", "--level", "plan", "--html", "steps.html") == ""
-    page = (net / "steps.html").read_text()
-    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert data is not None
-    state = json.loads(data[1])
+    state = page_state(net / "steps.html")
     *passes, last = state["steps"]
     assert last["label"] == "plan"
     assert passes[-1]["label"].startswith("place-barriers")
     text = "\n".join(state["table"][i] for i in last["lines"]) + "\n"
     assert text == run(capsys, "net.ir", "--level", "plan", "--no-locations")
     assert last["ops"] == len(parse(text).main.body.ops)
+
+
+def test_the_page_of_a_whole_run_ends_with_the_plan(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "net.ir", "--html", "steps.html", "-o", "thread.ir", "--streams", "serial") == ""
+    state = page_state(net / "steps.html")
+    assert [step["label"] for step in state["steps"][-2:]][1:] == ["plan"]
+    text = "\n".join(state["table"][i] for i in state["steps"][-1]["lines"]) + "\n"
+    plan = ("net.ir", "--level", "plan", "--no-locations", "--streams", "serial")
+    assert text == run(capsys, *plan)
+    assert (net / "thread.ir").read_text() == run(capsys, "net.ir", "--level", "thread")
+    run(capsys, "net.ir", "--html", "steps.html", "--target", "reference")
+    assert page_state(net / "steps.html")["steps"][-1]["label"] != "plan"
 
 
 def test_the_plan_of_the_documentation_is_one() -> None:

@@ -146,6 +146,16 @@ def test_decisions_are_typed_attributes_of_one_line() -> None:
     assert call.startswith("%A, %B, %D, %workspace, kernel = ") or call.count("%") == 4
 
 
+@pytest.mark.parametrize("name", ["matmul", "norm", "exchange"])
+def test_element_types_have_the_names_of_the_ir_and_older_texts_are_read(name: str) -> None:
+    plan = PLANS[name]()
+    text = tw.show(plan_module(plan))
+    assert "float" not in text
+    older = re.sub(r'"f(16|32)"', r'"float\1"', text)
+    assert older != text
+    assert read_back(tw.parse(older), plan) == plan
+
+
 def test_lifetimes_results_in_place_and_early_starts_are_shown() -> None:
     plan = diamond(language="cuda")
     early = tuple(replace(k, overlaps=k.name != "join") for k in plan.kernels)
