@@ -35,7 +35,8 @@ def chain_kernels(
     Legality follows from index sets: the box of each intermediate that a block needs, walked back from its
     part of the result. when: `auto` where the model sees a gain of more than a tenth, `always` where legal,
     `never`. only: chains whose anchors, joined by `-`, contain this text, or one of several joined by `+`
-    (`contract-reduce+reduce-reduce`: attention, and reductions after each other). attention: whether it is
+    (`contract-reduce+reduce-reduce`: attention, and reductions after each other; the official pipeline looks
+    for these two, since a search for all kinds takes longer to compile). attention: whether it is
     computed in registers on tensor cores: where the model finds that fastest, `always` where legal, `never`.
     """
     for name, value in (("when", when), ("attention", attention)):

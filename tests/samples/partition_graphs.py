@@ -8,8 +8,8 @@ import numpy as np
 
 from tilewright.ir import Block, Builder, Func, Level, Module, TensorType, Value, scalar_body, structured
 from tilewright.ir.expr import Expr, Sym
-from tilewright.passes.tensor.fusion.partition_exact import waiting
-from tilewright.passes.tensor.fusion.partition_graph import OpGraph
+from tilewright.passes.tensor.fusion.covers import waiting
+from tilewright.passes.tensor.fusion.op_graph import OpGraph
 
 SIZE = 4
 SQUARE = TensorType("f32", (SIZE, SIZE))

@@ -19,7 +19,7 @@ from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.tensor.ops import REDUCING, dims, fills, ranges_of, reads
 from tilewright.passes.analysis.index_sets import POINTWISE, identity_read, is_view, reads_of
 from tilewright.passes.analysis.row_groups import rows_of
-from tilewright.passes.tensor.fusion.partition_legality import (
+from tilewright.passes.tensor.fusion.legality import (
     CACHED_ARRAY_BYTES,
     MAX_PROLOGUE_COST,
     ORDERED,
@@ -29,7 +29,7 @@ from tilewright.passes.tensor.layouts.cost import on_tensor_cores
 
 
 @dataclass
-class Group:
+class KernelGroup:
     """Ops of one kernel, in program order; `anchor` is the op that shapes it."""
 
     number: int
@@ -50,9 +50,9 @@ class Group:
 class Partition:
     """Groups in a valid execution order, and what each view stands for."""
 
-    groups: list[Group]
+    groups: list[KernelGroup]
     views: dict[Value, Value]
-    source: dict[Value, Group] = field(default_factory=dict)
+    source: dict[Value, KernelGroup] = field(default_factory=dict)
 
     def resolve(self, v: Value) -> Value:
         """The value whose buffer holds `v`."""
@@ -61,9 +61,12 @@ class Partition:
         return v
 
 
-def partition(func: Func, *, fuse: bool = True) -> Partition:
-    """Group the structured ops of `func`; without `fuse` each op that computes gets a kernel of its own."""
-    builder = _Builder(func, fuse)
+def partition(func: Func, *, fuse: bool = True, prologues: bool = True) -> Partition:
+    """Group the structured ops of `func`; without `fuse` each op that computes gets a kernel of its own.
+
+    prologues: whether a large map of a value that is stored anyway is left to the product that reads it.
+    """
+    builder = _Builder(func, fuse, prologues)
     for op in func.body.ops:
         if op.name in ("tensor.constant", "tensor.return", "tensor.call"):
             continue
@@ -75,23 +78,23 @@ def partition(func: Func, *, fuse: bool = True) -> Partition:
 
 
 class _Builder:
-    def __init__(self, func: Func, fuse: bool) -> None:
-        self.fuse = fuse
+    def __init__(self, func: Func, fuse: bool, prologues: bool) -> None:
+        self.fuse, self.prologues = fuse, prologues
         self.result = Partition([], {})
         self.readers: dict[Value, list[Op]] = {}
         for op in func.body.ops:
             for v in op.operands:
                 self.readers.setdefault(v, []).append(op)
         self.returned = set(func.body.ops[-1].operands)
-        self.communicated: Group | None = None  # the latest communication
+        self.communicated: KernelGroup | None = None  # the latest communication
 
-    def group_of(self, v: Value) -> Group | None:
+    def group_of(self, v: Value) -> KernelGroup | None:
         return self.result.source.get(self.result.resolve(v))
 
     def place(self, op: Op) -> None:
         host = self._host(op) if self.fuse else None
         if host is None:
-            host = Group(len(self.result.groups), op, [])
+            host = KernelGroup(len(self.result.groups), op, [])
             self.result.groups.append(host)
         self._add(op, host)
         if op.name == COMMUNICATE:
@@ -101,7 +104,7 @@ class _Builder:
         elif self.fuse and all(o.name in POINTWISE for o in host.ops):
             self._absorb_operands(op, host)
 
-    def _add(self, op: Op, host: Group) -> None:
+    def _add(self, op: Op, host: KernelGroup) -> None:
         host.ops.append(op)
         for r in op.results:
             self.result.source[r] = host
@@ -113,7 +116,7 @@ class _Builder:
                 if g.before & bit:
                     g.before |= host.before
 
-    def _needs(self, op: Op, host: Group | None) -> int:
+    def _needs(self, op: Op, host: KernelGroup | None) -> int:
         needed = 0
         for v in op.operands:
             g = self.group_of(v)
@@ -123,9 +126,9 @@ class _Builder:
             needed |= self.communicated.before | (1 << self.communicated.number)
         return needed
 
-    def _host(self, op: Op) -> Group | None:
+    def _host(self, op: Op) -> KernelGroup | None:
         """The latest group this op may join."""
-        if self._starts_prologue(op):
+        if self.prologues and self._starts_prologue(op):
             return None
         candidates = {g.number: g for v in op.operands if (g := self.group_of(v)) is not None}
         for number in sorted(candidates, reverse=True):
@@ -142,8 +145,7 @@ class _Builder:
         one product alone, element by element, through maps that bring no other operands along. Then the
         epilogue would write a second array, as large, that the prologue never stores. A product that makes
         more than it reads would compute the prologue too often; one on tensor cores has its factors copied
-        asynchronously, which cannot compute. (ResNet-50 on an H100: at batch 8 and 64 19
-        and 21 % faster; without these limits 7 % slower at batch 1, DenseNet-121 12 % slower at batch 64.)
+        asynchronously, which cannot compute.
         """
         made = [v for v in op.operands if self.group_of(v) is not None]
         if op.name != "tensor.map" or len(made) != 1 or len(self.readers[made[0]]) < 2:
@@ -165,7 +167,7 @@ class _Builder:
         indices = [simplify(e, ranges) for at in reads_of(op, made[0]) for e in at]
         return made[0] in op.operands and all(isinstance(e, Sym | int) for e in indices)
 
-    def _fits(self, op: Op, g: Group) -> bool:
+    def _fits(self, op: Op, g: KernelGroup) -> bool:
         inside = [i for i, v in enumerate(op.operands) if self.group_of(v) is g]
         if any(op.operands[i] in self.result.views for i in inside):
             return False  # reading a reinterpreted buffer needs the whole buffer
@@ -177,14 +179,14 @@ class _Builder:
             return False
         return all(identity_read(op, i) and fills(op)[i] is None for i in inside)
 
-    def _gather_fits(self, op: Op, g: Group, inside: list[int]) -> bool:
+    def _gather_fits(self, op: Op, g: KernelGroup, inside: list[int]) -> bool:
         """A gather whose indices the same thread computes; its data must be in memory."""
         if g.rows or g.anchor.name in ORDERED or 0 in inside or tuple(dims(op, "par").values()) != g.shape:
             return False
         par = tuple(map(Sym, dims(op, "par")))
         return all(reads(op)[i - 1] == par for i in inside)
 
-    def _absorb_prologues(self, op: Op, host: Group) -> None:
+    def _absorb_prologues(self, op: Op, host: KernelGroup) -> None:
         for v in op.operands:
             g = self.result.source.get(v)
             if g is None or g is host or any(o.name not in POINTWISE for o in g.ops):
@@ -195,13 +197,13 @@ class _Builder:
                 continue
             self._merge(g, host)
 
-    def _read_only_by(self, op: Op, g: Group) -> bool:
+    def _read_only_by(self, op: Op, g: KernelGroup) -> bool:
         """Whether what a group makes leaves it for this op alone."""
         outputs = [r for o in g.ops for r in o.results]
         outside = [x for r in outputs for x in self.readers.get(r, []) if x not in g.ops]
         return all(x is op for x in outside) and not self.returned & set(outputs)
 
-    def _absorb_operands(self, op: Op, host: Group) -> None:
+    def _absorb_operands(self, op: Op, host: KernelGroup) -> None:
         """Maps and gathers of other groups that make, point by point, what this one alone reads of them."""
         if op.name != "tensor.map":
             return
@@ -216,7 +218,7 @@ class _Builder:
             if self._read_only_by(op, g) and not g.before >> host.number & 1:
                 self._merge(g, host)
 
-    def _merge(self, g: Group, host: Group) -> None:
+    def _merge(self, g: KernelGroup, host: KernelGroup) -> None:
         host.ops = g.ops + host.ops
         for o in g.ops:
             for r in o.results:
@@ -232,7 +234,7 @@ class _Builder:
         return self.result
 
 
-def in_order(groups: list[Group], group_of: Callable[[Value], Group | None]) -> list[Group]:
+def in_order(groups: list[KernelGroup], group_of: Callable[[Value], KernelGroup | None]) -> list[KernelGroup]:
     """Groups in the order of the longest chain that leads to each; numbers break ties.
 
     Communications have ascending numbers in program order and keep it.
@@ -253,7 +255,7 @@ def in_order(groups: list[Group], group_of: Callable[[Value], Group | None]) -> 
     return sorted(groups, key=lambda g: (depth[g.number], g.number))
 
 
-def _fits_rows(op: Op, g: Group) -> bool:
+def _fits_rows(op: Op, g: KernelGroup) -> bool:
     """An op over the rows of a reduction: whatever it reads of the group belongs to its own row."""
     if op.name not in ("tensor.map", "tensor.reduce"):
         return False
@@ -271,7 +273,7 @@ def readers(part: Partition, func: Func) -> dict[Value, set[int]]:
     return found
 
 
-def used_outside(g: Group, read_by: dict[Value, set[int]]) -> list[Value]:
+def used_outside(g: KernelGroup, read_by: dict[Value, set[int]]) -> list[Value]:
     """Results of the group that another kernel, or the caller, reads; in program order.
 
     read_by: from `readers`.

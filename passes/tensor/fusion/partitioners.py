@@ -9,12 +9,11 @@ from math import inf
 from tilewright.costmodel import load_hardware
 from tilewright.ir import Func, InputError
 from tilewright.passes import PassContext
-from tilewright.passes.tensor.fusion.kernel_groups import Group, Partition, in_order, partition
-from tilewright.passes.tensor.fusion.partition_algorithm1 import algorithm1
-from tilewright.passes.tensor.fusion.partition_candidates import candidates, found_groups
-from tilewright.passes.tensor.fusion.partition_cost import KernelCosts, anchor_of
-from tilewright.passes.tensor.fusion.partition_exact import Cover, cheapest_partition
-from tilewright.passes.tensor.fusion.partition_graph import OpGraph, members
+from tilewright.passes.tensor.fusion.costs import KernelCosts, anchor_of
+from tilewright.passes.tensor.fusion.covers import Cover, algorithm1, cheapest_partition
+from tilewright.passes.tensor.fusion.kernel_groups import KernelGroup, Partition, in_order, partition
+from tilewright.passes.tensor.fusion.legality import candidates
+from tilewright.passes.tensor.fusion.op_graph import OpGraph, members
 
 #: names of what can choose
 PARTITIONERS = ("rules", "exact", "algorithm1", "none")
@@ -33,12 +32,15 @@ class Priced:
     by_rules: tuple[int, ...]
 
 
-def partition_by(func: Func, name: str, ctx: PassContext) -> Partition:
-    """The partition that the partitioner of this name chooses; raises InputError for an unknown one."""
+def partition_by(func: Func, name: str, ctx: PassContext, *, prologues: bool = True) -> Partition:
+    """The partition that the partitioner of this name chooses; raises InputError for an unknown one.
+
+    prologues: of `rules` (see `kernel_groups.partition`).
+    """
     if name not in PARTITIONERS:
         raise InputError(f"expected a partitioner among {', '.join(PARTITIONERS)}, got '{name}'")
     if name in ("rules", "none"):
-        return partition(func, fuse=name == "rules")
+        return partition(func, fuse=name == "rules", prologues=prologues)
     priced = price(func, ctx)
     return as_partition(priced.graph, choose(priced, name).sets)
 
@@ -51,8 +53,6 @@ def price(func: Func, ctx: PassContext) -> Priced:
     found = candidates(graph)
     by_rules = sets_of(graph, partition(func))
     seconds = {s: costs.seconds(s) for s in dict.fromkeys((*found.sets, *by_rules))}
-    for group in found_groups(graph, hardware):
-        seconds[group.ops] = min(group.seconds, seconds.get(group.ops, inf))
     kept = {s: t for s, t in seconds.items() if t < inf}
     return Priced(graph, kept, found.complete, by_rules)
 
@@ -87,7 +87,7 @@ def as_partition(graph: OpGraph, sets: Iterable[int]) -> Partition:
     """Sets of ops as groups in a valid execution order."""
     part = Partition([], graph.views)
     for s in sorted(sets, key=lambda s: s & -s):
-        g = Group(len(part.groups), graph.ops[anchor_of(graph, s)], [graph.ops[i] for i in members(s)])
+        g = KernelGroup(len(part.groups), graph.ops[anchor_of(graph, s)], [graph.ops[i] for i in members(s)])
         part.groups.append(g)
         part.source.update((r, g) for op in g.ops for r in op.results)
     part.groups = in_order(part.groups, lambda v: part.source.get(part.resolve(v)))

@@ -5,11 +5,13 @@ import pytest
 
 from tilewright.ir import interpret, parse, verify
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.tensor.fusion.kernel_groups import partition
 
 CONV = "{ ^(%a: f32, %b: f32, %acc: f32) %m = scalar.fma(%a, %b, %acc) : f32 scalar.yield(%m) }"
 ADD = "{ ^(%p: f32, %q: f32) %s = scalar.add(%p, %q) : f32 scalar.yield(%s) }"
 COPY = "{ ^(%c: f32) scalar.yield(%c) }"
 EXP = "{ ^(%e: f32) %f = scalar.exp(%e) : f32 scalar.yield(%f) }"
+TWICE = "{ ^(%e: f32) %f = scalar.add(%e, %e) : f32 scalar.yield(%f) }"
 SUM = "{ ^(%e: f32, %acc: f32) %f = scalar.add(%e, %acc) : f32 scalar.yield(%f) }"
 DOMAIN = "par = (k: 4, y: 5)"
 
@@ -188,3 +190,22 @@ def test_without_fusion_every_op_has_its_kernel():
         "tensor.return(%1)",
     )
     assert kernels(fused(text, "fuse-kernels{partitioner=none}")) == 2
+
+
+@pytest.mark.parametrize(("prologues", "hosts"), [(True, "contract"), (False, "map")])
+def test_a_large_map_of_a_stored_value_is_left_to_the_product_that_reads_it(prologues: bool, hosts: str):
+    large, par = "f32[1024, 2100]", "par = (c: 1024, y: 2100)"
+    product = "par = (k: 4, y: 2100), red = (c: 1024), reads = [[c, y], [k, c]]"
+    text = program(
+        f"%0 = tensor.map(%x, {par}, reads = [[c, y]]) : {large} {TWICE}",
+        f"%1 = tensor.map(%0, {par}, reads = [[c, y]]) : {large} {TWICE}",
+        f"%2 = tensor.contract(%1, %w, {product}) : f32[4, 2100] {CONV}",
+        "tensor.return(%0, %2)",
+        params=f"%x: {large}, %w: f32[4, 1024]",
+        results=f"{large}, f32[4, 2100]",
+    )
+    func = parse(text).main
+    made = func.body.ops[1].result
+    groups = partition(func, prologues=prologues).groups
+    (host,) = (g for g in groups if any(made in op.results for op in g.ops))
+    assert host.anchor.name == f"tensor.{hosts}"

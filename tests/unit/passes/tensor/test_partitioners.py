@@ -12,16 +12,12 @@ from tilewright.costmodel import load_hardware
 from tilewright.ir import InputError, interpret, parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.pipelines import official_stages
+from tilewright.passes.tensor.fusion.covers import waiting
 from tilewright.passes.tensor.fusion.kernel_groups import partition
-from tilewright.passes.tensor.fusion.partition_candidates import (
-    FoundGroup,
-    candidates,
-    register_group_kind,
-    unregister_group_kind,
+from tilewright.passes.tensor.fusion.legality import (
+    legal,
 )
-from tilewright.passes.tensor.fusion.partition_exact import waiting
-from tilewright.passes.tensor.fusion.partition_graph import OpGraph
-from tilewright.passes.tensor.fusion.partition_legality import legal
+from tilewright.passes.tensor.fusion.op_graph import OpGraph
 from tilewright.passes.tensor.fusion.partitioners import (
     PARTITIONERS,
     as_partition,
@@ -120,37 +116,6 @@ def test_reasons_name_what_is_missing():
     assert legal(graph, 0b000011) == "its ops share no values"
     assert legal(graph, 0b011101) == "two reductions, each with tiles of its own"
     assert "wait" in str(legal(graph, 0b111111 ^ 0b001000))
-
-
-def test_a_registered_kind_is_chosen_where_it_is_cheap():
-    module = crossing_program()
-    graph = OpGraph(module.main)
-    whole = (1 << len(graph.ops)) - 1
-    assert whole not in candidates(graph).sets
-
-    @register_group_kind("everything")
-    def everything(graph, hardware):
-        return [FoundGroup(whole, 1e-9)]
-
-    try:
-        assert choose(price(module.main, CONTEXT), "exact").sets == (whole,)
-    finally:
-        unregister_group_kind("everything")
-    assert len(choose(price(module.main, CONTEXT), "exact").sets) > 1
-
-
-def test_a_kind_that_would_wait_for_itself_is_refused():
-    module = crossing_program()
-
-    @register_group_kind("torn")
-    def torn(graph, hardware):
-        return [FoundGroup(0b010010, 1e-9)]
-
-    try:
-        with pytest.raises(InputError, match="'torn' found ops that would wait"):
-            price(module.main, CONTEXT)
-    finally:
-        unregister_group_kind("torn")
 
 
 def test_unknown_names_are_refused():

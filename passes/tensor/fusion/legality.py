@@ -1,7 +1,8 @@
-"""Which sets of ops the skeletons can lower as one kernel, by index sets and not by op classes."""
+"""Which sets of ops can be one kernel, by index sets and not by op classes; and all such sets of a graph."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tilewright.ir import BinOp, Expr, Op
@@ -9,12 +10,14 @@ from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.tensor.ops import REDUCING, fills, reads
 from tilewright.passes.analysis.index_sets import POINTWISE, recompute_cost
 from tilewright.passes.analysis.row_groups import rows_of
-from tilewright.passes.tensor.fusion.partition_graph import OpGraph, members
+from tilewright.passes.tensor.fusion.op_graph import OpGraph, members
 
 #: most additions per element that ops may cost which a kernel computes wherever it reads them
 MAX_PROLOGUE_COST = 8
 #: additions that a read with bounds checks counts for
 CHECKED_READ_COST = 4
+#: sets to look at for one function at most
+MAX_SETS = 40_000
 #: ops of one kernel at most
 MAX_OPS = 24
 #: bytes of an array up to which caches are taken to hold it until its readers run; larger ones are worth a
@@ -161,3 +164,50 @@ def _refused_rows(graph: OpGraph, facts: _Facts) -> Refusal | None:
     if any(graph.ops[i] not in rows for i in members(facts.stored)):
         return Refusal("it stores what it computes before its reduction", curable=True)
     return None
+
+
+@dataclass(frozen=True)
+class KernelSets:
+    """Sets that can be one kernel, single ops included; `complete` unless there were too many to look at."""
+
+    sets: list[int]
+    complete: bool
+
+
+def candidates(graph: OpGraph, most: int = MAX_SETS) -> KernelSets:
+    """Every connected, convex set of ops that a skeleton lowers as one kernel.
+
+    Sets grow by one neighbour at a time. That reaches all: a connected convex set always has a first or last
+    op without which it stays connected and convex, and a reason that is not curable holds for every larger
+    set.
+    """
+    singles = [1 << i for i in range(len(graph.ops))]
+    found = list(singles)
+    seen: set[int] = set(singles)
+    level = singles
+    while level:
+        grown: list[int] = []
+        for ops in level:
+            for v in _neighbours(graph, ops):
+                larger = ops | 1 << v
+                if larger in seen:
+                    continue
+                seen.add(larger)
+                if not graph.convex(larger):
+                    continue
+                reason = refusal(graph, larger)
+                if reason is None:
+                    found.append(larger)
+                if reason is None or reason.curable:
+                    grown.append(larger)
+                if len(grown) + len(found) > most:
+                    return KernelSets(found, False)
+        level = grown
+    return KernelSets(found, True)
+
+
+def _neighbours(graph: OpGraph, ops: int) -> Iterable[int]:
+    around = 0
+    for i in members(ops):
+        around |= graph.preds[i] | graph.succs[i]
+    return members(around & ~ops)

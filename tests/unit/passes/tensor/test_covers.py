@@ -7,11 +7,9 @@ from partition_graphs import all_partitions, crossing_program, random_program
 from tilewright.costmodel import load_hardware
 from tilewright.ir import verify
 from tilewright.passes import PassContext
-from tilewright.passes.tensor.fusion.partition_algorithm1 import algorithm1
-from tilewright.passes.tensor.fusion.partition_candidates import candidates
-from tilewright.passes.tensor.fusion.partition_exact import cheapest_partition, cover, waiting
-from tilewright.passes.tensor.fusion.partition_graph import OpGraph
-from tilewright.passes.tensor.fusion.partition_legality import legal
+from tilewright.passes.tensor.fusion.covers import algorithm1, cheapest_partition, cover, waiting
+from tilewright.passes.tensor.fusion.legality import candidates, legal
+from tilewright.passes.tensor.fusion.op_graph import OpGraph
 from tilewright.passes.tensor.fusion.partitioners import PARTITIONERS, choose, price
 
 H100 = PassContext(target="cuda:sm_90a", hardware=load_hardware("cuda:sm_90a"))

@@ -15,9 +15,9 @@ from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.tensor.ops import REDUCING, dims, domain, fills, reads
 from tilewright.passes import PassContext
 from tilewright.passes.analysis.index_sets import recompute_cost
+from tilewright.passes.tensor.fusion.legality import CACHED_ARRAY_BYTES
+from tilewright.passes.tensor.fusion.op_graph import OpGraph, members
 from tilewright.passes.tensor.fusion.outline_kernel import outline
-from tilewright.passes.tensor.fusion.partition_graph import OpGraph, members
-from tilewright.passes.tensor.fusion.partition_legality import CACHED_ARRAY_BYTES
 
 #: estimates by hardware, target and structure of the kernel
 _MEMO: dict[Hashable, float] = {}
