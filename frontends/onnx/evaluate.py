@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tilewright.frontends.emitter import Absent, Result
+from tilewright.frontends.importing.emitter import Absent, Result
+from tilewright.frontends.importing.findings import OPERATORS, Findings
 from tilewright.frontends.onnx import syntax
-from tilewright.frontends.onnx.emission import FoldingEmitter
-from tilewright.frontends.onnx.findings import Findings, Poison
-from tilewright.frontends.onnx.node import Attributes, Node, Rules
+from tilewright.frontends.onnx.emission import FoldingEmitter, NotConstant
+from tilewright.frontends.onnx.node import POISON, Node, Poison, Rules
 from tilewright.frontends.onnx.schema import check_counts, schema_function
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Value
@@ -20,7 +19,6 @@ from tilewright.ir.nodes import Value
 #: Bounds on what unrolling and inlining may produce, so that a small file cannot ask for endless work.
 MAX_NODES = 500_000
 MAX_NESTED = 64
-POISON = Poison()
 _ABSENT_NAME = ""
 
 
@@ -46,13 +44,24 @@ class Evaluator:
 
     def __init__(self, model: syntax.Model, rules: Rules, emitter: FoldingEmitter) -> None:
         self.findings = Findings()
+        self._unknown: list[str] = []
         self._model = model
         self._rules = rules
         self._emitter = emitter
         self._literals: dict[int, tuple[object, Value]] = {}
-        self._counts: Counter[str] = Counter()
         self._nodes = 0
         self._nested = 0
+
+    def error(self, choices: Collection[str]) -> UnsupportedError:
+        """One error that lists all findings; `choices` are the inputs a caller may want to fix to a value."""
+        message = self.findings.message()
+        if not self._unknown:
+            return UnsupportedError(message, where=self._model.file)
+        if fixed := [name for name in self._unknown if name in choices]:
+            options = " ".join(f"--constant {name}=..." for name in fixed)
+            python = ", ".join(f"{name!r}: ..." for name in fixed)
+            message += f"; {options} fixes a value at import (in Python constants={{{python}}})"
+        return NotConstant(message, self._unknown, where=self._model.file)
 
     def graph(
         self,
@@ -115,8 +124,7 @@ class Evaluator:
     ) -> None:
         """Binds the outputs of one node."""
         label = f"{node.domain}.{node.op}" if node.domain else node.op
-        number = self._counts[label]
-        self._counts[label] += 1
+        number = self._emitter.number(label)
         place = f"node '{node.name}'" if node.name else f"{label} number {number}"
         attrs = _resolved(node.attrs, outer_attrs)
         results: Result
@@ -125,7 +133,9 @@ class Evaluator:
             with self._emitter.builder.at(f"onnx:{label}#{number} {node.name}".rstrip()):
                 results = self._apply(node, label, place, inputs, attrs, scope, opsets, outer_attrs)
         except UnsupportedError as error:
-            self.findings.add_fault(error, label, place)
+            self.findings.add("not imported", f"{label}: {error}", place)
+            if isinstance(error, NotConstant):
+                self._unknown += [name for name in error.inputs if name not in self._unknown]
             results = POISON
         except InputError as error:
             if error.where:
@@ -168,7 +178,7 @@ class Evaluator:
         if function is None and rule is None:
             function = schema_function(node, attrs, inputs, opsets[node.domain])
             if function is None:
-                self.findings.add_operator(label, place)
+                self.findings.add(OPERATORS, label, place)
                 return POISON
         if any(isinstance(v, Poison) for v in inputs):
             return POISON
@@ -183,20 +193,20 @@ class Evaluator:
             return self.graph(graph, bound, opsets, scope, outer_attrs)
 
         def attempt(graph: syntax.Graph) -> tuple[Result, ...] | str:
-            kept, self.findings = self.findings, Findings()
+            findings, self.findings = self.findings, Findings()
+            unknown = list(self._unknown)
             try:
                 results = run(graph, ())
                 return self.findings.message() or results
             except InputError as error:
                 return str(error)
             finally:
-                self.findings = kept
+                self.findings, self._unknown = findings, unknown
 
-        reader = Attributes({name: attr.value for name, attr in attrs.items()})
-        wanted = tuple(map(bool, node.outputs))
-        seen = Node(node.op, opsets[node.domain], inputs, wanted, reader, run, attempt)
-        results = rule(self._emitter, seen)
-        reader.finish()
+        values = {name: attr.value for name, attr in attrs.items()}
+        call = Node(opsets[node.domain], inputs, values, tuple(map(bool, node.outputs)), run, attempt)
+        results = rule(self._emitter, call)
+        call.finish()
         return results
 
     def _call(

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import import_module
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
-from tilewright.frontends.deferred import made
-from tilewright.frontends.emitter import Absent, Result, flatten
-from tilewright.frontends.onnx import syntax
+from tilewright.frontends.importing.emitter import Absent, Result, flatten
+from tilewright.frontends.importing.network import network
+from tilewright.frontends.importing.rules import gathered
+from tilewright.frontends.onnx import rules, syntax
 from tilewright.frontends.onnx.binding import Binding, Shapes, bind
-from tilewright.frontends.onnx.declared import check_declared
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.evaluate import Evaluator
-from tilewright.frontends.onnx.findings import Poison
+from tilewright.frontends.onnx.node import Poison, Rules
 from tilewright.frontends.onnx.package import onnx_module
-from tilewright.frontends.onnx.rule_table import all_rules
-from tilewright.frontends.onnx.tensors import text
+from tilewright.frontends.onnx.tensors import DTYPES, text
 from tilewright.ir.bounded_file import read_bounded
-from tilewright.ir.constants import Constants
 from tilewright.ir.errors import InputError, UnsupportedError, file_path
-from tilewright.ir.nodes import Block, Func, Level, Module, Op, Value
+from tilewright.ir.nodes import Module, Value
 
 #: Files larger than this are refused unread; larger models keep their weights in files of their own.
 MAX_FILE_BYTES = 1 << 31
@@ -61,6 +59,12 @@ def load(
     return module
 
 
+@cache
+def _rules() -> Rules:
+    """ONNX's operators: what each emits for every version of it; those of other domains as `domain.Op`."""
+    return gathered(rules)
+
+
 def import_model(model: syntax.Model, binding: Binding) -> tuple[Module, tuple[str, ...]]:
     """Our module for a model that has been read, its inputs bound; and what to tell of the import."""
     if not model.graph.outputs:
@@ -71,7 +75,7 @@ def import_model(model: syntax.Model, binding: Binding) -> tuple[Module, tuple[s
         **inputs,
         **{name: emitter.constant(array, name) for name, array in binding.constants.items()},
     }
-    evaluator = Evaluator(model, all_rules(), emitter)
+    evaluator = Evaluator(model, _rules(), emitter)
     try:
         results = evaluator.graph(model.graph, arguments, model.opsets)
     except InputError as error:
@@ -80,19 +84,15 @@ def import_model(model: syntax.Model, binding: Binding) -> tuple[Module, tuple[s
         raise type(error)(str(error), where=model.file) from None
     if any(isinstance(r, Poison) for r in results):
         choices = [name for name, t in binding.inputs.items() if t.size <= MAX_FIXED]
-        raise evaluator.findings.error(model.file, choices)
+        raise evaluator.error(choices)
     outputs = []
     notes = [binding.assumed]
     for declared, result in zip(model.graph.declared, results, strict=True):
         values = _tensors(result, declared.name, model)
-        notes.append(check_declared(declared, values, model))
+        notes.append(_contradiction(declared, values, model))
         outputs += values
-    emitter.builder.do("graph.return", *outputs)
-    ops = _used(emitter.builder.ops)
-    func = Func(Level.GRAPH, "main", Block(tuple(inputs.values()), ops), tuple(v.type for v in outputs))
-    kept = {str(op["name"]) for op in ops if op.name == "graph.constant"}
-    constants = Constants({name: made(array) for name, array in emitter.constants.items() if name in kept})
-    return Module(_module_name(model), (func,), (), constants), tuple(filter(None, notes))
+    file = model.file if "." in model.file else model.graph.name
+    return network(emitter, file, inputs, outputs, prune=True), tuple(filter(None, notes))
 
 
 def _tensors(result: Result, name: str, model: syntax.Model) -> list[Value]:
@@ -105,21 +105,34 @@ def _tensors(result: Result, name: str, model: syntax.Model) -> list[Value]:
     return leaves
 
 
-def _used(ops: list[Op]) -> tuple[Op, ...]:
-    """The ops that the last one depends on, in order."""
-    needed: set[Value] = set()
-    kept = []
-    for op in reversed(ops):
-        if op.name == "graph.return" or any(r in needed for r in op.results):
-            needed.update(op.operands)
-            kept.append(op)
-    return tuple(reversed(kept))
+def _contradiction(declared: syntax.Input, values: Sequence[Value], model: syntax.Model) -> str:
+    """What contradicts the shape that the file declares for an output; empty where nothing does.
+
+    Raises InputError for another element type. Shapes are told and no more: trained networks are about whose
+    declarations are wrong, and other runtimes take them. Extents are compared where the file gives every
+    extent of its inputs: otherwise exporters write those of the batch they traced with.
+    """
+    wanted = DTYPES.get(declared.element)
+    if declared.kind != "tensor" or wanted is None or len(values) != 1:
+        return ""
+    t = values[0].tensor
+    shape = "" if declared.shape is None else f"[{', '.join(map(str, declared.shape))}]"
+    told = f"the file declares output '{declared.name}' as {wanted}{shape}, but its value is {t}"
+    if wanted != t.dtype:
+        raise InputError(told, where=model.file)
+    if declared.shape is None:
+        return ""
+    fits = len(declared.shape) == t.rank
+    if fits and _is_static(model.graph):
+        pairs = zip(declared.shape, t.shape, strict=True)
+        fits = all(not isinstance(said, int) or said == got for said, got in pairs)
+    return "" if fits else told
 
 
-def _module_name(model: syntax.Model) -> str:
-    stem = PurePath(model.file).name.split(".")[0] if "." in model.file else model.graph.name
-    name = re.sub(r"[^A-Za-z0-9_]", "_", stem)
-    return name if re.match(r"[A-Za-z_]", name) else f"net_{name}"
+def _is_static(graph: syntax.Graph) -> bool:
+    """Whether the file gives the extents of all inputs that have no default."""
+    shapes = [i.shape for i in graph.inputs if i.name not in graph.constants]
+    return all(shape is not None and all(isinstance(n, int) for n in shape) for shape in shapes)
 
 
 def _proto(model: str | Path | bytes | Any) -> tuple[Any, str, Path | None]:

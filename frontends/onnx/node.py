@@ -8,22 +8,60 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tilewright.frontends.emitter import Absent, Result
+from tilewright.frontends.importing.call import REQUIRED, Call
+from tilewright.frontends.importing.emitter import Absent, Result
 from tilewright.frontends.onnx import syntax
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.tensors import dtype_of_element
-from tilewright.frontends.relay.attributes import REQUIRED
-from tilewright.frontends.relay.attributes import Attributes as PlainAttributes
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Value
 
 
-class Attributes(PlainAttributes):
-    """Attributes of one node by name; every one must be read or dropped."""
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """A value that could not be made because of something found earlier."""
 
-    def has(self, name: str) -> bool:
-        """Whether the attribute is given and not yet read."""
-        return name in self._values
+
+POISON = Poison()
+
+
+class Node(Call):
+    """One node with its operands evaluated. `wanted` says of each output whether anything may use it.
+
+    run: evaluates a subgraph for values of its inputs.
+    attempt: the same without inputs, and where the subgraph cannot be imported, why: nothing is recorded.
+    """
+
+    def __init__(
+        self,
+        opset: int,
+        inputs: Sequence[Result],
+        attrs: Mapping[str, Any],
+        wanted: tuple[bool, ...],
+        run: Callable[[syntax.Graph, Sequence[Result]], tuple[Result, ...]],
+        attempt: Callable[[syntax.Graph], tuple[Result, ...] | str],
+    ) -> None:
+        super().__init__(inputs, attrs)
+        self.opset, self.wanted, self.run, self.attempt = opset, wanted, run, attempt
+
+    def wants(self, index: int) -> bool:
+        """Whether output `index` is asked for."""
+        return index < len(self.wanted) and self.wanted[index]
+
+    def tensor(self, index: int) -> Value:
+        """Input `index`, known to be a tensor."""
+        value = self.inputs[index] if index < len(self.inputs) else None
+        if value is None:
+            raise InputError(f"expected input {index}, got none")
+        if isinstance(value, Absent):
+            raise UnsupportedError(f"expected input {index} to be a tensor, got {value.what}")
+        if not isinstance(value, Value):
+            raise InputError(f"expected input {index} to be a tensor, got a sequence")
+        return value
+
+    def tensors(self, count: int | None = None) -> tuple[Value, ...]:
+        """The first `count` inputs, known to be tensors; without a count all."""
+        return tuple(self.tensor(i) for i in range(len(self.inputs) if count is None else count))
 
     def array(self, name: str) -> np.ndarray:
         """A tensor."""
@@ -52,66 +90,9 @@ class Attributes(PlainAttributes):
             return default
         return dtype_of_element(number)
 
-    def texts(self, name: str, default: Any = REQUIRED) -> tuple[str, ...]:
-        """A list of strings."""
-        value = self.take(name, default)
-        if not isinstance(value, tuple) or any(type(v) is not str for v in value):
-            raise InputError(f"expected attribute '{name}' to be a list of strings, got {value!r}")
-        return value
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Node:
-    """One node with its operands evaluated. `wanted` says of each output whether anything may use it.
-
-    run: evaluates a subgraph for values of its inputs.
-    attempt: the same without inputs, and where the subgraph cannot be imported, why: nothing is recorded.
-    """
-
-    op: str
-    opset: int
-    inputs: tuple[Result, ...]
-    wanted: tuple[bool, ...]
-    attrs: Attributes
-    run: Callable[[syntax.Graph, Sequence[Result]], tuple[Result, ...]]
-    attempt: Callable[[syntax.Graph], tuple[Result, ...] | str]
-
-    @property
-    def count(self) -> int:
-        """Inputs given, without those left out at the end."""
-        return len(self.inputs)
-
-    def has(self, index: int) -> bool:
-        """Whether input `index` is given."""
-        return index < len(self.inputs) and self.inputs[index] is not None
-
-    def wants(self, index: int) -> bool:
-        """Whether output `index` is asked for."""
-        return index < len(self.wanted) and self.wanted[index]
-
-    def tensor(self, index: int) -> Value:
-        """Input `index`, known to be a tensor."""
-        value = self.inputs[index] if index < len(self.inputs) else None
-        if value is None:
-            raise InputError(f"expected input {index}, got none")
-        if isinstance(value, Absent):
-            raise UnsupportedError(f"expected input {index} to be a tensor, got {value.what}")
-        if not isinstance(value, Value):
-            raise InputError(f"expected input {index} to be a tensor, got a sequence")
-        return value
-
-    def optional(self, index: int) -> Value | None:
-        """Input `index`, a tensor where it is given."""
-        return self.tensor(index) if self.has(index) else None
-
-    def tensors(self) -> tuple[Value, ...]:
-        """All inputs, known to be tensors."""
-        return tuple(self.tensor(i) for i in range(self.count))
-
-    def axis(self, rank: int, default: Any = REQUIRED, *, name: str = "axis", end: bool = False) -> int:
+    def axis(self, rank: int, default: Any = REQUIRED, *, end: bool = False) -> int:
         """An axis attribute counted from the front; `end` admits the position after the last axis."""
-        axis = self.attrs.integer(name, default)
-        return wrapped(axis, rank, name, end=end)
+        return wrapped(self.integer("axis", default), rank, end=end)
 
 
 class Rule(Protocol):

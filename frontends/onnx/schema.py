@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from tilewright.frontends.emitter import Absent, Result
+from tilewright.frontends.importing.emitter import Absent, Result
 from tilewright.frontends.onnx import syntax
 from tilewright.frontends.onnx.package import onnx_module
 from tilewright.frontends.onnx.tensors import element_of_dtype

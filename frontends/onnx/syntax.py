@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.frontends.emitter import Absent
+from tilewright.frontends.importing.emitter import Absent
 from tilewright.frontends.onnx.package import onnx_module
 from tilewright.frontends.onnx.tensors import element_name, read_tensor, text
 from tilewright.ir.errors import InputError

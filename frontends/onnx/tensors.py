@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.frontends.emitter import Absent
+from tilewright.frontends.importing.emitter import Absent
 from tilewright.frontends.onnx.package import onnx_module
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.types import TensorType, storage_dtype

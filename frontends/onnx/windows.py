@@ -43,10 +43,10 @@ def geometry(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> Geometr
     """The windows of a node over spatial extents `sizes`; raises InputError where attributes do not fit."""
     n = len(sizes)
     kernel = _counted(kernel, n, "kernel_shape")
-    strides = _counted(node.attrs.integers("strides", (1,) * n), n, "strides")
-    dilation = _counted(node.attrs.integers("dilations", (1,) * n), n, "dilations")
-    pads = _counted(node.attrs.integers("pads", (0,) * (2 * n)), 2 * n, "pads")
-    auto = node.attrs.text("auto_pad", "NOTSET")
+    strides = _counted(node.integers("strides", (1,) * n), n, "strides")
+    dilation = _counted(node.integers("dilations", (1,) * n), n, "dilations")
+    pads = _counted(node.integers("pads", (0,) * (2 * n)), 2 * n, "pads")
+    auto = node.text("auto_pad", "NOTSET")
     plain = Geometry(tuple(kernel), strides, dilation, pads)
     if auto == "NOTSET":
         return plain

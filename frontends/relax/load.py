@@ -7,12 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.frontends.importing.call import Rule
+from tilewright.frontends.importing.rules import gathered
+from tilewright.frontends.relax import rules
 from tilewright.frontends.relax import tvm_objects as tvm
 from tilewright.frontends.relax.reader import read_module
-from tilewright.frontends.relax.rule_table import RULES
-from tilewright.frontends.relay.importer import import_module
+from tilewright.frontends.tvm.importer import import_program
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Module
+
+#: Relax's operators (without their `relax.` prefix): what each emits at the graph level.
+RULES: Mapping[str, Rule] = gathered(rules)
 
 
 def from_module(
@@ -42,7 +47,7 @@ def from_module(
     arrays = _by_name(given, names, function)
     if inputs is None and arrays:
         inputs = _inputs(given, names, tvm.input_count(found))
-    return import_module(module, arrays or None, inputs, rules=RULES, dialect="relax")
+    return import_program(module, RULES, arrays or None, inputs, dialect="relax")
 
 
 def _given(params: Any, function: str, attached: Sequence[np.ndarray]) -> Any:

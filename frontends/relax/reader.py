@@ -12,15 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.frontends.importing.findings import CONSTRUCTS, OPERATORS, Findings
 from tilewright.frontends.relax import tvm_objects as tvm
-from tilewright.frontends.relax.findings import Findings
-from tilewright.frontends.relay.reading import ast
+from tilewright.frontends.tvm import ast
 from tilewright.ir.errors import InputError
 
-OPERATORS = "operators this version does not import"
 OPAQUE = "calls whose body TVM does not tell"
 DYNAMIC = "dimensions that are not constant"
-CONSTRUCTS = "constructs this version does not import"
 #: calls of something that is not a Relax operator; the first argument names it
 _OPAQUE_CALLS = frozenset(
     """

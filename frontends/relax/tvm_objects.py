@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.frontends.relay.reading import ast
+from tilewright.frontends.tvm import ast
 from tilewright.ir.errors import InputError
 from tilewright.ir.types import dtype_name, storage_dtype
 

@@ -9,17 +9,30 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.frontends.relay.binding import Params
-from tilewright.frontends.relay.importer import import_module
-from tilewright.frontends.relay.reading import ast
+from tilewright.frontends.importing.call import Rule
+from tilewright.frontends.importing.rules import gathered
+from tilewright.frontends.relay import rules
 from tilewright.frontends.relay.reading.json_reader import read_json
 from tilewright.frontends.relay.reading.text import read_text
+from tilewright.frontends.tvm import ast
+from tilewright.frontends.tvm import rules as shared
+from tilewright.frontends.tvm.binding import Params
+from tilewright.frontends.tvm.importer import import_program
 from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.errors import InputError, file_path
 from tilewright.ir.nodes import Module
 
+#: Relay's operators: what each emits at the graph level. Defaults are those of TVM 0.18.
+RULES: Mapping[str, Rule] = gathered(shared, rules)
 #: Files larger than this are refused unread.
 MAX_FILE_BYTES = 1 << 32
+
+
+def import_module(
+    module: ast.Module, params: Params = None, inputs: Sequence[str] | None = None, seed: int = 0
+) -> Module:
+    """Our module for the syntax of a Relay module; arguments and errors are those of `load`."""
+    return import_program(module, RULES, params, inputs, seed, dialect="relay")
 
 
 def load(

@@ -6,9 +6,8 @@ import re
 from collections.abc import Container, Iterator
 from typing import Any
 
-from tilewright.frontends.relax.findings import Findings
+from tilewright.frontends.importing.findings import OPERATORS, Findings
 
-OPERATORS = "operators this version does not import"
 TRAINING = "operators in training mode (export the model after .eval())"
 RANDOM = "random numbers"
 DYNAMIC = "dimensions that are not constant (export without dynamic_shapes)"

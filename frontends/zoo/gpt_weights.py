@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from tilewright.frontends.relay.random_weights import random_weight
+from tilewright.frontends.weights.random_weights import random_weight
 from tilewright.ir.constants import Constants
 
 

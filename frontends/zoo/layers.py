@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from tilewright.frontends.deferred import made
-from tilewright.frontends.emitter import Emitter
-from tilewright.frontends.relay.random_weights import random_weight
+from tilewright.frontends.importing.emitter import Emitter
+from tilewright.frontends.weights.deferred import made
+from tilewright.frontends.weights.random_weights import random_weight
 from tilewright.ir.constants import Constants
 from tilewright.ir.nodes import Func, Level, Module, Value
 from tilewright.ir.types import TensorType

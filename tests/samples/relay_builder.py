@@ -3,8 +3,7 @@
 import numpy as np
 
 import tilewright as tw
-from tilewright.frontends.relay.importer import import_module
-from tilewright.frontends.relay.load import read_source
+from tilewright.frontends.relay.load import import_module, read_source
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 
 

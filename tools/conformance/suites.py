@@ -15,7 +15,7 @@ import tilewright as tw
 from tilewright.compilation.option_values import TOLERANCE, Precision
 from tilewright.frontends.onnx.emission import NotConstant
 from tilewright.frontends.onnx.package import onnx_module
-from tilewright.frontends.relay.random_weights import random_input
+from tilewright.frontends.weights.random_weights import random_input
 from tilewright.ir import InputError, Module, UnsupportedError
 from tilewright.running.checking import relative_error
 from tilewright.tools.conformance.case import Suite, compare

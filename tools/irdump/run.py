@@ -16,8 +16,7 @@ from tilewright.codegen import KernelSource
 from tilewright.compilation.kernel_builds import emit_kernels
 from tilewright.devices.targets import Target, resolve_target
 from tilewright.frontends import relay
-from tilewright.frontends.relay.importer import import_module
-from tilewright.frontends.relay.load import read_source
+from tilewright.frontends.relay.load import import_module, read_source
 from tilewright.ir import REQUIRED, InputError, Level, Module, OpDef, op_defs, parse, parse_file, show, walk
 from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.modules.parser import MAX_BYTES, decode

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.frontends.emitter import Result
+from tilewright.frontends.importing.emitter import Result
 from tilewright.frontends.onnx import syntax
 from tilewright.frontends.onnx.emission import FoldingEmitter
-from tilewright.frontends.onnx.findings import Poison
-from tilewright.frontends.onnx.node import Node, Rules, wrapped
+from tilewright.frontends.onnx.node import Node, Poison, Rules, wrapped
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Value
 
@@ -21,7 +20,7 @@ MAX_TRIPS = 4096
 def _if(emit: FoldingEmitter, node: Node) -> Result:
     """The branch that a constant chooses; else both are computed and one is chosen, where types agree."""
     condition = node.tensor(0)
-    then, otherwise = node.attrs.graph("then_branch"), node.attrs.graph("else_branch")
+    then, otherwise = node.graph("then_branch"), node.graph("else_branch")
     known = emit.known(condition)
     if known is not None:
         return node.run(then if known.any() else otherwise, ())
@@ -50,7 +49,7 @@ def _chosen(emit: FoldingEmitter, condition: Value, a: Result, b: Result) -> Res
 
 
 def _loop(emit: FoldingEmitter, node: Node) -> Result:
-    body = node.attrs.graph("body")
+    body = node.graph("body")
     trips = MAX_TRIPS + 1
     if node.has(0):
         trips = int(emit.static(node.tensor(0), "the trip count").reshape(()))
@@ -91,7 +90,7 @@ def _stacked(emit: FoldingEmitter, parts: Sequence[Result], axis: int) -> Result
 
 def _scan(emit: FoldingEmitter, node: Node) -> Result:
     """Version 8 has a batch dimension first, and lengths of the sequences as its first operand."""
-    body, count = node.attrs.graph("body"), node.attrs.integer("num_scan_inputs")
+    body, count = node.graph("body"), node.integer("num_scan_inputs")
     inputs = node.inputs
     if node.opset < 9:
         if node.has(0):
@@ -99,10 +98,10 @@ def _scan(emit: FoldingEmitter, node: Node) -> Result:
         return _batched_scan(emit, node, body, inputs[1:], count)
     states, sequences = list(inputs[: len(inputs) - count]), inputs[len(inputs) - count :]
     outputs = len(body.outputs) - len(states)
-    before = node.attrs.integers("scan_input_directions", (0,) * count)
-    after = node.attrs.integers("scan_output_directions", (0,) * outputs)
-    axes = node.attrs.integers("scan_input_axes", (0,) * count)
-    out_axes = node.attrs.integers("scan_output_axes", (0,) * outputs)
+    before = node.integers("scan_input_directions", (0,) * count)
+    after = node.integers("scan_output_directions", (0,) * outputs)
+    axes = node.integers("scan_input_axes", (0,) * count)
+    out_axes = node.integers("scan_output_axes", (0,) * outputs)
     values = [v for v in sequences if isinstance(v, Value)]
     if (
         len(values) < count
@@ -135,7 +134,7 @@ def _batched_scan(
     emit: FoldingEmitter, node: Node, body: syntax.Graph, inputs: Sequence[Result], count: int
 ) -> Result:
     """Every sample of the batch by itself."""
-    directions = node.attrs.integers("directions", (0,) * count)
+    directions = node.integers("directions", (0,) * count)
     values = [v for v in inputs if isinstance(v, Value)]
     if len(values) < len(inputs) or any(v.tensor.rank < 1 for v in values):
         raise InputError("expected tensors with a batch dimension")

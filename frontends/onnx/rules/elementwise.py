@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tilewright.frontends.emitter import Result
+from tilewright.frontends.importing.emitter import Result
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rule, Rules
 from tilewright.ir.errors import InputError, UnsupportedError
@@ -101,12 +101,12 @@ def _power(emit: FoldingEmitter, node: Node) -> Result:
 
 def _mod(emit: FoldingEmitter, node: Node) -> Result:
     """The remainder has the sign of the divisor, with fmod that of the dividend."""
-    name = "mod" if node.attrs.flag("fmod", False) else "floor_mod"
+    name = "mod" if node.flag("fmod", False) else "floor_mod"
     return emit.value(name, node.tensor(0), node.tensor(1))
 
 
 def _shift(emit: FoldingEmitter, node: Node) -> Result:
-    direction = node.attrs.text("direction")
+    direction = node.text("direction")
     if direction not in ("LEFT", "RIGHT"):
         raise InputError(f"expected direction LEFT or RIGHT, got '{direction}'")
     return emit.value(f"{direction.lower()}_shift", node.tensor(0), node.tensor(1))
@@ -122,7 +122,7 @@ def _clip(emit: FoldingEmitter, node: Node) -> Result:
     dtype = x.tensor.dtype
     if node.opset < 11:
         limit = float(np.finfo(np.float32).max)
-        low, high = node.attrs.real("min", -limit), node.attrs.real("max", limit)
+        low, high = node.real("min", -limit), node.real("max", limit)
         return emit.value("clip", x, a_min=low, a_max=high)
     bounds = [node.optional(i) for i in (1, 2)]
     known = [emit.known(b) if b is not None else None for b in bounds]
@@ -136,7 +136,7 @@ def _clip(emit: FoldingEmitter, node: Node) -> Result:
 
 
 def _leaky_relu(emit: FoldingEmitter, node: Node) -> Result:
-    return emit.value("leaky_relu", node.tensor(0), alpha=node.attrs.real("alpha", 0.01))
+    return emit.value("leaky_relu", node.tensor(0), alpha=node.real("alpha", 0.01))
 
 
 def _prelu(emit: FoldingEmitter, node: Node) -> Result:
@@ -153,18 +153,18 @@ def _prelu(emit: FoldingEmitter, node: Node) -> Result:
 
 
 def _cast(emit: FoldingEmitter, node: Node) -> Result:
-    node.attrs.drop("saturate", "round_mode")
-    return emit.cast(node.tensor(0), node.attrs.element("to"))
+    node.drop("saturate", "round_mode")
+    return emit.cast(node.tensor(0), node.element("to"))
 
 
 def _cast_like(emit: FoldingEmitter, node: Node) -> Result:
-    node.attrs.drop("saturate", "round_mode")
+    node.drop("saturate", "round_mode")
     return emit.cast(node.tensor(0), node.tensor(1).tensor.dtype)
 
 
 def _bit_cast(emit: FoldingEmitter, node: Node) -> Result:
     """The same bits as another type: of constants, and between integers, where it is a conversion."""
-    x, dtype = node.tensor(0), node.attrs.element("to")
+    x, dtype = node.tensor(0), node.element("to")
     before = x.tensor.dtype
     if itemsize(before) != itemsize(dtype):
         raise InputError(f"expected a type of {itemsize(before)} bytes for {x.type}, got {dtype}")
@@ -183,7 +183,7 @@ def _identity(emit: FoldingEmitter, node: Node) -> Result:
 
 def _isinf(emit: FoldingEmitter, node: Node) -> Result:
     x = node.tensor(0)
-    positive, negative = (node.attrs.flag(f"detect_{sign}", True) for sign in ("positive", "negative"))
+    positive, negative = (node.flag(f"detect_{sign}", True) for sign in ("positive", "negative"))
     if positive and negative:
         return emit.value("isinf", x)
     if not positive and not negative:
@@ -193,7 +193,7 @@ def _isinf(emit: FoldingEmitter, node: Node) -> Result:
 
 def _dropout(emit: FoldingEmitter, node: Node) -> Result:
     """The identity at inference, with a mask that keeps everything."""
-    node.attrs.drop("ratio", "seed", "is_test")
+    node.drop("ratio", "seed", "is_test")
     x = node.tensor(0)
     if node.has(2):
         ratio = node.optional(1)

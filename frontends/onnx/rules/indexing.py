@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.frontends.emitter import Result
+from tilewright.frontends.importing.emitter import Result
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rule, Rules
 from tilewright.ir.errors import InputError, UnsupportedError
@@ -33,13 +33,13 @@ def _coordinates_first(emit: FoldingEmitter, indices: Value) -> Value:
 
 
 def _gather_nd(emit: FoldingEmitter, node: Node) -> Result:
-    batch = node.attrs.integer("batch_dims", 0)
+    batch = node.integer("batch_dims", 0)
     indices = _coordinates_first(emit, node.tensor(1))
     return emit.value("gather_nd", node.tensor(0), indices, batch_dims=batch)
 
 
 def _reduction(node: Node) -> str:
-    name = node.attrs.text("reduction", "none")
+    name = node.text("reduction", "none")
     if name not in _REDUCTIONS:
         raise InputError(f"expected a reduction among {', '.join(_REDUCTIONS)}, got '{name}'")
     return _REDUCTIONS[name]
@@ -72,9 +72,9 @@ def _one_hot(emit: FoldingEmitter, node: Node) -> Result:
 def _topk(emit: FoldingEmitter, node: Node) -> Result:
     x = node.tensor(0)
     axis = node.axis(x.tensor.rank, -1)
-    k = node.attrs.integer("k") if node.opset < 10 else emit.integers(node.tensor(1), "k")[0]
-    largest = node.attrs.flag("largest", True)
-    node.attrs.drop("sorted")
+    k = node.integer("k") if node.opset < 10 else emit.integers(node.tensor(1), "k")[0]
+    largest = node.flag("largest", True)
+    node.drop("sorted")
     return emit.values("topk", (x,), k=k, axis=axis, is_ascend=not largest, dtype="i64")
 
 
@@ -83,7 +83,7 @@ def _scan(name: str) -> Rule:
         x = node.tensor(0)
         (axis,) = emit.integers(node.tensor(1), "the axis")
         axis %= max(1, x.tensor.rank)
-        exclusive, backwards = node.attrs.flag("exclusive", False), node.attrs.flag("reverse", False)
+        exclusive, backwards = node.flag("exclusive", False), node.flag("reverse", False)
         if backwards:
             x = emit.value("reverse", x, axis=axis)
         out = emit.value(name, x, axis=axis, exclusive=exclusive)
@@ -95,7 +95,7 @@ def _scan(name: str) -> Rule:
 def _compress(emit: FoldingEmitter, node: Node) -> Result:
     """Entries where a condition holds; how many they are depends on the condition."""
     x, condition = node.tensor(0), emit.static(node.tensor(1), "the condition")
-    axis = node.attrs.integer("axis", None)
+    axis = node.integer("axis", None)
     if axis is None:
         x, axis = emit.reshape(x, (x.tensor.size,)), 0
     places = np.flatnonzero(condition)
@@ -109,7 +109,7 @@ def _non_zero(emit: FoldingEmitter, node: Node) -> Result:
 
 def _unique(emit: FoldingEmitter, node: Node) -> Result:
     x = emit.static(node.tensor(0), "the operand, which decides on the shape of the result,")
-    axis, ordered = node.attrs.integer("axis", None), node.attrs.flag("sorted", True)
+    axis, ordered = node.integer("axis", None), node.flag("sorted", True)
     values, first, inverse, counts = np.unique(
         x, return_index=True, return_inverse=True, return_counts=True, axis=axis
     )
@@ -125,7 +125,7 @@ def _unique(emit: FoldingEmitter, node: Node) -> Result:
 def _reverse_sequence(emit: FoldingEmitter, node: Node) -> Result:
     """The first `lens[b]` entries of sequence b come in reverse order."""
     x, lens = node.tensor(0), emit.cast(node.tensor(1), "i64")
-    batch, time = node.attrs.integer("batch_axis", 1), node.attrs.integer("time_axis", 0)
+    batch, time = node.integer("batch_axis", 1), node.integer("time_axis", 0)
     shape = x.tensor.shape
     if {batch, time} != {0, 1} or len(shape) < 2:
         raise InputError(f"expected batch and time to be axes 0 and 1 of {x.type}, got {batch} and {time}")

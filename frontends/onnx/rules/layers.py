@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tilewright.frontends.emitter import Result
+from tilewright.frontends.importing.emitter import Result
+from tilewright.frontends.importing.products import matrix_product
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rule, Rules
 from tilewright.frontends.onnx.windows import DATA, KERNEL, TRANSPOSED, Geometry, geometry, spatial_rank
@@ -18,13 +19,13 @@ def convolved(emit: FoldingEmitter, node: Node, x: Value, weight: Value) -> Valu
     """The convolution that the attributes of `node` describe, without bias."""
     n = spatial_rank(x.tensor.shape)
     kernel = weight.tensor.shape[2:]
-    given = node.attrs.integers("kernel_shape", kernel)
+    given = node.integers("kernel_shape", kernel)
     if tuple(given) != kernel:
         raise InputError(f"expected kernel_shape as the kernel {weight.type} has it, got {given}")
     g = geometry(node, x.tensor.shape[2:], kernel)
     return emit.value(
         f"conv{n}d", x, weight, strides=g.strides, padding=g.padding, dilation=g.dilation,
-        groups=node.attrs.integer("group", 1), data_layout=DATA[n], kernel_layout=KERNEL[n],
+        groups=node.integer("group", 1), data_layout=DATA[n], kernel_layout=KERNEL[n],
     )  # fmt: skip
 
 
@@ -37,10 +38,10 @@ def _conv(emit: FoldingEmitter, node: Node) -> Result:
 def _conv_transpose(emit: FoldingEmitter, node: Node) -> Result:
     x, weight = node.tensor(0), node.tensor(1)
     n, sizes = spatial_rank(x.tensor.shape), x.tensor.shape[2:]
-    auto = node.attrs.text("auto_pad", "NOTSET")
-    extra = node.attrs.integers("output_padding", (0,) * n)
-    wanted = node.attrs.integers("output_shape", None)
-    given = node.attrs.integers("kernel_shape", weight.tensor.shape[2:])
+    auto = node.text("auto_pad", "NOTSET")
+    extra = node.integers("output_padding", (0,) * n)
+    wanted = node.integers("output_shape", None)
+    given = node.integers("kernel_shape", weight.tensor.shape[2:])
     if tuple(given) != weight.tensor.shape[2:]:
         raise InputError(f"expected kernel_shape as the kernel {weight.type} has it, got {given}")
     g = geometry(node, sizes, weight.tensor.shape[2:])
@@ -51,7 +52,7 @@ def _conv_transpose(emit: FoldingEmitter, node: Node) -> Result:
         padding, extra = _transposed_padding(g, sizes, wanted[-n:], extra, auto)
     out = emit.value(
         f"conv{n}d_transpose", x, weight, strides=g.strides, padding=padding, dilation=g.dilation,
-        groups=node.attrs.integer("group", 1), output_padding=tuple(extra), data_layout=DATA[n],
+        groups=node.integer("group", 1), output_padding=tuple(extra), data_layout=DATA[n],
         kernel_layout=TRANSPOSED[n],
     )  # fmt: skip
     bias = node.optional(2)
@@ -72,22 +73,6 @@ def _transposed_padding(
     return (*before, *after), tuple(added)
 
 
-def matrix_product(emit: FoldingEmitter, a: Value, b: Value, out_dtype: str | None = None) -> Value:
-    """NumPy's matmul: a vector counts as a row on the left and as a column on the right."""
-    if 0 in (a.tensor.rank, b.tensor.rank):
-        raise InputError(f"expected operands of rank 1 or more, got {a.type} and {b.type}")
-    row, column = a.tensor.rank == 1, b.tensor.rank == 1
-    left = emit.reshape(a, (1, *a.tensor.shape)) if row else a
-    right = emit.reshape(b, (*b.tensor.shape, 1)) if column else b
-    out = emit.value("matmul", left, right, out_dtype=out_dtype)
-    shape = list(out.tensor.shape)
-    if column:
-        del shape[-1]
-    if row:
-        del shape[-1 if column else -2]
-    return emit.reshape(out, shape)
-
-
 def _matmul(emit: FoldingEmitter, node: Node) -> Result:
     return matrix_product(emit, node.tensor(0), node.tensor(1))
 
@@ -98,8 +83,8 @@ def _scaled(emit: FoldingEmitter, x: Value, factor: float) -> Value:
 
 def _gemm(emit: FoldingEmitter, node: Node) -> Result:
     a, b, c = node.tensor(0), node.tensor(1), node.optional(2)
-    alpha, beta = node.attrs.real("alpha", 1.0), node.attrs.real("beta", 1.0)
-    left, right = node.attrs.flag("transA", False), node.attrs.flag("transB", False)
+    alpha, beta = node.real("alpha", 1.0), node.real("beta", 1.0)
+    left, right = node.flag("transA", False), node.flag("transB", False)
     if a.tensor.rank != 2 or b.tensor.rank != 2:
         raise InputError(f"expected matrices, got {a.type} and {b.type}")
     out = _scaled(emit, emit.value("matmul", a, b, transpose_a=left, transpose_b=right), alpha)
@@ -109,9 +94,9 @@ def _gemm(emit: FoldingEmitter, node: Node) -> Result:
 def _batch_norm(emit: FoldingEmitter, node: Node) -> Result:
     """Statistics of the batch where the node trains, else those given; computed in the widest dtype."""
     x, *vectors = (node.tensor(i) for i in range(5))
-    epsilon, momentum = node.attrs.real("epsilon", 1e-5), node.attrs.real("momentum", 0.9)
-    training = node.attrs.flag("training_mode", False)
-    node.attrs.drop("spatial")
+    epsilon, momentum = node.real("epsilon", 1e-5), node.real("momentum", 0.9)
+    training = node.flag("training_mode", False)
+    node.drop("spatial")
     dtype = "f64" if "f64" in (x.tensor.dtype, *(v.tensor.dtype for v in vectors)) else x.tensor.dtype
     if any(v.tensor.dtype != x.tensor.dtype for v in vectors) and dtype != "f64":
         dtype = "f32"
@@ -142,27 +127,27 @@ def _mixed(emit: FoldingEmitter, old: Value, new: Value, momentum: float) -> Val
 
 def _instance_norm(emit: FoldingEmitter, node: Node) -> Result:
     x, scale, bias = (node.tensor(i) for i in range(3))
-    return emit.value("instance_norm", x, scale, bias, axis=1, epsilon=node.attrs.real("epsilon", 1e-5))
+    return emit.value("instance_norm", x, scale, bias, axis=1, epsilon=node.real("epsilon", 1e-5))
 
 
 def _group_norm(emit: FoldingEmitter, node: Node) -> Result:
     """Scale and bias come per group before version 21, per channel from it on."""
     x, scale, bias = (node.tensor(i) for i in range(3))
-    groups = node.attrs.integer("num_groups")
-    node.attrs.drop("stash_type")
+    groups = node.integer("num_groups")
+    node.drop("stash_type")
     if node.opset < 21:
         each = x.tensor.shape[1] // max(1, groups)
         scale, bias = (emit.value("repeat", v, repeats=each, axis=0) for v in (scale, bias))
     return emit.value(
-        "group_norm", x, scale, bias, num_groups=groups, axis=1, epsilon=node.attrs.real("epsilon", 1e-5)
+        "group_norm", x, scale, bias, num_groups=groups, axis=1, epsilon=node.real("epsilon", 1e-5)
     )
 
 
 def _layer_norm(emit: FoldingEmitter, node: Node) -> Result:
     """Over all axes from `axis` on; the mean and one over the deviation are further outputs."""
     x, scale, bias = node.tensor(0), node.tensor(1), node.optional(2)
-    epsilon = node.attrs.real("epsilon", 1e-5)
-    node.attrs.drop("stash_type")
+    epsilon = node.real("epsilon", 1e-5)
+    node.drop("stash_type")
     shape = x.tensor.shape
     axis = node.axis(len(shape), -1)
     inner = shape[axis:]
@@ -193,14 +178,14 @@ def _moments(
 
 def _lrn(emit: FoldingEmitter, node: Node) -> Result:
     return emit.value(
-        "lrn", node.tensor(0), size=node.attrs.integer("size"), axis=1, alpha=node.attrs.real("alpha", 1e-4),
-        beta=node.attrs.real("beta", 0.75), bias=node.attrs.real("bias", 1.0),
+        "lrn", node.tensor(0), size=node.integer("size"), axis=1, alpha=node.real("alpha", 1e-4),
+        beta=node.real("beta", 0.75), bias=node.real("bias", 1.0),
     )  # fmt: skip
 
 
 def _lp_normalization(emit: FoldingEmitter, node: Node) -> Result:
     """x over its norm along an axis; zero where the norm is."""
-    x, p = node.tensor(0), node.attrs.integer("p", 2)
+    x, p = node.tensor(0), node.integer("p", 2)
     axis = node.axis(x.tensor.rank, -1)
     if p not in (1, 2):
         raise InputError(f"expected a norm of order 1 or 2, got {p}")

@@ -7,8 +7,8 @@ from math import prod
 
 import numpy as np
 
-from tilewright.frontends.emitter import Result
-from tilewright.frontends.onnx.emission import FoldingEmitter, bounded
+from tilewright.frontends.importing.emitter import Result, bounded
+from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rule, Rules
 from tilewright.frontends.onnx.windows import DATA, Geometry, geometry, pooled, spatial_rank
 from tilewright.ir.errors import InputError, UnsupportedError
@@ -31,9 +31,9 @@ def _attributes(g: Geometry, n: int, ceil: bool) -> dict[str, Attr]:
 def _max_pool(emit: FoldingEmitter, node: Node) -> Result:
     x = node.tensor(0)
     n = spatial_rank(x.tensor.shape)
-    g = geometry(node, x.tensor.shape[2:], node.attrs.integers("kernel_shape"))
-    columns_first = node.attrs.flag("storage_order", False)
-    g, ceil = pooled(g, x.tensor.shape[2:], node.attrs.flag("ceil_mode", False))
+    g = geometry(node, x.tensor.shape[2:], node.integers("kernel_shape"))
+    columns_first = node.flag("storage_order", False)
+    g, ceil = pooled(g, x.tensor.shape[2:], node.flag("ceil_mode", False))
     out = emit.value(f"max_pool{n}d", x, **_attributes(g, n, ceil))
     return (out, _positions(emit, x, g, ceil, columns_first)) if node.wants(1) else out
 
@@ -69,9 +69,9 @@ def _positions(emit: FoldingEmitter, x: Value, g: Geometry, ceil: bool, columns_
 def _avg_pool(emit: FoldingEmitter, node: Node) -> Result:
     x = node.tensor(0)
     n = spatial_rank(x.tensor.shape)
-    g = geometry(node, x.tensor.shape[2:], node.attrs.integers("kernel_shape"))
-    counted = node.attrs.flag("count_include_pad", False)
-    given, (g, ceil) = g, pooled(g, x.tensor.shape[2:], node.attrs.flag("ceil_mode", False))
+    g = geometry(node, x.tensor.shape[2:], node.integers("kernel_shape"))
+    counted = node.flag("count_include_pad", False)
+    given, (g, ceil) = g, pooled(g, x.tensor.shape[2:], node.flag("ceil_mode", False))
     if counted and g is not given:
         raise UnsupportedError("expected ceil_mode to drop windows in all dimensions or in none")
     return emit.value(f"avg_pool{n}d", x, **_attributes(g, n, ceil), count_include_pad=counted)
@@ -79,10 +79,10 @@ def _avg_pool(emit: FoldingEmitter, node: Node) -> Result:
 
 def _lp_pool(emit: FoldingEmitter, node: Node) -> Result:
     """The p-th root of sums of p-th powers: means times the size of the window, over explicit zeros."""
-    x, p = node.tensor(0), node.attrs.integer("p", 2)
+    x, p = node.tensor(0), node.integer("p", 2)
     n, sizes = spatial_rank(x.tensor.shape), x.tensor.shape[2:]
-    g = geometry(node, sizes, node.attrs.integers("kernel_shape"))
-    g, ceil = pooled(g, sizes, node.attrs.flag("ceil_mode", False))
+    g = geometry(node, sizes, node.integers("kernel_shape"))
+    g, ceil = pooled(g, sizes, node.flag("ceil_mode", False))
     along = windows(sizes, g.kernel, g.strides, g.padding, g.dilation, ceil)
     after = [
         max(0, (w.count - 1) * w.stride + (w.kernel - 1) * w.dilation + 1 - w.before - w.size) for w in along
@@ -122,7 +122,7 @@ def _global(kind: str) -> Rule:
 
 
 def _global_lp(emit: FoldingEmitter, node: Node) -> Result:
-    x, p = node.tensor(0), node.attrs.integer("p", 2)
+    x, p = node.tensor(0), node.integer("p", 2)
     powers = _power(emit, emit.value("abs", x), p)
     total = emit.value("sum", powers, axis=tuple(range(2, x.tensor.rank)), keepdims=True)
     return _power(emit, total, 1 / p)
@@ -132,7 +132,7 @@ def _max_unpool(emit: FoldingEmitter, node: Node) -> Result:
     """Elements go where MaxPool found them in the tensor it pooled; zeros elsewhere."""
     x, indices = node.tensor(0), node.tensor(1)
     batch, channels, *sizes = x.tensor.shape
-    g = geometry(node, sizes, node.attrs.integers("kernel_shape"))
+    g = geometry(node, sizes, node.integers("kernel_shape"))
     n = len(sizes)
     pooled = [
         (size - 1) * g.strides[d] - g.padding[d] - g.padding[d + n] + g.reach[d]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tilewright.frontends.emitter import Result
+from tilewright.frontends.importing.emitter import Result
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rule, Rules
 from tilewright.frontends.onnx.rules.quantised import dynamic_product
@@ -168,11 +168,11 @@ def _activations(
     emit: FoldingEmitter, node: Node, defaults: Sequence[str], directions: int
 ) -> list[Activation]:
     """Functions of all directions; parameters are listed for those that take any, in order."""
-    names = node.attrs.texts("activations", tuple(defaults) * directions)
+    names = node.texts("activations", tuple(defaults) * directions)
     if len(names) != len(defaults) * directions:
         raise InputError(f"expected {len(defaults) * directions} activations, got {', '.join(names)}")
-    alphas = list(node.attrs.reals("activation_alpha", ()))
-    betas = list(node.attrs.reals("activation_beta", ()))
+    alphas = list(node.reals("activation_alpha", ()))
+    betas = list(node.reals("activation_beta", ()))
     known = {name.lower(): values for name, values in _DEFAULTS.items()}
     takes_alpha = {"affine", "elu", "hardsigmoid", "leakyrelu", "scaledtanh", "thresholdedrelu"}
     found = []
@@ -194,19 +194,19 @@ def _recurrent(
     def rule(emit: FoldingEmitter, node: Node) -> Result:
         """All outputs [time, directions, batch, hidden], and the last states [directions, batch, hidden]."""
         x, weight, recurrence = (_cubic(node, i) for i in range(3))
-        batch_first = node.attrs.flag("layout", False)
+        batch_first = node.flag("layout", False)
         x = emit.transpose(x, (1, 0, 2)) if batch_first else x
-        direction = node.attrs.text("direction", "forward")
+        direction = node.text("direction", "forward")
         kinds = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
         if direction not in kinds:
             raise InputError(f"expected direction {', '.join(kinds)}, got '{direction}'")
         backwards = kinds[direction]
         hidden = recurrence.tensor.shape[1 if integers else 2]
-        if node.attrs.integer("hidden_size", hidden) != hidden:
+        if node.integer("hidden_size", hidden) != hidden:
             raise InputError(f"expected hidden_size {hidden} as the weights {recurrence.type} have it")
         functions = _activations(emit, node, defaults, len(backwards))
-        clip, option = node.attrs.real("clip", 0.0), node.attrs.flag(flag, False) if flag else False
-        node.attrs.drop("output_sequence")
+        clip, option = node.real("clip", 0.0), node.flag(flag, False) if flag else False
+        node.drop("output_sequence")
         lens, count = node.optional(4), len(defaults)
         ends: list[tuple[Value, tuple[Value, ...]]] = []
         for d, back in enumerate(backwards):

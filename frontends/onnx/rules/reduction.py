@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.frontends.emitter import Result
+from tilewright.frontends.importing.emitter import Result
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rule, Rules
 from tilewright.ir.graph_ops.operands import axes_of
@@ -18,8 +18,8 @@ _AXES_OPERAND = 18
 def _axes(emit: FoldingEmitter, node: Node, since: int) -> tuple[int, ...]:
     """The reduced axes; without any, all of them or, where the node says so, none."""
     rank = node.tensor(0).tensor.rank
-    nothing = node.attrs.flag("noop_with_empty_axes", False)
-    given: tuple[int, ...] | None = node.attrs.integers("axes", None)
+    nothing = node.flag("noop_with_empty_axes", False)
+    given: tuple[int, ...] | None = node.integers("axes", None)
     if node.opset >= since and node.has(1):
         given = emit.integers(node.tensor(1), "axes")
     if not given:
@@ -35,7 +35,7 @@ def _reduced(emit: FoldingEmitter, name: str, x: Value, axes: tuple[int, ...], k
 
 def _reduction(name: str, since: int = _AXES_OPERAND) -> Rule:
     def rule(emit: FoldingEmitter, node: Node) -> Result:
-        axes, keep = _axes(emit, node, since), node.attrs.flag("keepdims", True)
+        axes, keep = _axes(emit, node, since), node.flag("keepdims", True)
         x = node.tensor(0)
         return x if not axes and x.tensor.rank else _reduced(emit, name, x, axes, keep)
 
@@ -76,7 +76,7 @@ def _log_sum_exp(emit: FoldingEmitter, x: Value, axes: tuple[int, ...], keep: bo
 
 def _composed(build: object) -> Rule:
     def rule(emit: FoldingEmitter, node: Node) -> Result:
-        axes, keep = _axes(emit, node, _AXES_OPERAND), node.attrs.flag("keepdims", True)
+        axes, keep = _axes(emit, node, _AXES_OPERAND), node.flag("keepdims", True)
         assert callable(build)
         return build(emit, node.tensor(0), axes, keep)
 
@@ -86,8 +86,8 @@ def _composed(build: object) -> Rule:
 def _position(name: str) -> Rule:
     def rule(emit: FoldingEmitter, node: Node) -> Result:
         x = node.tensor(0)
-        axis, keep = node.axis(x.tensor.rank, 0), node.attrs.flag("keepdims", True)
-        last = node.attrs.flag("select_last_index", False)
+        axis, keep = node.axis(x.tensor.rank, 0), node.flag("keepdims", True)
+        last = node.flag("select_last_index", False)
         found = emit.value(name, x, axis=(axis,), keepdims=keep, select_last_index=last)
         return emit.cast(found, "i64")
 

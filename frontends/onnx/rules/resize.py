@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.frontends.emitter import Result
-from tilewright.frontends.onnx.emission import FoldingEmitter, bounded
+from tilewright.frontends.importing.emitter import Result, bounded
+from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rules
 from tilewright.ir.errors import InputError
 from tilewright.ir.graph_ops.operands import accumulator_dtype, axes_of
@@ -155,7 +155,7 @@ def _checked(value: str, known: Sequence[str], name: str) -> str:
 
 def _resize(emit: FoldingEmitter, node: Node) -> Result:
     """Version 10 has scales only, and coordinates that are divided by them."""
-    x, attrs = node.tensor(0), node.attrs
+    x, attrs = node.tensor(0), node
     rank, shape = x.tensor.rank, x.tensor.shape
     modern = node.opset >= 11
     options = _Options(
@@ -213,8 +213,8 @@ def _resized(emit: FoldingEmitter, x: Value, plans: dict[int, _Axis], options: _
 def _upsample(emit: FoldingEmitter, node: Node) -> Result:
     """Version 7 has its scales as an attribute."""
     x = node.tensor(0)
-    scales = node.attrs.reals("scales") if node.opset < 9 else _numbers(emit, node, 1, "scales")
-    mode = _checked(node.attrs.text("mode", "nearest"), ("nearest", "linear"), "mode")
+    scales = node.reals("scales") if node.opset < 9 else _numbers(emit, node, 1, "scales")
+    mode = _checked(node.text("mode", "nearest"), ("nearest", "linear"), "mode")
     options = _Options(mode, "asymmetric", "floor", -0.75, False, False, 0.0)
     found = _targets(x.tensor.shape, range(x.tensor.rank), scales, (), "stretch")
     plans = {d: _Axis(x.tensor.shape[d], n, s, 0.0, 1.0) for d, (n, s) in enumerate(found)}

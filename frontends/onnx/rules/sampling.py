@@ -6,8 +6,8 @@ from math import prod
 
 import numpy as np
 
-from tilewright.frontends.emitter import Result
-from tilewright.frontends.onnx.emission import FoldingEmitter, bounded
+from tilewright.frontends.importing.emitter import Result, bounded
+from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rules
 from tilewright.frontends.onnx.windows import geometry
 from tilewright.ir.errors import InputError, UnsupportedError
@@ -25,21 +25,21 @@ _METHODS = {
 
 def _grid_sample(emit: FoldingEmitter, node: Node) -> Result:
     data, grid = node.tensor(0), node.tensor(1)
-    mode = node.attrs.text("mode", "linear" if node.opset >= 20 else "bilinear")
+    mode = node.text("mode", "linear" if node.opset >= 20 else "bilinear")
     if mode not in _METHODS:
         raise InputError(f"expected mode among {', '.join(_METHODS)}, got '{mode}'")
     rank = grid.tensor.rank
     return emit.value(
         "grid_sample", data, emit.transpose(grid, (0, rank - 1, *range(1, rank - 1))),
-        method=_METHODS[mode], padding_mode=node.attrs.text("padding_mode", "zeros"),
-        align_corners=node.attrs.flag("align_corners", False),
+        method=_METHODS[mode], padding_mode=node.text("padding_mode", "zeros"),
+        align_corners=node.flag("align_corners", False),
     )  # fmt: skip
 
 
 def _roi_align(emit: FoldingEmitter, node: Node) -> Result:
     """Samples of a bin as products with the weights that every row and column of the image has in them."""
     x, rois, batch = (node.tensor(i) for i in range(3))
-    attrs = node.attrs
+    attrs = node
     mode = attrs.text("mode", "avg")
     transform = attrs.text("coordinate_transformation_mode", "half_pixel")
     scale, ratio = attrs.real("spatial_scale", 1.0), attrs.integer("sampling_ratio", 0)
@@ -138,10 +138,10 @@ def _deform_conv(emit: FoldingEmitter, node: Node) -> Result:
     if weight.tensor.rank != 4 or offset.tensor.rank != 4:
         raise InputError(f"expected weights and offsets of rank 4, got {weight.type} and {offset.type}")
     (n, channels, *sizes), (filters, each, *kernel) = x.tensor.shape, weight.tensor.shape
-    if tuple(node.attrs.integers("kernel_shape", tuple(kernel))) != tuple(kernel):
+    if tuple(node.integers("kernel_shape", tuple(kernel))) != tuple(kernel):
         raise InputError(f"expected kernel_shape as the kernel {weight.type} has it")
     g = geometry(node, sizes, kernel)
-    groups, offset_groups = node.attrs.integer("group", 1), node.attrs.integer("offset_group", 1)
+    groups, offset_groups = node.integer("group", 1), node.integer("offset_group", 1)
     counts, taps = offset.tensor.shape[2:], prod(kernel)
     if each * groups != channels or channels % offset_groups or filters % groups:
         raise InputError(f"expected channels that fit {groups} groups, got {x.type} and {weight.type}")
@@ -246,7 +246,7 @@ def _col2im(emit: FoldingEmitter, node: Node) -> Result:
 def _tensor_scatter(emit: FoldingEmitter, node: Node) -> Result:
     """Sample b of the update goes to entries `write_indices[b]` and on, in a ring where the mode says so."""
     cache, update, where = node.tensor(0), node.tensor(1), node.optional(2)
-    mode = node.attrs.text("mode", "linear")
+    mode = node.text("mode", "linear")
     axis = node.axis(cache.tensor.rank, -2)
     shape = update.tensor.shape
     steps = emit.constant(np.arange(shape[axis]).reshape([-1 if d == axis else 1 for d in range(len(shape))]))

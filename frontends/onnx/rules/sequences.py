@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.frontends.emitter import Result
+from tilewright.frontends.importing.emitter import Result
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rules
 from tilewright.ir.errors import InputError
@@ -31,7 +31,7 @@ def _construct(emit: FoldingEmitter, node: Node) -> Result:
 
 
 def _empty(emit: FoldingEmitter, node: Node) -> Result:
-    node.attrs.drop("dtype")
+    node.drop("dtype")
     return ((),)
 
 
@@ -60,14 +60,14 @@ def _concat(emit: FoldingEmitter, node: Node) -> Result:
     values = _sequence(node)
     if not values:
         raise InputError("expected a sequence with elements")
-    new = node.attrs.flag("new_axis", False)
+    new = node.flag("new_axis", False)
     axis = node.axis(values[0].tensor.rank + new)
     return emit.value("stack", *values, axis=axis) if new else emit.join(values, axis)
 
 
 def _split(emit: FoldingEmitter, node: Node) -> Result:
     x = node.tensor(0)
-    axis, keep = node.axis(x.tensor.rank, 0), node.attrs.flag("keepdims", True)
+    axis, keep = node.axis(x.tensor.rank, 0), node.flag("keepdims", True)
     extent = x.tensor.shape[axis]
     if node.has(1):
         given = emit.static(node.tensor(1), "split")
@@ -91,7 +91,7 @@ def _split(emit: FoldingEmitter, node: Node) -> Result:
 
 
 def _optional(emit: FoldingEmitter, node: Node) -> Result:
-    node.attrs.drop("type")
+    node.drop("type")
     return (node.inputs[0] if node.count else None,)
 
 

@@ -7,8 +7,8 @@ from math import prod
 
 import numpy as np
 
-from tilewright.frontends.emitter import Result
-from tilewright.frontends.onnx.emission import FoldingEmitter, bounded
+from tilewright.frontends.importing.emitter import Result, bounded
+from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rule, Rules, wrapped
 from tilewright.ir.errors import InputError
 from tilewright.ir.graph_ops.operands import axes_of, broadcast_shapes
@@ -23,7 +23,7 @@ def _reshape(emit: FoldingEmitter, node: Node) -> Result:
     """0 copies an extent (unless allowzero), -1 is inferred."""
     x, codes = node.tensor(0), emit.integers(node.tensor(1), "the shape")
     shape = x.tensor.shape
-    copy = not node.attrs.flag("allowzero", False)
+    copy = not node.flag("allowzero", False)
     if copy and any(c == 0 and d >= len(shape) for d, c in enumerate(codes)):
         raise InputError(f"expected dimensions of {x.type} to copy, got shape {codes}")
     found = [shape[d] if c == 0 and copy else c for d, c in enumerate(codes)]
@@ -45,7 +45,7 @@ def _flatten(emit: FoldingEmitter, node: Node) -> Result:
 def axes_given(emit: FoldingEmitter, node: Node, since: int, index: int = 1) -> tuple[int, ...] | None:
     """Axes as the operators name them: an attribute before version `since`, operand `index` from it on."""
     if node.opset < since:
-        given: tuple[int, ...] | None = node.attrs.integers("axes", None)
+        given: tuple[int, ...] | None = node.integers("axes", None)
         return given
     axes = node.optional(index)
     return None if axes is None else emit.integers(axes, "axes")
@@ -74,7 +74,7 @@ def _unsqueeze(emit: FoldingEmitter, node: Node) -> Result:
 
 def _transpose(emit: FoldingEmitter, node: Node) -> Result:
     x = node.tensor(0)
-    axes = node.attrs.integers("perm", tuple(reversed(range(x.tensor.rank))))
+    axes = node.integers("perm", tuple(reversed(range(x.tensor.rank))))
     if sorted(axes) != list(range(x.tensor.rank)):
         raise InputError(f"expected perm to order the axes of {x.type}, got {axes}")
     return emit.transpose(x, axes)
@@ -102,10 +102,10 @@ def _split(emit: FoldingEmitter, node: Node) -> Result:
     x = node.tensor(0)
     axis = node.axis(x.tensor.rank, 0)
     extent = x.tensor.shape[axis]
-    sizes = node.attrs.integers("split", None) if node.opset < 13 else None
+    sizes = node.integers("split", None) if node.opset < 13 else None
     if node.opset >= 13 and node.has(1):
         sizes = emit.integers(node.tensor(1), "split")
-    parts = node.attrs.integer("num_outputs", None) or len(node.wanted)
+    parts = node.integer("num_outputs", None) or len(node.wanted)
     if sizes is None:
         each = -(-extent // parts)
         sizes = [min(each, max(0, extent - k * each)) for k in range(parts)]
@@ -118,8 +118,8 @@ def _split(emit: FoldingEmitter, node: Node) -> Result:
 def _slice(emit: FoldingEmitter, node: Node) -> Result:
     x = node.tensor(0)
     if node.opset < 10:
-        starts, ends = node.attrs.integers("starts"), node.attrs.integers("ends")
-        axes, steps = node.attrs.integers("axes", None), None
+        starts, ends = node.integers("starts"), node.integers("ends")
+        axes, steps = node.integers("axes", None), None
     else:
         starts, ends = (emit.integers(node.tensor(i), n) for i, n in ((1, "starts"), (2, "ends")))
         axes, steps = (
@@ -157,11 +157,11 @@ def sliced(
 def _pad(emit: FoldingEmitter, node: Node) -> Result:
     x = node.tensor(0)
     rank = x.tensor.rank
-    mode = node.attrs.text("mode", "constant")
+    mode = node.text("mode", "constant")
     value: Value | None = None
     axes: Sequence[int] = range(rank)
     if node.opset < 11:
-        pads, fill = node.attrs.integers("pads"), node.attrs.real("value", 0.0)
+        pads, fill = node.integers("pads"), node.real("value", 0.0)
     else:
         pads, fill = emit.integers(node.tensor(1), "pads"), 0.0
         value = node.optional(2)
@@ -208,7 +208,7 @@ def _padded(
 
 def _shape(emit: FoldingEmitter, node: Node) -> Result:
     shape = node.tensor(0).tensor.shape
-    start, end = node.attrs.integer("start", 0), node.attrs.integer("end", len(shape))
+    start, end = node.integer("start", 0), node.integer("end", len(shape))
     return emit.constant(np.array(shape[slice(start, end)], np.int64))
 
 
@@ -218,15 +218,15 @@ def _size(emit: FoldingEmitter, node: Node) -> Result:
 
 def _constant(emit: FoldingEmitter, node: Node) -> Result:
     for name, dtype in (("value_float", "f32"), ("value_int", "i64")):
-        number = node.attrs.take(name, None)
+        number = node.take(name, None)
         if number is not None:
             return emit.constant(np.array(number, storage_dtype(dtype)))
     for name, dtype in (("value_floats", "f32"), ("value_ints", "i64")):
-        numbers = node.attrs.take(name, None)
+        numbers = node.take(name, None)
         if numbers is not None:
             return emit.constant(np.array(numbers, storage_dtype(dtype)))
-    name = "value" if node.attrs.has("value") else "sparse_value"
-    return emit.constant(node.attrs.array(name))
+    name = "value" if node.sets("value") else "sparse_value"
+    return emit.constant(node.array(name))
 
 
 def _checked(kind: TensorType) -> TensorType:
@@ -237,7 +237,7 @@ def _checked(kind: TensorType) -> TensorType:
 
 def _constant_of_shape(emit: FoldingEmitter, node: Node) -> Result:
     shape = emit.integers(node.tensor(0), "the shape")
-    value = node.attrs.array("value") if node.attrs.has("value") else np.zeros(1, np.float32)
+    value = node.array("value") if node.sets("value") else np.zeros(1, np.float32)
     scalar = emit.constant(value.reshape(()))
     _checked(TensorType(scalar.tensor.dtype, shape))
     return emit.broadcast(scalar, shape)
@@ -257,18 +257,18 @@ def _range(emit: FoldingEmitter, node: Node) -> Result:
 
 def _eye_like(emit: FoldingEmitter, node: Node) -> Result:
     t = node.tensor(0).tensor
-    dtype = node.attrs.element("dtype", t.dtype)
+    dtype = node.element("dtype", t.dtype)
     if t.rank != 2:
         raise InputError(f"expected a matrix, got {t}")
     kind = _checked(TensorType(dtype, t.shape))
     rows, columns = kind.shape
-    return emit.constant(np.eye(rows, columns, node.attrs.integer("k", 0)).astype(storage_dtype(dtype)))
+    return emit.constant(np.eye(rows, columns, node.integer("k", 0)).astype(storage_dtype(dtype)))
 
 
 def _blocks(name: str) -> Rule:
     def rule(emit: FoldingEmitter, node: Node) -> Result:
-        block, x = node.attrs.integer("blocksize"), node.tensor(0)
-        mode = node.attrs.text("mode", "DCR")
+        block, x = node.integer("blocksize"), node.tensor(0)
+        mode = node.text("mode", "DCR")
         return emit.value(name, x, block_size=block, layout="NCHW", mode=mode)
 
     return rule
@@ -276,7 +276,7 @@ def _blocks(name: str) -> Rule:
 
 def _trilu(emit: FoldingEmitter, node: Node) -> Result:
     """The upper or lower triangle; everything else is zero."""
-    x, upper = node.tensor(0), node.attrs.flag("upper", True)
+    x, upper = node.tensor(0), node.flag("upper", True)
     k = emit.integers(node.tensor(1), "k")[0] if node.has(1) else 0
     if x.tensor.rank < 2:
         raise InputError(f"expected matrices, got {x.type}")
@@ -289,7 +289,7 @@ def _trilu(emit: FoldingEmitter, node: Node) -> Result:
 def _center_crop_pad(emit: FoldingEmitter, node: Node) -> Result:
     """Along each axis the middle of x, or x with zeros on both sides."""
     x, sizes = node.tensor(0), emit.integers(node.tensor(1), "the shape")
-    axes = node.attrs.integers("axes", tuple(range(x.tensor.rank)))
+    axes = node.integers("axes", tuple(range(x.tensor.rank)))
     if len(axes) != len(sizes):
         raise InputError(f"expected one extent per axis of {axes}, got {sizes}")
     before, after = [0] * x.tensor.rank, [0] * x.tensor.rank

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.frontends.emitter import Result
-from tilewright.frontends.onnx.emission import FoldingEmitter, bounded
+from tilewright.frontends.importing.emitter import Result, bounded
+from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rules, wrapped
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.graph_ops.einsum import explicit_equation
@@ -18,7 +18,7 @@ MAX_ORDER = 12
 
 def _einsum(emit: FoldingEmitter, node: Node) -> Result:
     operands = node.tensors()
-    equation = explicit_equation(node.attrs.text("equation"), [v.tensor.rank for v in operands])
+    equation = explicit_equation(node.text("equation"), [v.tensor.rank for v in operands])
     return emit.value("einsum", *operands, equation=equation)
 
 
@@ -90,9 +90,9 @@ def _dft(emit: FoldingEmitter, node: Node) -> Result:
     """The axis is an attribute before version 20 and an operand since."""
     x = node.tensor(0)
     rank = x.tensor.rank
-    inverse, onesided = node.attrs.flag("inverse", False), node.attrs.flag("onesided", False)
+    inverse, onesided = node.flag("inverse", False), node.flag("onesided", False)
     if node.opset < 20:
-        axis = node.attrs.integer("axis", 1)
+        axis = node.integer("axis", 1)
     else:
         axis = emit.integers(node.tensor(2), "the axis")[0] if node.has(2) else -2
     axis = wrapped(axis, rank)
@@ -123,7 +123,7 @@ def _stft(emit: FoldingEmitter, node: Node) -> Result:
     """Transforms of overlapping frames: [batch, frames, frequencies, 2]."""
     x, window = node.tensor(0), node.optional(2)
     (step,) = emit.integers(node.tensor(1), "frame_step")
-    onesided = node.attrs.flag("onesided", True)
+    onesided = node.flag("onesided", True)
     real, imaginary = _parts(emit, x) if x.tensor.rank == 3 else (x, None)
     if node.has(3):
         (length,) = emit.integers(node.tensor(3), "frame_length")
@@ -153,7 +153,7 @@ def _mel_weights(emit: FoldingEmitter, node: Node) -> Result:
     bins, length, rate, low, high = (
         emit.static(node.tensor(i), name).reshape(()).item() for i, name in enumerate(names)
     )
-    dtype = node.attrs.element("output_datatype", "f32")
+    dtype = node.element("output_datatype", "f32")
     bounded(int(bins), int(length))
     first, last = (2595 * np.log10(1 + f / 700) for f in (low, high))
     mel = first + np.arange(bins + 2) * (last - first) / (bins + 2)

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from tilewright.frontends.emitter import Result
-from tilewright.frontends.onnx.emission import FoldingEmitter, bounded
+from tilewright.frontends.importing.emitter import Result, bounded
+from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rules
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Value
@@ -18,10 +18,10 @@ _MODES = ("TF", "IDF", "TFIDF")
 
 def _pools(node: Node) -> dict[int, np.ndarray]:
     """n -> all n-grams of the pool [count, n]: `ngram_counts` says where those of each length begin."""
-    if node.attrs.has("pool_strings"):
+    if node.sets("pool_strings"):
         raise UnsupportedError("expected words to be numbers, got strings")
-    pool = np.array(node.attrs.integers("pool_int64s"), np.int64)
-    starts = (*node.attrs.integers("ngram_counts"), len(pool))
+    pool = np.array(node.integers("pool_int64s"), np.int64)
+    starts = (*node.integers("ngram_counts"), len(pool))
     found = {}
     for n, (begin, end) in enumerate(pairwise(starts), 1):
         if not 0 <= begin <= end <= len(pool) or (end - begin) % n:
@@ -55,7 +55,7 @@ def _occurrences(emit: FoldingEmitter, x: Value, grams: np.ndarray, distances: S
 def _tf_idf(emit: FoldingEmitter, node: Node) -> Result:
     """Counts of n-grams (TF), or whether they occur (IDF), times weights; words may skip others."""
     x = emit.cast(node.tensor(0), "i64")
-    shape, attrs = x.tensor.shape, node.attrs
+    shape, attrs = x.tensor.shape, node
     least, most = attrs.integer("min_gram_length"), attrs.integer("max_gram_length")
     skips, mode = attrs.integer("max_skip_count"), attrs.text("mode")
     places = np.array(attrs.integers("ngram_indexes"), np.int64)

@@ -1,4 +1,4 @@
-"""Relax operators that move, join and cut tensors. Shapes and bounds are operands, known to be constants."""
+"""Relax operators that make, move, join and cut tensors. Shapes and bounds are operands, known at import."""
 
 from __future__ import annotations
 
@@ -7,91 +7,164 @@ from math import prod
 
 import numpy as np
 
-from tilewright.frontends.emitter import Emitter, Result
-from tilewright.frontends.relax.static import (
-    array_of,
-    axes_in,
-    axis_in,
-    integers,
-    reshaped,
-    transposed,
-)
-from tilewright.frontends.relay.attributes import Attributes
-from tilewright.frontends.relay.evaluate import Rule
-from tilewright.frontends.relay.rules.movement import collapsed
-from tilewright.frontends.relay.rules.padding import padded
+from tilewright.frontends.importing.call import Call, Rule
+from tilewright.frontends.importing.emitter import Absent, Emitter, Result
+from tilewright.frontends.importing.movement import padded
+from tilewright.frontends.importing.rules import axis, direct
+from tilewright.frontends.relax.operands import array_of, axis_in, integers, number
+from tilewright.frontends.tvm.rules.movement import RULES as SHARED
+from tilewright.frontends.tvm.rules.movement import collapsed, tile
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.graph_ops.movement import resolve_slice
 from tilewright.ir.graph_ops.operands import axes_of, axis_of
 from tilewright.ir.nodes import Value
+from tilewright.ir.types import storage_dtype
 
-_PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "edge": "edge"}
+#: Tensors that are made from nothing become constants up to this size.
+MAX_CONSTANT_BYTES = 1 << 30
+_PAD_MODES = {
+    "constant": "constant", "reflect": "reflect", "replicate": "edge", "edge": "edge", "circular": "wrap",
+}  # fmt: skip
 
 
-def _reshape(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    x = emit.tensor(args, 0)
-    shape = list(integers(emit, args, 1, "the shape"))
+def _of_shape(value: int) -> Rule:
+    return lambda emit, call: emit.full(
+        value, call.dtype("dtype") or "f32", integers(emit, call, 0, "the shape")
+    )
+
+
+def _of_shape_like(value: int) -> Rule:
+    def rule(emit: Emitter, call: Call) -> Result:
+        like = call.tensor(0).tensor
+        return emit.full(value, call.dtype("dtype") or like.dtype, like.shape)
+
+    return rule
+
+
+def _full(emit: Emitter, call: Call) -> Result:
+    return _spread(emit, call.tensor(1), integers(emit, call, 0, "the shape"), call.dtype("dtype"))
+
+
+def _full_like(emit: Emitter, call: Call) -> Result:
+    like, value = call.tensors(2)
+    return _spread(emit, value, like.tensor.shape, call.dtype("dtype") or like.tensor.dtype)
+
+
+def _spread(emit: Emitter, value: Value, shape: tuple[int, ...], dtype: str) -> Value:
+    """One value everywhere, whether it is known now or not."""
+    dtype = dtype or value.tensor.dtype
+    known = emit.known(value)
+    if known is not None and known.size == 1:
+        return emit.full(known.reshape(()).item(), dtype, shape)
+    return emit.value("broadcast_to", emit.cast(value, dtype), shape=shape)
+
+
+def _eye(emit: Emitter, call: Call) -> Result:
+    rows, columns, diagonal = (int(number(emit, call, i, "the size")) for i in range(3))
+    return _identity(emit, rows, columns, diagonal, call.dtype("dtype") or "f32")
+
+
+def _eye_like(emit: Emitter, call: Call) -> Result:
+    like, diagonal = call.tensor(0).tensor, int(number(emit, call, 1, "the diagonal"))
+    if like.rank != 2:
+        raise InputError(f"expected a matrix, got {like}")
+    rows, columns = like.shape
+    return _identity(emit, rows, columns, diagonal, call.dtype("dtype") or like.dtype)
+
+
+def _identity(emit: Emitter, rows: int, columns: int, diagonal: int, dtype: str) -> Value:
+    if rows * columns > MAX_CONSTANT_BYTES:
+        raise InputError(f"expected a matrix of at most {MAX_CONSTANT_BYTES} bytes, got {rows} x {columns}")
+    return emit.constant(np.eye(rows, columns, diagonal).astype(storage_dtype(dtype)))
+
+
+def _arange(emit: Emitter, call: Call) -> Result:
+    start, stop, step = (number(emit, call, i, "the bounds of the range") for i in range(3))
+    count = (stop - start) / step if step else float("inf")
+    if not count * 8 <= MAX_CONSTANT_BYTES:
+        raise InputError(
+            f"expected a range of at most {MAX_CONSTANT_BYTES} bytes, got {start}, {stop}, {step}"
+        )
+    return emit.constant(np.arange(start, stop, step).astype(storage_dtype(call.dtype("dtype") or "f32")))
+
+
+def _hamming_window(emit: Emitter, call: Call) -> Result:
+    """alpha - beta cos(2 pi i / n), where n is the size, less one unless periodic."""
+    size, periodic = int(number(emit, call, 0, "the size")), bool(number(emit, call, 1, "periodic"))
+    alpha, beta = number(emit, call, 2, "alpha"), number(emit, call, 3, "beta")
+    period = max(size if periodic else size - 1, 1)
+    window = alpha - beta * np.cos(2 * np.pi * np.arange(size) / period) if size > 1 else np.ones(size)
+    return emit.constant(np.asarray(window).astype(storage_dtype(call.dtype("dtype") or "f32")))
+
+
+def _triangle(lower: bool) -> Rule:
+    def rule(emit: Emitter, call: Call) -> Result:
+        """Elements outside the triangle of each matrix become zero."""
+        x = call.tensor(0)
+        k = int(number(emit, call, 1, "the diagonal")) if call.count > 1 else call.integer("k", 0)
+        if x.tensor.rank < 2:
+            raise InputError(f"expected matrices, got {x.type}")
+        ones = np.ones(x.tensor.shape[-2:], np.bool_)
+        inside = emit.constant(np.tril(ones, k) if lower else np.triu(ones, k))
+        return emit.where(inside, x, 0)
+
+    return rule
+
+
+def _reshape(emit: Emitter, call: Call) -> Result:
+    x = call.tensor(0)
+    shape = list(integers(emit, call, 1, "the shape"))
     if shape.count(-1) == 1:
         rest = -prod(shape)
         shape[shape.index(-1)] = x.tensor.size // rest if rest else 0
     return emit.value("reshape", x, newshape=tuple(shape))
 
 
-def _flatten(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    (x,) = emit.tensors(args, 1)
+def _flatten(emit: Emitter, call: Call) -> Result:
+    x = call.single()
     return emit.value("reshape", x, newshape=(x.tensor.size,))
 
 
-def _broadcast_to(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    x, shape = emit.tensor(args, 0), integers(emit, args, 1, "the shape")
-    return x if x.tensor.shape == shape else emit.value("broadcast_to", x, shape=shape)
+def _broadcast_to(emit: Emitter, call: Call) -> Result:
+    return emit.broadcast(call.tensor(0), integers(emit, call, 1, "the shape"))
 
 
-def _permute_dims(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    (x,) = emit.tensors(args, 1)
-    axes = attrs.integers("axes", None)
-    if axes is None:
-        return transposed(emit, x, range(x.tensor.rank)[::-1])
-    return transposed(emit, x, axes_of(axes, x.tensor.rank, "axes"))
+def _permute_dims(emit: Emitter, call: Call) -> Result:
+    x = call.single()
+    axes = call.integers("axes", None)
+    rank = x.tensor.rank
+    return emit.transpose(x, range(rank)[::-1] if axes is None else axes_of(axes, rank, "axes"))
 
 
-def _expand_dims(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+def _expand_dims(emit: Emitter, call: Call) -> Result:
     """The axes are those of the result."""
-    (x,) = emit.tensors(args, 1)
-    given = attrs.integers("axis")
-    rank = x.tensor.rank + len(given)
-    new, old = set(axes_of(given, rank, "axis")), iter(x.tensor.shape)
-    return reshaped(emit, x, [1 if d in new else next(old) for d in range(rank)])
+    x = call.single()
+    axes = call.integers("axis")
+    rank = x.tensor.rank + len(axes)
+    new, old = set(axes_of(axes, rank, "axis")), iter(x.tensor.shape)
+    return emit.reshape(x, [1 if d in new else next(old) for d in range(rank)])
 
 
-def _squeeze(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    """Without axes, every dimension of extent 1 goes."""
-    (x,) = emit.tensors(args, 1)
-    axes = attrs.integers("axis", None)
-    return emit.value("squeeze", x, axis=None if axes is None else axes_in(x, axes))
-
-
-def _concat(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+def _concat(emit: Emitter, call: Call) -> Result:
     """Without an axis, tensors of rank 1 are joined."""
-    parts = emit.fields(args)
-    axis = attrs.integer("axis", None)
-    return emit.value("concatenate", *parts, axis=axis_in(parts[0], axis or 0) if parts else 0)
+    parts = call.fields()
+    along = call.integer("axis", None)
+    return emit.value("concatenate", *parts, axis=axis_in(parts[0], along or 0) if parts else 0)
 
 
-def _stack(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    parts = emit.fields(args)
+def _stack(emit: Emitter, call: Call) -> Result:
+    parts = call.fields()
     if not parts:
         raise InputError("expected at least one tensor to stack, got none")
-    return emit.value(
-        "stack", *parts, axis=axis_of(attrs.integer("axis", 0), parts[0].tensor.rank + 1, "axis")
-    )
+    along = axis_of(call.integer("axis", 0), parts[0].tensor.rank + 1, "axis")
+    return emit.value("stack", *parts, axis=along)
 
 
-def _split(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+def _split(emit: Emitter, call: Call) -> Result:
     """A number of sections gives parts of equal extent, of which the last may be shorter."""
-    (x,) = emit.tensors(args, 1)
-    axis, parts = axis_in(x, attrs.integer("axis", 0)), attrs.take("indices_or_sections")
-    extent = x.tensor.shape[axis]
+    x = call.single()
+    along, parts = axis_in(x, call.integer("axis", 0)), call.take("indices_or_sections")
+    extent = x.tensor.shape[along]
     if type(parts) is int:
         if parts < 1:
             raise InputError(f"expected at least one section, got {parts}")
@@ -100,23 +173,23 @@ def _split(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
     if not isinstance(parts, tuple) or any(type(p) is not int for p in parts):
         raise InputError(f"expected indices_or_sections to be integers, got {parts!r}")
     bounds = [min(p + extent if p < 0 else p, extent) for p in parts]
-    return emit.values("split", (x,), indices=tuple(bounds), axis=axis)
+    return emit.values("split", (x,), indices=tuple(bounds), axis=along)
 
 
-def _strided_slice(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+def _strided_slice(emit: Emitter, call: Call) -> Result:
     """Bounds are clamped to the tensor, also where they are assumed to lie within it."""
-    x = emit.tensor(args, 0)
-    attrs.drop("assume_inbound")
-    axes = integers(emit, args, 1, "the axes")
-    begin, end = integers(emit, args, 2, "the beginning"), integers(emit, args, 3, "the end")
-    strides = integers(emit, args, 4, "the strides") if len(args) > 4 else (1,) * len(axes)
+    x = call.tensor(0)
+    call.drop("assume_inbound")
+    axes = integers(emit, call, 1, "the axes")
+    begin, end = integers(emit, call, 2, "the beginning"), integers(emit, call, 3, "the end")
+    strides = integers(emit, call, 4, "the strides") if call.count > 4 else (1,) * len(axes)
     return _sliced(emit, x, begin, end, strides, axes)
 
 
-def _dynamic_strided_slice(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    x = emit.tensor(args, 0)
-    begin, end = integers(emit, args, 1, "the beginning"), integers(emit, args, 2, "the end")
-    return _sliced(emit, x, begin, end, integers(emit, args, 3, "the strides"), range(x.tensor.rank))
+def _dynamic_strided_slice(emit: Emitter, call: Call) -> Result:
+    x = call.tensor(0)
+    begin, end = integers(emit, call, 1, "the beginning"), integers(emit, call, 2, "the end")
+    return _sliced(emit, x, begin, end, integers(emit, call, 3, "the strides"), range(x.tensor.rank))
 
 
 def _sliced(
@@ -133,121 +206,90 @@ def _sliced(
     return emit.value("strided_slice", x, begin=bounds[0], size=bounds[1], strides=bounds[2])
 
 
-def _repeat(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+def _repeat(emit: Emitter, call: Call) -> Result:
     """Without an axis, the tensor counts as flattened."""
-    (x,) = emit.tensors(args, 1)
-    repeats, axis = attrs.integer("repeats"), attrs.integer("axis", None)
-    if axis is None:
-        x, axis = reshaped(emit, x, (x.tensor.size,)), 0
-    return emit.value("repeat", x, repeats=repeats, axis=axis_in(x, axis))
+    x = call.single()
+    repeats, along = call.integer("repeats"), call.integer("axis", None)
+    if along is None:
+        x, along = emit.reshape(x, (x.tensor.size,)), 0
+    return emit.value("repeat", x, repeats=repeats, axis=axis_in(x, along))
 
 
-def _tile(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    (x,) = emit.tensors(args, 1)
-    reps = attrs.integers("repeats")
-    return emit.value("tile", x, reps=(1,) * (x.tensor.rank - len(reps)) + reps)
+def _collapse_sum_to(emit: Emitter, call: Call) -> Result:
+    return collapsed(emit, call.tensor(0), integers(emit, call, 1, "the shape"))
 
 
-def _flip(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    (x,) = emit.tensors(args, 1)
-    return emit.value("reverse", x, axis=axis_in(x, attrs.integer("axis")))
-
-
-def _meshgrid(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    """ij keeps the order of the operands as that of the axes, xy swaps the first two."""
-    parts = emit.fields(args)
-    indexing, rank = attrs.text("indexing", "ij"), len(parts)
-    places = [1, 0, *range(2, rank)] if indexing == "xy" and rank > 1 else list(range(rank))
-    shape = [0] * rank
-    for part, place in zip(parts, places, strict=True):
-        shape[place] = part.tensor.size
-    out = []
-    for part, place in zip(parts, places, strict=True):
-        ramp = reshaped(emit, part, [part.tensor.size if d == place else 1 for d in range(rank)])
-        out.append(emit.value("broadcast_to", ramp, shape=tuple(shape)))
-    return tuple(out)
-
-
-def _collapse_sum_to(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    return collapsed(emit, emit.tensor(args, 0), integers(emit, args, 1, "the shape"))
-
-
-def _collapse_sum_like(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    x, like = emit.tensors(args, 2)
-    return collapsed(emit, x, like.tensor.shape)
-
-
-def _pad(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    """Widths before and after alternate; circular padding joins slices of the tensor itself."""
-    (x,) = emit.tensors(args, 1)
-    flat, mode = attrs.integers("pad_width"), attrs.text("pad_mode", "constant")
-    value = attrs.real("pad_value", 0.0)
+def _pad(emit: Emitter, call: Call) -> Result:
+    """Widths before and after alternate."""
+    x = call.single()
+    flat, mode = call.integers("pad_width"), call.text("pad_mode", "constant")
+    value = call.real("pad_value", 0.0)
     if len(flat) != 2 * x.tensor.rank:
         raise InputError(f"expected {2 * x.tensor.rank} widths for {x.type}, got {len(flat)}")
-    widths = list(zip(flat[::2], flat[1::2], strict=True))
-    if mode != "circular":
-        if mode not in _PAD_MODES:
-            raise UnsupportedError(f"expected pad_mode among {', '.join(_PAD_MODES)}, circular, got '{mode}'")
-        return padded(emit, x, widths, value, _PAD_MODES[mode])
-    for axis, (before, after) in enumerate(widths):
-        extent = x.tensor.shape[axis]
-        index = np.arange(-before, extent + after) % max(extent, 1)
-        if before or after:
-            x = emit.value("take", x, emit.constant(index), axis=axis, mode="clip")
-    return x
+    if mode not in _PAD_MODES:
+        raise UnsupportedError(f"expected pad_mode among {', '.join(_PAD_MODES)}, got '{mode}'")
+    return padded(emit, x, list(zip(flat[::2], flat[1::2], strict=True)), value, _PAD_MODES[mode])
 
 
-def _pixel_shuffle(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+def _pixel_shuffle(emit: Emitter, call: Call) -> Result:
     """[..., c r r, h, w] becomes [..., c, h r, w r]."""
-    (x,) = emit.tensors(args, 1)
-    r = attrs.integer("upscale_factor")
+    x = call.single()
+    r = call.integer("upscale_factor")
     if x.tensor.rank < 3 or r < 1 or x.tensor.shape[-3] % (r * r):
         raise InputError(f"expected channels that {r} x {r} divides, got {x.type}")
     *batch, channels, h, w = x.tensor.shape
     count = len(batch)
-    blocks = reshaped(emit, x, (*batch, channels // (r * r), r, r, h, w))
+    blocks = emit.reshape(x, (*batch, channels // (r * r), r, r, h, w))
     order = (*range(count), count, count + 3, count + 1, count + 4, count + 2)
-    return reshaped(emit, transposed(emit, blocks, order), (*batch, channels // (r * r), h * r, w * r))
+    return emit.reshape(emit.transpose(blocks, order), (*batch, channels // (r * r), h * r, w * r))
 
 
-def _shape_of(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    (x,) = emit.tensors(args, 1)
-    return emit.constant(np.asarray(x.tensor.shape, np.int64))
+def _extents(of: str) -> Rule:
+    def rule(emit: Emitter, call: Call) -> Result:
+        x = call.single()
+        return emit.constant(np.asarray(getattr(x.tensor, of), np.int64))
+
+    return rule
 
 
-def _size(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    (x,) = emit.tensors(args, 1)
-    return emit.constant(np.asarray(x.tensor.size, np.int64))
-
-
-def _nonzero(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+def _nonzero(emit: Emitter, call: Call) -> Result:
     """Of a constant only: how many columns there are depends on the values."""
-    return emit.constant(
-        np.stack(np.nonzero(array_of(emit, args, 0, "the operand of nonzero"))).astype(np.int64)
-    )
+    array = array_of(emit, call, 0, "the operand of nonzero")
+    return emit.constant(np.stack(np.nonzero(array)).astype(np.int64))
 
 
 RULES: Mapping[str, Rule] = {
+    **{name: SHARED[name] for name in ("collapse_sum_like", "meshgrid", "squeeze")},
+    "zeros": _of_shape(0),
+    "ones": _of_shape(1),
+    "zeros_like": _of_shape_like(0),
+    "ones_like": _of_shape_like(1),
+    "full": _full,
+    "full_like": _full_like,
+    "eye": _eye,
+    "eye_like": _eye_like,
+    "arange": _arange,
+    "hamming_window": _hamming_window,
+    "tril": _triangle(lower=True),
+    "triu": _triangle(lower=False),
+    "null_value": lambda emit, call: Absent("a value that is left out"),
     "reshape": _reshape,
     "flatten": _flatten,
     "broadcast_to": _broadcast_to,
     "permute_dims": _permute_dims,
     "expand_dims": _expand_dims,
-    "squeeze": _squeeze,
     "concat": _concat,
     "stack": _stack,
     "split": _split,
     "strided_slice": _strided_slice,
     "dynamic_strided_slice": _dynamic_strided_slice,
     "repeat": _repeat,
-    "tile": _tile,
-    "flip": _flip,
-    "meshgrid": _meshgrid,
+    "tile": tile("repeats"),
+    "flip": direct("reverse", axis=axis()),
     "collapse_sum_to": _collapse_sum_to,
-    "collapse_sum_like": _collapse_sum_like,
     "nn.pad": _pad,
     "nn.pixel_shuffle": _pixel_shuffle,
-    "shape_of": _shape_of,
-    "size": _size,
+    "shape_of": _extents("shape"),
+    "size": _extents("size"),
     "nonzero": _nonzero,
 }

@@ -10,7 +10,11 @@ import numpy as np
 from lark import Token, Tree
 
 from tilewright.frontends.relay.reading import literals
-from tilewright.frontends.relay.reading.ast import (
+from tilewright.frontends.relay.reading.json_reader import Metadata
+from tilewright.frontends.relay.reading.scan import Source
+from tilewright.frontends.relay.reading.scope import Scope
+from tilewright.frontends.relay.reading.text_types import read_type
+from tilewright.frontends.tvm.ast import (
     Attr,
     Call,
     Constant,
@@ -28,11 +32,7 @@ from tilewright.frontends.relay.reading.ast import (
     Type,
     Var,
 )
-from tilewright.frontends.relay.reading.json_reader import Metadata
-from tilewright.frontends.relay.reading.scan import Source
-from tilewright.frontends.relay.reading.scope import Scope
-from tilewright.frontends.relay.reading.text_types import read_type
-from tilewright.frontends.relay.reading.trampoline import Step, run
+from tilewright.frontends.tvm.trampoline import Step, run
 from tilewright.ir.errors import InputError, UnsupportedError
 
 Node = Tree[Token]

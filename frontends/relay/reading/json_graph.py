@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from tilewright.frontends.relay.params import Reader, read_ndarray
+from tilewright.frontends.weights.files import Reader, read_ndarray
 from tilewright.ir.errors import InputError
 
 _MAX_KEY = 100

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tilewright.frontends.relay.reading.ast import (
+from tilewright.frontends.relay.reading.attrs_schema import LITERAL_FIELDS
+from tilewright.frontends.relay.reading.json_graph import JsonGraph, parse_json
+from tilewright.frontends.tvm.ast import (
     Attr,
     Call,
     Constant,
@@ -26,9 +28,7 @@ from tilewright.frontends.relay.reading.ast import (
     Type,
     Var,
 )
-from tilewright.frontends.relay.reading.attrs_schema import LITERAL_FIELDS
-from tilewright.frontends.relay.reading.json_graph import JsonGraph, parse_json
-from tilewright.frontends.relay.reading.trampoline import Step, run
+from tilewright.frontends.tvm.trampoline import Step, run
 from tilewright.ir.errors import InputError
 
 _FOREIGN = frozenset({"Match", "Constructor", "RefCreate", "RefRead", "RefWrite", "MetaPattern"})

@@ -8,9 +8,9 @@ from importlib.resources import files
 
 from lark import Lark, Token, Tree, UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
-from tilewright.frontends.relay.reading.ast import Module, Type
 from tilewright.frontends.relay.reading.build import Builder
 from tilewright.frontends.relay.reading.scan import Source, scan
+from tilewright.frontends.tvm.ast import Module, Type
 from tilewright.ir.errors import InputError
 
 #: Characters of code (without metadata) accepted; the largest known network prints 0.2 million.

@@ -7,7 +7,7 @@ from typing import cast
 from lark import Token, Tree
 
 from tilewright.frontends.relay.reading import literals
-from tilewright.frontends.relay.reading.ast import (
+from tilewright.frontends.tvm.ast import (
     MAX_TYPE_DEPTH,
     FunctionType,
     NamedType,

@@ -9,10 +9,9 @@ from math import floor, sqrt
 
 import numpy as np
 
-from tilewright.frontends.detection import Rows
-from tilewright.frontends.emitter import Emitter, Result
-from tilewright.frontends.relay.attributes import Attributes
-from tilewright.frontends.relay.evaluate import Rule
+from tilewright.frontends.importing.call import Call, Rule
+from tilewright.frontends.importing.emitter import Emitter, Result
+from tilewright.frontends.relay.rules.detection import Rows
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import storage_dtype
@@ -20,12 +19,12 @@ from tilewright.ir.types import storage_dtype
 _VARIANCES = (0.1, 0.1, 0.2, 0.2)
 
 
-def _multibox_prior(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+def _multibox_prior(emit: Emitter, call: Call) -> Result:
     """A constant [1, H * W * boxes, 4]: boxes of every size, then of every other ratio, at every element."""
-    (data,) = emit.tensors(args, 1)
-    sizes, ratios = attrs.reals("sizes", (1.0,)), attrs.reals("ratios", (1.0,))
-    steps, offsets = attrs.reals("steps", (-1.0, -1.0)), attrs.reals("offsets", (0.5, 0.5))
-    clip, t = attrs.flag("clip", False), data.tensor
+    data = call.single()
+    sizes, ratios = call.reals("sizes", (1.0,)), call.reals("ratios", (1.0,))
+    steps, offsets = call.reals("steps", (-1.0, -1.0)), call.reals("offsets", (0.5, 0.5))
+    clip, t = call.flag("clip", False), data.tensor
     if t.rank != 4 or 0 in t.shape or not sizes or not ratios or len(steps) != 2 or len(offsets) != 2:
         raise InputError(f"expected data [N, C, H, W], sizes, ratios, two steps and two offsets, got {t}")
     h, w = t.shape[2:]
@@ -41,12 +40,12 @@ def _multibox_prior(emit: Emitter, args: Sequence[Result], attrs: Attributes) ->
     return emit.constant((np.clip(boxes, 0, 1) if clip else boxes).astype(storage_dtype(t.dtype)))
 
 
-def _multibox_transform_loc(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+def _multibox_transform_loc(emit: Emitter, call: Call) -> Result:
     """Rows [class, score, x1, y1, x2, y2] of anchors that are no background, -1 behind; and their number."""
-    probabilities, predictions, anchors = emit.tensors(args, 3)
-    background = attrs.flag("keep_background", False)
-    clip, threshold = attrs.flag("clip", True), attrs.real("threshold", 0.01)
-    variances = attrs.reals("variances", _VARIANCES)
+    probabilities, predictions, anchors = call.tensors(3)
+    background = call.flag("keep_background", False)
+    clip, threshold = call.flag("clip", True), call.real("threshold", 0.01)
+    variances = call.reals("variances", _VARIANCES)
     t = probabilities.tensor
     shapes = (predictions.tensor.shape, anchors.tensor.shape, len(variances))
     if t.rank != 3 or shapes != ((t.shape[0], 4 * t.shape[2]), (1, t.shape[2], 4), 4):
@@ -56,16 +55,16 @@ def _multibox_transform_loc(emit: Emitter, args: Sequence[Result], attrs: Attrib
     first = 0 if background else 1
     if classes <= first:
         raise InputError(f"expected at least {first + 1} classes, got {classes}")
-    chances = rows.part(probabilities, 1, first, classes - first)
+    chances = emit.cut(probabilities, 1, first, classes - first)
     best = emit.value("max", chances, axis=(1,), keepdims=False)
     number = emit.value("argmax", chances, axis=(1,), keepdims=False, select_last_index=False)
-    number = rows.op("add", number, first)
+    number = emit.op("add", number, first)
     # a class counts only where its score is above -1 and reaches the threshold
-    score = rows.op("maximum", best, -1)
-    reached = rows.op("logical_and", rows.op("greater", best, -1), rows.op("greater_equal", score, threshold))
-    number = rows.where(reached, number, 0)
-    keep = rows.op("greater_equal" if background else "greater", number, 0)
-    named = rows.cast(rows.op("subtract", number, first), t.dtype)
+    score = emit.op("maximum", best, -1)
+    reached = emit.op("logical_and", emit.op("greater", best, -1), emit.op("greater_equal", score, threshold))
+    number = emit.where(reached, number, 0)
+    keep = emit.op("greater_equal" if background else "greater", number, 0)
+    named = emit.cast(emit.op("subtract", number, first), t.dtype)
     boxes = _corrected(rows, rows.reshape(predictions, batch, count, 4), anchors, variances)
     if clip:
         boxes = emit.value("clip", boxes, a_min=0.0, a_max=1.0)
@@ -75,17 +74,17 @@ def _multibox_transform_loc(emit: Emitter, args: Sequence[Result], attrs: Attrib
 
 def _corrected(rows: Rows, predictions: Value, anchors: Value, variances: Sequence[float]) -> Value:
     """Anchors moved by predicted parts of their extents, and scaled by exponentials of the others."""
-    dtype = predictions.tensor.dtype
-    anchors = rows.cast(anchors, dtype)
-    low, high = rows.part(anchors, 2, 0, 2), rows.part(anchors, 2, 2, 2)
-    extent = rows.op("subtract", high, low)
-    centre = rows.op("divide", rows.op("add", low, high), 2)
-    scaled = rows.op("multiply", predictions, rows.constant([[variances]], dtype))
-    moved = rows.op("add", rows.op("multiply", rows.part(scaled, 2, 0, 2), extent), centre)
-    grown = rows.op("multiply", rows.emit.value("exp", rows.part(scaled, 2, 2, 2)), extent)
-    half = rows.op("divide", grown, 2)
-    corners = rows.op("subtract", moved, half), rows.op("add", moved, half)
-    return rows.emit.value("concatenate", *corners, axis=2)
+    emit, dtype = rows.emit, predictions.tensor.dtype
+    anchors = emit.cast(anchors, dtype)
+    low, high = emit.cut(anchors, 2, 0, 2), emit.cut(anchors, 2, 2, 2)
+    extent = emit.op("subtract", high, low)
+    centre = emit.op("divide", emit.op("add", low, high), 2)
+    scaled = emit.op("multiply", predictions, rows.constant([[variances]], dtype))
+    moved = emit.op("add", emit.op("multiply", emit.cut(scaled, 2, 0, 2), extent), centre)
+    grown = emit.op("multiply", emit.value("exp", emit.cut(scaled, 2, 2, 2)), extent)
+    half = emit.op("divide", grown, 2)
+    corners = emit.op("subtract", moved, half), emit.op("add", moved, half)
+    return emit.value("concatenate", *corners, axis=2)
 
 
 def base_anchor(ratio: float, scale: float, size: int) -> tuple[float, float, float, float]:
@@ -111,16 +110,16 @@ class _Proposal:
     shifts: bool
 
     @classmethod
-    def of(cls, attrs: Attributes) -> _Proposal:
+    def of(cls, call: Call) -> _Proposal:
         return cls(
-            attrs.reals("scales", (4.0, 8.0, 16.0, 32.0)),
-            attrs.reals("ratios", (0.5, 1.0, 2.0)),
-            attrs.integer("feature_stride", 16),
-            attrs.real("threshold", 0.7),
-            attrs.integer("rpn_pre_nms_top_n", 6000),
-            attrs.integer("rpn_post_nms_top_n", 300),
-            attrs.integer("rpn_min_size", 16),
-            attrs.flag("iou_loss", False),
+            call.reals("scales", (4.0, 8.0, 16.0, 32.0)),
+            call.reals("ratios", (0.5, 1.0, 2.0)),
+            call.integer("feature_stride", 16),
+            call.real("threshold", 0.7),
+            call.integer("rpn_pre_nms_top_n", 6000),
+            call.integer("rpn_post_nms_top_n", 300),
+            call.integer("rpn_min_size", 16),
+            call.flag("iou_loss", False),
         )
 
     def anchors(self, height: int, width: int) -> np.ndarray:
@@ -131,13 +130,13 @@ class _Proposal:
         return (shift + base).reshape(1, -1, 4)
 
 
-def _proposal(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+def _proposal(emit: Emitter, call: Call) -> Result:
     """Rows [image, x1, y1, x2, y2] of the best predicted boxes that overlap no better one.
 
     Where fewer are left than `rpn_post_nms_top_n`, they are repeated.
     """
-    probabilities, predictions, info = emit.tensors(args, 3)
-    p, t = _Proposal.of(attrs), probabilities.tensor
+    probabilities, predictions, info = call.tensors(3)
+    p, t = _Proposal.of(call), probabilities.tensor
     count = len(p.scales) * len(p.ratios)
     if (
         t.rank != 4
@@ -153,9 +152,9 @@ def _proposal(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Resul
     chosen = rows.take(boxes, rows.sorted_places(score, kept))
     overlap = emit.value("box_overlap", chosen, offset=1.0, sort_corners=False)
     every = rows.constant(np.ones((batch, kept)), "bool")
-    keep = rows.greedy(every, [rows.op("greater", overlap, p.threshold)])
+    keep = rows.greedy(every, [emit.op("greater", overlap, p.threshold)])
     best, number = rows.compact(chosen, keep, 0)
-    turns = rows.op("floor_mod", rows.numbers(p.after), rows.reshape(number, batch, 1))
+    turns = emit.op("floor_mod", rows.numbers(p.after), rows.reshape(number, batch, 1))
     found = rows.take(best, turns)
     images = np.broadcast_to(np.arange(batch)[:, None, None], (batch, p.after, 1))
     out = emit.value("concatenate", rows.constant(images, found.tensor.dtype), found, axis=2)
@@ -172,43 +171,41 @@ def _predicted(
     total = height * width * count
     split = rows.reshape(predictions, batch, count, 4, height, width)
     deltas = rows.reshape(emit.value("transpose", split, axes=(0, 3, 4, 1, 2)), batch, total, 4)
-    scores = emit.value("transpose", rows.part(probabilities, 1, count, count), axes=(0, 2, 3, 1))
+    scores = emit.value("transpose", emit.cut(probabilities, 1, count, count), axes=(0, 2, 3, 1))
     score = rows.reshape(scores, batch, total)
     boxes = _regressed(rows, deltas, p.anchors(height, width), p.shifts)
-    sizes = [rows.reshape(rows.part(info, 1, k, 1), batch, 1, 1) for k in (1, 0)]
-    last = rows.op("subtract", emit.value("concatenate", *sizes, *sizes, axis=2), 1)
-    boxes = rows.op("maximum", rows.op("minimum", boxes, last), 0)
-    real = [emit.value("trunc", rows.op("divide", rows.reshape(v, batch, 1), p.stride)) for v in sizes]
+    sizes = [rows.reshape(emit.cut(info, 1, k, 1), batch, 1, 1) for k in (1, 0)]
+    last = emit.op("subtract", emit.value("concatenate", *sizes, *sizes, axis=2), 1)
+    boxes = emit.op("maximum", emit.op("minimum", boxes, last), 0)
+    real = [emit.value("trunc", emit.op("divide", rows.reshape(v, batch, 1), p.stride)) for v in sizes]
     y, x = (
         rows.constant(np.repeat(v.reshape(1, -1), count, axis=1), dtype)
         for v in np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
     )
-    beyond = rows.op("logical_or", rows.op("greater_equal", y, real[1]), rows.op("greater_equal", x, real[0]))
-    least = rows.op("multiply", rows.reshape(rows.part(info, 1, 2, 1), batch, 1, 1), p.least)
-    extents = rows.op("add", rows.op("subtract", rows.part(boxes, 2, 2, 2), rows.part(boxes, 2, 0, 2)), 1)
-    small = emit.value("any", rows.op("less", extents, least), axis=(2,), keepdims=True)
-    half = rows.op("divide", least, 2)
-    grown = rows.op("multiply", rows.constant([[[-1, -1, 1, 1]]], dtype), half)
-    boxes = rows.where(small, rows.op("add", boxes, grown), boxes)
-    refused = rows.op("logical_or", beyond, rows.reshape(small, batch, total))
-    return boxes, rows.where(emit.value("logical_not", refused), score, -1)
+    beyond = emit.op("logical_or", emit.op("greater_equal", y, real[1]), emit.op("greater_equal", x, real[0]))
+    least = emit.op("multiply", rows.reshape(emit.cut(info, 1, 2, 1), batch, 1, 1), p.least)
+    extents = emit.op("add", emit.op("subtract", emit.cut(boxes, 2, 2, 2), emit.cut(boxes, 2, 0, 2)), 1)
+    small = emit.value("any", emit.op("less", extents, least), axis=(2,), keepdims=True)
+    half = emit.op("divide", least, 2)
+    grown = emit.op("multiply", rows.constant([[[-1, -1, 1, 1]]], dtype), half)
+    boxes = emit.where(small, emit.op("add", boxes, grown), boxes)
+    refused = emit.op("logical_or", beyond, rows.reshape(small, batch, total))
+    return boxes, emit.where(emit.value("logical_not", refused), score, -1)
 
 
 def _regressed(rows: Rows, deltas: Value, anchors: np.ndarray, shifts: bool) -> Value:
     """Anchors corrected by predictions: corners shifted, or centres moved and extents scaled."""
-    dtype = deltas.tensor.dtype
+    emit, dtype = rows.emit, deltas.tensor.dtype
     if shifts:
-        return rows.op("add", deltas, rows.constant(anchors, dtype))
+        return emit.op("add", deltas, rows.constant(anchors, dtype))
     extent = anchors[..., 2:] - anchors[..., :2] + 1
     centre = anchors[..., :2] + 0.5 * (extent - 1)
     sides = rows.constant(extent, dtype)
-    moved = rows.op("multiply", rows.part(deltas, 2, 0, 2), sides)
-    moved = rows.op("add", moved, rows.constant(centre, dtype))
-    grown = rows.op("multiply", rows.emit.value("exp", rows.part(deltas, 2, 2, 2)), sides)
-    half = rows.op("multiply", rows.op("subtract", grown, 1), 0.5)
-    return rows.emit.value(
-        "concatenate", rows.op("subtract", moved, half), rows.op("add", moved, half), axis=2
-    )
+    moved = emit.op("multiply", emit.cut(deltas, 2, 0, 2), sides)
+    moved = emit.op("add", moved, rows.constant(centre, dtype))
+    grown = emit.op("multiply", emit.value("exp", emit.cut(deltas, 2, 2, 2)), sides)
+    half = emit.op("multiply", emit.op("subtract", grown, 1), 0.5)
+    return emit.value("concatenate", emit.op("subtract", moved, half), emit.op("add", moved, half), axis=2)
 
 
 RULES: Mapping[str, Rule] = {

@@ -1,68 +1,170 @@
-"""Relay operators that rearrange, repeat or select elements by position."""
+"""Relay operators that make tensors, and that rearrange, repeat or select elements by position."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from tilewright.frontends.emitter import Emitter, Result
-from tilewright.frontends.relay.attributes import Attributes
-from tilewright.frontends.relay.evaluate import Rule
-from tilewright.frontends.relay.static_operands import static_integers
+import numpy as np
+
+from tilewright.frontends.importing.call import Call, Rule
+from tilewright.frontends.importing.emitter import Emitter, Result
+from tilewright.frontends.importing.rules import axis, direct, flag, integer, integers, real
+from tilewright.frontends.tvm.rules.movement import collapsed, tile
 from tilewright.ir.errors import InputError
+from tilewright.ir.graph_ops.joining import split_points
 from tilewright.ir.graph_ops.movement import resolve_slice
 from tilewright.ir.graph_ops.operands import axes_of, axis_of
-from tilewright.ir.nodes import Value
-from tilewright.ir.types import TensorType
+from tilewright.ir.graph_ops.sequences import range_count, range_values
+from tilewright.ir.graph_ops.shaping import resolve_reshape
+from tilewright.ir.nodes import Attr, Value
+from tilewright.ir.types import TensorType, itemsize, storage_dtype
+
+#: Tensors that Relay makes from nothing become constants up to this size, above it ops that make them.
+MAX_CONSTANT_BYTES = 1 << 20
 
 
-def _transpose(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+def _reshape(order: int) -> Rule:
+    """The codes of the new shape are read from the left (order 1) or from the right (-1)."""
+
+    def rule(emit: Emitter, call: Call) -> Result:
+        data = call.single()
+        codes, allowzero = call.integers("newshape")[::order], call.flag("allowzero", False)
+        shape = resolve_reshape(data.tensor.shape[::order], codes, allowzero=allowzero)
+        return emit.value("reshape", data, newshape=shape[::order])
+
+    return rule
+
+
+def _joined(name: str) -> Rule:
+    return lambda emit, call: emit.value(name, *call.only_fields(), axis=call.integer("axis", 0))
+
+
+def _split(emit: Emitter, call: Call) -> Result:
+    data = call.single()
+    along, rank = call.integer("axis", 0), data.tensor.rank
+    if not -rank <= along < rank:
+        raise InputError(f"expected an axis of {data.type}, got {along}")
+    parts = call.take("indices_or_sections")
+    if type(parts) is not int and not (isinstance(parts, tuple) and all(type(p) is int for p in parts)):
+        raise InputError(f"expected indices_or_sections to be integers, got {parts!r}")
+    indices = split_points(data.tensor.shape[along], parts)
+    return emit.values("split", (data,), indices=indices, axis=along % rank)
+
+
+def _filled(value: int) -> Rule:
+    def rule(emit: Emitter, call: Call) -> Result:
+        call.tensors(0)
+        return _constant(emit, call.integers("shape"), call.dtype("dtype") or "f32", value)
+
+    return rule
+
+
+def _filled_like(value: int) -> Rule:
+    def rule(emit: Emitter, call: Call) -> Result:
+        like = call.single()
+        return _constant(emit, like.tensor.shape, like.tensor.dtype, value)
+
+    return rule
+
+
+def _full(emit: Emitter, call: Call) -> Result:
+    value = call.single()
+    return _spread(emit, value, call.integers("shape"), call.dtype("dtype") or value.tensor.dtype)
+
+
+def _full_like(emit: Emitter, call: Call) -> Result:
+    like, value = call.tensors(2)
+    return _spread(emit, value, like.tensor.shape, like.tensor.dtype)
+
+
+def _spread(emit: Emitter, value: Value, shape: tuple[int, ...], dtype: str) -> Result:
+    """One element as every element of a tensor."""
+    if value.tensor.size != 1:
+        raise InputError(f"expected one element to fill with, got {value.type}")
+    known = emit.known(value)
+    if known is not None:
+        return _constant(emit, shape, dtype, known.reshape(()).item())
+    return emit.value("broadcast_to", emit.cast(emit.reshape(value, ()), dtype), shape=shape)
+
+
+def _constant(emit: Emitter, shape: tuple[int, ...], dtype: str, value: float | int) -> Result:
+    """A constant while it is small; a large one is one element, broadcast where it is read."""
+    kind, one = TensorType(dtype, tuple(shape)), np.asarray(value).astype(storage_dtype(dtype))
+    if kind.nbytes > MAX_CONSTANT_BYTES:
+        return emit.value("broadcast_to", emit.constant(one), shape=kind.shape)
+    return emit.constant(np.full(kind.shape, one))
+
+
+def _arange(emit: Emitter, call: Call) -> Result:
+    """The bounds come as attributes, and as operands in some versions; both are constants."""
+    start, stop, step = (call.scalar(name) for name in ("start", "stop", "step"))
+    dtype = call.dtype("dtype") or "f32"
+    attrs: dict[str, Attr] = {"start": start, "stop": stop, "step": step, "dtype": dtype}
+    if range_count(start, stop, step) * itemsize(dtype) > MAX_CONSTANT_BYTES:
+        return emit.value("arange", **attrs)
+    return emit.constant(range_values(start, stop, step, dtype))
+
+
+def _extents(of: str) -> Rule:
+    """The shape of a tensor or its size; InputError where the dtype cannot hold them."""
+
+    def rule(emit: Emitter, call: Call) -> Result:
+        data = call.single()
+        dtype = call.dtype("dtype") or "i32"
+        exact = np.asarray(getattr(data.tensor, of), np.int64)
+        array = exact.astype(storage_dtype(dtype))
+        if not np.array_equal(array.astype(np.int64), exact):
+            raise InputError(f"expected a type that holds {exact.max()}, got {dtype}")
+        return emit.constant(array)
+
+    return rule
+
+
+def _transpose(emit: Emitter, call: Call) -> Result:
     """Without axes the order of the dimensions is reversed."""
-    (data,) = emit.tensors(args, 1)
+    data = call.single()
     rank = data.tensor.rank
-    axes = axes_of(attrs.integers("axes", None) or range(rank)[::-1], rank, "axes")
+    axes = axes_of(call.integers("axes", None) or range(rank)[::-1], rank, "axes")
     return emit.value("transpose", data, axes=axes)
 
 
-def _broadcast_to(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    attrs.drop("dtype")
-    return emit.value("broadcast_to", *emit.tensors(args, 1), shape=attrs.integers("shape"))
+def _broadcast_to(emit: Emitter, call: Call) -> Result:
+    call.drop("dtype")
+    return direct("broadcast_to", shape=integers())(emit, call)
 
 
-def _broadcast_to_like(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    data, like = emit.tensors(args, 2)
+def _broadcast_to_like(emit: Emitter, call: Call) -> Result:
+    data, like = call.tensors(2)
     return emit.value("broadcast_to", data, shape=like.tensor.shape)
 
 
-def _strided_slice(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    (data,) = emit.tensors(args, 1)
+def _strided_slice(emit: Emitter, call: Call) -> Result:
+    data = call.single()
     begin, size, strides = resolve_slice(
         data.tensor.shape,
-        attrs.integers("begin"),
-        attrs.integers("end"),
-        attrs.integers("strides", ()),
-        attrs.integers("axes", None),
-        attrs.text("slice_mode", "end"),
+        call.integers("begin"),
+        call.integers("end"),
+        call.integers("strides", ()),
+        call.integers("axes", None),
+        call.text("slice_mode", "end"),
     )
     return emit.value("strided_slice", data, begin=begin, size=size, strides=strides)
 
 
-def _strided_set(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    data, v, *bounds = emit.tensors(args, 5)
+def _strided_set(emit: Emitter, call: Call) -> Result:
+    data, v, *bounds = call.tensors(5)
     begin, end, strides = (
-        static_integers(emit, value, what)
-        for value, what in zip(bounds, ("begin", "end", "strides"), strict=True)
+        emit.integers(value, what) for value, what in zip(bounds, ("begin", "end", "strides"), strict=True)
     )
     begin, size, strides = resolve_slice(data.tensor.shape, begin, end, strides)
-    if v.tensor.shape != size:
-        v = emit.value("broadcast_to", v, shape=size)
-    return emit.value("strided_set", data, v, begin=begin, strides=strides)
+    return emit.value("strided_set", data, emit.broadcast(v, size), begin=begin, strides=strides)
 
 
-def _slice_like(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+def _slice_like(emit: Emitter, call: Call) -> Result:
     """The leading elements, as many as the other operand has on these axes (none given: on all)."""
-    data, like = emit.tensors(args, 2)
+    data, like = call.tensors(2)
     x, y = data.tensor, like.tensor
-    given = attrs.integers("axes", None)
+    given = call.integers("axes", None)
     axes = axes_of(given, x.rank, "axes") if given else tuple(range(min(x.rank, y.rank)))
     if max(axes, default=-1) >= y.rank:
         raise InputError(f"expected axes of {y}, got {given}")
@@ -70,108 +172,42 @@ def _slice_like(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Res
     return emit.value("strided_slice", data, begin=(0,) * x.rank, size=size, strides=(1,) * x.rank)
 
 
-def _reverse(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    (data,) = emit.tensors(args, 1)
-    return emit.value("reverse", data, axis=axis_of(attrs.integer("axis"), data.tensor.rank, "axis"))
-
-
-def _tile(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    """Fewer repetitions than dimensions stand for the last ones."""
-    (data,) = emit.tensors(args, 1)
-    reps = attrs.integers("reps")
-    return emit.value("tile", data, reps=(*(1,) * (data.tensor.rank - len(reps)), *reps))
-
-
-def _repeat(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    (data,) = emit.tensors(args, 1)
-    axis = axis_of(attrs.integer("axis", 0), data.tensor.rank, "axis")
-    return emit.value("repeat", data, repeats=attrs.integer("repeats"), axis=axis)
-
-
-def _sliding_window(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    (data,) = emit.tensors(args, 1)
-    axis = axis_of(attrs.integer("axis"), data.tensor.rank, "axis")
-    taps, strides = attrs.integers("window_shape"), attrs.integers("strides")
-    return emit.value("sliding_window", data, axis=axis, window_shape=taps, strides=strides)
-
-
-def _fifo_buffer(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+def _fifo_buffer(emit: Emitter, call: Call) -> Result:
     """The newest part moves in at the end of the axis; as much of the oldest moves out."""
-    data, buffer = emit.tensors(args, 2)
+    data, buffer = call.tensors(2)
     x, kept = data.tensor, buffer.tensor
-    axis = axis_of(attrs.integer("axis", 0), kept.rank, "axis")
-    joined = emit.value("concatenate", buffer, data, axis=axis)
-    begin = tuple(x.shape[d] if d == axis else 0 for d in range(kept.rank))
+    along = axis_of(call.integer("axis", 0), kept.rank, "axis")
+    joined = emit.value("concatenate", buffer, data, axis=along)
+    begin = tuple(x.shape[d] if d == along else 0 for d in range(kept.rank))
     return emit.value("strided_slice", joined, begin=begin, size=kept.shape, strides=(1,) * kept.rank)
 
 
-def _meshgrid(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    """One grid per operand, in which it runs along its own dimension; `xy` swaps the first two."""
-    if len(args) != 1:
-        raise InputError(f"expected one tuple of tensors, got {len(args)} arguments")
-    parts = emit.fields(args)
-    indexing = attrs.text("indexing", "ij")
-    if indexing not in ("ij", "xy"):
-        raise InputError(f"expected indexing ij or xy, got '{indexing}'")
-    if any(v.tensor.rank > 1 for v in parts):
-        raise InputError(f"expected operands of rank 0 or 1, got {', '.join(str(v.type) for v in parts)}")
-    order = list(range(len(parts)))
-    if indexing == "xy" and len(parts) > 1:
-        order[:2] = [1, 0]
-    shape = tuple(parts[k].tensor.size for k in order)
-    out = []
-    for k, v in enumerate(parts):
-        line = tuple(v.tensor.size if part == k else 1 for part in order)
-        out.append(emit.value("broadcast_to", emit.value("reshape", v, newshape=line), shape=shape))
-    return tuple(out)
-
-
-def _invert_permutation(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+def _invert_permutation(emit: Emitter, call: Call) -> Result:
     """Sorting a permutation visits its entries where its inverse says."""
-    (data,) = emit.tensors(args, 1)
+    data = call.single()
     if data.tensor.rank != 1:
         raise InputError(f"expected an operand of rank 1, got {data.type}")
     return emit.value("argsort", data, axis=0, is_ascend=True, dtype=data.tensor.dtype)
 
 
-def collapsed(emit: Emitter, data: Value, shape: Sequence[int]) -> Value:
-    """The sum of `data` over the dimensions that broadcasting `shape` to it repeats."""
-    x = data.tensor
-    lead = x.rank - len(shape)
-    if lead < 0 or any(n not in (1, m) for n, m in zip(shape, x.shape[lead:], strict=True)):
-        raise InputError(f"expected a shape that broadcasts to {x}, got {tuple(shape)}")
-    repeated = [lead + d for d, n in enumerate(shape) if n != x.shape[lead + d]]
-    axes = (*range(lead), *repeated)
-    if not axes:
-        return data
-    total = emit.value("sum", data, axis=axes, keepdims=True)
-    return emit.value("reshape", total, newshape=tuple(shape)) if lead else total
-
-
-def _collapse_sum_like(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
-    data, like = emit.tensors(args, 2)
-    return collapsed(emit, data, like.tensor.shape)
-
-
-def _collapse_sum_to(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+def _collapse_sum_to(emit: Emitter, call: Call) -> Result:
     """The shape is an operand; an attribute may repeat it."""
-    attrs.drop("shape", "dtype")
-    data, shape = emit.tensors(args, 2)
-    return collapsed(emit, data, static_integers(emit, shape, "shape"))
+    call.drop("shape", "dtype")
+    data, shape = call.tensors(2)
+    return collapsed(emit, data, emit.integers(shape, "shape"))
 
 
-def _reshape_like(emit: Emitter, args: Sequence[Result], attrs: Attributes) -> Result:
+def _reshape_like(emit: Emitter, call: Call) -> Result:
     """Dimensions lhs_begin..lhs_end of the first operand become rhs_begin..rhs_end of the second."""
-    data, like = emit.tensors(args, 2)
-    left = _span(attrs, "lhs", data.tensor)
-    right = _span(attrs, "rhs", like.tensor)
+    data, like = call.tensors(2)
+    left, right = _span(call, "lhs", data.tensor), _span(call, "rhs", like.tensor)
     shape = data.tensor.shape
     newshape = (*shape[: left.start], *like.tensor.shape[right], *shape[left.stop :])
     return emit.value("reshape", data, newshape=newshape)
 
 
-def _span(attrs: Attributes, side: str, t: TensorType) -> slice:
-    begin, end = attrs.integer(f"{side}_begin", 0), attrs.integer(f"{side}_end", None)
+def _span(call: Call, side: str, t: TensorType) -> slice:
+    begin, end = call.integer(f"{side}_begin", 0), call.integer(f"{side}_end", None)
     first = begin + t.rank if begin < 0 else begin
     last = t.rank if end is None else end + t.rank if end < 0 else end
     if not 0 <= first <= last <= t.rank:
@@ -179,21 +215,67 @@ def _span(attrs: Attributes, side: str, t: TensorType) -> slice:
     return slice(first, last)
 
 
+def _trilu(emit: Emitter, call: Call) -> Result:
+    data, k = call.tensors(2)
+    upper, known = call.flag("upper", True), emit.known(k)
+    if known is None:
+        return emit.value("trilu", data, k, upper=upper)
+    if known.size != 1:
+        raise InputError(f"expected one diagonal, got {k.type}")
+    return emit.value("trilu", data, k=int(known.reshape(())), upper=upper)
+
+
+def _yolo_reorg(emit: Emitter, call: Call) -> Result:
+    """Blocks of stride * stride elements become channels, ordered before the channels of the data.
+
+    The data of an image count as [C / stride^2, H * stride, W * stride], as in Darknet.
+    """
+    data = call.single()
+    s, t = call.integer("stride", 1), data.tensor
+    if t.rank != 4 or s < 1 or t.shape[1] % (s * s) or t.shape[2] % s or t.shape[3] % s:
+        raise InputError(f"expected data [N, C, H, W], divisible by {s * s}, {s} and {s}, got {t}")
+    n, c, h, w = t.shape
+    wide = emit.value("reshape", data, newshape=(n, c // (s * s), h, s, w, s))
+    moved = emit.value("transpose", wide, axes=(0, 3, 5, 1, 2, 4))
+    return emit.value("reshape", moved, newshape=(n, c * s * s, h // s, w // s))
+
+
 RULES: Mapping[str, Rule] = {
+    "reshape": _reshape(1),
+    "contrib_reverse_reshape": _reshape(-1),
+    "expand_dims": direct("expand_dims", axis=integer(), num_newaxis=integer(1)),
+    "concatenate": _joined("concatenate"),
+    "stack": _joined("stack"),
+    "split": _split,
+    "zeros": _filled(0),
+    "ones": _filled(1),
+    "full": _full,
+    "full_like": _full_like,
+    "zeros_like": _filled_like(0),
+    "ones_like": _filled_like(1),
+    "arange": _arange,
+    "shape_of": _extents("shape"),
+    "ndarray_size": _extents("size"),
     "transpose": _transpose,
     "broadcast_to": _broadcast_to,
     "broadcast_to_like": _broadcast_to_like,
     "strided_slice": _strided_slice,
     "strided_set": _strided_set,
     "slice_like": _slice_like,
-    "reverse": _reverse,
-    "tile": _tile,
-    "repeat": _repeat,
-    "sliding_window": _sliding_window,
+    "reverse": direct("reverse", axis=axis()),
+    "tile": tile("reps"),
+    "repeat": direct("repeat", repeats=integer(), axis=axis(0)),
+    "sliding_window": direct("sliding_window", axis=axis(), window_shape=integers(), strides=integers()),
     "nn.fifo_buffer": _fifo_buffer,
-    "meshgrid": _meshgrid,
     "invert_permutation": _invert_permutation,
-    "collapse_sum_like": _collapse_sum_like,
     "collapse_sum_to": _collapse_sum_to,
     "reshape_like": _reshape_like,
-}
+    "reverse_sequence": direct("reverse_sequence", 2, seq_axis=axis(1), batch_axis=axis(0)),
+    "sequence_mask": direct("sequence_mask", 2, mask_value=real(0.0), axis=integer(0)),
+    "trilu": _trilu,
+    "matrix_set_diag": direct(
+        "matrix_set_diag", 2, k1=integer(0), k2=integer(0), super_diag_right_align=flag(True),
+        sub_diag_right_align=flag(False),
+    ),
+    "vision.yolo_reorg": _yolo_reorg,
+}  # fmt: skip

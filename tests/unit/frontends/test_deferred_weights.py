@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.frontends.relay import binding
+from tilewright.frontends.tvm import binding
 
 TEXT = """#[version = "0.0.5"]
 def @main(%x: Tensor[(2, 4), float32], %w: Tensor[({n}, 4), float32], %b: Tensor[({m}), float32]) {{
@@ -42,7 +42,7 @@ def test_every_weight_is_drawn_once(tmp_path, monkeypatch):
 
 
 def test_too_little_memory_names_the_parameter(tmp_path, monkeypatch):
-    from tilewright.frontends.relay import random_weights
+    from tilewright.frontends.weights import random_weights
 
     def full(*_):
         raise MemoryError("Unable to allocate 3 bytes")

@@ -6,7 +6,7 @@ import pytest
 tvm = pytest.importorskip("tvm")
 
 import tilewright as tw  # noqa: E402
-from tilewright.frontends.relax.rule_table import RULES  # noqa: E402
+from tilewright.frontends.relax.load import RULES  # noqa: E402
 
 relax = tvm.relax
 op = relax.op

@@ -8,8 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tilewright.frontends.relay.importer import import_module
-from tilewright.frontends.relay.load import read_source
+from tilewright.frontends.relay.load import import_module, read_source
 from tilewright.frontends.relay.reading.json_graph import JsonGraph
 from tilewright.frontends.relay.reading.json_reader import NodeReader
 from tilewright.ir import InputError, interpret

@@ -5,9 +5,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.frontends.relay.importer import import_module
-from tilewright.frontends.relay.load import read_source
-from tilewright.frontends.relay.rule_table import RULES
+from tilewright.frontends.relay.load import RULES, import_module, read_source
 from tilewright.ir import InputError, UnsupportedError
 
 HEADER = '#[version = "0.0.5"]\n'

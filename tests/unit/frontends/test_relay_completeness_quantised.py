@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.frontends.relay.importer import import_module
-from tilewright.frontends.relay.load import read_source
+from tilewright.frontends.relay.load import import_module, read_source
 from tilewright.ir import InputError, UnsupportedError
 
 RNG = np.random.default_rng(3)

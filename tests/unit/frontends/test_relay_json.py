@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.frontends.relay.reading import ast
 from tilewright.frontends.relay.reading.json_reader import read_json
 from tilewright.frontends.relay.reading.text import read_text
+from tilewright.frontends.tvm import ast
 from tilewright.ir import InputError
 
 
@@ -231,7 +231,7 @@ def test_damaged_bytes_are_an_input_error_or_fine(mlp, data):
 def test_stored_tensor_is_read(data_dir):
     from base64 import b64encode
 
-    from tilewright.frontends.relay.params import save_param_dict
+    from tilewright.frontends.weights.files import save_param_dict
 
     value = np.arange(6, dtype="int64").reshape(2, 3)
     record = b64encode(save_param_dict({"c": value})[41:]).decode()

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tilewright.frontends.relay.params import load_param_dict, load_params, save_param_dict
-from tilewright.frontends.relay.random_weights import random_input, random_weight
+from tilewright.frontends.weights.files import load_param_dict, load_params, save_param_dict
+from tilewright.frontends.weights.random_weights import random_input, random_weight
 from tilewright.ir import InputError
 
 DTYPES = [

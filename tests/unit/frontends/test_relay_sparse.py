@@ -5,11 +5,10 @@ import pytest
 import scipy.sparse
 
 import tilewright as tw
-from tilewright.frontends.emitter import Emitter
-from tilewright.frontends.relay.attributes import Attributes
-from tilewright.frontends.relay.importer import import_module
-from tilewright.frontends.relay.load import read_source
-from tilewright.frontends.relay.rules.csr import RULES
+from tilewright.frontends.importing.call import Call
+from tilewright.frontends.importing.emitter import Emitter
+from tilewright.frontends.relay.load import import_module, read_source
+from tilewright.frontends.relay.rules.indexing import RULES
 from tilewright.ir import Func, Level, Module, TensorType, UnsupportedError, Value
 from tilewright.ir.constants import Constants
 
@@ -104,7 +103,7 @@ def test_empty_rows_are_filled_where_indices_are_known():
     values, default = (Value(TensorType("f32", shape), "v") for shape in ((4,), (1,)))
     rows = np.array([[0, 1], [2, 0], [2, 3], [3, 1]])
     indices, shape = emit.constant(rows), emit.constant(np.array([5, 4]))
-    results = RULES["sparse_fill_empty_rows"](emit, [indices, values, shape, default], Attributes({}))
+    results = RULES["sparse_fill_empty_rows"](emit, Call([indices, values, shape, default]))
     emit.builder.do("graph.return", *results)
     block = emit.builder.block((values, default))
     func = Func(Level.GRAPH, "main", block, tuple(v.type for v in results))

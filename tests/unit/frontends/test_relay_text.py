@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.frontends.relay.params import save_param_dict
-from tilewright.frontends.relay.reading import ast
 from tilewright.frontends.relay.reading.text import read_text
+from tilewright.frontends.tvm import ast
+from tilewright.frontends.weights.files import save_param_dict
 from tilewright.ir import InputError, UnsupportedError
 
 HEADER = '#[version = "0.0.5"]\n'

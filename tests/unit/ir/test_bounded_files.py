@@ -12,7 +12,7 @@ import pytest
 
 import tilewright as tw
 from tilewright.codegen.builders.cache import BinaryCache
-from tilewright.frontends.relay.params import load_params
+from tilewright.frontends.weights.files import load_params
 from tilewright.ir import InputError, bounded_file, load_constants, npz_file, parse_file
 from tilewright.ir.bounded_file import read_bounded, require_regular
 from tilewright.ir.npz_file import NpzFile, read_npz

@@ -6,8 +6,7 @@ from unbuilt_plans import plan_of
 
 import tilewright as tw
 from tilewright.devices.targets import resolve_target
-from tilewright.frontends.relay.importer import import_module
-from tilewright.frontends.relay.load import read_source
+from tilewright.frontends.relay.load import import_module, read_source
 from tilewright.ir import Builder, parse
 from tilewright.ir.tensor.ops import dims
 from tilewright.ir.types import storage_dtype

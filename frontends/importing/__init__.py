@@ -1,0 +1,1 @@
+"""The mechanics that importers of every format share: calls, rules, emitted ops, findings."""

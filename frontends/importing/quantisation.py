@@ -1,0 +1,103 @@
+"""Quantised tensors, as importers of every format build them: a number is scale * (integer - zero point).
+
+A scale or zero point is one number, one per index of an axis, or one per element.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.frontends.importing.emitter import Emitter
+from tilewright.ir.errors import InputError
+from tilewright.ir.graph_ops.operands import accumulator_dtype
+from tilewright.ir.nodes import Value
+from tilewright.ir.types import FLOATS, numpy_dtype
+
+#: The smallest and largest value that conversion from float32 keeps, for 32 bits; other integers fit.
+_I32_IN_F32 = (-(2**31), 2**31 - 128)
+
+
+def limits(dtype: str, real: bool = False) -> tuple[int, int]:
+    """The range of an integer dtype; `real`: as float32 numbers within it."""
+    if dtype == "i32" and real:
+        return _I32_IN_F32
+    info = np.iinfo(numpy_dtype(dtype))
+    return int(info.min), int(info.max)
+
+
+def saturated(emit: Emitter, x: Value, dtype: str) -> Value:
+    """`x` clipped to the range of `dtype` and converted."""
+    low, high = limits(dtype, real=x.tensor.dtype in FLOATS)
+    if x.tensor.dtype == dtype:
+        return x
+    return emit.value("cast", emit.value("clip", x, a_min=low, a_max=high), dtype=dtype)
+
+
+def spread(emit: Emitter, value: Value, rank: int, axis: int = -1) -> Value:
+    """One number, or one per index of `axis`, shaped to broadcast against tensors of `rank`."""
+    if value.tensor.size == 1:
+        return emit.reshape(value, ())
+    place = axis + rank if axis < 0 else axis
+    if value.tensor.rank != 1 or not 0 <= place < rank:
+        raise InputError(f"expected one number or one per index of an axis, got {value.type}")
+    return emit.along(value, place, rank)
+
+
+def _beside(emit: Emitter, value: Value, x: Value, axis: int, dtype: str) -> Value:
+    """A scale or zero point of `x` as it broadcasts to it, in `dtype`."""
+    each = x.tensor.rank > 1 and value.tensor.shape == x.tensor.shape
+    return emit.cast(value if each else spread(emit, value, x.tensor.rank, axis), dtype)
+
+
+def is_zero(emit: Emitter, value: Value) -> bool:
+    """Whether `value` is known to be zero."""
+    array = emit.known(value)
+    return array is not None and not array.any()
+
+
+def centred(emit: Emitter, x: Value, zero: Value | None, axis: int = -1, dtype: str = "i32") -> Value:
+    """x minus its zero point, in `dtype`."""
+    x = emit.cast(x, dtype)
+    if zero is None or is_zero(emit, zero):
+        return x
+    return emit.value("subtract", x, _beside(emit, zero, x, axis, dtype))
+
+
+def rounded_half_away(emit: Emitter, x: Value) -> Value:
+    """To the nearest whole number, halves away from zero, as TVM's `round` on every target."""
+    if x.tensor.dtype not in FLOATS:
+        return x
+    whole = emit.value("trunc", x)
+    rest = emit.value("abs", emit.value("subtract", x, whole))
+    away = emit.value("add", whole, emit.value("sign", x))
+    return emit.value("where", emit.op("greater_equal", rest, 0.5), away, whole)
+
+
+def quantised(
+    emit: Emitter,
+    x: Value,
+    scale: Value,
+    zero: Value | None,
+    axis: int,
+    dtype: str,
+    *,
+    half_even: bool = True,
+) -> Value:
+    """Real numbers as integers: x / scale rounded, plus the zero point, saturated at `dtype`.
+
+    Halves are rounded to even numbers, or away from zero.
+    """
+    real = x.tensor.dtype
+    ratio = emit.value("divide", x, _beside(emit, scale, x, axis, real))
+    whole = emit.value("round", ratio) if half_even else rounded_half_away(emit, ratio)
+    if zero is not None and not is_zero(emit, zero):
+        whole = emit.value("add", whole, _beside(emit, zero, x, axis, real))
+    return saturated(emit, whole, dtype)
+
+
+def dequantised(emit: Emitter, x: Value, scale: Value, zero: Value | None, axis: int, dtype: str) -> Value:
+    """scale * (x - zero point), computed in the dtype of the scale, in float32 at least."""
+    wide = accumulator_dtype(scale.tensor.dtype)
+    whole = centred(emit, x, zero, axis, "i32" if x.tensor.dtype not in FLOATS else x.tensor.dtype)
+    real, factor = emit.cast(whole, wide), _beside(emit, scale, x, axis, wide)
+    return emit.cast(emit.value("multiply", real, factor), dtype)

@@ -1,0 +1,1 @@
+"""Weights of networks: files of named tensors, seeded random values, arrays made when they are read."""
