@@ -138,8 +138,8 @@ class Evaluator:
                 self._unknown += [name for name in error.inputs if name not in self._unknown]
             results = POISON
         except InputError as error:
-            if error.where:
-                raise
+            if error.where.startswith(self._model.file):
+                raise  # of a node in a subgraph
             raise InputError(f"{label}: {error}", where=f"{self._model.file}, {place}") from None
         if isinstance(results, Poison):
             results = (POISON,) * len(node.outputs)

@@ -79,7 +79,7 @@ def import_model(model: syntax.Model, binding: Binding) -> tuple[Module, tuple[s
     try:
         results = evaluator.graph(model.graph, arguments, model.opsets)
     except InputError as error:
-        if error.where:
+        if error.where.startswith(model.file):
             raise
         raise type(error)(str(error), where=model.file) from None
     if any(isinstance(r, Poison) for r in results):
