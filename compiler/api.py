@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from tilewright.compilation.kernel_records import kernel_records
 from tilewright.compilation.lowering import build, lower
 from tilewright.compilation.option_values import (
     PARTITIONER,
@@ -162,9 +161,9 @@ def _compiled(request: CompileRequest, module: Module) -> Executable:
         )
         tuning = measured.facts() if measured else _untuned(target, libraries=request.libraries)
         entries = measured.texts() if measured else {}
-    plan = build(lowered, progress=request.progress)
+    plan = build(lowered, progress=request.progress, placed=False)  # streams decide on places
     constants = constants_of(plan, lowered.thread.constants)
-    work = work_of(plan, kernel_costs(kernel_records(lowered.thread)), target.hardware)
+    work = work_of(plan, kernel_costs(lowered.records), target.hardware)
     device = partial(open_device, str(target))
     chosen = choose_streams(plan, policy, work, constants=constants, device=device)
     facts = compilation_facts(lowered)

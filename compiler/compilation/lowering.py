@@ -8,6 +8,7 @@ from functools import cached_property
 
 from tilewright.codegen import KernelSource
 from tilewright.compilation.kernel_builds import build_codes, emit_kernels
+from tilewright.compilation.kernel_records import KernelRecord, kernel_records
 from tilewright.compilation.option_values import PARTITIONER
 from tilewright.compilation.own_passes import NO_PASSES, OwnPasses
 from tilewright.compilation.planning import plan_module
@@ -31,6 +32,11 @@ class Lowered:
     def sources(self) -> dict[str, KernelSource]:
         """The text of every kernel by its name, in the language of the target."""
         return emit_kernels(self.thread, self.target)
+
+    @cached_property
+    def records(self) -> tuple[KernelRecord, ...]:
+        """What is known of every kernel, those of libraries included."""
+        return kernel_records(self.thread)
 
 
 def lower_from(
@@ -135,7 +141,10 @@ def lower(
     )
 
 
-def build(lowered: Lowered, *, progress: bool | None = None) -> ExecutionPlan:
-    """Compile the kernels (CUBINs for CUDA; OpenCL text is built by its device) and lay out the plan."""
+def build(lowered: Lowered, *, progress: bool | None = None, placed: bool = True) -> ExecutionPlan:
+    """Compile the kernels (CUBINs for CUDA; OpenCL text is built by its device) and make the plan.
+
+    placed: as of `plan_module`.
+    """
     codes = build_codes(lowered.sources, lowered.target, progress=progress)
-    return plan_module(lowered.thread, lowered.sources, codes, str(lowered.target))
+    return plan_module(lowered.thread, lowered.sources, codes, str(lowered.target), placed=placed)

@@ -28,15 +28,22 @@ _LONGEST = 150  # of the 200 characters of a name in a plan; numbers and suffixe
 
 
 def plan_module(
-    module: Module, sources: Mapping[str, KernelSource], codes: Mapping[str, KernelCode], target: str
+    module: Module,
+    sources: Mapping[str, KernelSource],
+    codes: Mapping[str, KernelCode],
+    target: str,
+    *,
+    placed: bool = True,
 ) -> ExecutionPlan:
     """The plan that runs @main: one launch per call or communication, in program order, exact dependencies.
 
+    placed: whether buffers get their places in the arena, which streams that are chosen later would change.
     sources, codes: per kernel function, its emitted text and what is stored of it. Each communication also
     depends on the one before, so that their order, which is that of the other ranks, is part of the plan.
     Raises InputError where @main holds anything but calls, communications, joins and constants.
     """
-    return _Planner(module, sources, codes, target).plan()
+    plan = _Planner(module, sources, codes, target).plan()
+    return validate(place_arena(plan)) if placed else plan
 
 
 class _Planner:
@@ -82,7 +89,7 @@ class _Planner:
                 )
         outputs = tuple(self.names[v] for v in returned)
         used = {launch.kernel for launch in self.launches}
-        plan = ExecutionPlan(
+        return ExecutionPlan(
             target=self.target,
             buffers=tuple(self.buffers),
             kernels=(
@@ -95,7 +102,6 @@ class _Planner:
             outputs=outputs,
             arena_bytes=0,
         )
-        return validate(place_arena(plan))
 
     def constant(self, op: Op) -> None:
         """The buffer of a constant: one, however many ops of @main name it."""

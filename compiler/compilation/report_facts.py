@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from tilewright.compilation.kernel_records import kernel_records
 from tilewright.compilation.lowering import Lowered
 from tilewright.costmodel import Hardware
 from tilewright.costmodel.hardware.calibration import calibrated_constants
@@ -101,5 +100,5 @@ def compilation_facts(lowered: Lowered) -> dict[str, Any]:
         "chosen_by": "measurement" if any(f.get("measured_s") for f in lowered.tensor.funcs) else "model",
         "convolutions": convolution_facts(lowered.graph.main, hardware),
         "layouts": layout_facts(lowered.thread.main),
-        "kernels": [record.facts() for record in kernel_records(lowered.thread)],
+        "kernels": [record.facts() for record in lowered.records],
     }

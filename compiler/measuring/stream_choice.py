@@ -14,6 +14,7 @@ from tilewright.compilation.kernel_records import KernelRecord
 from tilewright.costmodel import GpuHardware, Hardware
 from tilewright.costmodel.kernels.bound import LAUNCH
 from tilewright.ir import InputError
+from tilewright.runtime.arena.placement import place_arena
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.replay import beside_compute
 from tilewright.runtime.interface.device import Device
@@ -122,9 +123,10 @@ def choose_streams(
 ) -> StreamChoice:
     """The plan by `policy`: a name, `model` (least modelled replay) or `auto` (least measured replay).
 
-    device: opens the device to measure on; called for `auto` alone. A plan that communicates gets one stream
-    of kernels and one of communications where no policy is named: alone it cannot be measured. Raises
-    InputError for an unknown policy.
+    plan: its buffers need no places in the arena yet; those of the plan chosen have theirs. device: opens the
+    device to measure on; called for `auto` alone. A plan that communicates gets one stream of kernels and one
+    of communications where no policy is named: alone it cannot be measured. Raises InputError for an unknown
+    policy.
     """
     check_policy(policy)
     if policy in ("model", "auto") and communications(plan):
@@ -140,7 +142,7 @@ def choose_streams(
         if seconds <= GAIN * sum(c * s for c, s in zip(work.costs, work.shares, strict=True)):
             return StreamChoice(with_streams(plan, first), CANDIDATES[0], "model", {CANDIDATES[0]: seconds})
         return _chosen(plan, work, "model", partial(replay_time, work=work))
-    with device() as opened, opened.load(plan, constants):
+    with device() as opened, opened.load(place_arena(plan), constants):
         # The load above holds the weights on the device while candidates come and go.
         return _chosen(plan, work, "measurement", _Replays(plan, constants, opened))
 
