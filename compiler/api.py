@@ -207,7 +207,7 @@ def _untuned(target: Target, *, libraries: bool) -> dict[str, Any]:
     """The entry on libraries of a report for which nothing was measured; empty where none could compete."""
     if not libraries or target.kind != "cuda":
         return {}
-    from tilewright.libraries.choice import facts_without_measurement  # as slow to load
+    from tilewright.libraries.report import facts_without_measurement  # as slow to load
 
     return {"libraries": facts_without_measurement()}
 

@@ -9,13 +9,16 @@ from typing import Any
 
 from tilewright.devices.targets import Target
 from tilewright.ir import Module
-from tilewright.libraries.choice import SEARCH_SHARE, LibraryChoice
+from tilewright.libraries.choice import LibraryChoice
 from tilewright.measuring.budget import Budget, budget_seconds
 from tilewright.measuring.measurer import measurer
 from tilewright.request import CompileRequest
 from tilewright.tuning.database.records import lines_of
 from tilewright.tuning.database.travel import TEXT
 from tilewright.tuning.tuner import Tuner
+
+#: of the budget, what the search among generated kernels takes where libraries compete
+SEARCH_SHARE = 0.75
 
 
 class MeasuredChoice:
@@ -55,5 +58,5 @@ def measured_choice(target: Target, request: CompileRequest) -> Iterator[Measure
         if libraries is None or not libraries.possible:
             tuner = tuner_of(budget)
         else:  # the search leaves some of the budget to the comparison
-            tuner = tuner_of(budget.share(SEARCH_SHARE), libraries=libraries.choose_without_report)
+            tuner = tuner_of(budget.share(SEARCH_SHARE), libraries=True)
         yield MeasuredChoice(tuner, libraries)

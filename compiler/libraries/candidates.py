@@ -12,9 +12,10 @@ from tilewright.ir import Func, Module, Op, Value
 from tilewright.libraries.matching.attention import attentions_in
 from tilewright.libraries.matching.convolution import convolution_of
 from tilewright.libraries.matching.epilogue import Absorbed, absorbed
+from tilewright.libraries.matching.library_call import LibraryCall
 from tilewright.libraries.matching.matmul import products_of
 from tilewright.libraries.matching.norm import norms_in
-from tilewright.libraries.program import Call, program_around, with_kernel
+from tilewright.libraries.program import program_around, with_kernel
 from tilewright.libraries.weights import with_packed_weights, with_wide_bias
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import TENSOR
@@ -77,7 +78,11 @@ def library_candidates(
 
 
 def _programs(
-    kernel: Func, calls: Sequence[Call], hardware: Hardware, device: LibraryDevice, workspace_bytes: int
+    kernel: Func,
+    calls: Sequence[LibraryCall],
+    hardware: Hardware,
+    device: LibraryDevice,
+    workspace_bytes: int,
 ) -> Iterator[Module]:
     """The programs of the first of these ways for which there are any."""
     for call in calls:
@@ -124,7 +129,7 @@ def program_with(f: Func, kernel: LibraryKernel, hardware: Hardware) -> Module |
     return None
 
 
-def products_in(kernel: Func) -> list[Call]:
+def products_in(kernel: Func) -> list[LibraryCall]:
     """The ways to leave a matrix product to cuBLASLt, by structure alone: no device is asked."""
     contract = _only_contract(kernel)
     if contract is None:
@@ -137,7 +142,7 @@ def products_in(kernel: Func) -> list[Call]:
     return [call for call in found if call is not None]
 
 
-def convolutions_in(kernel: Func) -> list[Call]:
+def convolutions_in(kernel: Func) -> list[LibraryCall]:
     """The ways to leave a convolution to cuDNN, those that take most ops along first."""
     contract = _only_contract(kernel)
     found = convolution_of(contract) if contract is not None else None
@@ -156,13 +161,13 @@ def convolutions_in(kernel: Func) -> list[Call]:
     return [call for call in calls if call is not None][::-1]
 
 
-def graphs_in(kernel: Func) -> list[Call]:
+def graphs_in(kernel: Func) -> list[LibraryCall]:
     """The ways to leave a convolution, attention or a normalisation to cuDNN."""
     return convolutions_in(kernel) or attentions_in(kernel) or norms_in(kernel)
 
 
 #: what finds the work of each library in a kernel
-FINDERS: dict[str, Callable[[Func], list[Call]]] = {"cublaslt": products_in, "cudnn": graphs_in}
+FINDERS: dict[str, Callable[[Func], list[LibraryCall]]] = {"cublaslt": products_in, "cudnn": graphs_in}
 
 
 def _only_contract(kernel: Func) -> Op | None:
@@ -172,7 +177,7 @@ def _only_contract(kernel: Func) -> Op | None:
 
 def _call(
     kernel: Func, contract: Op, first: int, found: Absorbed, provider: str, weights: tuple[Op, ...] = ()
-) -> Call | None:
+) -> LibraryCall | None:
     """The call that computes what was found; None where its arguments cannot be told apart."""
     if found.widened and found.bias is not None:
         if weights:
@@ -182,7 +187,7 @@ def _call(
         ops = tuple(fresh if op is reader else op for op in found.ops)
         found, weights = replace(found, ops=ops, bias=widening.result), (widening,)
     operands = _operands(contract, first, found)
-    return Call(found.problem, operands, found.ops, provider, weights, kernel) if operands else None
+    return LibraryCall(found.problem, operands, found.ops, provider, weights, kernel) if operands else None
 
 
 def _operands(contract: Op, first: int, found: Absorbed) -> tuple[Value, ...]:

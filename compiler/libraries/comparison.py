@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import json
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from tilewright.codegen.builders.cache import cache_key
 from tilewright.compilation.planning import constants_of, library_kernels
-from tilewright.ir import Block, Builder, Func, Module, Op, Value
-from tilewright.libraries.candidates import LibraryDevice, library_candidates
+from tilewright.ir import Func, Module
+from tilewright.libraries.candidates import FINDERS, LibraryDevice, library_candidates, program_with
 from tilewright.libraries.matching.constants import with_true_constants
-from tilewright.libraries.records import LibraryBook, Record
 from tilewright.libraries.weights import with_constant_weights
 from tilewright.measuring.budget import Budget
-from tilewright.measuring.kernel_program import estimate_of
-from tilewright.measuring.measurer import Measurer, RandomConstants
+from tilewright.measuring.kernel_program import estimate_of, with_random_constants
+from tilewright.measuring.measurer import Measurer
 from tilewright.passes.kernels.registry import is_generated
-from tilewright.passes.rewriting.values import replace_in_op
 from tilewright.runtime.dtypes import DTYPES
-from tilewright.runtime.errors import DeviceError, DeviceLostError
+from tilewright.runtime.errors import DeviceError, DeviceLostError, DeviceMissingError, InputError
+from tilewright.runtime.libraries.kernel import LibraryKernel
+from tilewright.tuning.database.records import StoredChoice
 
 #: a program with a library kernel must be this much faster than the generated kernel to be taken
 GAIN = 1.02
@@ -31,13 +36,18 @@ TOLERANCE = {"float32": 1e-4, "tf32": 5e-3, "float16": 1e-2, "bfloat16": 5e-2}
 _PERIOD = 1_048_573
 #: elements of one result that are compared
 _SAMPLE = 1 << 20
+#: what a record of the database holds as it is
+_FIELDS = ("generated_s", "library_s", "candidates", "library", "whole", "fastest")
 
 
 @dataclass
 class Compared:
     """What measuring said of one kernel: seconds generated, and with the fastest library kernel.
 
-    fastest: seconds by library. candidates: how many were timed, all that there are if `whole`.
+    fastest: seconds by library. candidates: how many were timed, all that there are if `whole`, so that a run
+    with more time need not look again. taken: the library kernel that is taken, and `program` with it; None
+    where the generated kernel is. The database keeps all but the kernel's name, its calls, the reasons of
+    failures and the program.
     """
 
     kernel: str
@@ -47,6 +57,7 @@ class Compared:
     library: str = ""
     candidates: int = 0
     failed: list[str] = field(default_factory=list)
+    taken: LibraryKernel | None = None
     program: Module | None = None
     whole: bool = True
     fastest: dict[str, float] = field(default_factory=dict)
@@ -67,47 +78,82 @@ class Compared:
             "chosen": self.library if self.program is not None else "generated",
         }
 
+    def to_json(self) -> str:
+        """The record of the database, one line."""
+        data: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
+        return json.dumps({**data, "failed": len(self.failed), "kernel": self.taken and self.taken.to_json()})
+
+    @staticmethod
+    def from_json(text: str, kernel: str, occurrences: int) -> Compared | None:
+        """What `to_json` wrote, for a kernel; None for anything else."""
+        try:
+            data = json.loads(text)
+            taken, failed = data.pop("kernel"), data.pop("failed")
+            found = Compared(kernel, occurrences, **data, taken=taken and LibraryKernel.from_json(taken))
+        except (ValueError, TypeError, KeyError, AttributeError, InputError):
+            return None
+        if not set(data) <= set(_FIELDS) or not isinstance(found.fastest, dict) or type(failed) is not int:
+            return None
+        numbers = [found.generated_s, found.library_s, found.candidates, failed, *found.fastest.values()]
+        sound = all(x is None or (type(x) in (int, float) and math.isfinite(x) and x >= 0) for x in numbers)
+        if not sound or not isinstance(found.library, str) or not isinstance(found.whole, bool):
+            return None
+        found.failed = ["in an earlier run"] * failed
+        return found
+
 
 class LibraryComparisons:
-    """Compares kernels with libraries on a device; what an earlier run came to is in `book`.
+    """Compares kernels with libraries on a device, or recalls what an earlier run came to.
 
     missing: libraries that are not installed, and why; those found missing are added.
     """
 
-    def __init__(
-        self, measurer: Measurer, device: LibraryDevice, book: LibraryBook, missing: dict[str, str]
-    ) -> None:
-        self.measurer, self.device, self.book, self.missing = measurer, device, book, missing
+    def __init__(self, measurer: Measurer, device: LibraryDevice) -> None:
+        self.measurer, self.device = measurer, device
+        self.missing: dict[str, str] = {}
+        versions = {}
+        for provider in FINDERS:
+            try:
+                versions[provider] = device.library_version(provider)
+            except DeviceMissingError as error:
+                self.missing[provider] = str(error)
+        self._versions = json.dumps(versions, sort_keys=True)
 
     def compared(
         self,
         subject: str,
         kernel: Func,
-        generated: Module,
+        generated: Callable[[], Module],
         constants: Collection[int],
         calls: int,
         limit: Budget,
     ) -> Compared | None:
         """What measuring says of a kernel and its candidates; None where there are none, or no time.
 
-        subject: what the kernel is known by. generated: the program that computes it without libraries.
+        subject: what the kernel is known by. generated: makes the program that computes it without libraries.
         constants: positions of its parameters that are constants. calls: how often the network calls it.
         At least one candidate is timed where there is any time; what the limit cuts short counts until a run
         has time for it.
         """
-        hardware = self.measurer.target.hardware
-        known = self.book.recall(subject)
+        hardware, database = self.measurer.target.hardware, self.measurer.database
+        key = self.measurer.key("library:" + cache_key(self._versions, subject))
+        choice = database.choice(key)
+        known = None if choice is None else Compared.from_json(choice.record, kernel.name, calls)
         if known is not None and (known.whole or limit.over):
             self.measurer.reused += known.candidates
-            return _remembered(known, kernel.name, calls, known.program(kernel, hardware))
+            program = None if known.taken is None else program_with(kernel, known.taken, hardware)
+            if program is not None and known.library_s is not None:
+                known.program = _with_seconds(program, known.library_s)
+            return known
         if limit.over:
             return None
         candidates = library_candidates(kernel, hardware, self.device, missing=self.missing)
         first = next(candidates, None)
         if first is None:
             return None
-        found = self._measured(kernel, generated, _with_first(first, candidates), constants, calls, limit)
-        self.book.keep(subject, _record(found))
+        found = self._measured(kernel, generated(), chain([first], candidates), constants, calls, limit)
+        if found.generated_s > 0.0:  # else the device tells no times
+            database.put_choice(key, StoredChoice(found.to_json(), int(time.time())))
         return found
 
     def _measured(
@@ -128,7 +174,7 @@ class LibraryComparisons:
                 break
             result.candidates += 1
             try:
-                (seconds,) = self.measurer.seconds([standing_alone(candidate, constants)])
+                (seconds,) = self.measurer.seconds([timed_program(candidate, constants)])
             except DeviceLostError:
                 raise
             except DeviceError as error:
@@ -152,69 +198,34 @@ class LibraryComparisons:
         constants: Collection[int],
     ) -> None:
         """Take the fastest candidate that is faster than the generated kernel and gives the same results."""
-        wanted: list[np.ndarray] | None = None
+        expected: list[np.ndarray] | None = None
         for seconds, candidate in ranking:
             if result.library_s is None:
                 result.library_s, result.library = seconds, _providers(candidate)
             if seconds * GAIN >= result.generated_s:
                 return
-            if wanted is None:
-                wanted = _outputs(self.measurer, with_true_constants(generated, constants, kernel))
-            alone = with_true_constants(standing_alone(candidate, constants), constants, kernel)
-            fault = self._difference(wanted, alone)
+            if expected is None:
+                expected = _outputs(self.measurer, with_true_constants(generated, constants, kernel))
+            program = with_true_constants(timed_program(candidate, constants), constants, kernel)
+            fault = self._difference(expected, program)
             if fault is None:
                 result.library_s, result.library = seconds, _providers(candidate)
-                result.program = _on_record(candidate, seconds)
+                result.program = _with_seconds(candidate, seconds)
+                (result.taken,) = library_kernels(candidate).values()
                 return
             result.failed.append(fault)
 
-    def _difference(self, wanted: Sequence[np.ndarray], candidate: Module) -> str | None:
+    def _difference(self, expected: Sequence[np.ndarray], candidate: Module) -> str | None:
         """What is wrong with the candidate's results on random inputs; None where they agree."""
         (kernel,) = library_kernels(candidate).values()
         tolerance = TOLERANCE["tf32" if kernel.problem.tf32 else kernel.problem.dtype]
-        for one, other in zip(wanted, _outputs(self.measurer, candidate), strict=True):
+        for one, other in zip(expected, _outputs(self.measurer, candidate), strict=True):
             a, b = _sample(one), _sample(other)
             norm = float(np.linalg.norm(a)) or 1.0
             error = float(np.linalg.norm(a - b)) / norm
             if not error <= tolerance:
                 return f"{kernel.provider} {kernel.operation}: results differ by {error:.2g} of their norm"
         return None
-
-
-def _with_first(first: Module, rest: Iterator[Module]) -> Iterator[Module]:
-    yield first
-    yield from rest
-
-
-def _record(found: Compared) -> Record:
-    kernels = library_kernels(found.program).values() if found.program is not None else ()
-    return Record(
-        found.generated_s,
-        found.library_s,
-        found.library,
-        found.candidates,
-        len(found.failed),
-        next(iter(kernels), None),
-        found.whole,
-        found.fastest,
-    )
-
-
-def _remembered(known: Record, name: str, calls: int, program: Module | None) -> Compared:
-    """What an earlier run measured; the reasons of failures are not kept."""
-    chosen = None if program is None or known.library_s is None else _on_record(program, known.library_s)
-    return Compared(
-        name,
-        calls,
-        known.generated_s,
-        known.library_s,
-        known.library,
-        known.candidates,
-        ["in an earlier run"] * known.failed,
-        chosen,
-        known.whole,
-        known.fastest,
-    )
 
 
 def _outputs(measurer: Measurer, module: Module) -> list[np.ndarray]:
@@ -241,29 +252,16 @@ def _sample(array: np.ndarray) -> np.ndarray:
     return flat[:: -(-flat.size // _SAMPLE) | 1].astype(np.float64)
 
 
-def standing_alone(program: Module, constants: Collection[int]) -> Module:
-    """The program with random constants at these positions of its parameters; see `alone` for kernels."""
-    known = RandomConstants()
-    b = Builder("measured")
-    new: dict[Value, Value] = {}
-    inputs: list[Value] = []
-    for i, p in enumerate(program.main.params):
-        if i in constants:
-            new[p] = known.constant(b, p.tensor)
-        else:
-            new[p] = Value(p.type, f"x{i}")
-            inputs.append(new[p])
-    ops: list[Op] = [*b.ops, *(replace_in_op(op, new) for op in program.main.body.ops)]
-    main = program.main.with_body(Block(tuple(inputs), tuple(ops)))
-    whole = known.of(program.with_funcs(tuple(main if f.name == "main" else f for f in program.funcs)))
-    return with_constant_weights(whole)
+def timed_program(program: Module, constants: Collection[int]) -> Module:
+    """The program with random constants at these positions of its parameters, rearranged where kernels do."""
+    return with_constant_weights(with_random_constants(program, constants))
 
 
 def _providers(program: Module) -> str:
     return ", ".join(sorted({k.provider for k in library_kernels(program).values()}))
 
 
-def _on_record(program: Module, seconds: float) -> Module:
+def _with_seconds(program: Module, seconds: float) -> Module:
     """The program whose library function has the seconds that are left of what its others should take."""
     rest = sum(estimate_of(f) for f in program.funcs if f.name != "main" and is_generated(f))
     own = max(seconds - rest, seconds / 4)

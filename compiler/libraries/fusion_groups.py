@@ -1,64 +1,280 @@
-"""Kernels that several of a network compute together, which a library may compute with one call."""
+"""Kernels that follow each other in @main and that a library may compute with one call.
+
+These are attention that several kernels compute one after another, and long sums that one kernel computes in
+parts and another one adds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from tilewright.ir import Func, Module, Op, Ref
-from tilewright.libraries.groups import attention_groups
-from tilewright.libraries.parts import parts_of
+from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, Ref, TensorType, Value
+from tilewright.ir.tensor.ops import dims, reads
+from tilewright.libraries.matching.attention import attentions_in
+from tilewright.libraries.matching.constants import KernelConstants, facts_in
+from tilewright.measuring.kernel_program import estimate_of
+from tilewright.passes.kernels.contract.template import CONTRACT
+from tilewright.passes.kernels.registry import TEMPLATE
+from tilewright.passes.rewriting.values import replace_in_op, use_counts
+from tilewright.passes.tensor.chains.merge import merged, reshapes_filled
+from tilewright.passes.tensor.share_kernels import kernel_text
+
+#: kernels that attention is looked for in, at most
+MAX_KERNELS = 4
 
 
-class FusionGroup(Protocol):
-    """Kernels whose calls follow each other in @main, and the one kernel that computes the same."""
+@dataclass(frozen=True, eq=False)
+class FusionGroup:
+    """Calls of kernels whose results only the next of them reads, and the one kernel that computes the same.
 
-    @property
-    def whole(self) -> Func:
-        """The one kernel."""
-        ...
+    kernels: those called, in order; all but the last have one result. fused: the one kernel; its parameters
+    are what `wiring` says: per kernel and parameter the position in those of the fused one, or -1 - i for the
+    result of kernel i. sites: the calls in @main; arguments: of the fused kernel at each site.
+    """
 
-    @property
-    def sites(self) -> tuple[tuple[Op, ...], ...]:
-        """The calls in @main that it may take the place of."""
-        ...
+    kernels: tuple[Func, ...]
+    fused: Func
+    wiring: tuple[tuple[int, ...], ...]
+    sites: tuple[tuple[Op, ...], ...]
+    arguments: tuple[tuple[Value, ...], ...]
 
     @property
     def chosen(self) -> str:
         """The parameters of the kernels as text."""
-        ...
+        return str([f.get("params") for f in self.kernels])
 
     def constants(self, known: Mapping[str, Collection[int]]) -> tuple[int, ...]:
-        """Positions of the whole kernel's parameters that are constants at every site."""
-        ...
+        """Positions of the fused kernel's parameters that are constants at every site."""
+        constant = {
+            at: p in known[f.name]
+            for f, places in zip(self.kernels, self.wiring, strict=True)
+            for p, at in enumerate(places)
+            if at >= 0
+        }
+        return tuple(
+            sorted({at for at, is_constant in constant.items() if is_constant} | set(facts_in(self.fused)))
+        )
 
     def program(self) -> Module:
         """A module whose @main calls the kernels."""
-        ...
-
-    def call(self, site: tuple[Op, ...]) -> Op:
-        """The call of the whole kernel in the place of a site."""
-        ...
+        params = tuple(Value(p.type, p.hint) for p in self.fused.params)
+        b = Builder()
+        results: list[Sequence[Value]] = []
+        for f, places in zip(self.kernels, self.wiring, strict=True):
+            operands = [params[at] if at >= 0 else results[-1 - at][0] for at in places]
+            results.append(b.emit("tensor.call", operands, {"callee": Ref(f.name)}, types=f.result_types))
+        b.emit("tensor.return", results[-1])
+        main = Func(Level.TENSOR, "main", Block(params, tuple(b.ops)), self.kernels[-1].result_types)
+        unique = {f.name: f for f in self.kernels}
+        return Module(self.fused.name, (*unique.values(), main))
 
 
 def fusion_groups_of(module: Module) -> Iterator[FusionGroup]:
     """Attention, then sums in parts; those may share calls with each other."""
     yield from attention_groups(module)
-    yield from parts_of(module)
+    yield from split_sums(module)
 
 
 def with_fused_kernels(module: Module, chosen: Collection[FusionGroup]) -> Module:
-    """The module that calls the whole kernels at their sites; no two of them may share a call."""
-    last = {id(site[-1]): (w, site) for w in chosen for site in w.sites}
-    dropped = {id(op) for w in chosen for site in w.sites for op in site[:-1]}
-    ops: list[Op] = []
-    for op in module.main.body.ops:
-        if id(op) in last:
-            whole, site = last[id(op)]
-            op = whole.call(site)
-        if id(op) not in dropped:
-            ops.append(op)
+    """The module that calls the fused kernels at their sites; no two of them may share a call."""
+    calls = {
+        id(site[-1]): replace(site[-1].with_attrs(callee=Ref(group.fused.name)), operands=arguments)
+        for group in chosen
+        for site, arguments in zip(group.sites, group.arguments, strict=True)
+    }
+    dropped = {id(op) for group in chosen for site in group.sites for op in site[:-1]}
+    ops = [calls.get(id(op), op) for op in module.main.body.ops if id(op) not in dropped]
     entry = module.main.with_body(module.main.body.with_ops(tuple(ops)))
     called = {op.get("callee") for op in ops}
-    kept = [f for f in module.funcs if f.name != "main" and Ref(f.name) in called]
-    return module.with_funcs((*kept, *(w.whole for w in chosen), entry))
+    others = [f for f in module.funcs if f.name != "main" and Ref(f.name) in called]
+    return module.with_funcs((*others, *(group.fused for group in chosen), entry))
+
+
+def attention_groups(module: Module) -> list[FusionGroup]:
+    """Attention in two to `MAX_KERNELS` kernels; calls that compute the same are sites of one group."""
+    kernels = {f.name: f for f in module.funcs if f.name != "main"}
+    constants, uses = KernelConstants(module), use_counts(module.main.body)
+    returned = set(module.main.body.ops[-1].operands)
+    producer = {
+        op.result: op
+        for op in module.main.body.ops
+        if op.name == "tensor.call" and len(op.results) == 1 and uses[op.result] == 1
+        and op.result not in returned
+    }  # fmt: skip
+    by_text: dict[str, FusionGroup] = {}
+    names = set(kernels)
+    for op in module.main.body.ops:
+        ref = op.get("callee")
+        if not isinstance(ref, Ref) or len(op.results) != 1 or not _contracts([kernels[ref.name]]):
+            continue
+        for calls in _ending_in((op,), producer):
+            group = _attention_group(calls, kernels, constants)
+            if group is None:
+                continue
+            key = f"{[f.name for f in group.kernels]} {kernel_text(group.fused)}"
+            if key in by_text:
+                first = by_text[key]
+                by_text[key] = replace(
+                    first, sites=(*first.sites, *group.sites), arguments=(*first.arguments, *group.arguments)
+                )
+            else:
+                by_text[key] = replace(group, fused=_named(group.fused, names))
+            break
+    return list(by_text.values())
+
+
+def _ending_in(calls: tuple[Op, ...], producer: Mapping[Value, Op]) -> Iterator[tuple[Op, ...]]:
+    """Chains of calls, each reading the one before, the shortest first."""
+    chains = [calls]
+    for _ in range(MAX_KERNELS - 1):
+        chains = [
+            (producer[v], *chain)
+            for chain in chains
+            for v in dict.fromkeys(chain[0].operands)
+            if v in producer
+        ]
+        yield from chains
+
+
+def _contracts(kernels: Sequence[Func]) -> int:
+    return sum(op.name == "tensor.contract" for f in kernels for op in f.body.ops)
+
+
+def _attention_group(
+    calls: tuple[Op, ...], kernels: dict[str, Func], constants: KernelConstants
+) -> FusionGroup | None:
+    called = [kernels[str(op["callee"].name)] for op in calls]  # type: ignore[union-attr]
+    if _contracts(called) < 2 or _exponentials(called) < 1 or reshapes_filled(calls, kernels):
+        return None
+    fused, arguments, _ = merged(calls, kernels, set(calls[-1].results), f"{called[-1].name}_attention")
+    fused = constants.computed_in(fused, arguments)
+    # Products around it are better off as kernels of their own.
+    ways = attentions_in(fused)
+    if not ways or _contracts(called) > sum(op.name == "tensor.contract" for op in ways[0].ops):
+        return None
+    made = {op.result: -1 - i for i, op in enumerate(calls)}
+    place = {(v, p.type): i for i, (v, p) in enumerate(zip(arguments, fused.params, strict=True))}
+    wiring = tuple(
+        tuple(made[v] if v in made else place[v, p.type] for v, p in zip(op.operands, f.params, strict=True))
+        for op, f in zip(calls, called, strict=True)
+    )
+    cost = called[-1].get("cost")
+    if isinstance(cost, Pairs):
+        cost = Pairs.of({**cost.as_dict(), "estimate_s": sum(map(estimate_of, called))})
+    fused = fused.with_attrs(skeleton=CONTRACT.name, cost=cost)
+    return FusionGroup(tuple(called), fused, wiring, (calls,), (tuple(arguments),))
+
+
+def _exponentials(kernels: Sequence[Func]) -> int:
+    bodies = (op.body for f in kernels for op in f.body.ops if op.body is not None)
+    return sum(inner.name == "scalar.exp" for body in bodies for inner in body.ops)
+
+
+def _named(fused: Func, names: set[str]) -> Func:
+    name, number = fused.name, 0
+    while name in names:
+        number += 1
+        name = f"{fused.name}_{number}"
+    names.add(name)
+    return replace(fused, name=name)
+
+
+def split_sums(module: Module) -> list[FusionGroup]:
+    """All pairs of kernels of which one computes a sum in parts and the other one adds them."""
+    ops, uses = module.main.body.ops, use_counts(module.main.body)
+    returned = set(ops[-1].operands)
+    reader = {v: op for op in ops for v in op.operands}
+    sites: dict[tuple[str, str, int], list[tuple[Op, Op]]] = {}
+    for op in ops:
+        ref = op.get("callee")
+        if not isinstance(ref, Ref) or len(op.results) != 1 or uses[op.result] != 1 or op.result in returned:
+            continue
+        after = reader[op.result]
+        callee = after.get("callee")
+        if isinstance(callee, Ref):
+            key = (ref.name, callee.name, after.operands.index(op.result))
+            sites.setdefault(key, []).append((op, after))
+    groups = []
+    for (first, second, position), pairs in sites.items():
+        fused = _joined_sum(module[first], module[second], position)
+        if fused is None:
+            continue
+        result, given = fused.result_types, module[second].result_types
+        fitting = tuple((a, b) for a, b in pairs if result == given or not returned & set(b.results))
+        if fitting:
+            groups.append(_split_sum(module[first], module[second], position, fused, fitting))
+    return groups
+
+
+def _split_sum(
+    first: Func, second: Func, position: int, fused: Func, sites: tuple[tuple[Op, Op], ...]
+) -> FusionGroup:
+    """The group of a kernel that takes the parameters of the first, then the others of the second."""
+    count = len(first.params)
+    others = [i for i in range(len(second.params)) if i != position]
+    of_second = tuple(-1 if i == position else count + others.index(i) for i in range(len(second.params)))
+    arguments = tuple((*a.operands, *(b.operands[i] for i in others)) for a, b in sites)
+    return FusionGroup((first, second), fused, (tuple(range(count)), of_second), sites, arguments)
+
+
+def _joined_sum(first: Func, second: Func, position: int) -> Func | None:
+    """The kernel that both compute, where the first ends in parts of sums that the second adds."""
+    *before, contract = first.body.ops[:-1]
+    added = _sum_of_parts(second, second.params[position])
+    if contract.name != "tensor.contract" or added is None or first.body.ops[-1].operands != contract.results:
+        return None
+    par, red = dims(contract, "par"), dims(contract, "red")
+    part = next(iter(par), "")
+    if par.get(part) != len(added.operands):
+        return None
+    count = par.pop(part)
+    t = contract.result.tensor
+    shape = tuple(par.values())
+    sum_ = Value(TensorType(t.dtype, shape), contract.result.hint)
+    contraction = replace(
+        contract.with_attrs(par=Pairs.of(par), red=Pairs.of({part: count, **red})), results=(sum_,)
+    )
+    rest = [op for op in second.body.ops[:-1] if op is not added]
+    returned = second.body.ops[-1].operands
+    if added.result.tensor.size != sum_.tensor.size or not t.dense:
+        return None
+    if (rest or returned != added.results) and added.result.type != sum_.type:
+        return None
+    new = {added.result: sum_}
+    body = [*before, contraction, *(replace_in_op(op, new) for op in second.body.ops if op is not added)]
+    params = (*first.params, *(p for i, p in enumerate(second.params) if i != position))
+    types = tuple(new.get(v, v).type for v in returned)
+    attrs = {TEMPLATE: CONTRACT.name, "cost": first.get("cost")}
+    name = f"{first.name}_{second.name}"
+    return Func(Level.TENSOR, name, Block(params, tuple(body)), types).with_attrs(**attrs)
+
+
+def _sum_of_parts(second: Func, parts: Value) -> Op | None:
+    """The map that adds all elements of the first dimension of `parts`, where nothing else reads them."""
+    readers = [op for op in second.body.ops if parts in op.operands]
+    if len(readers) != 1 or readers[0].name != "tensor.map" or set(readers[0].operands) != {parts}:
+        return None
+    (op,) = readers
+    at = reads(op)
+    names = [a[1:] for a in at]
+    if len(at) != parts.tensor.shape[0] or [a[0] for a in at] != list(range(len(at))):
+        return None
+    straight = tuple(str(e) for e in names[0]) == tuple(dims(op, "par")) and len(op.results) == 1
+    return op if straight and all(n == names[0] for n in names) and _adds_all(op) else None
+
+
+def _adds_all(op: Op) -> bool:
+    """Whether the body is the sum of all its parameters, each once."""
+    assert op.body is not None
+    made = {inner.result: inner for inner in op.body.ops[:-1]}
+    stack, terms = list(op.body.ops[-1].operands), []
+    while stack:
+        value = stack.pop()
+        if value in made:
+            if made[value].name != "scalar.add":
+                return False
+            stack += made[value].operands
+        else:
+            terms.append(value)
+    return len(terms) == len(op.body.params) and set(terms) == set(op.body.params)

@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 
 from tilewright.ir import Attr, Block, Builder, Func, Level, Module, Op, Pairs, Ref, Value
+from tilewright.libraries.matching.library_call import LibraryCall
 from tilewright.passes.kernels.library.template import LIBRARY
 from tilewright.passes.rewriting.values import replace_in_op, resolve
 from tilewright.runtime.libraries.kernel import LibraryKernel
-from tilewright.runtime.libraries.problem import Problem
 
 
-@dataclass(frozen=True)
-class Call:
-    """Ops of a kernel that a library computes: `operands` in the order of the problem's arguments.
-
-    weights: an op that rearranges one of them, in a kernel of its own since it may run at compile time.
-    kernel: the kernel that has these ops, where the original one has others.
-    """
-
-    problem: Problem
-    operands: tuple[Value, ...]
-    ops: tuple[Op, ...]
-    provider: str = "cublaslt"
-    weights: tuple[Op, ...] = ()
-    kernel: Func | None = None
-
-    @property
-    def result(self) -> Value:
-        """What the library writes."""
-        return self.ops[-1].result
-
-
-def program_around(kernel: Func, call: Call) -> Module:
+def program_around(kernel: Func, call: LibraryCall) -> Module:
     """A module whose @main computes what the kernel does, one of its functions being @NAME_library.
 
     The other functions (@NAME_weights, @NAME_before, @NAME_after) hold the ops that the library leaves, and

@@ -1,4 +1,4 @@
-"""A small program that runs one outlined kernel, as a search times it."""
+"""Small programs that run one outlined kernel, as it is timed, and what is known of kernels before."""
 
 from __future__ import annotations
 
@@ -7,28 +7,36 @@ from collections.abc import Collection, Mapping
 from tilewright.ir import Block, Builder, Func, Level, Module, Pairs, Ref, Value
 from tilewright.measuring.measurer import RandomConstants
 from tilewright.passes.analysis.constant_params import constant_positions
+from tilewright.passes.rewriting.values import replace_in_op
 from tilewright.passes.tensor.share_kernels import kernel_text
 
 #: attributes that a search changes, or that say where a choice comes from
 _CHOSEN = ("skeleton", "params", "cost", "measured_s", "candidates")
 
 
-def alone(kernel: Func, constants: Collection[int]) -> Module:
+def kernel_program(kernel: Func, constants: Collection[int]) -> Module:
     """A program that runs one kernel with random constants at these positions of its parameters."""
-    b = Builder("measured")
-    known = RandomConstants()
-    inputs: list[Value] = []
-    operands: list[Value] = []
-    for i, p in enumerate(kernel.params):
-        if i in constants:
-            operands.append(known.constant(b, p.tensor))
-        else:
-            inputs.append(Value(p.type, f"x{i}"))
-            operands.append(inputs[-1])
-    results = b.emit("tensor.call", operands, {"callee": Ref(kernel.name)}, types=kernel.result_types)
+    b, params = Builder(), tuple(Value(p.type, p.hint) for p in kernel.params)
+    results = b.emit("tensor.call", params, {"callee": Ref(kernel.name)}, types=kernel.result_types)
     b.emit("tensor.return", results)
-    main = Func(Level.TENSOR, "main", Block(tuple(inputs), tuple(b.ops)), kernel.result_types)
-    return known.of(Module("measured", (kernel, main)))
+    main = Func(Level.TENSOR, "main", Block(params, tuple(b.ops)), kernel.result_types)
+    return with_random_constants(Module("measured", (kernel, main)), constants)
+
+
+def with_random_constants(program: Module, constants: Collection[int]) -> Module:
+    """The program with random constants at these positions of its parameters; the others keep their order."""
+    b, known = Builder("measured"), RandomConstants()
+    new: dict[Value, Value] = {}
+    inputs: list[Value] = []
+    for i, p in enumerate(program.main.params):
+        if i in constants:
+            new[p] = known.constant(b, p.tensor)
+        else:
+            new[p] = Value(p.type, f"x{i}")
+            inputs.append(new[p])
+    ops = (*b.ops, *(replace_in_op(op, new) for op in program.main.body.ops))
+    main = program.main.with_body(Block(tuple(inputs), ops))
+    return known.of(program.with_funcs(tuple(main if f.name == "main" else f for f in program.funcs)))
 
 
 def constants_of(module: Module) -> Mapping[str, tuple[int, ...]]:

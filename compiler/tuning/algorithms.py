@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 
 from tilewright.ir import Block, Builder, Module, Op, Pairs
 from tilewright.ir.nodes import Attr
+from tilewright.libraries.choice import with_faster_libraries
 from tilewright.measuring.budget import Budget
 from tilewright.measuring.measurer import Measurer, RandomConstants
 from tilewright.passes import PassContext, run_pipeline
@@ -19,7 +20,7 @@ from tilewright.passes.estimation.algorithms import Alternative
 from tilewright.passes.estimation.convolution_layers import Layer, layers_of
 from tilewright.passes.graph.choose_algorithms import with_algorithms
 from tilewright.passes.pipelines import ALGORITHMS
-from tilewright.tuning.kernels.bound_violations import check_program
+from tilewright.tuning.report import check_program
 
 #: of what is left of the budget, what comparing one convolution with libraries may take
 LIBRARY_SHARE = 0.1
@@ -42,7 +43,7 @@ def measured_algorithms(
     progress: bool | None = None,
     workspace: str = "network",
     budget: Budget | None = None,
-    libraries: Callable[[Module, Budget], Module] | None = None,
+    libraries: bool = False,
 ) -> Module:
     """The module with the fastest measured algorithm on every direct graph.conv2d.
 
@@ -51,8 +52,8 @@ def measured_algorithms(
     chooses. An alternative is left out where its lower bound is above the best time so far, or where it would
     raise the network's peak of memory (see `memory_headroom`); direct never is. Once the budget is spent,
     what is not known is chosen by estimate.
-    libraries: puts library kernels into a program where they are faster, in a budget; direct is timed with
-        them as well, since they compute no other algorithm's kernels.
+    libraries: whether library kernels may take the place of generated ones; direct is timed with them too,
+        since they compute no other algorithm's kernels.
     What was measured stands in the attribute `convolutions` of @main, with the convolutions counted from 0 in
     program order.
     """
@@ -91,7 +92,7 @@ def _timed(
     measurer: Measurer,
     headroom: MemoryHeadroom | None,
     budget: Budget,
-    libraries: Callable[[Module, Budget], Module] | None,
+    libraries: bool,
 ) -> list[Timed]:
     hardware = measurer.target.hardware
     legal = {name: layer.by(name, hardware) for name in _legal(layer.conv)}
@@ -110,8 +111,9 @@ def _timed(
             if seconds is None:  # the others alone decide nothing
                 return [replace(r, measured_s=None) for r in rows]
             check_program(f"{row.algorithm} of {layer.conv.loc}", seconds, row.bound_s, measurer.target)
-            if row.algorithm == "direct" and libraries is not None:
-                with_libraries = _seconds(libraries(program, budget.share(LIBRARY_SHARE)), measurer, budget)
+            if row.algorithm == "direct" and libraries:
+                faster = with_faster_libraries(program, measurer, budget.share(LIBRARY_SHARE))
+                with_libraries = _seconds(faster, measurer, budget)
                 seconds = seconds if with_libraries is None else min(seconds, with_libraries)
             rows[i] = replace(row, measured_s=seconds)
             best = min(best, seconds)

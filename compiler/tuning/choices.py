@@ -12,7 +12,7 @@ from tilewright.ir import Module, TilewrightError
 from tilewright.measuring.measurer import Measurer
 from tilewright.measuring.network_validation import Verdict
 from tilewright.passes.tensor.share_kernels import kernel_text
-from tilewright.tuning.database.records import Choice, Entries, Key, Row
+from tilewright.tuning.database.records import Entries, Key, Row, StoredChoice
 from tilewright.tuning.kernels.kernel_outcome import is_seconds, outcome_in, record_of
 from tilewright.tuning.kernels.search import Task
 
@@ -26,7 +26,7 @@ class ChoiceBook:
 
     def __init__(self, measurer: Measurer) -> None:
         self._measurer = measurer
-        self._used: dict[Key, Choice] = {}
+        self._used: dict[Key, StoredChoice] = {}
         self._programs: dict[str, None] = {}
 
     def recall(self, task: Task, *, again: bool) -> None:
@@ -74,9 +74,9 @@ class ChoiceBook:
         if len(points) < len(chosen):
             return None
         self.use(subject_of(module), choice, [])
-        swapped = [n for n, t in tasks.items() if points[n] != t.outcome.ranking[0].point]
+        fastest = {name: t.outcome.ranking[0].point for name, t in tasks.items()}
         times = {name: data[name] for name in _TIMES}
-        return Verdict(points, compared=data["compared"], swapped=swapped, **times)
+        return Verdict(fastest, points, compared=data["compared"], **times)
 
     def keep_network(self, module: Module, tasks: Mapping[str, Task], verdict: Verdict) -> None:
         """Store the choice for a network, unless nothing was timed."""
@@ -87,17 +87,17 @@ class ChoiceBook:
         record = json.dumps({"kernels": rows, "compared": verdict.compared, **times})
         self.put(subject_of(module), record, [])
 
-    def choice(self, subject: str) -> Choice | None:
+    def choice(self, subject: str) -> StoredChoice | None:
         """What the database has under a subject, for this device."""
         return self._measurer.database.choice(self._measurer.key(subject))
 
     def put(self, subject: str, record: str, programs: list[str]) -> None:
         """Store a choice that rests on the times of these programs."""
-        choice = Choice(record, int(time.time()))
+        choice = StoredChoice(record, int(time.time()))
         self._measurer.database.put_choice(self._measurer.key(subject), choice)
         self.use(subject, choice, programs)
 
-    def use(self, subject: str, choice: Choice, programs: list[str]) -> None:
+    def use(self, subject: str, choice: StoredChoice, programs: list[str]) -> None:
         """Count a choice, and the times it rests on, among `entries`."""
         self._used[self._measurer.key(subject)] = choice
         self.rest_on(programs)

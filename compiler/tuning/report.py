@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewright.costmodel.kernels.check_measured import TIMER_NOISE
+from tilewright.devices.targets import Target
 from tilewright.measuring.budget import Budget
 from tilewright.measuring.measurer import Measurer
 from tilewright.measuring.network_validation import Verdict
@@ -74,17 +75,36 @@ def _kernel_row(task: Task) -> dict[str, Any]:
 
 def violations_of(task: Task, measurer: Measurer) -> list[str]:
     """What was measured below its bound, each with all that is needed to measure it again."""
-    s = task.search
-    out = []
-    for i, seconds in s.seconds.items():
-        least = float(s.space.least_s[i])
-        if seconds > 0.0 and seconds * (1.0 + TIMER_NOISE) < least:
-            out.append(
-                f"bug in the bound: measured {1e6 * seconds:.2f} us, but the bound says at least "
-                f"{1e6 * least:.2f} us with warm caches for {s.space.described(i)}; kernel {task.name}, "
-                f"program {task.programs[i]}, {measurer.target} on {measurer.device.name}"
-            )
-    return out
+    search = task.search
+    where = f"{measurer.target} on {measurer.device.name}"
+    found = (
+        violation_of(
+            f"{search.space.described(i)}; kernel {task.name}, program {task.programs[i]}",
+            seconds, float(search.space.least_s[i]), where,
+        )
+        for i, seconds in search.seconds.items()
+    )  # fmt: skip
+    return [text for text in found if text is not None]
+
+
+def violation_of(what: str, seconds: float, least_s: float, where: str) -> str | None:
+    """A sentence that says what to measure again, and where; None where the bound holds.
+
+    what: the program in words. least_s: its bound for warm caches. A time of 0 says that nothing was timed.
+    """
+    if seconds <= 0.0 or seconds * (1.0 + TIMER_NOISE) >= least_s:
+        return None
+    return (
+        f"bug in the bound: measured {1e6 * seconds:.2f} us, but the bound says at least "
+        f"{1e6 * least_s:.2f} us with warm caches for {what}, {where}"
+    )
+
+
+def check_program(what: str, seconds: float, least_s: float, target: Target) -> None:
+    """Tell on stderr where a measured program is faster than its bound."""
+    where = f"{target} by the record {target.hardware.name} ({target.hardware.origin})"
+    text = violation_of(what, seconds, least_s, where)
+    warn_of_violations([] if text is None else [text])
 
 
 def warn_of_violations(found: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -12,18 +12,18 @@ from tilewright.codegen.builders.cache import cache_key
 from tilewright.costmodel.hardware.calibration import calibrated_constants
 from tilewright.ir import Func, Module, Pairs
 from tilewright.measuring.budget import Budget
-from tilewright.measuring.kernel_program import alone, constants_of, occurrences_of, subject_text
+from tilewright.measuring.kernel_program import constants_of, kernel_program, occurrences_of, subject_text
 from tilewright.measuring.measurer import Measurer
-from tilewright.measuring.network_replays import NetworkTrials
-from tilewright.measuring.network_validation import Group, Verdict, arbitrate
+from tilewright.measuring.network_replays import KernelVariants, NetworkReplays, random_inputs
+from tilewright.measuring.network_validation import Choices, Verdict, validated
 from tilewright.tuning.algorithms import measured_algorithms
 from tilewright.tuning.choices import ChoiceBook
 from tilewright.tuning.database.records import Entries
 from tilewright.tuning.kernels.kernel_search import PATIENCE, KernelSearch
 from tilewright.tuning.kernels.lowering_pool import LEAST_KERNELS, LoweringPool
+from tilewright.tuning.kernels.result_check import check_contenders, is_right
 from tilewright.tuning.kernels.search import Task, run_searches
 from tilewright.tuning.kernels.search_space import search_space
-from tilewright.tuning.kernels.winner_check import check_contenders, is_right
 from tilewright.tuning.report import report_of, warn_of_violations
 
 #: of the budget, what timing the algorithms of convolutions may take at most, and of the rest the searches
@@ -32,15 +32,17 @@ SEARCH_SHARE = 0.8
 #: a kernel that takes this share of the estimated time is searched with all patience, others with less
 PATIENT_SHARE = 0.05
 LEAST_PATIENCE = 0.35
-#: seconds of arbitration where there is no budget
-ARBITRATION_S = 60.0
+#: seconds of replays of the network where there is no budget
+VALIDATION_S = 60.0
+#: kernels that take less than this share of all searched ones decide nothing
+LEAST_SHARE = 0.01
 
 
 class Tuner:
     """Chooses the algorithms of convolutions and the parameters of kernels by measuring, within a budget.
 
-    streams: the policy that replays are timed with. `facts` says what was done (`seconds`: how long each part
-    took), once `choose` has run, and
+    streams: the policy that replays are timed with. libraries: whether library kernels will compete with what
+    is chosen. `facts` says what was done (`seconds`: how long each part took), once `choose` has run, and
     `entries` is what of the database the choice rests on.
     """
 
@@ -52,7 +54,7 @@ class Tuner:
         progress: bool | None = None,
         workspace: str = "network",
         streams: str = "model",
-        libraries: Callable[[Module, Budget], Module] | None = None,
+        libraries: bool = False,
     ) -> None:
         self.measurer, self.progress, self.workspace = measurer, progress, workspace
         self.libraries = libraries
@@ -99,7 +101,7 @@ class Tuner:
         with self._part("search"):
             self._search([t for t in distinct if t.known is None])
         with self._part("network"):
-            verdict, recalled = self._arbitrated(module, tasks)
+            verdict, recalled = self._validated(module, tasks)
         self.facts = report_of(distinct, self.measurer, self.budget, verdict, recalled=recalled)
         self.facts["seconds"] = self._seconds
         warn_of_violations(self.facts["violations"])
@@ -152,7 +154,7 @@ class Tuner:
                 by_subject[subject].search.occurrences += calls[f.name]
             else:
                 search = KernelSearch(space, occurrences=calls[f.name], patience=PATIENCE)
-                module_of = partial(alone, constants=constants[f.name])
+                module_of = partial(kernel_program, constants=constants[f.name])
                 by_subject[subject] = Task(f.name, subject, search, module_of, constants=constants[f.name])
             found[f.name] = by_subject[subject]
         total_s = sum(t.weight_s for t in by_subject.values())
@@ -160,34 +162,42 @@ class Tuner:
             t.search.patience = patience_for(t.weight_s / total_s if total_s else 1.0)
         return found
 
-    def _arbitrated(self, module: Module, tasks: Mapping[str, Task]) -> tuple[Verdict, bool]:
+    def _validated(self, module: Module, tasks: Mapping[str, Task]) -> tuple[Verdict, bool]:
         """The point of every task's name, and whether an earlier run came to it."""
         by_name = {t.name: t for t in tasks.values() if t.outcome.ranking}
-        groups = [_group(t) for t in by_name.values()]
+        fastest = {name: t.outcome.ranking[0].point for name, t in by_name.items()}
         known = self.book.recall_network(module, by_name)
         if known is not None:
             return known, True
-        budget = self.budget if self.budget.seconds is not None else Budget(ARBITRATION_S)
-        if not groups or budget.over or all(g.seconds[0] <= 0.0 for g in groups):
-            return Verdict({g.name: g.points[0] for g in groups}), False
+        budget = self.budget if self.budget.seconds is not None else Budget(VALIDATION_S)
+        timed = any(t.outcome.ranking[0].seconds > 0.0 for t in by_name.values())
+        if budget.over or not timed:
+            return Verdict(fastest, dict(fastest)), False
         variants = {t.name: partial(_variants, module, tasks, t) for t in by_name.values()}
-        first = {g.name: g.points[0] for g in groups}
         m = self.measurer
-        with NetworkTrials(module, variants, first, m.target, m.device, streams=self.streams) as trials:
-            verdict = arbitrate(groups, dict.fromkeys(by_name, 0), trials.pairs, budget)
+        plans = KernelVariants(module, variants, fastest, m.target, self.streams)
+        with NetworkReplays(plans.plan_of, m.device, random_inputs(module)) as replays:
+            verdict = validated(fastest, parameter_changes(list(by_name.values())), replays.pairs, budget)
         self.book.keep_network(module, by_name, verdict)
         return verdict, False
+
+
+def parameter_changes(tasks: Sequence[Task]) -> Iterator[Choices]:
+    """The changes of the fastest points that are worth a replay: first to the model's choice of all kernels,
+    then of one kernel after another, those that take most time first, to its contenders.
+    """
+    yield {t.name: 0 for t in tasks}
+    weights = {t.name: t.search.occurrences * (t.outcome.best_s or 0.0) for t in tasks}
+    total = sum(weights.values())
+    for t in sorted(tasks, key=lambda t: -weights[t.name]):
+        if weights[t.name] < LEAST_SHARE * total:
+            break
+        yield from ({t.name: point} for point in t.outcome.contenders)
 
 
 def patience_for(share: float) -> int:
     """Points without a gain after which a kernel that takes this share of the network's time is settled."""
     return round(max(LEAST_PATIENCE, min(1.0, share / PATIENT_SHARE)) * PATIENCE)
-
-
-def _group(task: Task) -> Group:
-    ranking = task.outcome.ranking
-    weight_s = task.search.occurrences * ranking[0].seconds
-    return Group(task.name, weight_s, tuple(r.point for r in ranking), tuple(r.seconds for r in ranking))
 
 
 def _variants(module: Module, tasks: Mapping[str, Task], task: Task, point: int) -> tuple[Func, ...]:

@@ -14,8 +14,8 @@ from tilewright.devices.targets import resolve_target
 from tilewright.ir import parse
 from tilewright.ir.interpreter.run import interpret
 from tilewright.libraries.candidates import convolutions_in, library_candidates, products_in
-from tilewright.libraries.comparison import standing_alone
-from tilewright.measuring.kernel_program import alone
+from tilewright.libraries.comparison import timed_program
+from tilewright.measuring.kernel_program import kernel_program
 from tilewright.runtime.cuda.device import CudaDevice
 from tilewright.runtime.errors import DeviceMissingError, InputError
 
@@ -113,10 +113,10 @@ def random_inputs(plan):
 def check_candidates(gpu, kernel, found, tolerance):
     """Every candidate gives what the kernel does in float64, in a graph, captured and step by step."""
     for candidate in found:
-        module = standing_alone(candidate, {1})
+        module = timed_program(candidate, {1})
         plan, constants = built(module, gpu.arch)
         inputs = random_inputs(plan)
-        reference = alone(kernel, {1})
+        reference = kernel_program(kernel, {1})
         (wanted,) = interpret(reference, *inputs, precision="fp64")
         norm = np.linalg.norm(wanted.astype(np.float64))
         results = {}
@@ -162,7 +162,7 @@ def test_every_plan_of_cudnn_is_right(gpu, precision, layout):
 def test_a_plan_of_another_version_is_refused(gpu):
     kernel = product("fp32")
     candidate = library_candidates(kernel, load_hardware(f"cuda:{gpu.arch}"), gpu, missing={})[0]
-    plan, constants = built(standing_alone(candidate, {1}), gpu.arch)
+    plan, constants = built(timed_program(candidate, {1}), gpu.arch)
     kernels = [
         replace(k, source=k.source.replace('"version": "', '"version": "9')) if k.language == "library" else k
         for k in plan.kernels

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright.api import compile as compile_module
 from tilewright.ir import InputError, UnsupportedError
-from tilewright.libraries.matching.region_facts import library_lines
+from tilewright.libraries.report import library_lines
 from tilewright.running.executable import Executable
 from tilewright.tools.commands.network import choices_of, load_network
 from tilewright.tuning.database.database import named_tuning_database

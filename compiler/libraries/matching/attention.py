@@ -13,10 +13,9 @@ from tilewright.ir.builder import scalar_body
 from tilewright.ir.expr import symbols
 from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.libraries.matching.convolution import packed
+from tilewright.libraries.matching.library_call import LibraryCall, copies_behind, region_of
 from tilewright.libraries.matching.matmul import BUFFER_DTYPE
-from tilewright.libraries.matching.region import copies_behind, region_of
 from tilewright.libraries.matching.strides import Merged, Strides, merged, steps_of_element
-from tilewright.libraries.program import Call
 from tilewright.passes.analysis.attention import KEY, Attention, attention_of
 from tilewright.passes.analysis.position_masks import HIDDEN, MOST_PAIRS, positional
 from tilewright.passes.analysis.terms import (
@@ -60,12 +59,12 @@ class _Operands:
         return [r for r in (self.q, self.k, self.v, self.bias) if r is not None]
 
 
-def attentions_in(kernel: Func) -> list[Call]:
+def attentions_in(kernel: Func) -> list[LibraryCall]:
     """The ways to leave softmax(scale * q k^T + bias) v to cuDNN, those that take most ops along first."""
     contracts = [op for op in kernel.body.ops if op.name == "tensor.contract"]
     if len(contracts) < 2:
         return []
-    found: list[Call] = []
+    found: list[LibraryCall] = []
     for mix in reversed(contracts):
         for root in reversed(copies_behind(kernel, mix)):
             for call in _calls(kernel, root):
@@ -73,7 +72,7 @@ def attentions_in(kernel: Func) -> list[Call]:
     return found
 
 
-def _with_spread_mask(kernel: Func, call: Call) -> list[Call]:
+def _with_spread_mask(kernel: Func, call: LibraryCall) -> list[LibraryCall]:
     """The same with a mask that is written out, where it is one for all queries."""
     problem = call.problem
     assert isinstance(problem, AttentionProblem)
@@ -87,7 +86,7 @@ def _with_spread_mask(kernel: Func, call: Call) -> list[Call]:
     return [replace(c, kernel=other) for root in roots for c in _calls(other, root, {spread})]
 
 
-def _calls(kernel: Func, root: Op, stop: Collection[Value] = ()) -> Iterator[Call]:
+def _calls(kernel: Func, root: Op, stop: Collection[Value] = ()) -> Iterator[LibraryCall]:
     if BUFFER_DTYPE.get(root.result.tensor.dtype) not in ATTENTION_DTYPES:
         return
     terms, strides = _result_terms(kernel, root, stop)
@@ -103,7 +102,7 @@ def _calls(kernel: Func, root: Op, stop: Collection[Value] = ()) -> Iterator[Cal
         values = tuple(r.value for r in operands.present())
         ops = region_of(kernel, root, values)
         if ops:
-            yield Call(problem, values, ops, "cudnn")
+            yield LibraryCall(problem, values, ops, "cudnn")
             return
 
 

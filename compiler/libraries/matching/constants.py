@@ -112,7 +112,7 @@ def facts_in(kernel: Func) -> dict[int, float | str]:
 def with_true_constants(program: Module, constants: Collection[int], kernel: Func) -> Module:
     """A program that measures a kernel, its constants at these positions being those that the kernel knows.
 
-    program: what `alone` or `standing_alone` gives; it names constants by their order.
+    program: what `alone` or `timed_program` gives; it names constants by their order.
     """
     names = {i: f"constant{n}" for n, i in enumerate(sorted(constants))}
     arrays = {names[i]: _array(fact, kernel.params[i].tensor) for i, fact in facts_in(kernel).items()}

@@ -8,8 +8,8 @@ from math import isclose, pi, sqrt
 from tilewright.ir import Expr, Func, Op, Sym, Value
 from tilewright.ir.tensor.ops import dims
 from tilewright.ir.types import storage_dtype
+from tilewright.libraries.matching.library_call import region_of
 from tilewright.libraries.matching.matmul import BUFFER_DTYPE
-from tilewright.libraries.matching.region import region_of
 from tilewright.passes.analysis.terms import Apply, Read, Term, Terms, applied, leaves, number, peeled
 from tilewright.runtime.libraries.matmul import MatmulProblem
 

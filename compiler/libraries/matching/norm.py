@@ -10,10 +10,9 @@ from math import isclose, prod
 from tilewright.ir import Expr, Func, Op, Sym
 from tilewright.ir.tensor.ops import dims
 from tilewright.libraries.matching.convolution import packed
+from tilewright.libraries.matching.library_call import LibraryCall, region_of
 from tilewright.libraries.matching.matmul import BUFFER_DTYPE
-from tilewright.libraries.matching.region import region_of
 from tilewright.libraries.matching.strides import Merged, Strides, merged, steps_of_element
-from tilewright.libraries.program import Call
 from tilewright.passes.analysis.terms import (
     Read,
     Reduction,
@@ -45,7 +44,7 @@ class _Norm:
     columns: tuple[str, ...]
 
 
-def norms_in(kernel: Func) -> list[Call]:
+def norms_in(kernel: Func) -> list[LibraryCall]:
     """The ways to leave a layer norm or RMS norm to cuDNN, those that take most ops along first."""
     ops = kernel.body.ops[:-1]
     roots = [op for op in ops if op.name == "tensor.map" and len(op.results) == 1]
@@ -59,7 +58,7 @@ def _has_root(ops: Sequence[Op]) -> bool:
     return any(inner.name in ("scalar.sqrt", "scalar.rsqrt") for body in bodies for inner in body)
 
 
-def _calls(kernel: Func, root: Op) -> Iterator[Call]:
+def _calls(kernel: Func, root: Op) -> Iterator[LibraryCall]:
     wide = {d: n for d, n in dims(root, "par").items() if n > 1}
     terms = Terms(kernel, {d: (0, n - 1) for d, n in wide.items()})
     index: list[Expr] = [Sym(d) if d in wide else 0 for d in dims(root, "par")]
@@ -74,7 +73,7 @@ def _calls(kernel: Func, root: Op) -> Iterator[Call]:
         values = tuple(r.value for r in (x, scale, bias) if r is not None)
         ops = region_of(kernel, root, values) if problem is not None else ()
         if problem is not None and ops:
-            yield Call(problem, values, ops, "cudnn")
+            yield LibraryCall(problem, values, ops, "cudnn")
             return
 
 

@@ -34,12 +34,12 @@ from tilewright.tuning.database.file import (
     transaction,
 )
 from tilewright.tuning.database.records import (
-    Choice,
     ChoiceRow,
     Entries,
     Key,
     Measurement,
     Row,
+    StoredChoice,
     checksum,
     choice_fault_of,
     fault_of,
@@ -121,10 +121,10 @@ class TuningDatabase:
 
         return self._run(find)
 
-    def choice(self, key: Key) -> Choice | None:
+    def choice(self, key: Key) -> StoredChoice | None:
         """The choice under `key`, or None; raises InputError for a damaged named file."""
 
-        def find(c: sqlite3.Connection) -> Choice | None:
+        def find(c: sqlite3.Connection) -> StoredChoice | None:
             row = c.execute(_SELECT_CHOICE + _WHERE, astuple(key)).fetchone()
             return None if row is None else _checked_choice(row)[1]
 
@@ -138,7 +138,7 @@ class TuningDatabase:
         row = _as_row(key, measurement)
         self._run(lambda c: c.execute(_REPLACE, row))
 
-    def put_choice(self, key: Key, choice: Choice) -> None:
+    def put_choice(self, key: Key, choice: StoredChoice) -> None:
         """Like `put`, for a choice."""
         row = _as_choice_row(key, choice)
         self._run(lambda c: c.execute(_REPLACE_CHOICE, row))
@@ -290,7 +290,7 @@ def _checked(row: tuple[object, ...]) -> Row:
 
 def _checked_choice(row: tuple[object, ...]) -> ChoiceRow:
     """A row as read from the file; raises Damage."""
-    key, choice = Key(*row[:4]), Choice(*row[4:6])  # type: ignore[arg-type]
+    key, choice = Key(*row[:4]), StoredChoice(*row[4:6])  # type: ignore[arg-type]
     if fault := choice_fault_of(key, choice):
         raise Damage(fault)
     if row[6] != checksum(key, choice):
@@ -298,7 +298,7 @@ def _checked_choice(row: tuple[object, ...]) -> ChoiceRow:
     return key, choice
 
 
-def _as_choice_row(key: Key, choice: Choice) -> tuple[object, ...]:
+def _as_choice_row(key: Key, choice: StoredChoice) -> tuple[object, ...]:
     if fault := choice_fault_of(key, choice):
         raise WorkError(f"{fault} in a choice to store")
     return (*astuple(key), *astuple(choice), checksum(key, choice))

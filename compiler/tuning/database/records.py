@@ -50,7 +50,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Choice:
+class StoredChoice:
     """What measuring decided of a kernel, a convolution or a network, as the text of a JSON object.
 
     It stands under a key whose `program` names what was decided (`kernel:...`), and says by which programs;
@@ -62,7 +62,7 @@ class Choice:
 
 
 Row = tuple[Key, Measurement]
-ChoiceRow = tuple[Key, Choice]
+ChoiceRow = tuple[Key, StoredChoice]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def fault_of(key: Key, m: Measurement) -> str:
     return ""
 
 
-def choice_fault_of(key: Key, choice: Choice) -> str:
+def choice_fault_of(key: Key, choice: StoredChoice) -> str:
     """What no choice can be in a row, in a few words; empty where it is well-formed."""
     if not all(isinstance(text, str) for text in astuple(key)) or ":" not in key.program:
         return "expected a key of texts with what was chosen"
@@ -103,7 +103,7 @@ def choice_fault_of(key: Key, choice: Choice) -> str:
     return "" if isinstance(found, dict) else "expected a record that is an object"
 
 
-def checksum(key: Key, value: Measurement | Choice) -> int:
+def checksum(key: Key, value: Measurement | StoredChoice) -> int:
     """CRC-32 of a row: SQLite itself does not notice a flipped bit in a number."""
     return zlib.crc32(json.dumps([*astuple(key), *astuple(value)]).encode())
 
@@ -119,7 +119,7 @@ def write_lines(path: str | os.PathLike[str], entries: Entries) -> None:
 
 def lines_of(entries: Entries) -> str:
     """One JSON object per measurement and per choice, behind a line that names format and method."""
-    found: list[tuple[Key, Measurement | Choice]] = [*entries.rows, *entries.choices]
+    found: list[tuple[Key, Measurement | StoredChoice]] = [*entries.rows, *entries.choices]
     lines = [json.dumps(_HEADER), *(json.dumps({**asdict(k), **asdict(x)}) for k, x in found)]
     return "\n".join(lines) + "\n"
 
@@ -143,7 +143,7 @@ def entries_of(text: str, where: str) -> Entries:
     choices: list[ChoiceRow] = []
     for number, line in enumerate(lines[1:], 2):
         key, found = _entry(line, f"{where}:{number}")
-        if isinstance(found, Choice):
+        if isinstance(found, StoredChoice):
             choices.append((key, found))
         else:
             rows.append((key, found))
@@ -166,10 +166,10 @@ def _check_header(line: str, where: str) -> None:
 
 
 _KEY, _MEASUREMENT = tuple(Key.__annotations__), tuple(Measurement.__annotations__)
-_CHOICE = tuple(Choice.__annotations__)
+_CHOICE = tuple(StoredChoice.__annotations__)
 
 
-def _entry(line: str, where: str) -> tuple[Key, Measurement | Choice]:
+def _entry(line: str, where: str) -> tuple[Key, Measurement | StoredChoice]:
     try:
         data = load_strict_json(line, where)
         chosen = isinstance(data, dict) and "record" in data
@@ -177,9 +177,9 @@ def _entry(line: str, where: str) -> tuple[Key, Measurement | Choice]:
     except InputError as error:
         raise InputError(str(error)) from None
     key = Key(*(found[name] for name in _KEY))
-    entry: Measurement | Choice
+    entry: Measurement | StoredChoice
     if chosen:
-        entry = Choice(*(found[name] for name in _CHOICE))
+        entry = StoredChoice(*(found[name] for name in _CHOICE))
         fault = choice_fault_of(key, entry)
     else:
         entry = Measurement(*(found[name] for name in _MEASUREMENT))

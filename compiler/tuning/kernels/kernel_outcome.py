@@ -14,6 +14,9 @@ from tilewright.tuning.kernels.search_space import SearchSpace
 
 #: of the fastest points, how many are kept
 RANKED = 8
+#: points of a kernel that compete in the network, within this factor of the fastest one alone
+CONTENDERS = 3
+NEAR = 1.15
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,13 @@ class Outcome:
     def certified(self) -> bool:
         """Whether the best is the fastest of all points that can be built, measured alone."""
         return self.end in ("certified", "exhausted")
+
+    @property
+    def contenders(self) -> tuple[int, ...]:
+        """The fastest points, of which any may be best in the network; none where nothing was timed."""
+        best_s = self.best_s or 0.0
+        near = [r.point for r in self.ranking if r.seconds <= NEAR * best_s]
+        return tuple(near[:CONTENDERS]) if best_s > 0.0 else ()
 
     @property
     def best_s(self) -> float | None:

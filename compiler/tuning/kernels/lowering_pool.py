@@ -16,7 +16,7 @@ from typing import IO, Any
 from tilewright.devices.targets import Target
 from tilewright.ir import Func, TilewrightError, WorkError
 from tilewright.ir.machine import usable_cores
-from tilewright.measuring.kernel_program import alone
+from tilewright.measuring.kernel_program import kernel_program
 from tilewright.measuring.measurer import lowered
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
@@ -106,7 +106,9 @@ def serve(orders: IO[bytes], answers: IO[bytes]) -> None:
     target = _received(orders)
     while isinstance(order := _received(orders), Order):
         try:
-            answer: Answer = lowered(alone(order.kernel, order.constants), target, cold=order.cold)[1]
+            answer: Answer = lowered(kernel_program(order.kernel, order.constants), target, cold=order.cold)[
+                1
+            ]
         except TilewrightError as error:
             answer = Refused(str(error))
         pickle.dump(answer, answers)

@@ -1,19 +1,23 @@
-"""Whether a measured candidate computes what the model's choice computes, for the same random inputs."""
+"""Before a candidate may win, its results are compared with those of the model's choice, on equal inputs."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from math import prod, sqrt
 from pathlib import Path
 
 import numpy as np
 
-from tilewright.ir import Func, Module, show
+from tilewright.ir import Func, Module, TilewrightError, show
 from tilewright.ir.tensor.ops import dims
+from tilewright.measuring.measurer import Measurer, Program
 from tilewright.passes.framework.context import temporary_reproducers
 from tilewright.passes.kernels.registry import template_of
 from tilewright.runtime.atomic_file import atomic_file
+from tilewright.runtime.plan.execution_plan import ExecutionPlan
+from tilewright.tuning.kernels.search import Task
 
 #: largest difference of one element, over its own size and that of a typical one; float32 rounds each term of
 #: a sum, the others what is multiplied or stored
@@ -28,6 +32,53 @@ UNSTEADY = frozenset(_UNSTEADY.split())
 UNSTEADY_FACTOR, UNSTEADY_SHARE = 4.0, 2e-3
 #: elements of one result that are compared
 SAMPLE = 1 << 20
+
+
+def is_right(task: Task, point: int, measurer: Measurer, program: Program, built: ExecutionPlan) -> bool:
+    """Whether a point of a search computes what its first one does; each is compared once.
+
+    A wrong one is told on stderr, and leaves a reproducer.
+    """
+    if point in task.right:
+        return True
+    if point and task.reference is None:
+        model = measurer.program(task.module(task.search.space.variant(0)))
+        (plan,) = measurer.build([model])
+        task.reference = measurer.outputs(model, plan)
+    got = measurer.outputs(program, built)
+    if not point:
+        task.reference = got
+    assert task.reference is not None
+    kernel = task.search.space.variant(point)
+    found = difference(kernel, task.reference, got)
+    if found is None:
+        task.right.add(point)
+        return True
+    space = task.search.space
+    path = write_reproducer(task.name, kernel["params"], task.module(space.variant(0)), task.module(kernel))
+    task.wrong[point] = (
+        f"bug: kernel {task.name} with params {space.described(point)} differs by {found} from the model's "
+        f"choice {space.described(0)}; program {program.key.program}, {measurer.target} on "
+        f"{measurer.device.name}; both are in {path}"
+    )
+    print(task.wrong[point], file=sys.stderr)
+    return False
+
+
+def check_contenders(task: Task, measurer: Measurer) -> None:
+    """Refuse those among the fastest points that compute something else, until all that compete are right."""
+    if task.known is not None:
+        return
+    while unchecked := [p for p in task.outcome.contenders if p not in task.right]:
+        for point in unchecked:
+            try:
+                program = measurer.program(task.module(task.search.space.variant(point)))
+                (built,) = measurer.build([program])
+            except TilewrightError as error:
+                task.search.refuse(point, str(error))
+                continue
+            if not is_right(task, point, measurer, program, built):
+                task.search.refuse(point, task.wrong[point])
 
 
 def difference(kernel: Func, wanted: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> str | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from tilewright.costmodel import Hardware
+from tilewright.costmodel import GpuHardware, Hardware
 from tilewright.costmodel.kernels.parameters import ContractParameters, MatrixParameters
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
 from tilewright.ir import Func, InputError, Op, Pairs
@@ -22,9 +23,11 @@ from tilewright.passes.kernels.matrix.plan import MatrixView, matrix_view
 from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.passes.kernels.registry import template_of
 from tilewright.passes.tensor.choose_parameters import least_s
-from tilewright.tuning.kernels.neighbour_space import neighbours
 from tilewright.tuning.kernels.search_points import Points, contract_points, matrix_points, merged_order
 
+#: steps from the model's choice along one parameter
+_REACH = 1
+_DATA_DEPENDENT = frozenset({"tensor.gather", "tensor.scatter", "tensor.scan"})
 #: parameters of a point by name, as records keep them
 Named = Mapping[str, object]
 
@@ -60,7 +63,7 @@ def search_space(kernel: Func, hardware: Hardware, cold: Collection[int] = ()) -
     Contractions have one, of both engines where the tensor cores can compute them: the lanes' and theirs; map
     and window kernels on GPUs have the neighbours of the model's choice, attention in registers its tiles.
     """
-    if found := neighbours(kernel, hardware):
+    if found := _neighbours(kernel, hardware):
         return _listed(found, [least_s(kernel, hardware)] * len(found)) if len(found) > 1 else None
     template = template_of(kernel)
     if template is None:
@@ -176,3 +179,33 @@ def _start(kernel: Func, engines: list[_Engine]) -> tuple[int, int] | None:
         if make(points.likeliest)["params"] == kernel["params"]:
             return e, points.likeliest
     return None
+
+
+def _neighbours(kernel: Func, hardware: Hardware) -> Sequence[Func]:
+    """The kernel and the variants whose parameters are at most one step away each; empty for other kernels.
+
+    Kernels that read indices have none: random ones would not be what a network gives them.
+    """
+    params, template = kernel.get("params"), template_of(kernel)
+    if template is None or not template.neighbours or not isinstance(params, Pairs):
+        return ()
+    if not isinstance(hardware, GpuHardware):
+        return ()
+    floats = all(p.tensor.dtype in ("f16", "bf16", "f32", "f64") for p in kernel.params)
+    dense = not any(v.tensor.steps for v in (*kernel.params, *kernel.body.ops[-1].operands))
+    if not floats or not dense or any(op.name in _DATA_DEPENDENT for op in kernel.body.ops):
+        return ()
+    chosen, known = params.as_dict(), template.neighbours
+    names = [n for n in known if n in chosen and chosen[n] in known[n]]
+    options = [_near(known[n], chosen[n]) for n in names]
+    found = [kernel]
+    for values in product(*options):
+        changed = Pairs.of({**chosen, **dict(zip(names, values, strict=True))})
+        if changed != params:
+            found.append(kernel.with_attrs(params=changed))
+    return found
+
+
+def _near(values: tuple[int, ...], chosen: object) -> tuple[int, ...]:
+    at = next(i for i, v in enumerate(values) if v == chosen)
+    return values[max(0, at - _REACH) : at + _REACH + 1]

@@ -10,9 +10,9 @@ import tilewright as tw
 from tilewright.compilation.lowering import lower
 from tilewright.devices.targets import resolve_target
 from tilewright.measuring import repeated_plan
-from tilewright.measuring.kernel_program import alone
+from tilewright.measuring.kernel_program import kernel_program
 from tilewright.measuring.measurer import Measurer
-from tilewright.measuring.plan_swap import network_plan, with_kernels
+from tilewright.measuring.network_replays import network_plan, with_kernels
 from tilewright.measuring.repeated_plan import MOST_RUNS, RUNS, SPREAD, copies_for, repeated, streamed_bytes
 from tilewright.passes.kernels.kernel_problem import contract_problem
 from tilewright.passes.tensor.prefetch_weights import weights_leave_l2
@@ -64,7 +64,7 @@ def test_copies_exceed_the_l2_where_that_takes_few_runs(nbytes, copies):
 
 def test_every_copy_has_its_turn_and_bytes_of_its_own(measurer, kernel):
     measurer.cold_weights = True
-    program = measurer.program(alone(kernel, (1,)))
+    program = measurer.program(kernel_program(kernel, (1,)))
     weights = 512 * 1024 * 4
     assert program.copies == copies_for(weights, TARGET.hardware) > RUNS
     plan, pools, runs = repeated(program.plan, program.copies, TARGET.hardware)
@@ -78,12 +78,14 @@ def test_every_copy_has_its_turn_and_bytes_of_its_own(measurer, kernel):
     assert all(owner.kind == "constant" and owner.nbytes == pool.nbytes for owner, _ in places)
     assert len({x.args[0] for x in plan.launches}) == 1  # activations stay where they are
     assert plan.launches[5].deps == (4,)
-    again = repeated(measurer.program(alone(dense_kernel(16, 256, 2048), (1,))).plan, 30, TARGET.hardware)[1]
+    again = repeated(
+        measurer.program(kernel_program(dense_kernel(16, 256, 2048), (1,))).plan, 30, TARGET.hardware
+    )[1]
     assert next(iter(again.values())) is pool
 
 
 def test_warm_programs_are_what_they_were(measurer, kernel):
-    program = measurer.program(alone(kernel, (1,)))
+    program = measurer.program(kernel_program(kernel, (1,)))
     plan, pools, runs = repeated(program.plan, program.copies, TARGET.hardware)
     assert (program.copies, pools, runs) == (1, {}, RUNS)
     assert len({x.args for x in plan.launches}) == 1
@@ -93,7 +95,7 @@ def test_keys_tell_cold_from_warm_and_cold_kernels_prefetch(measurer, kernel):
     programs = []
     for cold in (False, True):
         measurer.cold_weights = cold
-        programs.append(measurer.program(alone(kernel, (1,))))
+        programs.append(measurer.program(kernel_program(kernel, (1,))))
     warm, cold = programs
     assert warm.key != cold.key
     assert ["prefetch" in p.plan.kernels[0].source for p in programs] == [False, True]
@@ -121,7 +123,7 @@ def test_the_rule_is_that_of_the_network(measurer):
 
 def test_a_cold_measurement_is_the_time_of_one_run(measurer, kernel, monkeypatch):
     measurer.cold_weights = True
-    program = measurer.program(alone(kernel, (1,)))
+    program = measurer.program(kernel_program(kernel, (1,)))
     monkeypatch.setattr(repeated_plan, "pool_of", lambda dtype, nbytes: np.zeros(nbytes // 4, np.float32))
     loads = []
 

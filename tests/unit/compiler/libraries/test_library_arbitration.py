@@ -11,15 +11,14 @@ from test_library_choice import FakeMeasurer, same_results  # noqa: F401
 
 from tilewright.compilation.planning import library_kernels
 from tilewright.ir import Func
-from tilewright.libraries.arbitration import arbitrate_libraries
-from tilewright.libraries.choice import LibraryChoice
+from tilewright.libraries.choice import LibraryChoice, library_changes
 from tilewright.measuring.budget import Budget
+from tilewright.measuring.network_validation import validated
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.runtime.libraries.cublaslt import CublasLt
 from tilewright.runtime.null.device import NullDevice
 
 GROUPS = [["a", "b"], ["c"], ["d"]]
-PROGRAMS = dict.fromkeys("abcd")
 
 
 def replays(gains):
@@ -27,8 +26,9 @@ def replays(gains):
     asked = []
 
     def pairs(old, new):
-        asked.append((set(old), set(new)))
-        return tuple([10.0 - sum(gains[n] for n in p)] * 5 for p in (old, new))
+        asked.append((old, new))
+        taken = ([n for group in GROUPS if choices[group[0]] for n in group] for choices in (old, new))
+        return tuple([10.0 - sum(gains[n] for n in names)] * 5 for names in taken)
 
     return pairs, asked
 
@@ -38,24 +38,22 @@ def replays(gains):
     [
         ({"a": 1.0, "b": 1.0, "c": 0.5, "d": 0.0}, []),
         ({"a": 1.0, "b": 1.0, "c": -0.5, "d": 0.0}, ["c"]),
-        ({"a": -1.0, "b": -1.0, "c": -0.5, "d": 0.0}, ["a", "b", "c", "d"]),
-        ({"a": -1.0, "b": -1.0, "c": 0.5, "d": -0.2}, ["a", "b", "d"]),
+        ({"a": -1.0, "b": -1.0, "c": -0.5, "d": 0.0}, ["a", "c", "d"]),
+        ({"a": -1.0, "b": -1.0, "c": 0.5, "d": -0.2}, ["a", "d"]),
     ],
 )
 def test_what_makes_the_network_slower_is_left_out(gains, refused):
     pairs, asked = replays(gains)
-    found = arbitrate_libraries(PROGRAMS, GROUPS, pairs, Budget())
-    assert found.refused == refused
-    assert set(found.programs) == set(PROGRAMS) - set(refused)
-    assert found.compared == len(asked) == 4
-    assert found.arbitrated_s <= found.isolated_s
-    assert all(({"a", "b"} & old in ({"a", "b"}, set())) for old, _ in asked)  # one program, one choice
+    verdict = validated(*library_changes(GROUPS), pairs, Budget())
+    assert verdict.swapped == refused
+    assert verdict.compared == len(asked) == 4
+    assert verdict.arbitrated_s <= verdict.isolated_s
 
 
 def test_without_time_they_stay():
     pairs, asked = replays({})
-    found = arbitrate_libraries(PROGRAMS, GROUPS, pairs, Budget(0.0))
-    assert (found.refused, found.arbitrated_s, asked) == ([], None, [])
+    verdict = validated(*library_changes(GROUPS), pairs, Budget(0.0))
+    assert (verdict.swapped, verdict.arbitrated_s, asked) == ([], None, [])
 
 
 class ReplayingDevice(FakeLibraryDevice):

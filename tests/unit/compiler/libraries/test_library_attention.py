@@ -19,12 +19,10 @@ from tilewright.compilation.planning import library_kernels, plan_module
 from tilewright.devices.targets import resolve_target
 from tilewright.frontends.zoo.gpt import gpt
 from tilewright.ir import Func, Level, Module
-from tilewright.libraries.arbitration import InNetwork
 from tilewright.libraries.candidates import library_candidates
 from tilewright.libraries.choice import LibraryChoice
-from tilewright.libraries.comparison import standing_alone
-from tilewright.libraries.fusion_groups import with_fused_kernels
-from tilewright.libraries.groups import attention_groups
+from tilewright.libraries.comparison import timed_program
+from tilewright.libraries.fusion_groups import attention_groups, with_fused_kernels
 from tilewright.libraries.matching.attention import attentions_in
 from tilewright.libraries.matching.constants import (
     KernelConstants,
@@ -34,7 +32,7 @@ from tilewright.libraries.matching.constants import (
     with_true_constants,
 )
 from tilewright.libraries.program import inlined, program_around
-from tilewright.measuring.kernel_program import alone, constants_of
+from tilewright.measuring.kernel_program import constants_of, kernel_program
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import official_stages
 from tilewright.runtime.errors import InputError
@@ -119,7 +117,7 @@ def test_the_problem_says_what_the_kernel_computes(name: str) -> None:
     for i, fact in CASES[name][1].items():
         shape = arrays[i].shape
         arrays[i] = np.tri(*shape, dtype=bool) if fact == "causal" else np.full(shape, fact, np.float32)
-    (wanted,) = run_main(alone(attention(**CASES[name][0]), ()), arrays)
+    (wanted,) = run_main(kernel_program(attention(**CASES[name][0]), ()), arrays)
     for call in attentions_in(kernel):
         (whole,) = run_main(program_around(call.kernel or kernel, call), arrays)
         np.testing.assert_array_equal(whole, wanted)
@@ -127,7 +125,7 @@ def test_the_problem_says_what_the_kernel_computes(name: str) -> None:
         if call.kernel is not None:  # its mask is written out before
             before, mask = program_around(call.kernel, call)["k_before"], call.operands[3]
             given = [by_value[v] for v in kernel.params if v.tensor == before.params[0].tensor]
-            (by_value[mask],) = run_main(alone(before, ()), given)
+            (by_value[mask],) = run_main(kernel_program(before, ()), given)
         got = by_cudnn(call, [by_value[v] for v in call.operands])
         np.testing.assert_allclose(got.astype(np.float32), wanted.astype(np.float32), rtol=4e-3, atol=4e-3)
 
@@ -158,7 +156,7 @@ def bert() -> Module:
 def test_three_kernels_of_bert_are_one_call(bert: Module) -> None:
     (group,) = attention_groups(bert)
     assert [len(group.kernels), len(group.sites)] == [3, 1]
-    (call,) = attentions_in(group.whole)
+    (call,) = attentions_in(group.fused)
     # The mask is a constant of zeros and the scale a constant of 16 bits.
     assert isinstance(call.problem, AttentionProblem)
     assert (call.problem.scale, call.problem.bias) == (float(np.float16(8**-0.5)), None)
@@ -171,16 +169,16 @@ def test_three_kernels_of_bert_are_one_call(bert: Module) -> None:
     np.testing.assert_array_equal(got, wanted)
     # What is compared on the device: random inputs, but the constants that the one kernel knows.
     at = group.constants(constants_of(bert))
-    programs = (standing_alone(group.program(), at), alone(group.whole, at))
+    programs = (timed_program(group.program(), at), kernel_program(group.fused, at))
     given = random_arrays(programs[0].main)
-    (parts,), (whole,) = (run_main(with_true_constants(m, at, group.whole), given) for m in programs)
+    (parts,), (whole,) = (run_main(with_true_constants(m, at, group.fused), given) for m in programs)
     np.testing.assert_array_equal(parts.reshape(whole.shape), whole)
     assert np.any(run_main(programs[0], given)[0].reshape(whole.shape) != whole)
 
 
 def test_batches_of_bert_are_found_where_dimensions_were_merged() -> None:
     (group,) = attention_groups(lowered(bert_block(batch=3)))
-    problem = attentions_in(group.whole)[0].problem
+    problem = attentions_in(group.fused)[0].problem
     assert isinstance(problem, AttentionProblem)
     assert problem.q == Array4((3, 2, 16, 8), (768, 8, 48, 1))
 
@@ -245,11 +243,11 @@ def test_three_kernels_come_back_where_the_network_is_slower(
 ) -> None:
     seen: list[int] = []
 
-    def refuse_all(module: Module, programs: Any, groups: Any, finished: Any, *rest: Any) -> InNetwork:
-        seen.extend(len(library_kernels(finished(some))) for some in (programs, {}))
-        return InNetwork({}, sorted(programs))
+    def refuse_all(module: Module, programs: Any, groups: Any, network: Any, *rest: Any) -> dict[str, Any]:
+        seen.extend(len(library_kernels(network(some))) for some in (programs, {}))
+        return {"refused": sorted(programs)}
 
-    monkeypatch.setattr("tilewright.libraries.choice.arbitrated_libraries", refuse_all)
+    monkeypatch.setattr("tilewright.libraries.choice.validated_libraries", refuse_all)
     choice = LibraryChoice(CudnnMeasurer(5e-5), progress=False, streams="model")  # type: ignore[arg-type]
     chosen = choice.choose(with_skeletons(bert))
     assert seen[0] > seen[1] == 0
@@ -261,16 +259,16 @@ def test_three_kernels_come_back_where_the_network_is_slower(
 def test_gpt_is_causal_by_its_constants_and_a_plan_may_name_a_buffer_thrice() -> None:
     module = lowered(gpt(layers=1, width=16, heads=2, vocabulary=32, context=16, sequence=16))
     (group,) = attention_groups(module)
-    (call, *_) = attentions_in(group.whole)
+    (call, *_) = attentions_in(group.fused)
     assert isinstance(call.problem, AttentionProblem)
     assert call.problem.causal
     assert len(set(call.operands)) == 1
     device = FakeLibraryDevice(Cudnn(FakeCudnn()))
     target = resolve_target("cuda:sm_90a")
-    (program, *_) = library_candidates(group.whole, target.hardware, device, missing={})
+    (program, *_) = library_candidates(group.fused, target.hardware, device, missing={})
     whole = with_fused_kernels(module, [group])
     stages = official_stages(Level.TENSOR, "cuda").since("choose-parameters").without("prefetch-weights")
-    main = inlined(alone(group.whole, ()), {group.whole.name: program})
+    main = inlined(kernel_program(group.fused, ()), {group.fused.name: program})
     kept = run_pipeline(main, stages.whole, PassContext(target=str(target), verify_each=True))
     sources = emit_kernels(kept, target)
     plan = plan_module(kept, sources, kernel_codes(sources, target), str(target))
@@ -281,7 +279,7 @@ def test_gpt_is_causal_by_its_constants_and_a_plan_may_name_a_buffer_thrice() ->
 
 def test_a_mask_seen_in_another_shape_is_not_told() -> None:
     kernel = attention(params=f"{PLAIN}, %mask: f32[36]", scores=masked("f32", "k"), last="%s1", keys=10)
-    entry = alone(kernel, {3})
+    entry = kernel_program(kernel, {3})
     square = np.where(np.tri(6, dtype=bool), 0, -np.inf).astype(np.float32)
     module = entry.with_constants(entry.constants.updated({"constant0": square}))
     assert facts_in(KernelConstants(module).computed_in(kernel)) == {}

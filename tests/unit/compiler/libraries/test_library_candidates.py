@@ -13,8 +13,9 @@ from tilewright.costmodel import load_hardware
 from tilewright.ir import Func, Module, parse
 from tilewright.ir.interpreter.run import interpret
 from tilewright.libraries.candidates import library_candidates, products_in
-from tilewright.libraries.comparison import standing_alone
-from tilewright.libraries.program import Call, inlined, program_around
+from tilewright.libraries.comparison import timed_program
+from tilewright.libraries.matching.library_call import LibraryCall
+from tilewright.libraries.program import inlined, program_around
 from tilewright.libraries.weights import with_constant_weights
 from tilewright.runtime.libraries.cublaslt import CublasLt
 from tilewright.runtime.libraries.kernel import LibraryKernel
@@ -140,7 +141,7 @@ def run_main(module: Module, arrays: list[np.ndarray]) -> list[np.ndarray]:
     return [np.asarray(a) for a in interpret(module, *arrays)]
 
 
-def by_library(call: Call, operands: list[np.ndarray]) -> np.ndarray:
+def by_library(call: LibraryCall, operands: list[np.ndarray]) -> np.ndarray:
     """What the stand-in for cuBLASLt computes of a call, on arrays in host memory."""
     fake = FakeCublasLt()
     library = CublasLt(fake)
@@ -158,7 +159,7 @@ def by_library(call: Call, operands: list[np.ndarray]) -> np.ndarray:
     return out
 
 
-def operands_dtype(call: Call) -> np.dtype:
+def operands_dtype(call: LibraryCall) -> np.dtype:
     from tilewright.ir.types import storage_dtype
 
     return np.dtype(storage_dtype(call.result.tensor.dtype))
@@ -226,9 +227,9 @@ def epilogue_kernel(vector: str, length: int, result: str = "%y", last: str = ""
 
 def whole(kernel: Func) -> Module:
     """A module whose @main calls the kernel."""
-    from tilewright.measuring.kernel_program import alone
+    from tilewright.measuring.kernel_program import kernel_program
 
-    return alone(kernel, ())
+    return kernel_program(kernel, ())
 
 
 def test_bias_residual_and_relu_are_taken_along_and_the_rest_stays() -> None:
@@ -284,7 +285,7 @@ def test_a_bias_of_16_bits_is_widened_for_a_residual_of_32() -> None:
     wide = arrays[2].astype(np.float32)
     got = by_library(last, [by_value.get(v, wide) for v in last.operands])
     np.testing.assert_allclose(got, wanted, rtol=1e-2, atol=1e-2)
-    known = with_constant_weights(standing_alone(program, [2]))
+    known = with_constant_weights(timed_program(program, [2]))
     assert [f.name for f in known.funcs] == [
         "k_library",
         "main",

@@ -15,9 +15,9 @@ from tilewright.devices.targets import resolve_target
 from tilewright.ir import Block, Builder, Func, Level, Module, Pairs
 from tilewright.libraries import comparison as library_comparison
 from tilewright.libraries.candidates import library_candidates
-from tilewright.libraries.choice import LibraryChoice, facts_without_measurement
-from tilewright.libraries.matching.region_facts import library_lines, won_by
-from tilewright.libraries.records import Record
+from tilewright.libraries.choice import LibraryChoice
+from tilewright.libraries.comparison import Compared
+from tilewright.libraries.report import facts_without_measurement, library_lines, won_by
 from tilewright.measuring.budget import Budget, Turns
 from tilewright.runtime.errors import DeviceError, DeviceLostError
 from tilewright.runtime.libraries.cublaslt import CublasLt
@@ -236,12 +236,17 @@ def test_what_a_library_may_save_more_of_comes_first(same_results: dict[str, flo
 
 
 def test_records_that_are_none_are_left(same_results: dict[str, float]) -> None:
-    assert Record.from_json("{}") is None
-    assert Record.from_json("[1]") is None
-    text = Record(1e-5, 2e-5, "cublaslt", 3, 0, None).to_json()
-    assert Record.from_json(text) == Record(1e-5, 2e-5, "cublaslt", 3, 0, None)
-    assert Record.from_json(text.replace("1e-05", "-1")) is None
-    assert Record.from_json(text.replace("null", '"{}"')) is None
+    compared = Compared("k", 2, 1e-5, 2e-5, "cublaslt", 3)
+    text = compared.to_json()
+    assert Compared.from_json(text, "k", 2) == compared
+    wrong = (
+        "{}",
+        "[1]",
+        text.replace("1e-05", "-1"),
+        text.replace("null", '"{}"'),
+        text[:-1] + ', "row": 1}',
+    )
+    assert [Compared.from_json(t, "k", 2) for t in wrong] == [None] * 5
 
 
 def test_devices_without_libraries_are_said_so() -> None:

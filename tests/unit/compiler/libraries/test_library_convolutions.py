@@ -16,8 +16,9 @@ from tilewright.costmodel import load_hardware
 from tilewright.ir import Func, Module
 from tilewright.ir.types import storage_dtype
 from tilewright.libraries.candidates import convolutions_in, library_candidates
-from tilewright.libraries.comparison import standing_alone
-from tilewright.libraries.program import Call, program_around
+from tilewright.libraries.comparison import timed_program
+from tilewright.libraries.matching.library_call import LibraryCall
+from tilewright.libraries.program import program_around
 from tilewright.libraries.weights import with_constant_weights
 from tilewright.runtime.errors import DeviceError, InputError
 from tilewright.runtime.libraries.convolution import Array4, ConvolutionProblem
@@ -96,7 +97,7 @@ def test_convolutions_are_found_by_index_maps(name: str) -> None:
     assert (problem.before, problem.strides, problem.dilations) == expected
 
 
-def by_cudnn(call: Call, operands: list[np.ndarray]) -> np.ndarray:
+def by_cudnn(call: LibraryCall, operands: list[np.ndarray]) -> np.ndarray:
     """What the stand-in for cuDNN computes of a call, on arrays in host memory."""
     library = Cudnn(FakeCudnn())
     (kernel, *_) = library.kernels(call.problem, 1 << 20)
@@ -112,7 +113,7 @@ def by_cudnn(call: Call, operands: list[np.ndarray]) -> np.ndarray:
     return out
 
 
-def operands_of(kernel: Func, call: Call, arrays: list[np.ndarray]) -> list[np.ndarray]:
+def operands_of(kernel: Func, call: LibraryCall, arrays: list[np.ndarray]) -> list[np.ndarray]:
     """The arguments of a call, filters rearranged as its program does."""
     known = dict(zip((call.kernel or kernel).params, arrays, strict=True))
     for op in call.weights:
@@ -247,10 +248,10 @@ def test_rearranged_filters_that_are_constant_become_constants() -> None:
     kernel = named_kernel("packed filters")
     (program,) = candidates(kernel, FakeCudnn())
     assert [f.name for f in program.funcs] == ["k_weights", "k_library", "main"]
-    alone = standing_alone(program, {1})
+    alone = timed_program(program, {1})
     assert [f.name for f in alone.funcs] == ["k_library", "main"]
     assert any(a.shape == (8, 4, 3, 3) for a in (np.asarray(alone.constants[n]) for n in alone.constants))
-    free = standing_alone(program, ())
+    free = timed_program(program, ())
     assert with_constant_weights(free) is free
 
 

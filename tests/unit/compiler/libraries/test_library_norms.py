@@ -22,7 +22,7 @@ from tilewright.libraries.matching.constants import KernelConstants
 from tilewright.libraries.matching.matmul import BUFFER_DTYPE
 from tilewright.libraries.matching.norm import norms_in
 from tilewright.libraries.program import program_around
-from tilewright.measuring.kernel_program import alone
+from tilewright.measuring.kernel_program import kernel_program
 from tilewright.runtime.errors import InputError
 from tilewright.runtime.libraries.convolution import Array4
 from tilewright.runtime.libraries.cudnn import Cudnn
@@ -43,7 +43,7 @@ def edited(kernel: Func, old: str, new: str) -> Func:
 def test_the_problem_says_what_the_kernel_computes(kind: str, affine: str, out: str) -> None:
     kernel = norm(kind, 0.5, affine=affine, out=out)
     arrays = random_arrays(kernel)
-    (wanted,) = run_main(alone(kernel, ()), arrays)
+    (wanted,) = run_main(kernel_program(kernel, ()), arrays)
     calls = norms_in(kernel)
     assert len(calls) == (2 if out == "f16" else 1)
     for call in calls:
@@ -91,7 +91,9 @@ def test_what_a_kernel_computes_before_is_a_kernel_of_its_own() -> None:
     program = program_around(longer, call)
     assert [f.name for f in program.funcs] == ["k_before", "k_library", "main"]
     arrays = random_arrays(longer)
-    np.testing.assert_array_equal(run_main(program, arrays)[0], run_main(alone(longer, ()), arrays)[0])
+    np.testing.assert_array_equal(
+        run_main(program, arrays)[0], run_main(kernel_program(longer, ()), arrays)[0]
+    )
 
 
 def test_norms_of_bert_are_candidates() -> None:

@@ -13,8 +13,7 @@ from tilewright.compilation.planning import library_kernels
 from tilewright.ir import Module, parse
 from tilewright.libraries.candidates import products_in
 from tilewright.libraries.choice import LibraryChoice
-from tilewright.libraries.fusion_groups import with_fused_kernels
-from tilewright.libraries.parts import parts_of
+from tilewright.libraries.fusion_groups import split_sums, with_fused_kernels
 
 __all__ = ["same_results"]
 
@@ -51,13 +50,13 @@ PARTS = """module @m {
 
 def test_the_pair_is_found_and_computes_the_same_as_one_kernel() -> None:
     module = parse(PARTS)
-    (found,) = parts_of(module)
-    assert (found.first.name, found.second.name, found.position) == ("parts", "sum", 1)
+    (found,) = split_sums(module)
+    assert ([f.name for f in found.kernels], found.wiring) == (["parts", "sum"], ((0, 1), (2, -1)))
     arrays = random_arrays(module.main)
     (wanted,) = run_main(module, arrays)
     np.testing.assert_allclose(run_main(with_fused_kernels(module, [found]), arrays)[0], wanted, rtol=1e-5)
     np.testing.assert_allclose(run_main(found.program(), arrays)[0], wanted, rtol=1e-5)
-    problems = [c.problem for c in products_in(found.whole)]
+    problems = [c.problem for c in products_in(found.fused)]
     assert [(p.k, p.epilogue) for p in problems] == [(8, "none"), (8, "bias")]
     assert found.constants({"parts": (1,), "sum": (0,)}) == (1, 2)
 
@@ -79,7 +78,7 @@ def test_what_is_no_such_pair_is_left(old: str, new: str) -> None:
         )
     if "%w2" in new:
         text = text.replace("%v: f32[12]) ->", "%v: f32[12], %w2: f32[2, 6, 12]) ->")
-    assert parts_of(parse(text)) == []
+    assert split_sums(parse(text)) == []
 
 
 def test_a_library_takes_the_place_of_both(same_results: dict[str, float]) -> None:

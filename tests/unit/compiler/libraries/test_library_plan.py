@@ -213,10 +213,10 @@ def test_failures_name_the_function_and_the_status() -> None:
 
 
 def test_random_constants_are_made_for_programs() -> None:
-    from tilewright.libraries.comparison import standing_alone
+    from tilewright.libraries.comparison import timed_program
 
     program = candidates(epilogue_kernel("q", 12))[0]
-    alone = standing_alone(program, {1, 2})
+    alone = timed_program(program, {1, 2})
     assert [p.tensor.shape for p in alone.main.params] == [(6, 8), (6, 12)]
     assert len(alone.constants) == 2
     assert all(array.std() > 0 for _, array in alone.constants.items())

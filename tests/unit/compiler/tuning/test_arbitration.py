@@ -1,5 +1,7 @@
 """The last word in the network: what is compared, what is taken, and plans with one kernel exchanged."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -8,13 +10,32 @@ from tilewright.compilation.lowering import lower
 from tilewright.devices.opening import open_device
 from tilewright.devices.targets import resolve_target
 from tilewright.measuring.budget import Budget
-from tilewright.measuring.network_replays import NetworkTrials
-from tilewright.measuring.network_validation import CONTENDERS, Group, arbitrate, is_better
-from tilewright.measuring.plan_swap import network_plan, with_kernels
+from tilewright.measuring.network_replays import (
+    KernelVariants,
+    NetworkReplays,
+    network_plan,
+    random_inputs,
+    with_kernels,
+)
+from tilewright.measuring.network_validation import is_better, validated
 from tilewright.passes.kernels.contract.choice import contract_candidates
+from tilewright.tuning.kernels.kernel_outcome import CONTENDERS, Outcome, Ranked
+from tilewright.tuning.tuner import parameter_changes
 
-GROUPS = [Group("a", 5.0, (3, 1, 2, 4), (5.0, 5.1, 5.2, 9.0)), Group("b", 2.0, (7, 8), (2.0, 2.1))]
-MODEL = {"a": 0, "b": 0}
+
+def task(name, points, seconds):
+    """A search of a kernel that came to these points in the order of their seconds."""
+    ranking = tuple(Ranked(p, f"{name}{p}", s) for p, s in zip(points, seconds, strict=True))
+    outcome = Outcome(9, len(points), 0, 0, 0, "settled", None, ranking)
+    return SimpleNamespace(name=name, outcome=outcome, search=SimpleNamespace(occurrences=1))
+
+
+TASKS = [task("a", (3, 1, 2, 4), (5.0, 5.1, 5.2, 9.0)), task("b", (7, 8), (2.0, 2.1))]
+FASTEST = {"a": 3, "b": 7}
+
+
+def verdict_of(replays, budget):
+    return validated(FASTEST, parameter_changes(TASKS), replays, budget)
 
 
 class Replays:
@@ -30,7 +51,7 @@ class Replays:
 
 def test_the_best_in_the_network_wins_over_the_best_alone():
     replays = Replays(a={0: 6.0, 3: 5.0, 1: 4.5, 2: 5.5}, b={0: 3.0, 7: 2.0, 8: 2.2})
-    verdict = arbitrate(GROUPS, MODEL, replays, Budget())
+    verdict = verdict_of(replays, Budget())
     assert verdict.chosen == {"a": 1, "b": 7}
     assert (verdict.model_s, verdict.isolated_s, verdict.arbitrated_s) == (9.0, 7.0, 6.5)
     assert verdict.swapped == ["a"]
@@ -40,29 +61,29 @@ def test_the_best_in_the_network_wins_over_the_best_alone():
 
 def test_a_small_gain_is_noise():
     replays = Replays(a={0: 6.0, 3: 5.0, 1: 4.999, 2: 5.0}, b={0: 3.0, 7: 2.0, 8: 2.0})
-    verdict = arbitrate(GROUPS, MODEL, replays, Budget())
+    verdict = verdict_of(replays, Budget())
     assert verdict.chosen == {"a": 3, "b": 7}
     assert verdict.swapped == []
 
 
 def test_the_model_s_choice_is_where_it_begins_if_that_is_faster():
     replays = Replays(a={0: 4.0, 3: 5.0, 1: 5.5, 2: 5.5}, b={0: 3.0, 7: 2.0, 8: 2.2})
-    verdict = arbitrate(GROUPS, MODEL, replays, Budget())
+    verdict = verdict_of(replays, Budget())
     assert verdict.chosen == {"a": 3, "b": 7}
     replays = Replays(a={0: 3.0, 3: 5.0, 1: 5.5, 2: 5.5}, b={0: 2.5, 7: 2.0, 8: 2.2})
-    verdict = arbitrate(GROUPS, MODEL, replays, Budget())
+    verdict = verdict_of(replays, Budget())
     assert verdict.chosen == {"a": 0, "b": 7}
     assert verdict.arbitrated_s == 5.0
 
 
 def test_no_time_no_comparison():
     replays = Replays(a={0: 1.0}, b={0: 1.0})
-    verdict = arbitrate(GROUPS, MODEL, replays, Budget(0.0))
+    verdict = verdict_of(replays, Budget(0.0))
     assert verdict.chosen == {"a": 3, "b": 7}
     assert (verdict.compared, verdict.arbitrated_s) == (0, None)
     now = iter(range(100))
     replays = Replays(a={0: 6.0, 3: 5.0, 1: 4.0, 2: 3.0}, b={0: 3.0, 7: 2.0, 8: 2.2})
-    verdict = arbitrate(GROUPS, MODEL, replays, Budget(3.0, clock=lambda: next(now)))
+    verdict = verdict_of(replays, Budget(3.0, clock=lambda: next(now)))
     assert verdict.compared == len(replays.asked) < 4
 
 
@@ -130,10 +151,11 @@ def test_replays_in_turns_on_a_device():
     (module,) = found
     kernel = next(f for f in module.funcs if f.get("skeleton") == "contract")
     points = contract_candidates(kernel, target.hardware, 2)
+    variants = KernelVariants(module, {"k": lambda p: (points[p],)}, {"k": 0}, target)
     with (
         open_device("opencl") as device,
-        NetworkTrials(module, {"k": lambda p: (points[p],)}, {"k": 0}, target, device) as trials,
+        NetworkReplays(variants.plan_of, device, random_inputs(module)) as replays,
     ):
-        old, new = trials.pairs({"k": 0}, {"k": 1})
+        old, new = replays.pairs({"k": 0}, {"k": 1})
         assert len(old) == len(new) > 4
         assert min(*old, *new) > 0

@@ -7,7 +7,7 @@ from search_samples import TARGET, dense_kernel
 
 from tilewright.ir import WorkError
 from tilewright.measuring.budget import Budget
-from tilewright.measuring.kernel_program import alone
+from tilewright.measuring.kernel_program import kernel_program
 from tilewright.measuring.measurer import Measurer, lowered
 from tilewright.runtime.null.device import NullDevice
 from tilewright.tuning.database.database import TuningDatabase
@@ -45,7 +45,7 @@ def test_plans_are_those_of_this_process(kernel, pool):
     orders = [Order(space.variant(i), (1,), cold) for i in (0, 3, 9) for cold in (False, True)]
     plans = pool.plans(orders)
     for order, plan in zip(orders, plans, strict=True):
-        assert plan == lowered(alone(order.kernel, (1,)), TARGET, cold=order.cold)[1]
+        assert plan == lowered(kernel_program(order.kernel, (1,)), TARGET, cold=order.cold)[1]
     assert len({p.kernels[0].source for p in plans}) > 3
 
 
@@ -77,7 +77,7 @@ def test_a_search_is_the_same_with_it(kernel, pool, tmp_path):
         with TuningDatabase(tmp_path / f"{lowering is None}.sqlite") as db:
             measurer = ByBlock(TARGET, NullDevice(), db)
             search = KernelSearch(search_space(kernel, TARGET.hardware), patience=8)
-            task = Task("k", "kernel:k", search, lambda f: alone(f, (1,)), constants=(1,))
+            task = Task("k", "kernel:k", search, lambda f: kernel_program(f, (1,)), constants=(1,))
             run_searches([task], measurer, Budget(), progress=False, lowering=lowering)
             found.append((task.outcome, measurer.measured))
     assert found[0] == found[1]

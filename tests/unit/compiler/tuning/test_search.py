@@ -90,7 +90,7 @@ def test_a_time_below_its_bound_is_a_bug_and_certifies_nothing(kernel):
         assert part in first
     assert task.outcome.end == "settled"
     assert task.outcome.pruned == 0
-    report = report_of([task], measurer, Budget(), Verdict({}), recalled=False)
+    report = report_of([task], measurer, Budget(), Verdict({}, {}), recalled=False)
     assert report["certified_kernels"] == 0.0
     assert report["violations"] == found
 

@@ -8,7 +8,7 @@ from tilewright.ir import InputError, WorkError
 from tilewright.tuning.database import file as tuning_file
 from tilewright.tuning.database import records as tuning_records
 from tilewright.tuning.database.database import TuningDatabase
-from tilewright.tuning.database.records import Choice, Key, Measurement
+from tilewright.tuning.database.records import Key, Measurement, StoredChoice
 
 FOUND = Measurement(1.5e-5, 2e-7, 12, 1_700_000_000)
 
@@ -18,7 +18,7 @@ def key(n):
 
 
 def chosen(n, at, record='{"a": 1}'):
-    return replace(key(n), program=f"kernel:{n}"), Choice(record, at)
+    return replace(key(n), program=f"kernel:{n}"), StoredChoice(record, at)
 
 
 def test_choices_are_kept_merged_and_exported(tmp_path):
@@ -27,7 +27,7 @@ def test_choices_are_kept_merged_and_exported(tmp_path):
         a.put_choice(*chosen(1, 5))
         b.put_choice(*chosen(1, 6, '{"a": 2}'))
         b.put_choice(*chosen(2, 4))
-        assert a.choice(chosen(0, 5)[0]) == Choice('{"a": 1}', 5)
+        assert a.choice(chosen(0, 5)[0]) == StoredChoice('{"a": 1}', 5)
         assert a.choice(chosen(2, 5)[0]) is None
         assert a.merge(b) == 2
         assert [c.record for _, c in a.choices()] == ['{"a": 1}', '{"a": 2}', '{"a": 1}']
@@ -41,9 +41,9 @@ def test_choices_are_kept_merged_and_exported(tmp_path):
 def test_no_nonsense_is_chosen(tmp_path, bad):
     with TuningDatabase(tmp_path / "a") as db:
         with pytest.raises(WorkError):
-            db.put_choice(chosen(0, 5)[0], Choice(*bad))
+            db.put_choice(chosen(0, 5)[0], StoredChoice(*bad))
         with pytest.raises(WorkError):
-            db.put_choice(key(0), Choice("{}", 5))
+            db.put_choice(key(0), StoredChoice("{}", 5))
         assert db.choices() == []
 
 

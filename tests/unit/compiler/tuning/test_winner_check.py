@@ -6,12 +6,17 @@ from search_samples import TARGET, StandInMeasurer, dense_kernel, efficiencies, 
 
 from tilewright.ir import show
 from tilewright.measuring.budget import Budget
-from tilewright.measuring.kernel_program import alone
+from tilewright.measuring.kernel_program import kernel_program
 from tilewright.measuring.network_validation import Verdict
-from tilewright.tuning.kernels.result_check import difference, tolerance_of, write_reproducer
+from tilewright.tuning.kernels.result_check import (
+    check_contenders,
+    difference,
+    is_right,
+    tolerance_of,
+    write_reproducer,
+)
 from tilewright.tuning.kernels.search import run_searches
 from tilewright.tuning.kernels.search_space import search_space
-from tilewright.tuning.kernels.winner_check import check_contenders, is_right
 from tilewright.tuning.report import report_of
 
 
@@ -47,7 +52,7 @@ def reproducers(monkeypatch, tmp_path):
         "tilewright.tuning.kernels.result_check.temporary_reproducers", lambda: tmp_path / "wrong"
     )
     monkeypatch.setattr(
-        "tilewright.tuning.kernels.winner_check.write_reproducer", lambda name, *_: tmp_path / f"{name}.ir"
+        "tilewright.tuning.kernels.result_check.write_reproducer", lambda name, *_: tmp_path / f"{name}.ir"
     )
     return tmp_path
 
@@ -68,7 +73,7 @@ def test_the_fastest_that_is_right_wins(kernel, capsys):
     for part in ("bug: kernel", "differs by 4 of 4 elements of result 0", "program", ".ir"):
         assert part in err
     assert len(measurer.compared) < len(times) / 4  # only what would be the best
-    report = report_of([task], measurer, Budget(), Verdict({}), recalled=False)
+    report = report_of([task], measurer, Budget(), Verdict({}, {}), recalled=False)
     assert report["wrong"] == list(task.wrong.values())
     assert report["kernels"][0]["failed"] == len(task.wrong)
 
@@ -114,7 +119,7 @@ def test_tolerance_goes_by_type_and_length():
 
 def test_a_reproducer_holds_both_programs(kernel, reproducers):
     space = search_space(kernel, TARGET.hardware)
-    programs = [alone(space.variant(i), (1,)) for i in (0, 1)]
+    programs = [kernel_program(space.variant(i), (1,)) for i in (0, 1)]
     path = write_reproducer(kernel.name, space.variant(1)["params"], *programs)
     text = path.read_text()
     assert text.startswith('// {"kernel": "')

@@ -10,7 +10,7 @@ from tilewright.costmodel import load_hardware
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import Func, InputError, Module
-from tilewright.measuring.kernel_program import alone
+from tilewright.measuring.kernel_program import kernel_program
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.contract.choice import contract_candidates
 from tilewright.passes.kernels.matrix.bound import least_matrix_s, matrix_bound, tensor_flops_per_s
@@ -233,7 +233,7 @@ def test_problem_of_a_convolution():
 def test_weights_are_packed_by_channel(dtype):
     func = product(dtype, ("40, 64", "64, 24"), "m: 40, n: 24", "c: 64", ("[m, c]", "[c, n]"))
     plan = MatrixPlan(16, 16, 16, 1, 1, 2, "c").params()
-    module = alone(func.with_attrs(skeleton="matrix", params=plan), {1})
+    module = kernel_program(func.with_attrs(skeleton="matrix", params=plan), {1})
     context = PassContext(target="cuda:sm_90a", reproducer_folder=None)
     packed = run_pipeline(module, Pipeline.parse("pack-weights"), context)
     (found,) = (f for f in packed.funcs if f.name != "main")

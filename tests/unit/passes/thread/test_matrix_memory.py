@@ -12,7 +12,7 @@ from tilewright.codegen.emit.shared_layout import shared_layout, swizzled_column
 from tilewright.ir import Block, Func, InputError, Module, TensorType, UnsupportedError, walk
 from tilewright.ir.expr import Sym
 from tilewright.ir.simplify import simplify
-from tilewright.measuring.kernel_program import alone
+from tilewright.measuring.kernel_program import kernel_program
 from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.kernels.matrix.plan import MatrixPlan
 
@@ -141,7 +141,7 @@ def test_rows_that_cannot_be_swizzled():
 def test_weights_are_on_their_way_before_the_wait_for_other_launches():
     """Of the copies before the loop, those of constants come first; all belong to the first group."""
     plan = MatrixPlan(64, 64, 32, 2, 2, 3, "c").params()
-    module = alone(GEMM.with_attrs(skeleton="matrix", params=plan), {1})
+    module = kernel_program(GEMM.with_attrs(skeleton="matrix", params=plan), {1})
     text = f"tensor-to-thread, {THREAD}, overlap-launches"
     ready = run_pipeline(module, Pipeline.parse(text), replace(CTX, target="cuda:sm_90a"))
     (func,) = (f for f in ready.funcs if f.name != "main")

@@ -1,4 +1,4 @@
-"""What a report says of libraries: who computes the kernels of a network, and what was compared."""
+"""The facts of a report on libraries: who computes the kernels of a network, and what was compared."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from typing import Any
 
 from tilewright.compilation.planning import library_kernels
 from tilewright.ir import Module, Ref
+from tilewright.libraries.candidates import FINDERS
 from tilewright.measuring.kernel_program import seconds_of
 from tilewright.passes.kernels.registry import is_generated
 
 #: attribute of a function while shares are counted: how many kernels of generated code alone it stands for
 OPERATORS = "operators"
+
+
+def facts_without_measurement() -> dict[str, Any]:
+    """The facts on libraries that may compete where nothing is measured."""
+    reason = 'tune="model" measures nothing; a library kernel is taken where it is measured to be faster'
+    return {"unavailable": dict.fromkeys(FINDERS, reason), "compared": []}
 
 
 def won_by(module: Module) -> dict[str, Any]:
