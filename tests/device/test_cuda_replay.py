@@ -198,7 +198,7 @@ FAILING = """
 import sys, tilewright as tw, numpy as np
 sys.path.insert(0, {here!r})
 from test_cuda_replay import broken_plan
-from tilewright.runtime.cuda import CudaDevice
+from tilewright.runtime.cuda.device import CudaDevice
 from tilewright.runtime.errors import DeviceError
 plan, constants = broken_plan({network!r})
 x = [np.zeros(plan.buffer_by_name[n].shape, plan.buffer_by_name[n].dtype) for n in plan.inputs]
