@@ -151,7 +151,7 @@ def test_every_plan_of_cudnn_is_right(gpu, precision, layout):
     kernel = convolution(precision, layout)
     assert convolutions_in(kernel)
     missing = {}
-    found = library_candidates(kernel, load_hardware(f"cuda:{gpu.arch}"), gpu, missing=missing)
+    found = list(library_candidates(kernel, load_hardware(f"cuda:{gpu.arch}"), gpu, missing=missing))
     if "cudnn" in missing:
         pytest.skip(missing["cudnn"])
     if precision == "fp32":
