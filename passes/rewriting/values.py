@@ -1,11 +1,12 @@
-"""Values and their uses: replacing values in a block, and who produces and uses them."""
+"""Values and their uses: replacing values in a block, copies of ops, and who produces and uses values."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from tilewright.ir.expr import Expr
 from tilewright.ir.nodes import Block, Op, Value, walk
 
 
@@ -24,6 +25,24 @@ def replace_in_op(op: Op, new: Mapping[Value, Value]) -> Op:
         return op
     body = replace_values(op.body, new)
     return op if body is op.body else replace(op, body=body)
+
+
+def copied_ops(ops: Iterable[Op], new: dict[Value, Value]) -> list[Op]:
+    """Copies of ops that read the values of `new` for its keys; their own results are added to it."""
+    out = []
+    for op in ops:
+        results = tuple(Value(r.type, r.hint) for r in op.results)
+        out.append(replace(op, operands=tuple(new.get(v, v) for v in op.operands), results=results))
+        new.update(zip(op.results, results, strict=True))
+    return out
+
+
+def with_indices(op: Op, change: Callable[[Expr], Expr]) -> Op:
+    """The op with the expression of every `scalar.index` of its body changed."""
+    if op.body is None or all(o.name != "scalar.index" for o in op.body.ops):
+        return op
+    ops = (o.with_attrs(at=change(o["at"])) if o.name == "scalar.index" else o for o in op.body.ops)  # type: ignore[arg-type]
+    return replace(op, body=op.body.with_ops(tuple(ops)))
 
 
 def resolve(value: Value, new: Mapping[Value, Value]) -> Value:

@@ -14,6 +14,7 @@ from tilewright.passes import PassContext, register_pass
 from tilewright.passes.kernels.attention.choice import may_become_attention
 from tilewright.passes.kernels.chain.parameters import ChosenChain, choose_chain
 from tilewright.passes.kernels.registry import chosen_template
+from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.tensor.chains.candidates import Candidate, Candidates
 from tilewright.passes.tensor.chains.merge import callee_of
 from tilewright.passes.tensor.share_kernels import kernel_text
@@ -135,7 +136,8 @@ def _replaced(module: Module, taken: Sequence[Candidate]) -> Module:
     for op in module.main.body.ops:
         if id(op) in last:
             c = last[id(op)]
-            kernel = replace(c.chosen.kernel, name=_free(c.chosen.kernel.name, names))
+            kernel = replace(c.chosen.kernel, name=numbered(c.chosen.kernel.name, names))
+            names.add(kernel.name)
             kernels.append(kernel)
             ops.append(_call(kernel, c.arguments, c.returned, op))
         elif id(op) not in gone:
@@ -150,11 +152,3 @@ def _call(kernel: Func, arguments: Sequence[Value], returned: Sequence[Value], o
     return Op(
         "tensor.call", tuple(arguments), (("callee", Ref(kernel.name)),), tuple(returned), None, old.loc
     )
-
-
-def _free(stem: str, names: set[str]) -> str:
-    number = 0
-    while f"{stem}_{number}" in names:
-        number += 1
-    names.add(f"{stem}_{number}")
-    return f"{stem}_{number}"

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Literal
 
 from tilewright.costmodel import CpuHardware, load_hardware
-from tilewright.ir import Func, Level, Pairs, Value
-from tilewright.ir.tensor.ops import STRUCTURED
+from tilewright.ir import Builder, Func, Level, Op, Pairs, Sym, Value
+from tilewright.ir.tensor.ops import STRUCTURED, dims, reads
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.tensor.layouts.axes import Order, channels_last_orders, conversions, rewritten
-from tilewright.passes.tensor.layouts.cost import LayoutCosts, on_tensor_cores
+from tilewright.passes.analysis.copies import copied
+from tilewright.passes.tensor.layouts.axes import (
+    Order,
+    channels_last_orders,
+    conversions,
+    reordered,
+    rewritten,
+)
+from tilewright.passes.tensor.layouts.cost import LayoutCosts, has_matrix_units
 from tilewright.passes.tensor.layouts.cut import least_cost
-from tilewright.passes.tensor.layouts.weights import with_weights_innermost
-
-#: CUDA architecture from which tensor cores are used
-FIRST_MATRIX_ARCH = 80
 
 
 @register_pass(Level.TENSOR)
@@ -53,14 +55,7 @@ def choose_layouts(
             "conversions": tuple(op.loc or op.name for op in moved),
         }
     )
-    return with_weights_innermost(rewritten(func, orders)).with_attrs(layouts=facts)
-
-
-def has_matrix_units(func: Func, ctx: PassContext) -> bool:
-    """Whether the device has tensor cores that some contraction of the program may use."""
-    arch = re.search(r":sm_(\d+)", ctx.target)
-    new_enough = arch is not None and int(arch.group(1)) >= FIRST_MATRIX_ARCH
-    return new_enough and any(map(on_tensor_cores, func.body.ops))
+    return _with_weights_innermost(rewritten(func, orders)).with_attrs(layouts=facts)
 
 
 def _on_cpu(func: Func, ctx: PassContext) -> bool:
@@ -75,3 +70,53 @@ def _cheapest(func: Func, orders: Mapping[Value, Order], ctx: PassContext) -> di
     last = least_cost(LayoutCosts(orders, hardware).energy(func))
     leaders = {r: op.results[0] for op in func.body.ops for r in op.results}
     return {v: order for v, order in orders.items() if leaders[v] in last}
+
+
+def _with_weights_innermost(func: Func) -> Func:
+    """Let window ops read constants through copies that are contiguous along their innermost dimension.
+
+    rewrite:  %y = tensor.window(%x, %w, par = (n, y, x, k), reads = [..., [k, 0, r, s]])
+        -->   %v = tensor.map(%w, par = (i1, i2, i3, i0), ...);
+              %y = tensor.window(%x, %v, par = (n, y, x, k), reads = [..., [0, r, s, k]])
+
+    The copies are for `fold-constant-tensors`. (Contractions have `pack-weights`.)
+    """
+    constants = {r for op in func.body.ops if op.name == "tensor.constant" for r in op.results}
+    b = Builder()
+    for op in func.body.ops:
+        if op.name == "tensor.window":
+            for i, v in enumerate(op.operands):
+                order = _weight_order(op, i) if v in constants else None
+                if order is not None:
+                    with b.at(op.loc):
+                        op = _reading(op, i, _reordered_copy(b, v, order), order)
+        b.append(op)
+    if len(b.ops) == len(func.body.ops):
+        return func
+    return func.with_body(func.body.with_ops(tuple(b.ops)))
+
+
+def _weight_order(op: Op, operand: int) -> Order | None:
+    """The order of an operand that ends in the op's innermost dimension; None where it has it already."""
+    inner = next((d for d, n in reversed(list(dims(op, "par").items())) if n > 1), "")
+    at, shape = reads(op)[operand], op.operands[operand].tensor.shape
+    if not inner or at.count(Sym(inner)) != 1:
+        return None
+    axis = at.index(Sym(inner))
+    if all(n == 1 for n in shape[axis + 1 :]):
+        return None
+    return (*(k for k in range(len(shape)) if k != axis), axis)
+
+
+def _reordered_copy(b: Builder, v: Value, order: Order) -> Value:
+    shape = v.tensor.shape
+    return copied(
+        b, v, {f"i{axis}": shape[axis] for axis in order}, [Sym(f"i{k}") for k in range(len(shape))]
+    )
+
+
+def _reading(op: Op, operand: int, v: Value, order: Order) -> Op:
+    places = list(reads(op))
+    places[operand] = reordered(places[operand], order)
+    operands = (*op.operands[:operand], v, *op.operands[operand + 1 :])
+    return op.with_operands(operands).with_attrs(reads=tuple(places))

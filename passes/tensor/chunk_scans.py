@@ -27,6 +27,7 @@ from tilewright.ir.types import FLOATS, itemsize
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.kernels.ordered.choose_chunks import choose_chunk
 from tilewright.passes.kernels.rows.lowering import combiner, neutral
+from tilewright.passes.rewriting.names import unused
 from tilewright.passes.rewriting.rewrite import Pattern, Rewriter, rewrite_module
 
 
@@ -66,9 +67,7 @@ class _Chunks:
         self.par, self.dim = dims(op, "par"), str(op["dim"])
         self.length = self.par[self.dim]
         self.count = -(-self.length // size)
-        self.chunk = f"{self.dim}_chunk"
-        while self.chunk in self.par:
-            self.chunk += "_"
+        self.chunk = unused(f"{self.dim}_chunk", self.par)
 
     def joined(self) -> Value:
         """The whole fold: what comes before a chunk, and the fold within it; exclusive ones read one back."""

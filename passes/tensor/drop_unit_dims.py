@@ -11,6 +11,7 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.ops import dims, ranges_of, reads
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.index_sets import identity_read, is_copy
+from tilewright.passes.rewriting.values import with_indices
 
 #: ops whose domain is nothing but the shape of their results
 SHAPED = frozenset({"tensor.map", "tensor.contract", "tensor.reduce", "tensor.window"})
@@ -99,12 +100,7 @@ def _rewrite(op: Op, dropped: Mapping[Value, frozenset[int]], fresh: Mapping[Val
     )
     kept = tuple(item for i, item in enumerate(par) if i not in gone)
     new = op.with_attrs(par=Pairs(kept), reads=places)
-    if env and new.body is not None:
-        body = tuple(
-            o.with_attrs(at=substitute(o["at"], env)) if o.name == "scalar.index" else o  # type: ignore[arg-type]
-            for o in new.body.ops
-        )
-        new = replace(new, body=new.body.with_ops(body))
+    new = with_indices(new, lambda e: substitute(e, env))
     operands = tuple(fresh.get(v, v) for v in new.operands)
     return replace(new, operands=operands, results=tuple(fresh.get(r, r) for r in new.results))
 

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilewright.ir import (
-    Builder,
-    Expr,
-    Func,
-    Level,
-    Op,
-    Pairs,
-    Sym,
-    Value,
-)
-from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
+from tilewright.ir import Builder, Expr, Func, Level, Op, Pairs, Sym, Value
+from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_K_BYTES
 from tilewright.ir.simplify import coefficients
-from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
+from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.copies import copied
 from tilewright.passes.analysis.index_sets import identity_read
-from tilewright.passes.tensor.choose_layouts import has_matrix_units
-from tilewright.passes.tensor.layouts.cost import on_tensor_cores
+from tilewright.passes.rewriting.names import unused
+from tilewright.passes.tensor.layouts.cost import has_matrix_units, on_tensor_cores
 
-#: bytes of one asynchronous copy, and of one step of the tensor cores along the sum
-COPY_BYTES, STEP_BYTES = ASYNC_COPY_BYTES[0], 32
+#: bytes of one asynchronous copy
+COPY_BYTES = ASYNC_COPY_BYTES[0]
 
 
 @register_pass(Level.TENSOR)
@@ -93,16 +84,14 @@ def _image(op: Op) -> _Image | None:
     width = 4 if red[channel] <= 4 else 8
     if red[channel] * size >= COPY_BYTES or red[channel] > width or channel not in map(str, weights):
         return None
-    step = STEP_BYTES // size
+    step = MMA_K_BYTES // size
     length = -(-red[inner[0]] * width // step) * step
     return _Image(channel, outer[0], inner[0], form[0][outer[0]], form[1], width, length)
 
 
 def _folded(b: Builder, op: Op, image: _Image, maker: Op | None) -> Value:
     rows = _rows_of(b, op, image, maker)
-    taps = "t"
-    while taps in {**dims(op, "par"), **dims(op, "red")}:
-        taps += "_"
+    taps = unused("t", domain(op))
     weights = _weights_of(b, op, image, taps)
     first, second = reads(op)[:2]
     column = Sym(image.x) * (image.step * image.width) + Sym(taps)

@@ -16,8 +16,6 @@ from tilewright.ir import (
     Sym,
     TensorType,
     Value,
-    scalar_body,
-    structured,
 )
 from tilewright.ir.expr import substitute
 from tilewright.ir.simplify import simplify
@@ -25,7 +23,9 @@ from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.tensor.join_ops import boxes_of
 from tilewright.ir.tensor.ops import STRUCTURED, dims, ranges_of, reads
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.analysis.copies import copied
 from tilewright.passes.analysis.index_sets import identity_read, is_view
+from tilewright.passes.rewriting.values import copied_ops, with_indices
 
 #: pieces of one concatenation that may need a kernel that copies them
 MAX_COPIED = 1
@@ -252,44 +252,20 @@ def _on_piece(op: Op, whole: Value, piece: Value, at: tuple[int, ...], parts: Ma
         index if v is whole or v in parts else tuple(simplify(substitute(e, env), ranges) for e in index)
         for v, index in zip(op.operands, reads(op), strict=True)
     )
-    new: dict[Value, Value] = {}
-    assert op.body is not None
-    body = []
-    for o in op.body.ops:
-        if o.name == "scalar.index":
-            index: Any = o["at"]
-            o = o.with_attrs(at=simplify(substitute(index, env), ranges))
-        results = tuple(Value(r.type, r.hint) for r in o.results)
-        body.append(replace(o, operands=tuple(new.get(v, v) for v in o.operands), results=results))
-        new.update(zip(o.results, results, strict=True))
-    params = tuple(Value(p.type, p.hint) for p in op.body.params)
-    renamed = dict(zip(op.body.params, params, strict=True))
-    body = [replace(o, operands=tuple(renamed.get(v, v) for v in o.operands)) for o in body]
+    moved = with_indices(op, lambda e: simplify(substitute(e, env), ranges))
+    assert moved.body is not None
+    new = {p: Value(p.type, p.hint) for p in moved.body.params}
+    params = tuple(new.values())
+    body = replace(moved.body, params=params, ops=tuple(copied_ops(moved.body.ops, new)))
     result = Value(TensorType(op.result.tensor.dtype, piece.tensor.shape), op.result.hint)
-    moved = op.with_attrs(par=par, reads=indices)
     operands = tuple(piece if v is whole else parts.get(v, v) for v in op.operands)
-    return replace(
-        moved, operands=operands, results=(result,), body=replace(op.body, params=params, ops=tuple(body))
-    )
+    return replace(moved.with_attrs(par=par, reads=indices), operands=operands, results=(result,), body=body)
 
 
 def elementwise_copy(b: Builder, v: Value, shape: tuple[int, ...], read: Sequence[Expr]) -> Value:
     """Elements of `v` once more: those that the indices i0, i1, ... of `shape` read."""
-    names = [f"i{d}" for d in range(len(shape))]
-    inner, params = scalar_body([v.tensor.dtype])
     # cast to its own dtype: what only copies would be read through
-    inner.do("scalar.yield", inner.value("scalar.cast", params[0], dtype=v.tensor.dtype))
-    (copy,) = structured(
-        b,
-        "tensor.map",
-        [v],
-        par=dict(zip(names, shape, strict=True)),
-        reads=[tuple(read)],
-        types=[TensorType(v.tensor.dtype, shape)],
-        body=inner.block(params),
-        hint=v.hint,
-    )
-    return copy
+    return copied(b, v, {f"i{d}": n for d, n in enumerate(shape)}, read, always_cast=True)
 
 
 def concatenation(op: Op) -> Concat | None:

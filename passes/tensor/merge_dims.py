@@ -16,6 +16,7 @@ from tilewright.ir.simplify import Ranges, simplify
 from tilewright.ir.tensor.join_ops import placed
 from tilewright.ir.tensor.ops import STRUCTURED, dims, domain, ranges_of, reads
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.rewriting.values import with_indices
 
 
 @register_pass(Level.TENSOR)
@@ -232,14 +233,7 @@ def _edit_op(op: Op, tied: _Tied, gone: tuple[str, ...]) -> Op:
     if op.get("red") is not None:
         changed["red"] = Pairs(tuple((d, n) for d, n in dims(op, "red").items() if d not in gone))
     op = op.with_attrs(**changed)
-    assert op.body is not None
-    if not env or all(o.name != "scalar.index" for o in op.body.ops):
-        return op
-    inside = (
-        o.with_attrs(at=_without(_index_of(o), env, ranges)) if o.name == "scalar.index" else o
-        for o in op.body.ops
-    )
-    return replace(op, body=op.body.with_ops(tuple(inside)))
+    return with_indices(op, lambda e: _without(e, env, ranges)) if env else op
 
 
 def _without(e: Expr, env: Mapping[str, Expr], ranges: Ranges) -> Expr:

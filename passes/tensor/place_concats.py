@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, Ref, Sym, TensorType, Value
-from tilewright.ir.builder import scalar_body
+from tilewright.ir import (
+    Block,
+    Builder,
+    Func,
+    Level,
+    Module,
+    Op,
+    Ref,
+    Sym,
+    TensorType,
+    Value,
+    scalar_body,
+    structured,
+)
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.tensor.join_ops import boxes_of, layout_in, placed
 from tilewright.ir.tensor.ops import STRUCTURED
 from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.rewriting.names import numbered
 
 #: bytes whose multiples a buffer may begin at: vectors are aligned there, and OpenCL's regions
 SLOT_ALIGNMENT = 128
@@ -179,29 +192,22 @@ class _Placer:
 
     def _copied(self, b: Builder, join: Op, source: Value, copy: Value) -> Value:
         """A call of a kernel that copies a piece to its place."""
-        number = 0
-        while f"piece_{number}" in self.kernels:
-            number += 1
-        name = f"piece_{number}"
+        name = numbered("piece", self.kernels)
         target = self._typed(copy)
         shape = target.tensor.shape
         x = Value(_seen(source.tensor, shape), source.hint)
         inner, params = scalar_body([x.tensor.dtype])
         inner.do("scalar.yield", params[0])
-        dims = tuple(f"i{d}" for d in range(len(shape)))
+        names = [f"i{d}" for d in range(len(shape))]
         kernel = Builder(join.loc)
-        out = Value(target.tensor, copy.hint)
-        (made,) = kernel.emit(
-            "tensor.map",
-            [x],
-            {"par": Pairs(tuple(zip(dims, shape, strict=True))), "reads": (tuple(map(Sym, dims)),)},
-            types=[out.type],
-            body=inner.block(params),
+        par, read, types = dict(zip(names, shape, strict=True)), tuple(map(Sym, names)), [target.type]
+        made = structured(
+            kernel, "tensor.map", [x], par=par, reads=[read], types=types, body=inner.block(params)
         )
-        kernel.do("tensor.return", made)
-        self.kernels[name] = Func(Level.TENSOR, name, kernel.block((x,)), (out.type,))
+        kernel.do("tensor.return", *made)
+        self.kernels[name] = Func(Level.TENSOR, name, kernel.block((x,)), (target.type,))
         (result,) = b.emit(
-            "tensor.call", [source], {"callee": Ref(name)}, types=[out.type], hint=copy.hint, loc=join.loc
+            "tensor.call", [source], {"callee": Ref(name)}, types=types, hint=copy.hint, loc=join.loc
         )
         return result
 

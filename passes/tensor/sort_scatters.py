@@ -20,6 +20,7 @@ from tilewright.passes.lower.rules.binary_search import count_before
 from tilewright.passes.lower.rules.orders import Order, gathered
 from tilewright.passes.lower.rules.sorting import first_places
 from tilewright.passes.lower.scalars import Scalar, Scalars
+from tilewright.passes.rewriting.names import unused
 from tilewright.passes.rewriting.rewrite import Pattern, Rewriter, rewrite_module
 
 _SCALAR = {"+": "add", "-": "sub", "*": "mul", "//": "div", "%": "mod", "min": "min", "max": "max"}
@@ -68,9 +69,7 @@ class _Scatter:
         self.count, self.payload_size = prod(self.walked.values()), prod(self.payload.values())
         self.targets = prod(self.shape[d] for d in self.rest)
         self.combiner = self._combiner()
-        self.line = "w"
-        while self.line in self.payload:
-            self.line += "_"
+        self.line = unused("w", self.payload)
 
     def sortable(self) -> bool:
         """True where all slices share their indices and the order of combining does not matter."""

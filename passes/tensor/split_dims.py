@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tilewright.ir import BinOp, Expr, Func, Level, Op, Pairs, Sym, TensorType, Value
 from tilewright.ir.expr import substitute, symbols
@@ -16,6 +15,7 @@ from tilewright.ir.simplify import Linear, Ranges, coefficients, interval, linea
 from tilewright.ir.tensor.join_ops import placed
 from tilewright.ir.tensor.ops import STRUCTURED, dims, ranges_of, reads
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.rewriting.values import with_indices
 
 
 @register_pass(Level.TENSOR)
@@ -156,16 +156,7 @@ def _with_domain(op: Op, split: _Split) -> Op:
     op = op.with_attrs(par=Pairs(tuple(par)))
     ranges = ranges_of(op)
     places = tuple(tuple(simplify(substitute(e, split.env), ranges) for e in at) for at in reads(op))
-    assert op.body is not None
-    body = op.body.with_ops(
-        tuple(
-            o.with_attrs(at=simplify(substitute(_index_of(o), split.env), ranges))
-            if o.name == "scalar.index"
-            else o
-            for o in op.body.ops
-        )
-    )
-    return replace(op.with_attrs(reads=places), body=body)
+    return with_indices(op.with_attrs(reads=places), lambda e: simplify(substitute(e, split.env), ranges))
 
 
 def _quotient(e: Expr, size: int, ranges: Ranges) -> tuple[Expr, Expr] | None:
@@ -175,9 +166,3 @@ def _quotient(e: Expr, size: int, ranges: Ranges) -> tuple[Expr, Expr] | None:
     rest = Linear.of({t: c for t, c in form.terms if c % size}, form.constant % size).expr()
     low, high = interval(rest, ranges)
     return (whole, rest) if low >= 0 and high < size else None
-
-
-def _index_of(op: Op) -> Expr:
-    """The expression of a scalar.index."""
-    at: Any = op["at"]
-    return at

@@ -15,6 +15,7 @@ from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.copies import copied
 from tilewright.passes.analysis.index_sets import POINTWISE
 from tilewright.passes.kernels.kernel_problem import contract_roles, index_step
+from tilewright.passes.rewriting.values import copied_ops
 from tilewright.passes.tensor.fusion.outline_kernel import kernel_name
 
 #: columns of the tile that one work-item computes at most, for which it would make its factor again
@@ -190,12 +191,8 @@ def _maker(
     used = {v for op in ops for v in op.operands}
     position = tuple(i for i, p in enumerate(kernel.params) if p in used)
     fresh = {kernel.params[i]: Value(kernel.params[i].type, kernel.params[i].hint) for i in position}
-    renamed: dict[Value, Value] = dict(fresh)
-    body: list[Op] = []
-    for op in ops:
-        results = tuple(Value(r.type, r.hint) for r in op.results)
-        body.append(replace(op.with_operands(tuple(renamed[v] for v in op.operands)), results=results))
-        renamed.update(zip(op.results, results, strict=True))
+    renamed = dict(fresh)
+    body = copied_ops(ops, renamed)
     body.append(Op("tensor.return", (renamed[result],)))
     name = kernel_name([*before, product], taken)
     stored = TensorType(result.tensor.dtype, result.tensor.shape)

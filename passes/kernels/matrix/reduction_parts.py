@@ -10,13 +10,14 @@ from tilewright.ir.nodes import Attr
 from tilewright.ir.tensor.ops import dims, domain, reads
 from tilewright.passes.analysis.copies import copied
 from tilewright.passes.kernels.matrix.plan import NARROW, multiplies
+from tilewright.passes.rewriting.names import unused
 
 
 def split(op: Op, b: Builder, parts: int) -> Value:
     """The same product by parts of its longest plain sum."""
     channel = channel_of(op)
     length = dims(op, "red")[channel] // parts
-    part = _fresh("part", domain(op))
+    part = unused("part", domain(op))
     whole = Sym(part) * length + Sym(channel)
     first, second = reads(op)[:2]
     at = second.index(Sym(channel))
@@ -59,12 +60,6 @@ def added(b: Builder, sums: Value, par: Mapping[str, int]) -> Value:
         body=body.block(values), types=[t],
     )  # fmt: skip
     return out
-
-
-def _fresh(name: str, taken: dict[str, int]) -> str:
-    while name in taken:
-        name += "_"
-    return name
 
 
 def channel_of(op: Op) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from tilewright.ir import Block, Func, Level, Op, Pairs, Sym, Value
 from tilewright.ir.expr import substitute
+from tilewright.ir.nodes import Attr
 from tilewright.ir.tensor.ops import dims, reads
+from tilewright.passes.rewriting.names import numbered
+from tilewright.passes.rewriting.values import with_indices
 
 
 def outline(
@@ -52,20 +54,13 @@ def _common_dims(ops: list[Op], anchor: Op) -> list[Op]:
 def rename_dims(op: Op, names: dict[str, str]) -> Op:
     """A structured op with its dimensions renamed in domain, reads and body; results stay the same."""
     env = {k: Sym(v) for k, v in names.items()}
-    attrs: dict[str, object] = {
+    attrs: dict[str, Attr] = {
         "reads": tuple(tuple(substitute(e, env) for e in at) for at in reads(op)),
         "par": Pairs(tuple((names.get(k, k), n) for k, n in dims(op, "par").items())),
     }
     if "red" in dict(op.attrs):
         attrs["red"] = Pairs(tuple((names.get(k, k), n) for k, n in dims(op, "red").items()))
-    assert op.body is not None
-    body = op.body.with_ops(
-        tuple(
-            o.with_attrs(at=substitute(o["at"], env)) if o.name == "scalar.index" else o  # type: ignore[arg-type]
-            for o in op.body.ops
-        )
-    )
-    return replace(op.with_attrs(**attrs), body=body)  # type: ignore[arg-type]
+    return with_indices(op.with_attrs(**attrs), lambda e: substitute(e, env))
 
 
 def kernel_name(ops: Sequence[Op], taken: set[str]) -> str:
@@ -79,8 +74,6 @@ def kernel_name(ops: Sequence[Op], taken: set[str]) -> str:
     stem = "_".join(dict.fromkeys(words))[:48].strip("_") or "kernel"
     if not stem[0].isalpha():
         stem = "k_" + stem
-    number = 0
-    while f"{stem}_{number}" in taken:
-        number += 1
-    taken.add(f"{stem}_{number}")
-    return f"{stem}_{number}"
+    name = numbered(stem, taken)
+    taken.add(name)
+    return name

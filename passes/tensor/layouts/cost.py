@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -12,10 +13,13 @@ from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
 from tilewright.ir.tensor.ops import STRUCTURED, dims, domain, reads
 from tilewright.ir.types import itemsize
+from tilewright.passes import PassContext
 from tilewright.passes.analysis.index_sets import identity_read, is_view
 from tilewright.passes.tensor.layouts.axes import Order, reordered, stays_view
 from tilewright.passes.tensor.layouts.cut import Energy
 
+#: CUDA architecture from which tensor cores are used
+FIRST_MATRIX_ARCH = 80
 #: dtypes of factors that tensor cores multiply
 MATRIX_DTYPES = frozenset({"f16", "bf16"})
 
@@ -26,6 +30,13 @@ def on_tensor_cores(op: Op) -> bool:
         return False
     kinds = {v.tensor.dtype for v in op.operands}
     return (len(kinds) == 1 and kinds <= MATRIX_DTYPES) or (op["factors"] == "tf32" and kinds == {"f32"})
+
+
+def has_matrix_units(func: Func, ctx: PassContext) -> bool:
+    """Whether the device has tensor cores that some contraction of the program may use."""
+    arch = re.search(r":sm_(\d+)", ctx.target)
+    new_enough = arch is not None and int(arch.group(1)) >= FIRST_MATRIX_ARCH
+    return new_enough and any(map(on_tensor_cores, func.body.ops))
 
 
 @dataclass(frozen=True)
