@@ -9,16 +9,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tilewright.cluster.execution_report import execution_facts, plan_facts
-from tilewright.cluster.execution_run import execute
-from tilewright.cluster.execution_search import Candidate, Problem, Wanted, best_division
-from tilewright.cluster.measured_link import LinkSample, fitted_link, link_error, measure_link
-from tilewright.cluster.measured_machine import NetworkTimes, WholeNetwork, measured_cluster
-from tilewright.cluster.measured_record import record_text, write_record
-from tilewright.cluster.work import OpSeconds, op_seconds, with_batch
+from tilewright.cluster.measuring.link import LinkSample, fitted_link, link_error, measure_link
+from tilewright.cluster.measuring.machine import (
+    NetworkTimes,
+    WholeNetwork,
+    measured_cluster,
+    record_text,
+    write_record,
+)
+from tilewright.cluster.measuring.run import execute
+from tilewright.cluster.planning.op_seconds import OpSeconds, op_seconds, with_batch
+from tilewright.cluster.planning.search import PlanCandidate, PlanningProblem, RequestedShape, best_division
+from tilewright.cluster.report import execution_facts, plan_facts
 from tilewright.compilation.option_values import LEAST_WEIGHT_BYTES, Pick
-from tilewright.costmodel.cluster.loaders import load_cluster
-from tilewright.costmodel.cluster.machine import Cluster
+from tilewright.costmodel.cluster.inputs.loading import load_cluster
+from tilewright.costmodel.cluster.inputs.machine import Cluster
 from tilewright.ir import InputError, Module
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import GRAPH
@@ -27,7 +32,7 @@ from tilewright.runtime.communication.communicator import AnyCommunicator
 
 
 @dataclass(frozen=True)
-class Options:
+class PlanOptions:
     """What is asked for beside the network.
 
     record: a cluster file or shipped record to plan with; None measures this machine. save: where the
@@ -38,7 +43,7 @@ class Options:
     """
 
     devices: int
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: RequestedShape = field(default_factory=RequestedShape)
     record: str | None = None
     save: str | None = None
     target: str = "auto"
@@ -59,7 +64,7 @@ class Options:
 
 
 def plan_network(
-    module: Module, name: str, options: Options, communicator: AnyCommunicator | None = None
+    module: Module, name: str, options: PlanOptions, communicator: AnyCommunicator | None = None
 ) -> dict[str, Any]:
     """The plan of one inference of a graph-level network over `options.devices`, as plain data (JSON).
 
@@ -95,17 +100,17 @@ def plan_network(
 def _planned(
     graph: Module,
     name: str,
-    options: Options,
+    options: PlanOptions,
     cluster: Cluster,
     times: NetworkTimes | None,
     samples: Sequence[LinkSample],
     communicator: AnyCommunicator | None,
-) -> tuple[Candidate, dict[str, Any]]:
+) -> tuple[PlanCandidate, dict[str, Any]]:
     """The best division and the facts of the plan; times count where no record is given."""
     used = times if options.record is None else None
     measured = (used.launches, used.overhead_share) if used is not None else ()
     seconds = op_seconds(graph.main, cluster, options.precision, *measured)
-    problem = Problem(graph, name, cluster, seconds, options.precision, options.least_weight_bytes)
+    problem = PlanningProblem(graph, name, cluster, seconds, options.precision, options.least_weight_bytes)
     if used is None or communicator is None:
         choice = best_division(problem, options.wanted, communicator)
     else:
@@ -115,7 +120,7 @@ def _planned(
 
 
 def _part_seconds(
-    problem: Problem, options: Options, communicator: AnyCommunicator, samples: int
+    problem: PlanningProblem, options: PlanOptions, communicator: AnyCommunicator, samples: int
 ) -> OpSeconds:
     """Measured seconds of the ops of the network for fewer samples, whose kernels are other kernels."""
     module = with_batch(problem.module, samples)
@@ -127,7 +132,7 @@ def _part_seconds(
     return op_seconds(module.main, problem.cluster, options.precision, *measured)
 
 
-def _given_cluster(options: Options) -> Cluster:
+def _given_cluster(options: PlanOptions) -> Cluster:
     """The record that was named; raises InputError for one of another number of devices."""
     if options.record is None:
         raise InputError("expected a cluster record, or ranks that measure")
@@ -143,7 +148,7 @@ def _given_cluster(options: Options) -> Cluster:
 def _measured_cluster(
     graph: Module,
     name: str,
-    options: Options,
+    options: PlanOptions,
     times: NetworkTimes,
     samples: Sequence[LinkSample],
     communicator: AnyCommunicator,

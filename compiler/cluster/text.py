@@ -71,8 +71,8 @@ def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
             by_shape.setdefault((r["dp"], r["wp"], r["p"]), {})[r["schedule"]] = r["normalized"]
         schedules = list(dict.fromkeys(r["schedule"] for r in block))
         lines += [f"{model}, cluster {cluster}", "   dp   wp    p" + "".join(f"{s:>10}" for s in schedules)]
-        for (dp, wp, p), values in by_shape.items():
-            lines.append(f"{dp:5}{wp:5}{p:5}" + "".join(f"{values[s]:10.3f}" for s in schedules))
+        for (dp, tp, p), values in by_shape.items():
+            lines.append(f"{dp:5}{tp:5}{p:5}" + "".join(f"{values[s]:10.3f}" for s in schedules))
         lines.append("")
     return "\n".join(lines).rstrip()
 

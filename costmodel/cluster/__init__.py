@@ -1,17 +1,12 @@
 """The cluster model: how long a training step takes on many devices, and the fastest way to divide it."""
 
-from tilewright.costmodel.cluster.configurations import Configurations
-from tilewright.costmodel.cluster.evaluate import MODES, evaluate
-from tilewright.costmodel.cluster.evaluation import Evaluation
-from tilewright.costmodel.cluster.loaders import load_cluster, load_model, load_training
-from tilewright.costmodel.cluster.machine import Cluster, Device, Storage
-from tilewright.costmodel.cluster.model import Model, StageLoad, Transformer
-from tilewright.costmodel.cluster.network_model import NetworkModel, network_model
-from tilewright.costmodel.cluster.network_units import Unit, network_units
-from tilewright.costmodel.cluster.reading import record_names
-from tilewright.costmodel.cluster.search import SearchResult, search
-from tilewright.costmodel.cluster.table_rows import table_rows
-from tilewright.costmodel.cluster.training import Training
+from tilewright.costmodel.cluster.inputs.loading import load_cluster, load_model, load_training, record_names
+from tilewright.costmodel.cluster.inputs.machine import Cluster, Device, Storage
+from tilewright.costmodel.cluster.inputs.model import Model, StageLoad, Transformer
+from tilewright.costmodel.cluster.inputs.network import NetworkModel, Unit, network_model, network_units
+from tilewright.costmodel.cluster.inputs.training import Training
+from tilewright.costmodel.cluster.modes.configurations import Configurations, Evaluation
+from tilewright.costmodel.cluster.modes.search import MODES, SearchResult, evaluate, search, table_rows
 from tilewright.costmodel.links import Link
 
 __all__ = [

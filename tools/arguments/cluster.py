@@ -118,12 +118,13 @@ def _add_execution_arguments(p: CommandParser) -> None:
     add("--batch", type=whole(1, 1 << 20), metavar="B", help="samples of one run (default: the network's)")
     for name, what in (
         ("dp", "replicas that share the batch"),
-        ("wp", "parts of every weight"),
+        ("tp", "parts of every weight (tensor parallelism)"),
         ("p", "pipeline stages"),
         ("micro-batches", "parts of a replica's samples, one after another through the stages"),
     ):
         add(
             f"--{name}",
+            *(["--wp"] if name == "tp" else []),
             type=whole(0, 1 << 20),
             default=0,
             metavar="N",

@@ -7,23 +7,22 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tilewright.cluster.execution import Options, plan_network
-from tilewright.cluster.execution_report import report_text
-from tilewright.cluster.execution_search import Wanted
+from tilewright.cluster.execution import PlanOptions, plan_network
+from tilewright.cluster.planning.op_seconds import with_batch
+from tilewright.cluster.planning.search import RequestedShape
+from tilewright.cluster.report import report_text
 from tilewright.cluster.text import plan_text, table_text, validation_text
-from tilewright.cluster.work import with_batch
 from tilewright.compilation.option_values import TOLERANCE
-from tilewright.costmodel.cluster.in_memory_search import search_in_memory
-from tilewright.costmodel.cluster.loaders import load_cluster, load_model, load_training
-from tilewright.costmodel.cluster.machine import Cluster
-from tilewright.costmodel.cluster.measured_rows import citation, source_names
-from tilewright.costmodel.cluster.model import Model
-from tilewright.costmodel.cluster.network_model import network_model
-from tilewright.costmodel.cluster.search import SearchResult, search
-from tilewright.costmodel.cluster.table_rows import table_rows
-from tilewright.costmodel.cluster.training import Training
-from tilewright.costmodel.cluster.validation import refit, score, stack_named, stacks
-from tilewright.costmodel.cluster.validation_best import predict_best
+from tilewright.costmodel.cluster.inputs.loading import load_cluster, load_model, load_training
+from tilewright.costmodel.cluster.inputs.machine import Cluster
+from tilewright.costmodel.cluster.inputs.model import Model
+from tilewright.costmodel.cluster.inputs.network import network_model
+from tilewright.costmodel.cluster.inputs.training import Training
+from tilewright.costmodel.cluster.measured.best import predict_best
+from tilewright.costmodel.cluster.measured.rows import citation, source_names
+from tilewright.costmodel.cluster.measured.search import search_in_memory
+from tilewright.costmodel.cluster.measured.validation import refit, stack_named, stacks, validate
+from tilewright.costmodel.cluster.modes.search import SearchResult, search, table_rows
 from tilewright.distributed.launcher import launch_command
 from tilewright.distributed.result_output import keep_output_for_results
 from tilewright.ir import InputError, Module, WorkError
@@ -84,7 +83,7 @@ def run_validate(a: argparse.Namespace) -> None:
     if a.plot:
         require_plot(a.plot)
     used = [refit(stack) for stack in stacks()] if a.refit else list(stacks())
-    scores = [score(stack, source) for stack in used for source in (*stack.fitted, *stack.transferred)]
+    scores = validate(used)
     best = [b for source in source_names("best") for b in predict_best(source, used[0])]
     facts: dict[str, Any] = {
         "sources": [{**s.as_json(), "citation": citation(s.source)} for s in scores],
@@ -134,7 +133,7 @@ def plan_here(a: argparse.Namespace) -> None:
         launch_command(a.devices, a.argv)
 
 
-def _options(a: argparse.Namespace) -> Options:
+def _options(a: argparse.Namespace) -> PlanOptions:
     """Check what can be checked before processes start."""
     if a.mode != "corrected":
         raise InputError(f"a plan with --devices is priced by mode corrected, got {a.mode}", where="--mode")
@@ -153,9 +152,9 @@ def _options(a: argparse.Namespace) -> Options:
             raise InputError(
                 "expected --execute: the picture compares predicted and measured times", where="--plot"
             )
-    return Options(
+    return PlanOptions(
         devices=a.devices,
-        wanted=Wanted(a.dp, a.wp, a.p, a.micro_batches),
+        wanted=RequestedShape(a.dp, a.tp, a.p, a.micro_batches),
         record=a.cluster,
         save=a.record,
         target=a.target,
@@ -181,7 +180,7 @@ def _name(a: argparse.Namespace) -> str:
     return Path(a.model.removeprefix(ZOO).partition("{")[0]).stem
 
 
-def _run_rank(a: argparse.Namespace, options: Options) -> None:
+def _run_rank(a: argparse.Namespace, options: PlanOptions) -> None:
     keep_output_for_results()
     communicator = world(a.timeout)
     with together(communicator):

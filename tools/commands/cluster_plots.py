@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewright.cluster.execution_prediction import COMPONENTS
-from tilewright.cluster.execution_report import WORDS
+from tilewright.cluster.planning.prediction import COMPONENTS
+from tilewright.cluster.report import WORDS
 from tilewright.cluster.text import choices_text, components_overlap
-from tilewright.costmodel.cluster.in_memory import step_time
-from tilewright.costmodel.cluster.measured_rows import measured_rows
-from tilewright.costmodel.cluster.validation import Stack
+from tilewright.costmodel.cluster.measured.in_memory import step_time
+from tilewright.costmodel.cluster.measured.rows import measured_rows
+from tilewright.costmodel.cluster.measured.validation import Stack
 from tilewright.ir import InputError
 from tilewright.runtime.atomic_file import atomic_file
 from tilewright.tools.report.figures import CYCLE, require_matplotlib

@@ -9,7 +9,7 @@ import pytest
 from command_samples import printed, refused
 
 from tilewright.cluster.text import choices_text, seconds_text
-from tilewright.costmodel.cluster.validation import stack_named
+from tilewright.costmodel.cluster.measured.validation import stack_named
 from tilewright.tools.commands.cluster_plots import write_validation_plot
 
 TRAINING = """

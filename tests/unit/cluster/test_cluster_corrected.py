@@ -75,7 +75,7 @@ def test_parameter_residence_of_the_regression_values_fits_the_devices():
 
 def seconds_by_hand(cluster, model, training, row):
     """One configuration's step, formula by formula (sharding 0 and 1, schedules PR and AR)."""
-    dp, wp, p, b = row["dp"], row["wp"], row["p"], row["micro_batch"]
+    dp, tp, p, b = row["dp"], row["wp"], row["p"], row["micro_batch"]
     layers, d, s, vocabulary, batch = (
         model.layers,
         model.hidden,
@@ -85,12 +85,12 @@ def seconds_by_hand(cluster, model, training, row):
     )
     r, v, node = int(row["recompute"]), row["interleave"], cluster.devices_per_node
     m = batch / (dp * b)
-    psi = 12 * layers * d * d / (wp * p)
+    psi = 12 * layers * d * d / (tp * p)
     act = 2 * s * d
     flops = (6 + 2 * r) * 12 * layers * d * d * s * batch * (1 + s / (6 * d)) + 6 * vocabulary * d * s * batch
-    compute = flops / (dp * wp * p * cluster.device.efficiency * cluster.device.peak_flops_per_s["fp16"])
-    inner = 0 if r else 2 * s * d * (4 + 12 / wp) + 5 * model.heads * s * s / wp
-    through, kept = layers / p * batch / dp * act / wp, layers / p * batch / dp * inner
+    compute = flops / (dp * tp * p * cluster.device.efficiency * cluster.device.peak_flops_per_s["fp16"])
+    inner = 0 if r else 2 * s * d * (4 + 12 / tp) + 5 * model.heads * s * s / tp
+    through, kept = layers / p * batch / dp * act / tp, layers / p * batch / dp * inner
     if row["schedule"] == "PR":
         read, write = 4 * psi + 3 * through + kept, 2 * psi + 2 * through + kept
     elif row["gradients"] == "storage":
@@ -103,20 +103,20 @@ def seconds_by_hand(cluster, model, training, row):
     def latency(link, calls, hops):
         return calls * link.call_s + hops * link.latency_s
 
-    wp_link, wp_rate = (cluster.intra, 40e9) if wp <= node else (cluster.inter, 20e9 / node)
+    wp_link, wp_rate = (cluster.intra, 40e9) if tp <= node else (cluster.inter, 20e9 / node)
     calls = (4 + 2 * r) * layers / p * m
     t_wp = 0.0
-    if wp > 1:
+    if tp > 1:
         volume = (4 + 2 * r) * layers / p * batch / dp * act
-        t_wp = volume * 2 * (wp - 1) / wp / wp_rate + latency(wp_link, calls, 2 * (wp - 1) * calls)
-    dp_link, dp_rate = (cluster.intra, 40e9) if wp * dp <= node else (cluster.inter, 20e9 / min(wp, node))
+        t_wp = volume * 2 * (tp - 1) / tp / wp_rate + latency(wp_link, calls, 2 * (tp - 1) * calls)
+    dp_link, dp_rate = (cluster.intra, 40e9) if tp * dp <= node else (cluster.inter, 20e9 / min(tp, node))
     buckets = min(layers / p, np.ceil(2 * psi / (25 * 2**20)))
     t_dp = 0.0
     if dp > 1:
         calls = buckets * (2 if row["sharding"] else 1)
         t_dp = 2 * (dp - 1) / dp * 2 * psi / dp_rate + latency(dp_link, calls, 2 * (dp - 1) * buckets)
     pp_link, pp_rate = (
-        (cluster.intra, 40e9) if wp * dp * p <= node else (cluster.inter, 20e9 / min(wp * dp, node))
+        (cluster.intra, 40e9) if tp * dp * p <= node else (cluster.inter, 20e9 / min(tp * dp, node))
     )
     t_pp = 0.0
     if p > 1:
@@ -219,7 +219,7 @@ def test_a_port_for_every_device_is_a_node_port_of_all_of_them(per):
     inter = PAIR.inter if per == "node" else replace(PAIR.inter, bytes_per_s=5e9, per="device")
     training = Training("t", batch=64)
     base, other = evaluate(PAIR, SMALL, training), evaluate(replace(PAIR, inter=inter), SMALL, training)
-    full = base.configurations.dp * base.configurations.wp >= 4
+    full = base.configurations.dp * base.configurations.tp >= 4
     for name in ("dp", "wp", "pp"):
         assert other.components_s[name][full] == pytest.approx(base.components_s[name][full])
 

@@ -9,10 +9,11 @@ import pytest
 from command_samples import printed, refused
 
 import tilewright as tw
-from tilewright.cluster import measured_link, measured_machine
-from tilewright.cluster.execution_prediction import COMPONENTS
-from tilewright.cluster.measured_link import LinkSample, fitted_link, link_error
-from tilewright.costmodel.cluster.loaders import load_cluster
+from tilewright.cluster.measuring import link as measured_link
+from tilewright.cluster.measuring import machine as measured_machine
+from tilewright.cluster.measuring.link import LinkSample, fitted_link, link_error
+from tilewright.cluster.planning.prediction import COMPONENTS
+from tilewright.costmodel.cluster.inputs.loading import load_cluster
 from tilewright.costmodel.links import Link
 from tilewright.runtime.communication.threads import ThreadWorld
 from tilewright.tools import cli

@@ -5,18 +5,18 @@ import pytest
 from distributed_networks import Graph, cnn, inputs_of, mlp, names_of, transformer
 
 import tilewright as tw
-from tilewright.cluster.division import Division, Place
-from tilewright.cluster.parts import part_of
+from tilewright.cluster.planning.parallel_plan import ParallelPlan, RankCoordinates
+from tilewright.cluster.planning.parts import part_of
 from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import GRAPH
 
 
-def divided(net, dp, wp, p, micro_batches, least=256):
+def divided(net, dp, tp, p, micro_batches, least=256):
     """All ranks' modules of a network cut behind two thirds of its ops, compared with the whole one."""
     net = run_pipeline(net, GRAPH, PassContext(reproducer_folder=None))
     cuts = (len(net.main.body.ops) * 2 // 3,) * (p - 1)
-    division = Division(dp, wp, p, micro_batches, cuts, least)
+    division = ParallelPlan(dp, tp, p, micro_batches, cuts, least)
     parts = [part_of(net, division, rank) for rank in range(division.devices)]
     arrays = inputs_of(net)
     wanted = tw.interpret(net, *arrays, precision="fp64")
@@ -43,20 +43,20 @@ def test_each_way_alone_is_its_pass():
 
 
 def test_groups_of_ranks():
-    division = Division(2, 3, 2, 1, (5,))
-    assert [division.place(r) for r in (0, 4, 6, 11)] == [
-        Place(0, 0, 0),
-        Place(0, 1, 1),
-        Place(1, 0, 0),
-        Place(1, 1, 2),
+    division = ParallelPlan(2, 3, 2, 1, (5,))
+    assert [division.coordinates(r) for r in (0, 4, 6, 11)] == [
+        RankCoordinates(0, 0, 0),
+        RankCoordinates(0, 1, 1),
+        RankCoordinates(1, 0, 0),
+        RankCoordinates(1, 1, 2),
     ]
     for r in range(division.devices):
-        place = division.place(r)
+        place = division.coordinates(r)
         assert division.rank(place.stage, place.replica, place.part) == r
-        assert division.weight_group(place)[place.part] == r
+        assert division.tensor_group(place)[place.part] == r
         assert division.batch_group(place)[place.replica] == r
-    assert division.weight_group(Place(1, 0, 0)) == (6, 7, 8)
-    assert division.batch_group(Place(1, 0, 2)) == (8, 11)
+    assert division.tensor_group(RankCoordinates(1, 0, 0)) == (6, 7, 8)
+    assert division.batch_group(RankCoordinates(1, 0, 2)) == (8, 11)
 
 
 def test_what_cannot_be_divided_is_refused():
@@ -78,4 +78,4 @@ def test_what_cannot_be_divided_is_refused():
 )
 def test_divisions_that_mean_nothing_are_refused(wrong):
     with pytest.raises(tw.InputError, match="expected"):
-        Division(**wrong)
+        ParallelPlan(**wrong)

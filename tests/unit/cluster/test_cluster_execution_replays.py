@@ -5,9 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tilewright.cluster.division import Division
-from tilewright.cluster.parts import part_of
-from tilewright.cluster.replays import ReplayTimes, timed_replays, times_by_replays, without_communications
+from tilewright.cluster.measuring.replays import (
+    ReplayTimes,
+    timed_replays,
+    times_by_replays,
+    without_communications,
+)
+from tilewright.cluster.planning.parallel_plan import ParallelPlan
+from tilewright.cluster.planning.parts import part_of
 from tilewright.costmodel.links import Link
 from tilewright.distributed import compile_part
 from tilewright.ir import parse
@@ -18,7 +23,7 @@ from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, Kernel
 
 #: a message of a thousand floats takes 1 + 2 + 4 ms
 LINK = Link(bytes_per_s=1e6, latency_s=2e-3, call_s=1e-3, per="device")
-STAGES = Division(p=2, cuts=(1,))
+STAGES = ParallelPlan(p=2, cuts=(1,))
 
 
 def send(elements=1000):
@@ -52,7 +57,7 @@ def test_the_link_bounds_messages():
     total = CommunicationKernel("all_reduce", "float32", (1000,), (1000,), members=(0, 1), position=0)
     ranks = [ReplayTimes(0.030, 0.010, [total], [0.018 + rank]) for rank in (0, 1)]
     # a ring of two: 1 + 2 * 2 + 4 ms
-    assert told(times_by_replays(ranks, Division(wp=2), LINK))[0] == {"compute": 10, "wp": 9, "wait": 11}
+    assert told(times_by_replays(ranks, ParallelPlan(tp=2), LINK))[0] == {"compute": 10, "wp": 9, "wait": 11}
 
 
 def test_components_never_exceed_the_total():

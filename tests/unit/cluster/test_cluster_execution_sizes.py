@@ -3,11 +3,10 @@
 import pytest
 from distributed_networks import Graph
 
-from tilewright.cluster.execution_report import plan_facts, report_text
-from tilewright.cluster.execution_search import Problem, Wanted, best_division
-from tilewright.cluster.sizes import Sizes
-from tilewright.cluster.work import op_seconds, with_batch
-from tilewright.costmodel.cluster.machine import Cluster, Device, Storage
+from tilewright.cluster.planning.op_seconds import op_seconds, with_batch
+from tilewright.cluster.planning.search import PlanningProblem, RequestedShape, SizeTable, best_division
+from tilewright.cluster.report import plan_facts, report_text
+from tilewright.costmodel.cluster.inputs.machine import Cluster, Device, Storage
 from tilewright.costmodel.links import Link
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import GRAPH
@@ -51,15 +50,15 @@ class Machine:
     def problem(self):
         seconds = self(BATCH)
         self.asked.clear()
-        return Problem(self.module, "net", cluster(), seconds, "fp32", 256)
+        return PlanningProblem(self.module, "net", cluster(), seconds, "fp32", 256)
 
 
 def shape(choice):
     d = choice.best.division
-    return d.dp, d.wp, d.p, d.micro_batches
+    return d.dp, d.tp, d.p, d.micro_batches
 
 
-TWO_STAGES = Wanted(dp=2, wp=1, p=2)
+TWO_STAGES = RequestedShape(dp=2, tp=1, p=2)
 
 
 def test_an_optimistic_estimate_leads_to_a_measurement_not_to_a_plan():
@@ -88,7 +87,7 @@ def test_what_may_be_measured_limits_the_plan():
     text = report_text(facts)
     assert "4 of the estimated divisions below may be faster" in text
     assert text.count("estimated, at least") == 4
-    given = best_division(problem, Wanted(dp=2, wp=1, p=2, micro_batches=4))
+    given = best_division(problem, RequestedShape(dp=2, tp=1, p=2, micro_batches=4))
     told = report_text(plan_facts(problem, given, []))
     assert "estimated: kernels of 4 samples were not measured" in told
 
@@ -96,18 +95,18 @@ def test_what_may_be_measured_limits_the_plan():
 def test_sizes_that_cannot_win_are_not_measured():
     """Where time is proportional to samples, a plan that shares are right about needs one measurement."""
     machine = Machine(lambda samples: samples)
-    found = best_division(machine.problem(), Wanted(wp=1), measure=machine, most_sizes=8)
+    found = best_division(machine.problem(), RequestedShape(tp=1), measure=machine, most_sizes=8)
     assert shape(found)[0] == DEVICES
     assert machine.asked == [8]
 
 
 def test_ranks_that_share_the_pricing_choose_the_same():
     alone, module = Machine(flat), network()
-    wanted = best_division(alone.problem(), Wanted(wp=1), measure=alone, most_sizes=4)
+    wanted = best_division(alone.problem(), RequestedShape(tp=1), measure=alone, most_sizes=4)
 
     def work(communicator):
         machine = Machine(flat, module)
-        found = best_division(machine.problem(), Wanted(wp=1), communicator, machine, 4)
+        found = best_division(machine.problem(), RequestedShape(tp=1), communicator, machine, 4)
         return shape(found), found.best.predicted_s, machine.asked
 
     expected = (shape(wanted), wanted.best.predicted_s, alone.asked)
@@ -116,7 +115,7 @@ def test_ranks_that_share_the_pricing_choose_the_same():
 
 def test_between_measured_sizes_seconds_lie_on_a_line():
     machine = Machine(lambda samples: 3 + samples)
-    sizes = Sizes(machine.module, {32: machine(32), 4: machine(4)})
+    sizes = SizeTable(machine.module, {32: machine(32), 4: machine(4)})
     assert [sizes.of(n).basis for n in (32, 4, 16)] == ["measured", "measured", "estimated"]
     middle = sizes.of(16)
     assert middle.total_s == pytest.approx(19e-3)
@@ -128,13 +127,13 @@ def test_between_measured_sizes_seconds_lie_on_a_line():
     assert (below.basis, below.total_s) == ("estimated", pytest.approx(3.5e-3))
     assert sizes.slowness(4) == pytest.approx(7 * 8 / 35)
     falling = Machine(lambda samples: 100 / samples)  # against what is assumed
-    assert Sizes(falling.module, {32: falling(32), 4: falling(4)}).of(16).least_share == 1
+    assert SizeTable(falling.module, {32: falling(32), 4: falling(4)}).of(16).least_share == 1
 
 
 def test_a_network_for_one_batch_alone_goes_by_shares():
     g = Graph()
     module = network(net=g.module(g("relu", g("add", g.input(4, 6), g.weight(4, 6)))))
     seconds = op_seconds(module.main, cluster(), "fp32", [((), 1e-3)])
-    found = Sizes(module, {4: seconds}).of(2)
+    found = SizeTable(module, {4: seconds}).of(2)
     assert (found.basis, found.least_share) == ("shares", 1.0)
     assert found.total_s == pytest.approx(0.5e-3)

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.cluster.components import measured_times
-from tilewright.cluster.division import Division
-from tilewright.cluster.execution_prediction import component_of, predict
-from tilewright.cluster.execution_trace import RankTrace, TimedCommunicator
-from tilewright.cluster.work import OpSeconds, op_seconds, timed_model, unit_starts
-from tilewright.costmodel.cluster.machine import Cluster, Device, Storage
+from tilewright.cluster.measuring.trace import RankTrace, TimedCommunicator, measured_times
+from tilewright.cluster.planning.op_seconds import OpSeconds, op_seconds, timed_model, unit_starts
+from tilewright.cluster.planning.parallel_plan import ParallelPlan
+from tilewright.cluster.planning.prediction import component_of, predict
+from tilewright.costmodel.cluster.inputs.machine import Cluster, Device, Storage
 from tilewright.costmodel.links import Link
 from tilewright.costmodel.op_work import Rates
 from tilewright.runtime.communication.threads import ThreadWorld
@@ -45,11 +44,11 @@ def test_stages_wait_for_messages():
         "graph.send(%b, to = 0, tag = 0)",
         "graph.return(%b)",
     )
-    ranks = predict([first, second], Division(p=2, cuts=(1,)), SECONDS, LINK)
+    ranks = predict([first, second], ParallelPlan(p=2, cuts=(1,)), SECONDS, LINK)
     assert told(ranks) == [{"compute": 8, "pp": 4, "wait": 12}, {"compute": 8, "pp": 4, "wait": 8}]
     assert ranks[0].total_s == pytest.approx(24e-3)
     shared = OpSeconds(SECONDS.rates, {}, overhead_share=0.25)
-    assert told(predict([first, second], Division(p=2, cuts=(1,)), shared, LINK))[0] == {
+    assert told(predict([first, second], ParallelPlan(p=2, cuts=(1,)), shared, LINK))[0] == {
         "compute": 6, "overhead": 2, "pp": 4, "wait": 12,
     }  # fmt: skip
 
@@ -69,7 +68,7 @@ def test_kernels_go_on_beside_messages_and_sends_share_the_link():
         f"%d = graph.relu(%b) : {TYPE}",
         "graph.return(%d)",
     )
-    ranks = predict([first, second], Division(p=2, cuts=(1,)), SECONDS, LINK)
+    ranks = predict([first, second], ParallelPlan(p=2, cuts=(1,)), SECONDS, LINK)
     # the second message leaves a byte time (1 ms) later and is there at 8 + 1 + 4 = 13 ms, 5 after the kernel
     assert told(ranks) == [{"compute": 16}, {"compute": 16, "pp": 4, "wait": 1}]
 
@@ -80,10 +79,10 @@ def test_sums_begin_with_their_last_member():
         total = f"%s = graph.all_reduce(%{kernels - 1}, rank = {rank}, ranks = [0, 1]) : {TYPE}"
         return module(*lines, total.replace("])", '], reduction = "sum")'), "graph.return(%s)")
 
-    ranks = predict([part(0, 1), part(1, 2)], Division(wp=2), SECONDS, LINK)
+    ranks = predict([part(0, 1), part(1, 2)], ParallelPlan(tp=2), SECONDS, LINK)
     # 1 ms call, two hops of 2 ms, the whole tensor once around: 1 ms
     assert told(ranks) == [{"compute": 8, "wp": 6, "wait": 8}, {"compute": 16, "wp": 6}]
-    assert told(predict([part(0, 1), part(1, 1)], Division(dp=2), SECONDS, LINK))[1] == {
+    assert told(predict([part(0, 1), part(1, 1)], ParallelPlan(dp=2), SECONDS, LINK))[1] == {
         "compute": 8,
         "dp": 6,
     }
@@ -95,11 +94,11 @@ def test_ranks_that_wait_for_one_another_are_an_error():
         for r in (0, 1)
     ]
     with pytest.raises(tw.WorkError, match="would wait for one another"):
-        predict(parts, Division(p=2, cuts=(1,)), SECONDS, LINK)
+        predict(parts, ParallelPlan(p=2, cuts=(1,)), SECONDS, LINK)
 
 
 def test_components_follow_from_the_places_of_ranks():
-    division = Division(2, 2, 2, 1, (3,))
+    division = ParallelPlan(2, 2, 2, 1, (3,))
     assert [component_of([other], division, 0) for other in (1, 2, 4, 7)] == ["wp", "dp", "pp", "pp"]
     assert component_of([1, 3], division, 0) == "dp"
 
@@ -151,7 +150,7 @@ def test_traces_tell_moving_from_waiting():
         [[(0.0, 0.5), (0.0, 5.0), (5.5, 8.0), (8.0, 8.0)]],
         [[100.0, 108.0]],
     )
-    division = Division(p=2, cuts=(1,))
+    division = ParallelPlan(p=2, cuts=(1,))
     ranks = measured_times([first, second], division)
     assert told(ranks) == [
         {"compute": 4000, "pp": 2000, "wait": 4000},
@@ -164,9 +163,9 @@ def test_of_several_replays_the_median_counts():
     def trace(*seconds):
         return RankTrace([None], [[(0.0, s)] for s in seconds], [[]] * len(seconds))
 
-    ranks = measured_times([trace(1, 2, 9), trace(5, 1, 1)], Division(dp=2))
+    ranks = measured_times([trace(1, 2, 9), trace(5, 1, 1)], ParallelPlan(dp=2))
     assert [r.total_s for r in ranks] == [1, 5]  # slowest of each replay: 5, 2, 9
-    ranks = measured_times([trace(1, 2, 9), trace(5, 1, 1)], Division(dp=2), "fastest")
+    ranks = measured_times([trace(1, 2, 9), trace(5, 1, 1)], ParallelPlan(dp=2), "fastest")
     assert [r.total_s for r in ranks] == [2, 1]
 
 
@@ -176,7 +175,7 @@ def test_collectives_wait_for_the_last_member():
         spans = [[(0.0, 4.0), (4.0, 6.0)]] if rank else [[(0.0, 4.0), (4.0, 5.0)]]
         return RankTrace([kernel, kernel], spans, [posted])
 
-    ranks = measured_times([trace(0, [0.0, 4.0]), trace(1, [3.0, 5.0])], Division(wp=2))
+    ranks = measured_times([trace(0, [0.0, 4.0]), trace(1, [3.0, 5.0])], ParallelPlan(tp=2))
     assert told(ranks) == [{"wp": 1000, "wait": 4000}, {"wp": 6000}]
 
 

@@ -123,7 +123,7 @@ def test_a_network_is_cut_where_its_channels_and_units_allow():
     found = evaluate(cluster, synthetic([1e9] * 3, channels=6), Training("t", batch=64))
     c = found.configurations
     assert found.against["more stages than layers"].tolist() == (c.p > 3).tolist()
-    assert found.against["layer not divisible by wp"].tolist() == (6 % c.wp != 0).tolist()
+    assert found.against["layer not divisible by wp"].tolist() == (6 % c.tp != 0).tolist()
     assert not found.against["layers not divisible by p"].any()
 
 

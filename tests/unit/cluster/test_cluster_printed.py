@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tilewright.costmodel.cluster import evaluate, load_cluster, load_model, load_training, search, table_rows
-from tilewright.costmodel.cluster.table_rows import NORMALISERS_S
+from tilewright.costmodel.cluster.modes.search import NORMALISERS_S
 from tilewright.ir.errors import InputError, UnsupportedError
 
 BLOCKS = sorted(NORMALISERS_S)
@@ -24,16 +24,16 @@ def table():
     }
 
 
-def cell_by_hand(model, cluster, column, dp, wp, p):
+def cell_by_hand(model, cluster, column, dp, tp, p):
     """One cell by the decoded reading, term by term."""
     layers, d, s, batch = DIMENSIONS[model]
     storage, link = (1e9 * rate for rate in RATES[cluster])
     ops, param, act = 2 * layers, 6 * d * d, 1.5 * d * s
     fetch_activations = 4 * act * ops * batch / (dp * p)
-    fetch_parameters = 2 * param * ops * batch / (wp * p)
-    opt = 8 * 4 * param * ops / (wp * p)
+    fetch_parameters = 2 * param * ops * batch / (tp * p)
+    opt = 8 * 4 * param * ops / (tp * p)
     between = (
-        2 * (ops / p) * (act / dp) * log2(wp) * batch + 2 * (param / wp) * log2(dp) + 2 * (act / dp) * batch
+        2 * (ops / p) * (act / dp) * log2(tp) * batch + 2 * (param / tp) * log2(dp) + 2 * (act / dp) * batch
     )
     if column == "AR":
         return (fetch_activations + opt) / storage + between / link
@@ -43,7 +43,7 @@ def cell_by_hand(model, cluster, column, dp, wp, p):
 def test_the_table_has_its_144_cells(table):
     assert len(table) == 144
     assert sum(key[0] == "GPT-3" for key in table) == 84
-    assert all(dp * wp * p == 32 for *_, dp, wp, p in table)
+    assert all(dp * tp * p == 32 for *_, dp, tp, p in table)
     assert max(p for model, *_, p in table if model == "T-NLG") == 4
 
 
@@ -99,8 +99,8 @@ def test_both_columns_have_the_same_weight_term_up_to_the_bandwidths(cluster, ra
     """In column PR it is a/2 WP log2 WP, in column AR that times BW_S / BW_P2P."""
     model, training = load_model("GPT-3"), load_training("GPT-3-table")
     found = evaluate(load_cluster(cluster), model, training, "table")
-    c, wp = found.configurations, found.components_s["wp"]
-    by_key = {(c.row(i)["schedule"], c.row(i)["dp"], c.row(i)["wp"]): wp[i] for i in range(len(c))}
+    c, tp = found.configurations, found.components_s["wp"]
+    by_key = {(c.row(i)["schedule"], c.row(i)["dp"], c.row(i)["wp"]): tp[i] for i in range(len(c))}
     a = by_key["PR", 1, 2] / (2 * log2(2))
     for (schedule, _, width), seconds in by_key.items():
         assert seconds == pytest.approx(a * width * log2(width) / (1 if schedule == "PR" else ratio))
@@ -117,7 +117,7 @@ def test_optimizer_share_in_column_ar(block, share, tolerance):
     found = evaluate(load_cluster(cluster), load_model(model), load_training(f"{model}-table"), "table")
     c = found.configurations
     ar = c.schedule == 1
-    parts = found.components_s["optimizer"][ar] * (c.wp * c.p)[ar] / NORMALISERS_S[block]
+    parts = found.components_s["optimizer"][ar] * (c.tp * c.p)[ar] / NORMALISERS_S[block]
     assert parts == pytest.approx(np.full(len(parts), share), abs=tolerance)
 
 

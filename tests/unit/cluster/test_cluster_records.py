@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tilewright.costmodel.cluster import load_cluster, load_model, load_training, record_names
-from tilewright.costmodel.cluster.quantities import quantity
+from tilewright.costmodel.cluster.inputs.loading import quantity
 from tilewright.ir.errors import InputError
 
 LOADERS = {"cluster": load_cluster, "model": load_model, "training": load_training}

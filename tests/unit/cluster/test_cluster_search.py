@@ -16,7 +16,7 @@ from tilewright.costmodel.cluster import (
     load_training,
     search,
 )
-from tilewright.costmodel.cluster.configurations import factorisations
+from tilewright.costmodel.cluster.modes.configurations import factorisations
 from tilewright.ir.errors import InputError
 
 SMALL = Transformer("small", layers=6, hidden=768, heads=12, sequence=512, vocabulary=8000)
@@ -98,7 +98,7 @@ def test_every_factorisation_is_there_once():
     triples = factorisations(small_cluster(3, 4), OPEN).tolist()
     by_hand = [[a, b, 12 // (a * b)] for a in range(1, 13) for b in range(1, 13) if 12 % (a * b) == 0]
     assert triples == by_hand
-    limited = factorisations(small_cluster(3, 4), replace(OPEN, max_dp=2, max_wp=6, max_p=3)).tolist()
+    limited = factorisations(small_cluster(3, 4), replace(OPEN, max_dp=2, max_tp=6, max_p=3)).tolist()
     assert limited == [t for t in by_hand if t[0] <= 2 and t[1] <= 6 and t[2] <= 3]
 
 
@@ -157,7 +157,7 @@ def test_thousands_of_devices_are_searched_in_full():
 
 def test_the_search_has_bounds():
     with pytest.raises(InputError, match="leave no way to use 4 devices"):
-        search(small_cluster(1, 4), SMALL, replace(OPEN, max_dp=1, max_wp=1, max_p=1))
+        search(small_cluster(1, 4), SMALL, replace(OPEN, max_dp=1, max_tp=1, max_p=1))
     with pytest.raises(InputError, match="rank at least 1"):
         search(small_cluster(1, 4), SMALL, OPEN, top=0)
     with pytest.raises(InputError, match="at most 20000000 configurations"):

@@ -8,18 +8,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewright.costmodel.cluster.collectives import A100, V100, ring_table
-from tilewright.costmodel.cluster.evaluate import evaluate
-from tilewright.costmodel.cluster.fitting import BOUNDS, fit_knobs, held_out_errors
-from tilewright.costmodel.cluster.in_memory import A_PRIORI, step_time
-from tilewright.costmodel.cluster.in_memory_search import evaluate_in_memory, search_in_memory
-from tilewright.costmodel.cluster.loaders import load_cluster
-from tilewright.costmodel.cluster.measured_rows import best_rates, citation, measured_rows, source_names
-from tilewright.costmodel.cluster.model import Transformer
-from tilewright.costmodel.cluster.training import Training
-from tilewright.costmodel.cluster.validation import comparable_groups, score, stack_named, stacks, validate
-from tilewright.costmodel.cluster.validation_best import memory_needed, predict_best
-from tilewright.costmodel.cluster.validation_plan import planner_seconds
+from tilewright.costmodel.cluster.inputs.loading import load_cluster
+from tilewright.costmodel.cluster.inputs.model import Transformer
+from tilewright.costmodel.cluster.inputs.training import Training
+from tilewright.costmodel.cluster.measured.best import memory_needed, predict_best
+from tilewright.costmodel.cluster.measured.in_memory import A_PRIORI, step_time
+from tilewright.costmodel.cluster.measured.rings import A100, V100, ring_table
+from tilewright.costmodel.cluster.measured.rows import best_rates, citation, measured_rows, source_names
+from tilewright.costmodel.cluster.measured.search import evaluate_in_memory, search_in_memory
+from tilewright.costmodel.cluster.measured.validation import (
+    BOUNDS,
+    comparable_groups,
+    fit_knobs,
+    held_out_errors,
+    planner_seconds,
+    score,
+    stack_named,
+    stacks,
+    validate,
+)
+from tilewright.costmodel.cluster.modes.search import evaluate
 from tilewright.ir import InputError, UnsupportedError
 
 ROWS = {
@@ -41,7 +49,7 @@ DAYS = {
 
 @pytest.fixture(scope="module")
 def scores():
-    return {s.source: s for s in validate()}
+    return {s.source: s for s in validate(stacks())}
 
 
 def test_all_rows_are_there_and_cited():
@@ -129,7 +137,7 @@ def test_the_search_with_fitted_knobs_prices_a_measured_run_as_the_validation_do
     knobs = stack_named("megatron-a100").knobs
     found = evaluate_in_memory(selene, model, training, knobs)
     c = found.configurations
-    (at,) = np.flatnonzero((c.wp == 8) & (c.p == 8) & (c.dp == 24))
+    (at,) = np.flatnonzero((c.tp == 8) & (c.p == 8) & (c.dp == 24))
     assert found.total_s[at] == pytest.approx(step_time(rows.runs, rows.machine, knobs).total[6])
     assert found.total_s[at] == pytest.approx(rows.step_s[6], rel=0.05)
     assert found.total_s[at] == pytest.approx(sum(column[at] for column in found.components_s.values()))
@@ -152,7 +160,7 @@ def test_planner_seconds_are_those_of_a_plan_of_the_same_run():
     model = Transformer("145.6B", layers=80, hidden=12288, heads=96, sequence=2048, vocabulary=51200)
     found = evaluate(replace(load_cluster("dgx-a100"), nodes=192), model, training, "corrected")
     c = found.configurations
-    (at,) = np.flatnonzero((c.wp == 8) & (c.p == 8) & (c.dp == 24))
+    (at,) = np.flatnonzero((c.tp == 8) & (c.p == 8) & (c.dp == 24))
     assert planner_seconds(rows)[6] == pytest.approx(found.total_s[at])
 
 

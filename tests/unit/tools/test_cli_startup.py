@@ -105,7 +105,7 @@ def test_every_public_name_is_there_and_no_other():
 
 
 def test_choices_are_those_of_the_work():
-    from tilewright.costmodel.cluster.evaluate import MODES as CLUSTER_MODES
+    from tilewright.costmodel.cluster.modes.search import MODES as CLUSTER_MODES
     from tilewright.distributed import MODES
     from tilewright.passes.pipelines import PRECISIONS
     from tilewright.runtime.communication.communicator import TIMEOUT_S

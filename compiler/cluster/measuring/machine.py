@@ -1,0 +1,217 @@
+"""A cluster record of the machine at hand: link, storage, rate of a network, and its ops' seconds, as TOML.
+
+Every rank measures at the same time as the others, so that what they share (cores, memory) is shared.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from tilewright.api import compile as compile_whole
+from tilewright.cluster.measuring.trace import busy_s, end_s, picked
+from tilewright.cluster.planning.op_seconds import op_flops_of
+from tilewright.compilation.option_values import Pick
+from tilewright.costmodel import CpuHardware
+from tilewright.costmodel.cluster.inputs.machine import Cluster, Device, Storage
+from tilewright.costmodel.links import Link
+from tilewright.devices.targets import resolve_target
+from tilewright.ir import InputError, Module
+from tilewright.profiling.kernel_times import TellsLaunchSpans
+from tilewright.runtime.atomic_file import atomic_file
+from tilewright.runtime.communication.communicator import AnyCommunicator
+from tilewright.runtime.storage.measure import measure_storage
+
+#: how long storage is measured, and how much of it is taken
+STORAGE_S, STORAGE_BYTES = 0.3, 1 << 27
+
+
+@dataclass(frozen=True)
+class NetworkTimes:
+    """Seconds of one network on one device while all others run it as well.
+
+    total_s: of a run. launches: origin (locations of ops) and seconds of each kernel, with its share of what
+    lies between kernels, `overhead_share` of it all: they add up to total_s.
+    """
+
+    total_s: float
+    launches: tuple[tuple[tuple[str, ...], float], ...]
+    overhead_share: float
+    device: str
+    target: str
+
+
+class WholeNetwork:
+    """The undivided network on every rank: its outputs, and its times while all ranks run it together."""
+
+    def __init__(
+        self,
+        module: Module,
+        communicator: AnyCommunicator,
+        inputs: Sequence[np.ndarray],
+        *,
+        target: str,
+        precision: str,
+        repeats: int,
+        pick: Pick,
+    ) -> None:
+        """Compile it; errors as of `tilewright.compile`."""
+        self._communicator, self._inputs, self._repeats = communicator, inputs, repeats
+        self._pick: Pick = pick
+        self.exe = compile_whole(module, target, precision=precision)  # type: ignore[arg-type]  # checked there
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.exe.close()
+
+    def outputs(self) -> list[np.ndarray]:
+        """Of one run."""
+        return self.exe(*self._inputs)
+
+    def times(self) -> NetworkTimes:
+        """Seconds of a run and of its launches: means over the ranks, each of its median (or fastest) run."""
+        total_s, busy_s, *each = self._together(self._own_times)
+        scale = total_s / sum(each) if sum(each) else 0.0
+        origins = [launch.origin for launch in self.exe.plan.launches]
+        launches = tuple((o, s * scale) for o, s in zip(origins, each, strict=True))
+        between = max(0.0, 1 - busy_s / total_s) if total_s else 0.0
+        return NetworkTimes(total_s, launches, between, self.exe.device, self.exe.target)
+
+    def _own_times(self) -> list[float]:
+        """Of this rank: a run, how long kernels ran in it, and each launch.
+
+        All of one run where the device tells when launches ran; else launches run alone.
+        """
+        loaded, repeats = self.exe.load(), self._repeats
+        if isinstance(loaded, TellsLaunchSpans):
+            runs = loaded.launch_spans(self._inputs, repeats)
+            spans = runs[picked(list(map(end_s, runs)), self._pick)]
+            return [end_s(spans), busy_s(spans), *(end - begin for begin, end in spans)]
+        runs_s = loaded.time(self._inputs, repeats)
+        alone = [row[picked(row, self._pick)] for row in loaded.time_kernels(self._inputs, repeats)]
+        return [runs_s[picked(runs_s, self._pick)], sum(alone), *alone]
+
+    def _together(self, measure: Callable[[], list[float]]) -> list[float]:
+        """Means over all ranks of what each measures at the same time."""
+        self._communicator.gather_texts("", doing="timing the network together")
+        own = json.dumps(measure())
+        texts = self._communicator.gather_texts(own, doing="comparing times")
+        return [float(x) for x in np.mean(list(map(json.loads, texts)), axis=0)]
+
+
+def measured_cluster(
+    module: Module,
+    times: NetworkTimes,
+    link: Link,
+    *,
+    devices: int,
+    precision: str,
+    memory: int | None,
+    folder: str | None,
+) -> Cluster:
+    """The record: one node of equal devices.
+
+    The rate is that of the network: its FLOP over its measured seconds. Peak and memory bandwidth are the
+    hardware record's, of a CPU each rank's share. memory: bytes of each device, None for what there is.
+    folder: whose storage is measured; None for that of temporary files. Raises WorkError where storage fails.
+    """
+    hardware = resolve_target(times.target).hardware
+    shared = devices if isinstance(hardware, CpuHardware) else 1
+    sustained = op_flops_of(module.main) / times.total_s
+    peak = max(hardware.peak_flops_per_s / shared, sustained)
+    device = Device(
+        name=times.device,
+        memory_bytes=memory or device_memory_bytes(times.target) / shared,
+        memory_bytes_per_s=hardware.dram_bytes_per_s / shared,
+        peak_flops_per_s={precision: peak},
+        efficiency=sustained / peak,
+    )
+    storage = _storage(folder or tempfile.gettempdir(), devices)
+    return Cluster(f"{devices} x {times.device}", 1, devices, device, link, link, storage, "intra")
+
+
+def device_memory_bytes(target: str) -> int:
+    """Bytes of the device's whole memory."""
+    if target.startswith("cuda"):
+        from tilewright.runtime.cuda.device import CudaDevice
+
+        with CudaDevice() as gpu, gpu.context.current():
+            return int(gpu.context.call("cuMemGetInfo")[1])
+    from tilewright.runtime.opencl.trust import find_device
+
+    device, _ = find_device(target.partition(":")[2] or None)
+    return int(device.global_mem_size)
+
+
+def _storage(folder: str, devices: int) -> Storage:
+    found = measure_storage(folder, seconds=STORAGE_S, max_bytes=STORAGE_BYTES)
+    free = shutil.disk_usage(folder).free
+    return Storage(found.read_bytes_per_s, found.write_bytes_per_s, float(max(free, 1)), "half", devices)
+
+
+def record_text(cluster: Cluster, notes: Sequence[str]) -> str:
+    """The record as TOML that `load_cluster` reads, with six digits; `notes` become comments."""
+    d, s = cluster.device, cluster.storage
+    lines = [f"# {note}" for note in notes]
+    lines += ['kind = "cluster"', f"name = {_quoted(cluster.name)}", f"nodes = {cluster.nodes}"]
+    lines += [
+        f"devices_per_node = {cluster.devices_per_node}",
+        f"printed_link = {_quoted(cluster.printed_link)}",
+    ]
+    lines += ["", "[device]", f"name = {_quoted(d.name)}", f"memory = {_amount(d.memory_bytes, 'B')}"]
+    lines += [
+        f"memory_bandwidth = {_amount(d.memory_bytes_per_s, 'B/s')}",
+        f"efficiency = {d.efficiency:.6g}",
+    ]
+    lines += ["", "[device.peak]"]
+    lines += [f"{name} = {_amount(peak, 'FLOP/s')}" for name, peak in d.peak_flops_per_s.items()]
+    for name, link in (("intra", cluster.intra), ("inter", cluster.inter)):
+        lines += [
+            "",
+            f"[{name}]",
+            f"bandwidth = {_amount(link.bytes_per_s, 'B/s')}",
+            f"per = {_quoted(link.per)}",
+        ]
+        lines += [
+            f'{key} = "{x * 1e6:.6f} us"' for key, x in (("latency", link.latency_s), ("call", link.call_s))
+        ]
+    lines += ["", "[storage]", f"read = {_amount(s.read_bytes_per_s, 'B/s')}"]
+    lines += [
+        f"write = {_amount(s.write_bytes_per_s, 'B/s')}",
+        f"capacity = {_amount(s.capacity_bytes, 'B')}",
+    ]
+    lines += [f"duplex = {_quoted(s.duplex)}", f"devices = {s.devices}", ""]
+    return "\n".join(lines)
+
+
+def write_record(path: str, text: str) -> None:
+    """Write a record, whole or not at all; raises InputError where it cannot be written."""
+    try:
+        with atomic_file(Path(path)) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise InputError(f"cannot write the record: {error.strerror}", where=path) from error
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)
+
+
+def _amount(value: float, unit: str) -> str:
+    """Six digits and a decimal prefix."""
+    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= scale:
+            return f'"{value / scale:.6g} {prefix}{unit}"'
+    return f'"{value:.6g} {unit}"'

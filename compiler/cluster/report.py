@@ -1,0 +1,210 @@
+"""What a plan and its execution are told by: plain data with stable keys, and text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tilewright.cluster.measuring.link import LinkSample
+from tilewright.cluster.measuring.machine import NetworkTimes
+from tilewright.cluster.measuring.run import Execution
+from tilewright.cluster.planning.prediction import COMPONENTS, RankTimes
+from tilewright.cluster.planning.search import PlanCandidate, PlanningProblem, SearchOutcome
+from tilewright.cluster.text import seconds_text
+
+#: components in words
+WORDS = {
+    "compute": "compute",
+    "wp": "weight partition",
+    "dp": "gather of samples",
+    "pp": "pipeline transfers",
+    "wait": "waiting for others",
+    "overhead": "between launches",
+}
+_SHAPE = ("dp", "wp", "p", "micro_batches", "micro_batch")
+
+
+def plan_facts(
+    problem: PlanningProblem, choice: SearchOutcome, samples: Sequence[LinkSample]
+) -> dict[str, Any]:
+    """The plan, what was looked at, and the record it comes from; samples: of the link."""
+    cluster, best = problem.cluster, choice.best
+    measured = bool(problem.seconds.by_location)
+    return {
+        "model": problem.name,
+        "cluster": cluster.name,
+        "devices": cluster.devices,
+        "batch": problem.batch,
+        "precision": problem.precision,
+        "mode": "corrected",
+        "op_seconds": "measured" if measured else "record",
+        "measured_batches": [*choice.sizes.known] if measured else [],
+        "record": asdict(cluster),
+        "link_samples": [asdict(s) for s in samples],
+        "plan": {
+            **{key: best.row[key] for key in _SHAPE},
+            "cuts": [_op_name(problem, cut) for cut in best.division.cuts],
+            "kernel_samples": best.samples,
+            "basis": best.basis,
+            "predicted_s": best.predicted_s,
+            "open_divisions": choice.open_,
+            "model_s": best.row["total_s"],
+            "memory_bytes": best.row["memory_bytes"],
+            "memory_capacity_bytes": best.row["memory_capacity_bytes"],
+            "components_s": _mean(best.ranks),
+        },
+        "candidates": [
+            {
+                **{key: c.row[key] for key in _SHAPE},
+                "model_s": c.row["total_s"],
+                "kernel_samples": c.samples,
+                "predicted_s": c.predicted_s if c.ranks else None,
+                "basis": c.basis if c.ranks else None,
+                "least_s": c.least_s if c.ranks else None,
+                "not_executable": c.why or None,
+            }
+            for c in choice.found
+        ],
+    }
+
+
+def _op_name(problem: PlanningProblem, cut: int) -> str:
+    op = problem.module.main.body.ops[cut]
+    return f"{op.name.removeprefix('graph.')} {op.loc}".strip()
+
+
+def _mean(ranks: Sequence[RankTimes]) -> dict[str, float]:
+    return {name: sum(r.components_s[name] for r in ranks) / len(ranks) for name in COMPONENTS}
+
+
+def execution_facts(
+    best: PlanCandidate, execution: Execution, times: NetworkTimes, after_s: float, runs: str
+) -> dict[str, Any]:
+    """Predicted against measured seconds: of the whole, by component (means over ranks), and by rank."""
+    predicted, measured = _mean(best.ranks), _mean(execution.ranks)
+    division = best.division
+    return {
+        "target": times.target,
+        "device": times.device,
+        "runs": runs,
+        "clock": execution.clock,
+        "relative_error": execution.relative_error,
+        "whole_network_s": times.total_s,
+        "whole_network_after_s": after_s,
+        "total": _compared(best.predicted_s, execution.total_s),
+        "components": [
+            {
+                "name": name,
+                **_compared(predicted[name], measured[name]),
+                "predicted_share": _share(predicted[name], predicted),
+                "measured_share": _share(measured[name], measured),
+            }
+            for name in COMPONENTS
+        ],
+        "ranks": [
+            {
+                "rank": number,
+                **asdict(division.coordinates(number)),
+                "predicted_s": dict(told.components_s),
+                "measured_s": dict(seen.components_s),
+                "memory_bytes": memory,
+            }
+            for number, (told, seen, memory) in enumerate(
+                zip(best.ranks, execution.ranks, execution.memory_bytes, strict=True)
+            )
+        ],
+    }
+
+
+def _compared(predicted: float, measured: float) -> dict[str, float | None]:
+    ratio = predicted / measured if measured else None
+    return {"predicted_s": predicted, "measured_s": measured, "ratio": ratio}
+
+
+def _share(part: float, whole: Mapping[str, float]) -> float:
+    total = sum(whole.values())
+    return part / total if total else 0.0
+
+
+def report_text(facts: Mapping[str, Any]) -> str:
+    """The plan, the candidates and, where it was executed, the comparison."""
+    plan = facts["plan"]
+    source = (
+        f"ops measured for batches {facts['measured_batches']}"
+        if facts["op_seconds"] == "measured"
+        else "by the record's rates"
+    )
+    lines = [
+        f"{facts['model']}, one batch of {facts['batch']} on {facts['cluster']}; {facts['precision']}, "
+        f"{source}",
+        f"plan: {_shape_text(plan)}, predicted {seconds_text(plan['predicted_s'])} "
+        f"(cluster model {seconds_text(plan['model_s'])}), memory {plan['memory_bytes'] / 1e6:.1f} of "
+        f"{plan['memory_capacity_bytes'] / 1e6:.0f} MB",
+    ]
+    lines += [f"  stage {i} begins with {name}" for i, name in enumerate(plan["cuts"], 1)]
+    lines += _doubts(plan)
+    lines += ["", f"{'division':44}{'cluster model':>15}{'ranks modules':>15}"]
+    for c in facts["candidates"]:
+        priced = "-" if c["predicted_s"] is None else seconds_text(c["predicted_s"])
+        basis = ""
+        if c["basis"] == "estimated":
+            basis = f"  estimated, at least {seconds_text(c['least_s'])}"
+        lines.append(f"{_shape_text(c):44}{seconds_text(c['model_s']):>15}{priced:>15}{basis}")
+        if c["not_executable"]:
+            lines.append(f"  cannot be executed: {c['not_executable']}")
+    if "execution" in facts:
+        lines += ["", *_execution_lines(facts["execution"])]
+    return "\n".join(lines)
+
+
+def _doubts(plan: Mapping[str, Any]) -> list[str]:
+    """What the plan rests on, where that is not measured."""
+    lines, size = [], plan["kernel_samples"]
+    if plan["basis"] == "estimated":
+        lines.append(f"  estimated: kernels of {size} samples were not measured (see --part-sizes)")
+    if plan["basis"] == "shares":
+        lines.append(f"  the network cannot be had for {size} samples: a share of what more of them take")
+    if plan["open_divisions"]:
+        n = plan["open_divisions"]
+        lines.append(f"  {n} of the estimated divisions below may be faster (see --part-sizes)")
+    return lines
+
+
+def _shape_text(row: Mapping[str, Any]) -> str:
+    text = f"dp {row['dp']}, wp {row['wp']}, p {row['p']}"
+    return f"{text}, {row['micro_batches']} micro-batches" if row["micro_batches"] > 1 else text
+
+
+def _execution_lines(run: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"executed on {run['device']}, {run['runs']}; relative error against the whole network "
+        f"{run['relative_error']:.1e}",
+        f"the whole network on every rank at once: {seconds_text(run['whole_network_s'])} before, "
+        f"{seconds_text(run['whole_network_after_s'])} after",
+        f"{'':20}{'predicted':>12}{'measured':>12}{'ratio':>8}{'share predicted':>17}{'measured':>10}",
+    ]
+    for c in run["components"]:
+        shares = f"{100 * c['predicted_share']:15.1f} %{100 * c['measured_share']:8.1f} %"
+        lines.append(f"{WORDS[c['name']]:20}{_pair(c)}{shares}")
+    lines.append(f"{'total':20}{_pair(run['total'])}")
+    for r in run["ranks"]:
+        seen = ", ".join(
+            f"{WORDS[n]} {seconds_text(r['predicted_s'][n])} / {seconds_text(r['measured_s'][n])}"
+            for n in COMPONENTS
+            if r["predicted_s"][n] or r["measured_s"][n]
+        )
+        lines.append(
+            f"rank {r['rank']} (stage {r['stage']}, replica {r['replica']}, part {r['part']}): {seen}"
+        )
+    if run["clock"] == "replays":
+        lines.append(
+            "compute is a replay without communications; of what the total takes longer, transfers are at "
+            "most what the link takes for them, and the rest is waiting"
+        )
+    return lines
+
+
+def _pair(c: Mapping[str, Any]) -> str:
+    ratio = "-" if c["ratio"] is None else f"{c['ratio']:.2f}"
+    return f"{seconds_text(c['predicted_s']):>12}{seconds_text(c['measured_s']):>12}{ratio:>8}"

@@ -1,0 +1,1 @@
+"""The modes of the cluster model: configurations, their seconds and bytes, and the search over them."""
