@@ -10,7 +10,7 @@ from tilewright.costmodel import Hardware
 from tilewright.costmodel.hardware.calibration import calibrated_constants
 from tilewright.costmodel.hardware.provenance import borrowed_constants
 from tilewright.ir import Func, Op, Pairs
-from tilewright.passes.estimation.algorithms import estimated_s
+from tilewright.passes.estimation import ESTIMATOR
 from tilewright.passes.graph.choose_algorithms import compared
 
 
@@ -52,10 +52,11 @@ def _measured(main: Func) -> dict[int, list[dict[str, Any]]]:
 
 def _estimated(op: Op, hardware: Hardware, constant_weight: bool) -> list[dict[str, Any]]:
     direct = op.with_attrs(algorithm="direct")
-    return [
-        {"algorithm": name, "estimate_s": estimated_s(op, name, hardware, constant_weight=constant_weight)}
+    costs = {
+        name: ESTIMATOR.algorithm_cost(op, name, hardware, constant_weight=constant_weight)
         for name in compared(direct)
-    ]
+    }
+    return [{"algorithm": name, "estimate_s": cost.seconds} for name, cost in costs.items()]
 
 
 def layout_facts(main: Func) -> dict[str, Any]:

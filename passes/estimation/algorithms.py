@@ -1,23 +1,26 @@
-"""What an algorithm of a convolution costs by the model: its kernels, cut and chosen as in a network."""
+"""The kernels of a few ops alone, such as a convolution by one algorithm, cut and chosen as in a network."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import cast
 
-from tilewright.costmodel import CpuHardware, Hardware
-from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, TensorType, Type, Value
-from tilewright.ir.nodes import Attr
+from tilewright.costmodel import Hardware
+from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, Value
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.analysis.memory_headroom import bytes_of
-from tilewright.passes.framework.context import AlgorithmCost
 from tilewright.passes.lower import rules  # noqa: F401  (registers the rules)
 from tilewright.passes.lower.lowering import RULES
 from tilewright.passes.pipelines import ESTIMATES
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.tensor.choose_parameters import least_s
+
+
+def kernels_s(module: Module) -> float:
+    """Seconds of all kernels of a module by the model, with the parameters it chose."""
+    costs = [cast(Pairs, f["cost"]) for f in module.funcs if f.get("cost") is not None]
+    return sum(cast(float, c["estimate_s"]) for c in costs)
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,7 @@ class Alternative:
 
     def estimate_s(self) -> float:
         """Seconds of all kernels by the model, with the parameters it chose."""
-        costs = [cast(Pairs, f["cost"]) for f in self.module.funcs if f.get("cost") is not None]
-        return sum(cast(float, c["estimate_s"]) for c in costs)
+        return kernels_s(self.module)
 
     def working_bytes(self) -> int:
         """The most bytes that one kernel reads and writes of what is not known at compile time."""
@@ -48,61 +50,13 @@ class Alternative:
         return sum(least_s(f, hardware) for f in self.module.funcs if f.name != "main")
 
 
-def estimated_s(
-    op: Op, algorithm: str, hardware: Hardware, *, constant_weight: bool, parts: bool = True
-) -> float:
-    """Seconds of `algorithm_cost`."""
-    return algorithm_cost(op, algorithm, hardware, constant_weight=constant_weight, parts=parts).seconds
-
-
-def algorithm_cost(
-    op: Op, algorithm: str, hardware: Hardware, *, constant_weight: bool, parts: bool = True
-) -> AlgorithmCost:
-    """Cost of all kernels of graph.conv2d `op` by an algorithm that is legal for it. Memoised.
-
-    constant_weight: whether the kernel's transform is done at compile time. parts: long sums are cut into
-    parts where the pass split-reductions would do so. On a CPU direct sums read and write images with their
-    channels last, as the pass choose-layouts lets them.
-    """
-    types = tuple(v.type for v in op.operands)
-    attrs: dict[str, Attr] = {**dict(op.attrs), "algorithm": algorithm}
-    result = op.result.type
-    if isinstance(hardware, CpuHardware) and algorithm == "direct" and attrs["data_layout"] == "NCHW":
-        attrs["data_layout"] = "NHWC"
-        types = (_channels_last(types[0]), *types[1:])
-        result = _channels_last(result)
-    return _cost(types, tuple(attrs.items()), result, hardware, constant_weight, parts)
-
-
-def _channels_last(image: Type) -> Type:
-    """The type of an image in NCHW as NHWC."""
-    assert isinstance(image, TensorType)
-    n, c, h, w = image.shape
-    return TensorType(image.dtype, (n, h, w, c))
-
-
-@lru_cache(maxsize=1024)
-def _cost(
-    types: tuple[Type, ...],
-    attrs: tuple[tuple[str, Attr], ...],
-    result: Type,
-    hardware: Hardware,
-    constant_weight: bool,
-    parts: bool,
-) -> AlgorithmCost:
-    op = Op("graph.conv2d", tuple(Value(t) for t in types), attrs, (Value(result),))
-    known = [op.operands[1]] if constant_weight else []
-    found = alternative([op], known, hardware, parts=parts)
-    return AlgorithmCost(found.estimate_s(), found.working_bytes())
-
-
 def alternative(
     ops: Sequence[Op], known: Collection[Value], hardware: Hardware, *, parts: bool = True
 ) -> Alternative:
     """The kernels of graph ops, the last of which has the result.
 
-    known: operands that are constants; what can be computed from them is not part of the program. parts: see
-    `algorithm_cost`.
+    known: operands that are constants; what can be computed from them is not part of the program. parts: long
+    sums are cut into parts where the pass split-reductions would do so.
     """
     b = Builder("algorithm")
     lowered: dict[Value, Value] = {}
@@ -131,7 +85,7 @@ def kernels_of(
 ) -> Alternative:
     """Tensor ops, the last of which returns, as kernels; the last `known` parameters are constants.
 
-    parts: see `algorithm_cost`.
+    parts: see `alternative`.
     """
     types = tuple(v.type for v in ops[-1].operands)
     main = Func(Level.TENSOR, "main", Block(tuple(params), tuple(ops)), types)

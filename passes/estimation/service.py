@@ -2,29 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
-from tilewright.costmodel import Hardware
-from tilewright.ir import Func, Level, Module, Op, Value
+from tilewright.costmodel import CpuHardware, Hardware
+from tilewright.costmodel.hardware.description import GpuHardware
+from tilewright.ir import Builder, Constants, Func, Level, Module, Op, TensorType, Type, Value
+from tilewright.ir.nodes import Attr
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.passes.estimation.algorithms import algorithm_cost, kernels_of
-from tilewright.passes.estimation.products import product_s
-from tilewright.passes.framework.context import AlgorithmCost, Estimator
+from tilewright.passes.estimation.algorithms import alternative, kernels_of, kernels_s
+from tilewright.passes.framework.context import AlgorithmCost
+from tilewright.passes.graph.parallel_products import CONVOLUTIONS
 from tilewright.passes.pipelines import ESTIMATES
+
+T = TypeVar("T")
+#: answers after which the memo is emptied
+MEMO_ENTRIES = 200_000
+_SPATIAL = {"graph.conv1d": "W", "graph.conv2d": "HW", "graph.conv3d": "DHW"}
 
 
 class KernelEstimator:
     """Makes kernels of pieces by the pipelines of `ESTIMATES` and adds up their estimates."""
 
-    def algorithm_cost(
-        self, op: Op, algorithm: str, hardware: Hardware, *, constant_weight: bool
-    ) -> AlgorithmCost:
+    def __init__(self) -> None:
+        self._answers: dict[Hashable, Any] = {}
+        self._numbers: dict[Hashable, int] = {}
+
+    def remembered(self, question: Hashable, answer: Callable[[], T]) -> T:
         """See `Estimator`."""
-        return algorithm_cost(op, algorithm, hardware, constant_weight=constant_weight)
+        if question not in self._answers:
+            value = answer()
+            if len(self._answers) >= MEMO_ENTRIES:
+                self._answers.clear()
+            self._answers[question] = value
+        known: T = self._answers[question]
+        return known
+
+    def number_of(self, structure: Hashable) -> int:
+        """See `Estimator`."""
+        return self._numbers.setdefault(structure, len(self._numbers))
+
+    def algorithm_cost(
+        self, op: Op, algorithm: str, hardware: Hardware, *, constant_weight: bool, parts: bool = True
+    ) -> AlgorithmCost:
+        """See `Estimator`. parts: long sums are cut into parts where the pass split-reductions would do so.
+
+        On a CPU direct sums read and write images with their channels last, as the pass choose-layouts lets
+        them.
+        """
+        types = tuple(v.type for v in op.operands)
+        attrs: dict[str, Attr] = {**dict(op.attrs), "algorithm": algorithm}
+        result = op.result.type
+        if isinstance(hardware, CpuHardware) and algorithm == "direct" and attrs["data_layout"] == "NCHW":
+            attrs["data_layout"] = "NHWC"
+            types = (_channels_last_image(types[0]), *types[1:])
+            result = _channels_last_image(result)
+
+        def answer() -> AlgorithmCost:
+            conv = Op("graph.conv2d", tuple(map(Value, types)), tuple(attrs.items()), (Value(result),))
+            constants = [conv.operands[1]] if constant_weight else []
+            kernels = alternative([conv], constants, hardware, parts=parts)
+            return AlgorithmCost(kernels.estimate_s(), kernels.working_bytes())
+
+        key = ("algorithm", types, tuple(attrs.items()), result, hardware, constant_weight, parts)
+        return self.remembered(key, answer)
 
     def product_s(self, op: Op, hardware: Hardware, *, tf32: bool = False) -> float:
         """See `Estimator`."""
-        return product_s(op, hardware, tf32=tf32)
+        types, attrs = tuple(v.type for v in op.operands), op.attrs
+        cores = isinstance(hardware, GpuHardware) and (tf32 or op.operands[0].tensor.dtype != "f32")
+        if cores and op.name in CONVOLUTIONS:
+            types, attrs = _channels_last(op)
+
+        def answer() -> float:
+            x, weight = (Value(t, hint) for t, hint in zip(types, ("x", "w"), strict=True))
+            b = Builder()
+            (result,) = b.emit(op.name, (x, weight), dict(attrs))
+            b.do("graph.return", result)
+            main = Func(Level.GRAPH, "main", b.block((x, weight)), (result.type,))
+            module = Module("product", (main,), constants=Constants({}))
+            context = PassContext(hardware=hardware, reproducer_folder=None)
+            return kernels_s(run_pipeline(module, ESTIMATES["tf32 product" if tf32 else "product"], context))
+
+        return self.remembered(("product", op.name, types, attrs, hardware, tf32), answer)
 
     def program_s(self, params: Sequence[Value], ops: Sequence[Op], hardware: Hardware) -> float:
         """See `Estimator`."""
@@ -51,4 +111,22 @@ def _after(pipeline: Pipeline, func: Func, ctx: PassContext) -> Func:
     return func
 
 
-ESTIMATOR: Estimator = KernelEstimator()
+def _channels_last_image(image: Type) -> Type:
+    """The type of an image in NCHW as NHWC."""
+    assert isinstance(image, TensorType)
+    n, c, h, w = image.shape
+    return TensorType(image.dtype, (n, h, w, c))
+
+
+def _channels_last(op: Op) -> tuple[tuple[Type, ...], tuple[tuple[str, Attr], ...]]:
+    """Types and attributes of a convolution with channels innermost, as tensor cores get them."""
+    sizes = _SPATIAL[op.name]
+    layouts = {"data_layout": f"N{sizes}C", "kernel_layout": f"{sizes}IO"}
+    types: list[Type] = []
+    for v, key in zip(op.operands, layouts, strict=True):
+        t, layout = v.tensor, str(op[key])
+        types.append(TensorType(t.dtype, tuple(t.shape[layout.index(d)] for d in layouts[key])))
+    return tuple(types), tuple((k, layouts.get(k, a)) for k, a in op.attrs)
+
+
+ESTIMATOR = KernelEstimator()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 S = TypeVar("S", Func, Module)
+T = TypeVar("T")
 #: where the modules of our passes are
 OWN_PACKAGE = "tilewright.passes."
 
@@ -199,8 +200,15 @@ class Estimator(Protocol):
     algorithms and products are answered from a memo.
     """
 
-    def __hash__(self) -> int:
-        """By identity: answers may be remembered by who gave them."""
+    def remembered(self, question: Hashable, answer: Callable[[], T]) -> T:
+        """The answer that was given to an equal question, else that of the function, from now on.
+
+        This is the one memo of costs: what a pass asks often it remembers here. A question holds all that its
+        answer depends on, hardware included.
+        """
+
+    def number_of(self, structure: Hashable) -> int:
+        """The number of a large structure, which then stands for it in questions."""
 
     def algorithm_cost(
         self, op: Op, algorithm: str, hardware: GpuHardware | CpuHardware, *, constant_weight: bool

@@ -81,12 +81,11 @@ def anchors(kernel: Func) -> str:
 
 
 class _Model:
-    """Estimates, one per different kernel."""
+    """Choices and estimates, one per different kernel; estimates are remembered by the estimator."""
 
     def __init__(self, ctx: PassContext, hardware: Hardware, attention: str = "auto") -> None:
         self.ctx, self.hardware, self.attention = ctx, hardware, attention
         self.chosen: dict[str, ChosenChain | None] = {}
-        self.alone: dict[str, float] = {}
 
     def choose(self, kernel: Func) -> ChosenChain | None:
         """The chain this kernel becomes, in its canonical dimensions."""
@@ -99,15 +98,17 @@ class _Model:
 
     def seconds(self, kernel: Func) -> float:
         """Estimated seconds of a kernel as it would run on its own; 0 where nothing estimates it."""
-        text = kernel_text(kernel)
-        if text not in self.alone:
+
+        def answer() -> float:
             try:
                 cost = self.ctx.estimator.kernel(kernel, self.ctx).get("cost")
             except UnsupportedError:
                 cost = None
-            known = cost["estimate_s"] if isinstance(cost, Pairs) and "estimate_s" in cost else 0.0
-            self.alone[text] = float(known) if isinstance(known, int | float) and known < inf else 0.0
-        return self.alone[text]
+            estimate = cost["estimate_s"] if isinstance(cost, Pairs) and "estimate_s" in cost else 0.0
+            return float(estimate) if isinstance(estimate, int | float) and estimate < inf else 0.0
+
+        question = ("kernel", kernel_text(kernel), self.hardware, self.ctx.target)
+        return self.ctx.estimator.remembered(question, answer)
 
 
 def _disjoint(found: Sequence[Candidate], *, registers_first: bool) -> list[Candidate]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
-
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
 from tilewright.ir import Block, Builder, Level, Module, Op, Type, Value, scalar_body
 from tilewright.ir.nodes import Attr
@@ -77,24 +74,28 @@ def _options(op: Op) -> tuple[int, ...]:
 
 
 def _best_parts(
-    op: Op, options: Sequence[int], headroom: MemoryHeadroom, hardware: Hardware, estimator: Estimator
+    op: Op, options: tuple[int, ...], headroom: MemoryHeadroom, hardware: Hardware, estimator: Estimator
 ) -> int:
     x, y = op.operands[0].tensor, op.result.tensor
     best, least = 1, 0.0
-    for parts in _likely(op, options, hardware):
+    for parts in _likely(op, options, hardware, estimator):
         if not headroom.fits(op, x.nbytes + parts * y.nbytes):
             break
         if best == 1 and least == 0.0:
-            least = GAIN * _seconds(*_signature(op), 1, hardware, estimator)
-        seconds = _seconds(*_signature(op), parts, hardware, estimator)
+            least = GAIN * _seconds(_signature(op), 1, hardware, estimator)
+        seconds = _seconds(_signature(op), parts, hardware, estimator)
         if seconds < least:
             best, least = parts, seconds
     return best
 
 
-def _likely(op: Op, options: Sequence[int], hardware: Hardware) -> tuple[int, ...]:
+def _likely(op: Op, options: tuple[int, ...], hardware: Hardware, estimator: Estimator) -> tuple[int, ...]:
     """The options that the model of the tensor cores alone leaves; all where they cannot compute it."""
-    estimates = _on_tensor_cores(*_signature(op), tuple(options), hardware)
+    signature = _signature(op)
+    estimates = estimator.remembered(
+        ("parts on tensor cores", signature, options, hardware),
+        lambda: matrix_estimates(_product(*signature), (1, *options), hardware),
+    )
     return tuple(p for p in options if not estimates or estimates[p] < GAIN * estimates[1])
 
 
@@ -107,34 +108,19 @@ def _signature(op: Op) -> _Signature:
     return tuple(v.type for v in op.operands), op.attrs, op.result.type
 
 
-@lru_cache(maxsize=2048)
-def _on_tensor_cores(
-    types: tuple[Type, ...],
-    attrs: tuple[tuple[str, Attr], ...],
-    result: Type,
-    options: tuple[int, ...],
-    hardware: Hardware,
-) -> Mapping[int, float]:
-    return matrix_estimates(_product(types, attrs, result), (1, *options), hardware)
-
-
-@lru_cache(maxsize=8192)
-def _seconds(
-    types: tuple[Type, ...],
-    attrs: tuple[tuple[str, Attr], ...],
-    result: Type,
-    parts: int,
-    hardware: Hardware,
-    estimator: Estimator,
-) -> float:
+def _seconds(signature: _Signature, parts: int, hardware: Hardware, estimator: Estimator) -> float:
     """Seconds of a product and, if it is split, of adding its parts, by the model."""
-    op = _product(types, attrs, result)
-    b = Builder()
-    if parts == 1:
-        b.append(op)
-    out = op.result if parts == 1 else split(op, b, parts)
-    b.do("tensor.return", out)
-    return estimator.program_s(op.operands, b.ops, hardware)
+
+    def answer() -> float:
+        op = _product(*signature)
+        b = Builder()
+        if parts == 1:
+            b.append(op)
+        out = op.result if parts == 1 else split(op, b, parts)
+        b.do("tensor.return", out)
+        return estimator.program_s(op.operands, b.ops, hardware)
+
+    return estimator.remembered(("split product", signature, parts, hardware), answer)
 
 
 def _product(types: tuple[Type, ...], attrs: tuple[tuple[str, Attr], ...], result: Type) -> Op:

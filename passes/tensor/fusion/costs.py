@@ -1,5 +1,5 @@
 """Seconds a set of ops would take as one kernel: the cost model's estimate of that kernel, corrected by what
-was measured of prologues, second results and long epilogues. Memoised by structure.
+was measured of prologues, second results and long epilogues. The estimator remembers it by structure.
 """
 
 from __future__ import annotations
@@ -18,11 +18,6 @@ from tilewright.passes.analysis.index_sets import recompute_cost
 from tilewright.passes.tensor.fusion.legality import CACHED_ARRAY_BYTES
 from tilewright.passes.tensor.fusion.op_graph import OpGraph, members
 from tilewright.passes.tensor.fusion.outline_kernel import outline
-
-#: estimates by hardware, target and structure of the kernel
-_MEMO: dict[Hashable, float] = {}
-#: entries after which the memo is emptied
-_MEMO_ENTRIES = 200_000
 
 
 class KernelCosts:
@@ -45,18 +40,13 @@ class KernelCosts:
         return seconds if core == ops else seconds + self._epilogue_s(ops, core)
 
     def _core_s(self, core: int) -> float:
-        key = (self.hardware, self._key(core))
-        if key not in _MEMO:
-            if len(_MEMO) >= _MEMO_ENTRIES:
-                _MEMO.clear()
-            _MEMO[key] = self._evaluate(core)
-            self.evaluated += 1
-        return _MEMO[key]
+        question = ("fused kernel", self.hardware, self._key(core))
+        return self.ctx.estimator.remembered(question, lambda: self._evaluate(core))
 
     def _sign(self, op: Op) -> int:
         types = tuple(v.type for v in (*op.operands, *op.results))
         sign = (op.name, op.attrs, types, _body(op))
-        return _SIGNS.setdefault(sign, len(_SIGNS))
+        return self.ctx.estimator.number_of(sign)
 
     def _key(self, ops: int) -> Hashable:
         """Equal for sets that become equal kernels: the ops, who reads whom, and what is stored."""
@@ -89,6 +79,7 @@ class KernelCosts:
         return ops
 
     def _evaluate(self, ops: int) -> float:
+        self.evaluated += 1
         if not ops & (ops - 1) and self.graph.ops[ops.bit_length() - 1].name in ("tensor.join", COMMUNICATE):
             return 0.0  # names a place or waits for others, computes nothing
         func = self.kernel(ops)
@@ -126,10 +117,6 @@ class KernelCosts:
             large = [max(0, v.tensor.nbytes - CACHED_ARRAY_BYTES) for v in stored[1:]]
             seconds += sum(large) / (hardware.fusion.second_store_share * hardware.dram_bytes_per_s)
         return seconds
-
-
-#: numbers of op structures
-_SIGNS: dict[Hashable, int] = {}
 
 
 def _body(op: Op) -> Hashable:

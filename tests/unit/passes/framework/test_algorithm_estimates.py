@@ -6,7 +6,7 @@ from conv_algorithms import conv_module
 from tilewright.costmodel import compiled_for, load_hardware
 from tilewright.devices.targets import resolve_target
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.passes.estimation.algorithms import estimated_s
+from tilewright.passes.estimation import ESTIMATOR
 from tilewright.passes.estimation.convolution_layers import layers_of
 from tilewright.tools.compare_algorithms import ALGORITHMS, CONVOLUTIONS
 
@@ -47,9 +47,12 @@ def test_auto_takes_the_fastest_accurate_one_and_estimates_fit(case, us):
     assert tuple(seconds) == case.algorithms
     for name, measured in seconds.items():
         assert layer.by(name, H200).bound_s(H200) <= measured
-        estimate = estimated_s(layer.conv, name, H200, constant_weight=True)
+        estimate = ESTIMATOR.algorithm_cost(layer.conv, name, H200, constant_weight=True).seconds
         assert measured / 2 < estimate < 2 * measured or (case, name) in UNDERESTIMATED
-        assert estimate <= estimated_s(layer.conv, name, H200, constant_weight=True, parts=False)
+        assert (
+            estimate
+            <= ESTIMATOR.algorithm_cost(layer.conv, name, H200, constant_weight=True, parts=False).seconds
+        )
     context = PassContext(str(H100), H200, reproducer_folder=None)
     out = run_pipeline(module, Pipeline.parse("choose-algorithms{workspace=any}"), context)
     (chosen,) = (str(op["algorithm"]) for op in out.main.body.ops if op.name == "graph.conv2d")
@@ -65,7 +68,8 @@ def test_direct_sums_are_compared_as_the_network_has_them(filters, size, cut):
     )
     (layer,) = layers_of(module.main)
     whole, parts = (
-        estimated_s(layer.conv, "direct", H100.hardware, constant_weight=True, parts=p) for p in (False, True)
+        ESTIMATOR.algorithm_cost(layer.conv, "direct", H100.hardware, constant_weight=True, parts=p).seconds
+        for p in (False, True)
     )
     assert (parts < 0.9 * whole) == cut
     kernels = [f for f in layer.by("direct", H100.hardware).module.funcs if f.name != "main"]
@@ -75,6 +79,7 @@ def test_direct_sums_are_compared_as_the_network_has_them(filters, size, cut):
     assert names.count("tensor.contract") == 1
     assert len(kernels) == 1 + ("tensor.map" in names[names.index("tensor.contract") :]) == 1 + cut
     cpu = resolve_target("opencl").hardware
-    assert estimated_s(layer.conv, "direct", cpu, constant_weight=True) == estimated_s(
-        layer.conv, "direct", cpu, constant_weight=True, parts=False
+    assert (
+        ESTIMATOR.algorithm_cost(layer.conv, "direct", cpu, constant_weight=True).seconds
+        == ESTIMATOR.algorithm_cost(layer.conv, "direct", cpu, constant_weight=True, parts=False).seconds
     )

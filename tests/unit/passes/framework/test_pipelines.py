@@ -5,6 +5,7 @@ from conv_algorithms import conv_module
 
 from tilewright.ir import InputError, Level
 from tilewright.passes import PassContext, Pipeline, pipelines, run_pipeline
+from tilewright.passes.estimation.service import KernelEstimator
 from tilewright.passes.framework.context import AlgorithmCost
 from tilewright.passes.pipelines import GRAPH, TENSOR, Stages, around_own_passes, official_stages
 
@@ -94,3 +95,17 @@ def test_passes_ask_the_estimator_of_their_context():
     out = run_pipeline(module, asking, PassContext("cuda:sm_90a", estimator=told))
     assert [op["algorithm"] for op in out.main.body.ops if op.name == "graph.conv2d"] == ["winograd4"]
     assert told.asked == [("direct", True), ("winograd2", True), ("winograd4", True)]
+
+
+def test_equal_questions_to_the_estimator_are_answered_once():
+    estimator, asked = KernelEstimator(), []
+
+    def answer():
+        asked.append(None)
+        return 3.0
+
+    assert [estimator.remembered(("a", 1), answer) for _ in range(2)] == [3.0, 3.0]
+    assert estimator.remembered(("a", 2), answer) == 3.0
+    assert len(asked) == 2
+    numbers = [estimator.number_of(structure) for structure in ("x", "y", "x")]
+    assert numbers[0] == numbers[2] != numbers[1]

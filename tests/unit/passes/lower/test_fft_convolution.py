@@ -7,7 +7,7 @@ from conv_algorithms import conv_module, errors, tensors_of
 import tilewright as tw
 from tilewright.devices.targets import resolve_target
 from tilewright.ir.graph_ops.convolution import convolution_of
-from tilewright.passes.estimation.algorithms import estimated_s
+from tilewright.passes.estimation import ESTIMATOR
 from tilewright.passes.lower.rules.fft_tiling import LENGTHS, fft_tiling, work
 
 CASES = {
@@ -94,7 +94,9 @@ def test_the_model_prefers_it_for_large_dense_kernels_only():
 
     def ratio(data, kernel, groups, pad):
         op, _ = geometry(conv_module(data, kernel, "direct", padding=(pad,) * 4, groups=groups))
-        times = [estimated_s(op, a, hardware, constant_weight=True) for a in ("fft", "direct")]
+        times = [
+            ESTIMATOR.algorithm_cost(op, a, hardware, constant_weight=True).seconds for a in ("fft", "direct")
+        ]
         return times[0] / times[1]
 
     assert ratio((1, 128, 56, 56), (128, 128, 7, 7), 1, 3) < 0.6

@@ -8,7 +8,7 @@ import tilewright as tw
 from tilewright.compilation.lowering import lower
 from tilewright.devices.targets import resolve_target
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.passes.estimation.algorithms import estimated_s
+from tilewright.passes.estimation import ESTIMATOR
 from tilewright.passes.graph.choose_algorithms import ALTERNATIVES
 from tilewright.passes.lower.rules import winograd
 from tilewright.passes.lower.rules.winograd import F2, F4
@@ -139,7 +139,10 @@ def test_auto_needs_a_clear_gain():
     stays = conv_module((1, 64, 224, 224), (64, 64, 3, 3), "direct", constant=True, padding=(1, 1, 1, 1))
     for module, wanted in ((gains, WINOGRAD), (stays, ("direct",))):
         (op,) = (o for o in module.main.body.ops if o.name == "graph.conv2d")
-        seconds = {a: estimated_s(op, a, H100.hardware, constant_weight=True) for a in ("direct", *WINOGRAD)}
+        seconds = {
+            a: ESTIMATOR.algorithm_cost(op, a, H100.hardware, constant_weight=True).seconds
+            for a in ("direct", *WINOGRAD)
+        }
         clear = any(seconds[a] <= ALTERNATIVES[a] * seconds["direct"] for a in WINOGRAD)
         (name,) = algorithms(chosen(module, "{workspace=any}").main)
         assert name in wanted
