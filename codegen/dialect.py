@@ -75,3 +75,139 @@ def wrapped(value: float | int | bool, dtype: str) -> int:
     t = storage_dtype(dtype)
     n = int(value) % (1 << (8 * t.itemsize))
     return n - (1 << (8 * t.itemsize)) if t.kind == "i" and n >> (8 * t.itemsize - 1) else n
+
+
+_CUDA_TYPES = {
+    "f64": "double", "f32": "float", "f16": "unsigned short", "bf16": "unsigned short",
+    "i64": "long long", "i32": "int", "i16": "short", "i8": "signed char",
+    "u64": "unsigned long long", "u32": "unsigned int", "u16": "unsigned short", "u8": "unsigned char",
+    "bool": "unsigned char", "index": "long long",
+}  # fmt: skip
+_CUDA_SUFFIX = {"i64": "ll", "u32": "u", "u64": "ull", "index": "ll"}
+_CUDA_SYMBOLS = {"tid": "threadIdx.x", "bid.x": "blockIdx.x", "bid.y": "blockIdx.y", "bid.z": "blockIdx.z"}
+
+
+class CudaDialect:
+    """See `Dialect`."""
+
+    name = "cuda"
+    native_vectors = False
+    wide = "long long"
+    function = "static __device__ __forceinline__"
+    joins_kernels = False
+    barrier = "__syncthreads();"
+
+    def mem_type(self, dtype: str, lanes: int = 1) -> str:
+        return _CUDA_TYPES[dtype]
+
+    def reg_type(self, dtype: str, lanes: int = 1) -> str:
+        return "bool" if dtype == "bool" else _CUDA_TYPES[dtype]
+
+    def literal(self, value: float | int | bool, dtype: str) -> str:
+        if dtype in NARROW:
+            return f"(unsigned short)0x{bits_of(value, dtype):04x}"
+        if dtype in ("f32", "f64"):
+            return self._float(value, dtype)
+        if dtype == "bool":
+            return "true" if value else "false"
+        return integer_literal(wrapped(value, "i64" if dtype == "index" else dtype), dtype, _CUDA_SUFFIX)
+
+    def _float(self, value: float | int | bool, dtype: str) -> str:
+        digits = float_digits(value, dtype)
+        if digits is not None:
+            text = digits + ("f" if dtype == "f32" else "")
+            return f"({text})" if text.startswith("-") else text
+        x = float(value)
+        bits = "7fffffff" if x != x else ("ff800000" if x < 0 else "7f800000")
+        text = f"__int_as_float(0x{bits})"
+        return text if dtype == "f32" else f"(double){text}"
+
+    def symbol_definition(self, symbol: str) -> str:
+        return f"(int){_CUDA_SYMBOLS[symbol]}"
+
+    def call(self, function: str, dtype: str, args: Sequence[str]) -> str:
+        return f"{function}{'f' if dtype == 'f32' else ''}({', '.join(args)})"
+
+    def unroll(self, factor: int) -> list[str]:
+        return [{0: "#pragma unroll 1", 1: "#pragma unroll"}.get(factor, f"#pragma unroll {factor}")]
+
+    def unrolls_as_text(self, extent: int, ops: int) -> bool:
+        return False
+
+    def pointer(self, dtype: str, name: str, *, const: bool, alone: bool = True) -> str:
+        return f"{'const ' if const else ''}{_CUDA_TYPES[dtype]}* {'__restrict__ ' if alone else ''}{name}"
+
+
+def integer_literal(value: int, dtype: str, suffixes: dict[str, str]) -> str:
+    """A C literal; the most negative values have none of their own."""
+    suffix = suffixes.get(dtype, "")
+    if value in (-(1 << 31), -(1 << 63)):
+        return f"({value + 1}{suffix} - 1)"
+    return f"{value}{suffix}" if value >= 0 else f"({value}{suffix})"
+
+
+_OPENCL_TYPES = {
+    "f64": "double", "f32": "float", "f16": "ushort", "bf16": "ushort",
+    "i64": "long", "i32": "int", "i16": "short", "i8": "char",
+    "u64": "ulong", "u32": "uint", "u16": "ushort", "u8": "uchar", "bool": "uchar", "index": "long",
+}  # fmt: skip
+_OPENCL_SUFFIX = {"i64": "l", "u32": "u", "u64": "ul", "index": "l"}
+_OPENCL_SYMBOLS = {
+    "tid": "get_local_id(0)",
+    "bid.x": "get_group_id(0)",
+    "bid.y": "get_group_id(1)",
+    "bid.z": "get_group_id(2)",
+}
+#: ops a loop may grow to when it is written out; LLVM's own unroller gives up on far less.
+TEXT_BUDGET = 2048
+
+
+class OpenClDialect:
+    """See `Dialect`."""
+
+    name = "opencl"
+    native_vectors = True
+    wide = "long"
+    function = "static inline"
+    joins_kernels = True
+    barrier = "barrier(CLK_LOCAL_MEM_FENCE);"
+
+    def mem_type(self, dtype: str, lanes: int = 1) -> str:
+        return _OPENCL_TYPES[dtype] + (str(lanes) if lanes > 1 else "")
+
+    def reg_type(self, dtype: str, lanes: int = 1) -> str:
+        return self.mem_type(dtype, lanes)
+
+    def literal(self, value: float | int | bool, dtype: str) -> str:
+        if dtype in NARROW:
+            return f"(ushort)0x{bits_of(value, dtype):04x}"
+        if dtype in ("f32", "f64"):
+            return self._float(value, dtype)
+        if dtype == "bool":
+            return "(uchar)1" if value else "(uchar)0"
+        return integer_literal(wrapped(value, "i64" if dtype == "index" else dtype), dtype, _OPENCL_SUFFIX)
+
+    def _float(self, value: float | int | bool, dtype: str) -> str:
+        digits = float_digits(value, dtype)
+        if digits is not None:
+            text = digits + ("f" if dtype == "f32" else "")
+            return f"({text})" if text.startswith("-") else text
+        x = float(value)
+        text = "NAN" if x != x else ("-INFINITY" if x < 0 else "INFINITY")
+        return f"({text})" if dtype == "f32" else f"((double){text})"
+
+    def symbol_definition(self, symbol: str) -> str:
+        return f"(int){_OPENCL_SYMBOLS[symbol]}"
+
+    def call(self, function: str, dtype: str, args: Sequence[str]) -> str:
+        return f"{function}({', '.join(args)})"
+
+    def unroll(self, factor: int) -> list[str]:
+        return [{0: "#pragma nounroll", 1: "#pragma unroll"}.get(factor, f"#pragma unroll {factor}")]
+
+    def unrolls_as_text(self, extent: int, ops: int) -> bool:
+        return extent * ops <= TEXT_BUDGET
+
+    def pointer(self, dtype: str, name: str, *, const: bool, alone: bool = True) -> str:
+        kind = f"{'const ' if const else ''}{_OPENCL_TYPES[dtype]}"
+        return f"__global {kind}* {'restrict ' if alone else ''}{name}"

@@ -1,4 +1,4 @@
-"""Emitters of memory ops: allocation, loads, stores, atomic additions, asynchronous copies."""
+"""Emitters of memory ops: allocation, loads and stores (also indexed), atomic additions, copies."""
 
 from __future__ import annotations
 
@@ -176,3 +176,33 @@ def _async_wait(e: Emission, op: Op) -> None:
     if not e.dialect.native_vectors:
         function = e.need("async_wait", "")
         e.line(f"{function}<{int(op['pending'])}>();")  # type: ignore[arg-type]
+
+
+@emitter("thread.gather")
+def _gather(e: Emission, op: Op) -> None:
+    b = e.buffer(op.operands[0])
+    condition = e.condition(op)
+    dtype = b.type.dtype
+    other = e.dialect.literal(op["other"], dtype)  # type: ignore[arg-type]
+    if condition == "0":
+        e.bind(op.result, [other], hint=b.name)
+        return
+    element = f"{b.name}[{e.value(op.operands[1]).parts[0]}]"
+    text = f"{element} != 0" if dtype == "bool" else element
+    e.bind(op.result, [f"{condition} ? {text} : {other}" if condition else text], hint=f"{b.name}_v")
+
+
+@emitter("thread.scatter", writes=(1,))
+def _scatter(e: Emission, op: Op) -> None:
+    head = guarded(e, op)
+    if head is None:
+        return
+    value, target, offset, *flag = op.operands
+    store = f"{e.buffer(target).name}[{e.value(offset).parts[0]}] = {e.value(value).parts[0]};"
+    if flag:
+        store = f"if ({e.value(flag[0]).parts[0]}) {store}"
+    if head:
+        with e.braces(head):
+            e.line(store)
+    else:
+        e.line(store)

@@ -10,13 +10,11 @@ import numpy as np
 from tilewright.ir import ArrayType, Value
 from tilewright.ir.types import array_type
 from tilewright.runtime.dtypes import DTYPES
-from tilewright.runtime.interface.placed import Block, Lane, Place
+from tilewright.runtime.interface.queue import Allocation, DeviceQueue, Location
 from tilewright.runtime.storage.buffers import AlignedAllocator
 from tilewright.runtime.storage.layout import StepSpec, TensorSpec
-from tilewright.runtime.storage.scratch import ScratchStore
-from tilewright.runtime.storage.step_writer import StepWriter
-from tilewright.streaming.step_modules import Step
-from tilewright.streaming.window import Window
+from tilewright.runtime.storage.scratch import ScratchStore, StepWriter
+from tilewright.streaming.step_modules import NetworkStep, ValueWindow
 
 Array = np.ndarray
 
@@ -24,7 +22,7 @@ Array = np.ndarray
 class Activations(Protocol):
     """What holds values while other micro-batches, or other steps, use the device."""
 
-    def fetch(self, step: int, batch: int) -> Block:
+    def fetch(self, step: int, batch: int) -> Allocation:
         """The window in which the step finds what it reads; queued copies bring it there."""
         ...
 
@@ -44,30 +42,30 @@ class OnDevice:
 
     def __init__(
         self,
-        lane: Lane,
-        window: Window,
-        steps: Sequence[Step],
-        blocks: Sequence[Block],
+        queue: DeviceQueue,
+        window: ValueWindow,
+        steps: Sequence[NetworkStep],
+        allocations: Sequence[Allocation],
         inputs: Sequence[Sequence[Array]],
     ) -> None:
-        self._lane, self._window, self._steps = lane, window, steps
-        self._blocks, self._inputs = blocks, inputs
+        self._queue, self._window, self._steps = queue, window, steps
+        self._allocations, self._inputs = allocations, inputs
 
-    def fetch(self, step: int, batch: int) -> Block:
+    def fetch(self, step: int, batch: int) -> Allocation:
         """The micro-batch's window; its inputs are copied there before the first step."""
-        block = self._blocks[batch % len(self._blocks)]
+        allocation = self._allocations[batch % len(self._allocations)]
         if step == 0:
             for v, array in zip(self._steps[0].line.parameters, self._inputs[batch], strict=True):
-                self._lane.upload(array, Place(block, self._window.offsets[v]))
-        return block
+                self._queue.upload(array, Location(allocation, self._window.offsets[v]))
+        return allocation
 
     def keep(self, step: int, batch: int) -> None:
         """Everything stays where it is."""
 
     def results(self, batch: int) -> list[Array]:
         """See `Activations.results`."""
-        block = self._blocks[batch % len(self._blocks)]
-        return download(self._lane, self._steps[0].line.returned, self._window, block)
+        allocation = self._allocations[batch % len(self._allocations)]
+        return download(self._queue, self._steps[0].line.returned, self._window, allocation)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -78,31 +76,31 @@ class OnHost:
 
     def __init__(
         self,
-        lane: Lane,
-        window: Window,
-        steps: Sequence[Step],
-        block: Block,
+        queue: DeviceQueue,
+        window: ValueWindow,
+        steps: Sequence[NetworkStep],
+        allocation: Allocation,
         inputs: Sequence[Sequence[Array]],
     ) -> None:
-        self._lane, self._window, self._steps, self._block = lane, window, steps, block
+        self._queue, self._window, self._steps, self._allocation = queue, window, steps, allocation
         line = steps[0].line
         self._last = {v: k for k, s in enumerate(steps) for v in s.inputs}
         self._last |= dict.fromkeys(line.returned, len(steps))
         self._held = [dict(zip(line.parameters, arrays, strict=True)) for arrays in inputs]
 
-    def fetch(self, step: int, batch: int) -> Block:
+    def fetch(self, step: int, batch: int) -> Allocation:
         """Copy what the step reads to the device and let go of what no later step reads."""
         held = self._held[batch]
         for v in self._steps[step].inputs:
-            self._lane.upload(held[v], Place(self._block, self._window.offsets[v]))
+            self._queue.upload(held[v], Location(self._allocation, self._window.offsets[v]))
             if self._last[v] == step:
                 del held[v]
-        return self._block
+        return self._allocation
 
     def keep(self, step: int, batch: int) -> None:
         """Copy what the step made to the host, which waits for the step."""
         made = self._steps[step].outputs
-        arrays = download(self._lane, made, self._window, self._block)
+        arrays = download(self._queue, made, self._window, self._allocation)
         self._held[batch] |= dict(zip(made, arrays, strict=True))
 
     def results(self, batch: int) -> list[Array]:
@@ -123,15 +121,15 @@ class OnStorage:
 
     def __init__(
         self,
-        lane: Lane,
-        window: Window,
-        steps: Sequence[Step],
-        block: Block,
+        queue: DeviceQueue,
+        window: ValueWindow,
+        steps: Sequence[NetworkStep],
+        allocation: Allocation,
         inputs: Sequence[Sequence[Array]],
         folder: str,
     ) -> None:
         """Takes the space of the whole scratch file; raises `StorageError` where there is too little."""
-        self._lane, self._window, self._steps, self._block = lane, window, steps, block
+        self._queue, self._window, self._steps, self._allocation = queue, window, steps, allocation
         self._inputs = inputs
         self._parameters = steps[0].line.parameters
         self._maker = {v: k for k, s in enumerate(steps) for v in s.outputs}
@@ -148,19 +146,19 @@ class OnStorage:
             self._scratch.close()
             raise
 
-    def fetch(self, step: int, batch: int) -> Block:
+    def fetch(self, step: int, batch: int) -> Allocation:
         """Read what the step reads, wherever earlier steps put it, and copy it to the device."""
         arrays = self._read(self._steps[step].inputs, batch)
         for v, array in arrays.items():
-            self._lane.upload(array, Place(self._block, self._window.offsets[v]))
-        return self._block
+            self._queue.upload(array, Location(self._allocation, self._window.offsets[v]))
+        return self._allocation
 
     def keep(self, step: int, batch: int) -> None:
         """Have what the step made written; the write goes on beside later work."""
         opened = self._writer.open(self._number(batch, step))
         arrays = list(opened.arrays().values())
         for v, array in zip(self._steps[step].outputs, arrays, strict=True):
-            self._lane.download(Place(self._block, self._window.offsets[v]), array)
+            self._queue.download(Location(self._allocation, self._window.offsets[v]), array)
         self._writer.submit(opened)
 
     def results(self, batch: int) -> list[Array]:
@@ -193,7 +191,7 @@ class OnStorage:
         self._scratch.close()
 
 
-def pieces_of(steps: Sequence[Step]) -> list[int]:
+def pieces_of(steps: Sequence[NetworkStep]) -> list[int]:
     """Per step the number of the piece that holds what it makes, from 0 on; pieces are used again.
 
     A piece is free when the last step that reads of it is done; results of the network stay to the end.
@@ -215,19 +213,21 @@ def pieces_of(steps: Sequence[Step]) -> list[int]:
     return pieces
 
 
-def _piece(batch: int, number: int, maker: Step) -> StepSpec:
+def _piece(batch: int, number: int, maker: NetworkStep) -> StepSpec:
     kinds = [array_type(v.tensor) for v in maker.outputs]
     prefix = f"batch{batch}/piece{number}"
     tensors = (TensorSpec(f"{prefix}/{i}", t.dtype, t.shape) for i, t in enumerate(kinds))
     return StepSpec(f"values of batch {batch}, piece {number}", tuple(tensors))
 
 
-def download(lane: Lane, values: Sequence[Value], window: Window, block: Block) -> list[Array]:
+def download(
+    queue: DeviceQueue, values: Sequence[Value], window: ValueWindow, allocation: Allocation
+) -> list[Array]:
     """Fresh arrays of values in a window, behind everything that is queued."""
     out: list[Array] = []
     for v in values:
         kind = array_type(v.tensor)
         array = np.empty(kind.shape, DTYPES[kind.dtype])
-        lane.download(Place(block, window.offsets[v]), array)
+        queue.download(Location(allocation, window.offsets[v]), array)
         out.append(array)
     return out

@@ -10,14 +10,14 @@ import numpy as np
 
 from tilewright.ir.types import array_type
 from tilewright.runtime.dtypes import DTYPES
-from tilewright.runtime.interface.placed import Block, Place
+from tilewright.runtime.interface.queue import Allocation, Location
 from tilewright.runtime.storage.gpudirect import DeviceReader
 from tilewright.runtime.storage.measure import StorageBandwidth, read_for
 from tilewright.runtime.storage.reader import StepReader
-from tilewright.streaming.prediction import StepCosts
-from tilewright.streaming.run import Machine, SlotBuffers
+from tilewright.streaming.run import SlotBuffers, StreamMachine
+from tilewright.streaming.schedule import StepCosts
+from tilewright.streaming.step_modules import ValueWindow
 from tilewright.streaming.store_file import PlannedSteps
-from tilewright.streaming.window import Window
 
 #: timed replays of each plan, of which the median counts
 REPLAYS = 5
@@ -29,7 +29,7 @@ STEADY, MOST_PASSES = 0.05, 4
 
 
 @dataclass(frozen=True)
-class Calibration:
+class StreamCalibration:
     """Measured rates (bytes per second) and seconds.
 
     read_bytes_per_s: of the store, with nothing else going on; None where all weights stay on the device.
@@ -65,12 +65,16 @@ class Calibration:
 
 
 def calibrate(
-    machine: Machine, reader: StepReader | DeviceReader, planned: PlannedSteps, window: Window, block: Block
-) -> Calibration:
+    machine: StreamMachine,
+    reader: StepReader | DeviceReader,
+    planned: PlannedSteps,
+    window: ValueWindow,
+    allocation: Allocation,
+) -> StreamCalibration:
     """Measure all parts one by one; raises `DeviceError`."""
     copies: list[tuple[int, float]] = []
     compute = [
-        _compute_seconds(machine, reader, planned, number, block, copies)
+        _compute_seconds(machine, reader, planned, number, allocation, copies)
         for number in range(len(planned.plans))
     ]
     rate: float | None = None
@@ -82,11 +86,11 @@ def calibrate(
         nbytes = sum(planned.plan(step).stored.nbytes for step in steps)
         rate = _steady_rate(reader, steps, SlotBuffers(machine.slots), nbytes)
     copied_s = sum(seconds for _, seconds in copies)
-    return Calibration(
+    return StreamCalibration(
         read_bytes_per_s=rate,
         copy_bytes_per_s=sum(nbytes for nbytes, _ in copies) / copied_s if copied_s else None,
         compute_s=tuple(compute),
-        move_s=tuple(_move_seconds(machine, planned, window, block)),
+        move_s=tuple(_move_seconds(machine, planned, window, allocation)),
     )
 
 
@@ -103,46 +107,51 @@ def _steady_rate(reader: StepReader | DeviceReader, steps: range, buffers: SlotB
 
 
 def _compute_seconds(
-    machine: Machine,
+    machine: StreamMachine,
     reader: StepReader | DeviceReader,
     planned: PlannedSteps,
     number: int,
-    block: Block,
+    allocation: Allocation,
     copies: list[tuple[int, float]],
 ) -> float:
     """Median seconds of a plan with the constants of the first step that has it; appends the copy's time."""
-    lane, slot = machine.lane, machine.slots[0]
+    queue, slot = machine.queue, machine.slots[0]
     step = planned.plan_of.index(number)
     if len(machine.slots) > 1:
         nbytes = reader.read(step, slot.buffer).nbytes
         slot.arrive(nbytes)
         copies.append((nbytes, slot.copy_seconds()))
-    binding = machine.bindings.of(step, slot.block, block)
+    binding = machine.bindings.of(step, slot.allocation, allocation)
     seconds = []
     for _ in range(1 + REPLAYS):
-        begin = lane.mark()
-        binding.queue(lane)
-        end = lane.mark()
+        begin = queue.mark()
+        binding.submit(queue)
+        end = queue.mark()
         end.wait()
         seconds.append(end.seconds_after(begin))
     slot.leave()
-    lane.finish()
+    queue.finish()
     return float(np.median(seconds[1:]))
 
 
-def _move_seconds(machine: Machine, planned: PlannedSteps, window: Window, block: Block) -> Sequence[float]:
+def _move_seconds(
+    machine: StreamMachine, planned: PlannedSteps, window: ValueWindow, allocation: Allocation
+) -> Sequence[float]:
     """Per step: seconds to bring its inputs to the device and its results to the host."""
-    lane, out = machine.lane, []
+    queue, out = machine.queue, []
     for step in planned.steps:
         arrays = [
-            (np.zeros((t := array_type(v.tensor)).shape, DTYPES[t.dtype]), Place(block, window.offsets[v]))
+            (
+                np.zeros((t := array_type(v.tensor)).shape, DTYPES[t.dtype]),
+                Location(allocation, window.offsets[v]),
+            )
             for v in (*step.inputs, *step.outputs)
         ]
         began_s = time.perf_counter()
         for array, place in arrays[: len(step.inputs)]:
-            lane.upload(array, place)
+            queue.upload(array, place)
         for array, place in arrays[len(step.inputs) :]:
-            lane.download(place, array)
-        lane.finish()
+            queue.download(place, array)
+        queue.finish()
         out.append(time.perf_counter() - began_s)
     return out

@@ -12,9 +12,9 @@ from tilewright.passes import run_pipeline
 from tilewright.passes.pipelines import GRAPH
 from tilewright.runtime.storage.source import IoOptions
 from tilewright.streaming.executable import StreamedExecutable, StreamOptions
-from tilewright.streaming.lanes import check_direct, check_streaming
 from tilewright.streaming.line import Line
 from tilewright.streaming.memory_size import memory_bytes
+from tilewright.streaming.opening import check_direct, check_streaming
 from tilewright.streaming.step_planning import plan_steps
 from tilewright.streaming.step_plans import StepCompiler
 from tilewright.streaming.store_file import StoreFolder, write_store

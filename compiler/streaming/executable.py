@@ -14,7 +14,7 @@ import numpy as np
 from tilewright.ir import ArrayType, InputError
 from tilewright.ir.types import array_type
 from tilewright.running.named_inputs import in_order
-from tilewright.runtime.interface.placed import Block, Lane
+from tilewright.runtime.interface.queue import Allocation, DeviceQueue
 from tilewright.runtime.plan.arrays import host_array
 from tilewright.runtime.plan.execution_plan import Buffer
 from tilewright.runtime.storage.gpudirect import DeviceReader
@@ -22,16 +22,13 @@ from tilewright.runtime.storage.measure import StorageBandwidth, measure_storage
 from tilewright.runtime.storage.reader import StepReader
 from tilewright.runtime.storage.source import IoOptions
 from tilewright.streaming.activations import Activations, OnDevice, OnHost, OnStorage
-from tilewright.streaming.bindings import Bindings
-from tilewright.streaming.calibration import Calibration, calibrate
-from tilewright.streaming.lanes import open_lane, open_reader
-from tilewright.streaming.prediction import Prediction, predict
-from tilewright.streaming.run import Machine, RunRecord, run_visits
-from tilewright.streaming.run_times import measured
-from tilewright.streaming.schedule import SCHEDULES, Schedule, visits
+from tilewright.streaming.calibration import StreamCalibration, calibrate
+from tilewright.streaming.opening import open_queue, open_reader
+from tilewright.streaming.run import BoundPlans, RunRecord, StreamMachine, measured, run_visits
+from tilewright.streaming.schedule import SCHEDULES, Prediction, Schedule, predict, visits
+from tilewright.streaming.step_modules import ValueWindow
 from tilewright.streaming.step_planning import memory_of
 from tilewright.streaming.store_file import PlannedSteps, StoreFolder
-from tilewright.streaming.window import Window
 
 Array = np.ndarray
 
@@ -53,22 +50,27 @@ class StreamOptions:
 
 @dataclass
 class _Opened:
-    machine: Machine
+    machine: StreamMachine
     reader: StepReader | DeviceReader
-    windows: list[Block]
-    lane: Lane
+    windows: list[Allocation]
+    queue: DeviceQueue
     stack: ExitStack
 
 
 class StreamedExecutable:
     """Callable like an `Executable`; `run` takes several micro-batches. One run at a time.
 
-    The first call opens the device and the store; `close()` or a `with` block frees both, and removes a
+    The first call opens the device and the store; `close()` or a `with` allocation frees both, and removes a
     temporary folder: then it cannot be called again.
     """
 
     def __init__(
-        self, planned: PlannedSteps, window: Window, target: str, folder: StoreFolder, options: StreamOptions
+        self,
+        planned: PlannedSteps,
+        window: ValueWindow,
+        target: str,
+        folder: StoreFolder,
+        options: StreamOptions,
     ) -> None:
         self.planned, self.window, self.target, self.options = planned, window, target, options
         self.memory = memory_of(planned, window)
@@ -76,7 +78,7 @@ class StreamedExecutable:
         self.peak_bytes = 0
         self._folder = folder
         self._opened: _Opened | None = None
-        self._calibration: Calibration | None = None
+        self._calibration: StreamCalibration | None = None
         self._scratch: StorageBandwidth | None = None
         self._device_name = ""
         self._lock = threading.RLock()
@@ -101,7 +103,7 @@ class StreamedExecutable:
     def device(self) -> str:
         """Name of the device that runs it."""
         with self._working():
-            return self._open().lane.name
+            return self._open().queue.name
 
     def __call__(self, /, *inputs: object, **named: object) -> list[Array]:
         """Outputs for one micro-batch: an array per input (NumPy or DLPack in host memory), or by name."""
@@ -141,7 +143,7 @@ class StreamedExecutable:
             results, self.record = run_visits(opened.machine, order, activations, len(self.planned.steps) - 1)
         finally:
             activations.close()
-        self.peak_bytes = opened.lane.memory.peak_bytes
+        self.peak_bytes = opened.queue.memory.peak_bytes
         return results
 
     def predict(self, batches: int = 1, schedule: str = "auto") -> Prediction:
@@ -163,7 +165,7 @@ class StreamedExecutable:
             self._scratch = measure_storage(self._folder.path, self.options.io)
         scratch = self._scratch if where == "storage" else None
         costs = self._calibration.costs(self.planned, where, scratch)
-        staged = opened.lane.behind == 0
+        staged = opened.queue.behind == 0
         return predict(schedule, order, batches, costs, staged=staged)
 
     def _schedule(self, asked: str, batches: int) -> Schedule:
@@ -190,15 +192,15 @@ class StreamedExecutable:
 
     def _activations(self, opened: _Opened, arrays: list[list[Array]], schedule: Schedule) -> Activations:
         where = self.where_values_wait(schedule, len(arrays))
-        steps, windows, lane = self.planned.steps, opened.windows, opened.lane
+        steps, windows, queue = self.planned.steps, opened.windows, opened.queue
         if where == "host":
-            return OnHost(lane, self.window, steps, windows[0], arrays)
+            return OnHost(queue, self.window, steps, windows[0], arrays)
         if where == "storage":
-            return OnStorage(lane, self.window, steps, windows[0], arrays, str(self._folder.path))
+            return OnStorage(queue, self.window, steps, windows[0], arrays, str(self._folder.path))
         needed = 1 if schedule == "activation-resident" else len(arrays)
         while len(windows) < needed:
-            windows.append(lane.allocate(self.memory.window_bytes, "values between steps"))
-        return OnDevice(lane, self.window, steps, windows[:needed], arrays)
+            windows.append(queue.allocate(self.memory.window_bytes, "values between steps"))
+        return OnDevice(queue, self.window, steps, windows[:needed], arrays)
 
     def _checked(self, batch: Sequence[object]) -> list[Array]:
         names, types = self.input_names, self.input_types
@@ -218,18 +220,18 @@ class StreamedExecutable:
     def _opening(self) -> _Opened:
         memory = self.memory
         with ExitStack() as stack:
-            lane = open_lane(self.target, self.options.cap_bytes, direct=self.options.gpudirect)
-            stack.callback(lane.close)
-            reader = open_reader(self._folder.store, self.options.io, lane)
+            queue = open_queue(self.target, self.options.cap_bytes, direct=self.options.gpudirect)
+            stack.callback(queue.close)
+            reader = open_reader(self._folder.store, self.options.io, queue)
             stack.callback(reader.close)
-            slots = [lane.new_slot(memory.slot_bytes, f"slot {i} for weights") for i in range(memory.slots)]
-            arena = lane.allocate(memory.arena_bytes, "the arena") if memory.arena_bytes else None
-            window = lane.allocate(memory.window_bytes, "values between steps")
-            bindings = Bindings(lane, self.planned, self.window, arena)
-            machine = Machine(lane, slots, bindings, reader)
+            slots = [queue.new_slot(memory.slot_bytes, f"slot {i} for weights") for i in range(memory.slots)]
+            arena = queue.allocate(memory.arena_bytes, "the arena") if memory.arena_bytes else None
+            window = queue.allocate(memory.window_bytes, "values between steps")
+            bindings = BoundPlans(queue, self.planned, self.window, arena)
+            machine = StreamMachine(queue, slots, bindings, reader)
             if len(slots) == 1:
                 slots[0].arrive(reader.read(0, slots[0].buffer).nbytes)
-            return _Opened(machine, reader, [window], lane, stack.pop_all())
+            return _Opened(machine, reader, [window], queue, stack.pop_all())
 
     def report(self) -> dict[str, Any]:
         """Plain data: steps and plans, and memory against the cap.

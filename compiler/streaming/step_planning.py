@@ -1,18 +1,180 @@
-"""Which steps a network is cut into: two slots, the arena and the values between steps fit the cap."""
+"""Which steps a network is cut into: two slots, the arena and the values between steps fit the cap.
+
+Ops whose weights are too large for one step are split first, by rows of their tables.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from tilewright.ir import WorkError
-from tilewright.streaming.cuts import choose_cuts
-from tilewright.streaming.line import Line
+import numpy as np
+
+from tilewright.ir import Op, Value, WorkError
+from tilewright.ir.builder import Builder
+from tilewright.ir.types import TensorType
+from tilewright.streaming.line import Line, RowsOf
 from tilewright.streaming.memory_size import shown_bytes
-from tilewright.streaming.split_ops import split_large
-from tilewright.streaming.step_modules import steps_of
+from tilewright.streaming.step_modules import ValueWindow, steps_of, window_of
 from tilewright.streaming.step_plans import StepCompiler
 from tilewright.streaming.store_file import PlannedSteps
-from tilewright.streaming.window import Window, window_of
+
+
+def split_large(line: Line, weight_limit: int) -> Line:
+    """The line with every op split whose weights exceed the limit, where that is possible.
+
+    rewrite:  graph.dense(x, w)  -->  graph.concatenate(graph.dense(x, rows of w), graph.dense(x, others))
+    rewrite:  graph.take(w, i)   -->  graph.where(i >= n, graph.take(rows of w from n on, i - n),
+                                      graph.take(rows of w before n, i))
+    """
+    large = [i for i, needed in enumerate(line.constant_bytes) if sum(needed.values()) > weight_limit]
+    splitter = _Splitter(line, weight_limit)
+    changed = {i: ops for i in large if (ops := splitter.split(line.ops[i]))}
+    if not changed:
+        return line
+    ops = [new for i, op in enumerate(line.ops) for new in changed.get(i, [op])]
+    constants = line.module.constants.updated(splitter.numbers)
+    return replace(
+        line,
+        module=line.module.with_constants(constants),
+        ops=tuple(ops),
+        fixed={**line.fixed, **splitter.fixed},
+        rows={**line.rows, **splitter.rows},
+    )
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A constant that an op reads row by row, and the begins and ends of its pieces."""
+
+    name: str
+    pieces: tuple[tuple[int, int], ...]
+
+
+class _Splitter:
+    def __init__(self, line: Line, limit: int) -> None:
+        self._line, self._limit = line, limit
+        self.fixed: dict[Value, Op] = {}
+        self.rows: dict[str, RowsOf] = {}
+        self.numbers: dict[str, np.ndarray] = {}
+
+    def split(self, op: Op) -> list[Op] | None:
+        """Ops that compute the same results; None where this op cannot be split."""
+        builder = Builder(op.loc)
+        if op.name == "graph.dense":
+            table = self._table(op.operands[1])
+            if table is None:
+                return None
+            pieces = [builder.emit("graph.dense", (op.operands[0], rows), dict(op.attrs))[0]
+                      for rows in self._rows(table)]  # fmt: skip
+            builder.emit("graph.concatenate", pieces, {"axis": op.result.tensor.rank - 1})
+        elif op.name == "graph.take" and op.get("axis") == 0 and op.get("batch_dims") == 0:
+            table = self._table(op.operands[0])
+            if table is None or op.get("mode") == "wrap":
+                return None
+            self._take(builder, op, table)
+        else:
+            return None
+        *before, last = builder.ops
+        return [*before, replace(last, results=op.results)]
+
+    def _table(self, value: Value) -> _Table | None:
+        """The constant that is to be split; None where it is computed, or even one row is too large."""
+        op = self._line.fixed.get(value)
+        if op is None or op.name != "graph.constant" or value.tensor.rank < 1:
+            return None
+        count = value.tensor.shape[0]
+        most = self._limit // max(1, value.tensor.nbytes // count)
+        if most < 1:
+            return None
+        # Even pieces: steps that are alike share a plan.
+        number = -(-count // most)
+        bounds = [count * i // number for i in range(number + 1)]
+        return _Table(str(op["name"]), tuple(itertools.pairwise(bounds)))
+
+    def _rows(self, table: _Table) -> Iterator[Value]:
+        kind = next(v.tensor for v, op in self._line.fixed.items() if op.get("name") == table.name)
+        for begin, end in table.pieces:
+            name = f"{table.name}.rows_{begin}_{end}"
+            self.rows[name] = RowsOf(table.name, begin, end)
+            yield self._constant(name, TensorType(kind.dtype, (end - begin, *kind.shape[1:])))
+
+    def _constant(self, name: str, kind: TensorType) -> Value:
+        value = Value(kind, name)
+        self.fixed[value] = Op("graph.constant", (), (("name", name),), (value,))
+        return value
+
+    def _number(self, value: int, like: Value) -> Value:
+        name = f"row_{value}"
+        kind = like.tensor.dtype
+        self.numbers[name] = np.asarray(value, np.dtype({"i32": np.int32, "i64": np.int64}[kind]))
+        return self._constant(name, TensorType(kind, ()))
+
+    def _take(self, builder: Builder, op: Op, table: _Table) -> None:
+        """Look up in piece after piece; each takes over the rows from its first on."""
+        places, attrs = op.operands[1], dict(op.attrs)
+        shape = (*places.tensor.shape, *(1,) * (op.operands[0].tensor.rank - 1))
+        first, *others = self._rows(table)
+        (found,) = builder.emit("graph.take", (first, places), attrs)
+        for rows, (begin, _) in zip(others, table.pieces[1:], strict=True):
+            number = self._number(begin, places)
+            (inside,) = builder.emit("graph.subtract", (places, number))
+            (own,) = builder.emit("graph.take", (rows, inside), attrs)
+            (reached,) = builder.emit("graph.greater_equal", (places, number))
+            (wide,) = builder.emit("graph.reshape", (reached,), {"newshape": shape})
+            (found,) = builder.emit("graph.where", (wide, own, found))
+
+
+def choose_cuts(line: Line, weight_limit: float) -> list[tuple[int, int]] | None:
+    """Steps as ranges of ops whose constants take at most `weight_limit` bytes each; None where no cuts do.
+
+    Exact dynamic programming over all cuts. What counts first are the steps and the bytes of values that
+    cross cuts, a step as much as the median of all cuts: a few more steps are better than cuts inside blocks.
+    Of equal ones the most even steps (least sum of squared weights) are taken, which tend to be alike and to
+    share a plan.
+    """
+    count = len(line.ops)
+    crossing = line.cut_bytes
+    step_cost = int(np.median(crossing[1:count])) if count > 1 else 1
+    # best[i]: (cost of steps and cuts, squared weights) of the best way to cut the first i ops
+    best = np.full((count + 1, 2), np.inf)
+    best[0] = 0
+    before = np.zeros(count + 1, np.int64)
+    for end in range(1, count + 1):
+        weights = _weights_back(line, end, weight_limit)
+        if not weights.size:
+            continue
+        begins = end - 1 - np.arange(weights.size)
+        ways = best[begins] + np.stack(
+            [step_cost + np.where(begins > 0, crossing[begins], 0), weights**2], axis=1
+        )
+        winner = np.lexsort(ways.T[::-1])[0]
+        best[end], before[end] = ways[winner], begins[winner]
+    if not np.isfinite(best[count, 0]):
+        return None
+    steps: list[tuple[int, int]] = []
+    end = count
+    while end:
+        steps.append((int(before[end]), end))
+        end = int(before[end])
+    return steps[::-1]
+
+
+def _weights_back(line: Line, end: int, limit: float) -> np.ndarray:
+    """Bytes of the constants of the last 1, 2, ... ops before `end`, as long as they are within the limit."""
+    seen: set[str] = set()
+    total, out = 0, []
+    for place in range(end - 1, -1, -1):
+        for name, nbytes in line.constant_bytes[place].items():
+            if name not in seen:
+                seen.add(name)
+                total += nbytes
+        if total > limit:
+            break
+        out.append(total)
+    return np.array(out, np.float64)
+
 
 #: cuts that are compiled before giving up
 ATTEMPTS = 6
@@ -37,7 +199,7 @@ class MemoryPlan:
         return self.slots * self.slot_bytes + self.arena_bytes + self.window_bytes
 
 
-def memory_of(planned: PlannedSteps, window: Window) -> MemoryPlan:
+def memory_of(planned: PlannedSteps, window: ValueWindow) -> MemoryPlan:
     """What planned steps take; one step alone needs no second slot."""
     return MemoryPlan(
         slots=min(2, len(planned.steps)),
@@ -47,7 +209,7 @@ def memory_of(planned: PlannedSteps, window: Window) -> MemoryPlan:
     )
 
 
-def plan_steps(line: Line, cap_bytes: int, compiler: StepCompiler) -> tuple[PlannedSteps, Window]:
+def plan_steps(line: Line, cap_bytes: int, compiler: StepCompiler) -> tuple[PlannedSteps, ValueWindow]:
     """Few steps under the cap: estimated on the graph, compiled, and cut finer where that was too little.
 
     Raises WorkError naming the least cap that was found to do where this one does not.

@@ -22,7 +22,7 @@ from tilewright.runtime.arena.placement import place_arena
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 from tilewright.runtime.storage.layout import StepSpec, StoredStep, TensorSpec, plan_layout
-from tilewright.streaming.step_modules import Step, share_templates
+from tilewright.streaming.step_modules import NetworkStep, share_templates
 
 #: options of `tilewright.compile` that choose the passes; the others decide nothing without measuring
 PASS_OPTIONS = ("precision", "conv_algorithm", "workspace", "partitioner")
@@ -62,7 +62,7 @@ class StepCompiler:
         self._target, self._options = target, dict(options)
         self._compiled: list[tuple[Module, StepPlan]] = []
 
-    def plans(self, steps: Sequence[Step]) -> tuple[list[StepPlan], list[int]]:
+    def plans(self, steps: Sequence[NetworkStep]) -> tuple[list[StepPlan], list[int]]:
         """Plans, and per step the number of its plan.
 
         A plan is shared by steps that are equal modules but for their data. Passes read data as well (they
@@ -79,19 +79,19 @@ class StepCompiler:
         plans = [plan for first in firsts if (plan := self._known(steps[first])) is not None]
         return plans, [firsts.index(first) for first in shared]
 
-    def _known(self, step: Step) -> StepPlan | None:
+    def _known(self, step: NetworkStep) -> StepPlan | None:
         """The plan of an equal step that was compiled before, for these or other cuts."""
         found = (plan for module, plan in self._compiled if equal(module, step.module, constants=False))
         return next(found, None)
 
-    def compile(self, step: Step) -> StepPlan:
+    def compile(self, step: NetworkStep) -> StepPlan:
         """One step, compiled like any network; with `tune="measure"` from what was measured before."""
         module = step.with_data()
         exe = self._compiled_again(module)
         artifact = replace(exe.artifact, constants={})
         return StepPlan(with_output_buffers(exe.plan), artifact, self._at_tensor_level(module))
 
-    def constants(self, step: Step, plan: StepPlan) -> Mapping[str, np.ndarray] | None:
+    def constants(self, step: NetworkStep, plan: StepPlan) -> Mapping[str, np.ndarray] | None:
         """The step's data as the constants of `plan`; None where this data leads to another plan."""
         module = step.with_data()
         if self._options.get("tune") == "measure":

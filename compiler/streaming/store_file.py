@@ -10,7 +10,7 @@ from pathlib import Path
 from tilewright.ir import InputError, WorkError
 from tilewright.runtime.storage.store_writer import StoreWriter
 from tilewright.runtime.temporary_folder import TemporaryFolder
-from tilewright.streaming.step_modules import Step
+from tilewright.streaming.step_modules import NetworkStep
 from tilewright.streaming.step_plans import StepCompiler, StepPlan, store_specs, tensor_name
 
 STORE_NAME = "weights.store"
@@ -57,7 +57,7 @@ class StoreFolder:
 class PlannedSteps:
     """Steps, the plans they share and which of them each step has."""
 
-    steps: Sequence[Step]
+    steps: Sequence[NetworkStep]
     plans: list[StepPlan]
     plan_of: list[int]
 

@@ -12,12 +12,11 @@ import numpy as np
 
 from tilewright.runtime.closable import Closable
 from tilewright.runtime.communication.communicator import AnyCommunicator
+from tilewright.runtime.cuda.arrays import CopyIn, DeviceArray, LentArray, copies_in
 from tilewright.runtime.cuda.communication import PlanCommunications
 from tilewright.runtime.cuda.context import Context
-from tilewright.runtime.cuda.device_array import DeviceArray, LentArray
 from tilewright.runtime.cuda.eager import EagerReplay
 from tilewright.runtime.cuda.graph import CapturedGraph, ExplicitGraph, GraphEdge, GraphReplay
-from tilewright.runtime.cuda.inputs import CopyIn, copies_in
 from tilewright.runtime.cuda.launch import AnyLaunch, prepare_launches
 from tilewright.runtime.cuda.memory import CudaPool, PlanMemory, Staging
 from tilewright.runtime.cuda.plan_libraries import PlanLibraries

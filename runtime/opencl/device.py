@@ -19,7 +19,7 @@ from tilewright.runtime.errors import (
 from tilewright.runtime.interface.device import Progress
 from tilewright.runtime.opencl.driver import context_of, driver_errors
 from tilewright.runtime.opencl.memory import OpenClPool, PlanMemory
-from tilewright.runtime.opencl.plan import OpenClPlan
+from tilewright.runtime.opencl.plan import OpenClPlan, OpenClStreamedPlan
 from tilewright.runtime.opencl.platforms import (
     check_not_forked,
     full_name,
@@ -29,7 +29,6 @@ from tilewright.runtime.opencl.platforms import (
 )
 from tilewright.runtime.opencl.programs import BinaryStore, ProgramBuilder
 from tilewright.runtime.opencl.proof import Prover
-from tilewright.runtime.opencl.streamed import OpenClStreamedPlan
 from tilewright.runtime.opencl.trust import find_device
 from tilewright.runtime.plan.arrays import check_constants
 from tilewright.runtime.plan.check import ALIGNMENT, validate

@@ -1,9 +1,13 @@
-"""A plan loaded on an OpenCL device: its kernels, its queue, and replays with copies in and out."""
+"""A plan loaded on an OpenCL device: its kernels, its queue, and replays with copies in and out.
+
+Requests of a plan that communicates begin while other ranks work on earlier ones.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,11 +20,58 @@ from tilewright.runtime.errors import DeviceError, InputError
 from tilewright.runtime.opencl.communication import CommunicationEvent, PlanCommunications, Replay
 from tilewright.runtime.opencl.driver import driver_error, driver_errors
 from tilewright.runtime.opencl.memory import PlanMemory
-from tilewright.runtime.opencl.order import order_of
 from tilewright.runtime.opencl.platforms import check_not_forked
 from tilewright.runtime.plan.arrays import check_repeats, host_inputs
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch, describe_launch
 from tilewright.runtime.work_lock import WorkLock
+
+
+@dataclass(frozen=True)
+class ReplayOrder:
+    """What each command of a replay waits for, where the queue does not keep the order.
+
+    `deps[i]`: launches that launch i waits for, those of the plan. `copies[i]`: positions of the inputs it
+    uses, whose copies to the device it waits for. `last`: launches that no other waits for; copies to the
+    host wait for these, which are after all others. `out_of_order` is false where the queue keeps the order
+    and nothing waits; `reason` says in words why it is so.
+    """
+
+    out_of_order: bool
+    reason: str
+    deps: tuple[tuple[int, ...], ...]
+    copies: tuple[tuple[int, ...], ...]
+    last: tuple[int, ...]
+
+
+def order_of(plan: ExecutionPlan, *, wanted: bool | None, supported: bool, device: str) -> ReplayOrder:
+    """The order of a plan's replays.
+
+    wanted: out of order or not; None means for plans of several streams, where one of communications alone is
+    none: these run beside the queue. supported: whether the device has
+    queues that are out of order. Without them a plan runs in order, which keeps every dependency as well.
+    """
+    talking = {kernel.name for kernel in plan.kernels if kernel.language == "communication"}
+    streams = len({launch.stream for launch in plan.launches if launch.kernel not in talking})
+    used = f"{streams} stream{'' if streams == 1 else 's'}"
+    if wanted is False:
+        out_of_order, reason = False, "in order, as asked for"
+    elif wanted is None and streams < 2:
+        out_of_order, reason = False, f"in order: the plan has {used}"
+    elif not supported:
+        out_of_order, reason = False, f"in order: {device} has no queues that are out of order ({used})"
+    else:
+        out_of_order, reason = True, f"out of order: the plan has {used}"
+    position = {name: i for i, name in enumerate(plan.inputs)}
+    copies = []
+    for launch in plan.launches:
+        owners = {plan.locate(name)[0] for name in launch.args}
+        copies.append(tuple(sorted(position[o.name] for o in owners if o.kind == "input" and o.size)))
+    awaited = {dep for launch in plan.launches for dep in launch.deps}
+    last = tuple(i for i in range(len(plan.launches)) if i not in awaited)
+    return ReplayOrder(
+        out_of_order, reason, tuple(launch.deps for launch in plan.launches), tuple(copies), last
+    )
+
 
 NANOSECOND = 1e-9
 
@@ -226,7 +277,7 @@ class OpenClPlan(Closable):
                 if status < 0:
                     raise DeviceError(f"{self._describe(index)} failed with OpenCL status {status}")
 
-    def queue(self) -> list[Any]:
+    def submit(self) -> list[Any]:
         """Queue one replay on the inputs that are there, and return at once; one event per launch."""
         with self._working():
             return self._launch_all(())
@@ -306,3 +357,39 @@ def _spans(events: Sequence[Any]) -> list[tuple[float, float]]:
     times = [(event.profile.start, event.profile.end) for event in events]
     zero = min((start for start, _ in times), default=0)  # in nanoseconds, which a float cannot hold exactly
     return [((start - zero) * NANOSECOND, (end - zero) * NANOSECOND) for start, end in times]
+
+
+class OpenClStreamedPlan(OpenClPlan):
+    """A run in two halves, so that several loads of one plan can take turns.
+
+    Between `start` and `finish` of one, others may be started: the first half ends when all messages of the
+    run are posted, so that those of the next run follow them on every rank.
+    """
+
+    _under_way: tuple[list[Any], list[Any], Iterator[Replay]] | None = None
+
+    def start(self, inputs: Sequence[object]) -> None:
+        """Begin a run: up to where nothing is left to do but wait for what other ranks send.
+
+        Raises `DeviceError` where one is under way.
+        """
+        if self._under_way is not None:
+            raise DeviceError("this plan has a run under way: finish it before the next one is started")
+        with self._working():
+            copies, events = self._copy_in(inputs), list[Any]()
+            steps = self._launching(copies, events)
+            replay = next(steps, None)
+            if replay is not None:
+                replay.post_all()
+            self._under_way = copies, events, steps
+
+    def finish(self) -> list[Array]:
+        """The outputs of the run that was started, when it has ended."""
+        if self._under_way is None:
+            raise DeviceError("this plan has no run under way")
+        copies, events, steps = self._under_way
+        self._under_way = None
+        with self._working():
+            for _ in steps:
+                pass
+            return self._results(copies, events)

@@ -16,8 +16,7 @@ import numpy as np
 from tilewright.runtime.errors import InputError, StorageError
 from tilewright.runtime.storage.buffers import AlignedAllocator, HostAllocator, HostBuffer
 from tilewright.runtime.storage.layout import BLOCK_BYTES, StepSpec, TensorSpec
-from tilewright.runtime.storage.overlap import OverlapFacts
-from tilewright.runtime.storage.prefetch import Prefetcher
+from tilewright.runtime.storage.prefetch import OverlapFacts, Prefetcher
 from tilewright.runtime.storage.scratch import ScratchStore
 from tilewright.runtime.storage.source import IoOptions, Pending, StepSource
 

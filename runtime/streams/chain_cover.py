@@ -14,9 +14,9 @@ from tilewright.runtime.streams.matching import (
     augmented,
     inverse,
     maximum_matching,
+    maximum_reach_matching,
     minimum_cover,
 )
-from tilewright.runtime.streams.reach_matching import maximum_reach_matching
 
 Chains = list[list[int]]
 

@@ -20,7 +20,7 @@ from tilewright.runtime.atomic_file import atomic_file
 from tilewright.streaming import StreamedExecutable
 from tilewright.streaming import compile as compile_streamed
 from tilewright.streaming.memory_size import memory_bytes, shown_bytes
-from tilewright.streaming.run_times import compared
+from tilewright.streaming.run import compared
 from tilewright.tools.commands.network import (
     choices_of,
     load_network,

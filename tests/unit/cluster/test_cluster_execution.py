@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 from command_samples import printed, refused
+from thread_ranks import ThreadWorld
 
 import tilewright as tw
 from tilewright.cluster.measuring import link as measured_link
@@ -15,7 +16,6 @@ from tilewright.cluster.measuring.link import LinkSample, fitted_link, link_erro
 from tilewright.cluster.planning.prediction import COMPONENTS
 from tilewright.costmodel.cluster.inputs.loading import load_cluster
 from tilewright.costmodel.links import Link
-from tilewright.runtime.communication.threads import ThreadWorld
 from tilewright.tools import cli
 from tilewright.tools.cli import main
 from tilewright.tools.commands import cluster as command

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from thread_ranks import ThreadWorld
 
 from tilewright.cluster.measuring.replays import (
     ReplayTimes,
@@ -17,7 +18,6 @@ from tilewright.costmodel.links import Link
 from tilewright.distributed import compile_part
 from tilewright.ir import parse
 from tilewright.runtime.communication.agreement import communications
-from tilewright.runtime.communication.threads import ThreadWorld
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 

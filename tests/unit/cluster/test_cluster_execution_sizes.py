@@ -2,6 +2,7 @@
 
 import pytest
 from distributed_networks import Graph
+from thread_ranks import ThreadWorld
 
 from tilewright.cluster.planning.op_seconds import op_seconds, with_batch
 from tilewright.cluster.planning.search import PlanningProblem, RequestedShape, SizeTable, best_division
@@ -10,7 +11,6 @@ from tilewright.costmodel.cluster.inputs.machine import Cluster, Device, Storage
 from tilewright.costmodel.links import Link
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import GRAPH
-from tilewright.runtime.communication.threads import ThreadWorld
 
 BATCH, DEVICES = 32, 4
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from thread_ranks import ThreadWorld
 
 import tilewright as tw
 from tilewright.cluster.measuring.trace import RankTrace, TimedCommunicator, measured_times
@@ -11,7 +12,6 @@ from tilewright.cluster.planning.prediction import component_of, predict
 from tilewright.costmodel.cluster.inputs.machine import Cluster, Device, Storage
 from tilewright.costmodel.links import Link
 from tilewright.costmodel.op_work import Rates
-from tilewright.runtime.communication.threads import ThreadWorld
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 
 #: a relu of a thousand elements moves 8000 bytes: 8 ms; a message of them takes 1 + 2 + 1 ms

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from distributed_networks import Graph, inputs_of
+from thread_ranks import ThreadWorld
 
 import tilewright as tw
 from tilewright import distributed
 from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.runtime.communication.agreement import communications
-from tilewright.runtime.communication.threads import ThreadWorld
 from tilewright.runtime.null.device import NullDevice
 
 OPTIONS = "overlap=always, gather=late"

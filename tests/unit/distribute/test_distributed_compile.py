@@ -5,13 +5,13 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from thread_ranks import ThreadCommunicator, ThreadWorld
 
 import tilewright as tw
 from tilewright import distributed
 from tilewright.distributed import DistributedExecutable
 from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.runtime.communication.agreement import communications
-from tilewright.runtime.communication.threads import ThreadCommunicator, ThreadWorld
 from tilewright.runtime.cuda.staged import StagedCommunicator
 from tilewright.runtime.plan.hazards import check_hazards
 

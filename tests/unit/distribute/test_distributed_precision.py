@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 from distributed_networks import Graph, inputs_of
+from thread_ranks import ThreadWorld
 
 import tilewright as tw
 from tilewright import distributed
 from tilewright.distributed.modes import mode_pipeline
 from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.runtime.communication.agreement import communications
-from tilewright.runtime.communication.threads import ThreadWorld
 
 #: six rows, none of them on rank 1
 UNEVEN = 'gather=late, speeds="2,0.01,1"'

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from kernels_apart import without_chains
+from thread_ranks import ThreadCommunicator, ThreadWorld
 
 import tilewright as tw
 from tilewright import distributed
@@ -15,7 +16,6 @@ from tilewright.profiling.launch_marks import mark_source, marked
 from tilewright.profiling.profile import Profile
 from tilewright.profiling.stamp_reading import launch_spans
 from tilewright.running.executable import Executable
-from tilewright.runtime.communication.threads import ThreadCommunicator, ThreadWorld
 from tilewright.runtime.dag import Dag
 from tilewright.runtime.emulator.device import EmulatorDevice
 from tilewright.runtime.plan.check import validate

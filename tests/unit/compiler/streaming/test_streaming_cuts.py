@@ -10,13 +10,10 @@ import tilewright as tw
 from tilewright.frontends.zoo.gpt import gpt
 from tilewright.ir import InputError, Module, UnsupportedError
 from tilewright.streaming.activations import pieces_of
-from tilewright.streaming.cuts import choose_cuts
 from tilewright.streaming.line import Line
 from tilewright.streaming.memory_size import memory_bytes, shown_bytes
-from tilewright.streaming.split_ops import split_large
-from tilewright.streaming.step_modules import share_templates, steps_of
-from tilewright.streaming.step_planning import weight_limit
-from tilewright.streaming.window import window_of
+from tilewright.streaming.step_modules import share_templates, steps_of, window_of
+from tilewright.streaming.step_planning import choose_cuts, split_large, weight_limit
 
 TINY = {"layers": 3, "width": 16, "heads": 2, "vocabulary": 30, "context": 6, "sequence": 5}
 

@@ -12,9 +12,9 @@ from streaming_samples import numbers, table_network
 from tilewright import streaming
 from tilewright.ir import InputError, TilewrightError, WorkError
 from tilewright.runtime.errors import OutOfMemoryError
-from tilewright.runtime.interface.placed import CappedMemory, Place, check_places
+from tilewright.runtime.interface.queue import CappedMemory, Location, check_places
 from tilewright.runtime.null.device import NullDevice
-from tilewright.runtime.null.lane import NullLane
+from tilewright.runtime.null.queue import NullQueue
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 from tilewright.streaming import executable
 from tilewright.streaming.store_file import STORE_NAME
@@ -43,11 +43,11 @@ def devices(monkeypatch):
     """Null devices in place of OpenCL's, in the order in which they were opened."""
     opened = []
 
-    def lane(target, cap_bytes, *, direct):
+    def queue(target, cap_bytes, *, direct):
         opened.append(NullDevice())
-        return NullLane(opened[-1], cap_bytes)
+        return NullQueue(opened[-1], cap_bytes)
 
-    monkeypatch.setattr(executable, "open_lane", lane)
+    monkeypatch.setattr(executable, "open_queue", queue)
     return opened
 
 
@@ -147,7 +147,7 @@ def test_a_device_that_fails_is_told_and_opened_anew(streamed, devices, action):
 
 def test_a_device_without_the_memory_is_told(streamed, monkeypatch):
     device = NullDevice(memory_bytes=streamed.memory.device_bytes - 1)
-    monkeypatch.setattr(executable, "open_lane", lambda _, cap, direct: NullLane(device, cap))
+    monkeypatch.setattr(executable, "open_queue", lambda _, cap, direct: NullQueue(device, cap))
     with pytest.raises(WorkError, match="values between steps takes"):
         streamed(numbers())
     assert device.bytes_in_use == 0
@@ -166,11 +166,11 @@ def test_memory_beyond_the_cap_is_refused():
 def test_places_are_checked():
     buffers = (Buffer("x", "float32", (64,), "input", 256), Buffer("y", "float32", (64,), "output", 256))
     plan = ExecutionPlan("null", buffers, (), (), ("x",), ("y",), 0)
-    with NullLane(NullDevice(), 1024) as lane:
-        block = lane.allocate(512, "both")
-        check_places(plan, {"x": Place(block), "y": Place(block, 256)})
-        for places in ({"x": Place(block)}, {"x": Place(block), "y": Place(block, 260)}):
+    with NullQueue(NullDevice(), 1024) as queue:
+        block = queue.allocate(512, "both")
+        check_places(plan, {"x": Location(block), "y": Location(block, 256)})
+        for places in ({"x": Location(block)}, {"x": Location(block), "y": Location(block, 260)}):
             with pytest.raises(InputError, match="buffer 'y'"):
-                lane.place(plan, places)
+                queue.place(plan, places)
         with pytest.raises(InputError, match="inside both of 512 bytes"):
-            lane.place(plan, {"x": Place(block), "y": Place(block, 512)})
+            queue.place(plan, {"x": Location(block), "y": Location(block, 512)})

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from tilewright.streaming import calibration
-from tilewright.streaming.prediction import StepCosts, predict
-from tilewright.streaming.schedule import SCHEDULES, Visit, visits
+from tilewright.streaming.schedule import SCHEDULES, StepCosts, Visit, predict, visits
 
 PR, AR = SCHEDULES["pr"], SCHEDULES["ar"]
 

@@ -15,7 +15,7 @@ from tilewright.ir import InputError, WorkError
 from tilewright.runtime.storage.measure import measure_storage
 from tilewright.streaming import calibration, executable, step_planning
 from tilewright.streaming.executable import StreamOptions
-from tilewright.streaming.run_times import compared
+from tilewright.streaming.run import compared
 
 SIZE = {"layers": 2, "width": 32, "heads": 2, "vocabulary": 60, "context": 8, "sequence": 8}
 CAP = 60_000

@@ -13,10 +13,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from nccl_samples import Fabric, FakeNccl
+from thread_ranks import ThreadCommunicator, ThreadWorld
 
 from tilewright.runtime.communication import nccl_api
 from tilewright.runtime.communication.nccl import NcclCommunicator
-from tilewright.runtime.communication.threads import ThreadCommunicator, ThreadWorld
 from tilewright.runtime.errors import (
     CommunicationError,
     DeviceError,

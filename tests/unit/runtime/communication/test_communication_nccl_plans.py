@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from gpu_samples import Gpu
 from nccl_samples import Fabric, FakeNccl
+from thread_ranks import ThreadCommunicator, ThreadWorld
 
 from tilewright.runtime.communication import nccl_api
-from tilewright.runtime.communication.threads import ThreadCommunicator, ThreadWorld
 from tilewright.runtime.cuda.context import Context, own_ordinal
 from tilewright.runtime.cuda.memory import CudaPool
 from tilewright.runtime.cuda.plan import CudaPlan, ReplayKind

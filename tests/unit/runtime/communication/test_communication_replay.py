@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from thread_ranks import ThreadWorld
 
 import tilewright as tw
 from tilewright import distributed
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.replay import CommunicationOrder, beside_compute
-from tilewright.runtime.communication.threads import ThreadWorld
 from tilewright.runtime.emulator.device import EmulatorDevice
 from tilewright.runtime.errors import DeviceError, InputError
 from tilewright.runtime.null.device import NullDevice

@@ -7,8 +7,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from thread_ranks import ThreadCommunicator, ThreadWorld
 
-from tilewright.runtime.communication.threads import ThreadCommunicator, ThreadWorld
 from tilewright.runtime.errors import CommunicationError, InputError, PeerFailedError
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 

@@ -8,7 +8,7 @@ from runtime_samples import diamond, diamond_result, random_floats
 import tilewright as tw
 from tilewright.runtime.errors import DeviceError
 from tilewright.runtime.opencl.device import OpenClDevice
-from tilewright.runtime.opencl.order import order_of
+from tilewright.runtime.opencl.plan import order_of
 from tilewright.runtime.plan.hazards import find_hazards
 from tilewright.runtime.streams import plan_streams
 from tilewright.runtime.streams.assignment import with_streams

@@ -8,7 +8,7 @@ import pytest
 from opencl_samples import expected, random_plan, random_words
 from runtime_samples import SIZE, diamond, diamond_result, floats, launch, random_floats
 
-from tilewright.codegen.dialect_opencl import OpenClDialect
+from tilewright.codegen.dialect import OpenClDialect
 from tilewright.codegen.emit.kernel import emit_opencl  # noqa: F401  (defines the helpers)
 from tilewright.codegen.prelude.registry import Prelude
 from tilewright.runtime.errors import DeviceError, InputError, KernelBuildError, OutOfMemoryError

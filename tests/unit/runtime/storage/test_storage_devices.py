@@ -8,7 +8,7 @@ import pytest
 from kvikio_samples import CuFile, made_up_kvikio
 from storage_samples import large_steps, same, write
 
-from tilewright.runtime.cuda.storage_buffers import PinnedAllocator
+from tilewright.runtime.cuda.queue import PinnedAllocator
 from tilewright.runtime.errors import DeviceMissingError, InputError, OutOfMemoryError, StorageError
 from tilewright.runtime.storage.gpudirect import DeviceReader
 from tilewright.runtime.storage.prefetch import Prefetcher

@@ -8,8 +8,7 @@ from storage_samples import BUFFERS, large_steps, open_descriptors, same, specs,
 
 from tilewright.runtime.errors import InputError, OutOfMemoryError, StorageError
 from tilewright.runtime.storage.layout import BLOCK_BYTES, plan_layout
-from tilewright.runtime.storage.overlap import OverlapFacts, UsedStep, overlap_facts
-from tilewright.runtime.storage.prefetch import Prefetcher
+from tilewright.runtime.storage.prefetch import OverlapFacts, Prefetcher, UsedStep, overlap_facts
 from tilewright.runtime.storage.reader import StepReader
 from tilewright.runtime.storage.source import IoFacts, IoOptions, Transfer
 

@@ -26,9 +26,8 @@ from tilewright.runtime.storage.direct_file import DirectFile
 from tilewright.runtime.storage.layout import BLOCK_BYTES
 from tilewright.runtime.storage.measure import measure_storage, read_for
 from tilewright.runtime.storage.prefetch import Prefetcher
-from tilewright.runtime.storage.scratch import ScratchStore
+from tilewright.runtime.storage.scratch import ScratchStore, StepWriter
 from tilewright.runtime.storage.source import IoOptions
-from tilewright.runtime.storage.step_writer import StepWriter
 
 SMALL = IoOptions(chunk_bytes=BLOCK_BYTES, depth=2)
 

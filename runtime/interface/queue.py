@@ -1,6 +1,6 @@
 """Plans whose buffers lie where the caller says, in memory that is counted against a cap: the protocols.
 
-A lane is one queue of work of one device. Slots of it take what comes from storage while the queue works.
+A queue holds the work of one device in its order. Its slots take what comes from storage meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ARENA = "%arena"
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class Allocation:
     """One allocation of device memory; `handle` is the device's."""
 
     nbytes: int
@@ -30,29 +30,29 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where something begins: `offset` bytes into a block, a multiple of 256."""
+class Location:
+    """Where something begins: `offset` bytes into a allocation, a multiple of 256."""
 
-    block: Block
+    allocation: Allocation
     offset: int = 0
 
 
 class Mark(Protocol):
-    """A point in a lane's queue."""
+    """A point in a queue."""
 
     def wait(self) -> None:
         """Return when everything queued before the mark is done; raises `DeviceError` where it failed."""
         ...
 
     def seconds_after(self, other: Any) -> float:
-        """Seconds of the device's clock since another mark of the lane was reached; both must be."""
+        """Seconds of the device's clock since another mark of the queue was reached; both must be."""
         ...
 
 
 class PlacedPlan(Protocol):
-    """A plan bound to places of a lane."""
+    """A plan bound to places of a queue."""
 
-    def queue(self) -> None:
+    def submit(self) -> None:
         """Queue one replay behind everything that is queued, and return at once."""
         ...
 
@@ -60,16 +60,16 @@ class PlacedPlan(Protocol):
 
 
 class Slot(Protocol):
-    """Memory that is filled from the host again and again: read into `buffer`, used by kernels in `block`."""
+    """Memory filled from the host again and again, in `buffer`, and used by kernels in `allocation`."""
 
     @property
     def buffer(self) -> HostBuffer: ...
 
     @property
-    def block(self) -> Block: ...
+    def allocation(self) -> Allocation: ...
 
     def arrive(self, nbytes: int) -> None:
-        """So many bytes of `buffer` are there: what is queued from now on finds them in `block`."""
+        """So many bytes of `buffer` are there: what is queued from now on finds them in `allocation`."""
         ...
 
     def leave(self) -> None:
@@ -81,16 +81,16 @@ class Slot(Protocol):
         ...
 
     def copy_seconds(self) -> float:
-        """Seconds of the last copy from `buffer` to `block`, 0 where they are one memory; waits for it."""
+        """Seconds of the last copy to `allocation`, 0 where it and `buffer` are one memory; waits for it."""
         ...
 
 
 class SharedSlot:
-    """A `Slot` whose `buffer` and `block` are one memory: storage writes where kernels read."""
+    """A `Slot` whose `buffer` and `allocation` are one memory: storage writes where kernels read."""
 
-    def __init__(self, lane: Lane, buffer: HostBuffer, block: Block) -> None:
-        self.buffer, self.block = buffer, block
-        self._lane = lane
+    def __init__(self, queue: DeviceQueue, buffer: HostBuffer, allocation: Allocation) -> None:
+        self.buffer, self.allocation = buffer, allocation
+        self._queue = queue
         self._used: Mark | None = None
 
     def arrive(self, nbytes: int) -> None:
@@ -98,7 +98,7 @@ class SharedSlot:
 
     def leave(self) -> None:
         """See `Slot.leave`."""
-        self._used = self._lane.mark()
+        self._used = self._queue.mark()
 
     def wait_reusable(self) -> None:
         """See `Slot.wait_reusable`: until the kernels that read it are done."""
@@ -110,7 +110,7 @@ class SharedSlot:
         return 0.0
 
 
-class Lane(Protocol):
+class DeviceQueue(Protocol):
     """One queue of a device. Not for several threads, but for the slots' buffers."""
 
     @property
@@ -128,25 +128,25 @@ class Lane(Protocol):
         """How many fillings later a slot's buffer is free again without the queue running dry."""
         ...
 
-    def allocate(self, nbytes: int, what: str) -> Block:
+    def allocate(self, nbytes: int, what: str) -> Allocation:
         """Device memory; raises `OutOfMemoryError` beyond the cap."""
         ...
 
     def new_slot(self, nbytes: int, what: str) -> Slot: ...
 
-    def place(self, plan: ExecutionPlan, places: Mapping[str, Place]) -> PlacedPlan:
+    def place(self, plan: ExecutionPlan, places: Mapping[str, Location]) -> PlacedPlan:
         """Bind a plan: places of its inputs, outputs and constants by name, and of the arena (`ARENA`)."""
         ...
 
-    def upload(self, array: Array, place: Place) -> None:
-        """Queue a copy from a dense array of the host, which must not change before the lane finished."""
+    def upload(self, array: Array, place: Location) -> None:
+        """Queue a copy from a dense array of the host, which must not change before the queue finished."""
         ...
 
-    def download(self, place: Place, array: Array) -> None:
+    def download(self, place: Location, array: Array) -> None:
         """Copy to the host behind everything that is queued, and wait for it."""
         ...
 
-    def copy(self, source: Place, target: Place, nbytes: int) -> None:
+    def copy(self, source: Location, target: Location, nbytes: int) -> None:
         """Queue a copy inside the device."""
         ...
 
@@ -186,7 +186,7 @@ class CappedMemory:
             self.bytes_in_use -= nbytes
 
 
-def check_places(plan: ExecutionPlan, places: Mapping[str, Place]) -> None:
+def check_places(plan: ExecutionPlan, places: Mapping[str, Location]) -> None:
     """Raise `InputError` unless every buffer with memory of its own has a place that holds it."""
     wanted = {b.name: b.nbytes for b in plan.buffers if b.kind in ("input", "output", "constant")}
     wanted |= {ARENA: plan.arena_bytes} if plan.arena_bytes else {}
@@ -194,8 +194,8 @@ def check_places(plan: ExecutionPlan, places: Mapping[str, Place]) -> None:
         place = places.get(name)
         if place is None:
             raise InputError(f"buffer {name!r}: expected a place, got none")
-        if place.offset < 0 or place.offset % ALIGNMENT or place.offset + nbytes > place.block.nbytes:
+        if place.offset < 0 or place.offset % ALIGNMENT or place.offset + nbytes > place.allocation.nbytes:
             raise InputError(
                 f"buffer {name!r}: expected {nbytes} bytes at a multiple of {ALIGNMENT} inside "
-                f"{place.block.what} of {place.block.nbytes} bytes, got byte {place.offset}"
+                f"{place.allocation.what} of {place.allocation.nbytes} bytes, got byte {place.offset}"
             )

@@ -1,4 +1,4 @@
-"""The lane of the null device: checks and counts everything, computes nothing; downloads give zeros."""
+"""The queue of the null device: checks and counts everything, computes nothing; downloads give zeros."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 from tilewright.runtime.closable import Closable
 from tilewright.runtime.dtypes import Array
-from tilewright.runtime.interface.placed import Block, CappedMemory, Place, check_places
+from tilewright.runtime.interface.queue import Allocation, CappedMemory, Location, check_places
 from tilewright.runtime.null.device import NullDevice, Operation
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, describe_launch
 from tilewright.runtime.storage.buffers import AlignedAllocator, HostBuffer
 
 
-class NullLane(Closable):
-    """See `Lane`. Every operation goes through the null device, which records it and fails on demand."""
+class NullQueue(Closable):
+    """See `DeviceQueue`. Every operation goes through the null device, which may fail on demand."""
 
     behind = 0
 
@@ -24,8 +24,8 @@ class NullLane(Closable):
         self.device = device
         self._host = AlignedAllocator()
 
-    def allocate(self, nbytes: int, what: str) -> Block:
-        """See `Lane.allocate`."""
+    def allocate(self, nbytes: int, what: str) -> Allocation:
+        """See `DeviceQueue.allocate`."""
         self.check_open()
         self.memory.take(nbytes, what)
         try:
@@ -33,36 +33,37 @@ class NullLane(Closable):
         except BaseException:
             self.memory.give_back(nbytes)
             raise
-        return Block(nbytes, what, None)
+        return Allocation(nbytes, what, None)
 
     def new_slot(self, nbytes: int, what: str) -> NullSlot:
-        """See `Lane.new_slot`."""
+        """See `DeviceQueue.new_slot`."""
         return NullSlot(self, self._host.allocate(nbytes), self.allocate(nbytes, what))
 
-    def place(self, plan: ExecutionPlan, places: Mapping[str, Place]) -> NullPlacedPlan:
-        """See `Lane.place`."""
+    def place(self, plan: ExecutionPlan, places: Mapping[str, Location]) -> NullPlacedPlan:
+        """See `DeviceQueue.place`."""
         self.check_open()
         check_places(validate(plan), places)
         return NullPlacedPlan(self.device, plan)
 
-    def upload(self, array: Array, place: Place) -> None:
-        """See `Lane.upload`."""
+    def upload(self, array: Array, place: Location) -> None:
+        """See `DeviceQueue.upload`."""
         self.device.perform(
-            Operation("copy-in", place.block.what, array.nbytes), f"copying to {place.block.what}"
+            Operation("copy-in", place.allocation.what, array.nbytes), f"copying to {place.allocation.what}"
         )
 
-    def download(self, place: Place, array: Array) -> None:
+    def download(self, place: Location, array: Array) -> None:
         """Zeros."""
         self.device.perform(
-            Operation("copy-out", place.block.what, array.nbytes), f"copying from {place.block.what}"
+            Operation("copy-out", place.allocation.what, array.nbytes),
+            f"copying from {place.allocation.what}",
         )
         array.reshape(-1)[...] = 0
 
-    def copy(self, source: Place, target: Place, nbytes: int) -> None:
+    def copy(self, source: Location, target: Location, nbytes: int) -> None:
         """Nothing moves."""
 
     def mark(self) -> NullMark:
-        """See `Lane.mark`."""
+        """See `DeviceQueue.mark`."""
         return NullMark()
 
     def finish(self) -> None:
@@ -89,14 +90,14 @@ class NullMark:
 class NullSlot:
     """See `Slot`."""
 
-    def __init__(self, lane: NullLane, buffer: HostBuffer, block: Block) -> None:
-        self.buffer, self.block = buffer, block
-        self._lane = lane
+    def __init__(self, queue: NullQueue, buffer: HostBuffer, allocation: Allocation) -> None:
+        self.buffer, self.allocation = buffer, allocation
+        self._queue = queue
 
     def arrive(self, nbytes: int) -> None:
         """Record the upload."""
-        what = self.block.what
-        self._lane.device.perform(Operation("upload", what, nbytes), f"copying to {what}")
+        what = self.allocation.what
+        self._queue.device.perform(Operation("upload", what, nbytes), f"copying to {what}")
 
     def leave(self) -> None:
         """Nothing is under way."""
@@ -115,7 +116,7 @@ class NullPlacedPlan:
     def __init__(self, device: NullDevice, plan: ExecutionPlan) -> None:
         self._device, self._plan = device, plan
 
-    def queue(self) -> None:
+    def submit(self) -> None:
         """Record the launches."""
         for index, launch in enumerate(self._plan.launches):
             operation = Operation("launch", launch.kernel, 0, index, launch.stream)

@@ -1,4 +1,4 @@
-"""Opens the lane of the device that a target asks for, and what reads a store into its slots."""
+"""Opens the queue of the device that a target asks for, and what reads a store into its slots."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 from tilewright.devices.opening import open_device
 from tilewright.ir import UnsupportedError
-from tilewright.runtime.interface.placed import Lane
+from tilewright.runtime.interface.queue import DeviceQueue
 from tilewright.runtime.storage.gpudirect import DeviceReader
 from tilewright.runtime.storage.reader import StepReader
 from tilewright.runtime.storage.source import IoOptions
 
-#: kinds of targets with lanes
+#: kinds of targets with queues
 STREAMING = ("cuda", "opencl", "null")
 
 
@@ -27,8 +27,8 @@ def check_direct(kind: str) -> None:
         raise UnsupportedError(f"GPUDirect Storage needs the target cuda, got '{kind}'")
 
 
-def open_lane(target: str, cap_bytes: int | None, *, direct: bool = False) -> Lane:
-    """A lane on the device of a target, which goes with the lane; raises as `open_device` does.
+def open_queue(target: str, cap_bytes: int | None, *, direct: bool = False) -> DeviceQueue:
+    """A queue on the device of a target, which goes with the queue; raises as `open_device` does.
 
     direct: storage writes to the device's memory past the host, see `open_reader`.
     """
@@ -38,37 +38,37 @@ def open_lane(target: str, cap_bytes: int | None, *, direct: bool = False) -> La
         check_direct(kind)
     device = open_device(target)
     try:
-        return _lane(kind, device, cap_bytes, direct)
+        return _queue(kind, device, cap_bytes, direct)
     except BaseException:
         device.close()
         raise
 
 
-def _lane(kind: str, device: object, cap_bytes: int | None, direct: bool) -> Lane:
+def _queue(kind: str, device: object, cap_bytes: int | None, direct: bool) -> DeviceQueue:
     if kind == "cuda":
         from tilewright.runtime.cuda.device import CudaDevice
-        from tilewright.runtime.cuda.lane import CudaLane
+        from tilewright.runtime.cuda.queue import CudaQueue
 
         assert isinstance(device, CudaDevice)
-        return CudaLane(device, cap_bytes, direct=direct)
+        return CudaQueue(device, cap_bytes, direct=direct)
     if kind == "opencl":
         from tilewright.runtime.opencl.device import OpenClDevice
-        from tilewright.runtime.opencl.lane import OpenClLane
+        from tilewright.runtime.opencl.queue import OpenClQueue
 
         assert isinstance(device, OpenClDevice)
-        return OpenClLane(device, cap_bytes)
+        return OpenClQueue(device, cap_bytes)
     from tilewright.runtime.null.device import NullDevice
-    from tilewright.runtime.null.lane import NullLane
+    from tilewright.runtime.null.queue import NullQueue
 
     assert isinstance(device, NullDevice)
-    return NullLane(device, cap_bytes)
+    return NullQueue(device, cap_bytes)
 
 
-def open_reader(store: Path, io: IoOptions, lane: Lane) -> StepReader | DeviceReader:
-    """What reads a store into the slots of a lane; raises as its class does."""
-    if not getattr(lane, "direct", False):
+def open_reader(store: Path, io: IoOptions, queue: DeviceQueue) -> StepReader | DeviceReader:
+    """What reads a store into the slots of a queue; raises as its class does."""
+    if not getattr(queue, "direct", False):
         return StepReader(store, io)
-    from tilewright.runtime.cuda.lane import CudaLane
+    from tilewright.runtime.cuda.queue import CudaQueue
 
-    assert isinstance(lane, CudaLane)
-    return DeviceReader(store, lane.context.current)
+    assert isinstance(queue, CudaQueue)
+    return DeviceReader(store, queue.context.current)

@@ -1,26 +1,62 @@
-"""The lane of a GPU: weights land in pinned memory and are copied on a stream of their own beside kernels."""
+"""The queue of a GPU: weights land in pinned memory and are copied on a stream of their own."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from tilewright.runtime.closable import Closable
+from tilewright.runtime.cuda.context import Context
 from tilewright.runtime.cuda.device import CudaDevice
 from tilewright.runtime.cuda.plan import CudaPlan
-from tilewright.runtime.cuda.storage_buffers import PinnedAllocator
 from tilewright.runtime.dtypes import Array
 from tilewright.runtime.errors import DeviceError
-from tilewright.runtime.interface.placed import ARENA, Block, CappedMemory, Place, SharedSlot, check_places
+from tilewright.runtime.interface.queue import (
+    ARENA,
+    Allocation,
+    CappedMemory,
+    Location,
+    SharedSlot,
+    check_places,
+)
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.storage.buffers import HostBuffer
+from tilewright.runtime.storage.layout import PAGE_BYTES, round_up
+
+
+class PinnedAllocator:
+    """A `HostAllocator` through the CUDA driver; buffers must be freed before the context is released."""
+
+    pinned = True
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def allocate(self, nbytes: int) -> HostBuffer:
+        """Page-locked memory; raises `OutOfMemoryError` where the driver has none left."""
+        size = round_up(max(1, nbytes), PAGE_BYTES)
+        with self._context.current():
+            # The driver does not promise that its memory begins at a page.
+            base = int(
+                self._context.call("cuMemAllocHost", size + PAGE_BYTES, doing=f"{size} bytes to read into")
+            )
+        address = round_up(base, PAGE_BYTES)
+        raw = (ctypes.c_uint8 * size).from_address(address)
+        return HostBuffer(address, size, memoryview(raw).cast("B"), base)
+
+    def free(self, buffer: HostBuffer) -> None:
+        """Give the memory back to the driver."""
+        with self._context.current():
+            self._context.call("cuMemFreeHost", buffer.owner)
+
 
 MILLISECOND = 1e-3
 
 
-class CudaLane(Closable):
-    """See `Lane`. One stream of kernels and one of copies; takes the device over and closes it at the end."""
+class CudaQueue(Closable):
+    """See `DeviceQueue`. One stream of kernels and one of copies; it closes the device at the end."""
 
     def __init__(self, device: CudaDevice, cap_bytes: int | None, *, direct: bool = False) -> None:
         """direct: storage writes into the slots' memory of the GPU itself, past the host."""
@@ -31,7 +67,7 @@ class CudaLane(Closable):
         self.name = device.name
         self.context = device.context
         self._device = device
-        self._blocks: list[Block] = []
+        self._allocations: list[Allocation] = []
         self._pinned: list[HostBuffer] = []
         self._plans: list[CudaPlacedPlan] = []
         self._uploads: list[Array] = []
@@ -43,67 +79,69 @@ class CudaLane(Closable):
             self.kernels = self.context.call("cuStreamCreate", flag)
             self.copies = self.context.call("cuStreamCreate", flag)
 
-    def allocate(self, nbytes: int, what: str) -> Block:
-        """See `Lane.allocate`."""
+    def allocate(self, nbytes: int, what: str) -> Allocation:
+        """See `DeviceQueue.allocate`."""
         self.check_open()
         self.memory.take(nbytes, what)
         try:
             with self.context.current():
-                block = Block(nbytes, what, self.context.allocate(nbytes, what))
+                allocation = Allocation(nbytes, what, self.context.allocate(nbytes, what))
         except BaseException:
             self.memory.give_back(nbytes)
             raise
-        self._blocks.append(block)
-        return block
+        self._allocations.append(allocation)
+        return allocation
 
     def new_slot(self, nbytes: int, what: str) -> CudaSlot | SharedSlot:
-        """See `Lane.new_slot`."""
-        block = self.allocate(nbytes, what)
+        """See `DeviceQueue.new_slot`."""
+        allocation = self.allocate(nbytes, what)
         if self.direct:
-            address = HostBuffer(block.handle, block.nbytes, memoryview(b""), block)  # of the device
-            return SharedSlot(self, address, block)
-        slot = CudaSlot(self, block)
+            address = HostBuffer(
+                allocation.handle, allocation.nbytes, memoryview(b""), allocation
+            )  # of the device
+            return SharedSlot(self, address, allocation)
+        slot = CudaSlot(self, allocation)
         self._pinned.append(slot.buffer)
         return slot
 
-    def place(self, plan: ExecutionPlan, places: Mapping[str, Place]) -> CudaPlacedPlan:
-        """See `Lane.place`."""
+    def place(self, plan: ExecutionPlan, places: Mapping[str, Location]) -> CudaPlacedPlan:
+        """See `DeviceQueue.place`."""
         self.check_open()
         check_places(plan, places)
-        addresses = {name: place.block.handle + place.offset for name, place in places.items()}
+        addresses = {name: place.allocation.handle + place.offset for name, place in places.items()}
         arena = addresses.pop(ARENA, 0)
         placed = CudaPlacedPlan(self._device.load_placed(plan, addresses, arena), int(self.kernels))
         self._plans.append(placed)
         return placed
 
-    def upload(self, array: Array, place: Place) -> None:
-        """See `Lane.upload`."""
+    def upload(self, array: Array, place: Location) -> None:
+        """See `DeviceQueue.upload`."""
         if array.nbytes:
             self._uploads.append(array)
-            target = place.block.handle + place.offset
+            target = place.allocation.handle + place.offset
             self.call("cuMemcpyHtoDAsync", target, array.ctypes.data, array.nbytes, self.kernels)
 
-    def download(self, place: Place, array: Array) -> None:
-        """See `Lane.download`."""
+    def download(self, place: Location, array: Array) -> None:
+        """See `DeviceQueue.download`."""
         if array.nbytes:
-            source = place.block.handle + place.offset
+            source = place.allocation.handle + place.offset
             self.call("cuMemcpyDtoHAsync", array.ctypes.data, source, array.nbytes, self.kernels)
             self.call("cuStreamSynchronize", self.kernels)
             self._uploads.clear()
 
-    def copy(self, source: Place, target: Place, nbytes: int) -> None:
-        """See `Lane.copy`."""
-        begin, end = (place.block.handle + place.offset for place in (source, target))
+    def copy(self, source: Location, target: Location, nbytes: int) -> None:
+        """See `DeviceQueue.copy`."""
+        begin, end = (place.allocation.handle + place.offset for place in (source, target))
         self.call("cuMemcpyDtoDAsync", end, begin, nbytes, self.kernels)
 
     def mark(self) -> CudaMark:
-        """See `Lane.mark`."""
+        """See `DeviceQueue.mark`."""
         mark = CudaMark(self)
         mark.record(self.kernels)
         return mark
 
     def finish(self) -> None:
-        """See `Lane.finish`."""
+        """See `DeviceQueue.finish`."""
         self.check_open()
         for stream in (self.copies, self.kernels):
             self.call("cuStreamSynchronize", stream)
@@ -136,8 +174,8 @@ class CudaLane(Closable):
         with suppress(DeviceError), self.context.current():
             while self._pinned:
                 self.pinned.free(self._pinned.pop())
-            while self._blocks:
-                self.context.call("cuMemFree", self._blocks.pop().handle)
+            while self._allocations:
+                self.context.call("cuMemFree", self._allocations.pop().handle)
             while self._events:
                 self.context.call("cuEventDestroy", self._events.pop())
             for stream in (self.copies, self.kernels):
@@ -148,59 +186,59 @@ class CudaLane(Closable):
 
 
 class CudaMark:
-    """See `Mark`: an event, given back to the lane when nobody holds the mark."""
+    """See `Mark`: an event, given back to the queue when nobody holds the mark."""
 
-    def __init__(self, lane: CudaLane) -> None:
-        self._lane = lane
-        self.event = lane.new_event()
+    def __init__(self, queue: CudaQueue) -> None:
+        self._queue = queue
+        self.event = queue.new_event()
 
     def record(self, stream: Any) -> None:
         """Mark the end of what is queued on a stream."""
-        self._lane.call("cuEventRecord", self.event, stream)
+        self._queue.call("cuEventRecord", self.event, stream)
 
     def hold_back(self, stream: Any) -> None:
         """Let what is queued on a stream from now on wait for the mark."""
-        self._lane.call("cuStreamWaitEvent", stream, self.event, 0)
+        self._queue.call("cuStreamWaitEvent", stream, self.event, 0)
 
     def wait(self) -> None:
         """See `Mark.wait`."""
-        self._lane.call("cuEventSynchronize", self.event)
+        self._queue.call("cuEventSynchronize", self.event)
 
     def seconds_after(self, other: CudaMark) -> float:
         """See `Mark.seconds_after`."""
-        return float(self._lane.call("cuEventElapsedTime", other.event, self.event)) * MILLISECOND
+        return float(self._queue.call("cuEventElapsedTime", other.event, self.event)) * MILLISECOND
 
     def __del__(self) -> None:
         event = getattr(self, "event", None)
         if event is not None:
-            self._lane.recycle(event)
+            self._queue.recycle(event)
 
 
 class CudaSlot:
     """See `Slot`: pinned memory that is copied to memory of the GPU when kernels let go of that."""
 
-    def __init__(self, lane: CudaLane, block: Block) -> None:
-        self.block = block
-        self.buffer = lane.pinned.allocate(block.nbytes)
-        self._lane = lane
+    def __init__(self, queue: CudaQueue, allocation: Allocation) -> None:
+        self.allocation = allocation
+        self.buffer = queue.pinned.allocate(allocation.nbytes)
+        self._queue = queue
         self._used: CudaMark | None = None
-        self._began, self._copied = CudaMark(lane), CudaMark(lane)
-        self._began.record(lane.copies)
-        self._copied.record(lane.copies)
+        self._began, self._copied = CudaMark(queue), CudaMark(queue)
+        self._began.record(queue.copies)
+        self._copied.record(queue.copies)
 
     def arrive(self, nbytes: int) -> None:
         """See `Slot.arrive`: queue the copy behind the kernels that used the slot before."""
-        lane = self._lane
+        queue = self._queue
         if self._used is not None:
-            self._used.hold_back(lane.copies)
-        self._began.record(lane.copies)
-        lane.call("cuMemcpyHtoDAsync", self.block.handle, self.buffer.address, nbytes, lane.copies)
-        self._copied.record(lane.copies)
-        self._copied.hold_back(lane.kernels)
+            self._used.hold_back(queue.copies)
+        self._began.record(queue.copies)
+        queue.call("cuMemcpyHtoDAsync", self.allocation.handle, self.buffer.address, nbytes, queue.copies)
+        self._copied.record(queue.copies)
+        self._copied.hold_back(queue.kernels)
 
     def leave(self) -> None:
         """See `Slot.leave`."""
-        self._used = self._lane.mark()
+        self._used = self._queue.mark()
 
     def wait_reusable(self) -> None:
         """See `Slot.wait_reusable`: until it is copied."""
@@ -218,8 +256,8 @@ class CudaPlacedPlan:
     def __init__(self, loaded: CudaPlan, stream: int) -> None:
         self._loaded, self._stream = loaded, stream
 
-    def queue(self) -> None:
-        """See `PlacedPlan.queue`."""
+    def submit(self) -> None:
+        """See `PlacedPlan.submit`."""
         self._loaded.replay(self._stream)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The lane of an OpenCL device: slots are memory that host and device share, so that reads land in place."""
+"""The queue of an OpenCL device: slots are memory that host and device share, so that reads land in place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ import numpy as np
 from tilewright.runtime.closable import Closable
 from tilewright.runtime.dtypes import Array
 from tilewright.runtime.errors import DeviceError
-from tilewright.runtime.interface.placed import ARENA, Block, CappedMemory, Place, SharedSlot, check_places
+from tilewright.runtime.interface.queue import (
+    ARENA,
+    Allocation,
+    CappedMemory,
+    Location,
+    SharedSlot,
+    check_places,
+)
 from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.opencl.driver import driver_errors
 from tilewright.runtime.opencl.memory import OpenClPool, PlanMemory
@@ -23,8 +30,8 @@ from tilewright.runtime.storage.buffers import AlignedAllocator
 UPLOADS = 256
 
 
-class OpenClLane(Closable):
-    """See `Lane`. One queue that keeps the order; takes the device over and closes it at the end."""
+class OpenClQueue(Closable):
+    """See `DeviceQueue`. One queue that keeps the order; takes the device over and closes it at the end."""
 
     #: kernels read a slot's buffer itself, so it is free when the next filling's work has been queued and
     #: that of this one is done
@@ -34,26 +41,26 @@ class OpenClLane(Closable):
         self.memory = CappedMemory(cap_bytes)
         self.name = device.name
         self._device, self._cl = device, device.cl
-        self._queue = device.new_queue(out_of_order=False)
-        self._blocks: list[Block] = []
+        self._commands = device.new_queue(out_of_order=False)
+        self._allocations: list[Allocation] = []
         self._plans: list[OpenClPlacedPlan] = []
         self._uploads: deque[Any] = deque(maxlen=UPLOADS)
         self._host = AlignedAllocator()
 
-    def allocate(self, nbytes: int, what: str) -> Block:
-        """See `Lane.allocate`."""
+    def allocate(self, nbytes: int, what: str) -> Allocation:
+        """See `DeviceQueue.allocate`."""
         self.check_open()
         self.memory.take(nbytes, what)
         try:
-            block = Block(nbytes, what, self._device.pool.allocate(nbytes, what))
+            allocation = Allocation(nbytes, what, self._device.pool.allocate(nbytes, what))
         except BaseException:
             self.memory.give_back(nbytes)
             raise
-        self._blocks.append(block)
-        return block
+        self._allocations.append(allocation)
+        return allocation
 
     def new_slot(self, nbytes: int, what: str) -> SharedSlot:
-        """See `Lane.new_slot`: memory in whole pages, which the device uses where it lies."""
+        """See `DeviceQueue.new_slot`: memory in whole pages, which the device uses where it lies."""
         self.check_open()
         buffer = self._host.allocate(nbytes)
         self.memory.take(buffer.nbytes, what)
@@ -65,24 +72,24 @@ class OpenClLane(Closable):
         except BaseException:
             self.memory.give_back(buffer.nbytes)
             raise
-        return SharedSlot(self, buffer, Block(buffer.nbytes, what, handle))
+        return SharedSlot(self, buffer, Allocation(buffer.nbytes, what, handle))
 
-    def place(self, plan: ExecutionPlan, places: Mapping[str, Place]) -> OpenClPlacedPlan:
-        """See `Lane.place`."""
+    def place(self, plan: ExecutionPlan, places: Mapping[str, Location]) -> OpenClPlacedPlan:
+        """See `DeviceQueue.place`."""
         self.check_open()
         check_places(plan, places)
         memory = _Placed(self._device.pool, plan, places)
-        placed = OpenClPlacedPlan(self._device.load_placed(plan, memory, self._queue))
+        placed = OpenClPlacedPlan(self._device.load_placed(plan, memory, self._commands))
         self._plans.append(placed)
         return placed
 
-    def upload(self, array: Array, place: Place) -> None:
-        """See `Lane.upload`."""
+    def upload(self, array: Array, place: Location) -> None:
+        """See `DeviceQueue.upload`."""
         if array.nbytes:
-            with driver_errors(self._cl, f"copying to {place.block.what}"):
+            with driver_errors(self._cl, f"copying to {place.allocation.what}"):
                 event = self._cl.enqueue_copy(
-                    self._queue,
-                    place.block.handle,
+                    self._commands,
+                    place.allocation.handle,
                     _bytes_of(array),
                     dst_offset=place.offset,
                     is_blocking=False,
@@ -90,41 +97,41 @@ class OpenClLane(Closable):
             # The event holds the array, and waits for its copy where it goes.
             self._uploads.append(event)
 
-    def download(self, place: Place, array: Array) -> None:
-        """See `Lane.download`."""
+    def download(self, place: Location, array: Array) -> None:
+        """See `DeviceQueue.download`."""
         if array.nbytes:
-            with driver_errors(self._cl, f"copying from {place.block.what}"):
+            with driver_errors(self._cl, f"copying from {place.allocation.what}"):
                 self._cl.enqueue_copy(
-                    self._queue,
+                    self._commands,
                     _bytes_of(array),
-                    place.block.handle,
+                    place.allocation.handle,
                     src_offset=place.offset,
                     is_blocking=True,
                 )
 
-    def copy(self, source: Place, target: Place, nbytes: int) -> None:
-        """See `Lane.copy`."""
-        with driver_errors(self._cl, f"copying from {source.block.what} to {target.block.what}"):
+    def copy(self, source: Location, target: Location, nbytes: int) -> None:
+        """See `DeviceQueue.copy`."""
+        with driver_errors(self._cl, f"copying from {source.allocation.what} to {target.allocation.what}"):
             self._cl.enqueue_copy(
-                self._queue,
-                target.block.handle,
-                source.block.handle,
+                self._commands,
+                target.allocation.handle,
+                source.allocation.handle,
                 byte_count=nbytes,
                 src_offset=source.offset,
                 dst_offset=target.offset,
             )
 
     def mark(self) -> OpenClMark:
-        """See `Lane.mark`."""
+        """See `DeviceQueue.mark`."""
         with driver_errors(self._cl, "marking the queue"):
-            event = self._cl.enqueue_marker(self._queue)
-            self._queue.flush()
+            event = self._cl.enqueue_marker(self._commands)
+            self._commands.flush()
         return OpenClMark(self._cl, event)
 
     def finish(self) -> None:
-        """See `Lane.finish`; a launch that failed is named."""
+        """See `DeviceQueue.finish`; a launch that failed is named."""
         with driver_errors(self._cl, "running the steps"):
-            self._queue.finish()
+            self._commands.finish()
         self._uploads.clear()
         for plan in self._plans:
             plan.check()
@@ -132,12 +139,12 @@ class OpenClLane(Closable):
     def _release(self) -> None:
         try:
             with driver_errors(self._cl, "ending the work of the queue"):
-                self._queue.finish()
+                self._commands.finish()
         finally:
             while self._plans:
                 self._plans.pop().close()
-            while self._blocks:
-                self._device.pool.free(self._blocks.pop().handle)
+            while self._allocations:
+                self._device.pool.free(self._allocations.pop().handle)
             self.memory.give_back(self.memory.bytes_in_use)
             self._device.close()
 
@@ -165,9 +172,9 @@ class OpenClPlacedPlan:
         self._loaded = loaded
         self._events: list[Any] = []
 
-    def queue(self) -> None:
-        """See `PlacedPlan.queue`."""
-        self._events = self._loaded.queue()
+    def submit(self) -> None:
+        """See `PlacedPlan.submit`."""
+        self._events = self._loaded.submit()
 
     def check(self) -> None:
         """Raise `DeviceError` naming the first launch of the last replay that failed."""
@@ -188,7 +195,7 @@ class OpenClPlacedPlan:
 class _Placed(PlanMemory):
     """Memory of a plan that is somebody else's; programs are shared as ever."""
 
-    def __init__(self, pool: OpenClPool, plan: ExecutionPlan, places: Mapping[str, Place]) -> None:
+    def __init__(self, pool: OpenClPool, plan: ExecutionPlan, places: Mapping[str, Location]) -> None:
         super().__init__(pool, plan)
         self._places = places
 
@@ -197,9 +204,9 @@ class _Placed(PlanMemory):
         owner, offset = self._plan.locate(name)
         if owner.kind == "arena":
             arena = self._places[ARENA]
-            return arena.block.handle, arena.offset + owner.offset + offset
+            return arena.allocation.handle, arena.offset + owner.offset + offset
         place = self._places[owner.name]
-        return place.block.handle, place.offset + offset
+        return place.allocation.handle, place.offset + offset
 
 
 def _bytes_of(array: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The lane of a GPU on a made-up driver whose streams run as late and as mixed as their order allows."""
+"""The queue of a GPU on a made-up driver whose streams run as late and as mixed as their order allows."""
 
 # ruff: noqa: N802, N815 - the driver's own names
 
@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from kvikio_samples import CuFile, made_up_kvikio
 
-from tilewright.runtime.cuda.lane import CudaLane
+from tilewright.runtime.cuda.queue import CudaQueue
 from tilewright.runtime.errors import DeviceError, OutOfMemoryError
-from tilewright.runtime.interface.placed import ARENA, Place
+from tilewright.runtime.interface.queue import ARENA, Location
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 from tilewright.runtime.storage.gpudirect import DeviceReader
 from tilewright.runtime.storage.layout import StepSpec, TensorSpec
 from tilewright.runtime.storage.reader import StepReader
 from tilewright.runtime.storage.source import IoOptions
 from tilewright.runtime.storage.store_writer import StoreWriter
-from tilewright.streaming.lanes import open_reader
-from tilewright.streaming.run import Machine, run_visits
+from tilewright.streaming.opening import open_reader
+from tilewright.streaming.run import StreamMachine, run_visits
 from tilewright.streaming.schedule import Visit
 
 STEPS, WORDS = 5, 2048
@@ -165,14 +165,14 @@ def store(tmp_path_factory):
 class Bound:
     """Stands for bindings: one plan per slot."""
 
-    def __init__(self, lane):
+    def __init__(self, queue):
         buffers = (Buffer("c", "int32", (WORDS,), "constant", 4 * WORDS),)
-        self.lane, self.plan = lane, ExecutionPlan("cuda", buffers, (), (), (), (), 256)
-        self.arena = lane.allocate(256, "the arena")
+        self.queue, self.plan = queue, ExecutionPlan("cuda", buffers, (), (), (), (), 256)
+        self.arena = queue.allocate(256, "the arena")
 
     def of(self, step, slot, window):
-        plan = self.lane.place(self.plan, {"c": Place(slot), ARENA: Place(self.arena)})
-        return SimpleNamespace(queue=lambda lane: plan.queue())
+        plan = self.queue.place(self.plan, {"c": Location(slot), ARENA: Location(self.arena)})
+        return SimpleNamespace(submit=lambda queue: plan.submit())
 
 
 NOTHING = SimpleNamespace(fetch=lambda *_: None, keep=lambda *_: None, results=lambda batch: [batch])
@@ -182,14 +182,14 @@ NOTHING = SimpleNamespace(fetch=lambda *_: None, keep=lambda *_: None, results=l
 def test_every_kernel_sees_its_own_weights(store, seed):
     gpu = Gpu(seed)
     order = [Visit(k, (0, 1)) for k in (0, 1, 2, 3, 4, 0, 2, 1)]
-    with StepReader(store) as reader, CudaLane(gpu, None) as lane:
-        slots = [lane.new_slot(reader.layout.largest_step_bytes, "slot") for _ in range(2)]
-        machine = Machine(lane, slots, Bound(lane), reader)
+    with StepReader(store) as reader, CudaQueue(gpu, None) as queue:
+        slots = [queue.new_slot(reader.layout.largest_step_bytes, "slot") for _ in range(2)]
+        machine = StreamMachine(queue, slots, Bound(queue), reader)
         results, record = run_visits(machine, order, NOTHING, STEPS - 1)
         assert results == [[0], [1]]
         assert record.copy_s == [0.002] * len(order)
         assert record.compute_s == [0.002] * len(order)
-        assert lane.memory.peak_bytes == 2 * reader.layout.largest_step_bytes + 256
+        assert queue.memory.peak_bytes == 2 * reader.layout.largest_step_bytes + 256
     assert gpu.seen == [(v.step, v.step) for v in order for _ in v.batches]
     driver = gpu.context
     assert (driver.memory, driver.events, driver.streams, gpu.closed) == ({}, {}, {}, 1)
@@ -207,10 +207,10 @@ def test_storage_writes_to_the_gpu_itself_when_kernels_let_go(store, seed, monke
 
     monkeypatch.setattr(CuFile, "pread", pread)
     order = [Visit(k % STEPS, (0,)) for k in range(12)]
-    with CudaLane(gpu, None, direct=True) as lane, open_reader(store, IoOptions(), lane) as reader:
+    with CudaQueue(gpu, None, direct=True) as queue, open_reader(store, IoOptions(), queue) as reader:
         assert isinstance(reader, DeviceReader)
-        slots = [lane.new_slot(reader.layout.largest_step_bytes, "slot") for _ in range(2)]
-        machine = Machine(lane, slots, Bound(lane), reader)
+        slots = [queue.new_slot(reader.layout.largest_step_bytes, "slot") for _ in range(2)]
+        machine = StreamMachine(queue, slots, Bound(queue), reader)
         _, record = run_visits(machine, order, NOTHING, STEPS - 1)
         assert record.copy_s == [0.0] * len(order)
         assert record.read_bytes == sum(reader.layout.steps[v.step].nbytes for v in order)
@@ -220,27 +220,29 @@ def test_storage_writes_to_the_gpu_itself_when_kernels_let_go(store, seed, monke
 
 def test_copies_and_marks():
     gpu = Gpu(0)
-    with CudaLane(gpu, 4096) as lane:
-        block = lane.allocate(1024, "values")
+    with CudaQueue(gpu, 4096) as queue:
+        block = queue.allocate(1024, "values")
         array, out = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
-        before = lane.mark()
-        lane.upload(array, Place(block))
-        lane.copy(Place(block), Place(block, 512), array.nbytes)
-        lane.download(Place(block, 512), out)
+        before = queue.mark()
+        queue.upload(array, Location(block))
+        queue.copy(Location(block), Location(block, 512), array.nbytes)
+        queue.download(Location(block, 512), out)
         np.testing.assert_array_equal(out, array)
-        after = lane.mark()
+        after = queue.mark()
         after.wait()
         assert after.seconds_after(before) == 0.002
         with pytest.raises(OutOfMemoryError, match="more takes 4096 bytes"):
-            lane.allocate(4096, "more")
+            queue.allocate(4096, "more")
 
 
 def test_a_driver_that_fails_does_not_hide_why(store):
     gpu = Gpu(0)
-    with StepReader(store) as reader, CudaLane(gpu, None) as lane:
-        slots = [lane.new_slot(reader.layout.largest_step_bytes, "slot") for _ in range(2)]
+    with StepReader(store) as reader, CudaQueue(gpu, None) as queue:
+        slots = [queue.new_slot(reader.layout.largest_step_bytes, "slot") for _ in range(2)]
         gpu.context.failing = "cuMemcpyHtoDAsync"
         with pytest.raises(DeviceError, match="cuMemcpyHtoDAsync failed"):
-            run_visits(Machine(lane, slots, Bound(lane), reader), [Visit(0, (0,))], NOTHING, STEPS - 1)
+            run_visits(
+                StreamMachine(queue, slots, Bound(queue), reader), [Visit(0, (0,))], NOTHING, STEPS - 1
+            )
         gpu.context.failing = "cuMemFree"
     assert gpu.closed == 1
