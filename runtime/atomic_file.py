@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tilewright.runtime.errors import InputError
+
 #: age from which an unfinished file that nobody has locked has lost its writer, which locks it when it begins
 ABANDONED_S = 60.0
 #: the same where the file system has no locks
@@ -55,9 +57,19 @@ def atomic_file(path: Path) -> Iterator[Any]:
         yield file
 
 
-def write_atomically(path: str | Path, text: str) -> None:
-    """The text, in UTF-8, as an `atomic_file`; raises OSError."""
-    with atomic_file(Path(path)) as file:
+@contextmanager
+def output_file(path: str | Path, what: str) -> Iterator[Any]:
+    """An `atomic_file` that a user asked for: raises InputError, which says `what` could not be written."""
+    try:
+        with atomic_file(Path(path)) as file:
+            yield file
+    except OSError as error:
+        raise InputError(f"cannot write {what}: {error.strerror or error}", where=str(path)) from error
+
+
+def write_atomically(path: str | Path, text: str, what: str = "the results") -> None:
+    """Write the text, in UTF-8, as an `output_file`."""
+    with output_file(path, what) as file:
         file.write(text.encode())
 
 

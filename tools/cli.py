@@ -16,7 +16,8 @@ from importlib import import_module
 from pathlib import PurePath
 
 from tilewright import __version__
-from tilewright.tools.arguments.parsing import CommandParser, one_line, one_line_warnings
+from tilewright.tools.arguments.parsing import CommandParser
+from tilewright.tools.arguments.printing import one_line, one_line_warnings
 from tilewright.tools.arguments.scope import ArgumentError
 
 #: each has a module of its name in `tilewright.tools.arguments`, with a function add_NAME

@@ -25,6 +25,7 @@ import tilewright as tw
 from tilewright.ir import Constants, Module
 from tilewright.runtime.atomic_file import write_atomically
 from tilewright.tools.arguments.parsing import whole
+from tilewright.tools.arguments.printing import markdown_head, markdown_row
 
 ALGORITHMS = ("direct", "winograd2", "winograd4", "fft")
 AUTO = "auto"
@@ -105,12 +106,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         files = [str(Path(folder) / f"{number}.tw") for number in range(len(ways))]
         chosen = _compile_all(ways, files, a.target, a.jobs)
         known = dict(zip(ways, zip(files, chosen, strict=True), strict=True))
-        print(_line("data", "kernel", *ALGORITHMS, "`auto` takes"), _line(*["---"] * 7), sep="\n", flush=True)
+        print(*markdown_head(("data", "kernel", *ALGORITHMS, "`auto` takes")), sep="\n", flush=True)
         for case in cases:
             row = time_case(case, {w: known[case, w][0] for w in case.algorithms}, a.rounds, a.replays)
             rows.append({**row, "auto": known[case, AUTO][1]})
             times = (f"{row['us'][w]:.1f}" if w in row["us"] else "" for w in ALGORITHMS)
-            print(_line(case.name, *times, rows[-1]["auto"]), flush=True)
+            print(markdown_row((case.name, *times, rows[-1]["auto"])), flush=True)
             if a.json:
                 write_atomically(a.json, json.dumps(rows, indent=1))
     print(f"on {rows[0]['device']}" if rows else "nothing to time")
@@ -153,10 +154,6 @@ def time_case(case: Convolution, files: dict[str, str], rounds: int, replays: in
 
 def _extents(shape: Sequence[int]) -> str:
     return ", ".join(map(str, shape))
-
-
-def _line(*cells: str) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 if __name__ == "__main__":

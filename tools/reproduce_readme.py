@@ -17,6 +17,7 @@ from typing import Any
 
 from tilewright.runtime.atomic_file import write_atomically
 from tilewright.tools import cli, compare_replays
+from tilewright.tools.arguments.printing import markdown_head, markdown_row
 from tilewright.tools.bench.document import read_document
 from tilewright.tools.bench.table import document_text
 from tilewright.tools.conformance import __main__ as conformance
@@ -96,7 +97,7 @@ def replays_table(rows: Sequence[dict[str, Any]]) -> str:
         "one stream",
         '`streams="auto"`',
     )
-    lines = ["| " + " | ".join((*head, "streams")) + " |", "|" + "---|" * (len(head) + 1)]
+    lines = markdown_head((*head, "streams"))
     for row in rows:
         times = (row["step_by_step_us"], row["queued_steps_us"], *(row["microseconds"][k] for k in _WAYS))
         cells = (
@@ -105,7 +106,7 @@ def replays_table(rows: Sequence[dict[str, Any]]) -> str:
             *(round(t) for t in times),
             row["streams"]["count"],
         )
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        lines.append(markdown_row(cells))
     return "\n".join(lines)
 
 
@@ -121,10 +122,10 @@ def _conformance(a: argparse.Namespace, results: Path) -> tuple[str, Any, bool]:
 def conformance_table(rows: Sequence[dict[str, Any]]) -> str:
     """Cases that pass, of all, by suite and target."""
     groups = dict.fromkeys((r["suite"], r["target"]) for r in rows)
-    lines = ["| suite | target | cases | passed |", "|---|---|---|---|"]
+    lines = markdown_head(("suite", "target", "cases", "passed"))
     for suite, target in groups:
         own = [r["status"] for r in rows if (r["suite"], r["target"]) == (suite, target)]
-        lines.append(f"| {suite} | {target} | {len(own)} | {own.count('passed')} |")
+        lines.append(markdown_row((suite, target, len(own), own.count("passed"))))
     return "\n".join(lines)
 
 

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tilewright.ir import InputError
 from tilewright.profiling.replay_record import CopySpan, LaunchSpan, ReplayRecord
 from tilewright.profiling.timeline import Interval, lanes
-from tilewright.runtime.atomic_file import atomic_file
+from tilewright.runtime.atomic_file import write_atomically
 
 HOST, STREAMS, PROCESSORS = 1, 2, 3
 MICROSECOND = 1e-6
@@ -82,11 +81,7 @@ def trace_text(profile: ReplayRecord) -> str:
 
 def write_trace(profile: ReplayRecord, path: str | Path) -> None:
     """Write the trace, replacing the file at once; raises InputError where it cannot be written."""
-    try:
-        with atomic_file(Path(path)) as f:
-            f.write(trace_text(profile).encode())
-    except OSError as e:
-        raise InputError(f"cannot write the trace: {e.strerror}", where=str(path)) from e
+    write_atomically(path, trace_text(profile), "the trace")
 
 
 def _names(profile: ReplayRecord, tracks: Tracks) -> Iterator[Event]:

@@ -16,7 +16,7 @@ from tilewright.ir import InputError, TilewrightError, WorkError
 from tilewright.measuring.budget import budget_seconds
 from tilewright.tools.arguments.bench import KERNELS
 from tilewright.tools.bench.clocks import processor_name
-from tilewright.tools.bench.comparison import Case, Settings, compare_kernel, compare_network, reference_of
+from tilewright.tools.bench.comparison import Case, Reference, Settings, compare_kernel, compare_network
 from tilewright.tools.bench.document import Document
 from tilewright.tools.bench.kernel_cases import kernel_cases
 from tilewright.tools.bench.networks import network_paths
@@ -83,7 +83,7 @@ def _network_rows(
         return
     for path in paths:
         module = Case(path, None, "fp32", *given).module()
-        references = {batch: reference_of(module, batch) for batch in batches}
+        references = {batch: Reference(module, batched=batch is not None) for batch in batches}
         for batch in batches:
             for precision in a.precision:
                 case = Case(path, batch, precision, *given)
@@ -105,7 +105,7 @@ def _asked_row(asked: _Asked, turn: Callable[[], AbstractContextManager[None]]) 
     settings = _settings(asked.arguments, asked.peers, asked.device, lambda: asked.ends_at - time.time())
     try:
         module = asked.case.module()
-        reference = reference_of(module, asked.case.batch)
+        reference = Reference(module, batched=asked.case.batch is not None)
         return compare_network(asked.case, module, reference, replace(settings, turn=turn))
     except TilewrightError as e:
         return _lost_row(asked, one_line(e))

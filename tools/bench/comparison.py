@@ -150,50 +150,31 @@ def is_right(check: Mapping[str, float], limit: float) -> bool:
     return check.get("relative_error", 0.0) <= limit and check.get("difference", 0.0) <= BETWEEN * limit
 
 
-def reference_of(module: Module, batch: int | None) -> Reference | WholeReference:
-    """What results are held against: of a batch single samples, of shapes left as they are everything."""
-    return WholeReference(module) if batch is None else Reference(module)
-
-
-class WholeReference:
-    """All results of a network whose inputs need not share a batch, interpreted in float64."""
-
-    def __init__(self, module: Module) -> None:
-        self._module = module
-        self._known: dict[bytes, list[np.ndarray]] = {}
-
-    def error(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> float:
-        """The largest relative error of the outputs."""
-        key = b"".join(x.tobytes() for x in inputs)
-        if key not in self._known:
-            self._known[key] = interpret(self._module, *inputs, precision="fp64")
-        return difference(outputs, self._known[key])
-
-
 class Reference:
-    """The first and last sample of a batch, interpreted in float64 from the network as it was imported.
+    """What results are held against, interpreted in float64 from the network as it was imported.
 
-    A network treats the samples of a batch alike, so sample i of a batch equals the network at batch 1 on
-    it. Results are kept by sample: batches that begin alike share them.
+    batched: of a batch the first and the last sample. A network treats the samples of a batch alike, so
+    sample i of a batch equals the network at batch 1 on it; results are kept by sample, and batches that
+    begin alike share them. Otherwise everything: inputs need not share a batch.
     """
 
-    def __init__(self, module: Module) -> None:
-        self._module = with_batch(module, 1)
+    def __init__(self, module: Module, *, batched: bool = True) -> None:
+        self._module, self._batched = with_batch(module, 1) if batched else module, batched
         self._known: dict[bytes, list[np.ndarray]] = {}
 
     def error(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> float:
-        """The largest relative error of the outputs for the first and the last sample."""
-        batch = inputs[0].shape[0]
+        """The largest relative error of what is held against the outputs."""
+        if not self._batched:
+            return difference(outputs, self._exact(inputs))
         errors = []
-        for sample in sorted({0, batch - 1}):
-            wanted = self._wanted([x[sample : sample + 1] for x in inputs])
-            for got, exact in zip(outputs, wanted, strict=True):
-                per_sample = exact.shape[0]  # rows of a result may be more than one per sample
-                rows = got[sample * per_sample : (sample + 1) * per_sample]
-                errors.append(relative_error(rows, exact))
+        for sample in sorted({0, inputs[0].shape[0] - 1}):
+            exact = self._exact([x[sample : sample + 1] for x in inputs])
+            # Rows of a result may be more than one per sample.
+            rows = [y[sample * len(e) : (sample + 1) * len(e)] for y, e in zip(outputs, exact, strict=True)]
+            errors.append(difference(rows, exact))
         return max(errors)
 
-    def _wanted(self, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    def _exact(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         key = b"".join(x.tobytes() for x in inputs)
         if key not in self._known:
             self._known[key] = interpret(self._module, *inputs, precision="fp64")
@@ -228,21 +209,23 @@ class FirstRows:
 def compare_kernel(case: KernelCase, settings: Settings) -> Row:
     """The row as plain data, as `compare_network` gives it; rates and `of_copy` where they could be taken."""
     row: Row = {"kernel": case.name, "precision": case.precision}
+
+    def compared() -> Row:
+        module = case.module()
+        inputs = random_batch(module, settings.seed)
+        stored, entrants = _as_stored(case, settings), _entrants(case, inputs)
+        return _with_rates(case, compare(module, inputs, case.precision, FirstRows(case), stored, entrants))
+
+    return _guarded(row, settings, compared)
+
+
+def _guarded(row: Row, settings: Settings, compared: Callable[[], Row]) -> Row:
+    """The row with what a comparison gives; a fault is a row with a reason, and the other rows go on."""
     if settings.left_s() <= 0:
         return row | {"status": "failed", "reason": "the time limit was over"}
     try:
-        module = case.module()
-        inputs = random_batch(module, settings.seed)
-        told = compare(
-            module,
-            inputs,
-            case.precision,
-            FirstRows(case),
-            _as_stored(case, settings),
-            _entrants(case, inputs),
-        )
-        return _with_rates(case, row | told)
-    except Exception as e:  # noqa: BLE001 - a fault is a row with a reason, the other rows go on
+        return row | compared()
+    except Exception as e:  # noqa: BLE001 - see above
         return row | {"status": "failed", "reason": one_line(e)}
     finally:
         gc.collect()
@@ -313,20 +296,14 @@ def compare_network(case: Case, imported: Module, reference: Exact, settings: Se
     if batch is None:
         shape = imported.input_types[0].shape
         row["batch"] = shape[0] if shape else 1
-    if settings.left_s() <= 0:
-        return row | {"status": "failed", "reason": "the time limit was over"}
-    try:
+
+    def compared() -> Row:
         module = with_batch(imported, batch)
         inputs = random_batch(module, settings.seed)
-        return row | compare(
-            module,
-            inputs,
-            case.precision,
-            reference,
-            settings,
-            lambda peers: Entrants(peers.contenders(module, inputs)),
-        )
-    except Exception as e:  # noqa: BLE001 - a fault is a row with a reason, the other rows go on
-        return row | {"status": "failed", "reason": one_line(e)}
-    finally:
-        gc.collect()
+
+        def entrants(peers: Peers) -> Entrants:
+            return Entrants(peers.contenders(module, inputs))
+
+        return compare(module, inputs, case.precision, reference, settings, entrants)
+
+    return _guarded(row, settings, compared)

@@ -12,7 +12,7 @@ from typing import Any
 import tilewright as tw
 from tilewright.ir import InputError
 from tilewright.ir.bounded_file import read_bounded
-from tilewright.runtime.atomic_file import atomic_file
+from tilewright.runtime.atomic_file import write_atomically
 from tilewright.tools.bench.rows import Row, summary
 
 FORMAT = "tilewright bench 1"
@@ -52,13 +52,8 @@ class Document:
 
     def write(self) -> None:
         """Replace the file, at once; raises InputError where that is impossible."""
-        if self._path is None:
-            return
-        try:
-            with atomic_file(self._path) as file:
-                file.write(json.dumps(self.data(), indent=1, default=str).encode())
-        except OSError as e:
-            raise InputError(f"cannot write the results: {e.strerror}", where=str(self._path)) from e
+        if self._path is not None:
+            write_atomically(self._path, json.dumps(self.data(), indent=1, default=str))
 
 
 def read_document(path: str) -> dict[str, Any]:

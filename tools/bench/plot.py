@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.ir import InputError
-from tilewright.runtime.atomic_file import atomic_file
+from tilewright.runtime.atomic_file import write_atomically
 from tilewright.tools.bench.rows import Row
 from tilewright.tools.report.figures import CYCLE, FAINT, INK, Picture, drawing, require_matplotlib
 
@@ -27,11 +27,7 @@ def write_plot(data: Mapping[str, Any], path: str) -> None:
     """Draw the rows of a document into a file; raises InputError where it cannot be written."""
     svg = ratios_svg(data["rows"]).replace("<svg ", f"<svg {_NAMESPACES} ", 1)
     head, mark, rest = svg.partition(">")
-    try:
-        with atomic_file(Path(path)) as file:
-            file.write(f"{head}{mark}{_STYLE}{rest}\n".encode())
-    except OSError as e:
-        raise InputError(f"cannot write the plot: {e.strerror}", where=path) from e
+    write_atomically(path, f"{head}{mark}{_STYLE}{rest}\n", "the plot")
 
 
 @drawing

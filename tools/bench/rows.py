@@ -6,19 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from tilewright.ir import TilewrightError
+from tilewright.tools.arguments.printing import error_line
 from tilewright.tools.bench.contender import Contender, Spread, Timed, geometric_mean
 
 Row = dict[str, Any]
 
 
 def one_line(error: BaseException) -> str:
-    """An error's kind and the first line of what it says."""
-    text = " ".join(str(error).split())
-    return (
-        text[:300]
-        if type(error).__module__.startswith("tilewright")
-        else f"{type(error).__name__}: {text[:300]}"
-    )
+    """An error's kind, unless it is one of ours, and what it says."""
+    ours = isinstance(error, TilewrightError)
+    return error_line(error, 300) if ours else f"{type(error).__name__}: {error_line(error, 300)}"
 
 
 def contender_row(contender: Contender, check: Mapping[str, float], timed: Timed | None) -> Row:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tilewright.tools.arguments.printing import markdown_head, markdown_row
 from tilewright.tools.bench.rows import Row, fastest_by_peer
 
 
@@ -29,7 +30,7 @@ def network_table(rows: Sequence[Row]) -> str:
     """A Markdown table of rows: milliseconds by contender, and the ratio to the better peer."""
     peers = list(dict.fromkeys(name for r in rows for name in fastest_by_peer(r.get("peers", ()))))
     head = ["network", "batch", "precision", "Tilewright", *peers, "ratio to the better"]
-    lines = _head(head)
+    lines = markdown_head(head)
     for row in rows:
         cells = [row["network"], str(row["batch"]), row["precision"]]
         if row["status"] == "failed":
@@ -39,7 +40,7 @@ def network_table(rows: Sequence[Row]) -> str:
             cells.append(_number(row["ours"][0].get("median_ms")))
             cells += [_number(found[p]["median_ms"]) if p in found else "-" for p in peers]
             cells.append("-" if row["ratio"] is None else f"{row['ratio']:.2f}")
-        lines.append(_line(cells))
+        lines.append(markdown_row(cells))
     return "\n".join(lines)
 
 
@@ -62,7 +63,7 @@ def kernel_text(row: Row) -> str:
 
 def kernel_table(rows: Sequence[Row]) -> str:
     """A Markdown table of kernels: milliseconds, rates, and the ratios to PyTorch and to a copy."""
-    lines = _head(["kernel", "precision", "Tilewright", "rate", "PyTorch", "ratio", "of copying"])
+    lines = markdown_head(["kernel", "precision", "Tilewright", "rate", "PyTorch", "ratio", "of copying"])
     for row in rows:
         cells = [row["kernel"], row["precision"]]
         if row["status"] == "failed":
@@ -72,7 +73,7 @@ def kernel_table(rows: Sequence[Row]) -> str:
             own = row["ours"][0]
             cells += [_number(own.get("median_ms")), _rate(own), _number(peer.get("median_ms"))]
             cells += ["-" if r is None else f"{r:.2f}" for r in (row["ratio"], row.get("of_copy"))]
-        lines.append(_line(cells))
+        lines.append(markdown_row(cells))
     return "\n".join(lines)
 
 
@@ -91,13 +92,13 @@ def summary_table(summary: Sequence[Row]) -> str:
     variants = list(dict.fromkeys(v for s in summary for v in s["by_variant"] if v))
     peers = list(dict.fromkeys(p for s in summary for p in s["by_peer"]))
     head = ["batch", "precision", "networks", "ratio to the better peer", "least"]
-    lines = _head([*head, *(f"ratio, {v}" for v in variants), *(f"over {p}" for p in peers)])
+    lines = markdown_head([*head, *(f"ratio, {v}" for v in variants), *(f"over {p}" for p in peers)])
     for s in summary:
         cells = [str(s["batch"]), s["precision"], str(s["networks"]), f"{s['geometric_mean']:.2f}"]
         cells.append(f"{s['least']:.2f} ({s['least_network']})")
         means = [*(s["by_variant"].get(v) for v in variants), *(s["by_peer"].get(p) for p in peers)]
         cells += [f"{mean:.2f}" if mean else "-" for mean in means]
-        lines.append(_line(cells))
+        lines.append(markdown_row(cells))
     return "\n".join(lines)
 
 
@@ -105,14 +106,6 @@ def _spread(row: Row) -> str:
     if "median_ms" not in row:
         return f"wrong (error {row['relative_error']:.2g})"
     return f"{_number(row['median_ms'])} ms [{_number(row['p10_ms'])}, {_number(row['p90_ms'])}]"
-
-
-def _head(cells: Sequence[str]) -> list[str]:
-    return [_line(cells), "|" + "---|" * len(cells)]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def _rate(row: Row) -> str:

@@ -13,8 +13,8 @@ from tilewright.costmodel.cluster.measured.in_memory import step_time
 from tilewright.costmodel.cluster.measured.rows import measured_rows
 from tilewright.costmodel.cluster.measured.validation import Stack
 from tilewright.ir import InputError
-from tilewright.runtime.atomic_file import atomic_file
-from tilewright.tools.report.figures import CYCLE, require_matplotlib
+from tilewright.runtime.atomic_file import output_file
+from tilewright.tools.report.figures import CYCLE, require_matplotlib, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 
 _INK, _FAINT = "#1d2430", "#8a93a0"
-_STYLE: Any = {
-    "svg.fonttype": "none", "svg.hashsalt": "tilewright", "font.size": 9.5, "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"], "text.color": _INK, "axes.edgecolor": _FAINT, "axes.labelcolor": _INK,
-    "xtick.color": _INK, "ytick.color": _INK, "axes.spines.top": False, "axes.spines.right": False,
-    "grid.color": _FAINT, "grid.alpha": 0.25, "grid.linewidth": 0.6, "legend.frameon": False,
-}  # fmt: skip
+_STYLE = style(_INK, _FAINT)
 _SUFFIXES = (".png", ".svg")
 #: bars that a picture holds; a longer plan is cut there
 MAX_BARS = 60
@@ -134,11 +129,8 @@ def _write(figure: Figure, path: str) -> None:
     """The file appears whole or not at all; raises InputError where it cannot be written."""
     kind = Path(path).suffix.removeprefix(".")
     metadata = {"Date": None} if kind == "svg" else {"Software": None}
-    try:
-        with atomic_file(Path(path)) as file:
-            figure.savefig(file, format=kind, dpi=150, facecolor="white", metadata=metadata)
-    except OSError as e:
-        raise InputError(f"cannot write the plot: {e.strerror}", where=path) from e
+    with output_file(path, "the plot") as file:
+        figure.savefig(file, format=kind, dpi=150, facecolor="white", metadata=metadata)
 
 
 def write_execution_plot(facts: Mapping[str, Any], path: str) -> None:
@@ -166,9 +158,4 @@ def write_execution_plot(facts: Mapping[str, Any], path: str) -> None:
         fontsize=10,
     )
     axes.legend(fontsize=8, frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.08))
-    kind = Path(path).suffix.removeprefix(".")
-    try:
-        with atomic_file(Path(path)) as file:
-            figure.savefig(file, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
-    except OSError as error:
-        raise InputError(f"cannot write the plot: {error.strerror}", where=path) from error
+    _write(figure, path)

@@ -8,7 +8,7 @@ from pathlib import Path
 from tilewright.api import compile as compile_module
 from tilewright.ir import InputError, UnsupportedError
 from tilewright.running.executable import Executable
-from tilewright.runtime.atomic_file import atomic_file
+from tilewright.runtime.atomic_file import write_atomically
 from tilewright.tools.commands.network import choices_of, load_network, load_saved
 from tilewright.tools.report import FusedOps, collect, report_page, require_matplotlib
 from tilewright.tools.report.wording import counted
@@ -30,19 +30,10 @@ def run_report(a: argparse.Namespace) -> None:
             facts = collect(exe, Path(a.network).name, fused=fused, repeats=a.repeats, seed=a.seed)
         except InputError as e:
             raise InputError(str(e), where=a.network) from None
-    _write(a.output, report_page(facts))
+    write_atomically(a.output, report_page(facts), "the page")
     print(
         f"{a.network} for {facts.target}: {counted(len(facts.kernels), 'kernel')}, "
         f"{counted(len(facts.launches), 'launch')}, "
         f"times {facts.timing.source} ({facts.timing.where})"
     )
     print(f"wrote {a.output}")
-
-
-def _write(path: str, page: str) -> None:
-    """Replace the file at once, only when the page is complete."""
-    try:
-        with atomic_file(Path(path)) as f:
-            f.write(page.encode())
-    except OSError as e:
-        raise InputError(f"cannot write the page: {e.strerror}", where=path) from e

@@ -12,11 +12,11 @@ import numpy as np
 
 from tilewright.api import compile as compile_module
 from tilewright.compilation.option_values import TOLERANCE
-from tilewright.ir import InputError, Module, WorkError, interpret
+from tilewright.ir import Module, WorkError, interpret
 from tilewright.profiling.profile import Profile
 from tilewright.running.checking import random_inputs, relative_error
 from tilewright.running.executable import Executable
-from tilewright.runtime.atomic_file import atomic_file
+from tilewright.runtime.atomic_file import output_file
 from tilewright.streaming import StreamedExecutable
 from tilewright.streaming import compile as compile_streamed
 from tilewright.streaming.memory_size import memory_bytes, shown_bytes
@@ -99,11 +99,8 @@ def _summary(o: np.ndarray) -> dict[str, Any]:
 
 def _write(path: str, outputs: list[np.ndarray]) -> None:
     arrays: dict[str, Any] = {f"out{i}": o for i, o in enumerate(outputs)}
-    try:
-        with atomic_file(Path(path)) as f:
-            np.savez(f, **arrays)
-    except OSError as e:
-        raise InputError(f"cannot write the outputs: {e.strerror}", where=path) from e
+    with output_file(path, "the outputs") as f:
+        np.savez(f, **arrays)
 
 
 def _report(a: argparse.Namespace, result: dict[str, Any], profile: Profile | None) -> None:

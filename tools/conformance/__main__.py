@@ -23,6 +23,7 @@ from tilewright.compilation.option_values import Precision
 from tilewright.devices.targets import device_name, resolve_target
 from tilewright.ir import InputError
 from tilewright.runtime.atomic_file import write_atomically
+from tilewright.tools.arguments.printing import aligned
 from tilewright.tools.conformance.case import FAILED, PASSED, UNSUPPORTED, Result, Suite
 from tilewright.tools.conformance.suites import SUITES, open_suites
 from tilewright.tools.conformance.workers import run_all
@@ -93,7 +94,7 @@ def summary(results: Sequence[Result]) -> str:
         largest = f"{max(errors):.1e}" if errors else ""
         numbers = (counts[s] for s in (PASSED, FAILED, UNSUPPORTED))
         rows.append((suite, target, len(mine), *numbers, share, largest))
-    return _aligned([head, *rows])
+    return aligned([head, *rows])
 
 
 def errors_by_network(results: Iterable[Result]) -> str:
@@ -106,7 +107,7 @@ def errors_by_network(results: Iterable[Result]) -> str:
     cells = {(r.suite, r.target, r.name): f"{r.error:.1e}" if r.status == PASSED else r.status for r in mine}
     head = ("network", *(f"{s.partition(' ')[2] or 'fp32'} {t}" for s, t in columns))
     names = sorted({r.name for r in mine})
-    return _aligned([head, *((n, *(cells.get((*c, n), "") for c in columns)) for n in names)])
+    return aligned([head, *((n, *(cells.get((*c, n), "") for c in columns)) for n in names)])
 
 
 def findings(results: Iterable[Result]) -> str:
@@ -115,14 +116,6 @@ def findings(results: Iterable[Result]) -> str:
         (r for r in results if r.status != PASSED), key=lambda r: (r.status, r.suite, r.target, r.name)
     )
     return "\n".join(f"{r.status}: {r.suite} {r.name} on {r.target}: {r.reason}" for r in bad)
-
-
-def _aligned(rows: Sequence[Sequence[object]]) -> str:
-    texts = [[str(c) for c in row] for row in rows]
-    widths = [max(len(row[i]) for row in texts) for i in range(len(texts[0]))]
-    return "\n".join(
-        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in texts
-    )
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import numpy as np
 
 from tilewright.ir import InputError, UnsupportedError
 from tilewright.ir.types import FLOATS, dtype_name
+from tilewright.tools.arguments.printing import error_line
 
 PASSED, FAILED, UNSUPPORTED = "passed", "failed", "unsupported"
 
@@ -46,14 +47,10 @@ def run_case(suite: Suite, name: str, target: str) -> Result:
     try:
         error = suite.run(name, target)
     except UnsupportedError as e:
-        status, reason = UNSUPPORTED, _line(e)
+        status, reason = UNSUPPORTED, error_line(e)
     except Exception as e:  # noqa: BLE001 - a crash of the compiler is a finding here
-        status, reason = FAILED, f"{type(e).__name__}: {_line(e)}"
+        status, reason = FAILED, f"{type(e).__name__}: {error_line(e)}"
     return Result(suite.name, name, target, status, reason, error, time.perf_counter() - start)
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:400]
 
 
 def compare(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:

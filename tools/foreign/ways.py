@@ -18,6 +18,7 @@ from tilewright.dynamo import FallbackWarning
 from tilewright.frontends.torch.exported import host_array
 from tilewright.ir import UnsupportedError
 from tilewright.running.checking import relative_error
+from tilewright.tools.arguments.printing import error_line
 
 
 class ExporterError(Exception):
@@ -140,7 +141,7 @@ def _exported(export: Any) -> Any:
             warnings.simplefilter("ignore")
             return export(torch)
     except Exception as error:
-        raise ExporterError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+        raise ExporterError(f"{type(error).__name__}: {error_line(error, 300)}") from error
 
 
 #: the way in of networks that come as a file

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from tilewright.compilation.option_values import Precision
 from tilewright.ir import UnsupportedError
+from tilewright.tools.arguments.printing import error_line
 from tilewright.tools.foreign.network import Prepared
 from tilewright.tools.foreign.packaged import Absent, Packaged, Trained
 from tilewright.tools.foreign.registry import ENTRIES
@@ -189,17 +190,17 @@ class _Runner:
             elif not error <= self._entry.limit(case.precision):
                 state, reason = self._judged(case, error)
         except Absent as e:
-            state, reason = ABSENT, _line(e)
+            state, reason = ABSENT, error_line(e)
         except ModuleNotFoundError as e:
             state, reason = ABSENT, f"pip install {e.name}"
         except FellBack as e:
-            state, reason = FALLBACK, _line(e)
+            state, reason = FALLBACK, error_line(e)
         except UnsupportedError as e:
-            state, reason = DECLINED, _line(e)
+            state, reason = DECLINED, error_line(e)
         except ExporterError as e:
-            state, reason = EXPORTER, _line(e)
+            state, reason = EXPORTER, error_line(e)
         except Exception as e:  # noqa: BLE001 - whatever is raised is this row's finding
-            state, reason = FAILED, f"{type(e).__name__}: {_line(e)}"
+            state, reason = FAILED, f"{type(e).__name__}: {error_line(e)}"
         return Row(case, state, error, seconds or time.perf_counter() - start, reason)
 
     def _judged(self, case: Case, error: float) -> tuple[str, str]:
@@ -219,7 +220,7 @@ class _Runner:
         try:
             own = max(relative_errors(prepared.rounded(inputs, case.precision), wanted))
         except Exception as e:  # noqa: BLE001 - what torch raises excuses nothing
-            return WRONG, f"{expected}; torch has no result in {case.precision}: {_line(e)}"
+            return WRONG, f"{expected}; torch has no result in {case.precision}: {error_line(e)}"
         if error <= TWICE * own or not math.isfinite(own):
             return AS_TORCH, f"torch's own error in {case.precision}: {own:.1e}"
         return WRONG, f"{expected}; torch's own error in {case.precision}: {own:.1e}"
@@ -258,7 +259,3 @@ class _Runner:
         if isinstance(self._known[key], Exception):
             raise self._known[key]
         return self._known[key]
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:400]

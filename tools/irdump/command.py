@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from tilewright.tools.arguments.parsing import one_line, one_line_warnings
+from tilewright.tools.arguments.printing import one_line, one_line_warnings
 from tilewright.tools.arguments.scope import ArgumentError
 from tilewright.tools.irdump.arguments import parsed
 

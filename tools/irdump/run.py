@@ -40,7 +40,7 @@ from tilewright.passes.kernels.decision import check_decisions
 from tilewright.passes.pipelines import official_stages
 from tilewright.plan_text.writing import plan_module
 from tilewright.running.executable import Executable
-from tilewright.runtime.atomic_file import atomic_file
+from tilewright.runtime.atomic_file import write_atomically
 from tilewright.tools.commands.network import BUNDLED, load_bundled, reject_constants, reject_shapes
 from tilewright.tools.irdump.arguments import LOWERING
 from tilewright.tools.irdump.page import LastStep, page
@@ -79,9 +79,9 @@ def run(arguments: argparse.Namespace) -> None:
         text = _emit(module, target, source.name)
         last = LastStep("source", "The emitted kernels", text, op_count(module))
     if arguments.html is not None:
-        _write(arguments.html, page(source.name, str(target), recorder, last))
+        write_atomically(arguments.html, page(source.name, str(target), recorder, last), "the output")
     if arguments.output is not None:
-        _write(arguments.output, text)
+        write_atomically(arguments.output, text, "the output")
     _report(arguments, source, pipeline, recorder, timing, text)
 
 
@@ -189,14 +189,6 @@ def _emit(module: Module, target: Target, name: str) -> str:
 def _kernel_text(name: str, source: KernelSource) -> str:
     grid = ", ".join(map(str, source.grid))
     return f"// kernel @{name}: grid [{grid}], block {source.block}\n{source.source.rstrip()}\n"
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        with atomic_file(Path(path)) as file:
-            file.write(text.encode())
-    except OSError as e:
-        raise InputError(f"cannot write the output: {e.strerror or e}", where=path) from e
 
 
 _STDIN = "<stdin>"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilewright.tools.arguments.printing import aligned
 from tilewright.tools.process_replay.normalise import kernel_text, named_kernel_text, plan_lines, renamed_ir
 from tilewright.tools.process_replay.recording import Case
 
@@ -207,7 +208,4 @@ def table(comparisons: Sequence[Comparison]) -> str:
     for c in comparisons:
         rows[c.case.network][f"{c.case.target} {c.case.precision}"] = c.short()
     cells = [["network", *columns], *([n, *(row.get(c, "") for c in columns)] for n, row in rows.items())]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    return "\n".join(
-        "  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip() for row in cells
-    )
+    return aligned(cells)

@@ -21,12 +21,20 @@ P = ParamSpec("P")
 #: drawn for text and axes, and turned into the page's own colours
 INK = "#010203"
 FAINT = "#040506"
-_STYLE: Any = {
-    "svg.fonttype": "none", "svg.hashsalt": "tilewright", "font.size": 9.5, "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"], "text.color": INK, "axes.edgecolor": FAINT, "axes.labelcolor": INK,
-    "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False,
-    "grid.color": FAINT, "grid.alpha": 0.25, "grid.linewidth": 0.6, "legend.frameon": False,
-}  # fmt: skip
+
+
+def style(ink: str, faint: str) -> Any:
+    """Matplotlib's parameters of all pictures, with these colours of text and of axes."""
+    return {
+        "svg.fonttype": "none", "svg.hashsalt": "tilewright", "font.size": 9.5, "font.family": "sans-serif",
+        "font.sans-serif": ["DejaVu Sans"], "text.color": ink, "axes.edgecolor": faint,
+        "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink, "axes.spines.top": False,
+        "axes.spines.right": False, "grid.color": faint, "grid.alpha": 0.25, "grid.linewidth": 0.6,
+        "legend.frameon": False,
+    }  # fmt: skip
+
+
+_STYLE = style(INK, FAINT)
 
 
 def require_matplotlib() -> None:

@@ -10,7 +10,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -24,9 +23,9 @@ from tilewright.costmodel import CpuHardware
 from tilewright.costmodel.cluster.inputs.machine import Cluster, Device, Storage
 from tilewright.costmodel.links import Link
 from tilewright.devices.targets import resolve_target
-from tilewright.ir import InputError, Module
+from tilewright.ir import Module
 from tilewright.profiling.kernel_times import TellsLaunchSpans
-from tilewright.runtime.atomic_file import atomic_file
+from tilewright.runtime.atomic_file import write_atomically
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.storage.measure import measure_storage
 
@@ -198,11 +197,7 @@ def record_text(cluster: Cluster, notes: Sequence[str]) -> str:
 
 def write_record(path: str, text: str) -> None:
     """Write a record, whole or not at all; raises InputError where it cannot be written."""
-    try:
-        with atomic_file(Path(path)) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise InputError(f"cannot write the record: {error.strerror}", where=path) from error
+    write_atomically(path, text, "the record")
 
 
 def _quoted(text: str) -> str:

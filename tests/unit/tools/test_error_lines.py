@@ -8,7 +8,7 @@ import pytest
 import tilewright as tw
 from tilewright.frontends import relay
 from tilewright.ir import InputError
-from tilewright.tools.arguments.parsing import MAX_CHARS, one_line, one_line_warnings
+from tilewright.tools.arguments.printing import MAX_CHARS, one_line, one_line_warnings
 from tilewright.tools.cli import main
 from tilewright.tools.irdump.command import main as irdump
 from tilewright.tuning.database.database import TuningDatabase

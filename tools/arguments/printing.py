@@ -1,0 +1,53 @@
+"""What commands print: errors and warnings on one line each, without control characters, and tables."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+#: of longer lines the middle is left out
+MAX_CHARS = 4000
+
+
+def one_line(text: str) -> str:
+    """The text on one line, with escapes for what a terminal would obey or not show: files may hold it."""
+    words = " ".join(text.split())
+    shown = words if len(words) <= MAX_CHARS else f"{words[: MAX_CHARS // 2]} ... {words[-MAX_CHARS // 2 :]}"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
+
+
+@contextmanager
+def one_line_warnings(program: str = "") -> Iterator[None]:
+    """Within, warnings are printed as `warning: TEXT` behind the name of a program, if one is given."""
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        print(f"{program}{': ' if program else ''}warning: {one_line(str(message))}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+def error_line(error: BaseException, most: int = 400) -> str:
+    """The text of an error on one line, cut after `most` characters."""
+    return " ".join(str(error).split())[:most]
+
+
+def aligned(rows: Sequence[Sequence[object]]) -> str:
+    """A table whose columns begin at the same place in every line; all rows have as many cells."""
+    texts = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in texts)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def markdown_row(cells: Sequence[object]) -> str:
+    """One row of a Markdown table."""
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def markdown_head(cells: Sequence[object]) -> list[str]:
+    """The two lines that a Markdown table begins with."""
+    return [markdown_row(cells), "|" + "---|" * len(cells)]
