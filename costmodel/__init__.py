@@ -20,9 +20,7 @@ from tilewright.costmodel.kernels.choose_streams import choose_map, choose_row_r
 from tilewright.costmodel.kernels.explain import Explanation, explain
 from tilewright.costmodel.kernels.parameters import (
     ContractParameters,
-    LineParameters,
     MapParameters,
-    Parameters,
     RowReduceParameters,
     WindowParameters,
 )
@@ -49,10 +47,8 @@ __all__ = [
     "GpuHardware",
     "Hardware",
     "Limits",
-    "LineParameters",
     "LineProblem",
     "MapParameters",
-    "Parameters",
     "Problem",
     "RowReduceParameters",
     "RowReduceProblem",

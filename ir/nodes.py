@@ -5,10 +5,11 @@ Attributes, types and index expressions compare structurally; `equal` (`compare.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tilewright.ir.constants import Constants
 from tilewright.ir.errors import InputError
@@ -57,7 +58,17 @@ class Pairs:
         return any(k == key for k, _ in self.items)
 
 
-Attr = None | bool | int | float | str | tuple["Attr", ...] | Sym | BinOp | Pairs | Ref
+class TypedAttr(ABC):
+    """An attribute of a class of its own, printed `name<key: value, ...>` (see `typed_attributes`)."""
+
+    attribute: ClassVar[str]
+
+    @abstractmethod
+    def pairs(self) -> Pairs:
+        """What is printed between the angle brackets."""
+
+
+Attr = None | bool | int | float | str | tuple["Attr", ...] | Sym | BinOp | Pairs | Ref | TypedAttr
 
 
 _Attrs = tuple[tuple[str, Attr], ...]

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from tilewright.ir import Func, Level, Module, Pairs
+from tilewright.ir import Attr, Func, Level, Module, Pairs
+from tilewright.passes.kernels.decision import decision_of
 from tilewright.passes.kernels.registry import is_generated
 
 
@@ -14,13 +15,13 @@ from tilewright.passes.kernels.registry import is_generated
 class KernelRecord:
     """A kernel with its parameters, what the cost model says of it (seconds) and what was measured.
 
-    origins: the ops of the network that it computes, each once. skeleton, params, cost: None where nothing
+    origins: the ops of the network that it computes, each once. template, params, cost: None where nothing
     was chosen or estimated. grid, block: blocks, and threads of a block.
     """
 
     name: str
     origins: tuple[str, ...]
-    skeleton: str | None
+    template: str | None
     grid: tuple[int, ...]
     block: int
     params: Mapping[str, Any] | None
@@ -30,24 +31,29 @@ class KernelRecord:
     @staticmethod
     def of(f: Func) -> KernelRecord:
         """The record of a kernel function at the tensor or the thread level."""
+        decision = decision_of(f)
+        params, cost = (None, None) if decision is None else (decision.parameters, decision.cost)
         return KernelRecord(
             f.name,
             tuple(dict.fromkeys(op.loc for op in f.body.ops if op.loc)),
-            cast("str | None", f.get("skeleton")),
+            None if decision is None else decision.template,
             cast("tuple[int, ...]", f.get("grid", (1, 1, 1))),  # a library makes its own grid
             cast("int", f.get("block", 1)),
-            _plain(f.get("params")),
-            _plain(f.get("cost")),
-            cast("float | None", f.get("measured_s")),
+            None if params is None else plain(params.pairs()),
+            None if cost is None else plain(cost.pairs()),
+            None if decision is None else decision.measured_s,
         )
 
     @staticmethod
     def read(facts: Mapping[str, Any]) -> KernelRecord:
-        """The record that these facts of a checked report came from; older ones do not tell origins."""
+        """The record that these facts of a checked report came from.
+
+        Older facts have no origins, and call the template a skeleton.
+        """
         return KernelRecord(
             name=facts["name"],
             origins=tuple(facts.get("origins", ())),
-            skeleton=facts["skeleton"],
+            template=facts["template"] if "template" in facts else facts["skeleton"],
             grid=tuple(facts["grid"]),
             block=facts["block"],
             params=facts["params"],
@@ -83,7 +89,8 @@ def kernel_records(thread: Module) -> tuple[KernelRecord, ...]:
     return tuple(KernelRecord.of(f) for f in thread.funcs if f.level is Level.THREAD or not is_generated(f))
 
 
-def _plain(a: object) -> Any:
+def plain(a: Attr) -> Any:
+    """An attribute as dicts, lists, numbers and texts."""
     if isinstance(a, Pairs):
-        return {k: _plain(v) for k, v in a.items}
-    return list(map(_plain, a)) if isinstance(a, tuple) else a
+        return {k: plain(v) for k, v in a.items}
+    return list(map(plain, a)) if isinstance(a, tuple) else a

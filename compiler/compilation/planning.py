@@ -12,10 +12,12 @@ import numpy as np
 
 from tilewright.codegen import KernelSource
 from tilewright.codegen.emit.in_place import in_place_pairs
-from tilewright.ir import Func, InputError, Level, Module, Op, Pairs, Ref, TensorType, Value
+from tilewright.ir import Func, InputError, Level, Module, Op, Ref, TensorType, Value
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.tensor.join_ops import boxes_of
 from tilewright.ir.types import array_type, itemsize
+from tilewright.passes.kernels.decision import parameters_of
+from tilewright.passes.kernels.library.template import LibraryParameters
 from tilewright.passes.kernels.registry import is_generated
 from tilewright.runtime.arena.placement import place_arena
 from tilewright.runtime.libraries.kernel import LibraryKernel
@@ -320,7 +322,6 @@ def library_kernels(module: Module) -> dict[str, LibraryKernel]:
     """The library kernels of a module by the names of their functions."""
     out = {}
     for f in module.funcs:
-        params = f.get("params")
-        if not is_generated(f) and isinstance(params, Pairs):
-            out[f.name] = LibraryKernel.from_json(str(params["kernel"]))
+        if not is_generated(f):
+            out[f.name] = LibraryKernel.from_json(parameters_of(f, LibraryParameters).kernel)
     return out

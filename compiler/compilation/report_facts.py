@@ -12,6 +12,7 @@ from tilewright.costmodel.hardware.provenance import borrowed_constants
 from tilewright.ir import Func, Op, Pairs
 from tilewright.passes.estimation import ESTIMATOR
 from tilewright.passes.graph.choose_algorithms import compared
+from tilewright.passes.kernels.decision import is_measured
 
 
 def convolution_facts(main: Func, hardware: Hardware) -> list[dict[str, Any]]:
@@ -88,7 +89,7 @@ def compilation_facts(lowered: Lowered) -> dict[str, Any]:
 
     The hardware record, whether it was calibrated, the constants that were measured, those of another device,
     and the device without a record that it is used for. Of each kernel the
-    skeleton, parameters, bound, estimate and limit; of each convolution the algorithms;
+    template, parameters, bound, estimate and limit; of each convolution the algorithms;
     how many values changed their layout.
     """
     hardware = lowered.target.hardware
@@ -98,7 +99,7 @@ def compilation_facts(lowered: Lowered) -> dict[str, Any]:
         "hardware_constants": calibrated_constants(hardware),
         "hardware_borrowed": borrowed_constants(hardware),
         "hardware_stands_for": hardware.stands_for,
-        "chosen_by": "measurement" if any(f.get("measured_s") for f in lowered.tensor.funcs) else "model",
+        "chosen_by": "measurement" if any(map(is_measured, lowered.tensor.funcs)) else "model",
         "convolutions": convolution_facts(lowered.graph.main, hardware),
         "layouts": layout_facts(lowered.thread.main),
         "kernels": [record.facts() for record in lowered.records],

@@ -18,6 +18,7 @@ from tilewright.libraries.matching.norm import norms_in
 from tilewright.libraries.program import program_around, with_kernel
 from tilewright.libraries.weights import with_packed_weights, with_wide_bias
 from tilewright.passes import PassContext, run_pipeline
+from tilewright.passes.kernels.decision import cost_of
 from tilewright.passes.pipelines import TENSOR
 from tilewright.runtime.errors import DeviceMissingError
 from tilewright.runtime.libraries.kernel import LibraryKernel
@@ -89,7 +90,7 @@ def _programs(
         prepared: Module | None = None
         for found in device.library_kernels(call.provider, call.problem, workspace_bytes):
             prepared = prepared or _with_parameters(program_around(call.kernel or kernel, call), hardware)
-            yield with_kernel(prepared, found, kernel.get("cost"))
+            yield with_kernel(prepared, found, cost_of(kernel))
         if prepared is not None:
             return
 
@@ -125,7 +126,7 @@ def program_with(f: Func, kernel: LibraryKernel, hardware: Hardware) -> Module |
     for call in FINDERS[kernel.provider](f):
         if call.problem == kernel.problem:
             prepared = _with_parameters(program_around(call.kernel or f, call), hardware)
-            return with_kernel(prepared, kernel, f.get("cost"))
+            return with_kernel(prepared, kernel, cost_of(f))
     return None
 
 
@@ -198,7 +199,7 @@ def _operands(contract: Op, first: int, found: Absorbed) -> tuple[Value, ...]:
 
 
 def _with_parameters(program: Module, hardware: Hardware) -> Module:
-    """Skeletons and parameters for the generated kernels of a program, by the model."""
+    """Templates and parameters for the generated kernels of a program, by the model."""
     others = program.with_funcs(tuple(f for f in program.funcs if not f.name.endswith("_library")))
     context = PassContext(hardware=hardware, reproducer_folder=None, verify_each=False)
     chosen = run_pipeline(others, TENSOR.only("choose-parameters"), context)

@@ -22,14 +22,7 @@ from tilewright.libraries.program import inlined
 from tilewright.libraries.report import replacing, without_counts, won_by
 from tilewright.libraries.weights import with_constant_weights
 from tilewright.measuring.budget import Budget, Turns
-from tilewright.measuring.kernel_program import (
-    bound_of,
-    constants_of,
-    kernel_program,
-    occurrences_of,
-    seconds_of,
-    subject_text,
-)
+from tilewright.measuring.kernel_program import constants_of, kernel_program, occurrences_of, subject_text
 from tilewright.measuring.measurer import Measurer
 from tilewright.measuring.network_replays import (
     NetworkPlan,
@@ -39,6 +32,7 @@ from tilewright.measuring.network_replays import (
     random_inputs,
 )
 from tilewright.measuring.network_validation import Choices, validated
+from tilewright.passes.kernels.decision import bound_of, seconds_of, text_of
 from tilewright.passes.tensor.share_kernels import kernel_text
 from tilewright.tuning.database.records import StoredChoice
 
@@ -198,7 +192,7 @@ class _Comparing:
             turn = turns.take(weights[f.name])
             at, kernel = constants[f.name], known.computed_in(f)
             generated = partial(kernel_program, f, at)
-            compared = self._compared(kernel, str(f.get("params")), generated, at, calls[f.name], turn)
+            compared = self._compared(kernel, text_of(f), generated, at, calls[f.name], turn)
             if compared is not None:
                 found[f.name] = compared
         return found

@@ -19,8 +19,9 @@ from tilewright.libraries.candidates import FINDERS, LibraryDevice, library_cand
 from tilewright.libraries.matching.constants import with_true_constants
 from tilewright.libraries.weights import with_constant_weights
 from tilewright.measuring.budget import Budget
-from tilewright.measuring.kernel_program import estimate_of, with_random_constants
+from tilewright.measuring.kernel_program import with_random_constants
 from tilewright.measuring.measurer import Measurer
+from tilewright.passes.kernels.decision import estimate_of, with_decision
 from tilewright.passes.kernels.registry import is_generated
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import DeviceError, DeviceLostError, DeviceMissingError, InputError
@@ -266,5 +267,5 @@ def _with_seconds(program: Module, seconds: float) -> Module:
     rest = sum(estimate_of(f) for f in program.funcs if f.name != "main" and is_generated(f))
     own = max(seconds - rest, seconds / 4)
     return program.with_funcs(
-        tuple(f if is_generated(f) else f.with_attrs(measured_s=own) for f in program.funcs)
+        tuple(f if is_generated(f) else with_decision(f, measured_s=own) for f in program.funcs)
     )

@@ -13,9 +13,8 @@ from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, Ref, T
 from tilewright.ir.tensor.ops import dims, reads
 from tilewright.libraries.matching.attention import attentions_in
 from tilewright.libraries.matching.constants import KernelConstants, facts_in
-from tilewright.measuring.kernel_program import estimate_of
 from tilewright.passes.kernels.contract.template import CONTRACT
-from tilewright.passes.kernels.registry import TEMPLATE
+from tilewright.passes.kernels.decision import DECISION, KernelDecision, cost_of, estimate_of, text_of
 from tilewright.passes.rewriting.values import replace_in_op, use_counts
 from tilewright.passes.tensor.chains.merge import merged, reshapes_filled
 from tilewright.passes.tensor.share_kernels import kernel_text
@@ -42,7 +41,7 @@ class FusionGroup:
     @property
     def chosen(self) -> str:
         """The parameters of the kernels as text."""
-        return str([f.get("params") for f in self.kernels])
+        return f"[{', '.join(map(text_of, self.kernels))}]"
 
     def constants(self, known: Mapping[str, Collection[int]]) -> tuple[int, ...]:
         """Positions of the fused kernel's parameters that are constants at every site."""
@@ -159,10 +158,10 @@ def _attention_group(
         tuple(made[v] if v in made else place[v, p.type] for v, p in zip(op.operands, f.params, strict=True))
         for op, f in zip(calls, called, strict=True)
     )
-    cost = called[-1].get("cost")
-    if isinstance(cost, Pairs):
-        cost = Pairs.of({**cost.as_dict(), "estimate_s": sum(map(estimate_of, called))})
-    fused = fused.with_attrs(skeleton=CONTRACT.name, cost=cost)
+    cost = cost_of(called[-1])
+    if cost is not None:
+        cost = replace(cost, estimate_s=sum(map(estimate_of, called)))
+    fused = fused.with_attrs(**{DECISION: KernelDecision(CONTRACT.name, None, cost)})
     return FusionGroup(tuple(called), fused, wiring, (calls,), (tuple(arguments),))
 
 
@@ -245,7 +244,7 @@ def _joined_sum(first: Func, second: Func, position: int) -> Func | None:
     body = [*before, contraction, *(replace_in_op(op, new) for op in second.body.ops if op is not added)]
     params = (*first.params, *(p for i, p in enumerate(second.params) if i != position))
     types = tuple(new.get(v, v).type for v in returned)
-    attrs = {TEMPLATE: CONTRACT.name, "cost": first.get("cost")}
+    attrs = {DECISION: KernelDecision(CONTRACT.name, None, cost_of(first))}
     name = f"{first.name}_{second.name}"
     return Func(Level.TENSOR, name, Block(params, tuple(body)), types).with_attrs(**attrs)
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
-from tilewright.ir import Attr, Block, Builder, Func, Level, Module, Op, Pairs, Ref, Value
+from tilewright.ir import Block, Builder, Func, Level, Module, Op, Ref, Value
 from tilewright.libraries.matching.library_call import LibraryCall
-from tilewright.passes.kernels.library.template import LIBRARY
+from tilewright.passes.kernels.decision import DECISION, KernelCost, KernelDecision
+from tilewright.passes.kernels.library.template import LIBRARY, LibraryParameters
 from tilewright.passes.rewriting.values import replace_in_op, resolve
 from tilewright.runtime.libraries.kernel import LibraryKernel
 
@@ -86,19 +87,19 @@ def _free(ops: Sequence[Op]) -> list[Value]:
     return list(dict.fromkeys(v for op in ops for v in op.operands if v not in made))
 
 
-def with_kernel(program: Module, kernel: LibraryKernel, cost: Attr) -> Module:
+def with_kernel(program: Module, kernel: LibraryKernel, cost: KernelCost | None) -> Module:
     """The program with this algorithm for its library function."""
     return program.with_funcs(
         tuple(library_func(f, kernel, cost) if f.name.endswith("_library") else f for f in program.funcs)
     )
 
 
-def library_func(f: Func, kernel: LibraryKernel, cost: Attr) -> Func:
+def library_func(f: Func, kernel: LibraryKernel, cost: KernelCost | None) -> Func:
     """A function that a library computes: the pass to the thread level leaves it as it is."""
-    params = Pairs.of(
-        {"provider": kernel.provider, "operation": kernel.operation, "kernel": kernel.to_json()}
+    parameters = LibraryParameters(
+        provider=kernel.provider, operation=kernel.operation, kernel=kernel.to_json()
     )
-    return f.with_attrs(skeleton=LIBRARY.name, params=params, cost=cost)
+    return f.with_attrs(**{DECISION: KernelDecision(LIBRARY.name, parameters, cost)})
 
 
 def inlined(module: Module, programs: Mapping[str, Module]) -> Module:

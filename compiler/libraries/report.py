@@ -8,7 +8,7 @@ from typing import Any
 from tilewright.compilation.planning import library_kernels
 from tilewright.ir import Module, Ref
 from tilewright.libraries.candidates import FINDERS
-from tilewright.measuring.kernel_program import seconds_of
+from tilewright.passes.kernels.decision import seconds_of
 from tilewright.passes.kernels.registry import is_generated
 
 #: attribute of a function while shares are counted: how many kernels of generated code alone it stands for

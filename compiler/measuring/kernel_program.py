@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from tilewright.ir import Block, Builder, Func, Level, Module, Pairs, Ref, Value
+from tilewright.ir import Block, Builder, Func, Level, Module, Ref, Value
 from tilewright.measuring.measurer import RandomConstants
 from tilewright.passes.analysis.constant_params import constant_positions
+from tilewright.passes.kernels.decision import undecided
 from tilewright.passes.rewriting.values import replace_in_op
 from tilewright.passes.tensor.share_kernels import kernel_text
-
-#: attributes that a search changes, or that say where a choice comes from
-_CHOSEN = ("skeleton", "params", "cost", "measured_s", "candidates")
 
 
 def kernel_program(kernel: Func, constants: Collection[int]) -> Module:
@@ -47,8 +45,7 @@ def constants_of(module: Module) -> Mapping[str, tuple[int, ...]]:
 
 def subject_text(kernel: Func, constants: Collection[int]) -> str:
     """What is the same for kernels that a search need not tell apart: all but names and parameters."""
-    bare = kernel.with_attrs(**{name: None for name in _CHOSEN if kernel.get(name) is not None})
-    return f"constants {sorted(constants)}\n{kernel_text(bare)}"
+    return f"constants {sorted(constants)}\n{kernel_text(undecided(kernel))}"
 
 
 def occurrences_of(module: Module) -> dict[str, int]:
@@ -59,25 +56,3 @@ def occurrences_of(module: Module) -> dict[str, int]:
         if isinstance(ref, Ref):
             counts[ref.name] = counts.get(ref.name, 0) + 1
     return counts
-
-
-def estimate_of(kernel: Func) -> float:
-    """Seconds of a kernel by the model, 0 where it says nothing."""
-    return _cost(kernel, "estimate_s")
-
-
-def bound_of(kernel: Func) -> float:
-    """Seconds that a kernel takes at least by the model, 0 where it says nothing."""
-    return _cost(kernel, "bound_s")
-
-
-def seconds_of(kernel: Func) -> float:
-    """Seconds of a kernel as they were measured, else by the model."""
-    measured = kernel.get("measured_s")
-    return measured if isinstance(measured, float) else estimate_of(kernel)
-
-
-def _cost(kernel: Func, name: str) -> float:
-    cost = kernel.get("cost")
-    seconds = cost[name] if isinstance(cost, Pairs) and name in cost else None
-    return seconds if isinstance(seconds, float) else 0.0

@@ -11,6 +11,7 @@ from tilewright.codegen.builders.cache import cache_key
 from tilewright.ir import Module, TilewrightError
 from tilewright.measuring.measurer import Measurer
 from tilewright.measuring.network_validation import Verdict
+from tilewright.passes.kernels.decision import undecided
 from tilewright.passes.tensor.share_kernels import kernel_text
 from tilewright.tuning.database.records import Entries, Key, Row, StoredChoice
 from tilewright.tuning.kernels.kernel_outcome import is_seconds, outcome_in, record_of
@@ -139,5 +140,4 @@ class ChoiceBook:
 
 def subject_of(module: Module) -> str:
     """What names a network at tensor level: its text but for parameters, origins and names of values."""
-    texts = [kernel_text(f.with_attrs(skeleton=None, params=None, cost=None)) for f in module.funcs]
-    return "network:" + cache_key(*texts)
+    return "network:" + cache_key(*(kernel_text(undecided(f, network=True)) for f in module.funcs))

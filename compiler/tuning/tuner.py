@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from tilewright.codegen.builders.cache import cache_key
 from tilewright.costmodel.hardware.calibration import calibrated_constants
-from tilewright.ir import Func, Module, Pairs
+from tilewright.ir import Func, Module
 from tilewright.measuring.budget import Budget
 from tilewright.measuring.kernel_program import constants_of, kernel_program, occurrences_of, subject_text
 from tilewright.measuring.measurer import Measurer
 from tilewright.measuring.network_replays import KernelVariants, NetworkReplays, random_inputs
 from tilewright.measuring.network_validation import Choices, Verdict, validated
+from tilewright.passes.kernels.decision import DECISION, MeasuredPoint, chosen_for, text_of
 from tilewright.tuning.algorithms import measured_algorithms
 from tilewright.tuning.choices import ChoiceBook
 from tilewright.tuning.database.records import Entries
@@ -149,7 +151,7 @@ class Tuner:
             space = search_space(f, self.measurer.target.hardware, cold)
             if space is None:
                 continue
-            subject = "kernel:" + cache_key(subject_text(f, constants[f.name]), str(f["params"]), *known)
+            subject = "kernel:" + cache_key(subject_text(f, constants[f.name]), text_of(f), *known)
             if subject in by_subject:
                 by_subject[subject].search.occurrences += calls[f.name]
             else:
@@ -202,8 +204,7 @@ def patience_for(share: float) -> int:
 
 def _variants(module: Module, tasks: Mapping[str, Task], task: Task, point: int) -> tuple[Func, ...]:
     """The kernels of a task's names with the parameters of a point."""
-    found = task.search.space.variant(point)
-    chosen = {name: found[name] for name in ("skeleton", "params", "cost")}
+    chosen = {DECISION: task.search.space.variant(point)[DECISION]}
     return tuple(module[name].with_attrs(**chosen) for name, t in tasks.items() if t is task)
 
 
@@ -215,14 +216,14 @@ def _chosen(kernel: Func, task: Task, verdict: Verdict) -> Func:
     seconds = {r.point: r.seconds for r in task.outcome.ranking}
     if task.outcome.model_s is not None:
         seconds[0] = task.outcome.model_s
-    best = space.variant(point)
     # The model's choice comes first.
     rows = tuple(_row(task, i, seconds[i]) for i in sorted(seconds, key=lambda i: (i != 0, seconds[i])))
-    chosen = {name: best[name] for name in ("skeleton", "params", "cost")}
-    return kernel.with_attrs(**chosen, measured_s=seconds[point], candidates=rows)
+    decision = replace(chosen_for(space.variant(point)), measured_s=seconds[point], candidates=rows)
+    return kernel.with_attrs(**{DECISION: decision})
 
 
-def _row(task: Task, point: int, seconds: float) -> Pairs:
+def _row(task: Task, point: int, seconds: float) -> MeasuredPoint:
     space = task.search.space
-    row = {"params": space.variant(point)["params"], "estimate_s": float(space.estimates_s[point])}
-    return Pairs.of({**row, "measured_s": seconds})
+    decision = chosen_for(space.variant(point))
+    assert decision.parameters is not None
+    return MeasuredPoint(decision.template, decision.parameters, float(space.estimates_s[point]), seconds)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from tilewright.costmodel.hardware.description import Hardware
 from tilewright.costmodel.kernels.bound import Bound, contract_bound_of, global_bound
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP, Assumptions
-from tilewright.costmodel.kernels.parameters import ContractParameters, Parameters
+from tilewright.costmodel.kernels.parameters import ContractParameters
 from tilewright.costmodel.kernels.problem import ContractProblem, Problem
+from tilewright.ir.typed_attributes import AttrRecord
 
 TIMER_NOISE = 0.02
 
@@ -18,7 +19,7 @@ class Violation:
     """A measurement below its lower bound: both times in seconds and the term that claims too much."""
 
     problem: Problem
-    parameters: Parameters
+    parameters: AttrRecord
     measured_s: float
     bound: Bound
 
@@ -32,7 +33,7 @@ class Violation:
 
 def check_measured(
     problem: Problem,
-    parameters: Parameters,
+    parameters: AttrRecord,
     hardware: Hardware,
     seconds: float,
     *,

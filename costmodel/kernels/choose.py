@@ -13,29 +13,14 @@ from tilewright.costmodel.kernels.bound import Bound, BoundArrays, contract_boun
 from tilewright.costmodel.kernels.bound_terms import SKELETON
 from tilewright.costmodel.kernels.enumeration import Rule
 from tilewright.costmodel.kernels.estimator import estimate_contract
-from tilewright.costmodel.kernels.parameters import (
-    ContractParameters,
-    ContractSpace,
-    LineParameters,
-    MapParameters,
-    MatrixParameters,
-    RowReduceParameters,
-    WindowParameters,
-)
+from tilewright.costmodel.kernels.parameters import ContractParameters, ContractSpace
 from tilewright.costmodel.kernels.problem import ContractProblem
 from tilewright.costmodel.kernels.production_space import Limits, production_space
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
 from tilewright.ir.errors import InputError
+from tilewright.ir.typed_attributes import AttrRecord
 
-P = TypeVar(
-    "P",
-    LineParameters,
-    ContractParameters,
-    MatrixParameters,
-    WindowParameters,
-    MapParameters,
-    RowReduceParameters,
-)
+P = TypeVar("P", bound=AttrRecord)
 
 
 @dataclass(frozen=True)
@@ -99,7 +84,7 @@ def likely_contract(
     seen: set[tuple[int, ...]] = set()
     for i in np.lexsort((bounds.seconds, estimates)):
         p = space.at(int(i))
-        kind = (p.n_t, p.k_t, p.h_t, p.w_t, p.threads, p.stages)
+        kind = (*p.thread.values(), p.threads, p.stages)
         if kind not in seen:
             seen.add(kind)
             chosen.append(_choice(space, bounds, estimates, int(i)))

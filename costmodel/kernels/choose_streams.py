@@ -4,7 +4,7 @@ estimate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from tilewright.costmodel.kernels.parameters import MapParameters, RowReducePara
 from tilewright.costmodel.kernels.problem import GlobalProblem, RowReduceProblem, StreamProblem, WindowProblem
 from tilewright.ir.hardware_facts import WARP
 
-Q = TypeVar("Q", WindowParameters, MapParameters, RowReduceParameters)
+Q = TypeVar("Q")
 
 _CPU_THREADS = (1, 2, 4, 8)
 _GPU_THREADS = (64, 128, 256, 512)
@@ -30,8 +30,8 @@ def choose_map(problem: StreamProblem, hardware: Hardware) -> Choice[MapParamete
     space = [MapParameters(t, v, i) for t in threads for v in widths for i in items]
 
     def seconds(p: MapParameters) -> float:
-        work = p.vec * p.items_per_thread
-        instructions = problem.flops / problem.elements * work + 3.0 * p.items_per_thread
+        work = p.vec * p.items
+        instructions = problem.flops / problem.elements * work + 3.0 * p.items
         threads = -(-problem.elements // work)
         if isinstance(hardware, CpuHardware):
             instructions += (
@@ -43,36 +43,38 @@ def choose_map(problem: StreamProblem, hardware: Hardware) -> Choice[MapParamete
             problem, hardware, p.threads, threads, instructions, p.vec, max(1, problem.reads)
         )
 
-    return _best(problem, hardware, space, seconds)
+    best, estimate_s = _best(space, seconds)
+    return Choice(best, global_bound(problem, hardware), estimate_s, len(space))
 
 
 @lru_cache(maxsize=4096)
 def choose_window(problem: WindowProblem, hardware: Hardware) -> Choice[WindowParameters]:
-    """Threads per block, outputs along w per thread and store width of a pooling or depthwise kernel.
+    """Threads per block and outputs along w per thread of a pooling or depthwise kernel.
 
-    `vec` divides both the outputs per thread and the output width, so that every store is aligned.
+    The width of stores divides both the outputs per thread and the output width, so that each is aligned.
     """
     threads = _CPU_THREADS if isinstance(hardware, CpuHardware) else _GPU_THREADS
     outputs = [o for o in (1, 2, 4, 7, 8, 14, 16) if o < 2 * problem.w]
     widths = [v for v in _vector_widths(hardware) if problem.w % v == 0]
-    space = [WindowParameters(t, o, v) for t in threads for o in outputs for v in widths if o % v == 0]
+    space = [(t, o, v) for t in threads for o in outputs for v in widths if o % v == 0]
 
-    def seconds(p: WindowParameters) -> float:
-        strips = -(-problem.w // p.outputs_per_thread)
-        span = (p.outputs_per_thread - 1) * problem.stride_w + (problem.f_w - 1) * problem.dilation_w + 1
-        instructions = p.outputs_per_thread * (problem.taps + 1 / p.vec)
+    def seconds(point: tuple[int, int, int]) -> float:
+        threads, outputs, vec = point
+        strips = -(-problem.w // outputs)
+        span = (outputs - 1) * problem.stride_w + (problem.f_w - 1) * problem.dilation_w + 1
+        instructions = outputs * (problem.taps + 1 / vec)
         if isinstance(hardware, CpuHardware):
-            instructions += (
-                hardware.stream.window_point_clk * problem.f_h * min(span, p.outputs_per_thread * problem.f_w)
-            )
+            instructions += hardware.stream.window_point_clk * problem.f_h * min(span, outputs * problem.f_w)
         else:
             shared = 1 if problem.weight_bytes else 0  # all outputs of a thread take the same weights
-            instructions += hardware.stream.tap_instructions * problem.taps * (p.outputs_per_thread + shared)
+            instructions += hardware.stream.tap_instructions * problem.taps * (outputs + shared)
         return _stream_seconds(
-            problem, hardware, p.threads, problem.planes * problem.h * strips, instructions, p.vec
+            problem, hardware, threads, problem.planes * problem.h * strips, instructions, vec
         )
 
-    return _best(problem, hardware, space, seconds)
+    best, estimate_s = _best(space, seconds)
+    parameters = WindowParameters(*best[:2])
+    return Choice(parameters, global_bound(problem, hardware), estimate_s, len(space))
 
 
 @lru_cache(maxsize=4096)
@@ -103,7 +105,8 @@ def choose_row_reduce(problem: RowReduceProblem, hardware: Hardware) -> Choice[R
             problem, hardware, threads, problem.rows * p.threads_per_row, instructions, p.vec
         )
 
-    return _best(problem, hardware, space, seconds)
+    best, estimate_s = _best(space, seconds)
+    return Choice(best, global_bound(problem, hardware), estimate_s, len(space))
 
 
 def _vector_widths(hardware: Hardware) -> tuple[int, ...]:
@@ -177,11 +180,6 @@ def _gpu_seconds(
     )
 
 
-def _best(
-    problem: GlobalProblem, hardware: Hardware, space: Iterable[Q], seconds: Callable[[Q], float]
-) -> Choice[Q]:
-    """The point with the smallest estimate, the first one of equals."""
-    points = list(space)
-    estimates = [seconds(p) for p in points]
-    best = min(range(len(points)), key=estimates.__getitem__)
-    return Choice(points[best], global_bound(problem, hardware), estimates[best], len(points))
+def _best(space: Sequence[Q], seconds: Callable[[Q], float]) -> tuple[Q, float]:
+    """The point with the smallest estimate, the first one of equals, and that estimate."""
+    return min(((point, seconds(point)) for point in space), key=lambda found: found[1])

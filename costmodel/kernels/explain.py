@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from tilewright.costmodel.hardware.description import Hardware
 from tilewright.costmodel.kernels.choose import Choice
-from tilewright.costmodel.kernels.parameters import (
-    ContractParameters,
-    MapParameters,
-    RowReduceParameters,
-    WindowParameters,
-)
+from tilewright.ir.nodes import Pairs
+from tilewright.ir.typed_attributes import AttrRecord
 
 LIMITS = {
     "GM": "compulsory DRAM traffic",
@@ -54,17 +51,11 @@ class Explanation:
         )
 
 
-def explain(
-    choice: Choice[ContractParameters]
-    | Choice[WindowParameters]
-    | Choice[MapParameters]
-    | Choice[RowReduceParameters],
-    hardware: Hardware,
-) -> Explanation:
+def explain(choice: Choice[AttrRecord], hardware: Hardware) -> Explanation:
     """The record to print for `choice`; the fraction of peak is that of the bound, 1 at most."""
     return Explanation(
         device=hardware.name,
-        parameters=tuple(asdict(choice.parameters).items()),
+        parameters=tuple(_flat(choice.parameters.pairs())),
         bound_us=1e6 * choice.bound.seconds,
         peak_fraction=choice.bound.ub,
         limit=choice.bound.limit,
@@ -72,3 +63,12 @@ def explain(
         estimate_us=1e6 * choice.estimate_s,
         candidates_considered=choice.candidates_considered,
     )
+
+
+def _flat(pairs: Pairs, prefix: str = "") -> Iterator[tuple[str, int | str]]:
+    """The names and values of pairs, those inside others as `block.n`."""
+    for name, value in pairs.items:
+        if isinstance(value, Pairs):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, int | str):
+            yield prefix + name, value

@@ -1,58 +1,63 @@
-"""Implementation parameters of a kernel: one frozen dataclass per skeleton and its struct-of-arrays form."""
+"""Implementation parameters of kernels: one record per family for the search, the IR and the lowering."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewright.costmodel.kernels.windows import IntArray
+from tilewright.ir.typed_attributes import AttrRecord, Sizes
 
 Staging = Literal["shared", "direct"]
 
 
 @dataclass(frozen=True)
-class ContractParameters:
-    """How one contract kernel is cut.
+class ContractParameters(AttrRecord):
+    """How one contraction kernel is cut.
 
-    `x_b` and `x_t` are the block and the thread tile of output dimension x; `c_step` input channels are
-    consumed per iteration; `stages` = 2 fetches the next iteration into registers while computing. With
-    `staging` "shared" the block copies its input and weight tiles to shared memory, each input row padded by
-    `smem_pad` elements; with "direct" every work-item reads global memory itself. The width of vectors along
-    k follows from `k_t` and the device (`tilewright.costmodel.kernels.geometry.vector_width`).
+    block, thread: tile per parallel dimension; step: chunk per reduced dimension (others whole); stages: 2
+    fetches the next step into registers while computing. With `staging` "shared" the block copies its input
+    and weight tiles to shared memory, each input row padded by `pad` elements; with "direct" every work-item
+    reads global memory itself. The width of vectors along the columns follows from their thread tile and the
+    device (`tilewright.costmodel.kernels.geometry.vector_width`). run: consecutive indices that a thread owns
+    together, per dimension (columns: all its indices, others 1); lanes: threads of one warp per dimension (by
+    default the first dimensions fill the warp).
+
+    The model names the dimensions by their roles in its problem: n, k (the columns), h and w, and c, which is
+    reduced. A kernel's parameters name the kernel's own.
     """
 
-    n_b: int
-    k_b: int
-    h_b: int
-    w_b: int
-    n_t: int
-    k_t: int
-    h_t: int
-    w_t: int
-    c_step: int
-    stages: int = 1
-    staging: Staging = "shared"
-    smem_pad: int = 0
+    block: Sizes
+    thread: Sizes
+    step: Sizes
+    stages: int
+    staging: Staging
+    pad: int = field(metadata={"least": 0})
+    run: Sizes = field(default_factory=Sizes)
+    lanes: Sizes = field(default_factory=Sizes)
 
     @property
     def threads(self) -> int:
         """Threads (work-items) per block: product of block tile over thread tile."""
-        return (
-            (self.n_b // self.n_t) * (self.k_b // self.k_t) * (self.h_b // self.h_t) * (self.w_b // self.w_t)
-        )
-
-    @property
-    def accumulators(self) -> int:
-        """Outputs per thread."""
-        return self.n_t * self.k_t * self.h_t * self.w_t
+        return prod(self.block[d] // n for d, n in self.thread.items())
 
 
-CONTRACT_COLUMNS = tuple(f.name for f in fields(ContractParameters) if f.name != "staging")
+CONTRACT_COLUMNS = ("n_b", "k_b", "h_b", "w_b", "n_t", "k_t", "h_t", "w_t", "c_step", "stages", "smem_pad")
+
+
+def contract_point(
+    n_b: int, k_b: int, h_b: int, w_b: int, n_t: int, k_t: int, h_t: int, w_t: int, c_step: int,
+    stages: int = 1, staging: Staging = "shared", smem_pad: int = 0,
+) -> ContractParameters:  # fmt: skip
+    """A point of the model's space: `x_b` and `x_t` are the block and the thread tile of dimension x."""
+    block, thread = {"n": n_b, "k": k_b, "h": h_b, "w": w_b}, {"n": n_t, "k": k_t, "h": h_t, "w": w_t}
+    return ContractParameters(Sizes(block), Sizes(thread), Sizes({"c": c_step}), stages, staging, smem_pad)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +93,12 @@ class ContractSpace:
 
     def at(self, index: int) -> ContractParameters:
         """The parameters at `index`."""
-        values = {name: int(getattr(self, name)[index]) for name in CONTRACT_COLUMNS}
-        return ContractParameters(staging=self.staging, **values)
+        return contract_point(**self.named(index))  # type: ignore[arg-type]
+
+    def named(self, index: int) -> dict[str, int | str]:
+        """What records of measurements call the point at `index`: its columns."""
+        columns = {name: int(getattr(self, name)[index]) for name in CONTRACT_COLUMNS}
+        return {**columns, "staging": self.staging}
 
     def take(self, chosen: IntArray | npt.NDArray[np.bool_]) -> ContractSpace:
         """The sub-space selected by an index array or a mask."""
@@ -102,78 +111,36 @@ def contract_space(parameters: Sequence[ContractParameters]) -> ContractSpace:
     stagings = {p.staging for p in parameters}
     if len(stagings) != 1:
         raise ValueError(f"expected parameters of one staging, got {sorted(stagings)}")
-    columns = {
-        name: np.array([getattr(p, name) for p in parameters], dtype=np.int64) for name in CONTRACT_COLUMNS
-    }
+    tiles = [(*p.block.values(), *p.thread.values(), p.step["c"], p.stages, p.pad) for p in parameters]
+    columns = dict(zip(CONTRACT_COLUMNS, np.array(tiles, dtype=np.int64).T.copy(), strict=True))
     return ContractSpace(staging=stagings.pop(), **columns)
 
 
 @dataclass(frozen=True)
-class WindowParameters:
-    """Pooling and depthwise kernels: threads per block, outputs along w and h per thread, words per store."""
+class WindowParameters(AttrRecord):
+    """Window reductions: threads per block, and outputs of a thread.
+
+    outputs: a number along the last dimension, or one per dimension. The model names dimensions by their
+    roles: `rows`, `columns` and `inner`, the last one.
+    """
 
     threads: int
-    outputs_per_thread: int
-    vec: int
-    rows_per_thread: int = 1
+    outputs: int | Sizes
 
 
 @dataclass(frozen=True)
-class MapParameters:
+class MapParameters(AttrRecord):
     """Elementwise kernels: threads per block, vector width in elements, vectors per thread."""
 
     threads: int
     vec: int
-    items_per_thread: int
+    items: int
 
 
 @dataclass(frozen=True)
-class RowReduceParameters:
+class RowReduceParameters(AttrRecord):
     """Row reductions: threads that share one row, rows per block, vector width of the loads in elements."""
 
     threads_per_row: int
     rows_per_block: int
     vec: int
-
-
-@dataclass(frozen=True)
-class LineParameters:
-    """Kernels of ordered steps: threads per block, and threads that share the elements of one line."""
-
-    threads: int
-    owners: int
-
-
-@dataclass(frozen=True)
-class MatrixParameters:
-    """How one tensor-core kernel is cut.
-
-    A block computes an m x n tile of the product with warps_m x warps_n warps, k of the reduced channel at a
-    time, through a ring of `stages` buffers. There are warps_k such sets of warps: each multiplies its part
-    of every chunk, and the parts' sums are added at the end. groups: 1 where groups of four warps along m
-    multiply tiles in shared memory (wgmma), 0 where every warp multiplies fragments (mma.sync).
-    """
-
-    m: int
-    n: int
-    k: int
-    warps_m: int
-    warps_n: int
-    stages: int
-    warps_k: int = 1
-    groups: int = 0
-
-    @property
-    def threads(self) -> int:
-        """Threads per block."""
-        return 32 * self.warps_m * self.warps_n * self.warps_k
-
-
-Parameters = (
-    LineParameters
-    | ContractParameters
-    | MatrixParameters
-    | WindowParameters
-    | MapParameters
-    | RowReduceParameters
-)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tilewright.ir.expr import BinOp, Sym
-from tilewright.ir.nodes import Attr, Block, Func, Module, Op, Pairs, Value
+from tilewright.ir.nodes import Attr, Block, Func, Module, Op, Pairs, TypedAttr, Value
 
 
 def equal(a: Module, b: Module, *, constants: bool = True) -> bool:
@@ -44,6 +44,8 @@ def same_attr(a: Attr, b: Attr) -> bool:
         return len(a) == len(b) and all(same_attr(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, Pairs) and isinstance(b, Pairs):
         return same_attrs(a.items, b.items)
+    if isinstance(a, TypedAttr) and isinstance(b, TypedAttr):
+        return same_attr(a.pairs(), b.pairs())
     if isinstance(a, Sym | BinOp):
         return a == b
     return bool(a == b)

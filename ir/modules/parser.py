@@ -17,8 +17,9 @@ from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.constants import Constants, load_constants
 from tilewright.ir.errors import InputError, expect, file_path
 from tilewright.ir.expr import BinOp, Sym, binary
-from tilewright.ir.nodes import Attr, Block, Func, Level, Module, Op, Pairs, Ref, Value
+from tilewright.ir.nodes import Attr, Block, Func, Level, Module, Op, Pairs, Ref, TypedAttr, Value
 from tilewright.ir.opdef import op_def
+from tilewright.ir.typed_attributes import read_attribute, upgraded
 from tilewright.ir.types import TensorType, Type, parse_scalar
 
 MAX_BYTES = 64 << 20
@@ -33,7 +34,7 @@ FORMER_OPS = {
 }
 FORMER_ATTRS = {("thread.scale_rows", "seldom"): "skip_if_one"}
 
-_BRACKET = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"?|#[^\n]*|[()\[\]{}]')
+_BRACKET = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"?|#[^\n]*|->|[()\[\]{}<>]')
 
 
 class _Body(NamedTuple):
@@ -185,6 +186,12 @@ class _Build(Transformer[Token, Any]):
     def pair(self, c: list[Any]) -> tuple[str, Attr]:
         return str(c[0]), _plain(c[1])
 
+    def typed(self, c: list[Any]) -> TypedAttr:
+        try:
+            return read_attribute(str(c[0]), Pairs(tuple(x for x in c[1:] if x is not None)))
+        except InputError as e:
+            raise _SyntaxFault(str(e), c[0]) from e
+
     def integer(self, c: list[Any]) -> int:
         return _number(c[0])
 
@@ -297,7 +304,11 @@ class _Scope:
             self.fail(f.body.params[0][0], "a function body takes no block parameters")
         block = Block(params, tuple(self.op(o) for o in f.body.ops))
         level = Level(str(f.level).partition(".")[0])
-        return Func(level, str(f.name)[1:], block, tuple(f.types), self.attrs(f.attrs))
+        try:
+            attrs = upgraded(self.attrs(f.attrs))
+        except InputError as e:
+            self.fail(f.name, str(e))
+        return Func(level, str(f.name)[1:], block, tuple(f.types), attrs)
 
 
 def parse(text: str, *, constants: Constants | None = None, where: str = "<text>") -> Module:
@@ -361,14 +372,14 @@ def _check_nesting(text: str, where: str) -> None:
     depth = 0
     for m in _BRACKET.finditer(text):
         ch = m[0]
-        if ch in "([{":
+        if ch in "([{<":
             depth += 1
             if depth > MAX_DEPTH:
                 line, column = text.count("\n", 0, m.start()) + 1, m.start() - text.rfind("\n", 0, m.start())
                 raise InputError(
                     f"expected brackets nested at most {MAX_DEPTH} deep", where=f"{where}:{line}:{column}"
                 )
-        elif ch in ")]}":
+        elif ch in ")]}>":
             depth = max(0, depth - 1)
 
 
@@ -397,7 +408,8 @@ _TERMINALS = {
     "INT": "an integer", "STRING": "a string", "MODULE": "'module'", "FLOAT": "a float", "LOC": "'loc'",
     "IN": "'in'", "__ANON_0": "'->'", "MINUS": "'-'", "ADDITIVE": "'+' or '-'",
     "MULTIPLICATIVE": "'*', '//' or '%'", "EXTREME": "min or max", "DOTTED": "a dotted name",
-    "TRUE": "true", "FALSE": "false", "NONE": "none", "$END": "the end of the text",
+    "LESSTHAN": "'<'", "MORETHAN": "'>'", "TRUE": "true", "FALSE": "false", "NONE": "none",
+    "$END": "the end of the text",
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from tilewright.ir.errors import expect
 from tilewright.ir.expr import BinOp, Sym, show_expr
 from tilewright.ir.modules.compare import same_attr
-from tilewright.ir.nodes import Attr, Block, Func, Module, Op, Pairs, Ref, Value, print_with
+from tilewright.ir.nodes import Attr, Block, Func, Module, Op, Pairs, Ref, TypedAttr, Value, print_with
 from tilewright.ir.opdef import ORIGINS, is_defined, op_def
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
@@ -33,9 +33,15 @@ def show_attr(a: Attr) -> str:
         case Ref(name):
             return f"@{name}"
         case Pairs(items):
-            return "(" + ", ".join(f"{k}: {show_attr(v)}" for k, v in items) + ")"
+            return f"({_show_items(items)})"
+        case TypedAttr():
+            return f"{a.attribute}<{_show_items(a.pairs().items)}>"
         case tuple():
             return "[" + ", ".join(map(show_attr, a)) + "]"
+
+
+def _show_items(items: tuple[tuple[str, Attr], ...]) -> str:
+    return ", ".join(f"{k}: {show_attr(v)}" for k, v in items)
 
 
 class _Writer:

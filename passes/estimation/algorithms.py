@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from tilewright.costmodel import Hardware
-from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, Value
+from tilewright.ir import Block, Builder, Func, Level, Module, Op, Value
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.analysis.memory_headroom import bytes_of
+from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.lower import rules  # noqa: F401  (registers the rules)
 from tilewright.passes.lower.lowering import RULES
 from tilewright.passes.pipelines import ESTIMATES
@@ -19,8 +19,7 @@ from tilewright.passes.tensor.choose_parameters import least_s
 
 def kernels_s(module: Module) -> float:
     """Seconds of all kernels of a module by the model, with the parameters it chose."""
-    costs = [cast(Pairs, f["cost"]) for f in module.funcs if f.get("cost") is not None]
-    return sum(cast(float, c["estimate_s"]) for c in costs)
+    return sum(map(estimate_of, module.funcs))
 
 
 @dataclass(frozen=True)

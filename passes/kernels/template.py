@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tilewright.costmodel import Hardware
-from tilewright.ir import Func, Op
-from tilewright.passes.kernels.schema import Fields
+from tilewright.ir import AttrRecord, Func, Op
 from tilewright.passes.kernels.weight_order import WeightOrder
 
 #: a tensor-level kernel and the device it is for, to kernels with other parameters
@@ -22,10 +21,10 @@ class KernelTemplate:
     the name, so that a new family needs no change anywhere else.
     """
 
-    #: what a kernel's attribute `skeleton` says
+    #: what a kernel's decision calls it
     name: str
-    #: what a kernel's attribute `params` must hold
-    params: Fields
+    #: the record of its parameters in a kernel's decision
+    parameters: type[AttrRecord]
     #: gives the thread-level function of a kernel; None where a library computes the kernel
     lower: Callable[[Func], Func] | None
     #: the order in which a kernel reads constant weights of its contraction, which are then stored so;

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tilewright.ir import Func, Level
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.kernels.registry import TEMPLATE, chosen_template
-
-#: what stays on record about a kernel
-KEPT = frozenset({TEMPLATE, "params", "cost", "measured_s"})
+from tilewright.passes.kernels.decision import DECISION, decision_of
+from tilewright.passes.kernels.registry import chosen_template
 
 
 @register_pass(Level.TENSOR, to=Level.THREAD, requires={"kernels-outlined", "parameters-chosen"})
@@ -17,13 +17,12 @@ def tensor_to_thread(func: Func, ctx: PassContext) -> Func:
     rewrite:  tensor.func @k(%x) -> %y {contract, map}
         -->   thread.func @k(%x, %y, grid = ..., block = ...) {loops, loads, stores}
 
-    What a library computes stays as it is. Barriers are placed by `place-barriers`,
-    vector accesses made by `vectorise`.
+    The decision stays on record, but for what else was measured. What a library computes stays as it is.
+    Barriers are placed by `place-barriers`, vector accesses made by `vectorise`.
     """
     if func.name == "main":
         return func
-    lower = chosen_template(func).lower
-    if lower is None:
+    lower, decision = chosen_template(func).lower, decision_of(func)
+    if lower is None or decision is None:
         return func
-    lowered = lower(func)
-    return lowered.with_attrs(**{k: v for k, v in func.attrs if k in KEPT})
+    return lower(func).with_attrs(**{DECISION: replace(decision, candidates=())})

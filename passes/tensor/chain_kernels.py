@@ -9,10 +9,11 @@ from functools import partial
 from math import inf
 
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
-from tilewright.ir import Block, Func, InputError, Level, Module, Op, Pairs, Ref, UnsupportedError, Value
+from tilewright.ir import Block, Func, InputError, Level, Module, Op, Ref, UnsupportedError, Value
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.kernels.attention.choice import may_become_attention
-from tilewright.passes.kernels.chain.parameters import ChosenChain, choose_chain
+from tilewright.passes.kernels.chain.choice import ChosenChain, choose_chain
+from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.registry import chosen_template
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.tensor.chains.candidates import Candidate, Candidates
@@ -101,11 +102,10 @@ class _Model:
 
         def answer() -> float:
             try:
-                cost = self.ctx.estimator.kernel(kernel, self.ctx).get("cost")
+                seconds = estimate_of(self.ctx.estimator.kernel(kernel, self.ctx))
             except UnsupportedError:
-                cost = None
-            estimate = cost["estimate_s"] if isinstance(cost, Pairs) and "estimate_s" in cost else 0.0
-            return float(estimate) if isinstance(estimate, int | float) and estimate < inf else 0.0
+                seconds = 0.0
+            return seconds if seconds < inf else 0.0
 
         question = ("kernel", kernel_text(kernel), self.hardware, self.ctx.target)
         return self.ctx.estimator.remembered(question, answer)

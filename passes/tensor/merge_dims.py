@@ -16,6 +16,7 @@ from tilewright.ir.simplify import Ranges, simplify
 from tilewright.ir.tensor.join_ops import placed
 from tilewright.ir.tensor.ops import STRUCTURED, dims, domain, ranges_of, reads
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.kernels.decision import has_parameters
 from tilewright.passes.rewriting.values import with_indices
 
 
@@ -30,7 +31,7 @@ def merge_dims(func: Func, ctx: PassContext) -> Func:
     becomes of a dimension is decided for all dimensions that reads tie together.
     """
     ops = func.body.ops[:-1]
-    if func.name == "main" or func.get("params") is not None:  # parameters name dimensions
+    if func.name == "main" or has_parameters(func):  # parameters name dimensions
         return func
     if not ops or any(op.name not in STRUCTURED for op in ops) or not dims(ops[-1], "par"):
         return func

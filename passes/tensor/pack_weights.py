@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilewright.ir import Func, Level, Module, Op, Pairs, Ref, Sym, Value
+from tilewright.ir import Func, Level, Module, Op, Ref, Sym, Value
 from tilewright.ir.tensor.ops import reads
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.kernels.decision import with_parameters
 from tilewright.passes.kernels.kernel_problem import contract_roles
 from tilewright.passes.kernels.registry import template_of
 from tilewright.passes.kernels.weight_order import WeightOrder
@@ -25,8 +26,8 @@ def pack_weights(module: Module, ctx: PassContext) -> Module:
     the channel that they cut into chunks instead: [r, s, k, c]. Kernels of CPUs (staging `direct`) read all
     weights of one tile of columns after the other: [k // tile, c, r, s, k % tile], so that the processor
     prefetches them; what the last tile has too many of is zero. The weights are permuted once, at compile
-    time. Kernels that multiply in TF32 get weights that are rounded to it, and are told by `rounded` in their
-    parameters.
+    time. Kernels that multiply in TF32 get weights that are rounded to it, and `rounded` in their
+    parameters says so.
     """
     main = module.main
     constants = {op.result: op for op in main.body.ops if op.name == "tensor.constant"}
@@ -94,10 +95,8 @@ def _permute(kernel: Func, packing: _Packing) -> Func:
 
     params = tuple(new if p is old else p for p in kernel.params)
     packed = replace(kernel, body=replace(kernel.body, params=params, ops=tuple(map(edit, kernel.body.ops))))
-    chosen = kernel["params"]
-    if not order.rounds or not isinstance(chosen, Pairs):
-        return packed
-    return packed.with_attrs(params=Pairs.of({**dict(chosen.items), "rounded": True}))
+    # templates whose order rounds weights have this parameter
+    return with_parameters(packed, rounded=True) if order.rounds else packed
 
 
 def _constant(

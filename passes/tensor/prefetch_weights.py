@@ -19,8 +19,8 @@ LEAST_BYTES = 1 << 16
 def prefetch_weights(module: Module, ctx: PassContext, *, share: float = RESIDENT_SHARE) -> Module:
     """Mark the constant operands that products of a network on a GPU should prefetch.
 
-    rewrite:  tensor.func @dense(%x, %w, skeleton = "contract")
-        -->   tensor.func @dense(%x, %w, skeleton = "contract", prefetch = [1])
+    rewrite:  tensor.func @dense(%x, %w, decision = kernel<...>)
+        -->   tensor.func @dense(%x, %w, decision = kernel<...>, prefetch = [1])
 
     Only where all constants together exceed `share` of the L2: smaller networks find their weights there
     since the last run. A product with few blocks has few copies in flight and would wait for the DRAM once

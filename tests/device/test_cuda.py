@@ -1,11 +1,11 @@
-"""On an NVIDIA GPU: every skeleton, graph replay against step-by-step launches, DLPack, errors, no leaks."""
+"""On an NVIDIA GPU: every template, graph replay against step-by-step launches, DLPack, errors, no leaks."""
 
 import numpy as np
 import pytest
 
 import tilewright as tw
 from tilewright.runtime.cuda.device import CudaDevice
-from tilewright.tools.check_skeletons import CASES, check
+from tilewright.tools.check_templates import CASES, check
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def x():
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_skeletons(case):
+def test_templates(case):
     assert check(case, "cuda") < 1e-6
 
 

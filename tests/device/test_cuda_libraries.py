@@ -16,6 +16,7 @@ from tilewright.ir.interpreter.run import interpret
 from tilewright.libraries.candidates import convolutions_in, library_candidates, products_in
 from tilewright.libraries.comparison import timed_program
 from tilewright.measuring.kernel_program import kernel_program
+from tilewright.passes.kernels.decision import KernelDecision
 from tilewright.runtime.cuda.device import CudaDevice
 from tilewright.runtime.errors import DeviceMissingError, InputError
 
@@ -82,13 +83,13 @@ def gpu():
 def product(precision):
     t, o, tf32, _ = PRECISIONS[precision]
     kernel = parse(PRODUCT.format(t=t, o=o, tf32=tf32))["k"]
-    return kernel.with_attrs(skeleton="contract")
+    return kernel.with_attrs(decision=KernelDecision("contract", None))
 
 
 def convolution(precision, layout):
     t, _, tf32, _ = PRECISIONS[precision]
     kernel = parse(CONVOLUTION.format(t=t, tf32=tf32, **layout))["k"]
-    return kernel.with_attrs(skeleton="contract")
+    return kernel.with_attrs(decision=KernelDecision("contract", None))
 
 
 def built(module, arch):

@@ -9,6 +9,7 @@ from tilewright.ir import parse
 from tilewright.libraries.candidates import library_candidates
 from tilewright.libraries.matching.attention import attentions_in
 from tilewright.libraries.matching.norm import norms_in
+from tilewright.passes.kernels.decision import KernelDecision
 from tilewright.runtime.cuda.device import CudaDevice
 
 FMA = """{{
@@ -189,7 +190,7 @@ def candidates(gpu, kernel):
 def attention(kind, dtype):
     between, more, keys = KINDS[kind]
     text = ATTENTION.replace("{between}", between).format(t=dtype, more=more.format(t=dtype))
-    return parse(text.replace("96", keys))["k"].with_attrs(skeleton="contract")
+    return parse(text.replace("96", keys))["k"].with_attrs(decision=KernelDecision("contract", None))
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
@@ -208,7 +209,7 @@ def test_every_plan_of_attention_is_right(gpu, kind, dtype):
 @pytest.mark.parametrize("kind", [LAYER, RMS], ids=["layer", "rms"])
 def test_every_plan_of_a_norm_is_right(gpu, kind, out):
     pytest.importorskip("cudnn")
-    kernel = parse(NORM.format(o=out, **kind))["k"].with_attrs(skeleton="rows")
+    kernel = parse(NORM.format(o=out, **kind))["k"].with_attrs(decision=KernelDecision("rows", None))
     assert norms_in(kernel)
     found = candidates(gpu, kernel)
     if out == "f32":
@@ -218,7 +219,7 @@ def test_every_plan_of_a_norm_is_right(gpu, kind, out):
 
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 def test_gelu_behind_a_product_is_the_form_with_tanh(gpu, dtype):
-    kernel = parse(GELU.format(t=dtype))["k"].with_attrs(skeleton="contract")
+    kernel = parse(GELU.format(t=dtype))["k"].with_attrs(decision=KernelDecision("contract", None))
     found = [m for m in candidates(gpu, kernel) if "gelu" in epilogue(m)]
     assert found
     check_candidates(gpu, kernel, found, {"f32": 2e-5, "f16": 2e-3}[dtype])

@@ -1,6 +1,7 @@
 """Programs whose kernels can become one chain, as tensor-level text, and helpers that run them."""
 
 import numpy as np
+from decision_samples import with_template
 
 import tilewright as tw
 from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, Ref, Value, interpret, parse, verify
@@ -181,7 +182,7 @@ def chained(kernel: str, block: dict[str, int], threads: int, lanes: int, stage_
     """The called kernel with forced chain parameters."""
     m = called(kernel)
     params = {"block": Pairs.of(block), "threads": threads, "lanes": lanes, "stage_bytes": stage_bytes}
-    return m.with_funcs((m.funcs[0].with_attrs(skeleton="chain", params=Pairs.of(params)), m.funcs[1]))
+    return m.with_funcs((with_template(m.funcs[0], "chain", Pairs.of(params)), m.funcs[1]))
 
 
 def inputs_of(m: Module, seed: int = 0) -> list[np.ndarray]:

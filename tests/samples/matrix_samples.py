@@ -1,16 +1,19 @@
 """Tensor-level products with epilogues, their tensor-core kernels, and what they should give in float64."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from codegen_samples import run
+from decision_samples import with_template
 
 from tilewright.codegen import emit_cuda
 from tilewright.ir import Func, Module, Op, parse, verify
 from tilewright.ir.types import storage_dtype
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
-from tilewright.passes.kernels.matrix.plan import MatrixPlan, MatrixView, matrix_view
+from tilewright.passes.kernels.matrix.parameters import MatrixParameters, MatrixTile, Warps
+from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
 
 THREAD = "simplify-thread, vectorise{max_bytes=16}, simplify-thread, thread-dce, place-barriers"
 CTX = PassContext(target="cuda:sm_90a", verify_each=True, reproducer_folder=None)
@@ -71,10 +74,22 @@ def view_of(kernel: Func) -> MatrixView:
     return view
 
 
-def lowered(kernel: Func, *tiles: int, raster: int = 1, warps_k: int = 1, engine: str = "mma") -> Func:
+def matrix_parameters(
+    m: int, n: int, k: int, warps_m: int, warps_n: int, stages: int, channel: str = "c",
+    *, raster: int = 1, warps_k: int = 1, engine: Literal["mma", "wgmma"] = "mma",
+) -> MatrixParameters:  # fmt: skip
+    """Parameters of a tensor-core kernel by their numbers."""
+    warps = Warps(warps_m, warps_n, warps_k)
+    return MatrixParameters(MatrixTile(m, n, k), warps, stages, channel, raster, engine)
+
+
+def lowered(
+    kernel: Func, *tiles: int, raster: int = 1, warps_k: int = 1, engine: Literal["mma", "wgmma"] = "mma"
+) -> Func:
     """The thread-level kernel with a plan of tiles m, n, k, warps m, n and stages, after the usual passes."""
-    plan = MatrixPlan(*tiles, channel=view_of(kernel).channel, raster=raster, warps_k=warps_k, engine=engine)
-    thread = lower_matrix(kernel.with_attrs(skeleton="matrix", params=plan.params()))
+    channel = view_of(kernel).channel
+    plan = matrix_parameters(*tiles, channel, raster=raster, warps_k=warps_k, engine=engine)
+    thread = lower_matrix(with_template(kernel, "matrix", plan))
     return run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
 
 

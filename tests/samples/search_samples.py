@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+from decision_samples import parameters, template
 
 import tilewright as tw
 from tilewright.compilation.lowering import lower
@@ -25,7 +26,7 @@ def dense_kernel(rows=64, columns=64, depth=256, dtype="f32"):
     )
     found = []
     lower(module, TARGET, choose=lambda m: found.append(m) or m)
-    return next(f for f in found[0].funcs if f.get("skeleton") in ("contract", "matrix"))
+    return next(f for f in found[0].funcs if template(f) in ("contract", "matrix"))
 
 
 @dataclass(eq=False)
@@ -54,7 +55,7 @@ class StandInMeasurer:
         return Key(subject, "stand-in", "1", "none")
 
     def program(self, kernel):
-        return StandInProgram(kernel, self.key(f"{kernel.name} {kernel['params']}"))
+        return StandInProgram(kernel, self.key(f"{kernel.name} {parameters(kernel)}"))
 
     def known(self, program):
         return self.times.get(program.key)
@@ -84,7 +85,7 @@ def efficiencies(space, seed):
     rng = np.random.default_rng(seed)
     times, best = {}, {}
     for i in range(len(space)):
-        params = space.variant(i)["params"]
+        params = parameters(space.variant(i))
         least = float(space.least_s[i])
         best[params] = max(best.get(params, 0.0), least)
     for params, least in best.items():

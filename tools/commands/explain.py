@@ -74,8 +74,9 @@ def _document(head: str, facts: Mapping[str, Any], rows: list[dict[str, Any]], l
 def _text(k: dict[str, Any]) -> str:
     cost = k["cost"]
     limit = cost["limit"]
+    template = k["template"] if "template" in k else k["skeleton"]  # older files say skeleton
     return (
-        f"\n{k['name']}  x{k['calls']}  [{k['skeleton']}]  grid {k['grid']} x {k['block']} threads\n"
+        f"\n{k['name']}  x{k['calls']}  [{template}]  grid {k['grid']} x {k['block']} threads\n"
         f"  from    {', '.join(k['origins'])}\n"
         f"  cut     {_params(k['params'])}\n"
         f"  bound   {1e6 * cost['bound_s']:.2f} us ({100 * cost['fraction_of_peak']:.1f} % of peak), "

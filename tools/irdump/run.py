@@ -36,7 +36,7 @@ from tilewright.passes import (
 )
 from tilewright.passes import run_pipeline as run_passes
 from tilewright.passes.framework.options import OptionDef, show_option
-from tilewright.passes.kernels.decision import check_decisions
+from tilewright.passes.kernels.registry import check_decisions
 from tilewright.passes.pipelines import official_stages
 from tilewright.plan_text.writing import plan_module
 from tilewright.running.executable import Executable

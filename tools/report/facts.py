@@ -10,14 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.compilation.kernel_records import KernelRecord
+from tilewright.compilation.kernel_records import KernelRecord, plain
 from tilewright.costmodel import CpuHardware, Hardware, fill_from_machine, load_hardware
 from tilewright.costmodel.hardware.calibration import with_constants
 from tilewright.costmodel.hardware.description import SHIPPED
 from tilewright.costmodel.kernels.bound import LAUNCH, PEAK
-from tilewright.ir import Attr, Func, InputError, Module, Op, Pairs, ScalarType, UnsupportedError, show_func
+from tilewright.ir import AttrRecord, Func, InputError, Module, Op, ScalarType, UnsupportedError, show_func
 from tilewright.ir.tensor.ops import domain
 from tilewright.measuring.stream_choice import kernel_costs, work_of
+from tilewright.passes.kernels.decision import (
+    KernelDecision,
+    chosen_for,
+    decision_of,
+    has_parameters,
+    with_decision,
+)
 from tilewright.passes.kernels.kernel_problem import traffic
 from tilewright.passes.kernels.registry import template_of
 from tilewright.profiling.modelled_profile import modelled_profile
@@ -37,7 +44,7 @@ class KernelFacts:
 
     name: str
     operator_class: str
-    skeleton: str
+    template: str
     calls: int
     seconds: float
     estimate_s: float
@@ -198,7 +205,7 @@ class _Collector:
         return KernelFacts(
             name=name,
             operator_class=class_of(tensor, ops, operations),
-            skeleton=str(k["skeleton"]),
+            template=str(KernelRecord.read(k).template),
             calls=len(mine),
             seconds=sum(mine) / len(mine),
             estimate_s=cost["estimate_s"],
@@ -228,8 +235,9 @@ def _kernels(module: Module, name: str, plan: ExecutionPlan) -> dict[str, Func]:
 
 def _text(f: Func) -> str:
     """A kernel's IR without origins and without what the page shows in tables."""
-    attrs = tuple((k, v) for k, v in f.attrs if k not in ("candidates", "cost", "measured_s"))
-    return dedent(show_func(replace(f, attrs=attrs), locations=False))
+    if has_parameters(f):
+        f = with_decision(f, cost=None, measured_s=None, candidates=())
+    return dedent(show_func(f, locations=False))
 
 
 def _hardware(report: Mapping[str, Any]) -> Hardware:
@@ -292,41 +300,26 @@ class Candidate:
 
 def candidates_of(kernel: Func, hardware: Hardware) -> tuple[Candidate, ...]:
     """The candidates of a tensor-level kernel, fastest first; empty where the model had nothing to rank."""
-    measured = kernel.get("candidates")
-    if isinstance(measured, tuple):
-        rows = [_row(kernel, c) for c in measured if isinstance(c, Pairs)]
+    decision, template = decision_of(kernel), template_of(kernel)
+    if decision is None or template is None:
+        return ()
+    if decision.candidates:
+        rows = [_row(decision, c.parameters, c.estimate_s, c.measured_s) for c in decision.candidates]
+    elif template.candidates is None or decision.cost is None:
+        return ()
     else:
-        template = template_of(kernel)
-        if template is None or template.candidates is None or kernel.get("cost") is None:
-            return ()
-        rows = [_row(kernel, _pairs_of(f)) for f in template.candidates(kernel, hardware, SHOWN)]
+        found = map(chosen_for, template.candidates(kernel, hardware, SHOWN))
+        rows = [
+            _row(decision, d.parameters, d.cost.estimate_s, None) for d in found if d.parameters and d.cost
+        ]
     return tuple(sorted(rows, key=lambda c: c.estimate_s if c.measured_s is None else c.measured_s))
 
 
-def plain(a: Attr) -> Any:
-    """An attribute as dicts, lists, numbers and texts."""
-    if isinstance(a, Pairs):
-        return {k: plain(v) for k, v in a.items}
-    return [plain(v) for v in a] if isinstance(a, tuple) else a
-
-
-def _pairs_of(f: Func) -> Pairs:
-    cost = f["cost"]
-    assert isinstance(cost, Pairs)
-    return Pairs.of({"params": f["params"], "estimate_s": cost["estimate_s"]})
-
-
-def _row(kernel: Func, c: Pairs) -> Candidate:
-    found = c.as_dict()
-    seconds = found.get("measured_s")
-    estimate = found["estimate_s"]
-    assert isinstance(estimate, float)
-    return Candidate(
-        params=plain(found["params"]),
-        estimate_s=estimate,
-        measured_s=seconds if isinstance(seconds, float) else None,
-        chosen=found["params"] == kernel.get("params"),
-    )
+def _row(
+    decision: KernelDecision, parameters: AttrRecord, estimate_s: float, measured_s: float | None
+) -> Candidate:
+    chosen = parameters == decision.parameters
+    return Candidate(plain(parameters.pairs()), estimate_s, measured_s, chosen)
 
 
 #: targets whose clock says something about the device they stand for

@@ -28,7 +28,7 @@ def kernel_section(facts: Facts, position: int, colour: str) -> str:
     gap = k.seconds / k.bound_s if k.bound_s else 0.0
     limit = LIMITS.get(k.limit, k.limit)
     ops = dict.fromkeys(op for launch in facts.launches if launch.kernel == position for op in launch.ops)
-    words = " ".join((k.name, k.operator_class, k.skeleton, *ops)).lower()
+    words = " ".join((k.name, k.operator_class, k.template, *ops)).lower()
     cells = (
         f'<span class="name"><b>{position + 1}</b> {escape(k.name)}</span>',
         f'<span><i class="dot" style="background:{colour}"></i>{escape(k.operator_class)}</span>',
@@ -80,7 +80,7 @@ def _numbers(facts: Facts, k: KernelFacts, peak: float) -> str:
 
 
 def _parameters(k: KernelFacts) -> str:
-    rows = [("skeleton", k.skeleton), *((name, parameter_text(v)) for name, v in k.params.items())]
+    rows = [("template", k.template), *((name, parameter_text(v)) for name, v in k.params.items())]
     return _table("Parameters", [*rows, ("legal points compared", str(k.considered))])
 
 

@@ -17,6 +17,8 @@ def check_saved(report: Mapping[str, Any], plan: ExecutionPlan) -> None:
     """Raise InputError naming the first fact that is missing or is not what a compilation writes."""
     _check(report, _REPORT, "")
     for i, row in enumerate(report["kernels"]):
+        if isinstance(row, dict) and "skeleton" in row:  # of older versions
+            row = {"template": row["skeleton"], **row}
         _check(row, _KERNEL, f"kernels[{i}].")
         if row["cost"] is not None:
             _check(row["cost"], _COST, f"kernels[{i}].cost.")
@@ -71,7 +73,7 @@ _REPORT: dict[str, Check] = {
 }
 _KERNEL: dict[str, Check] = {
     "name": _is_text,
-    "skeleton": _or_none(_is_text),
+    "template": _or_none(_is_text),
     "grid": _list_of(_is_count),
     "block": _is_count,
     "params": _or_none(lambda value: isinstance(value, dict)),

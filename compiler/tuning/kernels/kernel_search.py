@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewright.costmodel.kernels.check_measured import TIMER_NOISE
-from tilewright.ir import Attr, Func
+from tilewright.ir import AttrRecord, Func
+from tilewright.passes.kernels.decision import chosen_for
 from tilewright.tuning.kernels.search_space import SearchSpace
 
 #: points measured without a gain after which an estimate that good is not expected any more
@@ -39,7 +40,7 @@ class KernelSearch:
         self.patience = patience
         self._idle = 0
         self._left: npt.NDArray[np.bool_] = np.ones(len(space), dtype=bool)
-        self._known: dict[tuple[Attr, Attr], int] = {}
+        self._known: dict[tuple[str, AttrRecord | None], int] = {}
         self._least_s = space.least_s
         self._doubted = False
         self._next = 0
@@ -153,6 +154,7 @@ class KernelSearch:
         return self.patience is not None and self._idle >= self.patience
 
 
-def _kind(kernel: Func) -> tuple[Attr, Attr]:
+def _kind(kernel: Func) -> tuple[str, AttrRecord | None]:
     """What is the same for points that become the same kernel."""
-    return kernel.get("skeleton"), kernel["params"]
+    decision = chosen_for(kernel)
+    return decision.template, decision.parameters

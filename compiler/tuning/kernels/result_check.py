@@ -14,6 +14,7 @@ from tilewright.ir import Func, Module, TilewrightError, show
 from tilewright.ir.tensor.ops import dims
 from tilewright.measuring.measurer import Measurer, Program
 from tilewright.passes.framework.context import temporary_reproducers
+from tilewright.passes.kernels.decision import text_of
 from tilewright.passes.kernels.registry import template_of
 from tilewright.runtime.atomic_file import atomic_file
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
@@ -55,7 +56,7 @@ def is_right(task: Task, point: int, measurer: Measurer, program: Program, built
         task.right.add(point)
         return True
     space = task.search.space
-    path = write_reproducer(task.name, kernel["params"], task.module(space.variant(0)), task.module(kernel))
+    path = write_reproducer(task.name, text_of(kernel), task.module(space.variant(0)), task.module(kernel))
     task.wrong[point] = (
         f"bug: kernel {task.name} with params {space.described(point)} differs by {found} from the model's "
         f"choice {space.described(0)}; program {program.key.program}, {measurer.target} on "

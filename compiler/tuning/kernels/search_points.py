@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP, SKELETON
 from tilewright.costmodel.kernels.choose import DEFAULT_LIMITS, Choice
 from tilewright.costmodel.kernels.enumeration import Rule
 from tilewright.costmodel.kernels.estimator import estimate_contract
-from tilewright.costmodel.kernels.parameters import ContractParameters, ContractSpace, MatrixParameters
+from tilewright.costmodel.kernels.parameters import ContractParameters, ContractSpace
 from tilewright.costmodel.kernels.problem import ContractProblem
 from tilewright.costmodel.kernels.production_space import Limits, production_space
 from tilewright.costmodel.kernels.warp_reads import distinct_columns
@@ -22,6 +22,7 @@ from tilewright.costmodel.kernels.windows import FloatArray, IntArray
 from tilewright.passes.kernels.matrix.bound import matrix_bound
 from tilewright.passes.kernels.matrix.choice import best_point
 from tilewright.passes.kernels.matrix.estimator import estimate_matrix
+from tilewright.passes.kernels.matrix.parameters import MatrixParameters
 from tilewright.passes.kernels.matrix.space import MatrixProblem, MatrixSpace, matrix_space
 
 P = TypeVar("P", ContractParameters, MatrixParameters)
@@ -68,7 +69,7 @@ class Points(Generic[P]):
 
     def named(self, index: int) -> dict[str, Any]:
         """What names a point in a record."""
-        return {"engine": self.engine, **asdict(self.parameters(index))}
+        return {"engine": self.engine, **self.space.named(index)}
 
     def find(self, name: Mapping[str, object]) -> int | None:
         """The point of such a name, or None; nothing about it is trusted."""

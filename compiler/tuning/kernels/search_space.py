@@ -11,16 +11,25 @@ from typing import Any
 import numpy as np
 
 from tilewright.costmodel import GpuHardware, Hardware
-from tilewright.costmodel.kernels.parameters import ContractParameters, MatrixParameters
+from tilewright.costmodel.kernels.parameters import ContractParameters
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
-from tilewright.ir import Func, InputError, Op, Pairs
-from tilewright.measuring.kernel_program import bound_of, estimate_of
+from tilewright.ir import Func, InputError, Op
 from tilewright.measuring.repeated_plan import streamed_bytes
 from tilewright.passes.kernels.contract.choice import contract_variant
+from tilewright.passes.kernels.decision import (
+    bound_of,
+    chosen_for,
+    decision_of,
+    estimate_of,
+    has_parameters,
+    text_of,
+    with_parameters,
+)
 from tilewright.passes.kernels.kernel_problem import contract_problem
 from tilewright.passes.kernels.matrix.choice import has_tensor_cores, matrix_variant
-from tilewright.passes.kernels.matrix.plan import MatrixView, matrix_view
+from tilewright.passes.kernels.matrix.parameters import MatrixParameters
 from tilewright.passes.kernels.matrix.problem import matrix_problem
+from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
 from tilewright.passes.kernels.registry import template_of
 from tilewright.passes.tensor.choose_parameters import least_s
 from tilewright.tuning.kernels.search_points import Points, contract_points, matrix_points, merged_order
@@ -70,7 +79,7 @@ def search_space(kernel: Func, hardware: Hardware, cold: Collection[int] = ()) -
         return None
     if template.variants is not None and (variants := template.variants(kernel, hardware)):
         return _listed(variants, [bound_of(f) for f in variants]) if len(variants) > 1 else None
-    if not template.searches_engines or not isinstance(kernel.get("params"), Pairs):
+    if not template.searches_engines or not has_parameters(kernel):
         return None
     op = next(o for o in kernel.body.ops if o.name == "tensor.contract")
     engines = _engines(kernel, op, hardware, _streamed(kernel, op, hardware, cold))
@@ -96,7 +105,7 @@ def search_space(kernel: Func, hardware: Hardware, cold: Collection[int] = ()) -
 def _listed(variants: Sequence[Func], least: Sequence[float]) -> SearchSpace:
     """A few variants with their bounds and estimates."""
     kernel = variants[0]
-    names: list[Named] = [{"params": str(f["params"])} for f in variants]
+    names: list[Named] = [{"params": text_of(f)} for f in variants]
     return SearchSpace(
         kernel,
         np.array(least),
@@ -131,7 +140,7 @@ def _space(
     def described(i: int) -> str:
         engine, point = order[i]
         if engine < 0:
-            return str(kernel["params"])
+            return text_of(kernel)
         points = engines[engine][0]
         return f"{points.parameters(int(point))} on {points.problem}"
 
@@ -176,7 +185,7 @@ def _on_cores(kernel: Func, view: MatrixView, points: Points[MatrixParameters], 
 def _start(kernel: Func, engines: list[_Engine]) -> tuple[int, int] | None:
     """Engine and point of the kernel's parameters, where they are the model's choice of one."""
     for e, (points, make) in enumerate(engines):
-        if make(points.likeliest)["params"] == kernel["params"]:
+        if chosen_for(make(points.likeliest)).parameters == chosen_for(kernel).parameters:
             return e, points.likeliest
     return None
 
@@ -186,8 +195,8 @@ def _neighbours(kernel: Func, hardware: Hardware) -> Sequence[Func]:
 
     Kernels that read indices have none: random ones would not be what a network gives them.
     """
-    params, template = kernel.get("params"), template_of(kernel)
-    if template is None or not template.neighbours or not isinstance(params, Pairs):
+    decision, template = decision_of(kernel), template_of(kernel)
+    if template is None or not template.neighbours or decision is None or decision.parameters is None:
         return ()
     if not isinstance(hardware, GpuHardware):
         return ()
@@ -195,14 +204,14 @@ def _neighbours(kernel: Func, hardware: Hardware) -> Sequence[Func]:
     dense = not any(v.tensor.steps for v in (*kernel.params, *kernel.body.ops[-1].operands))
     if not floats or not dense or any(op.name in _DATA_DEPENDENT for op in kernel.body.ops):
         return ()
-    chosen, known = params.as_dict(), template.neighbours
-    names = [n for n in known if n in chosen and chosen[n] in known[n]]
+    known = template.neighbours
+    chosen = {n: getattr(decision.parameters, n) for n in known}
+    names = [n for n in known if chosen[n] in known[n]]
     options = [_near(known[n], chosen[n]) for n in names]
     found = [kernel]
     for values in product(*options):
-        changed = Pairs.of({**chosen, **dict(zip(names, values, strict=True))})
-        if changed != params:
-            found.append(kernel.with_attrs(params=changed))
+        if values != tuple(chosen[n] for n in names):
+            found.append(with_parameters(kernel, **dict(zip(names, values, strict=True))))
     return found
 
 

@@ -10,13 +10,19 @@ from math import inf, prod
 import numpy as np
 
 from tilewright.costmodel import GpuHardware, Hardware
-from tilewright.ir import Attr, Block, Func, Op, Pairs
+from tilewright.costmodel.kernels.choose import Choice
+from tilewright.ir import Block, Func, Op
 from tilewright.ir.hardware_facts import MMA_M, MMA_N
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.attention import INNER, KEY
 from tilewright.passes.analysis.index_sets import recompute_cost
 from tilewright.passes.analysis.terms import Apply, Read, Term, leaves, names_in
-from tilewright.passes.kernels.attention.plan import KEY_STEP, AttentionPlan, padded, width_tiles
+from tilewright.passes.kernels.attention.parameters import (
+    KEY_STEP,
+    AttentionParameters,
+    padded,
+    width_tiles,
+)
 from tilewright.passes.kernels.attention.scores import MOST_AHEAD
 from tilewright.passes.kernels.attention.stage import Layout
 from tilewright.passes.kernels.attention.view import AttentionView, attention_view, reach
@@ -28,8 +34,9 @@ from tilewright.passes.kernels.attention.work import (
     products_per_clk,
     resident_attention,
 )
+from tilewright.passes.kernels.decision import decided, parameters_of
 from tilewright.passes.kernels.kernel_problem import traffic
-from tilewright.passes.kernels.matrix.plan import on_tensor_cores
+from tilewright.passes.kernels.matrix.view import on_tensor_cores
 
 ROWS = (16, 32, 64, 128, 256)
 #: short tiles of keys rescale often what was summed before: 16 only where there are no more
@@ -51,7 +58,7 @@ _FREE = frozenset({"scalar.const", "scalar.cast", "scalar.index"})
 class AttentionPoint:
     """A plan that fits the device, and its estimated seconds."""
 
-    plan: AttentionPlan
+    plan: AttentionParameters
     work: AttentionWork
     estimate_s: float
 
@@ -77,28 +84,19 @@ def attention_points(kernel: Func, hardware: Hardware) -> list[AttentionPoint]:
 
 
 def attention_variants(kernel: Func, hardware: Hardware) -> list[Func]:
-    """A kernel of the skeleton `attention`, and those with other parameters that are worth a measurement.
-
-    Those of the smallest estimates; empty for kernels of other skeletons.
-    """
-    if kernel.get("skeleton") != "attention" or not isinstance(hardware, GpuHardware):
+    """An attention kernel, and those with other parameters of the smallest estimates, to be measured."""
+    if not isinstance(hardware, GpuHardware):
         return []
     points = attention_points(kernel, hardware)
     made = [attention_variant(kernel, p, hardware, len(points)) for p in points[:MEASURED]]
-    return [kernel, *(f for f in made if f["params"] != kernel["params"])]
+    own = parameters_of(kernel, AttentionParameters)
+    return [kernel, *(f for f in made if parameters_of(f, AttentionParameters) != own)]
 
 
 def attention_variant(kernel: Func, point: AttentionPoint, hardware: GpuHardware, considered: int) -> Func:
     """The kernel with these parameters, and what the cost model says of them."""
     bound = bound_attention(point.work, hardware)
-    cost: dict[str, Attr] = {
-        "estimate_s": point.estimate_s,
-        "bound_s": bound.seconds,
-        "fraction_of_peak": bound.ub,
-        "limit": bound.limit,
-        "considered": considered,
-    }
-    return kernel.with_attrs(skeleton="attention", params=point.plan.params(), cost=Pairs.of(cost))
+    return decided(kernel, "attention", Choice(point.plan, bound, point.estimate_s, considered))
 
 
 def may_become_attention(kernel: Func) -> bool:
@@ -111,7 +109,7 @@ def may_become_attention(kernel: Func) -> bool:
 
 
 def attention_work(
-    view: AttentionView, plan: AttentionPlan, least_bytes: int, furthest: int | None
+    view: AttentionView, plan: AttentionParameters, least_bytes: int, furthest: int | None
 ) -> AttentionWork:
     """What a plan asks of a block; furthest: the `reach` of the view."""
     layouts = _layouts(view, plan)
@@ -149,7 +147,7 @@ def attention_work(
     )
 
 
-def _seen(view: AttentionView, plan: AttentionPlan, furthest: int | None) -> float:
+def _seen(view: AttentionView, plan: AttentionParameters, furthest: int | None) -> float:
     """Of all tiles of keys of all warps the share that some query sees."""
     tiles = plan.tiles(view)
     if furthest is None or tiles == 1:
@@ -159,7 +157,7 @@ def _seen(view: AttentionView, plan: AttentionPlan, furthest: int | None) -> flo
     return float(np.minimum((last + furthest) // plan.keys + 1, tiles).mean() / tiles)
 
 
-def _layouts(view: AttentionView, plan: AttentionPlan) -> tuple[Layout, Layout, Layout]:
+def _layouts(view: AttentionView, plan: AttentionParameters) -> tuple[Layout, Layout, Layout]:
     return (
         Layout(view, view.q, view.rows, (INNER,), plan.rows),
         Layout(view, view.k, (KEY,), (INNER,), plan.keys),
@@ -167,7 +165,7 @@ def _layouts(view: AttentionView, plan: AttentionPlan) -> tuple[Layout, Layout, 
     )
 
 
-def _plans(view: AttentionView) -> Iterator[AttentionPlan]:
+def _plans(view: AttentionView) -> Iterator[AttentionParameters]:
     """Every sensible combination of tiles, warps and stages."""
     queries, keys = padded(view.size(view.rows), MMA_M), padded(view.keys, KEYS[0])
     for rows, tile, warps, sets in product(ROWS, KEYS, WARPS, SETS):
@@ -180,7 +178,7 @@ def _plans(view: AttentionView) -> Iterator[AttentionPlan]:
         tiles = -(-view.keys // tile)
         for stages in STAGES:
             if stages <= tiles and (stages > 1 or tiles == 1):
-                yield AttentionPlan(rows, tile, warps, stages, sets=sets)
+                yield AttentionParameters(rows, tile, warps, stages, sets=sets)
 
 
 def _moved(view: AttentionView) -> int:

@@ -9,7 +9,7 @@ from math import gcd, inf, log2
 from tilewright.ir import Expr, Sym, Value
 from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP
-from tilewright.passes.kernels.attention.plan import AttentionPlan
+from tilewright.passes.kernels.attention.parameters import AttentionParameters
 from tilewright.passes.kernels.attention.term_writer import TermWriter
 from tilewright.passes.kernels.attention.view import AttentionView
 from tilewright.passes.kernels.writing.writer import Writer
@@ -23,7 +23,7 @@ UNROLL = 8
 
 
 def normalise(
-    w: Writer, plan: AttentionPlan, scale: float, state: tuple[Value, Value, Value], warp_row: Expr
+    w: Writer, plan: AttentionParameters, scale: float, state: tuple[Value, Value, Value], warp_row: Expr
 ) -> None:
     """Divide accumulators by their rows' sums, of which four lanes, and all sets of warps, hold parts.
 
@@ -44,7 +44,9 @@ def normalise(
     w.b.do("thread.scale_rows", mixed, sums)
 
 
-def _share(w: Writer, plan: AttentionPlan, scale: float, state: tuple[Value, Value], warp_row: Expr) -> None:
+def _share(
+    w: Writer, plan: AttentionParameters, scale: float, state: tuple[Value, Value], warp_row: Expr
+) -> None:
     """Replace a set's sums by the factors that bring its accumulators to those of all sets, divided."""
     largest, sums = state
     both = w.alloc((plan.sets, plan.rows, 2), "f32", "shared", "row_state")
@@ -84,7 +86,7 @@ def _power(w: Writer, score: Value, top: Value, scale: float) -> Value:
 def write_outputs(
     w: Writer,
     view: AttentionView,
-    plan: AttentionPlan,
+    plan: AttentionParameters,
     mixed: Value,
     origin: Expr,
     batch: Mapping[str, Expr],

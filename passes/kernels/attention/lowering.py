@@ -16,7 +16,13 @@ from tilewright.ir import Expr, Func, InputError, Sym, Value
 from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP
 from tilewright.passes.analysis.attention import INNER, KEY
 from tilewright.passes.kernels.attention.epilogue import normalise, write_outputs
-from tilewright.passes.kernels.attention.plan import AttentionPlan, depth_of, padded, width_tiles
+from tilewright.passes.kernels.attention.parameters import (
+    AttentionParameters,
+    attention_parameters,
+    depth_of,
+    padded,
+    width_tiles,
+)
 from tilewright.passes.kernels.attention.scores import ScoreMaps
 from tilewright.passes.kernels.attention.stage import Layout, StagedTile
 from tilewright.passes.kernels.attention.view import AttentionView, attention_view, reach
@@ -33,11 +39,11 @@ def lower_attention(kernel: Func) -> Func:
     view = attention_view(kernel)
     if view is None:
         raise InputError("expected attention with factors of f16, bf16 or tf32", where=f"@{kernel.name}")
-    return _Attention(kernel, view, AttentionPlan.of(kernel)).lower()
+    return _Attention(kernel, view, attention_parameters(kernel)).lower()
 
 
 class _Attention:
-    def __init__(self, kernel: Func, view: AttentionView, plan: AttentionPlan) -> None:
+    def __init__(self, kernel: Func, view: AttentionView, plan: AttentionParameters) -> None:
         self.view, self.plan = view, plan
         self.depth = depth_of(view.dtype)
         self.rounding = "tf32" if view.dtype == "f32" else ""

@@ -9,7 +9,7 @@ from tilewright.ir import Expr, Sym, Value
 from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP
 from tilewright.passes.analysis.attention import KEY
 from tilewright.passes.analysis.terms import Read, Term, names_in
-from tilewright.passes.kernels.attention.plan import AttentionPlan
+from tilewright.passes.kernels.attention.parameters import AttentionParameters
 from tilewright.passes.kernels.attention.term_writer import TermWriter
 from tilewright.passes.kernels.attention.view import AttentionView
 from tilewright.passes.kernels.writing.writer import Mask, Writer
@@ -28,7 +28,7 @@ class ScoreMaps:
         self,
         w: Writer,
         view: AttentionView,
-        plan: AttentionPlan,
+        plan: AttentionParameters,
         first: tuple[Expr, Expr],
         batch: Mapping[str, Expr],
         tile: Expr,

@@ -10,10 +10,10 @@ from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.terms import Read, Term, leaves
-from tilewright.passes.kernels.attention.plan import depth_of, padded, pitch
+from tilewright.passes.kernels.attention.parameters import depth_of, padded, pitch
 from tilewright.passes.kernels.attention.term_writer import TermWriter
 from tilewright.passes.kernels.attention.view import AttentionView
-from tilewright.passes.kernels.matrix.plan import Source, neighbours, run_of
+from tilewright.passes.kernels.matrix.view import Source, neighbours, run_of
 from tilewright.passes.kernels.writing.writer import Mask, Writer
 
 #: vectors of a thread whose copies, or loads, are written out one after the other

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from tilewright.passes.kernels.attention.choice import attention_variants
 from tilewright.passes.kernels.attention.lowering import lower_attention
+from tilewright.passes.kernels.attention.parameters import AttentionParameters
 from tilewright.passes.kernels.registry import register_template
-from tilewright.passes.kernels.schema import Fields, Whole
 from tilewright.passes.kernels.template import KernelTemplate
 
 register_template(
     KernelTemplate(
         name="attention",
-        params=Fields(
-            dict.fromkeys(("rows", "keys", "warps", "stages"), Whole()),
-            {"resident": Whole(), "sets": Whole()},
-        ),
+        parameters=AttentionParameters,
         lower=lower_attention,
         weight_order=None,
         prefetches_weights=False,

@@ -25,7 +25,7 @@ from tilewright.passes.analysis.terms import (
     leaves,
     peeled,
 )
-from tilewright.passes.kernels.matrix.plan import multiplies, on_tensor_cores
+from tilewright.passes.kernels.matrix.view import multiplies, on_tensor_cores
 
 _F32 = ScalarType("f32")
 _NOWHERE = np.zeros((), dtype=np.bool_)

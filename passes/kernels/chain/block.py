@@ -10,7 +10,7 @@ from tilewright.ir.hardware_facts import VECTOR_BYTES
 from tilewright.ir.simplify import coefficients
 from tilewright.ir.tensor.ops import dims, ranges_of, reads
 from tilewright.ir.types import itemsize
-from tilewright.passes.kernels.chain.plan import ChainPlan
+from tilewright.passes.kernels.chain.parameters import ChainParameters
 from tilewright.passes.kernels.chain.regions import Box
 from tilewright.passes.kernels.chain.stages import Chain, Stage
 from tilewright.passes.kernels.writing.points import Points
@@ -38,7 +38,7 @@ class ChainPoints(Points):
 class ChainBlock:
     """The block of a chain kernel under construction."""
 
-    def __init__(self, chain: Chain, plan: ChainPlan) -> None:
+    def __init__(self, chain: Chain, plan: ChainParameters) -> None:
         self.chain, self.plan = chain, plan
         counts = chain.blocks
         total = 1

@@ -15,7 +15,7 @@ from tilewright.ir.hardware_facts import VECTOR_BYTES
 from tilewright.ir.tensor.ops import dims, domain, fills, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.chain.block import ChainBlock, ChainPoints, contiguous
-from tilewright.passes.kernels.chain.plan import ChainPlan
+from tilewright.passes.kernels.chain.parameters import ChainParameters
 from tilewright.passes.kernels.chain.stages import Chain, Stage
 from tilewright.passes.kernels.chain.tiles import ContractTiles, contract_tiles
 from tilewright.passes.kernels.writing.staging import Fetch, Region, region
@@ -271,7 +271,7 @@ def staged_shape(stage: Stage, i: int, r: Region) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def chunk_steps(chain: Chain, stage: Stage, plan: ChainPlan) -> dict[str, int]:
+def chunk_steps(chain: Chain, stage: Stage, plan: ChainParameters) -> dict[str, int]:
     """Chunk of every reduced dimension: the longest is cut until the staged operands fit `stage_bytes`."""
     op = stage.anchor
     red = dims(op, "red")

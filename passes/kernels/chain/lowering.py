@@ -12,7 +12,7 @@ from tilewright.ir import Func
 from tilewright.ir.tensor.ops import REDUCING, dims
 from tilewright.passes.kernels.chain.block import ChainBlock
 from tilewright.passes.kernels.chain.contract import StageContract
-from tilewright.passes.kernels.chain.plan import ChainPlan
+from tilewright.passes.kernels.chain.parameters import ChainParameters, chain_parameters
 from tilewright.passes.kernels.chain.reduce import StageReduce, lower_map_stage
 from tilewright.passes.kernels.chain.stages import Stage, chain_of
 from tilewright.passes.kernels.chain.tiles import contract_tiles
@@ -25,12 +25,10 @@ MIN_SHARED = 16
 def lower_chain(kernel: Func) -> Func:
     """The thread-level function of a kernel of several stages.
 
-    params: block (tile of the final result per dimension), threads, lanes, stage_bytes; see `ChainPlan`.
-
     rewrite:  contract -> reduce -> map -> contract -> ...
         -->   per stage: staged operands, register tiles or folds, stores to shared memory; results at the end
     """
-    plan = ChainPlan.of(kernel)
+    plan = chain_parameters(kernel)
     chain = chain_of(kernel, plan.block)
     block = ChainBlock(chain, plan)
     products = {
@@ -55,7 +53,7 @@ def lower_chain(kernel: Func) -> Func:
     return block.w.finish()
 
 
-def shared_lanes(stage: Stage, plan: ChainPlan) -> bool:
+def shared_lanes(stage: Stage, plan: ChainParameters) -> bool:
     """Whether several lanes fold each point of a reduction: long ones, and products without reuse."""
     op = stage.anchor
     if plan.lanes == 1 or combiner(op) is None or prod(dims(op, "red").values()) < MIN_SHARED:

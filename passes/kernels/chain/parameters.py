@@ -1,148 +1,46 @@
-"""Chooses the tile and the threads of a chain kernel by the cost model."""
+"""The implementation parameters of a chain kernel, read from its attributes and checked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import product
-from math import log, prod
+from dataclasses import dataclass, replace
 
-from tilewright.costmodel import CpuHardware, GpuHardware, Hardware, load_hardware
-from tilewright.ir import Attr, Func, Pairs, UnsupportedError
-from tilewright.ir.tensor.ops import REDUCING, dims
-from tilewright.passes.kernels.attention.choice import attention_points, attention_variant
-from tilewright.passes.kernels.chain.plan import MAX_LANES, ChainPlan
-from tilewright.passes.kernels.chain.problem import chain_work, reduced_length
-from tilewright.passes.kernels.chain.stages import Chain, chain_of, stages_of
-from tilewright.passes.kernels.chain.work import ChainWork, bound_chain, estimate_chain, resident_chains
+from tilewright.ir import AttrRecord, Func, InputError, Sizes
+from tilewright.ir.tensor.ops import dims
+from tilewright.passes.kernels.chain.stages import stages_of
+from tilewright.passes.kernels.decision import check_threads, faults_of, parameters_of
 
-#: tile sizes tried along each dimension, besides the whole of it
-TILES = (1, 2, 4, 7, 8, 14, 16, 28, 32, 64, 128)
-#: tiles whose number of blocks is nearest to one per multiprocessor, and those of them that the model
-#: compares after counting what all blocks recompute
-MAX_TILES = 24
-COMPARED = 4
-THREADS = (128, 256, 512)
-#: bytes of one operand staged at once
-STAGE_BYTES = (16384, 40960)
-#: the device whose limits hold where the target is a CPU, on which no chain is ever faster
-REFERENCE = "cuda:sm_90a"
+MAX_LANES = 32
 
 
 @dataclass(frozen=True)
-class ChosenChain:
-    """A chain kernel with parameters, and its estimated seconds."""
+class ChainParameters(AttrRecord):
+    """Parameters of one chain kernel.
 
-    kernel: Func
-    estimate_s: float
-
-
-def choose_chain(kernel: Func, hardware: Hardware, attention: str = "auto") -> ChosenChain | None:
-    """The kernel as attention on tensor cores or as a chain of stages, whichever the model finds faster.
-
-    None where neither is legal. attention: `always` where it is legal, `never`, or `auto`.
+    block: tile of the final result per dimension; threads per block; lanes: threads that share one reduction
+    through shuffles (1: each thread reduces alone); stage_bytes: most bytes of one operand staged at once.
     """
-    registers = None if attention == "never" else _attention(kernel, hardware)
-    if registers is not None and attention == "always":
-        return registers
-    staged = _staged(kernel, hardware)
-    if registers is None or staged is None:
-        return registers or staged
-    return min(registers, staged, key=lambda c: c.estimate_s)
+
+    block: Sizes
+    threads: int
+    lanes: int
+    stage_bytes: int
+
+    def check(self) -> None:
+        """Raise InputError where threads or lanes are impossible."""
+        check_threads(self.threads)
+        if self.lanes & (self.lanes - 1) or self.lanes > MAX_LANES or self.threads % self.lanes:
+            raise InputError(
+                f"expected lanes to be a power of two up to {MAX_LANES} that divides the threads, "
+                f"got {self.lanes} of {self.threads}"
+            )
 
 
-def _attention(kernel: Func, hardware: Hardware) -> ChosenChain | None:
-    """The kernel as attention with the parameters of the smallest estimate; None where it is none."""
-    points = attention_points(kernel, hardware)
-    if not points or not isinstance(hardware, GpuHardware):
-        return None
-    best = attention_variant(kernel, points[0], hardware, len(points))
-    return ChosenChain(best, points[0].estimate_s)
-
-
-def _staged(kernel: Func, hardware: Hardware) -> ChosenChain | None:
-    """The kernel as a chain with the parameters of the smallest estimate; None where none is legal.
-
-    A kernel is illegal as a chain where its stages do not fit shared memory or registers for any tile, where
-    one of its ops has no stage, or where its blocks would not partition its results.
-    """
-    gpu = hardware if isinstance(hardware, GpuHardware) else _reference()
-    lanes = MAX_LANES if gpu is hardware else 1
-    try:
-        stages = stages_of(kernel)
-    except UnsupportedError:
-        return None
-    if sum(s.anchor.name in REDUCING for s in stages) < 2:
-        return None
-    found: list[tuple[float, ChainPlan, ChainWork]] = []
-    for chain in _promising(kernel, dims(stages[-1].anchor, "par"), gpu):
-        for threads in THREADS:
-            for staged in STAGE_BYTES:
-                plan = ChainPlan(chain.tiles, threads, lanes, staged)
-                work = chain_work(chain, plan, gpu)
-                if resident_chains(work, gpu):
-                    found.append((estimate_chain(work, gpu), plan, work))
-                if all(s.chunks == 1 for s in work.stages):
-                    break  # nothing is cut: more room changes nothing
-    if not found:
-        return None
-    estimate, plan, work = min(found, key=lambda f: f[0])
-    bound = bound_chain(work, gpu)
-    cost: dict[str, Attr] = {
-        "estimate_s": estimate,
-        "bound_s": bound.seconds,
-        "fraction_of_peak": bound.ub,
-        "limit": bound.limit,
-        "considered": len(found),
-    }
-    return ChosenChain(
-        kernel.with_attrs(skeleton="chain", params=_params(plan), cost=Pairs.of(cost)), estimate
-    )
-
-
-def _promising(kernel: Func, extents: Mapping[str, int], gpu: GpuHardware) -> list[Chain]:
-    """Legal chains with the least work per multiprocessor, recomputed halos included."""
-    found: list[tuple[int, int, Chain]] = []
-    for block in _tiles(extents, gpu):
-        try:
-            chain = chain_of(kernel, block)
-        except UnsupportedError:
-            continue
-        waves = -(-prod(chain.blocks.values()) // gpu.sm_count)
-        work = sum(prod(s.extent for s in st.domain) * (4 + reduced_length(st.anchor)) for st in chain.stages)
-        found.append((waves * work, len(found), chain))
-    found.sort(key=lambda f: f[:2])
-    return [chain for _, _, chain in found[:COMPARED]]
-
-
-def _reference() -> GpuHardware:
-    found = load_hardware(REFERENCE)
-    assert not isinstance(found, CpuHardware)
-    return found
-
-
-def _params(plan: ChainPlan) -> Pairs:
-    block: dict[str, Attr] = dict(plan.block)
-    return Pairs.of(
-        {
-            "block": Pairs.of(block),
-            "threads": plan.threads,
-            "lanes": plan.lanes,
-            "stage_bytes": plan.stage_bytes,
-        }
-    )
-
-
-def _tiles(extents: Mapping[str, int], gpu: GpuHardware) -> Iterator[dict[str, int]]:
-    """Tiles of the final result, those first whose blocks come nearest to one per multiprocessor."""
-    options = [
-        sorted({t for t in TILES if t < n and (n % t == 0 or t & (t - 1) == 0)} | {n})
-        for n in extents.values()
-    ]
-    found = []
-    for tile in product(*options):
-        blocks = prod(-(-n // t) for n, t in zip(extents.values(), tile, strict=True))
-        found.append((round(abs(log(blocks / gpu.sm_count)), 1), -tile[-1] if tile else 0, tile))
-    found.sort()
-    for _, _, tile in found[:MAX_TILES]:
-        yield dict(zip(extents, tile, strict=True))
+def chain_parameters(kernel: Func) -> ChainParameters:
+    """The parameters of a kernel; raises InputError, which names the kernel, for what is impossible."""
+    found = parameters_of(kernel, ChainParameters)
+    par = dims(stages_of(kernel)[-1].anchor, "par")
+    with faults_of(kernel):
+        if set(found.block) != set(par):
+            raise InputError(f"expected block in params to give a tile for each of {', '.join(par)}")
+        found.check()
+    return replace(found, block=Sizes({d: found.block[d] for d in par}))

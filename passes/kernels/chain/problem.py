@@ -22,7 +22,7 @@ from tilewright.passes.kernels.chain.contract import (
     staged_shape,
 )
 from tilewright.passes.kernels.chain.lowering import shared_lanes
-from tilewright.passes.kernels.chain.plan import ChainPlan
+from tilewright.passes.kernels.chain.parameters import ChainParameters
 from tilewright.passes.kernels.chain.reduce import MAP_VECTOR, serial_items
 from tilewright.passes.kernels.chain.regions import read_box
 from tilewright.passes.kernels.chain.stages import Chain, Stage
@@ -39,7 +39,7 @@ def _traffic(kernel: Func) -> int:
     return traffic(kernel)
 
 
-def chain_work(chain: Chain, plan: ChainPlan, hardware: GpuHardware) -> ChainWork:
+def chain_work(chain: Chain, plan: ChainParameters, hardware: GpuHardware) -> ChainWork:
     """The work of one chain kernel."""
     fit = hardware.chain
     shared = sum(
@@ -79,7 +79,7 @@ def reduced_length(op: Op) -> int:
     return prod(dims(op, "red").values()) if op.name in REDUCING else 1
 
 
-def _staged_bytes(chain: Chain, stage: Stage, plan: ChainPlan) -> int:
+def _staged_bytes(chain: Chain, stage: Stage, plan: ChainParameters) -> int:
     step, total = chunk_steps(chain, stage, plan), 0
     for i in (0, 1):
         r = staged_region(stage, i, step) if is_staged(chain, stage, i) else None
@@ -87,7 +87,9 @@ def _staged_bytes(chain: Chain, stage: Stage, plan: ChainPlan) -> int:
     return total
 
 
-def _contract_work(chain: Chain, stage: Stage, plan: ChainPlan, fit: ChainCoefficients) -> ChainStageWork:
+def _contract_work(
+    chain: Chain, stage: Stage, plan: ChainParameters, fit: ChainCoefficients
+) -> ChainStageWork:
     op = stage.anchor
     tiles = contract_tiles(op, stage.domain, plan.threads)
     step = chunk_steps(chain, stage, plan)
@@ -158,7 +160,7 @@ def _global_reads(chain: Chain, op: Op, stage: Stage) -> tuple[int, float]:
     return count, total
 
 
-def _reduce_work(chain: Chain, stage: Stage, plan: ChainPlan, fit: ChainCoefficients) -> ChainStageWork:
+def _reduce_work(chain: Chain, stage: Stage, plan: ChainParameters, fit: ChainCoefficients) -> ChainStageWork:
     op = stage.anchor
     lanes = plan.lanes if shared_lanes(stage, plan) else 1
     items = 1 if lanes > 1 else serial_items(stage)
@@ -177,7 +179,7 @@ def _reduce_work(chain: Chain, stage: Stage, plan: ChainPlan, fit: ChainCoeffici
     return ChainStageWork(instructions, active, float(points * reduced_length(op)), read, trips, 1)
 
 
-def _map_work(chain: Chain, stage: Stage, plan: ChainPlan, fit: ChainCoefficients) -> ChainStageWork:
+def _map_work(chain: Chain, stage: Stage, plan: ChainParameters, fit: ChainCoefficients) -> ChainStageWork:
     extents = [s.extent for s in stage.domain]
     vec = MAP_VECTOR if extents and extents[-1] % MAP_VECTOR == 0 else 1
     total = prod(extents) // vec

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tilewright.ir import Func
 from tilewright.passes.kernels.chain.lowering import lower_chain
+from tilewright.passes.kernels.chain.parameters import ChainParameters
 from tilewright.passes.kernels.chain.stages import stages_of
 from tilewright.passes.kernels.registry import register_template
-from tilewright.passes.kernels.schema import Fields, Sizes, Whole
 from tilewright.passes.kernels.template import KernelTemplate
 
 
@@ -17,7 +17,7 @@ def _anchors(kernel: Func) -> str:
 register_template(
     KernelTemplate(
         name="chain",
-        params=Fields({"block": Sizes(), "threads": Whole(), "lanes": Whole(), "stage_bytes": Whole()}, {}),
+        parameters=ChainParameters,
         lower=lower_chain,
         weight_order=None,
         prefetches_weights=False,

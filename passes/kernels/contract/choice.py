@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import gcd
 
 import numpy as np
@@ -12,12 +13,12 @@ from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
 from tilewright.costmodel.kernels.choose import Choice
 from tilewright.costmodel.kernels.geometry import vector_width
-from tilewright.ir import Attr, Func, Op, Pairs
+from tilewright.ir import AttrRecord, Func, Op, Sizes
 from tilewright.ir.hardware_facts import VECTOR_BYTES
 from tilewright.ir.tensor.ops import dims, domain
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.contract.warp_shape import warp_shape
-from tilewright.passes.kernels.decision import decided
+from tilewright.passes.kernels.decision import decided, parameters_of
 from tilewright.passes.kernels.kernel_problem import contract_problem, contract_roles, ops_named
 from tilewright.passes.kernels.matrix.choice import likely_matrix, matrix_variant, on_tensor_cores_of
 from tilewright.passes.kernels.writing.staging import region
@@ -39,48 +40,44 @@ def contract_candidates(kernel: Func, hardware: Hardware, top: int) -> list[Func
     found += [(c.estimate_s, matrix_variant(kernel, on[0], c)) for c in cores if on is not None]
     variants = [kernel]
     for _, variant in sorted(found, key=lambda f: f[0]):
-        if all(v["params"] != variant["params"] for v in variants):
+        if all(parameters_of(v, AttrRecord) != parameters_of(variant, AttrRecord) for v in variants):
             variants.append(variant)
     return variants
 
 
 def contract_variant(kernel: Func, op: Op, choice: Choice[ContractParameters], hardware: Hardware) -> Func:
     """A contraction kernel with the parameters of one point of its space; `op` is its tensor.contract."""
-    params = Pairs.of(contract_params(op, choice.parameters, hardware))
-    return decided(kernel, "contract", params, choice)
+    return decided(kernel, "contract", choice, parameters_for(op, choice.parameters, hardware))
 
 
-def contract_params(op: Op, p: ContractParameters, hardware: Hardware) -> dict[str, Attr]:
-    """`params` of a contraction kernel for a point of the model's space; `op` is its tensor.contract."""
+def parameters_for(op: Op, p: ContractParameters, hardware: Hardware) -> ContractParameters:
+    """A point of the model's space in the dimensions of a kernel; `op` is its tensor.contract."""
     roles = contract_roles(op)
     n, h, w = roles.spatial
     columns = roles.columns[-1] if roles.columns else ""
-    k_b, extent = p.k_b, dims(op, "par").get(columns, 1)
+    k_b, extent = p.block["k"], dims(op, "par").get(columns, 1)
     least = max(extent, _vector(op, p, hardware))
     while k_b % 2 == 0 and k_b // 2 >= least:  # the model counts all columns as one dimension
         k_b //= 2
-    k_t = gcd(p.k_t, k_b)
-    block = dict.fromkeys(dims(op, "par"), 1) | {n: p.n_b, h: p.h_b, w: p.w_b, columns: k_b}
-    thread = dict.fromkeys(dims(op, "par"), 1) | {n: p.n_t, h: p.h_t, w: p.w_t, columns: k_t}
+    k_t = gcd(p.thread["k"], k_b)
+    block, thread = (
+        dict.fromkeys(dims(op, "par"), 1) | {n: t["n"], h: t["h"], w: t["w"], columns: k}
+        for t, k in ((p.block, k_b), (p.thread, k_t))
+    )
     for names in (block, thread):
         names.pop("", None)
-    params: dict[str, Attr] = {
-        "block": Pairs.of(block),
-        "thread": Pairs.of(thread),
-        "step": Pairs.of(_steps(op, roles.channels, p, thread)),
-        "stages": p.stages,
-        "staging": p.staging,
-        "pad": p.smem_pad,
-    }
+    step = _steps(op, roles.channels, p, thread)
     run, lanes = warp_shape(op, roles, block, thread) if p.staging == "shared" else ({}, {})
-    return params | {k: Pairs.of(v) for k, v in (("run", run), ("lanes", lanes)) if v}
+    return replace(
+        p, block=Sizes(block), thread=Sizes(thread), step=Sizes(step), run=Sizes(run), lanes=Sizes(lanes)
+    )
 
 
 def _vector(op: Op, p: ContractParameters, hardware: Hardware) -> int:
     """Elements of one vector along the columns."""
     loaded = VECTOR_BYTES // itemsize(op.operands[0].tensor.dtype)
     widest = hardware.simd_lanes if isinstance(hardware, CpuHardware) else loaded
-    return int(vector_width(np.array(p.k_t), widest))
+    return int(vector_width(np.array(p.thread["k"]), widest))
 
 
 def _steps(
@@ -92,7 +89,7 @@ def _steps(
     if not channels:
         return out
     last = channels[-1]
-    most = p.c_step if p.staging == "shared" else _private_step(op, last, out, thread)
+    most = p.step["c"] if p.staging == "shared" else _private_step(op, last, out, thread)
     out[last] = max(s for s in range(1, max(1, min(most, sizes[last])) + 1) if sizes[last] % s == 0)
     return out
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from math import prod
 from typing import Any
 
+from tilewright.costmodel import ContractParameters
 from tilewright.costmodel.kernels.warp_reads import CONTRACT_UNROLL_BUDGET, UNROLL_POINTS
 from tilewright.ir import Expr, Func, Op, Sym, Value
 from tilewright.ir.expr import minimum, substitute, symbols
@@ -20,8 +21,8 @@ from tilewright.ir.hardware_facts import VECTOR_BYTES
 from tilewright.ir.simplify import interval
 from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
+from tilewright.passes.kernels.contract.parameters import contract_parameters
 from tilewright.passes.kernels.writing.anchor import anchor_of
-from tilewright.passes.kernels.writing.contraction_plan import ContractPlan
 from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.prefetch import emit_prefetch, prefetched
 from tilewright.passes.kernels.writing.staging import Fetch, Region, region
@@ -40,12 +41,12 @@ def lower_contract(kernel: Func) -> Func:
     rewrite:  tensor.contract + epilogue maps   -->   fetch, multiply-add and store loops of one thread
     """
     op = anchor_of(kernel, "tensor.contract")
-    plan = ContractPlan.of(kernel, op)
+    plan = contract_parameters(kernel, op)
     grid = _grid(op, plan)
     return _Contract(kernel, op, plan, grid).lower()
 
 
-def _grid(op: Op, plan: ContractPlan) -> Grid:
+def _grid(op: Op, plan: ContractParameters) -> Grid:
     par = dims(op, "par")
     in_a, in_b = operand_dims(op, 0), operand_dims(op, 1)
     columns = [d for d in par if d in in_b and d not in in_a]  # vary with the second operand only
@@ -67,7 +68,7 @@ class _Operand:
 
 
 class _Contract:
-    def __init__(self, kernel: Func, op: Op, plan: ContractPlan, grid: Grid) -> None:
+    def __init__(self, kernel: Func, op: Op, plan: ContractParameters, grid: Grid) -> None:
         self.op, self.plan, self.grid = op, plan, grid
         self.par, self.red = dims(op, "par"), dims(op, "red")
         self.step = {d: min(plan.step.get(d, n), n) for d, n in self.red.items()}

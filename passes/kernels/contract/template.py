@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
+from tilewright.costmodel import ContractParameters
 from tilewright.passes.kernels.contract.choice import choose_lanes, contract_candidates, least_lanes_s
 from tilewright.passes.kernels.contract.lowering import lower_contract
 from tilewright.passes.kernels.contract.weights import columns_last
 from tilewright.passes.kernels.registry import register_choices, register_template
-from tilewright.passes.kernels.schema import Fields, OneOf, Sizes, Whole
 from tilewright.passes.kernels.template import Choices, KernelTemplate
-from tilewright.passes.kernels.writing.contraction_plan import STAGINGS
-
-_PARAMS = Fields(
-    {
-        "block": Sizes(),
-        "thread": Sizes(),
-        "step": Sizes(),
-        "stages": Whole(),
-        "staging": OneOf(STAGINGS),
-        "pad": Whole(0),
-    },
-    {"run": Sizes(), "lanes": Sizes()},
-)
-
 
 CONTRACT = register_template(
     KernelTemplate(
         name="contract",
-        params=_PARAMS,
+        parameters=ContractParameters,
         lower=lower_contract,
         weight_order=columns_last,
         prefetches_weights=True,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from tilewright.ir import Func, Op, Pairs, Sym
+from tilewright.costmodel import ContractParameters
+from tilewright.ir import Func, Op, Sym
 from tilewright.ir.tensor.ops import reads
+from tilewright.passes.kernels.decision import parameters_of
 from tilewright.passes.kernels.kernel_problem import contract_roles
 from tilewright.passes.kernels.weight_order import WeightOrder
 
@@ -18,10 +20,5 @@ def columns_last(kernel: Func, op: Op) -> WeightOrder:
 
 def _tile(kernel: Func, extent: int, column: str) -> int:
     """Columns that a work-item of a CPU's kernel computes, where there are several such tiles; else 0."""
-    params = kernel["params"]
-    if not isinstance(params, Pairs) or params.as_dict().get("staging") != "direct":
-        return 0
-    thread = params["thread"]
-    assert isinstance(thread, Pairs)
-    tile = int(str(thread[column]))
-    return tile if 1 < tile < extent else 0
+    p = parameters_of(kernel, ContractParameters)
+    return p.thread[column] if p.staging == "direct" and 1 < p.thread[column] < extent else 0

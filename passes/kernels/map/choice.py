@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright.costmodel import Hardware, choose_map
 from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
-from tilewright.ir import Func, Pairs
+from tilewright.ir import Func
 from tilewright.passes.analysis.index_sets import POINTWISE
 from tilewright.passes.kernels.decision import decided
 from tilewright.passes.kernels.kernel_problem import stream_problem
@@ -17,10 +17,7 @@ def choose_maps(kernel: Func, hardware: Hardware) -> Func | None:
     """A kernel of maps with its parameters; None for other kernels."""
     if not _pointwise(kernel):
         return None
-    choice = choose_map(stream_problem(kernel), hardware)
-    p = choice.parameters
-    params = Pairs.of({"threads": p.threads, "vec": p.vec, "items": p.items_per_thread})
-    return decided(kernel, "map", params, choice)
+    return decided(kernel, "map", choose_map(stream_problem(kernel), hardware))
 
 
 def least_maps_s(kernel: Func, hardware: Hardware) -> float | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from tilewright.costmodel import MapParameters
 from tilewright.ir import Expr, Func, Op, Sym
 from tilewright.ir.expr import symbols
 from tilewright.ir.simplify import coefficients
 from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.passes.analysis.index_sets import POINTWISE, recompute_cost
-from tilewright.passes.kernels.writing.kernel_params import integer_params
+from tilewright.passes.kernels.decision import parameters_of
 from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.writer import Writer
 
@@ -25,11 +26,9 @@ MAX_GATHERS = 64
 
 
 def lower_map(kernel: Func) -> Func:
-    """The thread-level function of a kernel of maps over one domain.
-
-    params: threads per block, vec consecutive points along the last dimension, items such vectors per thread.
-    """
-    threads, vec, items = integer_params(kernel, "threads", "vec", "items")
+    """The thread-level function of a kernel of maps over one domain."""
+    p = parameters_of(kernel, MapParameters)
+    threads, vec, items = p.threads, p.vec, p.items
     ops = [op for op in kernel.body.ops if op.name in POINTWISE]
     shape = tuple(dims(ops[-1], "par").values())
     last = shape[-1] if shape else 1

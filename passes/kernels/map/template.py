@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from tilewright.costmodel import MapParameters
 from tilewright.passes.kernels.map.choice import choose_maps, least_maps_s
 from tilewright.passes.kernels.map.lowering import lower_map
 from tilewright.passes.kernels.registry import register_choices, register_template
-from tilewright.passes.kernels.schema import whole_numbers
 from tilewright.passes.kernels.template import Choices, KernelTemplate
 
 register_template(
     KernelTemplate(
         name="map",
-        params=whole_numbers("threads", "vec", "items"),
+        parameters=MapParameters,
         lower=lower_map,
         weight_order=None,
         prefetches_weights=False,

@@ -12,16 +12,16 @@ from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, 
 from tilewright.costmodel.kernels.bound import BoundArrays
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
 from tilewright.costmodel.kernels.choose import Choice
-from tilewright.costmodel.kernels.parameters import MatrixParameters
 from tilewright.costmodel.kernels.windows import FloatArray
 from tilewright.ir import Func, Op
 from tilewright.passes.kernels.decision import decided
 from tilewright.passes.kernels.kernel_problem import contract_problem, ops_named
 from tilewright.passes.kernels.matrix.bound import least_matrix_s, matrix_bound, tensor_fma
 from tilewright.passes.kernels.matrix.estimator import estimate_matrix
-from tilewright.passes.kernels.matrix.plan import MatrixView, matrix_view
-from tilewright.passes.kernels.matrix.problem import matrix_plan, matrix_problem
+from tilewright.passes.kernels.matrix.parameters import MatrixParameters, Warps
+from tilewright.passes.kernels.matrix.problem import matrix_problem, parameters_for
 from tilewright.passes.kernels.matrix.space import MatrixProblem, MatrixSpace, matrix_space
+from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
 
 #: several sets of warps must be estimated to take at most this share of what one set takes
 SETS_GAIN = 0.93
@@ -56,10 +56,10 @@ def likely_matrix(problem: MatrixProblem, hardware: GpuHardware, top: int) -> li
     """At most `top` points, the chosen one and then by estimate, each with another tile or other warps."""
     space, bounds, estimates = _evaluate(problem, hardware)
     chosen: list[Choice[MatrixParameters]] = []
-    seen: set[tuple[int, ...]] = set()
+    seen: set[tuple[int, int, Warps, str]] = set()
     for i in (best_point(space, bounds, estimates), *np.lexsort((bounds.seconds, estimates))):
         p = space.at(int(i))
-        kind = (p.m, p.n, p.warps_m, p.warps_n, p.warps_k, p.groups)
+        kind = (p.block.m, p.block.n, p.warps, p.engine)
         if kind not in seen:
             seen.add(kind)
             chosen.append(Choice(p, bounds.at(int(i)), float(estimates[i]), len(space)))
@@ -86,8 +86,7 @@ def on_tensor_cores_of(
 
 def matrix_variant(kernel: Func, view: MatrixView, choice: Choice[MatrixParameters]) -> Func:
     """A contraction kernel on tensor cores with these parameters."""
-    params = matrix_plan(view, choice.parameters).params()
-    return decided(kernel, "matrix", params, choice)
+    return decided(kernel, "matrix", choice, parameters_for(view, choice.parameters))
 
 
 def choose_cores(kernel: Func, hardware: Hardware) -> Func | None:

@@ -17,14 +17,14 @@ from tilewright.ir import Expr, Func, InputError, Sym, Value
 from tilewright.ir.hardware_facts import MMA_K_BYTES, MMA_M, MMA_N, WARP, WARPGROUP_WARPS
 from tilewright.ir.tensor.ops import dims
 from tilewright.ir.types import itemsize
-from tilewright.passes.kernels.matrix.plan import (
+from tilewright.passes.kernels.matrix.parameters import (
     WARPGROUPS,
-    MatrixPlan,
-    MatrixView,
-    matrix_view,
+    MatrixParameters,
+    matrix_parameters,
 )
 from tilewright.passes.kernels.matrix.ring import Ring
 from tilewright.passes.kernels.matrix.stage import Staged, chunk_count
+from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
 from tilewright.passes.kernels.matrix.warpgroup import reduce_by_warpgroups, warpgroup_rows
 from tilewright.passes.kernels.writing.anchor import anchor_of
 from tilewright.passes.kernels.writing.points import Points, store_results
@@ -48,14 +48,14 @@ def lower_matrix(kernel: Func) -> Func:
     view = matrix_view(kernel, op)
     if view is None:
         raise InputError("expected a product of f16, bf16 or TF32 factors", where=f"@{kernel.name}")
-    return _Matrix(kernel, view, MatrixPlan.of(kernel, view)).lower()
+    return _Matrix(kernel, view, matrix_parameters(kernel, view)).lower()
 
 
 class _Matrix:
-    def __init__(self, kernel: Func, view: MatrixView, plan: MatrixPlan) -> None:
+    def __init__(self, kernel: Func, view: MatrixView, plan: MatrixParameters) -> None:
         self.view, self.plan, self.op = view, plan, view.op
         self.m, self.n = view.size(view.rows), view.size(view.columns)
-        self.blocks_m, self.blocks_n = -(-self.m // plan.m), -(-self.n // plan.n)
+        self.blocks_m, self.blocks_n = -(-self.m // plan.block.m), -(-self.n // plan.block.n)
         batch, tiles = view.size(view.batch), self.blocks_m * self.blocks_n
         self.on_z = batch <= MAX_GRID_YZ
         grid = (tiles, 1, batch) if self.on_z else (tiles * batch, 1, 1)
@@ -69,25 +69,25 @@ class _Matrix:
         w, plan = self.w, self.plan
         with w.b.at(self.op.loc):
             block_m, block_n, batch = self._block()
-            self.origin_m = w.simple(block_m * plan.m)
-            self.origin_n = w.simple(block_n * plan.n)
+            self.origin_m = w.simple(block_m * plan.block.m)
+            self.origin_n = w.simple(block_n * plan.block.n)
             self.batch = batch
             warp = Sym("tid") // WARP
             # set and place along m are one number, and one row of the tiles of sums: see _spill
-            rows = warp % (plan.warps_k * plan.warps_m)
+            rows = warp % (plan.warps.k * plan.warps.m)
             self.sum_row = w.simple(rows * plan.warp_m)
             if self.by_groups:
                 self.sum_row = warpgroup_rows(w, plan)[1]
-            self.warp_m = w.simple(rows % plan.warps_m * plan.warp_m)
-            self.warp_n = w.simple(warp // (plan.warps_k * plan.warps_m) * plan.warp_n)
-            self.warp_k = w.simple(rows // plan.warps_m * (plan.k // plan.warps_k))
+            self.warp_m = w.simple(rows % plan.warps.m * plan.warp_m)
+            self.warp_n = w.simple(warp // (plan.warps.k * plan.warps.m) * plan.warp_n)
+            self.warp_k = w.simple(rows // plan.warps.m * (plan.block.k // plan.warps.k))
             factors = [
                 Staged(w, self.view, plan, i, origin, batch, self.slots)
                 for i, origin in enumerate((self.origin_m, self.origin_n))
             ]
             acc = w.alloc((plan.warp_m // MMA_M, plan.warp_n // MMA_N, MMA_M, MMA_N), "f32", "frag", "sums")
             # the start of a sum is in those of one set only
-            w.b.do("thread.fill_fragment", acc, value=self._start() if plan.warps_k == 1 else 0.0)
+            w.b.do("thread.fill_fragment", acc, value=self._start() if plan.warps.k == 1 else 0.0)
             if self.by_groups:
                 reduce_by_warpgroups(w, plan, factors, acc, self.chunks, self.slots)
             else:
@@ -119,7 +119,7 @@ class _Matrix:
         ring = Ring(w, factors, self.chunks, self.slots)
         ring.start()
         kind = self.view.dtype
-        steps = self.plan.k // self.depth // self.plan.warps_k
+        steps = self.plan.block.k // self.depth // self.plan.warps.k
         held = [
             w.alloc((min(2, steps), acc.tensor.shape[0], MMA_M, self.depth), kind, "frag", "a"),
             w.alloc((min(2, steps), acc.tensor.shape[1], self.depth, MMA_N), kind, "frag", "b"),
@@ -198,8 +198,8 @@ class _Matrix:
         """
         w, plan = self.w, self.plan
         transposed = self._last() in self.view.rows
-        m = plan.warps_k * plan.m
-        shape = (plan.n, m + SUM_PADS[True]) if transposed else (m, plan.n + SUM_PADS[False])
+        m = plan.warps.k * plan.block.m
+        shape = (plan.block.n, m + SUM_PADS[True]) if transposed else (m, plan.block.n + SUM_PADS[False])
         w.b.do("thread.async_wait", pending=0)
         w.b.do("thread.barrier")
         tile = w.alloc(shape, "f32", "shared", "sum_tile")
@@ -219,8 +219,8 @@ class _Matrix:
         cut = [
             (name, (origin, 0, size - extent + 1), (origin, size - extent + 1, size))
             for name, origin, size, extent in (
-                ("m", self.origin_m, self.m, plan.m),
-                ("n", self.origin_n, self.n, plan.n),
+                ("m", self.origin_m, self.m, plan.block.m),
+                ("n", self.origin_n, self.n, plan.block.n),
             )
             if size % extent and size > extent
         ]
@@ -237,7 +237,7 @@ class _Matrix:
         last = self._last()
         inside = last in self.view.rows or last in self.view.columns
         lanes = gcd(EPILOGUE_LANES, self.view.sizes[last]) if inside else 1
-        major, minor = (plan.n, plan.m) if transposed else (plan.m, plan.n)
+        major, minor = (plan.block.n, plan.block.m) if transposed else (plan.block.m, plan.block.n)
         lanes = gcd(lanes, minor)
         total = major * minor // lanes
         steps = -(-total // plan.threads)
@@ -271,9 +271,9 @@ class _Matrix:
         """The element of the tile of sums, over all sets of warps."""
         w, plan = self.w, self.plan
         total = w.load(tile, (outer, inner))
-        if plan.warps_k > 1 and self._start() != 0.0:
+        if plan.warps.k > 1 and self._start() != 0.0:
             total = w.b.value("scalar.add", total, w.b.const(self._start(), "f32"))
-        for rows in range(plan.m, plan.warps_k * plan.m, plan.m):
+        for rows in range(plan.block.m, plan.warps.k * plan.block.m, plan.block.m):
             at = (outer, inner + rows) if transposed else (outer + rows, inner)
             total = w.b.value("scalar.add", total, w.load(tile, tuple(map(w.simple, at))))
         return total

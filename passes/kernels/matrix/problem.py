@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import gcd
 
 import numpy as np
 
-from tilewright.costmodel.kernels.parameters import MatrixParameters
 from tilewright.ir import Func, Op, Sym, walk
 from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
@@ -16,9 +16,10 @@ from tilewright.ir.tensor.ops import ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.constant_params import WEIGHTS
 from tilewright.passes.kernels.kernel_problem import reached, traffic
-from tilewright.passes.kernels.matrix.plan import ENGINES, WARPGROUPS, MatrixPlan, MatrixView, plain
+from tilewright.passes.kernels.matrix.parameters import MatrixParameters
 from tilewright.passes.kernels.matrix.scalar_work import instructions
 from tilewright.passes.kernels.matrix.space import MatrixProblem, raster_of
+from tilewright.passes.kernels.matrix.view import MatrixView, plain
 
 #: biases and the like: they stay in the caches
 MOST_SMALL_BYTES = 100_000
@@ -108,10 +109,6 @@ def _fetched(view: MatrixView) -> float:
     return share
 
 
-def matrix_plan(view: MatrixView, p: MatrixParameters) -> MatrixPlan:
-    """The plan of a kernel with the model's parameters."""
-    raster = raster_of(-(-view.size(view.rows) // p.m))
-    engine = WARPGROUPS if p.groups else ENGINES[0]
-    return MatrixPlan(
-        *(p.m, p.n, p.k, p.warps_m, p.warps_n, p.stages), view.channel, raster, engine, warps_k=p.warps_k
-    )
+def parameters_for(view: MatrixView, p: MatrixParameters) -> MatrixParameters:
+    """A point of the model's space as the parameters of a kernel."""
+    return replace(p, channel=view.channel, raster=raster_of(-(-view.size(view.rows) // p.block.m)))

@@ -9,7 +9,7 @@ from tilewright.ir.expr import substitute, symbols
 from tilewright.ir.nodes import Attr
 from tilewright.ir.tensor.ops import dims, domain, reads
 from tilewright.passes.analysis.copies import copied
-from tilewright.passes.kernels.matrix.plan import NARROW, multiplies
+from tilewright.passes.kernels.matrix.view import NARROW, multiplies
 from tilewright.passes.rewriting.names import unused
 
 

@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.geometry import ceil_div
-from tilewright.costmodel.kernels.parameters import MatrixParameters
 from tilewright.costmodel.kernels.windows import IntArray
 from tilewright.ir.errors import InputError
 from tilewright.ir.hardware_facts import MMA_K_BYTES, MMA_M, MMA_N, WARP
 from tilewright.ir.thread.warpgroup_ops import GROUP_M, MOST_N
+from tilewright.passes.kernels.matrix.parameters import WARPGROUPS, MatrixParameters, MatrixTile, Warps
 
 #: registers of a thread beside sums and fragments
 OTHER_REGISTERS = 32
@@ -99,12 +99,9 @@ class MatrixProblem:
         return float(self.first_bytes + self.second_bytes + self.result_bytes)
 
 
-COLUMNS = tuple(f.name for f in fields(MatrixParameters))
-
-
 @dataclass(frozen=True, eq=False)
 class MatrixSpace:
-    """Many `MatrixParameters` as equally long int64 arrays."""
+    """Many `MatrixParameters` as equally long int64 arrays; groups: 1 where warpgroups multiply."""
 
     m: IntArray
     n: IntArray
@@ -125,18 +122,29 @@ class MatrixSpace:
 
     def at(self, index: int) -> MatrixParameters:
         """The parameters at `index`."""
-        return MatrixParameters(**{name: int(getattr(self, name)[index]) for name in COLUMNS})
+        m, n, k, warps_m, warps_n, stages, warps_k, groups = self.named(index).values()
+        warps = Warps(warps_m, warps_n, warps_k)
+        return MatrixParameters(MatrixTile(m, n, k), warps, stages, "", 1, "wgmma" if groups else "mma")
+
+    def named(self, index: int) -> dict[str, int]:
+        """What records of measurements call the point at `index`: its columns."""
+        return {name: int(getattr(self, name)[index]) for name in COLUMNS}
 
     def take(self, chosen: IntArray | npt.NDArray[np.bool_]) -> MatrixSpace:
         """The sub-space selected by an index array or a mask."""
         return MatrixSpace(**{name: getattr(self, name)[chosen] for name in COLUMNS})
 
 
+COLUMNS = tuple(f.name for f in fields(MatrixSpace))
+
+
 def matrix_space_of(*parameters: MatrixParameters) -> MatrixSpace:
     """The struct-of-arrays form of given parameters."""
-    return MatrixSpace(
-        **{name: np.array([getattr(p, name) for p in parameters], dtype=np.int64) for name in COLUMNS}
-    )
+    rows = [
+        (*vars(p.block).values(), p.warps.m, p.warps.n, p.stages, p.warps.k, p.engine == WARPGROUPS)
+        for p in parameters
+    ]
+    return MatrixSpace(*np.array(rows, dtype=np.int64).T.copy())
 
 
 def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:

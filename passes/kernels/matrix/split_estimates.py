@@ -13,10 +13,10 @@ from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
 from tilewright.ir.tensor.ops import dims, reads
 from tilewright.passes.kernels.kernel_problem import stream_problem
 from tilewright.passes.kernels.matrix.choice import choose_matrix, has_tensor_cores
-from tilewright.passes.kernels.matrix.plan import NARROW, matrix_view
 from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.passes.kernels.matrix.reduction_parts import added, channel_of
 from tilewright.passes.kernels.matrix.space import MatrixProblem
+from tilewright.passes.kernels.matrix.view import NARROW, matrix_view
 
 
 def innermost_channels(op: Op) -> Op:

@@ -11,7 +11,8 @@ from tilewright.ir.expr import substitute
 from tilewright.ir.simplify import interval
 from tilewright.ir.tensor.ops import ranges_of
 from tilewright.ir.types import itemsize
-from tilewright.passes.kernels.matrix.plan import WARPGROUPS, MatrixPlan, MatrixView
+from tilewright.passes.kernels.matrix.parameters import WARPGROUPS, MatrixParameters
+from tilewright.passes.kernels.matrix.view import MatrixView
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Mask, Writer
 
@@ -33,7 +34,7 @@ class Staged:
         self,
         w: Writer,
         view: MatrixView,
-        plan: MatrixPlan,
+        plan: MatrixParameters,
         operand: int,
         origin: Expr,
         batch: Mapping[str, Expr],
@@ -43,13 +44,13 @@ class Staged:
         self.origin, self.batch = origin, dict(batch)
         self.source = view.sources[operand]
         self.size = itemsize(view.dtype)
-        self.rows = plan.n if operand else plan.m
+        self.rows = plan.block.n if operand else plan.block.m
         along = view.along(operand)
         self.by_channel = along in ("", view.channel)
         self.asynchronous = view.copy_elements(operand) > 0
         self.lanes = view.copy_elements(operand) if self.asynchronous else self._computed_lanes(along)
-        minor = plan.k if self.by_channel else self.rows
-        self.major = self.rows if self.by_channel else plan.k
+        minor = plan.block.k if self.by_channel else self.rows
+        self.major = self.rows if self.by_channel else plan.block.k
         self.vectors = minor // self.lanes
         swizzled = self.by_channel or self.size == 2
         shape = (slots, self.major, minor if swizzled else minor + PAD_WORDS)
@@ -144,10 +145,10 @@ class Staged:
         env: dict[str, Expr] = dict(self.batch)
         env.update(zip(outer, w.unravel(at, [sizes[d] for d in outer]), strict=True))
         mask: Mask = w.below(at, view.size(outer))
-        chunks = -(-sizes[view.channel] // self.plan.k)
+        chunks = -(-sizes[view.channel] // self.plan.block.k)
         tap, part = w.unravel(chunk, (max(1, view.size(view.taps)), chunks))
         env.update(zip(view.taps, w.unravel(tap, [sizes[d] for d in view.taps]), strict=True))
-        channel = w.simple(part * self.plan.k + k)
+        channel = w.simple(part * self.plan.block.k + k)
         env[view.channel] = channel
         mask += w.below(channel, sizes[view.channel])
         index = tuple(w.simple(substitute(e, env)) for e in self.source.at)
@@ -163,6 +164,6 @@ class Staged:
         return tuple(found)
 
 
-def chunk_count(view: MatrixView, plan: MatrixPlan) -> int:
+def chunk_count(view: MatrixView, plan: MatrixParameters) -> int:
     """Chunks of the whole reduced domain."""
-    return prod((view.size(view.taps), -(-view.sizes[view.channel] // plan.k)))
+    return prod((view.size(view.taps), -(-view.sizes[view.channel] // plan.block.k)))

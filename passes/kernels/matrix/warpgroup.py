@@ -6,23 +6,23 @@ from collections.abc import Sequence
 
 from tilewright.ir import Expr, Sym, Value
 from tilewright.ir.hardware_facts import MMA_K_BYTES, MMA_M, WARP, WARPGROUP_WARPS
-from tilewright.passes.kernels.matrix.plan import MatrixPlan
+from tilewright.passes.kernels.matrix.parameters import MatrixParameters
 from tilewright.passes.kernels.matrix.ring import Ring
 from tilewright.passes.kernels.matrix.space import OVERLAP_STAGES
 from tilewright.passes.kernels.matrix.stage import Staged
 from tilewright.passes.kernels.writing.writer import Writer
 
 
-def warpgroup_rows(w: Writer, plan: MatrixPlan) -> tuple[Expr, Expr]:
+def warpgroup_rows(w: Writer, plan: MatrixParameters) -> tuple[Expr, Expr]:
     """Of this thread's warp in the block's tile: its warpgroup's first row, and its own first of these."""
-    place = Sym("tid") // WARP % plan.warps_m
+    place = Sym("tid") // WARP % plan.warps.m
     first = place // WARPGROUP_WARPS * (WARPGROUP_WARPS * plan.warp_m)
     own = place % WARPGROUP_WARPS * MMA_M
     return w.simple(first), w.simple(first + own)
 
 
 def reduce_by_warpgroups(
-    w: Writer, plan: MatrixPlan, factors: Sequence[Staged], acc: Value, chunks: int, slots: int
+    w: Writer, plan: MatrixParameters, factors: Sequence[Staged], acc: Value, chunks: int, slots: int
 ) -> None:
     """Add the whole sum to `acc`, which is finished afterwards.
 
@@ -36,7 +36,7 @@ def reduce_by_warpgroups(
     wide = a.size == 4
     unread = 2 if slots >= OVERLAP_STAGES and not wide else 1
     ring = Ring(w, factors, chunks, slots, unread)
-    column = w.simple(Sym("tid") // WARP // plan.warps_m * plan.warp_n)
+    column = w.simple(Sym("tid") // WARP // plan.warps.m * plan.warp_n)
     rounded = [b] if wide and not plan.rounded else []
     ring.start()
     with w.loop("chunk", chunks) as chunk:
@@ -56,7 +56,13 @@ def reduce_by_warpgroups(
 
 
 def _start(
-    w: Writer, plan: MatrixPlan, a: Value, a_at: Sequence[Expr], b: Staged, b_at: Sequence[Expr], acc: Value
+    w: Writer,
+    plan: MatrixParameters,
+    a: Value,
+    a_at: Sequence[Expr],
+    b: Staged,
+    b_at: Sequence[Expr],
+    acc: Value,
 ) -> None:
     w.b.do(
         "thread.warpgroup_mma", a, b.tiles, acc,
@@ -65,11 +71,11 @@ def _start(
 
 
 def _multiply_held(
-    w: Writer, plan: MatrixPlan, a: Staged, b: Staged, acc: Value, slot: Expr, column: Expr
+    w: Writer, plan: MatrixParameters, a: Staged, b: Staged, acc: Value, slot: Expr, column: Expr
 ) -> None:
     """A chunk with the first factor in registers: while a step is multiplied the next one is loaded."""
     depth = MMA_K_BYTES // a.size
-    steps, tiles = plan.k // depth, acc.tensor.shape[0]
+    steps, tiles = plan.block.k // depth, acc.tensor.shape[0]
     held = w.alloc((steps, tiles, MMA_M, depth), a.tiles.tensor.dtype, "frag", "a")
     _, own = warpgroup_rows(w, plan)
     for step in range(steps):

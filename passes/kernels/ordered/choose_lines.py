@@ -7,11 +7,11 @@ from functools import lru_cache
 from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, Hardware
 from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.choose import Choice
-from tilewright.costmodel.kernels.parameters import LineParameters
 from tilewright.costmodel.kernels.problem import LineProblem
-from tilewright.ir import Attr, Func, Pairs
+from tilewright.ir import Func
 from tilewright.passes.kernels.decision import decided
 from tilewright.passes.kernels.kernel_problem import line_problem, only_op
+from tilewright.passes.kernels.ordered.parameters import ScanParameters, ScatterParameters
 
 _GPU_THREADS = (32, 64, 128, 256)
 _CPU_THREADS = (1, 4, 16)
@@ -19,7 +19,7 @@ _OWNERS = (1, 4, 16, 64, 256)
 
 
 @lru_cache(maxsize=4096)
-def choose_lines(problem: LineProblem, hardware: Hardware) -> Choice[LineParameters]:
+def choose_lines(problem: LineProblem, hardware: Hardware) -> Choice[ScatterParameters]:
     """Threads per block and owners per line.
 
     Every owner takes all steps, so more of them pay only where lines are few.
@@ -28,13 +28,13 @@ def choose_lines(problem: LineProblem, hardware: Hardware) -> Choice[LineParamet
     """
     cpu = isinstance(hardware, CpuHardware)
     owners = [o for o in _OWNERS if o <= problem.elements] if not cpu else [1]
-    space = [LineParameters(t, o) for t in (_CPU_THREADS if cpu else _GPU_THREADS) for o in owners]
+    space = [ScatterParameters(t, o) for t in (_CPU_THREADS if cpu else _GPU_THREADS) for o in owners]
     estimates = [_seconds(problem, hardware, p) for p in space]
     best = min(range(len(space)), key=estimates.__getitem__)
     return Choice(space[best], global_bound(problem, hardware), estimates[best], len(space))
 
 
-def _seconds(problem: LineProblem, hardware: Hardware, p: LineParameters) -> float:
+def _seconds(problem: LineProblem, hardware: Hardware, p: ScatterParameters) -> float:
     per_thread = problem.steps + -(-problem.elements // p.owners)
     threads = problem.lines * p.owners
     if isinstance(hardware, GpuHardware):
@@ -60,7 +60,6 @@ def choose_walks(kernel: Func, hardware: Hardware) -> Func | None:
     if op is None:
         return None
     lines = choose_lines(line_problem(kernel, op), hardware)
-    params: dict[str, Attr] = {"threads": lines.parameters.threads}
     if op.name == "tensor.scan":
-        return decided(kernel, "scan", Pairs.of(params), lines)
-    return decided(kernel, "scatter", Pairs.of({**params, "owners": lines.parameters.owners}), lines)
+        return decided(kernel, "scan", lines, ScanParameters(lines.parameters.threads))
+    return decided(kernel, "scatter", lines)

@@ -8,18 +8,16 @@ from tilewright.ir import Expr, Func, Op, Sym, Value
 from tilewright.ir.expr import substitute
 from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.passes.analysis.index_sets import slices_of
+from tilewright.passes.kernels.decision import parameters_of
+from tilewright.passes.kernels.ordered.parameters import ScanParameters, ScatterParameters
 from tilewright.passes.kernels.writing.anchor import anchor_of
-from tilewright.passes.kernels.writing.kernel_params import integer_params
 from tilewright.passes.kernels.writing.points import Address, Points
 from tilewright.passes.kernels.writing.writer import Writer
 
 
 def lower_scan(kernel: Func) -> Func:
-    """The thread-level function of a running fold: one thread walks along each line.
-
-    params: threads per block.
-    """
-    (threads,) = integer_params(kernel, "threads")
+    """The thread-level function of a running fold: one thread walks along each line."""
+    threads = parameters_of(kernel, ScanParameters).threads
     op = anchor_of(kernel, "tensor.scan")
     par, along = dims(op, "par"), str(op["dim"])
     lines = {d: n for d, n in par.items() if d != along}
@@ -46,12 +44,12 @@ def lower_scan(kernel: Func) -> Func:
 def lower_scatter(kernel: Func) -> Func:
     """The thread-level function of ordered updates: each thread owns some elements and applies their updates.
 
-    params: threads per block, owners that share a slice (updates never leave their slice).
+    Owners share a slice, which its updates never leave.
 
     rewrite:  tensor.scatter   -->   copy of own elements; loop over all updates, own ones applied
     """
-    threads, owners = integer_params(kernel, "threads", "owners")
-    return _Scatter(kernel, anchor_of(kernel, "tensor.scatter"), threads, owners).lower()
+    p = parameters_of(kernel, ScatterParameters)
+    return _Scatter(kernel, anchor_of(kernel, "tensor.scatter"), p.threads, p.owners).lower()
 
 
 class _Scatter:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tilewright.passes.kernels.ordered.choose_lines import choose_walks
 from tilewright.passes.kernels.ordered.lowering import lower_scan, lower_scatter
+from tilewright.passes.kernels.ordered.parameters import ScanParameters, ScatterParameters
 from tilewright.passes.kernels.registry import register_choices, register_template
-from tilewright.passes.kernels.schema import whole_numbers
 from tilewright.passes.kernels.template import Choices, KernelTemplate
 
 register_template(
     KernelTemplate(
         name="scan",
-        params=whole_numbers("threads"),
+        parameters=ScanParameters,
         lower=lower_scan,
         weight_order=None,
         prefetches_weights=False,
@@ -28,7 +28,7 @@ register_template(
 register_template(
     KernelTemplate(
         name="scatter",
-        params=whole_numbers("threads", "owners"),
+        parameters=ScatterParameters,
         lower=lower_scatter,
         weight_order=None,
         prefetches_weights=False,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tilewright.costmodel import Hardware
-from tilewright.ir import Func, Pairs
+from tilewright.ir import Func
 from tilewright.ir.tensor.ops import dims
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.decision import decided
 from tilewright.passes.kernels.kernel_problem import line_problem, only_op
 from tilewright.passes.kernels.ordered.choose_lines import choose_lines
-from tilewright.passes.kernels.recurrence.lowering import MAX_LINE_BYTES
+from tilewright.passes.kernels.recurrence.lowering import MAX_LINE_BYTES, RecurrenceParameters
 
 
 def choose_recurrence(kernel: Func, hardware: Hardware) -> Func | None:
@@ -20,4 +20,5 @@ def choose_recurrence(kernel: Func, hardware: Hardware) -> Func | None:
     lines = choose_lines(line_problem(kernel, op), hardware)
     # several threads keep their line in shared memory
     fits = dims(op, "par")[str(op["dim"])] * itemsize(op.result.tensor.dtype) <= MAX_LINE_BYTES
-    return decided(kernel, "recur", Pairs.of({"threads": lines.parameters.owners if fits else 1}), lines)
+    parameters = RecurrenceParameters(lines.parameters.owners if fits else 1)
+    return decided(kernel, "recur", lines, parameters)

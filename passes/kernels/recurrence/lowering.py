@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
-from tilewright.ir import Expr, Func, Op, Sym, Value
+from tilewright.ir import AttrRecord, Expr, Func, Op, Sym, Value
 from tilewright.ir.expr import substitute
 from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.ir.tensor.recurrence_ops import history
+from tilewright.passes.kernels.decision import parameters_of
 from tilewright.passes.kernels.writing.anchor import anchor_of
-from tilewright.passes.kernels.writing.kernel_params import integer_params
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Writer
 
@@ -17,14 +18,21 @@ from tilewright.passes.kernels.writing.writer import Writer
 MAX_LINE_BYTES = 32 << 10
 
 
+@dataclass(frozen=True)
+class RecurrenceParameters(AttrRecord):
+    """Threads per line."""
+
+    threads: int
+
+
 def lower_recur(kernel: Func) -> Func:
     """The thread-level function of a recurrence.
 
-    params: threads per line; one thread works on the result in place, several share the line.
+    One thread works on the result in place, several share the line.
 
     rewrite:  tensor.recur   -->   line = start; for t: for own i > t: line[i] = body(.., line[t], line[i])
     """
-    (threads,) = integer_params(kernel, "threads")
+    threads = parameters_of(kernel, RecurrenceParameters).threads
     op = anchor_of(kernel, "tensor.recur")
     par, along = dims(op, "par"), str(op["dim"])
     others = {d: n for d, n in par.items() if d != along}

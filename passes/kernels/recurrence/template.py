@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from tilewright.passes.kernels.recurrence.choice import choose_recurrence
-from tilewright.passes.kernels.recurrence.lowering import lower_recur
+from tilewright.passes.kernels.recurrence.lowering import RecurrenceParameters, lower_recur
 from tilewright.passes.kernels.registry import register_choices, register_template
-from tilewright.passes.kernels.schema import whole_numbers
 from tilewright.passes.kernels.template import Choices, KernelTemplate
 
 register_template(
     KernelTemplate(
         name="recur",
-        params=whole_numbers("threads"),
+        parameters=RecurrenceParameters,
         lower=lower_recur,
         weight_order=None,
         prefetches_weights=False,

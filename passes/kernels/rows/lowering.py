@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from tilewright.costmodel import RowReduceParameters
 from tilewright.ir import Expr, Func, InputError, Op, Sym, UnsupportedError, Value
 from tilewright.ir.tensor.ops import REDUCING, dims
 from tilewright.passes.analysis.row_groups import row_dims
-from tilewright.passes.kernels.writing.kernel_params import integer_params
+from tilewright.passes.kernels.decision import parameters_of
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Index, Writer
 
@@ -74,17 +75,18 @@ class _Shape:
 def lower_rows(kernel: Func) -> Func:
     """The thread-level function of a kernel anchored at a reduction.
 
-    params: threads_per_row (a power of two), rows_per_block, vec.
+    The threads of a row are a power of two.
 
     rewrite:  tensor.reduce, tensor.map, ... over one row
         -->   strided folds, a tree in shared memory, stores
     """
-    width, rows, vec = integer_params(kernel, "threads_per_row", "rows_per_block", "vec")
+    p = parameters_of(kernel, RowReduceParameters)
+    width = p.threads_per_row
     if width & (width - 1):
         raise InputError(
             f"expected threads_per_row to be a power of two, got {width}", where=f"@{kernel.name}"
         )
-    return _Rows(kernel, _Shape(width, rows, vec)).lower()
+    return _Rows(kernel, _Shape(width, p.rows_per_block, p.vec)).lower()
 
 
 class _Rows:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tilewright.costmodel import RowReduceParameters
 from tilewright.ir import Func
 from tilewright.passes.kernels.registry import register_choices, register_template
+from tilewright.passes.kernels.rows.choice import choose_rows_of, least_rows_s
 from tilewright.passes.kernels.rows.lowering import lower_rows
 from tilewright.passes.kernels.rows.lowering_across import lower_rows_across
 from tilewright.passes.kernels.rows.lowering_kept import lower_rows_kept
 from tilewright.passes.kernels.rows.lowering_staged import lower_rows_staged
-from tilewright.passes.kernels.rows.parameters import choose_rows_of, least_rows_s
-from tilewright.passes.kernels.schema import whole_numbers
 from tilewright.passes.kernels.template import Choices, KernelTemplate
 
 
@@ -19,7 +19,7 @@ def _register(name: str, lower: Callable[[Func], Func]) -> None:
     register_template(
         KernelTemplate(
             name=name,
-            params=whole_numbers("threads_per_row", "rows_per_block", "vec"),
+            parameters=RowReduceParameters,
             lower=lower,
             weight_order=None,
             prefetches_weights=False,

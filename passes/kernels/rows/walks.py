@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import prod
 
+from tilewright.costmodel import RowReduceParameters
 from tilewright.ir import Expr, Func, InputError, Sym, UnsupportedError, Value
 from tilewright.ir.tensor.ops import REDUCING, dims
 from tilewright.passes.analysis.row_phases import Phase, row_phases
+from tilewright.passes.kernels.decision import parameters_of
 from tilewright.passes.kernels.rows.lowering import combiner, first_of, neutral
-from tilewright.passes.kernels.writing.kernel_params import integer_params
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Index, Mask, Writer
 
@@ -29,7 +30,8 @@ class RowWalks(ABC):
 
     def __init__(self, kernel: Func) -> None:
         """Raises InputError unless threads_per_row is a power of two, UnsupportedError for other kernels."""
-        self.width, self.rows, self.vec = integer_params(kernel, "threads_per_row", "rows_per_block", "vec")
+        p = parameters_of(kernel, RowReduceParameters)
+        self.width, self.rows, self.vec = p.threads_per_row, p.rows_per_block, p.vec
         self.where = f"@{kernel.name}"
         if self.width & (self.width - 1):
             raise InputError(

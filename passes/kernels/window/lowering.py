@@ -5,12 +5,13 @@ from __future__ import annotations
 from contextlib import ExitStack
 from math import prod
 
-from tilewright.ir import Expr, Func, Op, Sym, Value
+from tilewright.costmodel import WindowParameters
+from tilewright.ir import Expr, Func, Op, Sizes, Sym, Value
 from tilewright.ir.tensor.ops import dims
+from tilewright.passes.kernels.decision import parameters_of
 from tilewright.passes.kernels.window.runs import lower_window_runs, slides_inside
-from tilewright.passes.kernels.window.tiles import lower_window_tiles, tile_of
+from tilewright.passes.kernels.window.tiles import lower_window_tiles
 from tilewright.passes.kernels.writing.anchor import anchor_of
-from tilewright.passes.kernels.writing.kernel_params import integer_params
 from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.writer import Index, Writer
 
@@ -21,20 +22,16 @@ UNROLLED_WINDOW_POINTS = 256
 def lower_window(kernel: Func) -> Func:
     """The thread-level function of a kernel around one reduction that single threads do on their own.
 
-    params: threads per block, outputs per thread: a number along the last dimension, or one per dimension
-    (see `window_tiles`).
-
     rewrite:  tensor.window + epilogue maps   -->   loops over the window with masked global reads
     """
     op = anchor_of(kernel, "tensor.window", "tensor.reduce", "tensor.contract")
-    tile = tile_of(kernel)
-    if tile is not None:
-        (threads,) = integer_params(kernel, "threads")
+    p = parameters_of(kernel, WindowParameters)
+    threads, tile = p.threads, p.outputs
+    if isinstance(tile, Sizes):
         if slides_inside(op) and tile.get(list(dims(op, "par"))[-1], 1) > 1:
             return lower_window_runs(kernel, op, threads, tile)
         return lower_window_tiles(kernel, op, threads, tile)
-    threads, outputs = integer_params(kernel, "threads", "outputs")
-    return _Window(kernel, op, threads, outputs).lower()
+    return _Window(kernel, op, threads, tile).lower()
 
 
 class _Window:

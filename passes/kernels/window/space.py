@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.bound import global_bound
@@ -11,6 +12,7 @@ from tilewright.costmodel.kernels.choose import Choice
 from tilewright.costmodel.kernels.parameters import WindowParameters
 from tilewright.costmodel.kernels.problem import WindowProblem
 from tilewright.costmodel.kernels.windows import staged_rows
+from tilewright.ir import Sizes
 from tilewright.ir.hardware_facts import LINE_BYTES, VECTOR_BYTES, WARP
 from tilewright.passes.kernels.window.run_budget import RUN_UNROLL_BUDGET, Piece, pieces
 
@@ -49,7 +51,7 @@ def choose_tiles(
     even = (r for r in range(1, _MOST_RUN_ROWS + 1) if problem.h % r == 0)
     run_rows = sorted({*_ROWS, *even})
     space = [
-        WindowParameters(t, c, v, r)
+        _Box(t, c, v, r)
         for v in (8, 4, 2, 1)
         if v == 1 or (v <= widest and inner % v == 0)
         for r in (_ROWS if lanes or v == 1 else run_rows)
@@ -63,12 +65,24 @@ def choose_tiles(
         limit = (1.0 + _LEAST_GAIN) * estimates[best]
         near = [i for i, e in enumerate(estimates) if e <= limit and space[i].vec > 1]
         best = min(near, key=lambda i: (max(_FEW_SUMS, _sums(space[i])), -space[i].vec, estimates[i]))
-    return Choice(space[best], global_bound(problem, hardware), estimates[best], len(space))
+    box = space[best]
+    outputs = Sizes({"rows": box.rows, "columns": box.columns, "inner": box.vec})
+    parameters = WindowParameters(box.threads, outputs)
+    return Choice(parameters, global_bound(problem, hardware), estimates[best], len(space))
 
 
-def _sums(p: WindowParameters) -> int:
+class _Box(NamedTuple):
+    """Threads per block, and the outputs of a thread: rows of columns of vectors."""
+
+    threads: int
+    columns: int
+    vec: int
+    rows: int
+
+
+def _sums(p: _Box) -> int:
     """Sums of a thread."""
-    return p.rows_per_thread * p.outputs_per_thread * p.vec
+    return p.rows * p.columns * p.vec
 
 
 @dataclass(frozen=True)
@@ -131,11 +145,11 @@ def _fits(problem: WindowProblem, lanes: int, rows: int, columns: int, vec: int)
     return words <= _MOST_PATCH
 
 
-def _seconds(problem: WindowProblem, hardware: GpuHardware, lanes: int, p: WindowParameters) -> float:
+def _seconds(problem: WindowProblem, hardware: GpuHardware, lanes: int, p: _Box) -> float:
     """Issue slots, lines looked up, memory and L2 traffic, latency of all rounds of threads: whichever takes
     longest."""
     fit = hardware.window
-    rows, columns, vec = p.rows_per_thread, p.outputs_per_thread, p.vec
+    rows, columns, vec = p.rows, p.columns, p.vec
     outputs = rows * columns
     patch_rows = int(staged_rows(rows, problem.axis_h))
     patch = _patch(problem, lanes, rows, columns, vec)

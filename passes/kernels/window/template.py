@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from tilewright.costmodel import WindowParameters
 from tilewright.passes.kernels.registry import register_choices, register_template
-from tilewright.passes.kernels.schema import Either, Fields, Sizes, Whole
 from tilewright.passes.kernels.template import Choices, KernelTemplate
+from tilewright.passes.kernels.window.choice import choose_windows, least_windows_s
 from tilewright.passes.kernels.window.lowering import lower_window
-from tilewright.passes.kernels.window.parameters import choose_windows, least_windows_s
 
 register_template(
     KernelTemplate(
         name="window",
-        params=Fields({"threads": Whole(), "outputs": Either(Whole(), Sizes())}, {}),
+        parameters=WindowParameters,
         lower=lower_window,
         weight_order=None,
         prefetches_weights=False,

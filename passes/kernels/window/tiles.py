@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from tilewright.ir import Expr, Func, InputError, Op, Pairs, Value
+from tilewright.ir import Expr, Func, InputError, Op, Value
 from tilewright.ir.expr import Sym, substitute
 from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.passes.kernels.window.run_budget import TILE_UNROLL_BUDGET
@@ -220,12 +220,3 @@ class WindowTiles:
                     ready.append((points.value(result, at, mask), buffer, at, mask))
         for value, buffer, at, mask in ready:
             w.store(value, buffer, at, mask)
-
-
-def tile_of(kernel: Func) -> Mapping[str, int] | None:
-    """Outputs per dimension of a kernel whose `outputs` name dimensions; None where it is one number."""
-    given = kernel.get("params")
-    outputs = given["outputs"] if isinstance(given, Pairs) and "outputs" in given else None
-    if not isinstance(outputs, Pairs):
-        return None
-    return {d: int(n) for d, n in outputs.items}  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.ir import Func, Module, Op, Value
-from tilewright.passes.kernels.chain.parameters import ChosenChain
+from tilewright.passes.kernels.chain.choice import ChosenChain
 from tilewright.passes.tensor.chains.attention_masks import with_computed_masks
 from tilewright.passes.tensor.chains.merge import callee_of, merged, reshapes_filled
 

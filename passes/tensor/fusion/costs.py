@@ -15,6 +15,7 @@ from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.tensor.ops import REDUCING, dims, domain, fills, reads
 from tilewright.passes import PassContext
 from tilewright.passes.analysis.index_sets import recompute_cost
+from tilewright.passes.kernels.decision import decision_of, estimate_of
 from tilewright.passes.tensor.fusion.legality import CACHED_ARRAY_BYTES
 from tilewright.passes.tensor.fusion.op_graph import OpGraph, members
 from tilewright.passes.tensor.fusion.outline_kernel import outline
@@ -89,10 +90,7 @@ class KernelCosts:
             if not ops & (ops - 1):
                 raise
             return inf
-        cost = func["cost"]
-        assert isinstance(cost, Pairs)
-        estimate = cost["estimate_s"]
-        assert isinstance(estimate, float)
+        estimate = estimate_of(func)
         extra = prologue_s(func, self.hardware)
         prologue = extra > 0 and any(op.name == "tensor.contract" for op in func.body.ops)
         hardware = self.hardware
@@ -194,8 +192,10 @@ def _prologue_s(
     read = sum(_read_instructions(v, points, hardware) for op in before for v in op.operands if v not in made)
     checks = sum(f is not None for op in before for f in fills(op))
     work = sum(map(recompute_cost, before)) + max(0, read - fit.read_instructions) + 2 * checks
-    params = kernel.get("params")
-    block = params["block"] if isinstance(params, Pairs) and "block" in params else None
+    decision = decision_of(kernel)
+    parameters = None if decision is None else decision.parameters
+    params = {} if parameters is None else parameters.pairs().as_dict()
+    block = params.get("block")
     if not isinstance(block, Pairs):  # each thread computes what it reads
         points = prod(domain(anchor).values())
         return fit.least_prologue_s + points * work / _rate(hardware, points)
@@ -204,7 +204,7 @@ def _prologue_s(
     blocks = prod(-(-n // tile[d]) for d, n in par.items())
     staged = max((_fetched(anchor, i, tile) for i, v in enumerate(anchor.operands) if v in made), default=0)
     seconds = blocks * staged * work / _rate(hardware, blocks * 256)
-    step = params["step"] if isinstance(params, Pairs) and "step" in params else None
+    step = params.get("step")
     if isinstance(hardware, GpuHardware) and isinstance(step, Pairs):
         red = dims(anchor, "red")
         steps = prod(-(-red[d] // max(1, _whole(n))) for d, n in step.items if d in red)

@@ -27,12 +27,12 @@ from tilewright.costmodel import (
 from tilewright.costmodel.kernels.bound_terms import occupancy, wb
 from tilewright.costmodel.kernels.enumeration import enumerate_contract
 from tilewright.costmodel.kernels.geometry import contract_geometry
-from tilewright.costmodel.kernels.parameters import contract_space
+from tilewright.costmodel.kernels.parameters import contract_point, contract_space
 from tilewright.costmodel.kernels.problem import ContractProblem
 from tilewright.ir.errors import InputError
 
 LAYER = conv_problem(1, 64, 56, 56, 64, 3, 3, pad=(1, 1, 1, 1))
-TILE = ContractParameters(1, 16, 8, 8, 1, 4, 1, 4, 8)
+TILE = contract_point(1, 16, 8, 8, 1, 4, 1, 4, 8)
 
 
 def gpu(name: str = "H100") -> GpuHardware:
@@ -131,7 +131,7 @@ def test_terms_of_one_point_by_hand() -> None:
 
 
 def test_global_traffic_is_clipped_to_the_image() -> None:
-    whole = ContractParameters(1, 64, 56, 56, 1, 8, 8, 8, 8)
+    whole = contract_point(1, 64, 56, 56, 1, 8, 8, 8, 8)
     g = contract_geometry(LAYER, contract_space([whole]))
     assert g.fill_words_average[0] == 64 * (56 * 56 + 64 * 9)
     assert LAYER.compulsory_bytes == 4 * (64 * 56 * 56 + 64 * 64 * 9 + 64 * 56 * 56)
@@ -139,7 +139,7 @@ def test_global_traffic_is_clipped_to_the_image() -> None:
 
 def test_prefetching_shortens_the_latency_chain() -> None:
     deep = conv_problem(1, 512, 7, 7, 512, 3, 3, pad=(1, 1, 1, 1))
-    one = ContractParameters(1, 8, 7, 7, 1, 1, 1, 1, 4)
+    one = contract_point(1, 8, 7, 7, 1, 1, 1, 1, 4)
     two = replace(one, stages=2)
     bound = contract_bound(deep, contract_space([one, two]), gpu())
     assert bound.terms["LAT"][1] > bound.terms["LAT"][0]
@@ -148,12 +148,12 @@ def test_prefetching_shortens_the_latency_chain() -> None:
 @pytest.mark.parametrize(
     ("parameters", "legal"),
     [
-        (ContractParameters(1, 32, 1, 32, 1, 1, 1, 1, 1), True),
-        (ContractParameters(1, 64, 1, 32, 1, 1, 1, 1, 1), False),
-        (ContractParameters(1, 64, 8, 32, 1, 32, 1, 8, 1), False),
-        (ContractParameters(1, 64, 8, 32, 1, 8, 1, 16, 1), True),
-        (ContractParameters(1, 64, 56, 56, 1, 8, 8, 2, 8), False),
-        (ContractParameters(1, 64, 8, 8, 1, 4, 4, 4, 64), True),
+        (contract_point(1, 32, 1, 32, 1, 1, 1, 1, 1), True),
+        (contract_point(1, 64, 1, 32, 1, 1, 1, 1, 1), False),
+        (contract_point(1, 64, 8, 32, 1, 32, 1, 8, 1), False),
+        (contract_point(1, 64, 8, 32, 1, 8, 1, 16, 1), True),
+        (contract_point(1, 64, 56, 56, 1, 8, 8, 2, 8), False),
+        (contract_point(1, 64, 8, 8, 1, 4, 4, 4, 64), True),
     ],
 )
 def test_legality(parameters: ContractParameters, legal: bool) -> None:
@@ -164,21 +164,21 @@ def test_legality(parameters: ContractParameters, legal: bool) -> None:
 
 
 def test_the_shared_memory_limit_is_an_argument() -> None:
-    wide = ContractParameters(1, 64, 8, 8, 1, 4, 4, 4, 64)
+    wide = contract_point(1, 64, 8, 8, 1, 4, 4, 4, 64)
     static = Assumptions(smem_limit_bytes=49152)
     assert contract_bound_of(LAYER, wide, gpu()).ub > 0
     assert contract_bound_of(LAYER, wide, gpu(), static).ub == 0.0
     exactly = matmul_problem(1024, 1024, 1024)
-    full = ContractParameters(1, 64, 1, 64, 1, 4, 1, 4, 96)
+    full = contract_point(1, 64, 1, 64, 1, 4, 1, 4, 96)
     assert contract_bound_of(exactly, full, gpu(), static).ub > 0
 
 
 def test_occupancy_counts_registers_shared_memory_and_warps() -> None:
     problem = matmul_problem(1024, 1024, 1024)
     points = [
-        ContractParameters(1, 64, 1, 64, 1, 8, 1, 8, 8),
-        ContractParameters(1, 128, 1, 128, 1, 8, 1, 8, 8),
-        ContractParameters(1, 64, 1, 64, 1, 8, 1, 8, 96),
+        contract_point(1, 64, 1, 64, 1, 8, 1, 8, 8),
+        contract_point(1, 128, 1, 128, 1, 8, 1, 8, 8),
+        contract_point(1, 64, 1, 64, 1, 8, 1, 8, 96),
     ]
     space = contract_space(points)
     got = occupancy(problem, space, gpu(), contract_geometry(problem, space), Assumptions())
@@ -235,12 +235,12 @@ def test_flops_and_groups() -> None:
     batched: ContractProblem = matmul_problem(128, 64, 32, batch=12)
     assert batched.flops == 2 * 12 * 128 * 64 * 32
     assert batched.compulsory_bytes == 4 * 12 * (128 * 32 + 32 * 64 + 128 * 64)
-    g = contract_geometry(batched, contract_space([ContractParameters(1, 64, 1, 64, 1, 4, 1, 4, 8)]))
+    g = contract_geometry(batched, contract_space([contract_point(1, 64, 1, 64, 1, 4, 1, 4, 8)]))
     assert g.blocks.tolist() == [12 * 2]
 
 
 def test_prefetching_into_registers_needs_no_second_buffer() -> None:
-    space = contract_space([replace(TILE, c_step=64, k_b=64, stages=2)])
+    space = contract_space([contract_point(1, 64, 8, 8, 1, 4, 1, 4, 64, 2)])
     static = Assumptions(smem_limit_bytes=65536 * 3)
     twice = contract_bound(LAYER, space, gpu(), static).ub[0]
     once = contract_bound(LAYER, space, gpu(), replace(static, double_buffered=False)).ub[0]
@@ -250,7 +250,7 @@ def test_prefetching_into_registers_needs_no_second_buffer() -> None:
 
 def test_traffic_terms_by_hand() -> None:
     thin = matmul_problem(1 << 14, 1 << 14, 4)
-    tile = ContractParameters(1, 64, 1, 128, 1, 8, 1, 8, 4)
+    tile = contract_point(1, 64, 1, 128, 1, 8, 1, 8, 4)
     bound = contract_bound(thin, contract_space([tile]), gpu())
     seconds_at_peak = thin.flops / gpu().peak_flops_per_s
     compulsory = 4 * (2 * (1 << 14) * 4 + (1 << 28))

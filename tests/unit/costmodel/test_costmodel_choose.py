@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
@@ -78,24 +79,22 @@ DEVICES = {record.name: record for record in known_hardware()}
 
 
 def assert_legal(problem: ContractProblem, p: ContractParameters, hardware: Hardware, limits: Limits) -> None:
-    for block, thread, extent in (
-        (p.n_b, p.n_t, problem.n), (p.k_b, p.k_t, problem.k),
-        (p.h_b, p.h_t, problem.h), (p.w_b, p.w_t, problem.w),
-    ):  # fmt: skip
-        assert block % thread == 0
-        assert block < extent + thread
-    assert p.c_step <= problem.c
+    for d, extent in {"n": problem.n, "k": problem.k, "h": problem.h, "w": problem.w}.items():
+        assert p.block[d] % p.thread[d] == 0
+        assert p.block[d] < extent + p.thread[d]
+    assert p.step["c"] <= problem.c
     if isinstance(hardware, CpuHardware):
         assert p.staging == "direct"
         assert p.threads <= 16
-        assert p.c_step == problem.c
+        assert p.step["c"] == problem.c
         return
     assert p.staging == "shared"
-    assert p.accumulators <= limits.max_accumulators
+    assert prod(p.thread.values()) <= limits.max_accumulators
     assert p.threads <= limits.max_threads
-    assert all(t & (t - 1) == 0 for t in (p.n_t, p.k_t, p.h_t))
-    assert p.w_t & (p.w_t - 1) == 0 or (problem.f_w > 1 and p.w_t in (3, 5, 7))
-    assert problem.c % p.c_step == 0
+    assert all(t & (t - 1) == 0 for t in (p.thread["n"], p.thread["k"], p.thread["h"]))
+    columns = p.thread["w"]
+    assert columns & (columns - 1) == 0 or (problem.f_w > 1 and columns in (3, 5, 7))
+    assert problem.c % p.step["c"] == 0
     space = contract_space([p])
     fetch = contract_fetch(problem, space)
     assert staged_shared_bytes(problem, space)[0] == 4 * fetch.words[0] <= limits.smem_limit_bytes
@@ -121,9 +120,9 @@ def test_rules_restrict_block_tiles(rule: Rule) -> None:
     for problem in PROBLEMS["resnet"][:8]:
         p = choose_contract(problem, DEVICES["H100"], rule=rule).parameters
         if rule == "divisors":
-            assert problem.k % p.k_b == problem.h % p.h_b == problem.w % p.w_b == 0
+            assert problem.k % p.block["k"] == problem.h % p.block["h"] == problem.w % p.block["w"] == 0
         if rule == "multiples":
-            assert (p.k_b, p.h_b, p.w_b) <= (problem.k, problem.h, problem.w)
+            assert (p.block["k"], p.block["h"], p.block["w"]) <= (problem.k, problem.h, problem.w)
 
 
 @pytest.mark.parametrize("device", ["H100", "cpu-opencl"])
@@ -136,14 +135,14 @@ def test_estimates_respect_the_bound(device: str) -> None:
 def test_small_problems_fill_the_device() -> None:
     for problem in PROBLEMS["resnet"][1:]:
         p = choose_contract(problem, DEVICES["H100"]).parameters
-        blocks = -(-problem.k // p.k_b) * -(-problem.h // p.h_b) * -(-problem.w // p.w_b)
+        blocks = -(-problem.k // p.block["k"]) * -(-problem.h // p.block["h"]) * -(-problem.w // p.block["w"])
         most_useful = problem.k * problem.h * problem.w // 512
         assert blocks >= min(66, most_useful)
 
 
 def test_big_products_get_big_tiles() -> None:
     p = choose_contract(matmul_problem(4096, 4096, 4096), DEVICES["H100"]).parameters
-    assert p.accumulators == 64
+    assert prod(p.thread.values()) == 64
     assert p.threads >= 64
 
 
@@ -152,8 +151,8 @@ def test_cpu_tiles_fit_the_vector_registers() -> None:
     assert isinstance(hardware, CpuHardware)
     for problem in PROBLEMS["resnet"]:
         p = choose_contract(problem, hardware).parameters
-        assert p.accumulators // hardware.simd_lanes + 2 <= hardware.vector_registers
-        assert p.k_t % hardware.simd_lanes == 0
+        assert prod(p.thread.values()) // hardware.simd_lanes + 2 <= hardware.vector_registers
+        assert p.thread["k"] % hardware.simd_lanes == 0
 
 
 def test_limits_are_respected_or_refused() -> None:
@@ -161,7 +160,7 @@ def test_limits_are_respected_or_refused() -> None:
     for problem in PROBLEMS["resnet"][:6]:
         choice = choose_contract(problem, DEVICES["H100"], limits=narrow)
         assert_legal(problem, choice.parameters, DEVICES["H100"], narrow)
-        assert (choice.parameters.stages, choice.parameters.smem_pad) == (1, 1)
+        assert (choice.parameters.stages, choice.parameters.pad) == (1, 1)
     with pytest.raises(InputError, match="fit H100"):
         choose_contract(PROBLEMS["resnet"][2], DEVICES["H100"], limits=Limits(smem_limit_bytes=8))
 
@@ -208,9 +207,9 @@ def test_stream_kernels_get_aligned_vectors(device: str) -> None:
             64, width, width, 3, 3, stride, stride, 1, 1, (1, 1, 1, 1),
             width * stride, width * stride, filter_bytes,
         )  # fmt: skip
-        w = choose_window(window, hardware).parameters
-        assert width % w.vec == 0
-        assert w.outputs_per_thread % w.vec == 0
+        w = choose_window(window, hardware)
+        assert 1 <= w.parameters.outputs < 2 * width
+        assert w.estimate_s >= w.bound.seconds
     for rows, length in ((1, 1000), (2048, 49), (12 * 128, 128), (1, 1)):
         r = choose_row_reduce(
             RowReduceProblem(rows, length, 4 * rows * length, 4 * rows, rows * length), hardware
@@ -226,7 +225,7 @@ def test_explanation_prints_and_serialises() -> None:
     choice: Choice[ContractParameters] = choose_contract(PROBLEMS["resnet"][2], hardware)
     record = explain(choice, hardware)
     data = json.loads(json.dumps(record.to_dict()))
-    assert data["parameters"]["k_b"] == choice.parameters.k_b
+    assert data["parameters"]["block.k"] == choice.parameters.block["k"]
     assert data["device"] == "H100"
     assert f"limited by {choice.bound.limit}" in str(record)
     assert f"bound {1e6 * choice.bound.seconds:.2f} us" in str(record)

@@ -1,11 +1,12 @@
 """The printed model reproduces the published numbers, and is no bound."""
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
 
-from tilewright.costmodel import ContractParameters, GpuHardware, contract_bound, conv_problem, load_hardware
+from tilewright.costmodel import GpuHardware, contract_bound, conv_problem, load_hardware
 from tilewright.costmodel.kernels.bound import BoundArrays
 from tilewright.costmodel.kernels.bound_terms import wb
 from tilewright.costmodel.kernels.enumeration import enumerate_contract
@@ -18,11 +19,11 @@ from tilewright.costmodel.kernels.paper_model import (
     printed_wb_ratio,
     printed_window,
 )
-from tilewright.costmodel.kernels.parameters import ContractSpace, contract_space
+from tilewright.costmodel.kernels.parameters import ContractSpace, contract_point, contract_space
 from tilewright.costmodel.kernels.problem import ContractProblem, matmul_problem
 from tilewright.costmodel.kernels.windows import Axis
 
-SGEMM_TILE = ContractParameters(1, 128, 1, 128, 1, 8, 1, 8, 8)
+SGEMM_TILE = contract_point(1, 128, 1, 128, 1, 8, 1, 8, 8)
 SAME = (1, 1, 1, 1)
 POINTWISE = replace(conv_problem(1, 64, 56, 56, 256, 1, 1), h=56, w=56, h_in=56, w_in=56)
 LAYER = conv_problem(1, 64, 56, 56, 64, 3, 3, pad=SAME)
@@ -81,11 +82,11 @@ def test_the_two_texts_differ_where_they_should() -> None:
 
 
 def test_printed_legality_is_strict_and_blind_to_registers() -> None:
-    full = ContractParameters(1, 64, 1, 64, 1, 2, 1, 2, 1)
-    huge = ContractParameters(1, 64, 56, 56, 1, 32, 8, 8, 1)
+    full = contract_point(1, 64, 1, 64, 1, 2, 1, 2, 1)
+    huge = contract_point(1, 64, 56, 56, 1, 32, 8, 8, 1)
     legal = printed_coef_resource(LAYER, contract_space([full, huge]), gpu("H100"), None)
     assert full.threads == 1024
-    assert huge.accumulators == 2048
+    assert prod(huge.thread.values()) == 2048
     assert legal.tolist() == [0.0, 1.0]
 
 

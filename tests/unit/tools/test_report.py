@@ -202,7 +202,7 @@ def test_each_launch_names_its_own_ops(conv: Sample, mlp: Sample) -> None:
 
 
 def test_measured_candidates_are_listed_fastest_first(measured: Sample, mlp: Sample) -> None:
-    products = [k for k in measured.facts.kernels if k.skeleton == "contract"]
+    products = [k for k in measured.facts.kernels if k.template == "contract"]
     assert products
     for k in products:
         seconds = [c.measured_s or 0.0 for c in k.candidates]

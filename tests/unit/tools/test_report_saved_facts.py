@@ -76,7 +76,7 @@ def test_whatever_a_fact_is_it_is_taken_or_named(compiled):
         ("kernels", None, "kernels is None"),
         ("kernels", [], "expected facts of every kernel, those of"),
         ("kernels", [5], r"expected kernels\[0\] to be an object of facts, got 5"),
-        ("kernels", [{"name": "k"}], r"kernels\[0\]\.skeleton is missing"),
+        ("kernels", [{"name": "k"}], r"kernels\[0\]\.template is missing"),
         ("convolutions", [{}], r"convolutions\[0\]\.origins is missing"),
         ("hardware", 5, "hardware is 5"),
     ],

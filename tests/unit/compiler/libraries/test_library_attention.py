@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from attention_samples import CHOSEN, SCALED, attention, bert_block, lowered, masked
 from cudnn_samples import FakeCudnn
+from decision_samples import with_template
 from library_samples import FakeLibraryDevice
 from test_library_candidates import random_arrays, run_main
 from test_library_choice import FakeDatabase, same_results
@@ -205,7 +206,7 @@ class CudnnMeasurer:
 
 def with_skeletons(module: Module) -> Module:
     return module.with_funcs(
-        tuple(f if f.name == "main" else f.with_attrs(skeleton="map", params=None) for f in module.funcs)
+        tuple(f if f.name == "main" else with_template(f, "map", None) for f in module.funcs)
     )
 
 

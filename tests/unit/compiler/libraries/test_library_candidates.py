@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from decision_samples import parameters, with_template
 from library_samples import FakeCublasLt, FakeLibraryDevice
 
 from tilewright.compilation.planning import library_kernels
@@ -328,7 +329,7 @@ def test_what_operands_are_computed_by_becomes_a_kernel_before() -> None:
 
 
 def candidates(kernel: Func) -> list[Module]:
-    chosen = kernel.with_attrs(skeleton="contract")
+    chosen = with_template(kernel, "contract")
     device = FakeLibraryDevice(CublasLt(FakeCublasLt()))
     return list(library_candidates(chosen, load_hardware("cuda:sm_90a"), device, missing={}))
 
@@ -338,7 +339,7 @@ def test_every_algorithm_of_every_way_is_a_candidate() -> None:
     kernels = [k for m in found for k in library_kernels(m).values()]
     assert len(kernels) == 4 * 3  # four ways, three algorithms each
     assert len({k.to_json() for k in kernels}) == 12
-    assert all(f.get("params") is not None for m in found for f in m.funcs if f.name != "main")
+    assert all(parameters(f) is not None for m in found for f in m.funcs if f.name != "main")
 
 
 def test_kernels_survive_the_text_of_the_module() -> None:

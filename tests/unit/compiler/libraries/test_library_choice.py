@@ -7,18 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from decision_samples import with_template
 from library_samples import FakeCublasLt, FakeLibraryDevice
 from test_library_candidates import epilogue_kernel, named_kernel, random_arrays, run_main, whole
 
 from tilewright.compilation.planning import library_kernels
 from tilewright.devices.targets import resolve_target
-from tilewright.ir import Block, Builder, Func, Level, Module, Pairs
+from tilewright.ir import Block, Builder, Func, Level, Module
 from tilewright.libraries import comparison as library_comparison
 from tilewright.libraries.candidates import library_candidates
 from tilewright.libraries.choice import LibraryChoice
 from tilewright.libraries.comparison import Compared
 from tilewright.libraries.report import facts_without_measurement, library_lines, won_by
 from tilewright.measuring.budget import Budget, Turns
+from tilewright.passes.kernels.decision import KernelCost, with_decision
 from tilewright.runtime.errors import DeviceError, DeviceLostError
 from tilewright.runtime.libraries.cublaslt import CublasLt
 
@@ -77,7 +79,7 @@ def same_results(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 def chosen(measurer: FakeMeasurer, kernel: Func, **options: Any) -> tuple[Module, dict[str, Any]]:
     choice = LibraryChoice(measurer, progress=False, **options)  # type: ignore[arg-type]
-    module = whole(kernel.with_attrs(skeleton="contract", params=None))
+    module = whole(with_template(kernel, "contract", None))
     return choice.choose(module), choice.facts
 
 
@@ -186,7 +188,7 @@ def test_ways_take_turns_and_what_was_cut_short_is_said(same_results: dict[str, 
     (row,) = facts["compared"]
     assert (row["candidates"], row["cut_short"]) == (6, True)
     assert row["fastest"] == {"cublaslt": 5e-5}
-    kernel = epilogue_kernel("q", 12).with_attrs(skeleton="contract")
+    kernel = with_template(epilogue_kernel("q", 12), "contract")
     programs = library_candidates(kernel, measurer.target.hardware, measurer.device, missing={})
     problems = [k.problem for m in programs for k in library_kernels(m).values()]
     assert problems[0].has_bias
@@ -217,11 +219,11 @@ def test_what_a_library_may_save_more_of_comes_first(same_results: dict[str, flo
             return super().seconds(modules)
 
     def kernel(name: str, case: str, estimate_s: float, bound_s: float) -> Func:
-        cost = Pairs.of({"estimate_s": estimate_s, "bound_s": bound_s})
-        return replace(named_kernel(case), name=name).with_attrs(skeleton="contract", cost=cost)
+        cost = KernelCost(estimate_s, bound_s)
+        return with_template(replace(named_kernel(case), name=name), "contract", cost=cost)
 
     near, far = kernel("near", "rows by columns", 9e-4, 8.9e-4), kernel("far", "batches", 5e-4, 1e-4)
-    measured = kernel("measured", "one row", 1e-5, 1e-6).with_attrs(measured_s=1e-3)
+    measured = with_decision(kernel("measured", "one row", 1e-5, 1e-6), measured_s=1e-3)
     modules = [whole(f) for f in (near, far, measured)]
     params = tuple(p for m in modules for p in m.main.params)
     calls = tuple(m.main.body.ops[0] for m in modules)

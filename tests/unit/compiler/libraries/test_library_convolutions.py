@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cudnn_samples import FakeCudnn
+from decision_samples import with_template
 from library_samples import FakeLibraryDevice
 from test_library_candidates import contract, kernel_of, random_arrays, run_main, whole
 
@@ -171,7 +172,7 @@ def test_bias_residual_and_relu_are_taken_along() -> None:
 
 def candidates(kernel: Func, package: FakeCudnn) -> list[Module]:
     device = FakeLibraryDevice(Cudnn(package))
-    chosen = kernel.with_attrs(skeleton="contract")
+    chosen = with_template(kernel, "contract")
     return list(library_candidates(chosen, load_hardware("cuda:sm_90a"), device, missing={}))
 
 

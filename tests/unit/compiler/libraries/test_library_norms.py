@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from attention_samples import bert_block, lowered, norm
 from cudnn_samples import FakeCudnn
+from decision_samples import with_template
 from library_samples import FakeLibraryDevice
 from test_library_candidates import by_library, random_arrays, run_main
 from test_library_convolutions import by_cudnn
@@ -103,7 +104,7 @@ def test_norms_of_bert_are_candidates() -> None:
     device, hardware = FakeLibraryDevice(Cudnn(FakeCudnn())), load_hardware("cuda:sm_90a")
     sizes = []
     for f in found:
-        kernel = f.with_attrs(skeleton="reduce")
+        kernel = with_template(f, "reduce")
         (first, *_) = library_candidates(kernel, hardware, device, missing={})
         assert [k.operation for k in library_kernels(first).values()] == ["norm"]
         sizes.append(len(first.funcs))

@@ -18,7 +18,7 @@ from tilewright.libraries.fusion_groups import split_sums, with_fused_kernels
 __all__ = ["same_results"]
 
 PARTS = """module @m {
-  tensor.func @parts(%x: f32[6, 8], %w: f32[2, 4, 12], skeleton = "contract", params = (n: 1)) -> f32[2, 6, 12] {
+  tensor.func @parts(%x: f32[6, 8], %w: f32[2, 4, 12], decision = kernel<template: "contract", parameters: (block: (p: 1, m: 6, k: 12), thread: (p: 1, m: 1, k: 1), step: (c: 4), stages: 1, staging: "shared", pad: 0)>) -> f32[2, 6, 12] {
     %y = tensor.contract(%x, %w, par = (p: 2, m: 6, k: 12), red = (c: 4), reads = [[m, p * 4 + c], [p, c, k]]) : f32[2, 6, 12] {
       ^(%a: f32, %b: f32, %c: f32)
       %r = scalar.fma(%a, %b, %c) : f32
@@ -26,7 +26,7 @@ PARTS = """module @m {
     }
     tensor.return(%y)
   }
-  tensor.func @sum(%v: f32[12], %p: f32[2, 6, 12], skeleton = "map", params = (threads: 64, vec: 1, items: 1)) -> f32[6, 12] {
+  tensor.func @sum(%v: f32[12], %p: f32[2, 6, 12], decision = kernel<template: "map", parameters: (threads: 64, vec: 1, items: 1)>) -> f32[6, 12] {
     %s = tensor.map(%p, %p, par = (m: 6, k: 12), reads = [[0, m, k], [1, m, k]]) : f32[6, 12] {
       ^(%a: f32, %b: f32)
       %r = scalar.add(%a, %b) : f32

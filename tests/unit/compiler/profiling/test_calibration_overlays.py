@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 
 from tilewright.costmodel import (
-    ContractParameters,
     ContractProblem,
     contract_bound_of,
     conv_problem,
@@ -31,6 +30,7 @@ from tilewright.costmodel.hardware.calibration import (
     with_constants,
 )
 from tilewright.costmodel.kernels.choose import choose_contract
+from tilewright.costmodel.kernels.parameters import contract_point
 from tilewright.devices import calibration_store as store
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import InputError, WorkError
@@ -64,7 +64,7 @@ def test_constants_of_the_bound_only_get_more_optimistic(record, data):
 
 @given(st.lists(st.floats(0.02, 50.0), min_size=40, max_size=40))
 def test_no_calibration_raises_a_bound(factors):
-    point = ContractParameters(1, 32, 4, 28, 1, 4, 1, 7, 8, 1)
+    point = contract_point(1, 32, 4, 28, 1, 4, 1, 7, 8, 1)
     bounded = {n: r for n, r in roles_of(H100).items() if r != "replace"}
     values = {n: getattr(H100, n) * f for n, f in zip(bounded, factors, strict=False)}
     values["mma_sync_share"] = min(1.0, values["mma_sync_share"])

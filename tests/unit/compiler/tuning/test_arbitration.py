@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from decision_samples import template
 
 import tilewright as tw
 from tilewright.compilation.lowering import lower
@@ -116,7 +117,7 @@ def resnet(data_dir):
 def test_a_plan_with_other_kernels_is_the_plan_of_other_parameters(resnet):
     module, target = resnet
     base = network_plan(module, target)
-    kernels = [f for f in module.funcs if f.get("skeleton") == "contract"]
+    kernels = [f for f in module.funcs if template(f) == "contract"]
     variants = {f.name: contract_candidates(f, target.hardware, 3)[-1] for f in kernels[:3]}
     exchanged = with_kernels(base, module, variants, target)
     other = module.with_funcs(tuple(variants.get(f.name, f) for f in module.funcs))
@@ -149,7 +150,7 @@ def test_replays_in_turns_on_a_device():
     target, found = resolve_target("opencl"), []
     lower(module, target, choose=lambda m: found.append(m) or m)
     (module,) = found
-    kernel = next(f for f in module.funcs if f.get("skeleton") == "contract")
+    kernel = next(f for f in module.funcs if template(f) == "contract")
     points = contract_candidates(kernel, target.hardware, 2)
     variants = KernelVariants(module, {"k": lambda p: (points[p],)}, {"k": 0}, target)
     with (

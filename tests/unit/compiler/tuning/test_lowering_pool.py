@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from decision_samples import parameters, with_template
 from search_samples import TARGET, dense_kernel
 
 from tilewright.ir import WorkError
@@ -50,7 +51,7 @@ def test_plans_are_those_of_this_process(kernel, pool):
 
 
 def test_what_is_refused_is_told(kernel, pool):
-    bad = kernel.with_attrs(skeleton="no such thing")
+    bad = with_template(kernel, "no such thing", parameters(kernel))
     refused, fine = pool.plans([Order(bad, (), False), Order(kernel, (), False)])
     assert isinstance(refused, Refused)
     assert "no such thing" in refused.text

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from decision_samples import parameters, template
 from search_samples import TARGET, StandInMeasurer, dense_kernel, efficiencies, task_of
 
 import tilewright as tw
@@ -35,10 +36,10 @@ def searched(task, seconds, limit=None):
 def test_the_stop_rule_returns_the_best_of_the_whole_space(kernel, seed):
     task = task_of(kernel)
     times = efficiencies(task.search.space, seed)
-    measurer = searched(task, lambda f: times[f["params"]])
+    measurer = searched(task, lambda f: times[parameters(f)])
     best = min(times.values())
     assert task.search.best_s == best
-    assert times[task.search.variants[task.search.best]["params"]] == best
+    assert times[parameters(task.search.variants[task.search.best])] == best
     assert task.search.certified
     assert measurer.measured <= len(times)
 
@@ -49,13 +50,13 @@ def test_the_bound_spares_most_of_a_large_space(large):
     seconds = {}
 
     def near_the_bound(f):
-        return seconds.setdefault(f["params"], 1.02 * float(space.least_s[seen[f["params"]]]))
+        return seconds.setdefault(parameters(f), 1.02 * float(space.least_s[seen[parameters(f)]]))
 
     seen = {}
     for i in range(0, len(space), max(1, len(space) // 4000)):
-        seen.setdefault(space.variant(i)["params"], i)
+        seen.setdefault(parameters(space.variant(i)), i)
     task = task_of(large, patience=40)
-    measurer = searched(task, lambda f: near_the_bound(f) if f["params"] in seen else 1.0)
+    measurer = searched(task, lambda f: near_the_bound(f) if parameters(f) in seen else 1.0)
     outcome = task.outcome
     assert outcome.pruned > 0.5 * outcome.points
     assert measurer.measured < 0.2 * outcome.points
@@ -64,7 +65,7 @@ def test_the_bound_spares_most_of_a_large_space(large):
 def test_points_are_all_accounted_for(kernel):
     task = task_of(kernel, patience=10)
     times = efficiencies(task.search.space, 0)
-    searched(task, lambda f: times[f["params"]])
+    searched(task, lambda f: times[parameters(f)])
     o = task.outcome
     equal = o.points - o.measured - o.failed - o.pruned - o.unknown
     assert 0 <= equal < o.points
@@ -78,7 +79,7 @@ def test_patience_ends_a_search_without_a_certificate(large):
     assert task.outcome.end == "settled"
     assert not task.outcome.certified
     assert 5 <= measurer.measured <= 5 + BATCH
-    assert measurer.asked[0]["params"] == large["params"]
+    assert parameters(measurer.asked[0]) == parameters(large)
 
 
 def test_a_time_below_its_bound_is_a_bug_and_certifies_nothing(kernel):
@@ -127,7 +128,7 @@ def test_nothing_is_measured_without_a_budget_left(kernel):
 def test_known_times_are_not_measured_again(kernel):
     task = task_of(kernel)
     times = efficiencies(task.search.space, 1)
-    first = searched(task, lambda f: times[f["params"]])
+    first = searched(task, lambda f: times[parameters(f)])
     again = task_of(kernel)
     measurer = StandInMeasurer(None, known=first.times)
     run_searches([again], measurer, Budget(), progress=False)
@@ -154,12 +155,12 @@ def test_an_interrupted_search_keeps_what_it_was_told(kernel):
 def test_a_point_that_is_refused_is_left_out_and_on_record(kernel):
     task = task_of(kernel)
     times = efficiencies(task.search.space, 2)
-    measurer = StandInMeasurer(lambda f: times[f["params"]])
+    measurer = StandInMeasurer(lambda f: times[parameters(f)])
     refused = []
 
     def build(programs):
         (program,) = programs
-        if program.kernel["params"] != kernel["params"] and len(refused) < 3:
+        if parameters(program.kernel) != parameters(kernel) and len(refused) < 3:
             refused.append(program)
             raise UnsupportedError("too large")
         return programs
@@ -177,7 +178,7 @@ def test_a_point_that_is_refused_is_left_out_and_on_record(kernel):
 def test_a_record_gives_the_outcome_back_and_trusts_nothing(kernel):
     task = task_of(kernel)
     times = efficiencies(task.search.space, 3)
-    searched(task, lambda f: times[f["params"]])
+    searched(task, lambda f: times[parameters(f)])
     space = task.search.space
     record = record_of(task.outcome, space)
     assert outcome_in(record, space) == task.outcome
@@ -229,10 +230,10 @@ def test_both_engines_are_searched_where_tensor_cores_can():
     firsts = [str(space.named(i)["engine"]) for i in range(20)]
     assert "tensor cores" in firsts
     at = next(i for i in range(len(space)) if space.named(i)["engine"] == "tensor cores")
-    assert space.variant(at)["skeleton"] == "matrix"
+    assert template(space.variant(at)) == "matrix"
     assert space.found(space.named(at)) == at
     assert space.found({**space.named(at), "engine": "lanes"}) is None
-    assert space.variant(0)["params"] == half["params"]
+    assert parameters(space.variant(0)) == parameters(half)
     assert len(search_space(dense_kernel(256, 256, 256), TARGET.hardware)) < len(space)
 
 
@@ -249,6 +250,6 @@ def test_other_kernels_have_the_neighbours_of_the_model_s_choice():
     (space,) = (s for s in spaces if s is not None)  # none for rows
     assert 3 < len(space) <= 9
     assert space.variant(0) is space.kernel
-    assert len({str(space.variant(i)["params"]) for i in range(len(space))}) == len(space)
+    assert len({str(parameters(space.variant(i))) for i in range(len(space))}) == len(space)
     assert all(space.found(space.named(i)) == i for i in range(len(space)))
     assert space.found({"params": "other"}) is None

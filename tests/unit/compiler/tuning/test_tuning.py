@@ -1,13 +1,14 @@
 """Choice by measurement: the same results, the model's choice among the candidates, what is on record."""
 
 import numpy as np
+from decision_samples import parameters, template
 
 import tilewright as tw
 from tilewright.compilation.lowering import lower
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import Level
 from tilewright.passes.kernels.contract.choice import contract_candidates
-from tilewright.tools.check_skeletons import CASES, prepared
+from tilewright.tools.check_templates import CASES, prepared
 from tilewright.tuning import tuner as tuning
 
 
@@ -22,7 +23,7 @@ def test_measured_results_are_right_and_recorded(data_dir, monkeypatch):
         report = exe.report()
     np.testing.assert_allclose(got, tw.interpret(module, x)[0], rtol=1e-5, atol=1e-6)
     assert report["chosen_by"] == "measurement"
-    measured = [k for k in report["kernels"] if k["skeleton"] == "contract"]
+    measured = [k for k in report["kernels"] if k["template"] == "contract"]
     assert len(measured) == 3
     assert all(k["measured_s"] > 0 for k in measured)
 
@@ -30,10 +31,10 @@ def test_measured_results_are_right_and_recorded(data_dir, monkeypatch):
 def test_candidates_differ_and_begin_with_the_model_s_choice():
     target = resolve_target("cuda:sm_90a")
     module = prepared(next(c for c in CASES if c.name == "contract-model"), "cuda:sm_90a")
-    (kernel,) = (f for f in module.funcs if f.get("skeleton") == "contract")
+    (kernel,) = (f for f in module.funcs if template(f) == "contract")
     variants = contract_candidates(kernel, target.hardware, 6)
     assert variants[0] is kernel
-    assert len({str(v["params"]) for v in variants}) == len(variants) > 3
+    assert len({str(parameters(v)) for v in variants}) == len(variants) > 3
     for v in variants:
         lowered = lower(module.with_funcs(tuple(v if f is kernel else f for f in module.funcs)), target)
         assert any(f.level is Level.THREAD for f in lowered.thread.funcs)

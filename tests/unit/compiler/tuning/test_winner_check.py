@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from decision_samples import parameters, with_template
 from search_samples import TARGET, StandInMeasurer, dense_kernel, efficiencies, task_of
 
 from tilewright.ir import show
@@ -33,15 +34,15 @@ class CheckedMeasurer(StandInMeasurer):
         self.wrong, self.compared = wrong, []
 
     def outputs(self, program, built):
-        self.compared.append(program.kernel["params"])
-        return [np.ones(4, np.float32) + (0.01 if program.kernel["params"] in self.wrong else 0.0)]
+        self.compared.append(parameters(program.kernel))
+        return [np.ones(4, np.float32) + (0.01 if parameters(program.kernel) in self.wrong else 0.0)]
 
 
 def searched(kernel, wrong, patience=None):
     task = task_of(kernel, patience=patience)
     task.module = lambda f: f
     times = efficiencies(task.search.space, 1)
-    measurer = CheckedMeasurer(lambda f: times[f["params"]], wrong(times))
+    measurer = CheckedMeasurer(lambda f: times[parameters(f)], wrong(times))
     run_searches([task], measurer, Budget(), progress=False, check=is_right)
     return task, measurer, times
 
@@ -65,7 +66,7 @@ def test_the_fastest_that_is_right_wins(kernel, capsys):
         return order[:2]
 
     task, measurer, times = searched(kernel, wrong)
-    best = task.search.variants[task.search.best]["params"]
+    best = parameters(task.search.variants[task.search.best])
     assert best == next(p for p in order if p not in measurer.wrong)
     assert task.search.certified  # what is wrong rules nothing out
     assert 1 <= len(task.wrong) <= 2
@@ -81,7 +82,7 @@ def test_the_fastest_that_is_right_wins(kernel, capsys):
 def test_contenders_are_checked_before_they_compete(kernel):
     task, measurer, _ = searched(kernel, lambda times: ())
     second = task.outcome.ranking[1].point
-    measurer.wrong = [task.search.space.variant(second)["params"]]
+    measurer.wrong = [parameters(task.search.space.variant(second))]
     task.right.discard(second)
     check_contenders(task, measurer)
     assert second in task.wrong
@@ -110,7 +111,7 @@ def test_tolerance_goes_by_type_and_length():
     assert tolerance_of(long) == pytest.approx(2 * tolerance_of(short))
     half = dense_kernel(64, 64, 64, dtype="f16")
     assert tolerance_of(half) == 1e-2
-    rounded = short.with_attrs(skeleton="matrix")
+    rounded = with_template(short, "matrix")
     assert tolerance_of(rounded) == 1e-2
     off = [np.ones(8, np.float32)], [np.full(8, 1.001, np.float32)]
     assert difference(short, *off) is not None
@@ -120,7 +121,7 @@ def test_tolerance_goes_by_type_and_length():
 def test_a_reproducer_holds_both_programs(kernel, reproducers):
     space = search_space(kernel, TARGET.hardware)
     programs = [kernel_program(space.variant(i), (1,)) for i in (0, 1)]
-    path = write_reproducer(kernel.name, space.variant(1)["params"], *programs)
+    path = write_reproducer(kernel.name, parameters(space.variant(1)), *programs)
     text = path.read_text()
     assert text.startswith('// {"kernel": "')
     for i in (0, 1):

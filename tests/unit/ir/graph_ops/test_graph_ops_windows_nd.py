@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from decision_samples import parameters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -246,7 +247,7 @@ def test_phases_of_transposed_convolutions_multiply_no_zeros(taps, before):
         list(dims(op, "red").values())[1:] == [-(-taps // 2)] * 2 if taps > 2 else dims(op, "red")["c"] == 4
     )
     assert contract_roles(op).columns[-1] == "k"
-    assert kernel["params"]["block"]["k"] <= 16
+    assert parameters(kernel).block["k"] <= 16
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.dtype("bfloat16")], ids=str)

@@ -3,19 +3,21 @@
 import numpy as np
 import pytest
 from attention_samples import attention, bert_block, masked
+from decision_samples import parameters, template
 
 import tilewright as tw
 from tilewright.costmodel import load_hardware
 from tilewright.frontends.zoo import gpt
-from tilewright.ir import Func, InputError, Level, Module, Pairs, parse
+from tilewright.ir import Func, InputError, Level, Module, parse
 from tilewright.libraries.matching.attention import attentions_in
 from tilewright.libraries.matching.constants import KernelConstants
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.analysis.attention import KEY
 from tilewright.passes.kernels.attention.choice import attention_points, may_become_attention
+from tilewright.passes.kernels.attention.parameters import AttentionParameters
 from tilewright.passes.kernels.attention.view import attention_view, reach
 from tilewright.passes.kernels.attention.work import bound_attention, estimate_attention, resident_attention
-from tilewright.passes.kernels.chain.parameters import choose_chain
+from tilewright.passes.kernels.chain.choice import choose_chain
 from tilewright.passes.pipelines import official_stages
 from tilewright.tuning.kernels.search_space import search_space
 
@@ -51,7 +53,7 @@ def bert() -> Module:
 
 
 def in_registers(module: Module) -> list[Func]:
-    return [f for f in module.funcs if f.get("skeleton") == "attention"]
+    return [f for f in module.funcs if template(f) == "attention"]
 
 
 def test_bert_is_faster_in_registers_than_stage_by_stage():
@@ -60,7 +62,7 @@ def test_bert_is_faster_in_registers_than_stage_by_stage():
         kernel = sized(heads, 128, 64)
         chosen, staged = choose_chain(kernel, H100), choose_chain(kernel, H100, "never")
         assert chosen is not None
-        assert chosen.kernel["skeleton"] == "attention"
+        assert template(chosen.kernel) == "attention"
         assert (staged is not None) == fits
         if staged is not None:
             assert staged.estimate_s > 2 * chosen.estimate_s
@@ -135,7 +137,7 @@ def test_options_are_checked(bert):
     assert in_registers(bert)
     staged = choose_chain(attention(), H100, "never")
     assert staged is not None
-    assert staged.kernel["skeleton"] == "chain"
+    assert template(staged.kernel) == "chain"
 
 
 def test_libraries_still_find_their_place(bert):
@@ -156,8 +158,8 @@ def test_search_measures_other_tiles():
     assert 8 <= len(space) <= 25
     variants = [space.variant(i) for i in range(len(space))]
     assert variants[0] is chosen.kernel
-    assert len({str(f["params"]) for f in variants}) == len(variants)
-    assert all(isinstance(f["params"], Pairs) and f["skeleton"] == "attention" for f in variants)
+    assert len({str(parameters(f)) for f in variants}) == len(variants)
+    assert all(isinstance(parameters(f), AttentionParameters) for f in variants)
     assert (space.least_s <= space.estimates_s).all()
     assert space.found(space.named(3)) == 3
     assert space.found({"params": "others"}) is None

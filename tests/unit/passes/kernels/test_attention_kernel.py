@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from attention_samples import CHOSEN, attention, bert_block, masked
 from codegen_samples import run
+from decision_samples import with_template
 from matrix_samples import CTX, THREAD, source
 
 import tilewright as tw
@@ -12,7 +13,7 @@ from tilewright.ir import Func, InputError, Module, Pairs, parse, walk
 from tilewright.ir.types import storage_dtype
 from tilewright.passes import Pipeline, pipelines, run_pipeline
 from tilewright.passes.kernels.attention.lowering import lower_attention
-from tilewright.passes.kernels.attention.plan import AttentionPlan
+from tilewright.passes.kernels.attention.parameters import AttentionParameters
 from tilewright.passes.kernels.attention.view import attention_view, reach
 from tilewright.passes.tensor.chains.attention_masks import with_computed_masks
 
@@ -23,7 +24,7 @@ ERRORS = {"f16": 4e-3, "bf16": 3e-2}
 
 def lowered(kernel: Func, *plan: int) -> Func:
     """The thread-level kernel with a plan (rows, keys, warps, stages, ..), after the usual passes."""
-    thread = lower_attention(kernel.with_attrs(skeleton="attention", params=AttentionPlan(*plan).params()))
+    thread = lower_attention(with_template(kernel, "attention", AttentionParameters(*plan)))
     passes = THREAD.replace("thread-dce", "excess-precision, thread-dce")
     return run_pipeline(Module("m", (thread,)), Pipeline.parse(passes), CTX).funcs[0]
 
@@ -226,10 +227,10 @@ def bert_shape(heads: int, tokens: int, size: int) -> Func:
 )
 def test_impossible_parameters_are_named(params, message):
     with pytest.raises(InputError, match=message):
-        lower_attention(attention().with_attrs(skeleton="attention", params=Pairs.of(params)))
+        lower_attention(with_template(attention(), "attention", Pairs.of(params)))
     many = plain(16, 64)
     with pytest.raises(InputError, match="at least 2 stages"):
-        lower_attention(many.with_attrs(params=AttentionPlan(16, 16, 1, 1).params()))
+        lower_attention(with_template(many, "attention", AttentionParameters(16, 16, 1, 1)))
 
 
 def test_a_block_of_bert(monkeypatch):
@@ -240,7 +241,7 @@ def test_a_block_of_bert(monkeypatch):
     given = np.random.default_rng(2).standard_normal(block.main.params[0].tensor.shape).astype(np.float32)
     (want,) = tw.interpret(block, given)
     with tw.compile(block, "emulator", precision="fp16", libraries=False, progress=False) as exe:
-        assert "attention" in {k["skeleton"] for k in exe.report()["kernels"]}
+        assert "attention" in {k["template"] for k in exe.report()["kernels"]}
         got = np.asarray(exe(given), np.float64)
     assert np.abs(got - want).max() < 2e-3 * np.abs(want).max()
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from attention_samples import as_tf32, attention, bert_block, masked
 from cudnn_samples import FakeCudnn
+from decision_samples import template, with_template
 from library_samples import FakeLibraryDevice
 from matrix_samples import source
 from test_attention_choice import in_registers, kernels, sized
@@ -23,14 +24,14 @@ from tilewright.ir import Func, InputError, Module, TensorType, Value, parse, wa
 from tilewright.ir.builder import Builder
 from tilewright.libraries.candidates import library_candidates
 from tilewright.libraries.choice import LibraryChoice
-from tilewright.libraries.groups import attention_groups
+from tilewright.libraries.fusion_groups import attention_groups
 from tilewright.libraries.matching.attention import attentions_in
 from tilewright.passes import pipelines
 from tilewright.passes.kernels.attention.choice import attention_points, attention_work, may_become_attention
-from tilewright.passes.kernels.attention.plan import AttentionPlan
+from tilewright.passes.kernels.attention.parameters import AttentionParameters
 from tilewright.passes.kernels.attention.view import attention_view, reach
 from tilewright.passes.kernels.attention.work import bound_attention, products_per_clk
-from tilewright.passes.kernels.chain.parameters import choose_chain
+from tilewright.passes.kernels.chain.choice import choose_chain
 from tilewright.passes.kernels.weight_order import round_to_tf32
 from tilewright.passes.tensor.chains.attention_masks import with_computed_masks
 from tilewright.runtime.libraries.cudnn import Cudnn
@@ -155,7 +156,7 @@ def test_bert_is_faster_than_in_three_kernels():
     chosen, narrow = choose_chain(bert64(), H100), choose_chain(sized(768, 128, 64), H100)
     assert chosen is not None
     assert narrow is not None
-    assert chosen.kernel["skeleton"] == "attention"
+    assert template(chosen.kernel) == "attention"
     assert 1.5 * narrow.estimate_s < chosen.estimate_s < 60e-6
     for p in attention_points(bert64(), H100):
         assert bound_attention(p.work, H100).seconds <= p.estimate_s
@@ -170,7 +171,7 @@ def test_rates_and_shared_memory_are_those_of_tf32():
     slower = bound_attention(wide, H100).seconds / bound_attention(narrow, H100).seconds
     assert slower == pytest.approx(products_per_clk("f16", H100) / products_per_clk("f32", H100))
     views = [attention_view(f) for f in (sized(12, 128, 64), as_tf32(sized(12, 128, 64)))]
-    works = [attention_work(v, AttentionPlan(64, 64, 4, 2), 0, None) for v in views if v is not None]
+    works = [attention_work(v, AttentionParameters(64, 64, 4, 2), 0, None) for v in views if v is not None]
     assert [w.shared_bytes for w in works] == [40960, 81920]
     assert [w.multiplies for w in works] == [64, 128]
     assert attention_points(as_tf32(sized(12, 128, 64)), load_hardware("cuda:sm_70")) == []
@@ -191,7 +192,7 @@ def test_rounding_has_to_be_allowed():
 
 def test_what_others_measure_allows_for_rounding():
     kernel = as_tf32(attention())
-    assert tolerance_of(kernel.with_attrs(skeleton="attention")) > 10 * tolerance_of(kernel)
+    assert tolerance_of(with_template(kernel, "attention")) > 10 * tolerance_of(kernel)
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +221,7 @@ def test_a_block_of_bert(monkeypatch):
     given = np.random.default_rng(2).standard_normal(block.main.params[0].tensor.shape).astype(np.float32)
     (want,) = tw.interpret(block, given)
     with tw.compile(block, "emulator", precision="tf32", libraries=False, progress=False) as exe:
-        assert "attention" in {k["skeleton"] for k in exe.report()["kernels"]}
+        assert "attention" in {k["template"] for k in exe.report()["kernels"]}
         got = np.asarray(exe(given), np.float64)
     assert np.abs(got - want).max() < 1e-3 * np.abs(want).max()
 

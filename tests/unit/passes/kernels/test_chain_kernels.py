@@ -5,6 +5,7 @@ from dataclasses import replace
 import chain_samples as samples
 import numpy as np
 import pytest
+from decision_samples import template
 
 import tilewright as tw
 from tilewright.costmodel import load_hardware
@@ -34,7 +35,7 @@ def chains(kernel: str, when: str = "always", only: str = ""):
     given = samples.inputs_of(m)
     for a, b in zip(interpret(m, *given), interpret(out, *given), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
-    return [anchors(f) for f in out.funcs if f.get("skeleton") == "chain"], len(out.funcs) - 1
+    return [anchors(f) for f in out.funcs if template(f) == "chain"], len(out.funcs) - 1
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 
 from tilewright.ir import parse
 from tilewright.passes.kernels.kernel_problem import reached, traffic
-from tilewright.passes.kernels.matrix.plan import matrix_view
 from tilewright.passes.kernels.matrix.problem import matrix_problem
+from tilewright.passes.kernels.matrix.view import matrix_view
 
 
 def bytes_read(shape: str, par: str, at: str) -> tuple[int, int]:

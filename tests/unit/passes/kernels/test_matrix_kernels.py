@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from decision_samples import with_template
 from matrix_samples import (
     CAST,
     assert_close,
@@ -12,6 +13,7 @@ from matrix_samples import (
     gemm,
     inputs_of,
     lowered,
+    matrix_parameters,
     product,
     source,
     view_of,
@@ -20,7 +22,6 @@ from matrix_samples import (
 from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.ir import InputError, walk
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
-from tilewright.passes.kernels.matrix.plan import MatrixPlan
 
 pytestmark = pytest.mark.emulator
 
@@ -164,11 +165,10 @@ def test_loop_has_one_barrier_and_whole_copies():
 def test_impossible_parameters_are_refused():
     kernel = gemm("f16", 64, 64, 64)
     for plan, message in (
-        (MatrixPlan(48, 64, 32, 2, 2, 3, "c"), "multiples of 16 x 8 x 16"),
-        (MatrixPlan(64, 64, 32, 2, 2, 3, "c", warps_k=4), "for 2 x 2 x 4 warps"),
-        (MatrixPlan(64, 64, 32, 2, 2, 9, "c"), "at most 6 stages"),
-        (MatrixPlan(64, 64, 32, 2, 2, 3, "m"), "expected channel c, got m"),
-        (MatrixPlan(64, 64, 32, 2, 2, 3, "c", engine="cores"), "engine among mma, wgmma"),
+        (matrix_parameters(48, 64, 32, 2, 2, 3, "c"), "multiples of 16 x 8 x 16"),
+        (matrix_parameters(64, 64, 32, 2, 2, 3, "c", warps_k=4), "for 2 x 2 x 4 warps"),
+        (matrix_parameters(64, 64, 32, 2, 2, 9, "c"), "at most 6 stages"),
+        (matrix_parameters(64, 64, 32, 2, 2, 3, "m"), "expected channel c, got m"),
     ):
         with pytest.raises(InputError, match=message):
-            lower_matrix(kernel.with_attrs(params=plan.params()))
+            lower_matrix(with_template(kernel, "matrix", plan))

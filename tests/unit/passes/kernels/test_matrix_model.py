@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from matrix_samples import contraction, product, view_of
+from decision_samples import template, with_template
+from matrix_samples import contraction, matrix_parameters, product, view_of
 
 from tilewright.costmodel import load_hardware
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
@@ -13,6 +14,7 @@ from tilewright.ir import Func, InputError, Module
 from tilewright.measuring.kernel_program import kernel_program
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.contract.choice import contract_candidates
+from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.matrix.bound import least_matrix_s, matrix_bound, tensor_flops_per_s
 from tilewright.passes.kernels.matrix.choice import (
     SETS_GAIN,
@@ -23,7 +25,6 @@ from tilewright.passes.kernels.matrix.choice import (
 )
 from tilewright.passes.kernels.matrix.estimator import estimate_matrix
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
-from tilewright.passes.kernels.matrix.plan import MatrixPlan
 from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.passes.kernels.matrix.space import (
     MatrixProblem,
@@ -93,7 +94,7 @@ def test_mma_sync_is_what_limits_a_large_product():
     assert best.bound.limit in ("RATE", "WB")
     assert best.bound.ub <= H100.mma_sync_share
     assert 0.35 < problem.flops / best.estimate_s / tensor_flops_per_s(problem, H100) < H100.mma_sync_share
-    assert best.parameters.m * best.parameters.n >= 128 * 128
+    assert best.parameters.block.m * best.parameters.block.n >= 128 * 128
 
 
 def test_warpgroups_are_taken_where_a_device_has_them():
@@ -101,11 +102,11 @@ def test_warpgroups_are_taken_where_a_device_has_them():
     with_groups, without = (
         choose_matrix(problem, replace(H100, wgmma_share=share)) for share in (H100.wgmma_share, 0.0)
     )
-    assert with_groups.parameters.groups
+    assert with_groups.parameters.engine == "wgmma"
     assert with_groups.estimate_s < 0.8 * without.estimate_s
     assert least_matrix_s(problem, H100) < least_matrix_s(problem, replace(H100, wgmma_share=0.0))
     by_columns = choose_matrix(replace(problem, second_rows=False), H100)
-    assert not by_columns.parameters.groups
+    assert by_columns.parameters.engine == "mma"
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100a", "sm_120"])
@@ -128,7 +129,7 @@ def test_relatives_without_a_record_have_less_shared_memory(arch, name):
 def test_likely_points_differ_and_come_in_order():
     found = likely_matrix(PROBLEMS["skinny"], H100, 10)
     points = [c.parameters for c in found]
-    assert len({(p.m, p.n, p.warps_m, p.warps_n, p.warps_k, p.groups) for p in points}) == 10
+    assert len({(p.block.m, p.block.n, p.warps, p.engine) for p in points}) == 10
     assert [c.estimate_s for c in found[1:]] == sorted(c.estimate_s for c in found[1:])
     assert found[0] == choose_matrix(PROBLEMS["skinny"], H100)
 
@@ -138,9 +139,9 @@ def test_few_blocks_with_long_sums_get_sets_of_warps():
     deep = MatrixProblem(1, 49, 512, 512, 9, 2, 50176, 4718592, 50176, fetched=0.8)
     space = matrix_space(deep, H100)
     estimates = estimate_matrix(deep, space, H100)
-    assert choose_matrix(deep, H100).parameters.warps_k > 1
+    assert choose_matrix(deep, H100).parameters.warps.k > 1
     assert estimates.min() < 0.6 * estimates[space.warps_k == 1].min()
-    assert choose_matrix(PROBLEMS["square"], H100).parameters.warps_k == 1
+    assert choose_matrix(PROBLEMS["square"], H100).parameters.warps.k == 1
     assert np.all(space.k % (16 * space.warps_k) == 0)
 
 
@@ -203,17 +204,17 @@ def chosen_for(func: Func, target: str) -> Func:
 )
 def test_engine_by_precision_and_device(dtype, tf32, target, skeleton):
     chosen = chosen_for(kernel(dtype, tf32=tf32), target)
-    assert chosen["skeleton"] == skeleton
-    assert chosen["cost"]["estimate_s"] >= least_s(chosen, load_hardware(target))
+    assert template(chosen) == skeleton
+    assert estimate_of(chosen) >= least_s(chosen, load_hardware(target))
 
 
 def test_candidates_are_of_both_engines():
     chosen = chosen_for(kernel("f16", 64, 64, 64), "cuda:sm_90a")
     found = contract_candidates(chosen, H100, 40)
-    assert {f["skeleton"] for f in found} == {"contract", "matrix"}
+    assert {template(f) for f in found} == {"contract", "matrix"}
     assert found[0] is chosen
     for f in found:
-        if f["skeleton"] == "matrix":
+        if template(f) == "matrix":
             assert lower_matrix(f)["block"] % 32 == 0
 
 
@@ -232,8 +233,8 @@ def test_problem_of_a_convolution():
 @pytest.mark.parametrize("dtype", ["f16", "f32"])
 def test_weights_are_packed_by_channel(dtype):
     func = product(dtype, ("40, 64", "64, 24"), "m: 40, n: 24", "c: 64", ("[m, c]", "[c, n]"))
-    plan = MatrixPlan(16, 16, 16, 1, 1, 2, "c").params()
-    module = kernel_program(func.with_attrs(skeleton="matrix", params=plan), {1})
+    plan = matrix_parameters(16, 16, 16, 1, 1, 2)
+    module = kernel_program(with_template(func, "matrix", plan), {1})
     context = PassContext(target="cuda:sm_90a", reproducer_folder=None)
     packed = run_pipeline(module, Pipeline.parse("pack-weights"), context)
     (found,) = (f for f in packed.funcs if f.name != "main")
@@ -242,7 +243,7 @@ def test_weights_are_packed_by_channel(dtype):
     (new,) = set(packed.constants) - {name}
     old = module.constants[name].T
     np.testing.assert_array_equal(packed.constants[new], round_to_tf32(old) if dtype == "f32" else old)
-    assert MatrixPlan.of(found, view_of(found)).rounded == (dtype == "f32")
+    assert found["decision"].parameters.rounded == (dtype == "f32")
     again = run_pipeline(packed, Pipeline.parse("pack-weights"), context)
     assert again.funcs == packed.funcs
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from decision_samples import parameters, template, with_template
 from relay_builder import Net
 
 import tilewright as tw
@@ -12,7 +13,7 @@ from tilewright.devices.targets import resolve_target
 from tilewright.ir import InputError, Pairs, parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.rows.space import RowAccess, choose_rows
-from tilewright.tools.check_skeletons import ROWS
+from tilewright.tools.check_templates import ROWS
 
 _ADD = "{ ^(%a: f32, %acc: f32) %m = scalar.add(%a, %acc) : f32 scalar.yield(%m) }"
 POOL = f"""module @net {{
@@ -33,10 +34,7 @@ def kernels(text, skeleton, params, target):
     context = PassContext(target=str(resolved), hardware=resolved.hardware)
     module = run_pipeline(parse(text), Pipeline.parse("fuse-kernels, choose-parameters"), context)
     named = dict(zip(("threads_per_row", "rows_per_block", "vec"), params, strict=True))
-    forced = (
-        f if f.name == "main" else f.with_attrs(skeleton=skeleton, params=Pairs.of(named))
-        for f in module.funcs
-    )
+    forced = (f if f.name == "main" else with_template(f, skeleton, Pairs.of(named)) for f in module.funcs)
     return module.with_funcs(tuple(forced))
 
 
@@ -108,7 +106,7 @@ def chosen(net, result, precision="fp32"):
     """Skeletons and parameters of a network's kernels on an H100."""
     target = resolve_target("cuda:sm_90a")
     lowered = lower(net.module(result), target, precision=precision)
-    return [(f["skeleton"], f["params"].as_dict()) for f in lowered.tensor.funcs if f.name != "main"]
+    return [(template(f), vars(parameters(f))) for f in lowered.tensor.funcs if f.name != "main"]
 
 
 def test_what_networks_get():

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from decision_samples import template
 from test_rows_channels_last import kernels
 
 import tilewright as tw
@@ -112,7 +113,7 @@ def chosen_skeleton(text):
     context = PassContext(target=str(target), hardware=target.hardware)
     module = run_pipeline(parse(text), Pipeline.parse("fuse-kernels, choose-parameters"), context)
     (kernel,) = (f for f in module.funcs if f.name != "main")
-    return kernel["skeleton"]
+    return template(kernel)
 
 
 @pytest.mark.parametrize(

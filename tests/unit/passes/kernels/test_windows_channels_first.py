@@ -1,6 +1,7 @@
 """Window kernels whose windows slide along the innermost dimension: several outputs of a row per thread."""
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
@@ -165,26 +166,27 @@ def problem(width, filter_, stride, element_bytes, images=4096):
 def test_large_tensors_of_short_elements_move_the_vectors_their_rows_allow(width, filter_, stride):
     hardware = load_hardware("cuda:sm_90a")
     short = problem(width, filter_, stride, 2)
-    p = choose_tiles(short, hardware, 0, runs=True).parameters
-    assert max(piece.lanes for piece in row_pieces(short, p.vec)) == min(8, width & -width)
-    assert (width // stride) % p.vec == 0
-    assert choose_tiles(short, hardware, 0).parameters.vec == 1
-    assert choose_tiles(problem(width, filter_, stride, 4), hardware, 0, runs=True).parameters.vec == 1
+    vec = choose_tiles(short, hardware, 0, runs=True).parameters.outputs["inner"]
+    assert max(piece.lanes for piece in row_pieces(short, vec)) == min(8, width & -width)
+    assert (width // stride) % vec == 0
+    assert choose_tiles(short, hardware, 0).parameters.outputs["inner"] == 1
+    single = choose_tiles(problem(width, filter_, stride, 4), hardware, 0, runs=True)
+    assert single.parameters.outputs["inner"] == 1
 
 
 def test_few_outputs_are_spread_over_threads():
-    p = choose_tiles(problem(56, 3, 1, 2, images=2), load_hardware("cuda:sm_90a"), 0, runs=True).parameters
-    assert p.vec * p.rows_per_thread <= 2
+    few = choose_tiles(problem(56, 3, 1, 2, images=2), load_hardware("cuda:sm_90a"), 0, runs=True)
+    assert prod(few.parameters.outputs.values()) <= 2
 
 
 @pytest.mark.parametrize(("width", "rows"), [(112, 7), (28, 14)])
 def test_large_windows_share_rows_and_leave_no_thread_without_any(width, rows):
     weighted = replace(problem(width, 5, 1, 2), weight_bytes=25 * 2 * 64)
-    p = choose_tiles(weighted, load_hardware("cuda:sm_90a"), 0, runs=True).parameters
-    assert p.rows_per_thread == rows
+    found = choose_tiles(weighted, load_hardware("cuda:sm_90a"), 0, runs=True)
+    assert found.parameters.outputs["rows"] == rows
     assert width % rows == 0
 
 
 def test_what_memory_bounds_takes_no_more_sums_than_it_needs():
-    p = choose_tiles(problem(112, 3, 2, 2), load_hardware("cuda:sm_90a"), 0, runs=True).parameters
-    assert p.vec * p.rows_per_thread <= 16
+    bounded = choose_tiles(problem(112, 3, 2, 2), load_hardware("cuda:sm_90a"), 0, runs=True)
+    assert prod(bounded.parameters.outputs.values()) <= 16

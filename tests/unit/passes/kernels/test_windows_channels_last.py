@@ -1,15 +1,18 @@
 """Window kernels whose threads compute boxes of outputs: every target, borders, long windows, vectors."""
 
+from math import prod
+
 import numpy as np
 import pytest
 
 import tilewright as tw
 from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.compilation.lowering import lower
-from tilewright.costmodel import WindowProblem, load_hardware
+from tilewright.costmodel import WindowParameters, WindowProblem, load_hardware
 from tilewright.devices.targets import resolve_target
-from tilewright.ir import InputError, Pairs, parse
+from tilewright.ir import InputError, Sizes, parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.kernels.decision import with_decision
 from tilewright.passes.kernels.window.space import choose_tiles
 
 _MAX = "{ ^(%a: T, %acc: T) %m = scalar.max(%a, %acc) : T scalar.yield(%m) }"
@@ -65,8 +68,8 @@ def kernels(text, outputs, target):
     resolved = resolve_target(target)
     context = PassContext(target=str(resolved), hardware=resolved.hardware)
     module = run_pipeline(parse(text), Pipeline.parse("fuse-kernels, choose-parameters"), context)
-    params = Pairs.of({"threads": 64, "outputs": Pairs.of(outputs)})
-    forced = (f if f.name == "main" else f.with_attrs(params=params) for f in module.funcs)
+    params = WindowParameters(64, Sizes(outputs))
+    forced = (f if f.name == "main" else with_decision(f, parameters=params) for f in module.funcs)
     return module.with_funcs(tuple(forced))
 
 
@@ -140,14 +143,14 @@ def test_choices_fit(record, element_bytes):
             64 * max(1, lanes), width, width, 3, 3, stride, stride, 1, 1, (1, 1, 1, 1),
             width * stride, width * stride, 0, element_bytes,
         )  # fmt: skip
-        p = choose_tiles(problem, hardware, lanes).parameters
-        assert p.vec * element_bytes <= 16
-        assert p.vec == 1 if lanes == 0 else lanes % p.vec == 0
-        assert p.rows_per_thread * p.outputs_per_thread * p.vec <= 32
+        outputs = choose_tiles(problem, hardware, lanes).parameters.outputs
+        assert outputs["inner"] * element_bytes <= 16
+        assert outputs["inner"] == 1 if lanes == 0 else lanes % outputs["inner"] == 0
+        assert prod(outputs.values()) <= 32
 
 
 def test_large_channels_last_tensors_move_whole_vectors_and_reuse_rows():
     problem = WindowProblem(64 * 64, 112, 112, 3, 3, 1, 1, 1, 1, (1, 1, 1, 1), 112, 112, 36 * 64, 2)
-    p = choose_tiles(problem, load_hardware("cuda:sm_90a"), 64).parameters
-    assert p.vec == 8
-    assert p.rows_per_thread >= 2
+    outputs = choose_tiles(problem, load_hardware("cuda:sm_90a"), 64).parameters.outputs
+    assert outputs["inner"] == 8
+    assert outputs["rows"] >= 2

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from decision_samples import parameters
 
 import tilewright as tw
 from tilewright.ir import Func, Level
 from tilewright.passes import PassContext, run_pipeline
-from tilewright.passes.kernels.matrix.plan import matrix_view
 from tilewright.passes.kernels.matrix.problem import matrix_problem
+from tilewright.passes.kernels.matrix.view import matrix_view
 from tilewright.passes.pipelines import official_stages
 
 TARGET = "cuda:sm_90a"
@@ -35,6 +36,6 @@ def test_only_constants_are_packed_for_warpgroups(weights, engine):
     kernel = kernel_of(weights)
     op = next(op for op in kernel.body.ops if op.name == "tensor.contract")
     assert kernel.get("weights", ()) == ((1,) if weights == "constant" else ())
-    assert kernel["params"].as_dict()["engine"] == engine
+    assert parameters(kernel).engine == engine
     view = matrix_view(kernel, op)
     assert matrix_problem(kernel, view).second_rows == (weights == "constant")

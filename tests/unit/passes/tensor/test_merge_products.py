@@ -8,8 +8,8 @@ from tilewright.ir import Constants, Level, Module, parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.analysis.index_sets import is_padded_copy
 from tilewright.passes.graph.kernel_savings import Savings
-from tilewright.passes.kernels.matrix.plan import matrix_view
 from tilewright.passes.kernels.matrix.problem import matrix_problem
+from tilewright.passes.kernels.matrix.view import matrix_view
 from tilewright.passes.pipelines import official_stages
 
 CTX = PassContext(target="cuda:sm_90a", verify_each=True, reproducer_folder=None)

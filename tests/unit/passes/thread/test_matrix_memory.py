@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from codegen_samples import kernel as thread_kernel
-from matrix_samples import THREAD, lowered, product
+from decision_samples import with_template
+from matrix_samples import THREAD, lowered, matrix_parameters, product
 from thread_kernels import CTX, kernel
 
 from tilewright.codegen.emit.shared_layout import shared_layout, swizzled_column
@@ -14,7 +15,6 @@ from tilewright.ir.expr import Sym
 from tilewright.ir.simplify import simplify
 from tilewright.measuring.kernel_program import kernel_program
 from tilewright.passes import Pipeline, run_pipeline
-from tilewright.passes.kernels.matrix.plan import MatrixPlan
 
 GEMM = product("f16", ("64, 512", "64, 512"), "m: 64, n: 64", "c: 512", ("[m, c]", "[n, c]"))
 
@@ -140,8 +140,8 @@ def test_rows_that_cannot_be_swizzled():
 
 def test_weights_are_on_their_way_before_the_wait_for_other_launches():
     """Of the copies before the loop, those of constants come first; all belong to the first group."""
-    plan = MatrixPlan(64, 64, 32, 2, 2, 3, "c").params()
-    module = kernel_program(GEMM.with_attrs(skeleton="matrix", params=plan), {1})
+    plan = matrix_parameters(64, 64, 32, 2, 2, 3)
+    module = kernel_program(with_template(GEMM, "matrix", plan), {1})
     text = f"tensor-to-thread, {THREAD}, overlap-launches"
     ready = run_pipeline(module, Pipeline.parse(text), replace(CTX, target="cuda:sm_90a"))
     (func,) = (f for f in ready.funcs if f.name != "main")

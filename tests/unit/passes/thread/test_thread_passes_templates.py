@@ -1,4 +1,4 @@
-"""Kernels of every skeleton, after all thread passes, run thread by thread: right results and no race."""
+"""Kernels of every template, after all thread passes, run thread by thread: right results and no race."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from tilewright.compilation.lowering import lower
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import Constants, interpret, parse
 from tilewright.running.checking import relative_error
-from tilewright.tools.check_skeletons import CASES, Case, prepared, values
+from tilewright.tools.check_templates import CASES, Case, prepared, values
 
 TARGETS = ("cuda:sm_90a", "opencl")
 

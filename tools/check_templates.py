@@ -1,6 +1,6 @@
-"""Runs small kernels of every skeleton on a target and compares them with the reference interpreter.
+"""Runs small kernels of every template on a target and compares them with the reference interpreter.
 
-`python -m tilewright.tools.check_skeletons --target cuda`; made to run under `compute-sanitizer` too.
+`python -m tilewright.tools.check_templates --target cuda`; made to run under `compute-sanitizer` too.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import tilewright as tw
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import Attr, Constants, Module, Pairs, TensorType, parse
 from tilewright.passes import PassContext, run_pipeline
+from tilewright.passes.kernels.decision import with_decision
+from tilewright.passes.kernels.registry import template_of
 from tilewright.passes.pipelines import PACKING, TENSOR
 from tilewright.running.checking import relative_error
 
@@ -168,11 +170,11 @@ def _contract(
 
 @dataclass(frozen=True)
 class Case:
-    """A tensor-level program and the parameters forced on its kernels of one skeleton (none: the model's)."""
+    """A tensor-level program and the parameters forced on its kernels of one template (none: the model's)."""
 
     name: str
     text: str
-    skeleton: str
+    template: str
     params: dict[str, Attr] = field(default_factory=dict)
 
 
@@ -240,12 +242,13 @@ def prepared(case: Case, target: str) -> Module:
     module = run_pipeline(module, TENSOR.until(PACKING), context)
     if not case.params:
         return module
-    forced = [
-        f.with_attrs(skeleton=case.skeleton, params=Pairs.of(case.params))
-        if f.get("skeleton") == case.skeleton
-        else f
-        for f in module.funcs
-    ]
+    forced = []
+    for f in module.funcs:
+        template = template_of(f)
+        if template is not None and template.name == case.template:
+            parameters = template.parameters.read(Pairs.of(case.params), f"parameters of {case.name}")
+            f = with_decision(f, parameters=parameters)
+        forced.append(f)
     return module.with_funcs(tuple(forced))
 
 

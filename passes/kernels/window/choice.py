@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tilewright.costmodel import CpuHardware, Hardware, WindowParameters, choose_window
 from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
 from tilewright.costmodel.kernels.choose import Choice
-from tilewright.ir import Attr, Func, Op, Pairs
+from tilewright.ir import Func, Op, Sizes
 from tilewright.ir.tensor.ops import dims
 from tilewright.passes.kernels.decision import decided
 from tilewright.passes.kernels.kernel_problem import ops_named, window_problem, windows_of
 from tilewright.passes.kernels.window.space import choose_tiles
 
 
-def choose_window_kernel(
-    kernel: Func, op: Op, hardware: Hardware
-) -> tuple[dict[str, Attr], Choice[WindowParameters]]:
-    """`params` of the skeleton `window` and what the cost model says of them."""
+def choose_window_kernel(kernel: Func, op: Op, hardware: Hardware) -> Choice[WindowParameters]:
+    """The parameters of a window kernel, and what the cost model says of them."""
     par = dims(op, "par")
     if isinstance(hardware, CpuHardware) or not par:
-        best = choose_window(window_problem(kernel, op), hardware)
-        p = best.parameters
-        return {"threads": p.threads, "outputs": p.outputs_per_thread}, best
+        return choose_window(window_problem(kernel, op), hardware)
     inner = list(par)[-1]
     slid = [d for d, _ in windows_of(op)]
     vertical, horizontal = ("", "", *(d for d in slid if d != inner))[-2:]
@@ -32,12 +30,12 @@ def choose_window_kernel(
         best = choose_tiles(problem, hardware, 0, runs=op.operands[0] in kernel.params)
     else:
         best = choose_tiles(problem, hardware, par[inner])
-    p = best.parameters
-    outputs: dict[str, Attr] = dict.fromkeys(par, 1)
-    outputs |= {vertical: p.rows_per_thread, horizontal: p.outputs_per_thread}
-    outputs[inner] = p.vec
+    box = best.parameters.outputs
+    assert isinstance(box, Sizes)
+    outputs = dict.fromkeys(par, 1) | {vertical: box["rows"], horizontal: box["columns"]}
+    outputs[inner] = box["inner"]
     outputs.pop("", None)
-    return {"threads": p.threads, "outputs": Pairs.of(outputs)}, best
+    return replace(best, parameters=WindowParameters(best.parameters.threads, Sizes(outputs)))
 
 
 def choose_windows(kernel: Func, hardware: Hardware) -> Func | None:
@@ -45,8 +43,7 @@ def choose_windows(kernel: Func, hardware: Hardware) -> Func | None:
     windows = ops_named(kernel, "tensor.window")
     if not windows:
         return None
-    params, choice = choose_window_kernel(kernel, windows[0], hardware)
-    return decided(kernel, "window", Pairs.of(params), choice)
+    return decided(kernel, "window", choose_window_kernel(kernel, windows[0], hardware))
 
 
 def least_windows_s(kernel: Func, hardware: Hardware) -> float | None:

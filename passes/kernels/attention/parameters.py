@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.ir import Func, InputError, Pairs
+from tilewright.ir import AttrRecord, Func, InputError
 from tilewright.ir.hardware_facts import MMA_K_BYTES, MMA_M, MMA_N, WARP
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.attention.view import AttentionView
-from tilewright.passes.kernels.matrix.plan import MAX_STAGES
-from tilewright.passes.kernels.writing.contraction_plan import MAX_THREADS
-from tilewright.passes.kernels.writing.kernel_params import reading_params, whole
+from tilewright.passes.kernels.decision import check_threads, faults_of, parameters_of
+from tilewright.passes.kernels.matrix.parameters import MAX_STAGES
 
 #: keys that a set of warps takes of a tile are a multiple of this
 KEY_STEP = 16
@@ -19,7 +18,7 @@ _PITCHES = (32, 64, 128)
 
 
 @dataclass(frozen=True)
-class AttentionPlan:
+class AttentionParameters(AttrRecord):
     """Parameters of one attention kernel.
 
     rows: queries of a block, shared by `warps` in tiles of 16; keys: of a tile; stages: tiles of keys and
@@ -56,22 +55,6 @@ class AttentionPlan:
         """Tiles of keys that shared memory holds at once."""
         return min(self.stages, self.tiles(view))
 
-    @classmethod
-    def of(cls, kernel: Func) -> AttentionPlan:
-        """The plan in `params` of a kernel; raises InputError with what does not fit."""
-        with reading_params(kernel) as p:
-            rows, keys, warps, stages = (whole(p[n], n, 1) for n in ("rows", "keys", "warps", "stages"))
-            more = (whole(p.as_dict().get(n, 1), n, 1) for n in ("resident", "sets"))
-            plan = cls(rows, keys, warps, stages, *more)
-            plan.check()
-        return plan
-
-    def params(self) -> Pairs:
-        """The plan as the `params` of a kernel."""
-        given = {"rows": self.rows, "keys": self.keys, "warps": self.warps, "stages": self.stages}
-        more = {"resident": self.resident, "sets": self.sets}
-        return Pairs.of(given | {name: n for name, n in more.items() if n > 1})
-
     def check(self) -> None:
         """Raise InputError where tiles, warps or stages are impossible."""
         if self.rows % (MMA_M * self.warps):
@@ -82,10 +65,17 @@ class AttentionPlan:
             raise InputError(
                 f"expected keys in multiples of {KEY_STEP} per set, got {self.keys} of {self.sets}"
             )
-        if self.threads > MAX_THREADS:
-            raise InputError(f"expected at most {MAX_THREADS} threads per block, got {self.threads}")
+        check_threads(self.threads)
         if self.stages > MAX_STAGES:
             raise InputError(f"expected at most {MAX_STAGES} stages, got {self.stages}")
+
+
+def attention_parameters(kernel: Func) -> AttentionParameters:
+    """The parameters of a kernel; raises InputError, which names the kernel, for what is impossible."""
+    found = parameters_of(kernel, AttentionParameters)
+    with faults_of(kernel):
+        found.check()
+    return found
 
 
 def padded(extent: int, step: int) -> int:

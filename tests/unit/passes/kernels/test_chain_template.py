@@ -1,4 +1,4 @@
-"""The chain skeleton: every pattern with forced tiles, odd sizes, strides and padding; what it refuses."""
+"""The chain template: every pattern with forced tiles, odd sizes, strides and padding; what it refuses."""
 
 import chain_samples as samples
 import pytest

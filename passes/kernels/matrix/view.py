@@ -1,4 +1,4 @@
-"""A contraction seen as a matrix product, and the implementation parameters of its tensor-core kernel."""
+"""A contraction seen as a matrix product that tensor cores can compute."""
 
 from __future__ import annotations
 
@@ -6,23 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.ir import Attr, Func, InputError, Op, Pairs, Sym, Value
+from tilewright.ir import Func, Op, Sym, Value
 from tilewright.ir.expr import Expr, substitute
-from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_K_BYTES, MMA_M, MMA_N, WARP, WARPGROUP_WARPS
+from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
 from tilewright.ir.simplify import Ranges, coefficients, interval, multiple_of, simplify
 from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
-from tilewright.ir.thread.warpgroup_ops import MOST_N, ROW_BYTES
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.kernel_problem import contract_roles
-from tilewright.passes.kernels.writing.contraction_plan import MAX_THREADS
-from tilewright.passes.kernels.writing.kernel_params import reading_params, whole
 
-#: four warps together multiply tiles where they lie in shared memory (sm_90a)
-WARPGROUPS = "wgmma"
-ENGINES = ("mma", WARPGROUPS)
 #: dtypes of factors that tensor cores take as they are; float32 needs the permission to round
 NARROW = ("f16", "bf16")
-MAX_STAGES = 6
 
 
 @dataclass(frozen=True)
@@ -209,113 +202,9 @@ def _terms(op: Op, e: Expr) -> tuple[dict[str, int], Expr] | None:
     return coefficients(e, list(domain(op)), varying)
 
 
-@dataclass(frozen=True)
-class MatrixPlan:
-    """Parameters of one tensor-core kernel.
-
-    m, n, k: the block's tile, k along the channel; warps_m x warps_n warps share it; stages: buffers of the
-    ring of copies in flight; raster: blocks along m that are taken before the next ones along n. rounded: the
-    second factor holds TF32 numbers already. warps_k: sets of warps, each with a part of every chunk.
-    """
-
-    m: int
-    n: int
-    k: int
-    warps_m: int
-    warps_n: int
-    stages: int
-    channel: str
-    raster: int = 1
-    engine: str = "mma"
-    rounded: bool = False
-    warps_k: int = 1
-
-    @property
-    def threads(self) -> int:
-        return WARP * self.warps_m * self.warps_n * self.warps_k
-
-    @property
-    def warp_m(self) -> int:
-        """Rows of one warp."""
-        return self.m // self.warps_m
-
-    @property
-    def warp_n(self) -> int:
-        """Columns of one warp."""
-        return self.n // self.warps_n
-
-    @classmethod
-    def of(cls, kernel: Func, view: MatrixView) -> MatrixPlan:
-        """The plan in `params` of a kernel; raises InputError with what does not fit."""
-        with reading_params(kernel) as p:
-            block, warps = _pairs(p, "block"), _pairs(p, "warps")
-            m, n, k = (whole(block[d], f"block.{d}", 1) for d in "mnk")
-            warps_m, warps_n = (whole(warps[d], f"warps.{d}", 1) for d in "mn")
-            warps_k = whole(warps.get("k", 1), "warps.k", 1)
-            stages, raster = whole(p["stages"], "stages", 1), whole(p["raster"], "raster", 1)
-            channel, engine, rounded = str(p["channel"]), str(p["engine"]), bool(p.as_dict().get("rounded"))
-            plan = cls(m, n, k, warps_m, warps_n, stages, channel, raster, engine, rounded, warps_k)
-            plan.check(view)
-        return plan
-
-    def params(self) -> Pairs:
-        """The plan as the `params` of a kernel."""
-        sets = {"k": self.warps_k} if self.warps_k > 1 else {}
-        values: dict[str, Attr] = {
-            "block": Pairs.of({"m": self.m, "n": self.n, "k": self.k}),
-            "warps": Pairs.of({"m": self.warps_m, "n": self.warps_n, **sets}),
-            "stages": self.stages,
-            "channel": self.channel,
-            "raster": self.raster,
-            "engine": self.engine,
-        }
-        return Pairs.of(values | {"rounded": True} if self.rounded else values)
-
-    def check(self, view: MatrixView) -> None:
-        """Raise InputError where tiles, warps, stages or engine are impossible."""
-        depth = MMA_K_BYTES // itemsize(view.dtype)
-        warps = (self.warps_m, self.warps_n, self.warps_k)
-        tiles = zip((self.m, self.n, self.k), (MMA_M, MMA_N, depth), warps, strict=True)
-        if any(size % (least * count) for size, least, count in tiles):
-            raise InputError(
-                f"expected tiles of warps in multiples of {MMA_M} x {MMA_N} x {depth}, got {self.m} x "
-                f"{self.n} x {self.k} for {' x '.join(map(str, warps))} warps"
-            )
-        if self.threads > MAX_THREADS:
-            raise InputError(f"expected at most {MAX_THREADS} threads per block, got {self.threads}")
-        if self.stages > MAX_STAGES:
-            raise InputError(f"expected at most {MAX_STAGES} stages, got {self.stages}")
-        if self.channel != view.channel:
-            raise InputError(f"expected channel {view.channel}, got {self.channel}")
-        if self.engine not in ENGINES:
-            raise InputError(f"expected an engine among {', '.join(ENGINES)}, got {self.engine!r}")
-        if self.engine == WARPGROUPS:
-            self._check_groups(view)
-
-    def _check_groups(self, view: MatrixView) -> None:
-        if not takes_warpgroups(view):
-            raise InputError("expected factors in rows of the channel for warpgroups")
-        if self.warps_m % WARPGROUP_WARPS or self.warps_k != 1 or self.warp_n > MOST_N:
-            raise InputError(
-                f"expected multiples of {WARPGROUP_WARPS} warps along m, one set of them and at most "
-                f"{MOST_N} columns each, got {self.warps_m} x {self.warps_n} x {self.warps_k} warps "
-                f"and {self.warp_n} columns"
-            )
-        row = self.k * itemsize(view.dtype)
-        if row not in ROW_BYTES:
-            raise InputError(f"expected chunks of 32, 64 or 128 bytes for warpgroups, got {row}")
-
-
 def takes_warpgroups(view: MatrixView) -> bool:
     """Whether tiles of both factors are rows of the channel, which is what warpgroups multiply."""
     return all(view.along(i) in ("", view.channel) for i in (0, 1))
-
-
-def _pairs(p: Pairs, name: str) -> dict[str, object]:
-    found = p[name]
-    if not isinstance(found, Pairs):
-        raise InputError(f"expected {name} in params to be pairs, got {found!r}")
-    return dict(found.items)
 
 
 def plain(at: tuple[Expr, ...]) -> bool:

@@ -1,8 +1,8 @@
-"""Which skeleton walks along the rows of a kernel on a GPU, and with which parameters."""
+"""Which template walks along the rows of a kernel on a GPU, and with which parameters."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from tilewright.costmodel import Hardware, choose_row_reduce
 from tilewright.costmodel.hardware.description import GpuHardware
@@ -10,7 +10,7 @@ from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
 from tilewright.costmodel.kernels.choose import Choice
 from tilewright.costmodel.kernels.parameters import RowReduceParameters
-from tilewright.ir import Attr, Func, Op, Pairs
+from tilewright.ir import Func, Op
 from tilewright.ir.hardware_facts import LINE_BYTES, VECTOR_BYTES, WARP
 from tilewright.ir.tensor.ops import dims, domain
 from tilewright.ir.types import itemsize
@@ -29,8 +29,8 @@ _SHUFFLED = frozenset({"f32", "i32", "u32", "f16", "bf16"})
 
 def choose_row_kernel(
     kernel: Func, reductions: list[Op], hardware: Hardware
-) -> tuple[str, dict[str, Attr], Choice[Any]]:
-    """Skeleton, `params` and what the cost model says of them.
+) -> tuple[str, Choice[RowReduceParameters]]:
+    """The template, parameters and what the cost model says of them.
 
     Rows whose neighbours lie side by side take `rows_across`; contiguous ones `rows_kept` on a GPU, where a
     block can hold them or walks along them once, or `rows_staged`, where vectors as wide as the memory's do
@@ -40,17 +40,17 @@ def choose_row_kernel(
     p = best.parameters
     if any(combiner(op) is None for op in reductions):
         alone = max(1, p.threads_per_row * p.rows_per_block)
-        return "rows", {"threads_per_row": 1, "rows_per_block": alone, "vec": 1}, best
+        return "rows", replace(best, parameters=RowReduceParameters(1, alone, 1))
     if isinstance(hardware, GpuHardware):
         found = _on_gpu(kernel, reductions, hardware)
         if found is not None:
             return found
-    return "rows", _params(p), best
+    return "rows", best
 
 
 def _on_gpu(
     kernel: Func, reductions: list[Op], hardware: GpuHardware
-) -> tuple[str, dict[str, Attr], Choice[Any]] | None:
+) -> tuple[str, Choice[RowReduceParameters]] | None:
     phases = row_phases(kernel)
     if phases is None or not phases.alike:
         return None
@@ -62,14 +62,10 @@ def _on_gpu(
     choice = choose_rows(row_problem(kernel), hardware, access)
     staged = _staged(kernel, phases, hardware, access)
     if staged is not None and (choice is None or staged.estimate_s < choice.estimate_s):
-        return "rows_staged", _params(staged.parameters), staged
+        return "rows_staged", staged
     if choice is None:
         return None
-    return "rows_across" if access.across else "rows_kept", _params(choice.parameters), choice
-
-
-def _params(p: RowReduceParameters) -> dict[str, Attr]:
-    return {"threads_per_row": p.threads_per_row, "rows_per_block": p.rows_per_block, "vec": p.vec}
+    return "rows_across" if access.across else "rows_kept", choice
 
 
 def _staged(
@@ -127,8 +123,7 @@ def choose_rows_of(kernel: Func, hardware: Hardware) -> Func | None:
         reductions = [] if ops_named(kernel, "tensor.window") else ops_named(kernel, "tensor.reduce")
     if not reductions:
         return None
-    template, params, choice = choose_row_kernel(kernel, reductions, hardware)
-    return decided(kernel, template, Pairs.of(params), choice)
+    return decided(kernel, *choose_row_kernel(kernel, reductions, hardware))
 
 
 def _one_row(contract: Op) -> bool:

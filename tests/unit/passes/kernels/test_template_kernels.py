@@ -9,7 +9,7 @@ from tilewright.compilation.lowering import lower
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import InputError, Pairs
 from tilewright.passes.framework.invariants import find_invariant
-from tilewright.tools.check_skeletons import CASES, check, prepared
+from tilewright.tools.check_templates import CASES, check, prepared
 
 IDS = [c.name for c in CASES]
 
@@ -65,13 +65,12 @@ def test_samples_of_a_block_lie_together():
         ({"thread": Pairs.of({"n": 1, "k": 0, "y": 1, "x": 2})}, "at least 1"),
         ({"block": Pairs.of({"k": 8})}, "a tile for each of"),
         ({"step": Pairs.of({"c": 2})}, "divide"),
-        ({"staging": "texture"}, "staging in params of skeleton 'contract' to be one of shared, direct"),
+        ({"staging": "texture"}, "staging in parameters of contract-shared to be one of shared, direct"),
         ({"stages": 3}, "stages"),
         ({"pad": "wide"}, "pad"),
     ],
 )
 def test_impossible_parameters_are_named(change, words):
     case = next(c for c in CASES if c.name == "contract-shared")
-    module = prepared(replace(case, params={**case.params, **change}), "opencl")
     with pytest.raises(InputError, match=words):
-        lower(module, resolve_target("opencl"))
+        lower(prepared(replace(case, params={**case.params, **change}), "opencl"), resolve_target("opencl"))

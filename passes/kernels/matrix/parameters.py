@@ -1,0 +1,110 @@
+"""The implementation parameters of tensor-core kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tilewright.ir import AttrRecord, Func, InputError
+from tilewright.ir.hardware_facts import MMA_K_BYTES, MMA_M, MMA_N, WARP, WARPGROUP_WARPS
+from tilewright.ir.thread.warpgroup_ops import MOST_N, ROW_BYTES
+from tilewright.ir.types import itemsize
+from tilewright.passes.kernels.decision import check_threads, faults_of, parameters_of
+from tilewright.passes.kernels.matrix.view import MatrixView, takes_warpgroups
+
+#: four warps together multiply tiles where they lie in shared memory (sm_90a)
+WARPGROUPS = "wgmma"
+MAX_STAGES = 6
+
+
+@dataclass(frozen=True)
+class MatrixTile(AttrRecord):
+    """What a block computes at a time: rows, columns, and elements along the channel."""
+
+    m: int
+    n: int
+    k: int
+
+
+@dataclass(frozen=True)
+class Warps(AttrRecord):
+    """Warps that share a tile, m x n of them; k: sets of these, each with a part of every chunk."""
+
+    m: int
+    n: int
+    k: int = 1
+
+
+@dataclass(frozen=True)
+class MatrixParameters(AttrRecord):
+    """How one tensor-core kernel is cut.
+
+    block: the block's tile; warps: who shares it; stages: buffers of the ring of copies in flight; channel:
+    the reduced dimension that is cut into chunks, '' in the model's space; raster: blocks along m that are
+    taken before the next ones along n. engine: `wgmma` where groups of four warps along m multiply tiles in
+    shared memory, `mma` where every warp multiplies fragments. rounded: the second factor holds TF32 numbers
+    already.
+    """
+
+    block: MatrixTile
+    warps: Warps
+    stages: int
+    channel: str
+    raster: int
+    engine: Literal["mma", "wgmma"]
+    rounded: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Threads per block."""
+        return WARP * self.warps.m * self.warps.n * self.warps.k
+
+    @property
+    def warp_m(self) -> int:
+        """Rows of one warp."""
+        return self.block.m // self.warps.m
+
+    @property
+    def warp_n(self) -> int:
+        """Columns of one warp."""
+        return self.block.n // self.warps.n
+
+    def check(self, view: MatrixView) -> None:
+        """Raise InputError where tiles, warps, stages or engine are impossible."""
+        depth = MMA_K_BYTES // itemsize(view.dtype)
+        warps = (self.warps.m, self.warps.n, self.warps.k)
+        block = (self.block.m, self.block.n, self.block.k)
+        tiles = zip(block, (MMA_M, MMA_N, depth), warps, strict=True)
+        if any(size % (least * count) for size, least, count in tiles):
+            raise InputError(
+                f"expected tiles of warps in multiples of {MMA_M} x {MMA_N} x {depth}, got "
+                f"{' x '.join(map(str, block))} for {' x '.join(map(str, warps))} warps"
+            )
+        check_threads(self.threads)
+        if self.stages > MAX_STAGES:
+            raise InputError(f"expected at most {MAX_STAGES} stages, got {self.stages}")
+        if self.channel != view.channel:
+            raise InputError(f"expected channel {view.channel}, got {self.channel}")
+        if self.engine == WARPGROUPS:
+            self._check_groups(view)
+
+    def _check_groups(self, view: MatrixView) -> None:
+        if not takes_warpgroups(view):
+            raise InputError("expected factors in rows of the channel for warpgroups")
+        if self.warps.m % WARPGROUP_WARPS or self.warps.k != 1 or self.warp_n > MOST_N:
+            raise InputError(
+                f"expected multiples of {WARPGROUP_WARPS} warps along m, one set of them and at most "
+                f"{MOST_N} columns each, got {self.warps.m} x {self.warps.n} x {self.warps.k} warps "
+                f"and {self.warp_n} columns"
+            )
+        row = self.block.k * itemsize(view.dtype)
+        if row not in ROW_BYTES:
+            raise InputError(f"expected chunks of 32, 64 or 128 bytes for warpgroups, got {row}")
+
+
+def matrix_parameters(kernel: Func, view: MatrixView) -> MatrixParameters:
+    """The parameters of a kernel; raises InputError with what does not fit, named by the kernel."""
+    found = parameters_of(kernel, MatrixParameters)
+    with faults_of(kernel):
+        found.check(view)
+    return found
