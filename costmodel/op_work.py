@@ -9,8 +9,13 @@ from tilewright.ir.facts import SAME_MEMORY, Elements, no_flops
 from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import facts_of
 
-#: elements that 132 multiprocessors make at once, in tiles of 128 x 128
-WAVE: Final = 132 * 128.0 * 128.0
+#: elements of the tile of a result that a multiprocessor makes at once
+TILE_ELEMENTS: Final = 128.0 * 128.0
+
+
+def wave_elements(multiprocessors: int) -> float:
+    """Elements that a GPU with so many multiprocessors makes at once, a tile each."""
+    return multiprocessors * TILE_ELEMENTS
 
 
 def is_view(op: Op) -> bool:
@@ -57,7 +62,7 @@ class Rates:
     link_bytes_per_s: float = 1e11
     link_latency_s: float = 2e-6
     kernel_s: float = 2e-6
-    wave: float = WAVE
+    wave: float = wave_elements(132)
 
     def compute_s(self, op: Op) -> float:
         """Seconds of a whole op: the larger of its operations and its memory traffic."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,9 @@ import numpy as np
 
 from tilewright.api import compile as compile_whole
 from tilewright.compilation.option_values import Transport
+from tilewright.costmodel.hardware.description import GpuHardware, Hardware
+from tilewright.costmodel.op_work import wave_elements
+from tilewright.devices.targets import resolve_target
 from tilewright.distributed.modes import mode_pipeline
 from tilewright.ir import InputError, Level, Module, UnsupportedError, show
 from tilewright.passes import PassContext, run_pipeline
@@ -64,6 +68,8 @@ def compile(
         raise UnsupportedError("expected one set of input shapes: a divided network has one plan per rank")
     own = communicator or world()
     precision = str(choices.get("precision", "fp32"))
+    if mode == "space":
+        options = with_common_wave(options, resolve_target(target).hardware, own)
     part = rank_module(module, mode, own.size, own.rank, options, precision)
     if "graph" in PRECISIONS[precision]:
         choices["precision"] = "fp32"  # what is left to decide: the graph is narrow already
@@ -72,6 +78,18 @@ def compile(
     passes = str(mode_pipeline(mode, own.size, 0, options, precision)).replace("rank=0", "rank=r")
     agreed = {"network": network_digest(module), "passes": passes, "precision": precision}
     return compile_part(part, own, target=target, mode=mode, agreed=agreed, transport=transport, **choices)
+
+
+def with_common_wave(options: str, hardware: Hardware, communicator: AnyCommunicator) -> str:
+    """Options of `split-space` that name the wave of the largest GPU of all ranks: they have to decide alike.
+
+    Options that name one stay, as do those of ranks on CPUs.
+    """
+    if not isinstance(hardware, GpuHardware) or re.search(r"\bwave\s*=", options):
+        return options
+    counts = communicator.gather_texts(str(hardware.sm_count), doing="comparing GPUs")
+    wave = f"wave={wave_elements(max(map(int, counts)))}"
+    return f"{options}, {wave}" if options.strip() else wave
 
 
 def compile_part(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from tilewright.costmodel.op_work import WAVE
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Level, Module
 from tilewright.passes.framework.context import PassContext
@@ -13,7 +12,7 @@ from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.graph.distribute.rows.rank_module import rank_module
 from tilewright.passes.graph.distribute.sharding.options import check_rank
 from tilewright.passes.graph.distribute.space.grid import grid_modules
-from tilewright.passes.graph.distribute.space.options import SpaceOptions, decide, grid_request
+from tilewright.passes.graph.distribute.space.options import SpaceOptions, decide, device_wave, grid_request
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"}, establishes={"shapes-known"})
@@ -34,7 +33,7 @@ def split_space(
     latency_us: float = 2.0,
     overlap: Literal["auto", "always", "never"] = "auto",
     kernel_us: float = 2.0,
-    wave: float = WAVE,
+    wave: float = 0.0,
     memory: str = "",
     grid: str = "",
 ) -> Module:
@@ -54,7 +53,8 @@ def split_space(
       reads a byte in the time of ten), 1e9 bytes per second and microseconds per message of a link.
     overlap: rows of convolutions and poolings that need no other rank's rows are computed while those come.
       auto: where that hides more time than the additional kernels take: `kernel_us` between two, and each
-      as long as for `wave` elements, which a device makes at once.
+      as long as for `wave` elements, which a device makes at once (0: those of the GPU that is compiled for,
+      where it is known, else those of a data-centre GPU).
     memory: bytes of the devices, one number for all or one for each, which weights and values have to fit
       into; rows are moved to devices that have more where that is needed.
 
@@ -71,7 +71,7 @@ def split_space(
         threshold,
         gather,
         overlap=overlap,
-        wave=wave,
+        wave=wave or device_wave(ctx.hardware),
         memory=memory,
         grid=grid,
         **rates,

@@ -1,14 +1,18 @@
 """split-space with communication beside compute: parts of rows, what decides for them, and equal results."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from distributed_networks import Graph, check, communications, names_of
 
+from tilewright.costmodel import load_hardware
 from tilewright.costmodel.op_work import Rates
 from tilewright.costmodel.partition.naive import input_interval, split_extent
+from tilewright.distributed.compilation import with_common_wave
 from tilewright.ir.errors import InputError
 from tilewright.passes.graph.distribute.rows.overlap import Parts, parts_of
-from tilewright.passes.graph.distribute.space.options import SpaceOptions, decide
+from tilewright.passes.graph.distribute.space.options import SpaceOptions, decide, device_wave
 from tilewright.passes.graph.distribute.split_space import split_modules, split_space
 
 
@@ -154,3 +158,21 @@ def test_unknown_policies():
     with pytest.raises(InputError, match=r"-1\.0 us per kernel"):
         decide(chain(), 2, SpaceOptions(kernel_us=-1.0))
     assert names_of(split_modules(chain(), 1, SpaceOptions(overlap="always"))[0]) == ["all_gather"]
+
+
+def test_ranks_agree_on_the_wave_of_the_largest_gpu():
+    class Ranks:
+        def gather_texts(self, text, *, doing):
+            return [text, "108"]
+
+    gpu, cpu = load_hardware("cuda:sm_90a"), load_hardware("opencl")
+    assert with_common_wave("axis=w", gpu, Ranks()) == f"axis=w, wave={gpu.sm_count * 128.0 * 128.0}"
+    assert with_common_wave("", replace(gpu, sm_count=8), Ranks()) == f"wave={108 * 128.0 * 128.0}"
+    assert with_common_wave("axis=w", cpu, Ranks()) == "axis=w"
+    assert with_common_wave("wave=5, axis=w", gpu, Ranks()) == "wave=5, axis=w"
+
+
+def test_the_wave_is_that_of_the_device():
+    gpu = load_hardware("cuda:sm_90a")
+    assert device_wave(replace(gpu, sm_count=8)) == 8 * 128 * 128
+    assert device_wave(None) == device_wave(load_hardware("opencl")) == Rates().wave

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tilewright.costmodel.op_work import WAVE, Rates
+from tilewright.costmodel.hardware.description import GpuHardware, Hardware
+from tilewright.costmodel.op_work import Rates, wave_elements
 from tilewright.costmodel.partition.naive import check_speeds
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Module, Op
@@ -36,7 +37,7 @@ class SpaceOptions:
     latency_us: float = 2.0
     overlap: str = "auto"
     kernel_us: float = 2.0
-    wave: float = WAVE
+    wave: float = Rates().wave
     memory: str = ""
     grid: str = ""
 
@@ -96,6 +97,13 @@ def _overlap(text: str) -> Overlap:
         if text == policy:
             return policy
     raise InputError(f"option 'overlap' expects one of {', '.join(OVERLAPS)}, got '{text}'")
+
+
+def device_wave(hardware: Hardware | None) -> float:
+    """Elements that a device makes at once; those of a data-centre GPU where no GPU is known."""
+    if isinstance(hardware, GpuHardware):
+        return wave_elements(hardware.sm_count)
+    return Rates().wave
 
 
 def _rates(o: SpaceOptions) -> Rates:
