@@ -15,7 +15,7 @@ from tilewright.costmodel.hardware.loader import (
 from tilewright.costmodel.kernels.bound import Bound, contract_bound, contract_bound_of, global_bound
 from tilewright.costmodel.kernels.bound_terms import Assumptions
 from tilewright.costmodel.kernels.check_measured import Violation, check_measured
-from tilewright.costmodel.kernels.choose import Choice, choose_contract, likely_contract, rank_contract
+from tilewright.costmodel.kernels.choose import Choice, choose_contract, likely_contract
 from tilewright.costmodel.kernels.choose_streams import choose_map, choose_row_reduce, choose_window
 from tilewright.costmodel.kernels.explain import Explanation, explain
 from tilewright.costmodel.kernels.parameters import (
@@ -31,8 +31,6 @@ from tilewright.costmodel.kernels.problem import (
     RowReduceProblem,
     StreamProblem,
     WindowProblem,
-    conv_problem,
-    matmul_problem,
 )
 from tilewright.costmodel.kernels.production_space import Limits
 
@@ -64,7 +62,6 @@ __all__ = [
     "compiled_for",
     "contract_bound",
     "contract_bound_of",
-    "conv_problem",
     "explain",
     "fill_from_machine",
     "find_hardware",
@@ -73,7 +70,5 @@ __all__ = [
     "likely_contract",
     "load_hardware",
     "load_hardware_file",
-    "matmul_problem",
     "nearest_hardware",
-    "rank_contract",
 ]

@@ -53,7 +53,6 @@ class GpuHardware:
     l2_bytes: int
     l2_bytes_per_clk: float
     smem_bytes_per_sm_per_clk: float
-    smem_per_block_default_bytes: int
     smem_per_block_max_bytes: int
     smem_per_sm_bytes: int
     smem_reserved_per_block_bytes: int
@@ -65,7 +64,6 @@ class GpuHardware:
     launch_floor_s: float
     lat_fetch_clk: float
     lat_smem_clk: float
-    lat_smem_printed_clk: float
     lat_fma_clk: float
     tensor_fma_16bit_per_sm_per_clk: int
     tensor_fma_tf32_per_sm_per_clk: int

@@ -54,8 +54,16 @@ _MAY_BE_ZERO = frozenset(
 #: of ARM have, other x86 processors 16 (their manuals of the instruction set)
 _LANE_BITS, _WIDEST_BITS = 32, 512
 _ARM = ("aarch64", "arm64")
-#: constants of records of older versions, which nothing reads any more
-_DROPPED = frozenset({"estimate_block_clk", "estimate_clk_per_instruction", "estimate_overlap_loss"})
+#: constants of records of older versions, which nothing reads any more: they are passed over
+_DROPPED = frozenset(
+    {
+        "estimate_block_clk",
+        "estimate_clk_per_instruction",
+        "estimate_overlap_loss",
+        "lat_smem_printed_clk",
+        "smem_per_block_default_bytes",
+    }
+)
 #: prefixes of constants that are coefficients of a table now: records of older versions have no others, and
 #: take those from the record that all were fitted for
 _FORMER_PREFIXES = {"contract_": "contract", "fusion_": "fusion", "estimate_matrix_": "matrix"}
@@ -208,13 +216,8 @@ def _record_from_table(table: Mapping[str, Any], where: str) -> Hardware:
     tables = {key: table[key] for key in table if key not in _KEYS}
     lender = table.get("coefficients_of")
     if former := {key: entry for key, entry in constants.items() if key.startswith(tuple(_FORMER_PREFIXES))}:
-        constants = {key: entry for key, entry in constants.items() if key not in former}
         lender = lender or _FORMER_LENDER
-    if dropped := sorted(_DROPPED & set(constants)):
-        raise InputError(
-            f"the hardware record is of an older version: remove {', '.join(dropped)}, which nothing reads",
-            where=where,
-        )
+    constants = {key: entry for key, entry in constants.items() if key not in {*former, *_DROPPED}}
     plain = {f.name: str(f.type) for f in fields(record_type) if f.name not in _IDENTITY}
     plain = {key: form for key, form in plain.items() if key not in coefficients}
     values, sources, devices = _read_constants(plain, constants, "", where)

@@ -1,4 +1,4 @@
-"""Exact bank-conflict degree of one warp-wide shared-memory access with 32 banks of 4 bytes."""
+"""Exact wavefronts of one warp-wide shared-memory access with 32 banks of 4 bytes."""
 
 from __future__ import annotations
 
@@ -9,25 +9,14 @@ from tilewright.costmodel.kernels.windows import IntArray
 from tilewright.ir.hardware_facts import BANKS
 
 
-def conflict_degree(word_addresses: npt.ArrayLike, access_bytes: int = 4) -> IntArray:
-    """Wavefronts of each warp access over the fewest possible for its width.
+def wavefront_count(word_addresses: npt.ArrayLike, access_bytes: int = 4) -> IntArray:
+    """Wavefronts of each warp access, summed over its phases.
 
     `word_addresses`: first 4-byte word of each lane, shape (..., lanes) with up to 32 lanes; `access_bytes`
     4, 8 or 16. An access is served in phases of 32, 16 or 8 lanes; within a phase lanes that read the same
-    word share it, and a bank delivers one word per wavefront. Returns the sum of wavefronts over the phases
-    divided by the number of phases, rounded up: 1 means conflict-free. Raises ValueError on other widths,
-    misaligned lanes or too many lanes.
+    word share it, and a bank delivers one word per wavefront. Raises ValueError on other widths, misaligned
+    lanes or too many lanes.
     """
-    wavefronts, phases = _wavefronts(word_addresses, access_bytes)
-    return np.asarray(-(-wavefronts // phases))
-
-
-def wavefront_count(word_addresses: npt.ArrayLike, access_bytes: int = 4) -> IntArray:
-    """Wavefronts of each warp access, summed over its phases; arguments as in `conflict_degree`."""
-    return _wavefronts(word_addresses, access_bytes)[0]
-
-
-def _wavefronts(word_addresses: npt.ArrayLike, access_bytes: int) -> tuple[IntArray, int]:
     addresses = np.asarray(word_addresses, dtype=np.int64)
     if access_bytes not in (4, 8, 16):
         raise ValueError(f"expected an access of 4, 8 or 16 bytes, got {access_bytes}")
@@ -38,13 +27,12 @@ def _wavefronts(word_addresses: npt.ArrayLike, access_bytes: int) -> tuple[IntAr
     if (addresses < 0).any() or (addresses % words).any():
         raise ValueError(f"expected non-negative word addresses aligned to {words} words")
     per_phase = BANKS // words
-    phases = -(-lanes // per_phase)
     total = np.zeros(addresses.shape[:-1], dtype=np.int64)
     for start in range(0, lanes, per_phase):
         phase = addresses[..., start : start + per_phase]
         touched = phase[..., :, None] + np.arange(words)
         total += most_of_a_bank(touched.reshape(*phase.shape[:-1], -1))
-    return total, phases
+    return total
 
 
 def most_of_a_bank(words: IntArray, banks: int = BANKS) -> IntArray:
@@ -56,17 +44,3 @@ def most_of_a_bank(words: IntArray, banks: int = BANKS) -> IntArray:
     bank = ordered.reshape(accesses, -1) % banks + banks * np.arange(accesses)[:, None]
     counts = np.bincount(bank[fresh.reshape(accesses, -1)], minlength=accesses * banks)
     return np.asarray(counts.reshape(*ordered.shape[:-1], banks).max(axis=-1), dtype=np.int64)
-
-
-def tile_addresses(threads: int, extents: tuple[int, ...], strides: tuple[int, ...]) -> IntArray:
-    """Word address of every thread of a block, shape (warps, 32).
-
-    Threads count through `extents` with the last dimension fastest; each dimension adds its index times its
-    stride in words. A last partial warp repeats its final thread, which costs nothing.
-    """
-    index = np.minimum(np.arange(-(-threads // BANKS) * BANKS), threads - 1)
-    address = np.zeros(index.size, dtype=np.int64)
-    for extent, stride in zip(reversed(extents), reversed(strides), strict=True):
-        address += index % extent * stride
-        index = index // extent
-    return address.reshape(-1, BANKS)

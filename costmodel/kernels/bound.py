@@ -16,7 +16,6 @@ import numpy.typing as npt
 from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, Hardware
 from tilewright.costmodel.kernels import bound_terms as terms
 from tilewright.costmodel.kernels.bound_terms import SPECIFIED, Assumptions
-from tilewright.costmodel.kernels.cpu_bound_terms import cpu_iss, cpu_lane, cpu_lat
 from tilewright.costmodel.kernels.geometry import Geometry, contract_geometry
 from tilewright.costmodel.kernels.parameters import ContractParameters, ContractSpace, contract_space
 from tilewright.costmodel.kernels.problem import ContractProblem, Problem
@@ -123,7 +122,7 @@ def _gpu_bound(
         "GM": np.full(len(space), terms.gm(problem, hardware, hardware.l2_bytes, assumptions)),
         "L2": terms.l2(problem, hardware, g, assumptions),
         "LAT": terms.lat(problem, space, hardware, g, assumptions),
-        "TQ": terms.tq(problem, space, g, assumptions),
+        "TQ": terms.tq(problem, space, g),
         "WB": terms.wb(g.blocks, hardware.sm_count),
         "LANE": terms.lane(g),
         "SMB": terms.smb(problem, hardware, g),
@@ -145,11 +144,11 @@ def _cpu_bound(
     legal = g.threads <= hardware.max_threads_per_block
     columns = {
         "GM": np.full(len(space), terms.gm(problem, hardware, hardware.cache_bytes, assumptions)),
-        "LAT": cpu_lat(problem, hardware, g),
-        "TQ": terms.tq(problem, space, g, assumptions),
+        "LAT": terms.cpu_lat(problem, hardware, g),
+        "TQ": terms.tq(problem, space, g),
         "WB": terms.wb(g.blocks, hardware.cores),
-        "LANE": cpu_lane(space, hardware, g),
-        "ISS": cpu_iss(hardware, g),
+        "LANE": terms.cpu_lane(space, hardware, g),
+        "ISS": terms.cpu_iss(hardware, g),
         ILLEGAL: legal.astype(np.float64),
     }
     local = columns["TQ"] * columns["WB"] * columns["LANE"] * columns["ISS"]

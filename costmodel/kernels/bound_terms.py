@@ -1,5 +1,5 @@
-"""The terms of the sound bound for SIMT contract kernels on a GPU, one function each, as fractions of the
-peak.
+"""The terms of the sound bound for contract kernels on the lanes of a GPU and on a CPU (`cpu_`), one function
+each, as fractions of the peak.
 
 Symbols follow the corrected DeepCuts model: N_TB blocks, N_SM multiprocessors, X_b block and X_t thread
 tiles. Every function returns one float64 per point of the space; none depends on another.
@@ -11,8 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.costmodel.hardware.description import GpuHardware, Hardware
-from tilewright.costmodel.kernels.geometry import Geometry, ceil_div, least_shared_bytes, resident_blocks
+from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, Hardware
+from tilewright.costmodel.kernels.geometry import (
+    Geometry,
+    ceil_div,
+    least_shared_bytes,
+    resident_blocks,
+    vector_width,
+)
 from tilewright.costmodel.kernels.parameters import ContractSpace
 from tilewright.costmodel.kernels.problem import ContractProblem
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
@@ -28,16 +34,12 @@ class Assumptions:
     `cold_l2`: nothing is in L2 at launch, so all compulsory bytes cross DRAM; else up to the size of L2 may
     not, but `streamed_bytes` of them surely do: others of their kind take their place between two runs.
     `l1_reuse`: blocks of one multiprocessor may find each other's data in L1, so only compulsory bytes
-    surely cross L2. `early_exit`: warps without useful outputs may leave, so the padding of tiles is not
-    charged (TQ = 1). `smem_limit_bytes`: shared memory one block may hold; None is the device's opt-in
-    maximum. `double_buffered`: two stages keep two copies of the tiles in shared memory; else registers hold
-    the next step.
+    surely cross L2. `double_buffered`: two stages keep two copies of the tiles in shared memory; else
+    registers hold the next step.
     """
 
     cold_l2: bool = True
     l1_reuse: bool = False
-    early_exit: bool = False
-    smem_limit_bytes: int | None = None
     double_buffered: bool = True
     streamed_bytes: float = 0.0
 
@@ -61,10 +63,9 @@ def coef(
 ) -> FloatArray:
     """COEF: 1 where one block is legal (threads, shared memory, registers per thread and per SM), else 0."""
     registers = g.accumulators + REGISTERS_BESIDE_ACCUMULATORS
-    limit = assumptions.smem_limit_bytes or hardware.smem_per_block_max_bytes
     shared = least_shared_bytes(problem, space, double_buffered=assumptions.double_buffered)
     legal = g.threads <= hardware.max_threads_per_block
-    legal &= shared <= min(limit, hardware.smem_per_block_max_bytes)
+    legal &= shared <= hardware.smem_per_block_max_bytes
     legal &= registers <= hardware.max_registers_per_thread
     legal &= g.warps * WARP * registers <= hardware.registers_per_sm
     return legal.astype(np.float64)
@@ -144,10 +145,8 @@ def occupancy(
     return resident_blocks(hardware, g.warps, shared, registers).clip(1)
 
 
-def tq(problem: ContractProblem, space: ContractSpace, g: Geometry, assumptions: Assumptions) -> FloatArray:
+def tq(problem: ContractProblem, space: ContractSpace, g: Geometry) -> FloatArray:
     """TQ (tile quantisation): useful operations over those of all blocks with their padding."""
-    if assumptions.early_exit:
-        return np.ones(len(g.blocks))
     block_outputs = (space.n_b * space.k_b) * (space.h_b * space.w_b)
     executed = 2.0 * g.blocks * block_outputs * (g.c_padded * problem.taps)
     return np.minimum(1.0, problem.flops / executed)
@@ -162,3 +161,22 @@ def wb(blocks: IntArray, processors: int) -> FloatArray:
 def lane(g: Geometry) -> FloatArray:
     """LANE: threads over the lanes of the warps they occupy."""
     return g.threads / (WARP * g.warps)
+
+
+def cpu_lane(space: ContractSpace, hardware: CpuHardware, g: Geometry) -> FloatArray:
+    """LANE: SIMD lanes one work-group can fill, even when the compiler vectorises across its work-items."""
+    lanes = vector_width(space.k_t, hardware.simd_lanes)
+    return np.minimum(1.0, lanes * g.threads / hardware.simd_lanes)
+
+
+def cpu_iss(hardware: CpuHardware, g: Geometry) -> FloatArray:
+    """ISS: cycles of the FMA pipes against those of the load ports, all accesses full vectors."""
+    fma_clk = g.fma / hardware.fma_per_core_per_clk
+    load_clk = g.load_words / hardware.loads_per_core_per_clk
+    return np.minimum(1.0, fma_clk / load_clk)
+
+
+def cpu_lat(problem: ContractProblem, hardware: CpuHardware, g: Geometry) -> FloatArray:
+    """LAT: seconds at peak against one accumulator's chain of dependent FMAs."""
+    chain_s = hardware.lat_fma_clk * g.c_padded * problem.taps / hardware.clock_hz
+    return np.asarray(np.minimum(1.0, problem.flops / hardware.peak_flops_per_s / chain_s))

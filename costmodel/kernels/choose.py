@@ -11,7 +11,6 @@ import numpy as np
 from tilewright.costmodel.hardware.description import Hardware
 from tilewright.costmodel.kernels.bound import Bound, BoundArrays, contract_bound
 from tilewright.costmodel.kernels.bound_terms import SKELETON
-from tilewright.costmodel.kernels.enumeration import Rule
 from tilewright.costmodel.kernels.estimator import estimate_contract
 from tilewright.costmodel.kernels.parameters import ContractParameters, ContractSpace
 from tilewright.costmodel.kernels.problem import ContractProblem
@@ -38,40 +37,11 @@ class Choice(Generic[P]):
 DEFAULT_LIMITS = Limits()
 
 
-def choose_contract(
-    problem: ContractProblem,
-    hardware: Hardware,
-    *,
-    rule: Rule = "minimal_cover",
-    limits: Limits = DEFAULT_LIMITS,
-) -> Choice[ContractParameters]:
-    """The legal point with the smallest estimate; the bound, then enumeration order, break ties. Memoised.
-
-    Raises InputError where no point fits the device and the limits.
-    """
-    return _choose_contract(problem, hardware, rule, limits)
-
-
-def rank_contract(
-    problem: ContractProblem,
-    hardware: Hardware,
-    top: int,
-    *,
-    rule: Rule = "minimal_cover",
-    limits: Limits = DEFAULT_LIMITS,
-) -> list[Choice[ContractParameters]]:
-    """The first `top` legal points in the order to measure: bound ascending in time, ties by estimate."""
-    space, bounds, estimates = _evaluate(problem, hardware, rule, limits)
-    order = np.lexsort((estimates, -bounds.ub, bounds.seconds))[:top]
-    return [_choice(space, bounds, estimates, int(i)) for i in order]
-
-
 def likely_contract(
     problem: ContractProblem,
     hardware: Hardware,
     top: int,
     *,
-    rule: Rule = "minimal_cover",
     limits: Limits = DEFAULT_LIMITS,
 ) -> list[Choice[ContractParameters]]:
     """At most `top` points by estimate, each with another thread tile, thread count or number of stages.
@@ -79,7 +49,7 @@ def likely_contract(
     Neighbours that differ only in the shape of the block have nearly the same estimate; measuring one of them
     leaves room for different ones.
     """
-    space, bounds, estimates = _evaluate(problem, hardware, rule, limits)
+    space, bounds, estimates = _evaluate(problem, hardware, limits)
     chosen: list[Choice[ContractParameters]] = []
     seen: set[tuple[int, ...]] = set()
     for i in np.lexsort((bounds.seconds, estimates)):
@@ -94,19 +64,23 @@ def likely_contract(
 
 
 @lru_cache(maxsize=4096)
-def _choose_contract(
-    problem: ContractProblem, hardware: Hardware, rule: Rule, limits: Limits
+def choose_contract(
+    problem: ContractProblem, hardware: Hardware, *, limits: Limits = DEFAULT_LIMITS
 ) -> Choice[ContractParameters]:
-    space, bounds, estimates = _evaluate(problem, hardware, rule, limits)
+    """The legal point with the smallest estimate; the bound, then enumeration order, break ties. Memoised.
+
+    Raises InputError where no point fits the device and the limits.
+    """
+    space, bounds, estimates = _evaluate(problem, hardware, limits)
     fastest = np.flatnonzero(estimates == estimates.min())
     return _choice(space, bounds, estimates, int(fastest[np.argmin(bounds.seconds[fastest])]))
 
 
 def _evaluate(
-    problem: ContractProblem, hardware: Hardware, rule: Rule, limits: Limits
+    problem: ContractProblem, hardware: Hardware, limits: Limits
 ) -> tuple[ContractSpace, BoundArrays, FloatArray]:
     """The legal part of the production space with bounds and estimates."""
-    space = production_space(problem, hardware, rule, limits)
+    space = production_space(problem, hardware, limits)
     bounds = contract_bound(problem, space, hardware, SKELETON)
     estimates = estimate_contract(problem, space, hardware)
     legal: IntArray = np.flatnonzero((bounds.ub > 0) & np.isfinite(estimates))

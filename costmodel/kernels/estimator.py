@@ -2,9 +2,8 @@
 unmeasured.
 
 GPU: waves x (prologue + iterations x max(issue, FMA, shared-memory, L2 cycles + idle ones; latency chain) +
-epilogue), with the DRAM and L2 floors and the launch. Constants, also those of the records with the prefix
-`contract_`, are fitted to 2,190 points timed at batch 1 and 619 at batch 8 to 128. CPU: see
-`tilewright.costmodel.kernels.cpu_estimator`.
+epilogue), with the DRAM and L2 floors and the launch. CPU: SIMD FMA pipes, load ports, register pressure,
+caches, work-groups. The coefficients of both are those of the hardware record (`hardware.contract`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, Hardware
-from tilewright.costmodel.kernels.cpu_estimator import estimate_contract_cpu
 from tilewright.costmodel.kernels.geometry import (
     MAX_UNROLLED_FETCH,
     ROLLED_FETCH,
@@ -55,7 +53,7 @@ def estimate_contract(problem: ContractProblem, space: ContractSpace, hardware: 
     """Estimated seconds of every point; inf where a block cannot be resident."""
     g = contract_geometry(problem, space)
     if isinstance(hardware, CpuHardware):
-        return estimate_contract_cpu(problem, space, hardware, g)
+        return _estimate_cpu(problem, space, hardware, g)
     return _estimate_gpu(problem, space, hardware, g)
 
 
@@ -219,3 +217,57 @@ def _overfetch(problem: ContractProblem, space: ContractSpace, hardware: GpuHard
     run = problem.element_bytes * np.where(whole, hardware.contract.consecutive_rows * columns, columns)
     gap = problem.stride_w if problem.f_w == 1 else 1
     return np.asarray(gap * (ceil_div(run, SECTOR_BYTES) * SECTOR_BYTES + SECTOR_BYTES // 2) / run)
+
+
+def _estimate_cpu(
+    problem: ContractProblem, space: ContractSpace, hardware: CpuHardware, g: Geometry
+) -> FloatArray:
+    """Seconds: launch + the slowest core's work-groups, not faster than DRAM.
+
+    One reduction step of a register tile takes the longest of its FMAs, its loads (k vectors of weights, one
+    broadcast per pixel) and the latency of its accumulator chains; accumulators beyond the vector registers
+    spill.
+    """
+    fit = hardware.contract
+    k_vectors = space.k_t // vector_width(space.k_t, hardware.simd_lanes)
+    pixels = space.n_t * space.h_t * space.w_t
+    accumulators = k_vectors * pixels
+    fma_clk = accumulators / hardware.fma_per_core_per_clk
+    load_clk = (k_vectors + pixels) / hardware.loads_per_core_per_clk
+    step_clk = np.maximum(np.maximum(fma_clk, load_clk), hardware.lat_fma_clk)
+    spilled = accumulators + np.minimum(k_vectors, pixels) + fit.other_registers
+    spilled = (spilled - hardware.vector_registers).clip(0)
+    step_clk = step_clk + fit.spill_clk * spilled + hardware.estimate_loop_clk / max(problem.f_w, 1)
+    steps = problem.c * problem.taps
+    tail = np.where(problem.k % space.k_t, fit.tail_factor, 1.0)
+    compute_clk = g.threads * steps * step_clk * tail
+    move_clk = _cache_clk(problem, space, hardware, g)
+    per_core = ceil_div(g.blocks, hardware.cores)
+    group_s = np.maximum(compute_clk, move_clk) / hardware.estimate_clock_hz + hardware.estimate_work_group_s
+    dram_s = problem.compulsory_bytes / hardware.estimate_dram_bytes_per_s
+    busy_s = per_core * group_s
+    return np.asarray(
+        hardware.estimate_launch_s
+        + np.maximum(busy_s, dram_s)
+        + hardware.estimate_exposed_share * np.minimum(busy_s, dram_s)
+    )
+
+
+def _cache_clk(
+    problem: ContractProblem, space: ContractSpace, hardware: CpuHardware, g: Geometry
+) -> FloatArray:
+    """Cycles of one work-group to bring its operands to the first level, from L2 or, if too big for it, from
+    L3.
+
+    Work-items of one group share what fits in the first level; otherwise each brings its own.
+    """
+    weights = problem.element_bytes * space.k_t * (problem.c * problem.taps)
+    group_bytes = problem.element_bytes * g.fill_words_average
+    item_bytes = problem.element_bytes * g.load_words
+    from_l1 = group_bytes <= hardware.l1_bytes
+    moved = np.where(from_l1, group_bytes, item_bytes * g.threads)
+    slow = weights + group_bytes > hardware.contract.l2_reuse_share * hardware.l2_bytes
+    rate = np.where(
+        slow, hardware.estimate_l3_bytes_per_core_per_clk, hardware.estimate_l2_bytes_per_core_per_clk
+    )
+    return np.asarray(moved / rate, dtype=np.float64)

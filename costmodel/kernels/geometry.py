@@ -155,11 +155,6 @@ def contract_fetch(problem: ContractProblem, space: ContractSpace) -> Fetch:
     )
 
 
-def staged_shared_bytes(problem: ContractProblem, space: ContractSpace) -> IntArray:
-    """Shared memory the skeleton declares: one buffer for each of the two tiles, whatever `stages` is."""
-    return np.asarray(problem.element_bytes * contract_fetch(problem, space).words, dtype=np.int64)
-
-
 def estimated_registers(space: ContractSpace, fetch: Fetch) -> IntArray:
     """Registers per thread: accumulators, one reduction index of both operands, the prefetched words,
     addresses.

@@ -219,37 +219,6 @@ Problem = LineProblem | ContractProblem | StreamProblem | WindowProblem | RowRed
 GlobalProblem = LineProblem | StreamProblem | WindowProblem | RowReduceProblem
 
 
-def matmul_problem(
-    m: int, n: int, k: int, *, batch: int = 1, element_bytes: int = 4, extra_bytes: int = 0
-) -> ContractProblem:
-    """The product of `batch` matrices m x k with k x n as a contract problem: rows on w, columns on k."""
-    return ContractProblem(
-        groups=batch, n=1, k=n, c=k, h=1, w=m, f_h=1, f_w=1, stride_h=1, stride_w=1,
-        dilation_h=1, dilation_w=1, pad=(0, 0, 0, 0), h_in=1, w_in=m,
-        element_bytes=element_bytes, extra_bytes=extra_bytes,
-    )  # fmt: skip
-
-
-def conv_problem(
-    n: int, c: int, h_in: int, w_in: int, k: int, f_h: int, f_w: int, *,
-    stride: tuple[int, int] = (1, 1), dilation: tuple[int, int] = (1, 1),
-    pad: tuple[int, int, int, int] = (0, 0, 0, 0), groups: int = 1, extra_bytes: int = 0,
-) -> ContractProblem:  # fmt: skip
-    """A convolution from its input extents; `c` and `k` are totals, divided by `groups` here.
-
-    A 1x1 stride-1 convolution without padding merges h and w into one axis, as the lowering does.
-    """
-    h = (h_in + pad[0] + pad[2] - (f_h - 1) * dilation[0] - 1) // stride[0] + 1
-    w = (w_in + pad[1] + pad[3] - (f_w - 1) * dilation[1] - 1) // stride[1] + 1
-    if f_h == f_w == 1 and stride == (1, 1) and not any(pad):
-        h, w, h_in, w_in = 1, h * w, 1, h_in * w_in
-    return ContractProblem(
-        groups=groups, n=n, k=k // groups, c=c // groups, h=h, w=w, f_h=f_h, f_w=f_w, stride_h=stride[0],
-        stride_w=stride[1], dilation_h=dilation[0], dilation_w=dilation[1], pad=pad, h_in=h_in, w_in=w_in,
-        extra_bytes=extra_bytes,
-    )  # fmt: skip
-
-
 def _check_counts(problem: object, allow_zero: tuple[str, ...]) -> None:
     for item in fields(problem):  # type: ignore[arg-type]
         value = getattr(problem, item.name)

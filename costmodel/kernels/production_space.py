@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, Hardware
-from tilewright.costmodel.kernels.enumeration import Rule
 from tilewright.costmodel.kernels.geometry import contract_fetch, estimated_registers
 from tilewright.costmodel.kernels.parameters import ContractSpace, Staging
 from tilewright.costmodel.kernels.problem import ContractProblem
@@ -48,17 +47,15 @@ class Limits:
     smem_pads: tuple[int, ...] = (0,)
 
 
-def production_space(
-    problem: ContractProblem, hardware: Hardware, rule: Rule, limits: Limits
-) -> ContractSpace:
+def production_space(problem: ContractProblem, hardware: Hardware, limits: Limits) -> ContractSpace:
     """All production points within `limits`, at least one. Raises InputError where the limits admit none."""
     if isinstance(hardware, CpuHardware):
-        return _cpu_space(problem, hardware, rule, limits)
+        return _cpu_space(problem, hardware, limits)
     # windows that reach far leave room for few channels at a time: short steps are a last resort
     for steps in (_channel_steps(problem), _short_steps(problem)):
         for multiple in (WARP, 1):
             least = limits.min_threads if multiple == WARP else 1
-            space = _gpu_space(problem, hardware, rule, limits, least, multiple, steps)
+            space = _gpu_space(problem, hardware, limits, least, multiple, steps)
             if len(space):
                 return space
     raise InputError(f"no implementation parameters of {problem} fit {hardware.name} within {limits}")
@@ -67,7 +64,6 @@ def production_space(
 def _gpu_space(
     problem: ContractProblem,
     hardware: GpuHardware,
-    rule: Rule,
     limits: Limits,
     least: int,
     multiple: int,
@@ -77,12 +73,12 @@ def _gpu_space(
     crowded = problem.h * problem.w > _PIXELS_WORTH_BATCHING
     outer = _powers(min(4, limits.max_thread_tile))  # of rows of images; of samples where those are one row
     tables = [
-        _pairs(problem.n, outer, rule, 16)
+        _pairs(problem.n, outer, 16)
         if problem.h == 1
-        else _pairs(problem.n, [1] if crowded else [1, 2], rule, 1 if crowded else 8),
-        _pairs(problem.k, _powers(limits.max_thread_tile), rule, _MAX_THREADS_PER_AXIS),
-        _pairs(problem.h, outer, rule, 16),
-        _pairs(problem.w, _row_tiles(problem, limits), rule, _MAX_THREADS_PER_AXIS),
+        else _pairs(problem.n, [1] if crowded else [1, 2], 1 if crowded else 8),
+        _pairs(problem.k, _powers(limits.max_thread_tile), _MAX_THREADS_PER_AXIS),
+        _pairs(problem.h, outer, 16),
+        _pairs(problem.w, _row_tiles(problem, limits), _MAX_THREADS_PER_AXIS),
     ]
     index = _cross(tables, most, limits.max_accumulators)
     threads = np.ones(len(index[0]), dtype=np.int64)
@@ -99,17 +95,17 @@ def _gpu_space(
     return space.take(fits & (unrolled | (space.stages == 1)) & (registers <= granted))
 
 
-def _cpu_space(problem: ContractProblem, hardware: CpuHardware, rule: Rule, limits: Limits) -> ContractSpace:
+def _cpu_space(problem: ContractProblem, hardware: CpuHardware, limits: Limits) -> ContractSpace:
     """Register tiles of a few SIMD vectors along k times pixels; a work-group is a few neighbouring tiles."""
     lanes = hardware.simd_lanes
     vectors = [v for v in _powers(lanes) if v <= problem.k] or [1]
     k_tiles = sorted({v * m for v in (vectors[-1], *_dividing(vectors, problem.k)) for m in (1, 2, 4)})
     pixels = [1, 2, 3, 4, 5, 6, 7, 8, 14]
     tables = [
-        _pairs(problem.n, pixels[:4] if problem.h == 1 else [1], rule, 1),
-        _pairs(problem.k, [t for t in k_tiles if t <= max(problem.k, vectors[-1])], rule, 1),
-        _pairs(problem.h, pixels[:4], rule, 1),
-        _pairs(problem.w, pixels, rule, max(_CPU_WORK_ITEMS)),
+        _pairs(problem.n, pixels[:4] if problem.h == 1 else [1], 1),
+        _pairs(problem.k, [t for t in k_tiles if t <= max(problem.k, vectors[-1])], 1),
+        _pairs(problem.h, pixels[:4], 1),
+        _pairs(problem.w, pixels, max(_CPU_WORK_ITEMS)),
     ]
     index = _cross(tables, max(_CPU_WORK_ITEMS), limits.max_accumulators * lanes)
     return _with_tails(problem, tables, index, Limits(stages=(1,)), "direct", [problem.c])
@@ -158,18 +154,14 @@ def _short_steps(problem: ContractProblem) -> list[int]:
     return _dividing(list(range(1, least)), problem.c)
 
 
-def _pairs(extent: int, thread_tiles: list[int], rule: Rule, most_threads: int) -> IntArray:
+def _pairs(extent: int, thread_tiles: list[int], most_threads: int) -> IntArray:
     """(thread tile, block tile) rows with up to `most_threads` threads along the dimension."""
-    pairs = []
+    pairs: list[tuple[int, int]] = []
     for tile in thread_tiles:
         tiles = -(-extent // tile)
         if tile > 1 and tile >= 2 * extent:
             continue
-        for count in _thread_counts(tiles, most_threads):
-            block = tile * count
-            if (rule == "divisors" and extent % block) or (rule == "multiples" and block > extent):
-                continue
-            pairs.append((tile, block))
+        pairs += [(tile, tile * count) for count in _thread_counts(tiles, most_threads)]
     return np.array(pairs or [(1, 1)], dtype=np.int64)
 
 

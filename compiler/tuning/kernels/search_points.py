@@ -12,7 +12,6 @@ from tilewright.costmodel.hardware.description import GpuHardware, Hardware
 from tilewright.costmodel.kernels.bound import BoundArrays, contract_bound
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP, SKELETON
 from tilewright.costmodel.kernels.choose import DEFAULT_LIMITS, Choice
-from tilewright.costmodel.kernels.enumeration import Rule
 from tilewright.costmodel.kernels.estimator import estimate_contract
 from tilewright.costmodel.kernels.parameters import ContractParameters, ContractSpace
 from tilewright.costmodel.kernels.problem import ContractProblem
@@ -106,7 +105,6 @@ def contract_points(
     problem: ContractProblem,
     hardware: Hardware,
     *,
-    rule: Rule = "minimal_cover",
     limits: Limits = DEFAULT_LIMITS,
     streamed_bytes: float = 0.0,
 ) -> Points[ContractParameters]:
@@ -114,7 +112,7 @@ def contract_points(
 
     streamed_bytes: what of its operands comes from DRAM in every run of the timing loop.
     """
-    space = production_space(problem, hardware, rule, limits)
+    space = production_space(problem, hardware, limits)
     cold = contract_bound(problem, space, hardware, SKELETON)
     estimates = estimate_contract(problem, space, hardware)
     legal: IntArray = np.flatnonzero((cold.ub > 0) & np.isfinite(estimates))

@@ -1,11 +1,11 @@
-"""Bank-conflict degree against a direct count over the banks."""
+"""Wavefronts of accesses to shared memory against a direct count over the banks."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.costmodel.kernels.bank_conflicts import conflict_degree, tile_addresses, wavefront_count
+from tilewright.costmodel.kernels.bank_conflicts import wavefront_count
 
 
 def direct_count(addresses: list[int], access_bytes: int) -> int:
@@ -28,23 +28,16 @@ def test_wavefronts_equal_the_direct_count(access_bytes: int, cells: list[int]) 
 
 
 @pytest.mark.parametrize(
-    ("stride", "access_bytes", "degree"),
-    [(1, 4, 1), (2, 4, 2), (8, 4, 8), (32, 4, 32), (33, 4, 1), (0, 4, 1), (2, 8, 1), (4, 16, 1), (8, 16, 2)],
+    ("stride", "access_bytes", "wavefronts"),
+    [(1, 4, 1), (2, 4, 2), (8, 4, 8), (32, 4, 32), (33, 4, 1), (0, 4, 1), (2, 8, 2), (4, 16, 4), (8, 16, 8)],
 )
-def test_strided_warps(stride: int, access_bytes: int, degree: int) -> None:
-    assert conflict_degree(np.arange(32) * stride, access_bytes) == degree
+def test_strided_warps(stride: int, access_bytes: int, wavefronts: int) -> None:
+    assert wavefront_count(np.arange(32) * stride, access_bytes) == wavefronts
 
 
 def test_a_batch_of_warps_is_counted_warp_by_warp() -> None:
     warps = np.stack([np.arange(32), np.arange(32) * 2, np.zeros(32, dtype=int)])
-    assert conflict_degree(warps).tolist() == [1, 2, 1]
-
-
-def test_tile_addresses_count_the_last_dimension_fastest() -> None:
-    addresses = tile_addresses(40, (5, 8), (100, 1))
-    assert addresses.shape == (2, 32)
-    assert addresses[0, 9] == 101
-    assert addresses[1, 31] == 407
+    assert wavefront_count(warps).tolist() == [1, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -52,4 +45,4 @@ def test_tile_addresses_count_the_last_dimension_fastest() -> None:
 )
 def test_impossible_accesses_are_refused(addresses: list[int], access_bytes: int) -> None:
     with pytest.raises(ValueError, match="expected"):
-        conflict_degree(addresses, access_bytes)
+        wavefront_count(addresses, access_bytes)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from contract_problems import conv_problem, dividing_points, matmul_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,13 +20,10 @@ from tilewright.costmodel import (
     check_measured,
     contract_bound,
     contract_bound_of,
-    conv_problem,
     global_bound,
     load_hardware,
-    matmul_problem,
 )
 from tilewright.costmodel.kernels.bound_terms import occupancy, wb
-from tilewright.costmodel.kernels.enumeration import enumerate_contract
 from tilewright.costmodel.kernels.geometry import contract_geometry
 from tilewright.costmodel.kernels.parameters import contract_point, contract_space
 from tilewright.costmodel.kernels.problem import ContractProblem
@@ -93,7 +91,7 @@ def test_better_hardware_never_raises_the_time(
     hardware = gpu(device)
     value = getattr(hardware, constant)
     better = replace(hardware, **{constant: value * factor if constant in FASTER else value / factor})
-    (space,) = enumerate_contract(LAYER, hardware, "divisors")
+    space = dividing_points(LAYER)
     some = space.take(np.arange(start, 78_400, 997))
     assumptions = Assumptions(cold_l2=cold)
     before = contract_bound(LAYER, some, hardware, assumptions).seconds
@@ -104,7 +102,7 @@ def test_better_hardware_never_raises_the_time(
 @pytest.mark.parametrize("constant", ["dram_bytes_per_s", "clock_hz", "loads_per_core_per_clk"])
 def test_better_cpu_never_raises_the_time(constant: str) -> None:
     better = replace(cpu(), **{constant: getattr(cpu(), constant) * 2})
-    space = next(enumerate_contract(LAYER, cpu(), "divisors"))
+    space = dividing_points(LAYER, "direct")
     before = contract_bound(LAYER, space, cpu()).seconds
     assert (contract_bound(LAYER, space, better).seconds <= before * (1 + 1e-12)).all()
 
@@ -163,14 +161,14 @@ def test_legality(parameters: ContractParameters, legal: bool) -> None:
     assert legal or bound.limit == "COEF"
 
 
-def test_the_shared_memory_limit_is_an_argument() -> None:
+def test_the_shared_memory_limit_is_the_devices() -> None:
     wide = contract_point(1, 64, 8, 8, 1, 4, 4, 4, 64)
-    static = Assumptions(smem_limit_bytes=49152)
+    small = replace(gpu(), smem_per_block_max_bytes=49152)
     assert contract_bound_of(LAYER, wide, gpu()).ub > 0
-    assert contract_bound_of(LAYER, wide, gpu(), static).ub == 0.0
+    assert contract_bound_of(LAYER, wide, small).ub == 0.0
     exactly = matmul_problem(1024, 1024, 1024)
     full = contract_point(1, 64, 1, 64, 1, 4, 1, 4, 96)
-    assert contract_bound_of(exactly, full, gpu(), static).ub > 0
+    assert contract_bound_of(exactly, full, small).ub > 0
 
 
 def test_occupancy_counts_registers_shared_memory_and_warps() -> None:
@@ -186,10 +184,9 @@ def test_occupancy_counts_registers_shared_memory_and_warps() -> None:
 
 
 def test_weaker_assumptions_never_raise_the_bound() -> None:
-    (space,) = enumerate_contract(LAYER, gpu(), "divisors")
+    space = dividing_points(LAYER)
     strict = contract_bound(LAYER, space, gpu()).seconds
-    weakened = ("l1_reuse", "early_exit")
-    for weaker in (*(Assumptions(**{name: True}) for name in weakened), Assumptions(cold_l2=False)):
+    for weaker in (Assumptions(l1_reuse=True), Assumptions(cold_l2=False)):
         assert (contract_bound(LAYER, space, gpu(), weaker).seconds <= strict).all()
 
 
@@ -241,9 +238,9 @@ def test_flops_and_groups() -> None:
 
 def test_prefetching_into_registers_needs_no_second_buffer() -> None:
     space = contract_space([contract_point(1, 64, 8, 8, 1, 4, 1, 4, 64, 2)])
-    static = Assumptions(smem_limit_bytes=65536 * 3)
-    twice = contract_bound(LAYER, space, gpu(), static).ub[0]
-    once = contract_bound(LAYER, space, gpu(), replace(static, double_buffered=False)).ub[0]
+    small = replace(gpu(), smem_per_block_max_bytes=65536 * 3)
+    twice = contract_bound(LAYER, space, small).ub[0]
+    once = contract_bound(LAYER, space, small, Assumptions(double_buffered=False)).ub[0]
     assert twice == 0.0
     assert once > 0.0
 

@@ -98,8 +98,6 @@ def test_a_new_gpu_is_one_file(tmp_path: Path) -> None:
         ("{ value = 1.98e9,", "{ value = inf,", "clock_hz"),
         ("{ value = 1.98e9,", "{", "clock_hz"),
         ("[constants]", "[constants", "expected TOML"),
-        ("[constants]", '[constants]\nestimate_overlap_loss = { value = 0.6, source = "fit" }',
-         "of an older version: remove estimate_overlap_loss, which nothing reads"),
         ('targets = ["', 'targets = [3, "', "targets"),
         ("[chain]", "[chains]", "unknown key 'chains'"),
         ("[chain]\n", "[chain]\nhops = 1\n", "unknown constant 'chain.hops'"),
@@ -141,13 +139,14 @@ def test_a_record_without_coefficients_names_whose_it_takes(tmp_path: Path) -> N
 
 
 def test_a_record_of_an_older_version_keeps_its_coefficients(tmp_path: Path) -> None:
-    """Such records held some coefficients among their constants, by longer names, and lacked the others."""
+    """They held some coefficients among their constants, by longer names, lacked the others, and had more."""
     own = "".join(
         f'{name} = {{ value = {value}, source = "measured here" }}\n'
         for name, value in (
             ("contract_launch_s", 5e-7),
             ("fusion_prologue_s", 2e-6),
             ("estimate_matrix_block_clk", 7),
+            ("lat_smem_printed_clk", 29),
         )
     )
     path = tmp_path / "old.toml"

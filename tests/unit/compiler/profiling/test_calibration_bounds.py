@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from contract_problems import conv_problem
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from tilewright.costmodel import (
     WindowProblem,
     contract_bound,
     contract_bound_of,
-    conv_problem,
     global_bound,
     known_hardware,
     load_hardware,

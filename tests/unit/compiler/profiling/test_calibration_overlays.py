@@ -7,12 +7,12 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
+from contract_problems import conv_problem
 from hypothesis import given
 
 from tilewright.costmodel import (
     ContractProblem,
     contract_bound_of,
-    conv_problem,
     global_bound,
     known_hardware,
     load_hardware,
