@@ -9,13 +9,90 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.runtime.errors import DeviceError, InputError
-from tilewright.runtime.libraries import cublaslt_api as api
 from tilewright.runtime.libraries.kernel import LibraryKernel
+from tilewright.runtime.libraries.locate import open_library
 from tilewright.runtime.libraries.matmul import MatmulProblem
 from tilewright.runtime.libraries.problem import POINTER_BYTES
 
+ALGORITHM_BYTES = 64
+
+#: cudaDataType_t
+DATA_TYPE = {"float32": 0, "float16": 2, "bfloat16": 14}
+#: cublasComputeType_t
+COMPUTE_32F, COMPUTE_32F_FAST_TF32 = 68, 77
+#: cublasLtEpilogue_t
+EPILOGUE = {"none": 1, "relu": 2, "bias": 4, "relu_bias": 6, "gelu": 32, "gelu_bias": 36}
+#: cublasLtMatmulDescAttributes_t
+DESC_TRANSA, DESC_TRANSB, DESC_EPILOGUE, DESC_BIAS_POINTER, DESC_BIAS_DATA_TYPE = 3, 4, 7, 8, 26
+#: cublasLtMatrixLayoutAttribute_t
+LAYOUT_BATCH_COUNT, LAYOUT_STRIDED_BATCH_OFFSET = 5, 6
+#: cublasLtMatmulPreferenceAttributes_t: most workspace, and alignments of A, B, C and D
+PREFERENCE_MAX_WORKSPACE_BYTES = 1
+PREFERENCE_MIN_ALIGNMENT = (5, 6, 7, 8)
+STATUS_SUCCESS, STATUS_NOT_SUPPORTED = 0, 15
+#: cublasStatus_t
+STATUS = {
+    1: "NOT_INITIALIZED", 3: "ALLOC_FAILED", 7: "INVALID_VALUE", 8: "ARCH_MISMATCH", 11: "MAPPING_ERROR",
+    13: "EXECUTION_FAILED", 14: "INTERNAL_ERROR", 15: "NOT_SUPPORTED", 16: "LICENSE_ERROR",
+}  # fmt: skip
+
+
+class Algorithm(ctypes.Structure):
+    """cublasLtMatmulAlgo_t: opaque, and meaningful to one version of the library."""
+
+    _fields_ = (("data", ctypes.c_uint64 * 8),)
+
+
+class HeuristicResult(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
+    _fields_ = (
+        ("algorithm", Algorithm),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
+_pointer = ctypes.c_void_p
+_handles = ctypes.POINTER(ctypes.c_void_p)
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cublasLtCreate": (_handles,),
+    "cublasLtDestroy": (_pointer,),
+    "cublasLtMatmulDescCreate": (_handles, ctypes.c_int, ctypes.c_int),
+    "cublasLtMatmulDescDestroy": (_pointer,),
+    "cublasLtMatmulDescSetAttribute": (_pointer, ctypes.c_int, _pointer, ctypes.c_size_t),
+    "cublasLtMatrixLayoutCreate": (_handles, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64),
+    "cublasLtMatrixLayoutDestroy": (_pointer,),
+    "cublasLtMatrixLayoutSetAttribute": (_pointer, ctypes.c_int, _pointer, ctypes.c_size_t),
+    "cublasLtMatmulPreferenceCreate": (_handles,),
+    "cublasLtMatmulPreferenceDestroy": (_pointer,),
+    "cublasLtMatmulPreferenceSetAttribute": (_pointer, ctypes.c_int, _pointer, ctypes.c_size_t),
+    "cublasLtMatmulAlgoGetHeuristic": (
+        *(_pointer,) * 7, ctypes.c_int, ctypes.POINTER(HeuristicResult), ctypes.POINTER(ctypes.c_int),
+    ),
+    "cublasLtMatmulAlgoCheck": (
+        *(_pointer,) * 6, ctypes.POINTER(Algorithm), ctypes.POINTER(HeuristicResult),
+    ),
+    "cublasLtMatmul": (
+        *(_pointer,) * 12, ctypes.POINTER(Algorithm), _pointer, ctypes.c_size_t, _pointer,
+    ),
+}  # fmt: skip
+
 #: algorithms that the heuristic is asked for
 REQUESTED = 32
+
+
+def open_cublaslt() -> ctypes.CDLL:
+    """The library with its functions declared; raises `DeviceMissingError` where it is not installed."""
+    files = ("libcublasLt.so.13", "libcublasLt.so.12", "cublasLt64_13.dll")
+    library = open_library(files, ("cu13/lib", "cublas/lib", "cu13/bin/x86_64", "cublas/bin"), "cuBLASLt")
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, ctypes.c_int
+    library.cublasLtGetVersion.argtypes, library.cublasLtGetVersion.restype = (), ctypes.c_size_t
+    return library
 
 
 @dataclass(frozen=True)
@@ -32,7 +109,7 @@ class CublasLt:
     provider = "cublaslt"
 
     def __init__(self, library: Any = None) -> None:
-        self._library = api.open_cublaslt() if library is None else library
+        self._library = open_cublaslt() if library is None else library
         self._handle = self._new("cublasLtCreate")
 
     @property
@@ -53,17 +130,17 @@ class CublasLt:
         None where the library does not support it. Raises `DeviceError` where it fails.
         """
         problem.check()
-        results = (api.HeuristicResult * REQUESTED)()
+        results = (HeuristicResult * REQUESTED)()
         count = ctypes.c_int(0)
         with self._described(problem) as descriptors, self._preference(workspace_bytes) as preference:
             status = self._library.cublasLtMatmulAlgoGetHeuristic(
                 self._handle, descriptors.operation, *descriptors.layouts, preference,
                 ctypes.c_int(REQUESTED), results, ctypes.byref(count),
             )  # fmt: skip
-        if status == api.STATUS_NOT_SUPPORTED:
+        if status == STATUS_NOT_SUPPORTED:
             return []
         _check("cublasLtMatmulAlgoGetHeuristic", status)
-        found = [r for r in results[: count.value] if r.state == api.STATUS_SUCCESS]
+        found = [r for r in results[: count.value] if r.state == STATUS_SUCCESS]
         return [
             LibraryKernel(
                 self.provider, self.version, problem, bytes(r.algorithm).hex(), int(r.workspace_bytes)
@@ -84,19 +161,19 @@ class CublasLt:
 
     def describe(self, problem: MatmulProblem, bias: int, stack: ExitStack) -> _Descriptors:
         """Descriptors that live until the stack is closed. bias: its address, 0 while there is none."""
-        compute = api.COMPUTE_32F_FAST_TF32 if problem.tf32 else api.COMPUTE_32F
-        scale = ctypes.c_int(api.DATA_TYPE["float32"])
+        compute = COMPUTE_32F_FAST_TF32 if problem.tf32 else COMPUTE_32F
+        scale = ctypes.c_int(DATA_TYPE["float32"])
         operation = self._new("cublasLtMatmulDescCreate", ctypes.c_int(compute), scale)
         stack.callback(self._library.cublasLtMatmulDescDestroy, operation)
         values: list[tuple[int, Any]] = [
-            (api.DESC_TRANSA, ctypes.c_int32(problem.transposed_a)),
-            (api.DESC_TRANSB, ctypes.c_int32(problem.transposed_b)),
-            (api.DESC_EPILOGUE, ctypes.c_uint32(api.EPILOGUE[problem.epilogue])),
+            (DESC_TRANSA, ctypes.c_int32(problem.transposed_a)),
+            (DESC_TRANSB, ctypes.c_int32(problem.transposed_b)),
+            (DESC_EPILOGUE, ctypes.c_uint32(EPILOGUE[problem.epilogue])),
         ]
         if problem.has_bias:
             # The heuristic reads the alignment off the pointer: any aligned one tells it as much.
-            values.append((api.DESC_BIAS_DATA_TYPE, ctypes.c_int32(api.DATA_TYPE[problem.result])))
-            values.append((api.DESC_BIAS_POINTER, ctypes.c_void_p(bias or POINTER_BYTES)))
+            values.append((DESC_BIAS_DATA_TYPE, ctypes.c_int32(DATA_TYPE[problem.result])))
+            values.append((DESC_BIAS_POINTER, ctypes.c_void_p(bias or POINTER_BYTES)))
         for attribute, value in values:
             self._set("cublasLtMatmulDescSetAttribute", operation, attribute, value)
         layouts = tuple(self._layout(problem, role, stack) for role in ("a", "b", "c", "d"))
@@ -104,15 +181,15 @@ class CublasLt:
 
     def _layout(self, problem: MatmulProblem, role: str, stack: ExitStack) -> ctypes.c_void_p:
         rows, columns, matrix = problem.stored(role)
-        dtype = api.DATA_TYPE[problem.dtype if role in "ab" else problem.result]
+        dtype = DATA_TYPE[problem.dtype if role in "ab" else problem.result]
         layout = self._new(
             "cublasLtMatrixLayoutCreate", ctypes.c_int(dtype), ctypes.c_uint64(rows),
             ctypes.c_uint64(columns), ctypes.c_int64(matrix.ld),
         )  # fmt: skip
         stack.callback(self._library.cublasLtMatrixLayoutDestroy, layout)
         name = "cublasLtMatrixLayoutSetAttribute"
-        self._set(name, layout, api.LAYOUT_BATCH_COUNT, ctypes.c_int32(problem.batch))
-        self._set(name, layout, api.LAYOUT_STRIDED_BATCH_OFFSET, ctypes.c_int64(matrix.stride))
+        self._set(name, layout, LAYOUT_BATCH_COUNT, ctypes.c_int32(problem.batch))
+        self._set(name, layout, LAYOUT_STRIDED_BATCH_OFFSET, ctypes.c_int64(matrix.stride))
         return layout
 
     @contextmanager
@@ -121,8 +198,8 @@ class CublasLt:
         try:
             name = "cublasLtMatmulPreferenceSetAttribute"
             limit = ctypes.c_uint64(workspace_bytes)
-            self._set(name, preference, api.PREFERENCE_MAX_WORKSPACE_BYTES, limit)
-            for attribute in api.PREFERENCE_MIN_ALIGNMENT:
+            self._set(name, preference, PREFERENCE_MAX_WORKSPACE_BYTES, limit)
+            for attribute in PREFERENCE_MIN_ALIGNMENT:
                 self._set(name, preference, attribute, ctypes.c_uint32(POINTER_BYTES))
             yield preference
         finally:
@@ -146,14 +223,14 @@ class CublasLt:
         """cublasLtMatmul with this handle; raises `DeviceError` naming what it was called for."""
         _check(f"cublasLtMatmul ({doing})", self._library.cublasLtMatmul(self._handle, *arguments))
 
-    def fits(self, descriptors: _Descriptors, algorithm: api.Algorithm, workspace_bytes: int) -> bool:
+    def fits(self, descriptors: _Descriptors, algorithm: Algorithm, workspace_bytes: int) -> bool:
         """Whether the algorithm runs such a product with this workspace on this GPU."""
-        result = api.HeuristicResult()
+        result = HeuristicResult()
         status = self._library.cublasLtMatmulAlgoCheck(
             self._handle, descriptors.operation, *descriptors.layouts, ctypes.byref(algorithm),
             ctypes.byref(result),
         )  # fmt: skip
-        return bool(status == api.STATUS_SUCCESS and result.workspace_bytes <= workspace_bytes)
+        return bool(status == STATUS_SUCCESS and result.workspace_bytes <= workspace_bytes)
 
 
 class PreparedMatmul:
@@ -163,10 +240,10 @@ class PreparedMatmul:
         self, library: CublasLt, kernel: LibraryKernel, pointers: Mapping[str, int], doing: str
     ) -> None:
         raw = bytes.fromhex(kernel.algorithm)
-        if len(raw) != api.ALGORITHM_BYTES:
-            raise InputError(f"{doing}: expected an algorithm of {api.ALGORITHM_BYTES} bytes, got {len(raw)}")
+        if len(raw) != ALGORITHM_BYTES:
+            raise InputError(f"{doing}: expected an algorithm of {ALGORITHM_BYTES} bytes, got {len(raw)}")
         self._library, self._doing = library, doing
-        self._algorithm = api.Algorithm.from_buffer_copy(raw)
+        self._algorithm = Algorithm.from_buffer_copy(raw)
         self._workspace_bytes = kernel.workspace_bytes
         self._stack = ExitStack()
         problem = kernel.problem
@@ -202,5 +279,5 @@ class PreparedMatmul:
 
 
 def _check(function: str, status: int) -> None:
-    if status != api.STATUS_SUCCESS:
-        raise DeviceError(f"{function} failed: CUBLAS_STATUS_{api.STATUS.get(status, status)}")
+    if status != STATUS_SUCCESS:
+        raise DeviceError(f"{function} failed: CUBLAS_STATUS_{STATUS.get(status, status)}")

@@ -5,20 +5,26 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from tilewright.runtime.errors import InputError
 from tilewright.runtime.libraries.attention import AttentionProblem
-from tilewright.runtime.libraries.convolution import Array4, ConvolutionProblem
-from tilewright.runtime.libraries.matmul import MatmulProblem, Matrix
+from tilewright.runtime.libraries.convolution import ConvolutionProblem
+from tilewright.runtime.libraries.matmul import MatmulProblem
 from tilewright.runtime.libraries.norm import NormProblem
-from tilewright.runtime.libraries.problem import Argument, Problem, check_among, check_range
+from tilewright.runtime.libraries.problem import Argument, check_among, check_range
 from tilewright.runtime.strict_json import Fields, load_strict_json
 
-Provider = Literal["cublaslt", "cudnn"]
-PROVIDERS: tuple[str, ...] = get_args(Provider)
+#: the problem of each operation, and the operations of each library
+PROBLEMS: dict[str, type] = {
+    "matmul": MatmulProblem,
+    "convolution": ConvolutionProblem,
+    "attention": AttentionProblem,
+    "norm": NormProblem,
+}
+OPERATIONS = {"cublaslt": ("matmul",), "cudnn": ("convolution", "attention", "norm")}
 MAX_WORKSPACE_BYTES = 1 << 36
 _ALGORITHM = {"cublaslt": re.compile(r"[0-9a-f]{2,2048}"), "cudnn": re.compile(r"[ -~]{1,2048}")}
 _VERSION = re.compile(r"\d{1,4}(\.\d{1,6}){1,3}")
@@ -35,14 +41,14 @@ class LibraryKernel:
 
     provider: str
     version: str
-    problem: Any  # one of those in `OPERATIONS`
+    problem: Any  # of a type in `PROBLEMS`
     algorithm: str
     workspace_bytes: int
 
     @property
     def operation(self) -> str:
         """What the library computes: `matmul`, `convolution`, `attention` or `norm`."""
-        return _OPERATION_OF[type(self.problem)]
+        return next(name for name, kind in PROBLEMS.items() if kind is type(self.problem))
 
     def arguments(self) -> tuple[Argument, ...]:
         """The buffers of a launch, the workspace last."""
@@ -74,11 +80,11 @@ class LibraryKernel:
         keys = ("provider", "operation", "version", "algorithm", "workspace_bytes", "problem")
         fields = Fields(load_strict_json(text, where), where, keys)
         operation = fields.text("operation")
-        check_among("operation", operation, tuple(_READERS))
+        check_among("operation", operation, tuple(PROBLEMS))
         kernel = LibraryKernel(
             provider=fields.text("provider"),
             version=fields.text("version"),
-            problem=_READERS[operation](fields.mapping("problem"), f"{where}.problem"),
+            problem=_read(PROBLEMS[operation], fields.mapping("problem"), f"{where}.problem"),
             algorithm=fields.text("algorithm"),
             workspace_bytes=fields.integer("workspace_bytes"),
         )
@@ -87,86 +93,33 @@ class LibraryKernel:
 
     def check(self) -> None:
         """Raise `InputError` where something is no value of its field."""
-        check_among("provider", self.provider, PROVIDERS)
+        check_among("provider", self.provider, tuple(OPERATIONS))
         self.problem.check()
         if not _VERSION.fullmatch(self.version):
             raise InputError(f"expected a version of {self.provider}, got {self.version!r:.100}")
         if not _ALGORITHM[self.provider].fullmatch(self.algorithm):
             form = "an algorithm in hex" if self.provider == "cublaslt" else "the name of a plan"
             raise InputError(f"expected {form}, got {self.algorithm!r:.100}")
-        if type(self.problem) not in OPERATIONS[self.provider]:
+        if self.operation not in OPERATIONS[self.provider]:
             raise InputError(f"{self.provider} computes no {self.operation}")
         check_range("workspace_bytes", self.workspace_bytes, 0, MAX_WORKSPACE_BYTES)
 
 
-def _read_matmul(data: Any, where: str) -> MatmulProblem:
-    names = tuple(f.name for f in dataclasses.fields(MatmulProblem))
-    fields = Fields(data, where, tuple(n for n in names if n != "c"), optional=("c",))
-    read: dict[str, Any] = {name: fields.integer(name) for name in ("m", "n", "k", "batch")}
-    read |= {name: fields.text(name) for name in ("dtype", "result", "epilogue")}
-    read |= {name: fields.flag(name) for name in ("transposed_a", "transposed_b", "tf32")}
-    read |= {role: _read_matrix(data[role], f"{where}.{role}") for role in "abcd" if role in data}
-    return MatmulProblem(**read)
+def _read(kind: type[Any], data: Any, where: str) -> Any:
+    """A dataclass from its fields in JSON; those that may be None may be left out."""
+    types = {f.name: get_type_hints(kind)[f.name] for f in dataclasses.fields(kind)}
+    optional = tuple(name for name, t in types.items() if NoneType in get_args(t))
+    fields = Fields(data, where, tuple(name for name in types if name not in optional), optional)
+    return kind(**{name: _value(fields, name, t) for name, t in types.items() if name in fields.data})
 
 
-def _read_matrix(data: Any, where: str) -> Matrix:
-    fields = Fields(data, where, ("ld", "stride", "start"))
-    return Matrix(fields.integer("ld"), fields.integer("stride"), fields.integer("start"))
-
-
-def _read_convolution(data: Any, where: str) -> ConvolutionProblem:
-    names = tuple(f.name for f in dataclasses.fields(ConvolutionProblem))
-    fields = Fields(data, where, tuple(n for n in names if n != "c"), optional=("c",))
-    read: dict[str, Any] = {n: fields.text(n) for n in ("dtype", "result", "epilogue")}
-    read |= {n: fields.integers(n) for n in ("before", "after", "strides", "dilations")}
-    read |= {role: _read_array(data[role], f"{where}.{role}") for role in "abcd" if role in data}
-    return ConvolutionProblem(**read, tf32=fields.flag("tf32"))
-
-
-def _read_array(data: Any, where: str) -> Array4:
-    fields = Fields(data, where, ("dims", "strides", "start"))
-    return Array4(fields.integers("dims"), fields.integers("strides"), fields.integer("start"))
-
-
-def _read_attention(data: Any, where: str) -> AttentionProblem:
-    names = tuple(f.name for f in dataclasses.fields(AttentionProblem))
-    fields = Fields(data, where, tuple(n for n in names if n != "bias"), optional=("bias",))
-    arrays = (role for role in ("q", "k", "v", "d", "bias") if role in data)
-    read: dict[str, Any] = {role: _read_array(data[role], f"{where}.{role}") for role in arrays}
-    read |= {n: fields.text(n) for n in ("dtype", "bias_dtype")}
-    return AttentionProblem(
-        **read, scale=_number(data["scale"], f"{where}.scale"), causal=fields.flag("causal")
-    )
-
-
-def _read_norm(data: Any, where: str) -> NormProblem:
-    fields = Fields(data, where, tuple(f.name for f in dataclasses.fields(NormProblem)))
-    read: dict[str, Any] = {role: _read_array(data[role], f"{where}.{role}") for role in ("x", "d")}
-    read |= {n: fields.text(n) for n in ("kind", "dtype", "result", "vectors")}
-    epsilon = _number(data["epsilon"], f"{where}.epsilon")
-    return NormProblem(**read, epsilon=epsilon, has_bias=fields.flag("has_bias"))
-
-
-def _number(value: Any, where: str) -> float:
+def _value(fields: Fields, name: str, kind: Any) -> Any:
+    readers = {int: fields.integer, str: fields.text, bool: fields.flag, tuple[int, ...]: fields.integers}
+    if kind in readers:
+        return readers[kind](name)
+    value, where = fields.data[name], f"{fields.where}.{name}"
+    if kind is not float:
+        return _read(next(t for t in (kind, *get_args(kind)) if dataclasses.is_dataclass(t)), value, where)
     if type(value) is not float:
         raise InputError(f"{where}: expected a number with a fraction, got {value!r:.100}")
     return value
-
-
-_READERS: dict[str, Callable[[Any, str], Problem]] = {
-    "matmul": _read_matmul,
-    "convolution": _read_convolution,
-    "attention": _read_attention,
-    "norm": _read_norm,
-}
-_OPERATION_OF: dict[type, str] = {
-    MatmulProblem: "matmul",
-    ConvolutionProblem: "convolution",
-    AttentionProblem: "attention",
-    NormProblem: "norm",
-}
-#: what each library computes
-OPERATIONS: dict[str, tuple[type, ...]] = {
-    "cublaslt": (MatmulProblem,),
-    "cudnn": (ConvolutionProblem, AttentionProblem, NormProblem),
-}

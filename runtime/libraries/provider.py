@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import Any, Protocol
 
 from tilewright.runtime.errors import InputError
@@ -45,23 +46,14 @@ class Provider(Protocol):
         ...
 
 
-def _open_cublaslt() -> Provider:
-    from tilewright.runtime.libraries.cublaslt import CublasLt
-
-    return CublasLt()
-
-
-def _open_cudnn() -> Provider:
-    from tilewright.runtime.libraries.cudnn import Cudnn
-
-    return Cudnn()
-
-
-_OPENERS: dict[str, Callable[[], Provider]] = {"cublaslt": _open_cublaslt, "cudnn": _open_cudnn}
+#: modules and classes of the libraries, loaded when one is opened
+_PROVIDERS = {"cublaslt": ("cublaslt", "CublasLt"), "cudnn": ("cudnn", "Cudnn")}
 
 
 def open_provider(name: str) -> Provider:
     """The library of this name in the current context; raises `DeviceMissingError` where it is missing."""
-    if name not in _OPENERS:
-        raise InputError(f"expected a library among {', '.join(_OPENERS)}, got {name!r:.100}")
-    return _OPENERS[name]()
+    if name not in _PROVIDERS:
+        raise InputError(f"expected a library among {', '.join(_PROVIDERS)}, got {name!r:.100}")
+    module, kind = _PROVIDERS[name]
+    opened: Provider = getattr(import_module(f"tilewright.runtime.libraries.{module}"), kind)()
+    return opened

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from tilewright.runtime.errors import DeviceMissingError
-from tilewright.runtime.libraries import cublaslt_api as api
+from tilewright.runtime.libraries import cublaslt as api
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.problem import Problem
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tilewright.ir import Func, Op, Value
-from tilewright.ir.tensor.ops import dims
+from tilewright.ir import Func, Op, Sym, Value
+from tilewright.ir.tensor.ops import dims, ranges_of
 from tilewright.libraries.matching.convolution import Convolution
 from tilewright.libraries.matching.gelu import gelu_behind
 from tilewright.libraries.matching.matmul import BUFFER_DTYPE, Product
-from tilewright.libraries.matching.strides import steps_of_read
+from tilewright.libraries.matching.strides import steps_of_element
 from tilewright.passes.analysis.index_sets import identity_read
+from tilewright.passes.analysis.terms import Apply, Read, Terms, both_orders, number, peeled
 from tilewright.runtime.libraries.convolution import ConvolutionProblem
 from tilewright.runtime.libraries.matmul import MatmulProblem
 
@@ -52,7 +53,7 @@ def absorbed(kernel: Func, contract: Op, product: Product | Convolution) -> Iter
             if gelu is not None:
                 yield replace(current, problem=gelu[0], ops=(*current.ops, *gelu[1]))
         op = _only_reader(kernel, current.result)
-        if op is None or (steps := steps_of_body(op, op.operands.index(current.result))) is None:
+        if op is None or (steps := _steps(kernel, op, current.result)) is None:
             return
         for step in steps:
             extended = _extended(current, product, op, step)
@@ -74,52 +75,34 @@ def _only_reader(kernel: Func, value: Value) -> Op | None:
     return op if once and identity_read(op, op.operands.index(value)) else None
 
 
-def steps_of_body(op: Op, position: int) -> list[tuple[str, int]] | None:
-    """What a map does to one operand: casts, `relu`, or sums with other operands (their positions)."""
-    assert op.body is not None
-    made = {inner.result: inner for inner in op.body.ops[:-1]}
-    value = op.body.ops[-1].operands[0]
-    steps: list[tuple[str, int]] = []
-    while value is not op.body.params[position]:
-        inner = made.get(value)
-        if inner is None:
-            return None
-        if inner.name == "scalar.cast":
-            steps.append(("cast", -1))
-            value = inner.operands[0]
-            continue
-        if inner.name not in ("scalar.max", "scalar.add"):
-            return None
-        for one, other in (inner.operands, inner.operands[::-1]):
-            if inner.name == "scalar.max" and _is_zero(made.get(other)):
-                steps.append(("relu", -1))
-                value = one
-                break
-            plain = _uncast(other, made)
-            others = [p for p in op.body.params if p is not op.body.params[position]]
-            if inner.name == "scalar.add" and plain in others:
-                steps.append(("add", op.body.params.index(plain)))
-                value = one
-                break
+def _steps(kernel: Func, op: Op, value: Value) -> list[tuple[str, Read | None]] | None:
+    """What a map does to a value that it reads element by element: `cast`, `relu`, or `add` of an element."""
+    ranges = {d: (0, n - 1) for d, n in dims(op, "par").items()}
+    terms, at = Terms(kernel, ranges, op.operands), tuple(map(Sym, ranges))
+    first, term = terms.element(value, at), terms.element(op.result, at)
+    steps: list[tuple[str, Read | None]] = []
+    while term != first:
+        added = [(one, r) for one, o in both_orders(term, "add") if isinstance(r := peeled(o), Read)]
+        added = [(one, read) for one, read in added if read != first]
+        limited = [one for one, other in both_orders(term, "max") if number(other) == 0]
+        if isinstance(term, Apply) and term.name == "scalar.cast":
+            steps.append(("cast", None))
+            term = term.args[0]
+        elif limited:
+            steps.append(("relu", None))
+            term = limited[0]
+        elif added:
+            steps.append(("add", added[0][1]))
+            term = added[0][0]
         else:
             return None
     return steps[::-1]
 
 
-def _uncast(value: Value, made: dict[Value, Op]) -> Value:
-    while value in made and made[value].name == "scalar.cast":
-        value = made[value].operands[0]
-    return value
-
-
-def _is_zero(inner: Op | None) -> bool:
-    return inner is not None and inner.name == "scalar.const" and inner["value"] == 0
-
-
 def _extended(
-    current: Absorbed, product: Product | Convolution, op: Op, step: tuple[str, int]
+    current: Absorbed, product: Product | Convolution, op: Op, step: tuple[str, Read | None]
 ) -> Absorbed | None:
-    kind, position = step
+    kind, read = step
     problem = current.problem
     result = BUFFER_DTYPE.get(op.result.tensor.dtype)
     if result is None or result not in ("float32", problem.dtype):
@@ -135,10 +118,11 @@ def _extended(
     if kind == "relu":
         epilogue = "relu_bias" if problem.has_bias else "relu"
         return replace(current, problem=replace(problem, epilogue=epilogue, result=result))
-    value = op.operands[position]
+    assert read is not None
+    value = read.value
     if BUFFER_DTYPE.get(value.tensor.dtype) != result or any(value in o.results for o in current.ops):
         return None
-    steps = steps_of_read(op, position)
+    steps = steps_of_element(read, ranges_of(op))
     if steps is None:
         return None
     # The maps name dimensions as they like; what is element by element has them in the same order.

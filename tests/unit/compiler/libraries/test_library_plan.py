@@ -22,7 +22,7 @@ from tilewright.running.executable import Artifact, Executable
 from tilewright.running.loading import load
 from tilewright.runtime.cuda.plan_libraries import PlanLibraries
 from tilewright.runtime.errors import DeviceError, DeviceMissingError, InputError
-from tilewright.runtime.libraries import cublaslt_api as api
+from tilewright.runtime.libraries import cublaslt as api
 from tilewright.runtime.libraries.cublaslt import CublasLt
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.matmul import MatmulProblem, Matrix
