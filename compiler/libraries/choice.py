@@ -250,13 +250,13 @@ def validated_libraries(
         return made.on_streams(planned_streams(some, made.plan, target, streams))
 
     with NetworkReplays(plan_of, measurer.device, random_inputs(module)) as replays:
-        verdict = validated(*library_changes(groups), replays.pairs, limit)
-    refused = [n for group in groups if not verdict.chosen[group[0]] for n in group]
-    if verdict.arbitrated_s and not limit.over:
-        record = json.dumps({"refused": refused, "s": [verdict.isolated_s, verdict.arbitrated_s]})
+        validation = validated(*library_changes(groups), replays.pairs, limit)
+    refused = [n for group in groups if not validation.chosen[group[0]] for n in group]
+    if validation.arbitrated_s and not limit.over:
+        record = json.dumps({"refused": refused, "s": [validation.isolated_s, validation.arbitrated_s]})
         measurer.database.put_choice(key, StoredChoice(record, int(time.time())))
-    times = {"isolated_s": verdict.isolated_s, "arbitrated_s": verdict.arbitrated_s}
-    return {**times, "compared": verdict.compared, "refused": refused}
+    times = {"isolated_s": validation.isolated_s, "arbitrated_s": validation.arbitrated_s}
+    return {**times, "compared": validation.compared, "refused": refused}
 
 
 def library_changes(groups: Sequence[Sequence[str]]) -> tuple[Choices, list[Choices]]:

@@ -51,7 +51,7 @@ class RandomConstants:
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class TimedProgram:
     """A small program ready to be built: what names its time, its plan without binaries, and its module.
 
     copies: how many copies of its weights take turns. packed: whether the weights in `module` are in the
@@ -100,20 +100,20 @@ class Measurer:
         cold = ":" in subject and self.cold_weights
         return Key(f"{subject}, cold weights" if cold else subject, *self._where)
 
-    def program(self, module: Module) -> Program:
+    def program(self, module: Module) -> TimedProgram:
         """A program lowered and emitted: tensor level, kernels outlined, parameters chosen."""
         packed, plan = lowered(module, self.target, cold=self.cold_weights)
         return self._named(packed, plan)
 
-    def program_of(self, module: Module, plan: ExecutionPlan) -> Program:
+    def program_of(self, module: Module, plan: ExecutionPlan) -> TimedProgram:
         """The program of a module whose plan was made elsewhere, by `lowered`."""
         return replace(self._named(module, plan), packed=False)
 
-    def _named(self, module: Module, plan: ExecutionPlan) -> Program:
+    def _named(self, module: Module, plan: ExecutionPlan) -> TimedProgram:
         copies = copies_in(plan, self.target.hardware) if self.cold_weights else 1
-        return Program(self.key(_digest(plan, copies)), plan, module, copies)
+        return TimedProgram(self.key(_digest(plan, copies)), plan, module, copies)
 
-    def known(self, program: Program) -> float | None:
+    def known(self, program: TimedProgram) -> float | None:
         """Seconds of a program that was timed before, by this measurer or as the database knows."""
         if program.key in self._untimed:
             return 0.0
@@ -122,11 +122,11 @@ class Measurer:
             self.used[program.key] = found
         return None if found is None else found.seconds
 
-    def build(self, programs: Sequence[Program]) -> list[ExecutionPlan]:
+    def build(self, programs: Sequence[TimedProgram]) -> list[ExecutionPlan]:
         """The plans with their kernels compiled, all of them together; safe in several threads."""
         return _built([p.plan for p in programs], self.target)
 
-    def measure(self, program: Program, built: ExecutionPlan) -> float:
+    def measure(self, program: TimedProgram, built: ExecutionPlan) -> float:
         """Median seconds of one run; goes to the database at once.
 
         The program runs several times in a row, its launches one after the other; inputs are random.
@@ -142,7 +142,7 @@ class Measurer:
             self._untimed.add(program.key)
         return seconds
 
-    def _times(self, program: Program, built: ExecutionPlan) -> list[float]:
+    def _times(self, program: TimedProgram, built: ExecutionPlan) -> list[float]:
         arrays = _inputs(program.module)
         plan, constants, runs = repeated(built, program.copies, self.target.hardware)
         # Of several copies, weights are views of the pools; what is left is called as before.
@@ -154,7 +154,7 @@ class Measurer:
             self.close()
             self._loaded = loaded
 
-    def outputs(self, program: Program, built: ExecutionPlan) -> list[np.ndarray]:
+    def outputs(self, program: TimedProgram, built: ExecutionPlan) -> list[np.ndarray]:
         """The results of one run, for the inputs and constants that all variants of a kernel are given.
 
         Inputs are an eighth of those that are timed, so that long sums of products stay small.
@@ -162,7 +162,7 @@ class Measurer:
         with self.device.load(built, self._constants(program, built)) as loaded:
             return loaded.run([_eighth(a) for a in _inputs(program.module)])
 
-    def _constants(self, program: Program, plan: ExecutionPlan) -> dict[str, np.ndarray]:
+    def _constants(self, program: TimedProgram, plan: ExecutionPlan) -> dict[str, np.ndarray]:
         module = program.module if program.packed else with_packed_weights(program.module, self.target)
         return constants_of(plan, module.constants)
 

@@ -23,7 +23,7 @@ Compare = Callable[[Choices, Choices], tuple[list[float], list[float]]]
 
 
 @dataclass
-class Verdict:
+class Validation:
     """The choices of what is fastest alone (`isolated`) and at the end, and how many pairs were compared.
 
     Seconds of replays with the isolated choices, with the first others they were compared with (`model_s`),
@@ -49,25 +49,25 @@ def is_better(new: Sequence[float], old: Sequence[float]) -> bool:
     return gain >= MARGIN or (gain >= SURE_MARGIN and all(a < b for a, b in zip(new, old, strict=True)))
 
 
-def validated(isolated: Choices, changes: Iterable[Choices], pairs: Compare, budget: Budget) -> Verdict:
+def validated(isolated: Choices, changes: Iterable[Choices], pairs: Compare, budget: Budget) -> Validation:
     """Try one change of the choices after another, until time is over, and keep what is faster.
 
     changes: other candidates of some groups; what was tried before is not tried again.
     """
-    verdict = Verdict(dict(isolated), dict(isolated))
+    validation = Validation(dict(isolated), dict(isolated))
     tried = [dict(isolated)]
     for change in changes:
         if budget.over:
             break
-        trial = {**verdict.chosen, **change}
-        if trial in tried and verdict.compared:
+        trial = {**validation.chosen, **change}
+        if trial in tried and validation.compared:
             continue
         tried.append(trial)
-        old, new = pairs(verdict.chosen, trial)
-        verdict.compared += 1
-        if verdict.isolated_s is None:
-            verdict.isolated_s = verdict.arbitrated_s = median_high(old)
-            verdict.model_s = median_high(new)
+        old, new = pairs(validation.chosen, trial)
+        validation.compared += 1
+        if validation.isolated_s is None:
+            validation.isolated_s = validation.arbitrated_s = median_high(old)
+            validation.model_s = median_high(new)
         if is_better(new, old):
-            verdict.chosen, verdict.arbitrated_s = trial, median_high(new)
-    return verdict
+            validation.chosen, validation.arbitrated_s = trial, median_high(new)
+    return validation

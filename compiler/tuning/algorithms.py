@@ -27,7 +27,7 @@ LIBRARY_SHARE = 0.1
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedAlgorithm:
     """An algorithm of a convolution, in seconds; `measured_s` is None where its bound said enough."""
 
     algorithm: str
@@ -65,7 +65,7 @@ def measured_algorithms(
     limit = budget or Budget()
     headroom = headroom_of(module.main, context) if workspace == "network" else None
     hidden = not (sys.stderr.isatty() if progress is None else progress)
-    timed: dict[Hashable, list[Timed]] = {}
+    timed: dict[Hashable, list[TimedAlgorithm]] = {}
     for key, layer in tqdm(
         distinct.items(), desc="measuring", unit="convolution", file=sys.stderr, disable=hidden
     ):
@@ -93,7 +93,7 @@ def _timed(
     headroom: MemoryHeadroom | None,
     budget: Budget,
     libraries: bool,
-) -> list[Timed]:
+) -> list[TimedAlgorithm]:
     hardware = measurer.target.hardware
     legal = {name: layer.by(name, hardware) for name in _legal(layer.conv)}
     found = {
@@ -101,7 +101,7 @@ def _timed(
         for name, a in legal.items()
         if name == "direct" or headroom is None or headroom.fits(layer.conv, a.working_bytes())
     }
-    rows = [Timed(name, a.estimate_s(), a.bound_s(hardware)) for name, a in found.items()]
+    rows = [TimedAlgorithm(name, a.estimate_s(), a.bound_s(hardware)) for name, a in found.items()]
     best = float("inf")
     for i in sorted(range(len(rows)), key=lambda i: rows[i].estimate_s):
         row = rows[i]
@@ -128,7 +128,7 @@ def _seconds(module: Module, measurer: Measurer, budget: Budget) -> float | None
     return seconds
 
 
-def _fastest(rows: list[Timed]) -> str:
+def _fastest(rows: list[TimedAlgorithm]) -> str:
     """The algorithm of the least measured time; empty where the budget left nothing to go by."""
     if all(r.measured_s is None for r in rows):
         return ""
@@ -155,7 +155,7 @@ def _program(a: Alternative) -> Module:
     return constants.of(a.module.with_funcs(tuple(new if f is main else f for f in a.module.funcs)))
 
 
-def _on_record(at: tuple[int, ...], rows: list[Timed]) -> Pairs:
+def _on_record(at: tuple[int, ...], rows: list[TimedAlgorithm]) -> Pairs:
     considered: list[Attr] = []
     for r in rows:
         row: dict[str, Attr] = {"algorithm": r.algorithm, "estimate_s": r.estimate_s, "bound_s": r.bound_s}

@@ -10,7 +10,7 @@ from typing import Any
 from tilewright.codegen.builders.cache import cache_key
 from tilewright.ir import Module, TilewrightError
 from tilewright.measuring.measurer import Measurer
-from tilewright.measuring.network_validation import Verdict
+from tilewright.measuring.network_validation import Validation
 from tilewright.passes.kernels.decision import undecided
 from tilewright.passes.tensor.share_kernels import kernel_text
 from tilewright.tuning.database.records import Entries, Key, Row, StoredChoice
@@ -55,7 +55,7 @@ class ChoiceBook:
             record = record_of(outcome, task.search.space)
             self.put(task.subject, record, [r.program for r in outcome.ranking])
 
-    def recall_network(self, module: Module, tasks: Mapping[str, Task]) -> Verdict | None:
+    def recall_network(self, module: Module, tasks: Mapping[str, Task]) -> Validation | None:
         """What an earlier run came to in the whole network, if it had the same candidates."""
         choice = self.choice(subject_of(module))
         data = {} if choice is None else json.loads(choice.record)
@@ -77,15 +77,15 @@ class ChoiceBook:
         self.use(subject_of(module), choice, [])
         fastest = {name: t.outcome.ranking[0].point for name, t in tasks.items()}
         times = {name: data[name] for name in _TIMES}
-        return Verdict(fastest, points, compared=data["compared"], **times)
+        return Validation(fastest, points, compared=data["compared"], **times)
 
-    def keep_network(self, module: Module, tasks: Mapping[str, Task], verdict: Verdict) -> None:
+    def keep_network(self, module: Module, tasks: Mapping[str, Task], validation: Validation) -> None:
         """Store the choice for a network, unless nothing was timed."""
-        if not verdict.compared or not is_seconds(verdict.arbitrated_s):
+        if not validation.compared or not is_seconds(validation.arbitrated_s):
             return
-        rows = {name: self._network_row(t, verdict.chosen[name]) for name, t in tasks.items()}
-        times = {name: getattr(verdict, name) for name in _TIMES}
-        record = json.dumps({"kernels": rows, "compared": verdict.compared, **times})
+        rows = {name: self._network_row(t, validation.chosen[name]) for name, t in tasks.items()}
+        times = {name: getattr(validation, name) for name in _TIMES}
+        record = json.dumps({"kernels": rows, "compared": validation.compared, **times})
         self.put(subject_of(module), record, [])
 
     def choice(self, subject: str) -> StoredChoice | None:

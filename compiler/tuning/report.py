@@ -10,12 +10,12 @@ from tilewright.costmodel.kernels.check_measured import TIMER_NOISE
 from tilewright.devices.targets import Target
 from tilewright.measuring.budget import Budget
 from tilewright.measuring.measurer import Measurer
-from tilewright.measuring.network_validation import Verdict
+from tilewright.measuring.network_validation import Validation
 from tilewright.tuning.kernels.search import Task
 
 
 def report_of(
-    tasks: Sequence[Task], measurer: Measurer, budget: Budget, verdict: Verdict, *, recalled: bool
+    tasks: Sequence[Task], measurer: Measurer, budget: Budget, validation: Validation, *, recalled: bool
 ) -> dict[str, Any]:
     """Plain data: totals, a row per searched kernel, the network's replays, a sentence per violated bound,
     and one per candidate with wrong results (`wrong`).
@@ -41,11 +41,11 @@ def report_of(
         "certified_time": certified_s / chosen_s if chosen_s else 0.0,
         "budget_s": budget.seconds,
         "replay": {
-            "model_s": verdict.model_s,
-            "isolated_s": verdict.isolated_s,
-            "arbitrated_s": verdict.arbitrated_s,
-            "compared": verdict.compared,
-            "swapped": list(verdict.swapped),
+            "model_s": validation.model_s,
+            "isolated_s": validation.isolated_s,
+            "arbitrated_s": validation.arbitrated_s,
+            "compared": validation.compared,
+            "swapped": list(validation.swapped),
             "recalled": recalled,
         },
         "wrong": [text for t in tasks for text in t.wrong.values()],

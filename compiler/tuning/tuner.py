@@ -16,7 +16,7 @@ from tilewright.measuring.budget import Budget
 from tilewright.measuring.kernel_program import constants_of, kernel_program, occurrences_of, subject_text
 from tilewright.measuring.measurer import Measurer
 from tilewright.measuring.network_replays import KernelVariants, NetworkReplays, random_inputs
-from tilewright.measuring.network_validation import Choices, Verdict, validated
+from tilewright.measuring.network_validation import Choices, Validation, validated
 from tilewright.passes.kernels.decision import DECISION, MeasuredPoint, chosen_for, text_of
 from tilewright.tuning.algorithms import measured_algorithms
 from tilewright.tuning.choices import ChoiceBook
@@ -103,11 +103,11 @@ class Tuner:
         with self._part("search"):
             self._search([t for t in distinct if t.known is None])
         with self._part("network"):
-            verdict, recalled = self._validated(module, tasks)
-        self.facts = report_of(distinct, self.measurer, self.budget, verdict, recalled=recalled)
+            validation, recalled = self._validated(module, tasks)
+        self.facts = report_of(distinct, self.measurer, self.budget, validation, recalled=recalled)
         self.facts["seconds"] = self._seconds
         warn_of_violations(self.facts["violations"])
-        chosen = {name: _chosen(module[name], t, verdict) for name, t in tasks.items()}
+        chosen = {name: _chosen(module[name], t, validation) for name, t in tasks.items()}
         return module.with_funcs(tuple(chosen.get(f.name, f) for f in module.funcs))
 
     def _search(self, tasks: Sequence[Task]) -> None:
@@ -164,7 +164,7 @@ class Tuner:
             t.search.patience = patience_for(t.weight_s / total_s if total_s else 1.0)
         return found
 
-    def _validated(self, module: Module, tasks: Mapping[str, Task]) -> tuple[Verdict, bool]:
+    def _validated(self, module: Module, tasks: Mapping[str, Task]) -> tuple[Validation, bool]:
         """The point of every task's name, and whether an earlier run came to it."""
         by_name = {t.name: t for t in tasks.values() if t.outcome.ranking}
         fastest = {name: t.outcome.ranking[0].point for name, t in by_name.items()}
@@ -174,14 +174,14 @@ class Tuner:
         budget = self.budget if self.budget.seconds is not None else Budget(VALIDATION_S)
         timed = any(t.outcome.ranking[0].seconds > 0.0 for t in by_name.values())
         if budget.over or not timed:
-            return Verdict(fastest, dict(fastest)), False
+            return Validation(fastest, dict(fastest)), False
         variants = {t.name: partial(_variants, module, tasks, t) for t in by_name.values()}
         m = self.measurer
         plans = KernelVariants(module, variants, fastest, m.target, self.streams)
         with NetworkReplays(plans.plan_of, m.device, random_inputs(module)) as replays:
-            verdict = validated(fastest, parameter_changes(list(by_name.values())), replays.pairs, budget)
-        self.book.keep_network(module, by_name, verdict)
-        return verdict, False
+            validation = validated(fastest, parameter_changes(list(by_name.values())), replays.pairs, budget)
+        self.book.keep_network(module, by_name, validation)
+        return validation, False
 
 
 def parameter_changes(tasks: Sequence[Task]) -> Iterator[Choices]:
@@ -208,11 +208,11 @@ def _variants(module: Module, tasks: Mapping[str, Task], task: Task, point: int)
     return tuple(module[name].with_attrs(**chosen) for name, t in tasks.items() if t is task)
 
 
-def _chosen(kernel: Func, task: Task, verdict: Verdict) -> Func:
+def _chosen(kernel: Func, task: Task, validation: Validation) -> Func:
     """The kernel with its chosen parameters and, for reports, what else was measured."""
-    if task.name not in verdict.chosen:
+    if task.name not in validation.chosen:
         return kernel
-    space, point = task.search.space, verdict.chosen[task.name]
+    space, point = task.search.space, validation.chosen[task.name]
     seconds = {r.point: r.seconds for r in task.outcome.ranking}
     if task.outcome.model_s is not None:
         seconds[0] = task.outcome.model_s

@@ -58,7 +58,7 @@ Term = Read | Position | Apply | Reduction
 
 
 @dataclass(frozen=True)
-class Fold:
+class Folded:
     """The sum (`add`, from 0 on) or the largest (`max`) of a term over dimensions (name, extent)."""
 
     kind: Literal["add", "max"]
@@ -79,7 +79,7 @@ class Terms:
         self.ranges = dict(ranges)
         self._producers = {r: op for op in kernel.body.ops for r in op.results if r not in stop}
         self._terms: dict[tuple[Value, tuple[Expr, ...]], Term] = {}
-        self._folds: dict[tuple[Reduction, tuple[str, ...]], Fold | None] = {}
+        self._folds: dict[tuple[Reduction, tuple[str, ...]], Folded | None] = {}
 
     def element(self, value: Value, at: Sequence[Expr]) -> Term:
         """The element of a value at an index."""
@@ -131,7 +131,7 @@ class Terms:
         bounds = (interval(e, self.ranges) for e in at)
         return all(low >= 0 and high < n for (low, high), n in zip(bounds, value.tensor.shape, strict=True))
 
-    def folded(self, reduction: Reduction, names: Sequence[str] = ()) -> Fold | None:
+    def folded(self, reduction: Reduction, names: Sequence[str] = ()) -> Folded | None:
         """The sum or maximum that a reduction is; None for another one.
 
         names: of its dimensions of more than one index, None for others of another number or extent. Where
@@ -142,7 +142,7 @@ class Terms:
             self._folds[key] = self._opened(reduction, names)
         return self._folds[key]
 
-    def _opened(self, reduction: Reduction, names: Sequence[str]) -> Fold | None:
+    def _opened(self, reduction: Reduction, names: Sequence[str]) -> Folded | None:
         op, point = reduction.op, self._point(reduction, names)
         scalars = None if point is None else self._scalars(op, point[0])
         start = op["init"]
@@ -157,8 +157,8 @@ class Terms:
             return None
         begin: float = start[0]  # type: ignore[assignment]
         if last.name == "scalar.add":
-            return Fold("add", point[1], added[0]) if begin == 0 else None
-        return Fold("max", point[1], added[0]) if begin <= LEAST_F16 else None
+            return Folded("add", point[1], added[0]) if begin == 0 else None
+        return Folded("max", point[1], added[0]) if begin <= LEAST_F16 else None
 
     def _point(
         self, reduction: Reduction, names: Sequence[str]

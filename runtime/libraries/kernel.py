@@ -118,8 +118,9 @@ def _value(fields: Fields, name: str, kind: Any) -> Any:
     if kind in readers:
         return readers[kind](name)
     value, where = fields.data[name], f"{fields.where}.{name}"
-    if kind is not float:
-        return _read(next(t for t in (kind, *get_args(kind)) if dataclasses.is_dataclass(t)), value, where)
+    if kind is not float:  # an array or matrix, that may be None
+        (array,) = (t for t in (get_args(kind) or (kind,)) if t is not NoneType)
+        return _read(array, value, where)
     if type(value) is not float:
         raise InputError(f"{where}: expected a number with a fraction, got {value!r:.100}")
     return value

@@ -47,7 +47,7 @@ class _Scores:
 
 
 @dataclass(frozen=True)
-class _Operands:
+class _AttentionOperands:
     """Elements of tensors that a call reads; all but the bias are of one type."""
 
     q: Read
@@ -191,17 +191,17 @@ def _by_position(match: Attention, term: Term) -> np.ndarray | None:
     return None if values is None else np.broadcast_to(values, (keys, keys))
 
 
-def _choices(terms: Terms, match: Attention, scores: _Scores) -> Iterator[_Operands]:
+def _choices(terms: Terms, match: Attention, scores: _Scores) -> Iterator[_AttentionOperands]:
     """Sets of elements to begin with: as they are stored where the element types agree."""
     biases: Sequence[Read | None] = terms.stored(scores.bias) if scores.bias is not None else (None,)
     q, k, v = (terms.stored(t) for t in (match.q, match.k, match.v))
-    for operands in (_Operands(*roles) for roles in product(q, k, v, biases)):
+    for operands in (_AttentionOperands(*roles) for roles in product(q, k, v, biases)):
         if len({r.value.tensor.dtype for r in (operands.q, operands.k, operands.v)}) == 1:
             yield operands
 
 
 def _problem(
-    terms: Terms, match: Attention, scores: _Scores, operands: _Operands, result: Strides, root: Op
+    terms: Terms, match: Attention, scores: _Scores, operands: _AttentionOperands, result: Strides, root: Op
 ) -> AttentionProblem | None:
     dtype = BUFFER_DTYPE[root.result.tensor.dtype]
     q, k, v = (steps_of_element(r, terms.ranges) for r in (operands.q, operands.k, operands.v))

@@ -27,7 +27,7 @@ LEAST_KERNELS = 6
 
 
 @dataclass(frozen=True)
-class Order:
+class LoweringJob:
     """A kernel to lower: positions of its constant parameters, and whether these are cold."""
 
     kernel: Func
@@ -36,13 +36,13 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Refused:
-    """Why a kernel cannot be lowered."""
+class NotLowered:
+    """The reason why a kernel cannot be lowered."""
 
     text: str
 
 
-Answer = ExecutionPlan | Refused
+LoweredPlan = ExecutionPlan | NotLowered
 
 
 class LoweringPool(ExitStack):
@@ -68,22 +68,22 @@ class LoweringPool(ExitStack):
             self._free.put(process)
         self.callback(self._threads.shutdown, cancel_futures=True)
 
-    def plans(self, orders: Sequence[Order]) -> list[Answer]:
-        """The plans of the programs that run each kernel alone, without binaries, in the order asked for.
+    def plans(self, jobs: Sequence[LoweringJob]) -> list[LoweredPlan]:
+        """The plans of the programs that run each kernel alone, without binaries, in the order of the jobs.
 
         Raises WorkError where a process has died.
         """
-        return list(self._threads.map(self._plan, orders))
+        return list(self._threads.map(self._plan, jobs))
 
-    def _plan(self, order: Order) -> Answer:
+    def _plan(self, job: LoweringJob) -> LoweredPlan:
         process = self._free.get()
         try:
             assert process.stdin is not None
             assert process.stdout is not None
-            pickle.dump(order, process.stdin)
+            pickle.dump(job, process.stdin)
             process.stdin.flush()
-            answer: Answer = pickle.load(process.stdout)  # noqa: S301 - its own child wrote it
-            return answer
+            lowered_plan: LoweredPlan = pickle.load(process.stdout)  # noqa: S301 - its own child wrote it
+            return lowered_plan
         except (EOFError, BrokenPipeError) as error:
             raise WorkError(
                 f"a process that lowers kernels has died (exit status {process.poll()})"
@@ -101,31 +101,30 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def serve(orders: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer orders until there are no more; the first thing to come is the target."""
-    target = _received(orders)
-    while isinstance(order := _received(orders), Order):
+def serve(jobs: IO[bytes], results: IO[bytes]) -> None:
+    """Lower kernels until no more jobs come; the first object to come is the target."""
+    target = _received(jobs)
+    while isinstance(job := _received(jobs), LoweringJob):
         try:
-            answer: Answer = lowered(kernel_program(order.kernel, order.constants), target, cold=order.cold)[
-                1
-            ]
+            program = kernel_program(job.kernel, job.constants)
+            result: LoweredPlan = lowered(program, target, cold=job.cold)[1]
         except TilewrightError as error:
-            answer = Refused(str(error))
-        pickle.dump(answer, answers)
-        answers.flush()
+            result = NotLowered(str(error))
+        pickle.dump(result, results)
+        results.flush()
 
 
-def _received(orders: IO[bytes]) -> Any:
+def _received(jobs: IO[bytes]) -> Any:
     try:
-        return pickle.load(orders)  # noqa: S301 - its own parent wrote it
+        return pickle.load(jobs)  # noqa: S301 - its own parent wrote it
     except EOFError:
         return None
 
 
 def work() -> None:
-    """What a worker process does: answer on what was its standard output."""
-    # Nothing that a pass prints may come between the answers.
-    answers = os.fdopen(os.dup(1), "wb")
+    """The work of a process: results go to what was its standard output."""
+    # Nothing that a pass prints may come between the results.
+    results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     with suppress(BrokenPipeError):
-        serve(sys.stdin.buffer, answers)
+        serve(sys.stdin.buffer, results)

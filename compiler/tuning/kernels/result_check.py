@@ -12,7 +12,7 @@ import numpy as np
 
 from tilewright.ir import Func, Module, TilewrightError, show
 from tilewright.ir.tensor.ops import dims
-from tilewright.measuring.measurer import Measurer, Program
+from tilewright.measuring.measurer import Measurer, TimedProgram
 from tilewright.passes.framework.context import temporary_reproducers
 from tilewright.passes.kernels.decision import text_of
 from tilewright.passes.kernels.registry import template_of
@@ -35,7 +35,7 @@ UNSTEADY_FACTOR, UNSTEADY_SHARE = 4.0, 2e-3
 SAMPLE = 1 << 20
 
 
-def is_right(task: Task, point: int, measurer: Measurer, program: Program, built: ExecutionPlan) -> bool:
+def is_right(task: Task, point: int, measurer: Measurer, program: TimedProgram, built: ExecutionPlan) -> bool:
     """Whether a point of a search computes what its first one does; each is compared once.
 
     A wrong one is told on stderr, and leaves a reproducer.

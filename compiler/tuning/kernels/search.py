@@ -13,11 +13,11 @@ from tqdm import tqdm
 from tilewright.ir import Func, Module, TilewrightError
 from tilewright.ir.machine import usable_cores
 from tilewright.measuring.budget import Budget
-from tilewright.measuring.measurer import Measurer, Program
+from tilewright.measuring.measurer import Measurer, TimedProgram
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.tuning.kernels.kernel_outcome import Outcome, outcome_of
 from tilewright.tuning.kernels.kernel_search import KernelSearch
-from tilewright.tuning.kernels.lowering_pool import Answer, Order, Refused
+from tilewright.tuning.kernels.lowering_pool import LoweredPlan, LoweringJob, NotLowered
 
 #: points of one kernel that are compiled together
 BATCH = 8
@@ -64,18 +64,18 @@ class Task:
         return s.occurrences * (s.best_s if s.seconds else float(s.space.estimates_s[0]))
 
 
+Lowering = Callable[[Sequence[LoweringJob]], list[LoweredPlan]]
 #: whether a point of a task computes what it should; where not, the task's `wrong` says how
-Lowering = Callable[[Sequence[Order]], list[Answer]]
-Check = Callable[[Task, int, Measurer, Program, ExecutionPlan], bool]
+Check = Callable[[Task, int, Measurer, TimedProgram, ExecutionPlan], bool]
 
 
 @dataclass(eq=False)
-class _Step:
+class _PendingPoint:
     """A point on its way: its program, and its plan while that compiles."""
 
     task: Task
     point: int
-    program: Program
+    program: TimedProgram
     built: Future[list[ExecutionPlan]] | None = None
 
 
@@ -150,25 +150,25 @@ def _start(
     measurer: Measurer,
     pool: ThreadPoolExecutor,
     lowering: Lowering | None,
-) -> list[_Step]:
+) -> list[_PendingPoint]:
     """Lower the points; those whose times are not known begin to compile."""
-    steps: list[_Step] = []
+    steps: list[_PendingPoint] = []
     elsewhere = _lowered_elsewhere(points, measurer, lowering)
     for task, i in points:
         module = task.module(task.search.variants[i])
-        answer = elsewhere.get((task, i))
-        if isinstance(answer, Refused) and i:
-            task.search.tell({i: answer.text})
+        lowered_plan = elsewhere.get((task, i))
+        if isinstance(lowered_plan, NotLowered) and i:
+            task.search.tell({i: lowered_plan.text})
             continue
         try:
-            if isinstance(answer, ExecutionPlan):
-                program = measurer.program_of(module, answer)
+            if isinstance(lowered_plan, ExecutionPlan):
+                program = measurer.program_of(module, lowered_plan)
             else:
                 program = measurer.program(module)
         except TilewrightError as error:
             _refuse(task, i, error)
             continue
-        steps.append(_Step(task, i, program))
+        steps.append(_PendingPoint(task, i, program))
     for step in steps:
         if measurer.known(step.program) is None:
             step.built = pool.submit(measurer.build, [step.program])
@@ -177,16 +177,16 @@ def _start(
 
 def _lowered_elsewhere(
     points: Sequence[tuple[Task, int]], measurer: Measurer, lowering: Lowering | None
-) -> dict[tuple[Task, int], Answer]:
+) -> dict[tuple[Task, int], LoweredPlan]:
     """What other processes make of the points, where there are any."""
     if lowering is None:
         return {}
     chosen = [(t, i) for t, i in points if t.constants is not None]
-    orders = [Order(t.search.variants[i], t.constants or (), measurer.cold_weights) for t, i in chosen]
-    return dict(zip(chosen, lowering(orders), strict=True))
+    jobs = [LoweringJob(t.search.variants[i], t.constants or (), measurer.cold_weights) for t, i in chosen]
+    return dict(zip(chosen, lowering(jobs), strict=True))
 
 
-def _measure(steps: Sequence[_Step], measurer: Measurer, budget: Budget, check: Check | None) -> None:
+def _measure(steps: Sequence[_PendingPoint], measurer: Measurer, budget: Budget, check: Check | None) -> None:
     """Times in the order of the points, so that what a search does depends on nothing but its times."""
     for step in steps:
         search = step.task.search

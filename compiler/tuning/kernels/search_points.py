@@ -31,7 +31,7 @@ _NEIGHBOUR_PENALTY = 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class Points(Generic[P]):
+class EnginePoints(Generic[P]):
     """The legal points of one engine for one problem on one device.
 
     `least_s` are sound lower bounds in seconds of a kernel that is timed in a loop with warm caches but for
@@ -107,7 +107,7 @@ def contract_points(
     *,
     limits: Limits = DEFAULT_LIMITS,
     streamed_bytes: float = 0.0,
-) -> Points[ContractParameters]:
+) -> EnginePoints[ContractParameters]:
     """Every legal point of the lanes' engine within `limits`. Raises InputError where there is none.
 
     streamed_bytes: what of its operands comes from DRAM in every run of the timing loop.
@@ -120,12 +120,12 @@ def contract_points(
     warm = contract_bound(problem, s, hardware, replace(MEASURED_LOOP, streamed_bytes=streamed_bytes))
     kinds = (s.n_t, s.k_t, s.h_t, s.w_t, s.threads, s.stages)
     kept = _taken(cold, legal)
-    return Points("lanes", problem, s, kept, warm.seconds, estimates[legal], kinds)
+    return EnginePoints("lanes", problem, s, kept, warm.seconds, estimates[legal], kinds)
 
 
 def matrix_points(
     problem: MatrixProblem, hardware: GpuHardware, *, streamed_bytes: float = 0.0
-) -> Points[MatrixParameters]:
+) -> EnginePoints[MatrixParameters]:
     """Every legal point of the tensor cores' engine, as `contract_points`; raises InputError without any."""
     space = matrix_space(problem, hardware)
     cold = matrix_bound(problem, space, hardware)
@@ -134,10 +134,12 @@ def matrix_points(
     s = space.take(legal)
     warm = matrix_bound(problem, s, hardware, replace(MEASURED_LOOP, streamed_bytes=streamed_bytes))
     kinds = (s.m, s.n, s.warps_m, s.warps_n, s.warps_k, s.groups)
-    return Points("tensor cores", problem, s, _taken(cold, legal), warm.seconds, estimates[legal], kinds)
+    return EnginePoints(
+        "tensor cores", problem, s, _taken(cold, legal), warm.seconds, estimates[legal], kinds
+    )
 
 
-def merged_order(engines: Sequence[Points[Any]]) -> IntArray:
+def merged_order(engines: Sequence[EnginePoints[Any]]) -> IntArray:
     """(engine, point) rows of all points, in the order to measure."""
     scores = np.concatenate([p.scores() for p in engines])
     rows = np.concatenate(

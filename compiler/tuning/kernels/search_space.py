@@ -32,7 +32,7 @@ from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
 from tilewright.passes.kernels.registry import template_of
 from tilewright.passes.tensor.choose_parameters import least_s
-from tilewright.tuning.kernels.search_points import Points, contract_points, matrix_points, merged_order
+from tilewright.tuning.kernels.search_points import EnginePoints, contract_points, matrix_points, merged_order
 
 #: steps from the model's choice along one parameter
 _REACH = 1
@@ -40,7 +40,7 @@ _DATA_DEPENDENT = frozenset({"tensor.gather", "tensor.scatter", "tensor.scan"})
 #: parameters of a point by name, as records keep them
 Named = Mapping[str, object]
 
-_Engine = tuple[Points[Any], Callable[[int], Func]]
+_Engine = tuple[EnginePoints[Any], Callable[[int], Func]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,11 +174,13 @@ def _streamed(kernel: Func, op: Op, hardware: Hardware, cold: Collection[int]) -
     return streamed_bytes(weights.tensor.nbytes, total, hardware)
 
 
-def _on_lanes(kernel: Func, op: Op, hardware: Hardware, points: Points[ContractParameters], i: int) -> Func:
+def _on_lanes(
+    kernel: Func, op: Op, hardware: Hardware, points: EnginePoints[ContractParameters], i: int
+) -> Func:
     return contract_variant(kernel, op, points.choice(i), hardware)
 
 
-def _on_cores(kernel: Func, view: MatrixView, points: Points[MatrixParameters], i: int) -> Func:
+def _on_cores(kernel: Func, view: MatrixView, points: EnginePoints[MatrixParameters], i: int) -> Func:
     return matrix_variant(kernel, view, points.choice(i))
 
 

@@ -24,7 +24,7 @@ from tilewright.passes.kernels.attention.parameters import (
     width_tiles,
 )
 from tilewright.passes.kernels.attention.scores import MOST_AHEAD
-from tilewright.passes.kernels.attention.stage import Layout
+from tilewright.passes.kernels.attention.stage import TileLayout
 from tilewright.passes.kernels.attention.view import AttentionView, attention_view, reach
 from tilewright.passes.kernels.attention.work import (
     AttentionWork,
@@ -157,11 +157,11 @@ def _seen(view: AttentionView, plan: AttentionParameters, furthest: int | None) 
     return float(np.minimum((last + furthest) // plan.keys + 1, tiles).mean() / tiles)
 
 
-def _layouts(view: AttentionView, plan: AttentionParameters) -> tuple[Layout, Layout, Layout]:
+def _layouts(view: AttentionView, plan: AttentionParameters) -> tuple[TileLayout, TileLayout, TileLayout]:
     return (
-        Layout(view, view.q, view.rows, (INNER,), plan.rows),
-        Layout(view, view.k, (KEY,), (INNER,), plan.keys),
-        Layout(view, view.v, (KEY,), view.width, plan.keys),
+        TileLayout(view, view.q, view.rows, (INNER,), plan.rows),
+        TileLayout(view, view.k, (KEY,), (INNER,), plan.keys),
+        TileLayout(view, view.v, (KEY,), view.width, plan.keys),
     )
 
 

@@ -24,7 +24,7 @@ from tilewright.passes.kernels.attention.parameters import (
     width_tiles,
 )
 from tilewright.passes.kernels.attention.scores import ScoreMaps
-from tilewright.passes.kernels.attention.stage import Layout, StagedTile
+from tilewright.passes.kernels.attention.stage import StagedTile, TileLayout
 from tilewright.passes.kernels.attention.view import AttentionView, attention_view, reach
 from tilewright.passes.kernels.writing.tiling import MAX_GRID_YZ
 from tilewright.passes.kernels.writing.writer import Mask, Writer
@@ -73,12 +73,14 @@ class _Attention:
     def lower(self) -> Func:
         w, view, plan = self.w, self.view, self.plan
         with w.b.at(view.product.op.loc):
-            q = StagedTile(w, Layout(view, view.q, view.rows, (INNER,), plan.rows), 1, self.batch, "q_tile")
+            q = StagedTile(
+                w, TileLayout(view, view.q, view.rows, (INNER,), plan.rows), 1, self.batch, "q_tile"
+            )
             self.k = StagedTile(
-                w, Layout(view, view.k, (KEY,), (INNER,), plan.keys), self.slots, self.batch, "k_tiles"
+                w, TileLayout(view, view.k, (KEY,), (INNER,), plan.keys), self.slots, self.batch, "k_tiles"
             )
             self.v = StagedTile(
-                w, Layout(view, view.v, (KEY,), view.width, plan.keys), self.slots, self.batch, "v_tiles"
+                w, TileLayout(view, view.v, (KEY,), view.width, plan.keys), self.slots, self.batch, "v_tiles"
             )
             if q.layout.lanes:
                 q.fetch(0, self.origin)

@@ -20,7 +20,7 @@ from tilewright.passes.kernels.writing.writer import Mask, Writer
 UNROLL = 16
 
 
-class Layout:
+class TileLayout:
     """How one factor, a matrix of `outer` by `inner` dimensions, is laid out in a tile of shared memory.
 
     by_inner: rows of the tile run along the inner dimensions, else along the outer ones. lanes: elements that
@@ -49,7 +49,9 @@ class Layout:
 class StagedTile:
     """A ring of tiles of one factor, and how the threads of a block fill one of them."""
 
-    def __init__(self, w: Writer, layout: Layout, slots: int, batch: Mapping[str, Expr], name: str) -> None:
+    def __init__(
+        self, w: Writer, layout: TileLayout, slots: int, batch: Mapping[str, Expr], name: str
+    ) -> None:
         self.w, self.layout, self.batch = w, layout, dict(batch)
         shape = (slots, *layout.shape)
         self.tiles = w.alloc(shape, layout.view.dtype, "shared", name, swizzled=True)

@@ -44,16 +44,16 @@ def replays(gains):
 )
 def test_what_makes_the_network_slower_is_left_out(gains, refused):
     pairs, asked = replays(gains)
-    verdict = validated(*library_changes(GROUPS), pairs, Budget())
-    assert verdict.swapped == refused
-    assert verdict.compared == len(asked) == 4
-    assert verdict.arbitrated_s <= verdict.isolated_s
+    validation = validated(*library_changes(GROUPS), pairs, Budget())
+    assert validation.swapped == refused
+    assert validation.compared == len(asked) == 4
+    assert validation.arbitrated_s <= validation.isolated_s
 
 
 def test_without_time_they_stay():
     pairs, asked = replays({})
-    verdict = validated(*library_changes(GROUPS), pairs, Budget(0.0))
-    assert (verdict.swapped, verdict.arbitrated_s, asked) == ([], None, [])
+    validation = validated(*library_changes(GROUPS), pairs, Budget(0.0))
+    assert (validation.swapped, validation.arbitrated_s, asked) == ([], None, [])
 
 
 class ReplayingDevice(FakeLibraryDevice):

@@ -52,40 +52,40 @@ class Replays:
 
 def test_the_best_in_the_network_wins_over_the_best_alone():
     replays = Replays(a={0: 6.0, 3: 5.0, 1: 4.5, 2: 5.5}, b={0: 3.0, 7: 2.0, 8: 2.2})
-    verdict = verdict_of(replays, Budget())
-    assert verdict.chosen == {"a": 1, "b": 7}
-    assert (verdict.model_s, verdict.isolated_s, verdict.arbitrated_s) == (9.0, 7.0, 6.5)
-    assert verdict.swapped == ["a"]
-    assert verdict.compared == len(replays.asked) == 1 + (CONTENDERS - 1) + 1
+    validation = verdict_of(replays, Budget())
+    assert validation.chosen == {"a": 1, "b": 7}
+    assert (validation.model_s, validation.isolated_s, validation.arbitrated_s) == (9.0, 7.0, 6.5)
+    assert validation.swapped == ["a"]
+    assert validation.compared == len(replays.asked) == 1 + (CONTENDERS - 1) + 1
     assert all(new["a"] != 4 for _, new in replays.asked)  # far from the fastest alone
 
 
 def test_a_small_gain_is_noise():
     replays = Replays(a={0: 6.0, 3: 5.0, 1: 4.999, 2: 5.0}, b={0: 3.0, 7: 2.0, 8: 2.0})
-    verdict = verdict_of(replays, Budget())
-    assert verdict.chosen == {"a": 3, "b": 7}
-    assert verdict.swapped == []
+    validation = verdict_of(replays, Budget())
+    assert validation.chosen == {"a": 3, "b": 7}
+    assert validation.swapped == []
 
 
 def test_the_model_s_choice_is_where_it_begins_if_that_is_faster():
     replays = Replays(a={0: 4.0, 3: 5.0, 1: 5.5, 2: 5.5}, b={0: 3.0, 7: 2.0, 8: 2.2})
-    verdict = verdict_of(replays, Budget())
-    assert verdict.chosen == {"a": 3, "b": 7}
+    validation = verdict_of(replays, Budget())
+    assert validation.chosen == {"a": 3, "b": 7}
     replays = Replays(a={0: 3.0, 3: 5.0, 1: 5.5, 2: 5.5}, b={0: 2.5, 7: 2.0, 8: 2.2})
-    verdict = verdict_of(replays, Budget())
-    assert verdict.chosen == {"a": 0, "b": 7}
-    assert verdict.arbitrated_s == 5.0
+    validation = verdict_of(replays, Budget())
+    assert validation.chosen == {"a": 0, "b": 7}
+    assert validation.arbitrated_s == 5.0
 
 
 def test_no_time_no_comparison():
     replays = Replays(a={0: 1.0}, b={0: 1.0})
-    verdict = verdict_of(replays, Budget(0.0))
-    assert verdict.chosen == {"a": 3, "b": 7}
-    assert (verdict.compared, verdict.arbitrated_s) == (0, None)
+    validation = verdict_of(replays, Budget(0.0))
+    assert validation.chosen == {"a": 3, "b": 7}
+    assert (validation.compared, validation.arbitrated_s) == (0, None)
     now = iter(range(100))
     replays = Replays(a={0: 6.0, 3: 5.0, 1: 4.0, 2: 3.0}, b={0: 3.0, 7: 2.0, 8: 2.2})
-    verdict = verdict_of(replays, Budget(3.0, clock=lambda: next(now)))
-    assert verdict.compared == len(replays.asked) < 4
+    validation = verdict_of(replays, Budget(3.0, clock=lambda: next(now)))
+    assert validation.compared == len(replays.asked) < 4
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tilewright.measuring.measurer import Measurer, lowered
 from tilewright.runtime.null.device import NullDevice
 from tilewright.tuning.database.database import TuningDatabase
 from tilewright.tuning.kernels.kernel_search import KernelSearch
-from tilewright.tuning.kernels.lowering_pool import LoweringPool, Order, Refused
+from tilewright.tuning.kernels.lowering_pool import LoweringJob, LoweringPool, NotLowered
 from tilewright.tuning.kernels.search import Task, run_searches
 from tilewright.tuning.kernels.search_space import search_space
 from tilewright.tuning.tuner import LEAST_PATIENCE, PATIENCE, patience_for
@@ -43,17 +43,17 @@ def pool():
 
 def test_plans_are_those_of_this_process(kernel, pool):
     space = search_space(kernel, TARGET.hardware)
-    orders = [Order(space.variant(i), (1,), cold) for i in (0, 3, 9) for cold in (False, True)]
-    plans = pool.plans(orders)
-    for order, plan in zip(orders, plans, strict=True):
-        assert plan == lowered(kernel_program(order.kernel, (1,)), TARGET, cold=order.cold)[1]
+    jobs = [LoweringJob(space.variant(i), (1,), cold) for i in (0, 3, 9) for cold in (False, True)]
+    plans = pool.plans(jobs)
+    for job, plan in zip(jobs, plans, strict=True):
+        assert plan == lowered(kernel_program(job.kernel, (1,)), TARGET, cold=job.cold)[1]
     assert len({p.kernels[0].source for p in plans}) > 3
 
 
 def test_what_is_refused_is_told(kernel, pool):
     bad = with_template(kernel, "no such thing", parameters(kernel))
-    refused, fine = pool.plans([Order(bad, (), False), Order(kernel, (), False)])
-    assert isinstance(refused, Refused)
+    refused, fine = pool.plans([LoweringJob(bad, (), False), LoweringJob(kernel, (), False)])
+    assert isinstance(refused, NotLowered)
     assert "no such thing" in refused.text
     assert fine.launches
 
@@ -66,7 +66,7 @@ def test_a_dead_process_is_an_error_and_all_end(kernel):
         process.wait()
         pool._free.put(process)
         with pytest.raises(WorkError, match="has died"):
-            pool.plans([Order(kernel, (), False)])
+            pool.plans([LoweringJob(kernel, (), False)])
     assert process.returncode is not None
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)

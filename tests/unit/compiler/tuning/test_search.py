@@ -9,7 +9,7 @@ import tilewright as tw
 from tilewright.compilation.lowering import lower
 from tilewright.ir import InputError, UnsupportedError
 from tilewright.measuring.budget import Budget, budget_seconds
-from tilewright.measuring.network_validation import Verdict
+from tilewright.measuring.network_validation import Validation
 from tilewright.tuning.kernels.kernel_outcome import outcome_in, outcome_of, record_of
 from tilewright.tuning.kernels.search import BATCH, run_searches
 from tilewright.tuning.kernels.search_space import search_space
@@ -91,7 +91,7 @@ def test_a_time_below_its_bound_is_a_bug_and_certifies_nothing(kernel):
         assert part in first
     assert task.outcome.end == "settled"
     assert task.outcome.pruned == 0
-    report = report_of([task], measurer, Budget(), Verdict({}, {}), recalled=False)
+    report = report_of([task], measurer, Budget(), Validation({}, {}), recalled=False)
     assert report["certified_kernels"] == 0.0
     assert report["violations"] == found
 

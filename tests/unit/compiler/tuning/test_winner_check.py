@@ -8,7 +8,7 @@ from search_samples import TARGET, StandInMeasurer, dense_kernel, efficiencies, 
 from tilewright.ir import show
 from tilewright.measuring.budget import Budget
 from tilewright.measuring.kernel_program import kernel_program
-from tilewright.measuring.network_validation import Verdict
+from tilewright.measuring.network_validation import Validation
 from tilewright.tuning.kernels.result_check import (
     check_contenders,
     difference,
@@ -74,7 +74,7 @@ def test_the_fastest_that_is_right_wins(kernel, capsys):
     for part in ("bug: kernel", "differs by 4 of 4 elements of result 0", "program", ".ir"):
         assert part in err
     assert len(measurer.compared) < len(times) / 4  # only what would be the best
-    report = report_of([task], measurer, Budget(), Verdict({}, {}), recalled=False)
+    report = report_of([task], measurer, Budget(), Validation({}, {}), recalled=False)
     assert report["wrong"] == list(task.wrong.values())
     assert report["kernels"][0]["failed"] == len(task.wrong)
 
