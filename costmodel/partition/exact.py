@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.costmodel.partition.intervals import FloatArray, IntervalSpace
-from tilewright.costmodel.partition.linked import Found, least_max, least_sum
+from tilewright.costmodel.partition.linked import BestPartition, least_max, least_sum
 from tilewright.costmodel.partition.objective import LayerObjective
 from tilewright.ir.errors import InputError, UnsupportedError
 
@@ -21,7 +21,7 @@ from tilewright.ir.errors import InputError, UnsupportedError
 CLOSE = 1e-11
 
 
-def least_objective(space: IntervalSpace, objective: LayerObjective) -> Found:
+def least_objective(space: IntervalSpace, objective: LayerObjective) -> BestPartition:
     """A partition of `space` with the least `objective.value`.
 
     Speeds may differ and intervals may be ruled out (`limited`). Raises InputError where there is no
@@ -49,8 +49,8 @@ def _sweep(
     objective: LayerObjective,
     moved: Sequence[FloatArray],
     times: Sequence[FloatArray],
-    best: Found,
-) -> Found:
+    best: BestPartition,
+) -> BestPartition:
     w, devices = objective.weights, len(times)
     allowed = [t[np.isfinite(c)] for t, c in zip(times, moved, strict=True)]
     lowest = least_max(space, times).value
@@ -80,7 +80,7 @@ class _Vertex:
     inverse: float
     moved: float
     slope: float
-    found: Found
+    found: BestPartition
 
 
 def _under_cap(
@@ -89,8 +89,8 @@ def _under_cap(
     capped: Sequence[FloatArray],
     times: Sequence[FloatArray],
     cap: float,
-    best: Found,
-) -> Found:
+    best: BestPartition,
+) -> BestPartition:
     """The best partition whose devices all stay within the cap, or `best` where that is no worse."""
     w, devices = objective.weights, len(times)
     busy = [np.where(t > 0, c, np.inf) for c, t in zip(capped, times, strict=True)]
@@ -126,8 +126,8 @@ def _hull_minimum(
     ends: tuple[_Vertex, _Vertex],
     vertex: Callable[[float], _Vertex],
     relaxed: Callable[[float, float], float],
-    best: Found,
-) -> Found:
+    best: BestPartition,
+) -> BestPartition:
     """Divide and conquer over the hull; a piece is left out where its corner is no better than the best."""
     best = min(best, *(v.found for v in ends), key=lambda f: f.value)
     pieces = [ends]
@@ -158,5 +158,5 @@ def _corner(left: _Vertex, right: _Vertex) -> tuple[float, float]:
     return z, left.moved + left.slope * (left.inverse - z)
 
 
-def _evaluated(objective: LayerObjective, found: Found) -> Found:
-    return Found(found.intervals, objective.value(found.intervals))
+def _evaluated(objective: LayerObjective, found: BestPartition) -> BestPartition:
+    return BestPartition(found.intervals, objective.value(found.intervals))

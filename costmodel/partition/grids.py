@@ -19,7 +19,7 @@ from tilewright.ir.errors import InputError
 from tilewright.ir.windows import POINT, Interval, RowWindow
 
 
-class Grid(NamedTuple):
+class DeviceGrid(NamedTuple):
     """Row and column intervals; device i * columns + j has (rows[i], columns[j])."""
 
     rows: tuple[Interval, ...]
@@ -72,7 +72,7 @@ class GridProblem:
         )
 
 
-def alternating_grid(problem: GridProblem, rows: int, columns: int) -> Grid:
+def alternating_grid(problem: GridProblem, rows: int, columns: int) -> DeviceGrid:
     """An r x c grid: best rows for given columns, best columns for these, until nothing is gained.
 
     Each step is exact, the end is a local optimum and no worse than where it began, the even grid. Raises
@@ -82,7 +82,7 @@ def alternating_grid(problem: GridProblem, rows: int, columns: int) -> Grid:
         raise InputError(f"expected a grid of {len(problem.flops_per_s)} devices, got {rows} x {columns}")
     heights = tuple(split_extent(problem.height, rows))
     widths = tuple(split_extent(problem.width, columns))
-    best = Grid(heights, widths, problem.value(heights, widths))
+    best = DeviceGrid(heights, widths, problem.value(heights, widths))
     while True:
         before = best.seconds
         for improved in (_other_rows, _other_columns):
@@ -91,7 +91,7 @@ def alternating_grid(problem: GridProblem, rows: int, columns: int) -> Grid:
             return best
 
 
-def best_grid(problem: GridProblem) -> Grid:
+def best_grid(problem: GridProblem) -> DeviceGrid:
     """The best alternating grid over all r x c of the devices."""
     count = len(problem.flops_per_s)
     shapes = [(r, count // r) for r in range(1, count + 1) if count % r == 0]
@@ -111,7 +111,7 @@ def _line(extent: int, parts: int, seconds: Callable[[int, Interval], float]) ->
     return least_max(space, tables).intervals
 
 
-def _other_rows(problem: GridProblem, grid: Grid) -> Grid:
+def _other_rows(problem: GridProblem, grid: DeviceGrid) -> DeviceGrid:
     """The best rows for the grid's columns."""
     wide = len(grid.columns)
     rows = _line(
@@ -119,10 +119,10 @@ def _other_rows(problem: GridProblem, grid: Grid) -> Grid:
         len(grid.rows),
         lambda i, cut: max(problem.seconds(i * wide + j, cut, c) for j, c in enumerate(grid.columns)),
     )
-    return Grid(rows, grid.columns, problem.value(rows, grid.columns))
+    return DeviceGrid(rows, grid.columns, problem.value(rows, grid.columns))
 
 
-def _other_columns(problem: GridProblem, grid: Grid) -> Grid:
+def _other_columns(problem: GridProblem, grid: DeviceGrid) -> DeviceGrid:
     """The best columns for the grid's rows."""
     wide = len(grid.columns)
     columns = _line(
@@ -130,7 +130,7 @@ def _other_columns(problem: GridProblem, grid: Grid) -> Grid:
         wide,
         lambda j, cut: max(problem.seconds(i * wide + j, r, cut) for i, r in enumerate(grid.rows)),
     )
-    return Grid(grid.rows, columns, problem.value(grid.rows, columns))
+    return DeviceGrid(grid.rows, columns, problem.value(grid.rows, columns))
 
 
 def _span(part: Interval, extent: int, window: RowWindow) -> Interval:

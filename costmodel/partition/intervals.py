@@ -25,7 +25,7 @@ Rounding = Literal["ceil", "floor"]
 
 
 @dataclass(frozen=True, eq=False)
-class Candidates:
+class IntervalCandidates:
     """The intervals of one device: [s, s + p) for s in `starts` and p in `sizes` where `valid[s, p]`.
 
     `valid` has shape (len(starts), len(sizes)).
@@ -57,7 +57,7 @@ class IntervalSpace:
     """
 
     output: int
-    nodes: tuple[Candidates, ...]
+    nodes: tuple[IntervalCandidates, ...]
     overlap: bool
 
     @property
@@ -148,7 +148,7 @@ def limited(space: IntervalSpace, max_rows: Sequence[float]) -> IntervalSpace:
     nodes = []
     for node, most in zip(space.nodes, max_rows, strict=True):
         starts, ends = node.ends
-        nodes.append(Candidates(node.starts, node.sizes, node.valid & (ends - starts <= most)))
+        nodes.append(IntervalCandidates(node.starts, node.sizes, node.valid & (ends - starts <= most)))
     return IntervalSpace(space.output, tuple(nodes), space.overlap)
 
 
@@ -193,10 +193,10 @@ def check_sizes(output: int, sizes: Sequence[range]) -> None:
 
 def _masked(
     output: int, starts: range, sizes: range, *, inner: bool = False, ends_at: int | None = None
-) -> Candidates:
+) -> IntervalCandidates:
     s = np.arange(starts.start, starts.stop)[:, None]
     ends = s + np.arange(sizes.start, sizes.stop)[None, :]
     valid = ends < output if inner else ends <= output
     if ends_at is not None:
         valid = ends == ends_at
-    return Candidates(starts, sizes, valid)
+    return IntervalCandidates(starts, sizes, valid)

@@ -7,19 +7,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tilewright.costmodel.partition.intervals import Candidates, FloatArray, IntervalSpace
+from tilewright.costmodel.partition.intervals import FloatArray, IntervalCandidates, IntervalSpace
 from tilewright.ir.errors import InputError
 from tilewright.ir.windows import Interval
 
 
-class Found(NamedTuple):
+class BestPartition(NamedTuple):
     """A partition and its value."""
 
     intervals: tuple[Interval, ...]
     value: float
 
 
-def least_sum(space: IntervalSpace, costs: Sequence[FloatArray]) -> Found:
+def least_sum(space: IntervalSpace, costs: Sequence[FloatArray]) -> BestPartition:
     """The partition whose nodes' costs add up to the least.
 
     `costs[n]` has the shape of `space.nodes[n].valid`; inf forbids an interval. Exact in O(vertices times
@@ -28,14 +28,14 @@ def least_sum(space: IntervalSpace, costs: Sequence[FloatArray]) -> Found:
     return _least(space, costs, np.add)
 
 
-def least_max(space: IntervalSpace, costs: Sequence[FloatArray]) -> Found:
+def least_max(space: IntervalSpace, costs: Sequence[FloatArray]) -> BestPartition:
     """The partition whose most expensive node costs least; otherwise as `least_sum`."""
     return _least(space, costs, np.maximum)
 
 
 def _least(
     space: IntervalSpace, costs: Sequence[FloatArray], combine: Callable[[FloatArray, FloatArray], Any]
-) -> Found:
+) -> BestPartition:
     if len(costs) != len(space.nodes):
         raise InputError(f"expected costs of {len(space.nodes)} devices, got {len(costs)}")
     by_start = np.full(space.output + 1, np.inf)  # least cost of the nodes after, by where they start
@@ -55,10 +55,10 @@ def _least(
             f"expected sizes and memory that allow {len(costs)} devices to share {space.output} rows, "
             "got no partition"
         )
-    return Found(_trace(space, best[::-1]), value)
+    return BestPartition(_trace(space, best[::-1]), value)
 
 
-def _least_linked(space: IntervalSpace, node: Candidates, by_start: FloatArray) -> FloatArray:
+def _least_linked(space: IntervalSpace, node: IntervalCandidates, by_start: FloatArray) -> FloatArray:
     """For every candidate the least of `by_start` over where the next interval may start."""
     starts = np.arange(node.starts.start, node.starts.stop)
     sizes = np.arange(node.sizes.start, node.sizes.stop)

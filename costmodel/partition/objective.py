@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.costmodel.partition.intervals import Candidates, FloatArray
+from tilewright.costmodel.partition.intervals import FloatArray, IntervalCandidates
 from tilewright.costmodel.partition.naive import check_speeds, cropped_rows, fetched_rows
 from tilewright.ir.errors import InputError
 from tilewright.ir.windows import Interval
@@ -76,7 +76,7 @@ class LayerObjective:
             moved += w.fetched * fetched_rows(own, wanted) + w.cropped * cropped_rows(own, wanted)
         return self.row_size * (w.slowest * slowest + moved + w.imbalance * imbalance)
 
-    def moved(self, node: Candidates, device: int) -> FloatArray:
+    def moved(self, node: IntervalCandidates, device: int) -> FloatArray:
         """Weighted fetched and cropped rows of every candidate, inf where it is none."""
         starts, ends = node.ends
         if self.required is None:
@@ -87,7 +87,7 @@ class LayerObjective:
         rows = w.fetched * (high - low - common) + w.cropped * (ends - starts - common)
         return np.where(node.valid, rows, np.inf)
 
-    def times(self, node: Candidates, device: int) -> FloatArray:
+    def times(self, node: IntervalCandidates, device: int) -> FloatArray:
         """rows / speed of every candidate, of shape (starts, sizes)."""
         starts, ends = node.ends
         return np.asarray((ends - starts) / self.speeds[device], dtype=np.float64)

@@ -15,7 +15,7 @@ from tilewright.ir.windows import Interval
 PROGRESS_EVERY = 1 << 12
 
 
-class PrunedFound(NamedTuple):
+class PrunedPartition(NamedTuple):
     """The partition it ends with, its value, and how many complete partitions it evaluated."""
 
     intervals: tuple[Interval, ...]
@@ -25,7 +25,7 @@ class PrunedFound(NamedTuple):
 
 def pruned_search(
     space: IntervalSpace, objective: LayerObjective, progress: Callable[[float, int], None] | None = None
-) -> PrunedFound:
+) -> PrunedPartition:
     """Search as the thesis does; its value is at least that of `exact.least_objective`.
 
     Candidates of a device are tried from the smallest, those nearest the end of the rows first. One that
@@ -66,7 +66,7 @@ def pruned_search(
     value, intervals = visit(())
     if not intervals:
         raise InputError(f"expected sizes that link {len(orders)} devices to a partition, found none")
-    return PrunedFound(intervals, value, evaluated)
+    return PrunedPartition(intervals, value, evaluated)
 
 
 def _share(orders: Sequence[Sequence[Interval]], prefix: Sequence[Interval]) -> float:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tilewright.ir import Block, Builder, Constants, Func, Module, Op, Value
 from tilewright.passes import PassContext
-from tilewright.passes.graph.parallel_products import Group
+from tilewright.passes.graph.parallel_products import ProductGroup
 
 #: steps from the input of a group to ops that are counted with it, and from these to what computes what they
 #: read; concatenations behind convolutions, biases and activations, and their other pieces, take part
@@ -21,7 +21,9 @@ class Savings:
     the names and numbers of constants are lowered once.
     """
 
-    def __init__(self, func: Func, merged: Callable[[Func, Sequence[Group]], Func], ctx: PassContext) -> None:
+    def __init__(
+        self, func: Func, merged: Callable[[Func, Sequence[ProductGroup]], Func], ctx: PassContext
+    ) -> None:
         self._func, self._merged = func, merged
         self._context = replace(ctx, instruments=(), reproducer_folder=None)
         self._producer = {r: op for op in func.body.ops for r in op.results}
@@ -29,30 +31,30 @@ class Savings:
         for op in func.body.ops:
             for v in op.operands:
                 self._readers.setdefault(v, []).append(op)
-        self._places: dict[Group, tuple[Func, Hashable]] = {}
+        self._places: dict[ProductGroup, tuple[Func, Hashable]] = {}
         self._known: dict[Hashable, int] = {}
 
-    def of_all(self, groups: Sequence[Group]) -> int:
+    def of_all(self, groups: Sequence[ProductGroup]) -> int:
         """How many kernels there are less with one product in place of each group's."""
         distinct = {key: len(around.body.ops) for around, key in map(self._place, groups)}
         if sum(distinct.values()) > len(self._func.body.ops):  # little is repeated
             return self._difference(self._func, groups)
         return sum(map(self.of, groups))
 
-    def of(self, group: Group) -> int:
+    def of(self, group: ProductGroup) -> int:
         """How many kernels there are less with one product in place of the group's alone."""
         around, key = self._place(group)
         if key not in self._known:
             self._known[key] = self._difference(around, [group])
         return self._known[key]
 
-    def _place(self, group: Group) -> tuple[Func, Hashable]:
+    def _place(self, group: ProductGroup) -> tuple[Func, Hashable]:
         if group not in self._places:
             around = self._around(group)
             self._places[group] = around, _key(around, group)
         return self._places[group]
 
-    def _difference(self, func: Func, groups: Sequence[Group]) -> int:
+    def _difference(self, func: Func, groups: Sequence[ProductGroup]) -> int:
         return self._count(func) - self._count(self._merged(func, groups))
 
     def _count(self, func: Func) -> int:
@@ -60,7 +62,7 @@ class Savings:
         kernels = self._context.estimator.stored_kernels(module, self._context)
         return sum(op.name == "tensor.call" for op in kernels.main.body.ops)
 
-    def _around(self, group: Group) -> Func:
+    def _around(self, group: ProductGroup) -> Func:
         """The ops around a group as a function of their own."""
         x = group.members[0].op.operands[0]
         found = _spread([x], AHEAD, self._reading, lambda op: op.results)
@@ -111,7 +113,7 @@ def _spread(
     return found
 
 
-def _key(func: Func, group: Group) -> Hashable:
+def _key(func: Func, group: ProductGroup) -> Hashable:
     """Equal for functions and groups that are equal but for the names and numbers of constants."""
     number = {v: i for i, v in enumerate(func.body.params)}
     names: dict[object, int] = {}

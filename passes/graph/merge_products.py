@@ -12,7 +12,7 @@ from tilewright.ir import Builder, Func, Level, Module, Op, Value
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.graph.kernel_savings import Savings
 from tilewright.passes.graph.parallel_products import (
-    Group,
+    ProductGroup,
     channel_axis,
     joined_type,
     parallel_products,
@@ -54,7 +54,7 @@ def merge_products(module: Module, ctx: PassContext, *, tf32: bool = False, alwa
     )
 
 
-def _faster(group: Group | None, seconds: Callable[[Op], float]) -> Group | None:
+def _faster(group: ProductGroup | None, seconds: Callable[[Op], float]) -> ProductGroup | None:
     """As much of the group as one product takes no longer for than its members in turn."""
     if group is None:
         return None
@@ -66,7 +66,9 @@ def _faster(group: Group | None, seconds: Callable[[Op], float]) -> Group | None
     return _faster(group.without_join, seconds)
 
 
-def _saving(func: Func, groups: Sequence[Group], pool: ConstantPool, ctx: PassContext) -> list[Group]:
+def _saving(
+    func: Func, groups: Sequence[ProductGroup], pool: ConstantPool, ctx: PassContext
+) -> list[ProductGroup]:
     """The groups that save a kernel for every product less, together or each alone."""
     scratch = ConstantPool(pool.constants)
     savings = Savings(func, lambda some, merging: _merged(some, merging, scratch), ctx)
@@ -79,17 +81,17 @@ def _saving(func: Func, groups: Sequence[Group], pool: ConstantPool, ctx: PassCo
     return found
 
 
-def _products_less(group: Group) -> int:
+def _products_less(group: ProductGroup) -> int:
     return len(group.members) - 1
 
 
-def _merged(func: Func, groups: Sequence[Group], pool: ConstantPool) -> Func:
+def _merged(func: Func, groups: Sequence[ProductGroup], pool: ConstantPool) -> Func:
     """The function with each group at the place of its first product."""
     starts = {op: g for g in groups for op in _first_of(func, g)}
     joins = {g.join: g for g in groups if g.join is not None}
     constants = {op.result: op for op in func.body.ops if op.name == "graph.constant"}
     ended: dict[Value, Value] = {}
-    wholes: dict[Group, Value] = {}
+    wholes: dict[ProductGroup, Value] = {}
     ops: list[Op] = []
     for op in func.body.ops:
         new = replace_in_op(op, ended)
@@ -108,7 +110,7 @@ def _merged(func: Func, groups: Sequence[Group], pool: ConstantPool) -> Func:
     return func.with_body(block.with_ops(live_ops(block)))
 
 
-def _first_of(func: Func, group: Group) -> list[Op]:
+def _first_of(func: Func, group: ProductGroup) -> list[Op]:
     """The product of a group that comes first."""
     members = {p.op for p in group.members}
     return [next(op for op in func.body.ops if op in members)]
@@ -121,7 +123,7 @@ class _Writer:
         self.pool, self.constants = pool, constants
         self.b = Builder()
 
-    def whole(self, group: Group, x: Value) -> Value:
+    def whole(self, group: ProductGroup, x: Value) -> Value:
         """The one product of `x` and the elementwise ops behind it."""
         first = group.members[0]
         with self.b.at(first.op.loc):
@@ -138,7 +140,7 @@ class _Writer:
                 (value,) = self.b.emit(step.op.name, operands, dict(step.op.attrs))
         return value
 
-    def slices(self, group: Group, whole: Value) -> dict[Value, Value]:
+    def slices(self, group: ProductGroup, whole: Value) -> dict[Value, Value]:
         """What replaces the last value of each member that is read by itself."""
         out, start = {}, 0
         for p in group.members:
@@ -148,7 +150,7 @@ class _Writer:
             start += p.channels
         return out
 
-    def join(self, op: Op, group: Group, whole: Value) -> Value:
+    def join(self, op: Op, group: ProductGroup, whole: Value) -> Value:
         """What replaces a concatenation whose first or last operands are part of `whole`."""
         axis = channel_axis(group.members[0].op)
         rest = op.operands[group.pieces :] if group.leads else op.operands[: -group.pieces]

@@ -29,7 +29,7 @@ COPY_BYTES = ASYNC_COPY_BYTES[0]
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class EpilogueStep:
     """An elementwise op behind a product.
 
     constant: position of a constant operand, -1 without one. axis: its dimension that has one value per
@@ -46,7 +46,7 @@ class Product:
     """A product with a constant operand and the elementwise ops that are alone in reading it."""
 
     op: Op
-    steps: tuple[Step, ...]
+    steps: tuple[EpilogueStep, ...]
     end: Value
 
     @property
@@ -72,7 +72,7 @@ def weight_axis(op: Op) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class ProductGroup:
     """Products that can be one, in the order of their channels in it.
 
     join: a concatenation along the channels whose first (`leads`) or last operands are the last, or first,
@@ -92,12 +92,12 @@ class Group:
         return self.members[: -self.pieces] if self.leads else self.members[self.pieces :]
 
     @property
-    def without_join(self) -> Group | None:
+    def without_join(self) -> ProductGroup | None:
         """The group of those members only that go into no concatenation."""
-        return Group(self.apart) if self.pieces and len(self.apart) > 1 else None
+        return ProductGroup(self.apart) if self.pieces and len(self.apart) > 1 else None
 
 
-def parallel_products(func: Func, pool: ConstantPool) -> list[Group]:
+def parallel_products(func: Func, pool: ConstantPool) -> list[ProductGroup]:
     """Groups of two and more products that can be one.
 
     The members of a group read the same first operand, have equal attributes and constants that differ in the
@@ -130,7 +130,7 @@ class _Finder:
 
     def product(self, op: Op) -> Product:
         """The product with as many ops behind it as can be done for several at once."""
-        steps: list[Step] = []
+        steps: list[EpilogueStep] = []
         value = op.result
         while len(users := self.users.get(value, [])) == 1:
             (user,) = users
@@ -144,12 +144,12 @@ class _Finder:
             value = user.result
         return Product(op, tuple(steps), value)
 
-    def _step(self, op: Op, value: Value, channel: int) -> Step | None:
+    def _step(self, op: Op, value: Value, channel: int) -> EpilogueStep | None:
         elementwise = op.name in _ALONG_AXIS or facts_of(op.name).elements is Elements.MAPS
         if not elementwise or len(op.results) != 1 or op.result.tensor.shape != value.tensor.shape:
             return None
         if len(op.operands) == 1:
-            return Step(op)
+            return EpilogueStep(op)
         if len(op.operands) != 2:
             return None
         i = 1 if op.operands[0] is value else 0
@@ -158,20 +158,20 @@ class _Finder:
         t = op.operands[i].tensor
         if op.name in _ALONG_AXIS:
             own = op.integer("axis") % value.tensor.rank == channel and i == 1
-            return Step(op, i, 0) if own else None
+            return EpilogueStep(op, i, 0) if own else None
         if t.size == 1:
-            return Step(op, i)
+            return EpilogueStep(op, i)
         axis = channel - (value.tensor.rank - t.rank)
         per_channel = axis >= 0 and t.size == t.shape[axis] == value.tensor.shape[channel]
-        return Step(op, i, axis) if per_channel else None
+        return EpilogueStep(op, i, axis) if per_channel else None
 
     def placed(self, v: Value) -> bool:
         return any(user.name in _PLACED for user in self.users.get(v, []))
 
-    def group(self, products: Sequence[Product], joins: set[Op]) -> Group:
+    def group(self, products: Sequence[Product], joins: set[Op]) -> ProductGroup:
         """What of equal products can be one; no concatenation is taken twice, those taken are in `joins`."""
         apart = tuple(p for p in products if not self.placed(p.end))
-        best = Group(apart)
+        best = ProductGroup(apart)
         for join in dict.fromkeys(user for p in products for user in self.users.get(p.end, [])):
             if join in joins or not self._may_grow(join, channel_axis(products[0].op)):
                 continue
@@ -181,7 +181,7 @@ class _Finder:
                 pieces = tuple(by_end[v] for v in takewhile(by_end.__contains__, row))
                 if len(pieces) > best.pieces:
                     members = (*apart, *pieces) if leads else (*pieces[::-1], *apart)
-                    best = Group(members, join, leads, len(pieces))
+                    best = ProductGroup(members, join, leads, len(pieces))
         if best.join is not None:
             joins.add(best.join)
         return best
@@ -200,7 +200,7 @@ class _Finder:
         product = (p.op.name, p.op.operands[0], _attrs(p.op), weight.dtype, weight.rank, other)
         return product, aligned, tuple(self._step_key(s) for s in p.steps)
 
-    def _step_key(self, s: Step) -> Hashable:
+    def _step_key(self, s: EpilogueStep) -> Hashable:
         attrs = () if s.op.name in _ALONG_AXIS else _attrs(s.op)
         if s.constant < 0:
             return s.op.name, attrs
@@ -224,7 +224,7 @@ def joined_type(types: Iterable[TensorType], axis: int) -> TensorType:
     return TensorType(first.dtype, (*first.shape[:axis], n, *first.shape[axis + 1 :]))
 
 
-def whole_product(group: Group) -> Op:
+def whole_product(group: ProductGroup) -> Op:
     """One product in place of those of a group, its constant not made yet."""
     first, ops = group.members[0].op, [p.op for p in group.members]
     weight = joined_type((op.operands[1].tensor for op in ops), weight_axis(first))

@@ -15,7 +15,7 @@ from tilewright.cluster.text import plan_text, table_text, validation_text
 from tilewright.compilation.option_values import TOLERANCE
 from tilewright.costmodel.cluster.inputs.loading import load_cluster, load_model, load_training
 from tilewright.costmodel.cluster.inputs.machine import Cluster
-from tilewright.costmodel.cluster.inputs.model import Model
+from tilewright.costmodel.cluster.inputs.model import ClusterModel
 from tilewright.costmodel.cluster.inputs.network import network_model
 from tilewright.costmodel.cluster.inputs.training import Training
 from tilewright.costmodel.cluster.measured.best import predict_best
@@ -96,7 +96,9 @@ def run_validate(a: argparse.Namespace) -> None:
     _tell_plot(a)
 
 
-def _searched(a: argparse.Namespace, cluster: Cluster, model: Model, training: Training) -> SearchResult:
+def _searched(
+    a: argparse.Namespace, cluster: Cluster, model: ClusterModel, training: Training
+) -> SearchResult:
     if not a.stack:
         return search(cluster, model, training, mode=a.mode, top=a.top)
     if a.mode != "corrected":
@@ -210,7 +212,7 @@ _RELAY = (".relay", ".json")
 _NETWORKS = (*_RELAY, *BUNDLED, ".ir")
 
 
-def load_inputs(a: argparse.Namespace) -> tuple[Cluster, Model, Training]:
+def load_inputs(a: argparse.Namespace) -> tuple[Cluster, ClusterModel, Training]:
     """Load all three from files or by names of shipped records; raises InputError naming file and field.
 
     Of the arguments of `cluster plan` it takes cluster, model and training, and of a network inputs (names,
@@ -219,7 +221,7 @@ def load_inputs(a: argparse.Namespace) -> tuple[Cluster, Model, Training]:
     return load_cluster(a.cluster), _model(a), load_training(a.training)
 
 
-def _model(a: argparse.Namespace) -> Model:
+def _model(a: argparse.Namespace) -> ClusterModel:
     if a.model.startswith(ZOO) or Path(a.model).suffix in _NETWORKS:
         return _network(a)
     for option, given in (("inputs", a.inputs), ("shape", a.shape), ("constant", a.constant)):
@@ -228,7 +230,7 @@ def _model(a: argparse.Namespace) -> Model:
     return load_model(a.model)
 
 
-def _network(a: argparse.Namespace) -> Model:
+def _network(a: argparse.Namespace) -> ClusterModel:
     """Units from the graph; the weights' values play no part, so none are made up."""
     name, inputs = a.model, tuple(a.inputs.split(",")) if a.inputs else None
     module = read_network(name, shapes=a.shape, constants=a.constant)

@@ -20,7 +20,7 @@ from tilewright.cluster.measuring.trace import busy_s, end_s, picked
 from tilewright.cluster.planning.op_seconds import op_flops_of
 from tilewright.compilation.option_values import Pick
 from tilewright.costmodel import CpuHardware
-from tilewright.costmodel.cluster.inputs.machine import Cluster, Device, Storage
+from tilewright.costmodel.cluster.inputs.machine import Cluster, ClusterDevice, Storage
 from tilewright.costmodel.links import Link
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import Module
@@ -130,7 +130,7 @@ def measured_cluster(
     shared = devices if isinstance(hardware, CpuHardware) else 1
     sustained = op_flops_of(module.main) / times.total_s
     peak = max(hardware.peak_flops_per_s / shared, sustained)
-    device = Device(
+    device = ClusterDevice(
         name=times.device,
         memory_bytes=memory or device_memory_bytes(times.target) / shared,
         memory_bytes_per_s=hardware.dram_bytes_per_s / shared,

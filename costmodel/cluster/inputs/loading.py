@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tilewright.costmodel.cluster.inputs.machine import ELEMENT_BYTES, Cluster, Device, Storage
+from tilewright.costmodel.cluster.inputs.machine import ELEMENT_BYTES, Cluster, ClusterDevice, Storage
 from tilewright.costmodel.cluster.inputs.model import Transformer
 from tilewright.costmodel.cluster.inputs.training import GRADIENTS, PHASES, SCHEDULES, SHARDINGS, Training
 from tilewright.costmodel.links import Link
@@ -284,8 +284,8 @@ def load_training(path_or_name: str | Path) -> Training:
     return training
 
 
-def _device(fields: Fields) -> Device:
-    device = Device(
+def _device(fields: Fields) -> ClusterDevice:
+    device = ClusterDevice(
         name=fields.text("name"),
         memory_bytes=fields.quantity("memory", "bytes"),
         memory_bytes_per_s=fields.quantity("memory_bandwidth", "bytes_per_s"),

@@ -13,7 +13,7 @@ ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "tf32": 4}
 
 
 @dataclass(frozen=True)
-class Device:
+class ClusterDevice:
     """One accelerator: memory, its bandwidth, and the peak rate per precision.
 
     `efficiency` is the share of the peak that matrix kernels reach in a training step (above 0, at most 1).
@@ -69,7 +69,7 @@ class Cluster:
     name: str
     nodes: int
     devices_per_node: int
-    device: Device
+    device: ClusterDevice
     intra: Link
     inter: Link
     storage: Storage

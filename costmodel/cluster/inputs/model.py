@@ -39,7 +39,7 @@ class StageLoad:
     head: float
 
 
-class Model(Protocol):
+class ClusterModel(Protocol):
     """What the corrected mode needs of a model."""
 
     @property

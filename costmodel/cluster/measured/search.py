@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from tilewright.costmodel.cluster.inputs.machine import Cluster
-from tilewright.costmodel.cluster.inputs.model import Model, Transformer
+from tilewright.costmodel.cluster.inputs.model import ClusterModel, Transformer
 from tilewright.costmodel.cluster.inputs.training import SCHEDULES, Training
 from tilewright.costmodel.cluster.measured.in_memory import Knobs, Machine, TrainingRuns, step_time
 from tilewright.costmodel.cluster.measured.rings import A100
@@ -21,13 +21,13 @@ _STREAMED = "schedule other than IM"
 
 
 def search_in_memory(
-    cluster: Cluster, model: Model, training: Training, knobs: Knobs, top: int = 10
+    cluster: Cluster, model: ClusterModel, training: Training, knobs: Knobs, top: int = 10
 ) -> SearchResult:
     """The `top` fastest feasible configurations of `evaluate_in_memory`; errors as there."""
     return ranked(evaluate_in_memory(cluster, model, training, knobs), top)
 
 
-def evaluate_in_memory(cluster: Cluster, model: Model, training: Training, knobs: Knobs) -> Evaluation:
+def evaluate_in_memory(cluster: Cluster, model: ClusterModel, training: Training, knobs: Knobs) -> Evaluation:
     """The corrected mode's configurations and capacities with the seconds of the in-memory model.
 
     The components add up to the total: nothing of a step was measured to overlap. Raises UnsupportedError for

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from tilewright.costmodel.cluster.inputs.machine import ELEMENT_BYTES, Cluster
-from tilewright.costmodel.cluster.inputs.model import Model, StageLoad
+from tilewright.costmodel.cluster.inputs.model import ClusterModel, StageLoad
 from tilewright.costmodel.cluster.inputs.training import GRADIENTS, SCHEDULES, Training
 from tilewright.costmodel.cluster.modes.configurations import (
     Column,
@@ -19,7 +19,7 @@ from tilewright.costmodel.cluster.modes.configurations import (
 
 
 @dataclass(frozen=True)
-class Case:
+class StepColumns:
     """A cluster, model and training with their configurations, and what many terms share.
 
     load: the fields of StageLoad as columns. micro_steps: micro-batches per replica and step (m). samples: of
@@ -28,7 +28,7 @@ class Case:
     """
 
     cluster: Cluster
-    model: Model
+    model: ClusterModel
     training: Training
     configurations: Configurations
     load: Mapping[str, Column]
@@ -68,14 +68,14 @@ class Case:
         return np.where(self.configurations.sharding >= stage, self.dp, 1.0)
 
 
-def case_of(cluster: Cluster, model: Model, training: Training) -> Case:
+def case_of(cluster: Cluster, model: ClusterModel, training: Training) -> StepColumns:
     """All configurations of the corrected mode with their shared columns."""
     c = corrected_configurations(cluster, training)
     element, training_steps = ELEMENT_BYTES[training.precision], training.phase == "training"
     load = _load_columns(model, c.p)
     dp, tp = c.dp.astype(np.float64), c.tp.astype(np.float64)
     schedule = {name: c.schedule == index for index, name in enumerate(SCHEDULES)}
-    return Case(
+    return StepColumns(
         cluster=cluster,
         model=model,
         training=training,
@@ -99,7 +99,7 @@ def case_of(cluster: Cluster, model: Model, training: Training) -> Case:
     )
 
 
-def _load_columns(model: Model, p: np.ndarray) -> dict[str, Column]:
+def _load_columns(model: ClusterModel, p: np.ndarray) -> dict[str, Column]:
     """The stage loads of every p; one beyond the layers (infeasible) counts as a layer per stage."""
     values, places = np.unique(p, return_inverse=True)
     loads = [model.stage(min(int(value), model.layers)) for value in values]

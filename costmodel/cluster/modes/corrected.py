@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.costmodel.cluster.inputs.machine import Cluster
-from tilewright.costmodel.cluster.inputs.model import Model
+from tilewright.costmodel.cluster.inputs.model import ClusterModel
 from tilewright.costmodel.cluster.inputs.training import Training
-from tilewright.costmodel.cluster.modes.columns import Case, case_of
+from tilewright.costmodel.cluster.modes.columns import StepColumns, case_of
 from tilewright.costmodel.cluster.modes.configurations import Column, Evaluation, Flags
 from tilewright.costmodel.cluster.modes.times import boundary_bytes, inside_bytes, times, total_s
 
@@ -17,7 +17,7 @@ _BUFFERS = 2
 _HEAD_BYTES = 4
 
 
-def memory_bytes(case: Case) -> Column:
+def memory_bytes(case: StepColumns) -> Column:
     """Parameters, gradients, optimizer state and activations that are in device memory at the same time."""
     buffers = _BUFFERS * case.element * case.load["unit_parameters"] / case.tp
     whole = case.unit_bytes / case.shards(3) + np.where(case.configurations.sharding >= 3, buffers, 0.0)
@@ -28,7 +28,7 @@ def memory_bytes(case: Case) -> Column:
     return parameters + gradients + _streamed_or_kept(case) + _working(case)
 
 
-def storage_bytes(case: Case) -> Column:
+def storage_bytes(case: StepColumns) -> Column:
     """Parameters and optimizer state; gradients where they go there; activations of all samples for PR."""
     kept = case.unit_bytes / case.shards(3) + case.state_bytes
     gradients = case.backward * case.unit_bytes / case.shards(2)
@@ -37,7 +37,7 @@ def storage_bytes(case: Case) -> Column:
     return np.where(case.in_memory, 0.0, kept + activations)
 
 
-def _streamed_or_kept(case: Case) -> Column:
+def _streamed_or_kept(case: StepColumns) -> Column:
     """Layer inputs in memory: double buffers of input, output and gradient (PR), or all those in flight."""
     one = case.element * case.load["largest_boundary"] * case.micro_batch / case.tp
     streamed = _BUFFERS * (2.0 + case.backward) * one
@@ -49,7 +49,7 @@ def _streamed_or_kept(case: Case) -> Column:
     return np.where(case.parameter_resident, streamed, kept)
 
 
-def _working(case: Case) -> Column:
+def _working(case: StepColumns) -> Column:
     """One layer at work on a micro-batch, or the model's head."""
     kept = case.load["unit_inside_sharded"] / case.tp + case.load["unit_inside_replicated"]
     layer = case.element * kept
@@ -57,7 +57,7 @@ def _working(case: Case) -> Column:
     return np.maximum(layer, head) * case.micro_batch
 
 
-def evaluate_corrected(cluster: Cluster, model: Model, training: Training) -> Evaluation:
+def evaluate_corrected(cluster: Cluster, model: ClusterModel, training: Training) -> Evaluation:
     """Every configuration with ring collectives, bubble, storage and optimizer traffic, and capacities."""
     case = case_of(cluster, model, training)
     components = times(case)
@@ -81,7 +81,7 @@ def evaluate_corrected(cluster: Cluster, model: Model, training: Training) -> Ev
     )
 
 
-def _indivisible(case: Case) -> dict[str, Flags]:
+def _indivisible(case: StepColumns) -> dict[str, Flags]:
     """What must divide: samples, layers, heads, interleaved chunks."""
     c, layers = case.configurations, case.model.layers
     strict = case.model.uniform and not case.training.uneven_stages
@@ -99,7 +99,7 @@ def _indivisible(case: Case) -> dict[str, Flags]:
     }
 
 
-def _repetitive(case: Case) -> dict[str, Flags]:
+def _repetitive(case: StepColumns) -> dict[str, Flags]:
     """Choices without effect: the same configuration without them is counted already."""
     c = case.configurations
     sharded = (c.sharding > 0) & (c.dp == 1) & (c.sharding != min(case.training.sharding))

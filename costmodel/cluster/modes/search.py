@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.costmodel.cluster.inputs.loading import load_cluster, load_model, load_training
 from tilewright.costmodel.cluster.inputs.machine import Cluster
-from tilewright.costmodel.cluster.inputs.model import Model, Transformer
+from tilewright.costmodel.cluster.inputs.model import ClusterModel, Transformer
 from tilewright.costmodel.cluster.inputs.training import Training
 from tilewright.costmodel.cluster.modes.configurations import Column, Evaluation
 from tilewright.costmodel.cluster.modes.corrected import evaluate_corrected
@@ -20,7 +20,9 @@ from tilewright.ir.errors import InputError, UnsupportedError
 MODES = ("printed", "table", "corrected")
 
 
-def evaluate(cluster: Cluster, model: Model, training: Training, mode: str = "corrected") -> Evaluation:
+def evaluate(
+    cluster: Cluster, model: ClusterModel, training: Training, mode: str = "corrected"
+) -> Evaluation:
     """Seconds by component, bytes and feasibility of every configuration, in a fixed order.
 
     Raises InputError for an unknown mode, and UnsupportedError for what the printed modes do not know: any
@@ -69,7 +71,7 @@ class SearchResult:
 
 
 def search(
-    cluster: Cluster, model: Model, training: Training, mode: str = "corrected", top: int = 10
+    cluster: Cluster, model: ClusterModel, training: Training, mode: str = "corrected", top: int = 10
 ) -> SearchResult:
     """The `top` (at least 1) fastest feasible configurations. Errors as for `evaluate`."""
     if top < 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.costmodel.cluster.inputs.machine import Cluster
-from tilewright.costmodel.cluster.modes.columns import Case
+from tilewright.costmodel.cluster.modes.columns import StepColumns
 from tilewright.costmodel.cluster.modes.configurations import Column, Flags
 from tilewright.costmodel.links import Link
 
@@ -17,7 +17,7 @@ from tilewright.costmodel.links import Link
 BUCKET_BYTES = 25 * 2**20
 
 
-def tensor_ring_s(case: Case, volume: Column, calls: Column) -> Column:
+def tensor_ring_s(case: StepColumns, volume: Column, calls: Column) -> Column:
     """Seconds of all-reduces of `volume` bytes in all, in `calls` calls, in the weight-partition group.
 
     Between nodes every device has its own share of the node's ports (these calls cannot wait for each other).
@@ -29,7 +29,7 @@ def tensor_ring_s(case: Case, volume: Column, calls: Column) -> Column:
     return np.where(case.tp > 1, seconds, 0.0)
 
 
-def data_ring_s(case: Case, sweeps: Column, all_reduces: Flags) -> Column:
+def data_ring_s(case: StepColumns, sweeps: Column, all_reduces: Flags) -> Column:
     """Seconds of ring collectives over all parameters of a stage in the data-parallel group.
 
     sweeps: how often they pass once around the ring: all-gather and reduce-scatter 1, all-reduce 2, in one
@@ -49,7 +49,7 @@ def data_ring_s(case: Case, sweeps: Column, all_reduces: Flags) -> Column:
     return np.where(case.dp > 1, seconds, 0.0)
 
 
-def pipeline_s(case: Case, volume: Column, calls: Column) -> Column:
+def pipeline_s(case: StepColumns, volume: Column, calls: Column) -> Column:
     """Seconds in which every device of a stage sends `volume` bytes in `calls` messages to the next stage."""
     cluster, width = case.cluster, case.tp * case.dp
     inside = width * case.p <= cluster.devices_per_node
@@ -84,7 +84,7 @@ def _latency_s(link: Link, calls: Column, hops: Column) -> Column:
     return calls * link.call_s + hops * link.latency_s
 
 
-def times(case: Case) -> dict[str, Column]:
+def times(case: StepColumns) -> dict[str, Column]:
     """Components in seconds; `total_s` says which of them overlap."""
     compute, traffic = _compute_s(case), _device_memory_s(case)
     read, write = _storage_bytes(case)
@@ -102,7 +102,7 @@ def times(case: Case) -> dict[str, Column]:
     }
 
 
-def total_s(case: Case, part: dict[str, Column]) -> Column:
+def total_s(case: StepColumns, part: dict[str, Column]) -> Column:
     """T = max(T_work, T_storage, T_wp + T_pp + T_gather) + T_dp + T_optimizer.
 
     T_work is the larger one of compute and device memory, and the bubble.
@@ -113,7 +113,7 @@ def total_s(case: Case, part: dict[str, Column]) -> Column:
     return np.maximum.reduce(lanes) + part["dp"] + part["optimizer"]
 
 
-def _compute_s(case: Case) -> Column:
+def _compute_s(case: StepColumns) -> Column:
     """(1 forward + 2 backward + 1 recomputation) x forward FLOP of the stage; the head is not recomputed."""
     rate = case.cluster.device.flops_per_s(case.training.precision)
     passes, head_passes = case.forwards + 2.0 * case.backward, 1.0 + 2.0 * case.backward
@@ -121,7 +121,7 @@ def _compute_s(case: Case) -> Column:
     return flops * case.samples / (case.tp * rate)
 
 
-def _device_memory_s(case: Case) -> Column:
+def _device_memory_s(case: StepColumns) -> Column:
     """The least traffic of device memory: per pass, parameters per micro-batch, and layer inputs and results.
 
     Passes as for compute. What a layer keeps to itself counts nothing, as if each were one kernel.
@@ -132,18 +132,18 @@ def _device_memory_s(case: Case) -> Column:
     return np.asarray(moved / case.cluster.device.memory_bytes_per_s, np.float64)
 
 
-def boundary_bytes(case: Case) -> Column:
+def boundary_bytes(case: StepColumns) -> Column:
     """Layer inputs of one replica's samples on one device: (L/P) (B/DP) A / WP."""
     return case.element * case.load["boundary"] * case.samples / case.tp
 
 
-def inside_bytes(case: Case) -> Column:
+def inside_bytes(case: StepColumns) -> Column:
     """What the backward pass needs besides layer inputs; nothing where it is recomputed (or never needed)."""
     kept = case.load["inside_sharded"] / case.tp + case.load["inside_replicated"]
     return np.where(case.recompute, 0.0, case.backward * case.element * kept * case.samples)
 
 
-def _storage_bytes(case: Case) -> tuple[Column, Column]:
+def _storage_bytes(case: StepColumns) -> tuple[Column, Column]:
     """Bytes that one device reads and writes per step, without the optimizer's.
 
     PR reads every parameter once per direction, a layer's input forwards, and that input and the gradient
@@ -163,28 +163,28 @@ def _storage_bytes(case: Case) -> tuple[Column, Column]:
     return np.select(chosen, [read_pr, read_ar], 0.0), np.select(chosen, [write_pr, write_ar], 0.0)
 
 
-def _tensor_parallel_s(case: Case) -> Column:
+def _tensor_parallel_s(case: StepColumns) -> Column:
     """All-reduce of every partitioned layer's result in each forward, recomputed and backward pass."""
     passes = case.forwards + case.backward
     volume = passes * case.element * case.load["reduced"] * case.samples
     return tensor_ring_s(case, volume, passes * case.load["reductions"] * case.micro_steps)
 
 
-def _pipeline_s(case: Case) -> Column:
+def _pipeline_s(case: StepColumns) -> Column:
     """Activations to the next stage and, in training, gradients back; once per interleaved chunk."""
     times_sent = (1.0 + case.backward) * case.interleave
     volume = times_sent * case.element * case.load["edge"] * case.samples
     return pipeline_s(case, volume, times_sent * case.micro_steps)
 
 
-def _gather_s(case: Case) -> Column:
+def _gather_s(case: StepColumns) -> Column:
     """All-gather of sharded parameters (3) before every use: per step (PR) or per micro-batch (AR, IM)."""
     uses = (1.0 + case.backward) * np.where(case.parameter_resident, 1.0, case.micro_steps)
     sharded = case.configurations.sharding >= 3
     return np.where(sharded, data_ring_s(case, uses, ~sharded), 0.0)
 
 
-def _data_parallel_s(case: Case) -> Column:
+def _data_parallel_s(case: StepColumns) -> Column:
     """Gradients: reduce-scatter, and all-gather (of gradients, or from sharding 1 on of new parameters).
 
     Sharded gradients (2, 3) are scattered once per step in PR, where a layer sees all micro-batches in a row,
@@ -198,7 +198,7 @@ def _data_parallel_s(case: Case) -> Column:
     return data_ring_s(case, sweeps, sharding == 0)
 
 
-def _optimizer_s(case: Case) -> Column:
+def _optimizer_s(case: StepColumns) -> Column:
     """State and gradient in, state and parameter out (14 + 14 bytes per parameter: fp16 and Adam).
 
     From and to storage; in device memory for schedule IM.
@@ -209,6 +209,6 @@ def _optimizer_s(case: Case) -> Column:
     return np.where(case.in_memory, 2.0 * moved / case.cluster.device.memory_bytes_per_s, streamed)
 
 
-def _both(case: Case, read_s: Column, write_s: Column) -> Column:
+def _both(case: StepColumns, read_s: Column, write_s: Column) -> Column:
     """Reading and writing: one after the other on half-duplex storage, at once on full-duplex storage."""
     return read_s + write_s if case.cluster.storage.duplex == "half" else np.maximum(read_s, write_s)

@@ -10,9 +10,9 @@ from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Level, Module
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
-from tilewright.passes.graph.distribute.pipeline.cuts import Limits, best_cuts, checked_cuts
+from tilewright.passes.graph.distribute.pipeline.cuts import StageLimits, best_cuts, checked_cuts
 from tilewright.passes.graph.distribute.pipeline.micro_batches import micro_batches_of, row_of
-from tilewright.passes.graph.distribute.pipeline.schedule import Stage
+from tilewright.passes.graph.distribute.pipeline.schedule import StageBuilder
 from tilewright.passes.graph.distribute.sharding.options import (
     check_rank,
     memory_limits,
@@ -59,7 +59,7 @@ def split_pipeline(
     if not (tflops > 0 and link_gbs > 0):
         raise InputError(f"expected positive rates, got {tflops} Tflop/s and {link_gbs} GB/s")
     rates = Rates(tflops * 1e12, tflops * 1e11 if balance == "seconds" else inf, link_gbs * 1e9)
-    limits = Limits(
+    limits = StageLimits(
         speeds_of(speeds, devices),
         memory_limits(memory, devices) or (inf,) * devices,
         1 / rates.link_bytes_per_s,
@@ -74,5 +74,5 @@ def split_pipeline(
     else:
         starts = best_cuts(row, limits)
     stage_of = [sum(p >= s for s in starts) for p in range(len(row.costs))]
-    main = Stage(batches, stage_of, devices, rank).build(module.main)
+    main = StageBuilder(batches, stage_of, devices, rank).build(module.main)
     return with_main(module, main, pool)

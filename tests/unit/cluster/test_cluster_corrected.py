@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tilewright.costmodel.cluster import (
     Cluster,
-    Device,
+    ClusterDevice,
     Link,
     Storage,
     Training,
@@ -26,7 +26,7 @@ PAIR = Cluster(
     name="pair",
     nodes=2,
     devices_per_node=4,
-    device=Device("D", 8e9, 900e9, {"fp16": 100e12, "fp32": 20e12}, 0.5),
+    device=ClusterDevice("D", 8e9, 900e9, {"fp16": 100e12, "fp32": 20e12}, 0.5),
     intra=Link(40e9, 2e-6, 15e-6, "device"),
     inter=Link(20e9, 4e-6, 20e-6, "node"),
     storage=Storage(4e9, 3e9, 1e12, "half", 2),

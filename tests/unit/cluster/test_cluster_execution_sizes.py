@@ -7,7 +7,7 @@ from thread_ranks import ThreadWorld
 from tilewright.cluster.planning.op_seconds import op_seconds, with_batch
 from tilewright.cluster.planning.search import PlanningProblem, RequestedShape, SizeTable, best_division
 from tilewright.cluster.report import plan_facts, report_text
-from tilewright.costmodel.cluster.inputs.machine import Cluster, Device, Storage
+from tilewright.costmodel.cluster.inputs.machine import Cluster, ClusterDevice, Storage
 from tilewright.costmodel.links import Link
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import GRAPH
@@ -26,7 +26,7 @@ def network(net=None):
 def cluster():
     """Devices by whose rates an op takes its FLOP, and links that take nothing."""
     link = Link(1e15, 0, 0, "device")
-    device = Device("d", 1e9, 1e18, {"fp32": 1e12}, 0.5)
+    device = ClusterDevice("d", 1e9, 1e18, {"fp32": 1e12}, 0.5)
     return Cluster("c", 1, DEVICES, device, link, link, Storage(1e9, 1e9, 1e9, "half", DEVICES), "intra")
 
 

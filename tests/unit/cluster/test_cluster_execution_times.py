@@ -9,7 +9,7 @@ from tilewright.cluster.measuring.trace import RankTrace, TimedCommunicator, mea
 from tilewright.cluster.planning.op_seconds import OpSeconds, op_seconds, timed_model, unit_starts
 from tilewright.cluster.planning.parallel_plan import ParallelPlan
 from tilewright.cluster.planning.prediction import component_of, predict
-from tilewright.costmodel.cluster.inputs.machine import Cluster, Device, Storage
+from tilewright.costmodel.cluster.inputs.machine import Cluster, ClusterDevice, Storage
 from tilewright.costmodel.links import Link
 from tilewright.costmodel.op_work import Rates
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
@@ -112,7 +112,7 @@ def test_measured_seconds_are_kept_and_shared_by_work():
   %d = graph.tanh(%c) : f32[4, 64] loc "three"
   graph.return(%d) } }""")
     link = Link(1e9, 0, 0, "device")
-    device = Device("d", 1e9, 1e10, {"fp32": 1e11}, 0.1)
+    device = ClusterDevice("d", 1e9, 1e10, {"fp32": 1e11}, 0.1)
     cluster = Cluster("c", 1, 2, device, link, link, Storage(1e9, 1e9, 1e9, "half", 2), "intra")
     launches = [(("one",), 2e-3), (("two",), 3e-3)]  # the last op is part of the second kernel
     seconds = op_seconds(net.main, cluster, "fp32", launches)

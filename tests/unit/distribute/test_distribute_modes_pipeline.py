@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright.ir.errors import InputError, UnsupportedError
-from tilewright.passes.graph.distribute.pipeline.cuts import Limits, Row, best_cuts
+from tilewright.passes.graph.distribute.pipeline.cuts import OpRow, StageLimits, best_cuts
 from tilewright.passes.graph.distribute.split_pipeline import split_pipeline
 
 
@@ -188,7 +188,7 @@ def rows(draw):
         used.append(sorted(draw(st.sets(st.integers(m + 1, count - 1), max_size=3)) if m < count - 1 else ()))
         kept.append(draw(st.sampled_from([-1, count - 1])))
     sizes = draw(st.lists(st.integers(1, 9), min_size=len(made), max_size=len(made)))
-    return Row(costs, made, used, sizes, kept)
+    return OpRow(costs, made, used, sizes, kept)
 
 
 def evaluated(row, limits, cuts):
@@ -218,7 +218,7 @@ def evaluated(row, limits, cuts):
     st.sampled_from([0.0, 0.5]),
 )
 def test_no_other_cut_is_better(row, speeds, memory, cost_per_byte):
-    limits = Limits(speeds, [memory] * len(speeds), cost_per_byte)
+    limits = StageLimits(speeds, [memory] * len(speeds), cost_per_byte)
     places = combinations_with_replacement(range(len(row.costs) + 1), len(speeds) - 1)
     best = min(evaluated(row, limits, cuts) for cuts in places)
     if best[0] == float("inf"):

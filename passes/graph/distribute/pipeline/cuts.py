@@ -16,7 +16,7 @@ SLACK = 1e-9
 
 
 @dataclass(frozen=True)
-class Row:
+class OpRow:
     """Ops in topological order, and the values between them.
 
     costs: of every op. made: place of the op that makes each value, -1 for one that every device has (a
@@ -32,7 +32,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Limits:
+class StageLimits:
     """What the devices can do: relative speeds, bytes of memory (inf: any), cost of a received byte."""
 
     speeds: Sequence[float]
@@ -50,7 +50,7 @@ class _Stages:
     memory: Floats
 
 
-def best_cuts(row: Row, limits: Limits) -> tuple[int, ...]:
+def best_cuts(row: OpRow, limits: StageLimits) -> tuple[int, ...]:
     """Places of the ops with which stages 1, 2, ... begin; a stage may be empty.
 
     The time of a stage is the larger of its ops' cost over its device's speed and of the bytes it receives
@@ -70,7 +70,7 @@ def best_cuts(row: Row, limits: Limits) -> tuple[int, ...]:
     return _search(row, limits, slowest * (1 + SLACK))[1]
 
 
-def _search(row: Row, limits: Limits, allowed: float | None) -> tuple[float, tuple[int, ...]]:
+def _search(row: OpRow, limits: StageLimits, allowed: float | None) -> tuple[float, tuple[int, ...]]:
     """The slowest stage's time and the cuts; with `allowed`, least bytes among cuts no slower than it."""
     count, devices = len(row.costs), len(limits.speeds)
     best = np.full((devices + 1, count + 1), np.inf)
@@ -94,7 +94,7 @@ def _search(row: Row, limits: Limits, allowed: float | None) -> tuple[float, tup
     return float(best[0, 0]), tuple(cuts)
 
 
-def _times(stages: _Stages, limits: Limits, device: int) -> Floats:
+def _times(stages: _Stages, limits: StageLimits, device: int) -> Floats:
     """The time of each stage on a device; infinite where it does not fit, or a device without speed works."""
     speed = limits.speeds[device]
     working = stages.costs / speed if speed else np.where(np.arange(stages.costs.size), np.inf, 0.0)
@@ -102,7 +102,7 @@ def _times(stages: _Stages, limits: Limits, device: int) -> Floats:
     return np.where(stages.memory <= limits.memory_bytes[device], time, np.inf)
 
 
-def _stages(row: Row) -> Iterator[_Stages]:
+def _stages(row: OpRow) -> Iterator[_Stages]:
     """Stages by their first op, from the last op to the first (and the empty one behind the last)."""
     count = len(row.costs)
     made, size = np.asarray(row.made, np.int64), np.asarray(row.value_bytes, np.float64)
@@ -125,7 +125,7 @@ def _stages(row: Row) -> Iterator[_Stages]:
         yield _Stages(i, costs, sums[0], sums[1] + peak)
 
 
-def _alive(row: Row) -> Floats:
+def _alive(row: OpRow) -> Floats:
     """Bytes of the values that exist while each op runs, constants and inputs apart."""
     steps = np.zeros(len(row.costs) + 1)
     for made, used, size, kept in zip(row.made, row.used, row.value_bytes, row.kept, strict=True):

@@ -9,7 +9,7 @@ from tilewright.costmodel.op_work import Rates, is_view
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Block, Func, Module, Op, Value
 from tilewright.ir.opdef import op_def
-from tilewright.passes.graph.distribute.pipeline.cuts import Row
+from tilewright.passes.graph.distribute.pipeline.cuts import OpRow
 from tilewright.passes.graph.distribute.sharding.options import number_list
 from tilewright.passes.graph.distribute.sharding.program import batch_of, cut_batch
 from tilewright.passes.graph.distribute.sharding.shards import Shard
@@ -56,7 +56,7 @@ def _micro_batch(main: Func, ops: Sequence[Op], outputs: Sequence[tuple[Value, S
     return MicroBatch([op for op in live if op not in free], [op for op in live if op in free], outputs)
 
 
-def row_of(batch: MicroBatch, main: Func, costs: str, rates: Rates) -> Row:
+def row_of(batch: MicroBatch, main: Func, costs: str, rates: Rates) -> OpRow:
     """The ops of a micro-batch and the values between them."""
     used: dict[Value, list[int]] = {}
     made: dict[Value, int] = {}
@@ -69,7 +69,7 @@ def row_of(batch: MicroBatch, main: Func, costs: str, rates: Rates) -> Row:
     last = len(batch.work) - 1
     outputs = {v for v, _ in batch.outputs}
     given = number_list(costs, "costs", len(batch.work)) if costs.strip() else ()
-    return Row(
+    return OpRow(
         given or [rates.compute_s(op) for op in batch.work],
         [made.get(v, -1) for v in values],
         [used.get(v, []) for v in values],

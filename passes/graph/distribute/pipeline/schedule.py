@@ -38,7 +38,7 @@ class _Post:
         return _Message(value, source, to, tag)
 
 
-class Stage:
+class StageBuilder:
     """Builds @main of one stage. stage_of[p]: the stage that does work[p]; stages: how many there are."""
 
     def __init__(

@@ -47,7 +47,7 @@ class PlannedLayer:
 
 
 @dataclass(frozen=True)
-class Request:
+class SplitRequest:
     """What is asked for: speeds of the ranks, the direction of layers, plans of single layers.
 
     plan: what a person asked of single layers; it binds. searched: what a search found; it is followed where
@@ -85,7 +85,7 @@ class Spread:
     total_s: float = 0.0
 
 
-def spread(func: Func, request: Request, end: int | None = None) -> Spread:
+def spread(func: Func, request: SplitRequest, end: int | None = None) -> Spread:
     """How the ops of a function run on the ranks of a request.
 
     Layers are split along the direction (or as planned); what follows keeps the rows of its operands. From
@@ -132,7 +132,7 @@ def _cheapest_end(func: Func, found: Spread, rates: Rates, slowest: float) -> in
 class _Walk:
     """One walk over the ops in program order; those from `end` on start no split and follow none."""
 
-    def __init__(self, func: Func, request: Request, end: int) -> None:
+    def __init__(self, func: Func, request: SplitRequest, end: int) -> None:
         self.func, self.request, self.end = func, request, end
         self.rates, self.speeds = request.rates, request.speeds
         self.shares = request.shares or request.speeds

@@ -15,8 +15,8 @@ from tilewright.ir.opdef import op_def
 from tilewright.passes.graph.distribute.rows.layer_axes import direction_axis
 from tilewright.passes.graph.distribute.rows.placement import Distribution
 from tilewright.passes.graph.distribute.rows.rank_module import rank_module
-from tilewright.passes.graph.distribute.rows.spreading import Request, Spread, spread
-from tilewright.passes.graph.distribute.space.layers import Layer, layers_of
+from tilewright.passes.graph.distribute.rows.spreading import SplitRequest, Spread, spread
+from tilewright.passes.graph.distribute.space.layers import SplitLayer, layers_of
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class GridShares:
     columns: tuple[float, ...]
 
 
-def grid_modules(module: Module, request: Request, grid: str, ranks: Sequence[int]) -> list[Module]:
+def grid_modules(module: Module, request: SplitRequest, grid: str, ranks: Sequence[int]) -> list[Module]:
     """The modules of some ranks of a grid.
 
     grid: `2x3` for two rows of three devices; an empty text takes the grid that is best for the layer with
@@ -92,7 +92,7 @@ def _check_columns(rows: Sequence[list[tuple[str, list[Distribution]]]]) -> None
             )
 
 
-def _shares(func: Func, request: Request, grid: str) -> GridShares:
+def _shares(func: Func, request: SplitRequest, grid: str) -> GridShares:
     """Parts by which all devices compute equally long; the grid, if left open, by all that it costs."""
     problem = _problem(func, request)
     if problem is None:
@@ -121,7 +121,7 @@ def _shape(text: str, devices: int) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
-def _problem(func: Func, request: Request) -> GridProblem | None:
+def _problem(func: Func, request: SplitRequest) -> GridProblem | None:
     """The layer of stride 1 over images that takes most operations, by element of its plane."""
     columns = {x.op: x for x in layers_of(func, "w") if _plain(x)}
     both = [(x, columns[x.op]) for x in layers_of(func, "h") if _plain(x) and x.op in columns]
@@ -143,7 +143,7 @@ def _problem(func: Func, request: Request) -> GridProblem | None:
     )
 
 
-def _plain(layer: Layer) -> bool:
+def _plain(layer: SplitLayer) -> bool:
     """A layer over images that gives as many rows as it reads."""
     image = direction_axis(layer.op, "h") is not None
     return image and layer.rows.window.stride == 1 and 0 < layer.rows.output_rows == layer.rows.input_rows

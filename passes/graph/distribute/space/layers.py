@@ -17,7 +17,7 @@ from tilewright.passes.graph.distribute.space.plan import layer_ops
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class SplitLayer:
     """One layer along a direction: its windows over the rows of its input, and what its rows cost.
 
     number: as plans number it.
@@ -35,7 +35,7 @@ class Layer:
     rows: ChainLayer
 
 
-def layers_of(func: Func, direction: Direction) -> tuple[Layer, ...]:
+def layers_of(func: Func, direction: Direction) -> tuple[SplitLayer, ...]:
     """The layers of a function that have rows in this direction, in program order.
 
     Layers whose windows do not slide over their input one stride after another (transposed convolutions) are
@@ -43,7 +43,7 @@ def layers_of(func: Func, direction: Direction) -> tuple[Layer, ...]:
     """
     numbers = {op: n for n, op in enumerate(layer_ops(func))}
     sources: dict[Value, tuple[int, frozenset[int]]] = {}
-    found: dict[int, Layer] = {}
+    found: dict[int, SplitLayer] = {}
     extra: dict[int, float] = {}
     leaving: set[int] = set()
     for op in func.body.ops[:-1]:
@@ -75,14 +75,14 @@ def layers_of(func: Func, direction: Direction) -> tuple[Layer, ...]:
     )
 
 
-def chains(layers: Sequence[Layer]) -> list[tuple[Layer, ...]]:
+def chains(layers: Sequence[SplitLayer]) -> list[tuple[SplitLayer, ...]]:
     """Longest runs of layers that each read the one before only, which nothing else reads."""
     readers: dict[int, list[int]] = {}
     for layer in layers:
         for number in layer.inputs:
             readers.setdefault(number, []).append(layer.number)
-    out: list[list[Layer]] = []
-    by_end: dict[int, list[Layer]] = {}
+    out: list[list[SplitLayer]] = []
+    by_end: dict[int, list[SplitLayer]] = {}
     for layer in layers:
         before = layer.inputs[0] if len(layer.inputs) == 1 else None
         alone = before is not None and readers[before] == [layer.number]
@@ -101,10 +101,10 @@ def _layer(
     axis: int,
     window: RowWindow,
     sources: dict[Value, tuple[int, frozenset[int]]],
-) -> Layer:
+) -> SplitLayer:
     x, output = op.operands[0], op.result.tensor.shape[axis]
     source = sources.get(x)
-    return Layer(
+    return SplitLayer(
         number=number,
         op=op,
         inputs=tuple(sorted(source[1])) if source is not None and source[0] == axis else (),

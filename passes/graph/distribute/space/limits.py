@@ -13,7 +13,7 @@ from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Op, Value
 from tilewright.passes.graph.distribute.rows.exchanges import missing_rows, row_bytes
 from tilewright.passes.graph.distribute.rows.placement import Distribution, Placement
-from tilewright.passes.graph.distribute.rows.spreading import Request, Spread, spread
+from tilewright.passes.graph.distribute.rows.spreading import SplitRequest, Spread, spread
 
 #: how often rows are moved from devices that are too full to the others
 _ROUNDS = 12
@@ -21,7 +21,7 @@ _ROUNDS = 12
 _PRECISION = 1e-3
 
 
-def fastest(func: Func, requests: Sequence[Request], limits: Sequence[float]) -> Spread:
+def fastest(func: Func, requests: Sequence[SplitRequest], limits: Sequence[float]) -> Spread:
     """What takes least modelled seconds of some requests, on devices with so many bytes (none: no limit).
 
     Where a request does not fit, its rows are cut by other shares than the speeds, less for devices that are
@@ -41,21 +41,21 @@ def fastest(func: Func, requests: Sequence[Request], limits: Sequence[float]) ->
     return found
 
 
-def _fitting(func: Func, requests: Sequence[Request], limits: Sequence[float]) -> Spread | None:
+def _fitting(func: Func, requests: Sequence[SplitRequest], limits: Sequence[float]) -> Spread | None:
     own = [s for r in requests if _fits(func, s := spread(func, r), limits)]
     # Other shares, and gathers later than is fastest, are slower: they are tried where nothing else fits.
     found = own or [s for r in _thriftier(requests) for s in _moved(func, r, limits)]
     return min(found, key=lambda s: s.total_s, default=None)
 
 
-def _thriftier(requests: Sequence[Request]) -> Iterator[Request]:
+def _thriftier(requests: Sequence[SplitRequest]) -> Iterator[SplitRequest]:
     for r in requests:
         yield replace(r, searched={})
         if not r.late:
             yield replace(r, searched={}, late=True)
 
 
-def _moved(func: Func, request: Request, limits: Sequence[float]) -> Iterator[Spread]:
+def _moved(func: Func, request: SplitRequest, limits: Sequence[float]) -> Iterator[Spread]:
     """The request with shares that fit, if they are found: close to the speeds, close to the memories."""
     for start in (request.speeds, tuple(limits)):
         shares = tuple(s / sum(start) for s in start)
@@ -86,7 +86,7 @@ def _fits(func: Func, made: Spread, limits: Sequence[float]) -> bool:
     return all(b <= m for b, m in zip(used, limits, strict=True))
 
 
-def _least(func: Func, requests: Sequence[Request], limits: Sequence[float]) -> tuple[float, ...]:
+def _least(func: Func, requests: Sequence[SplitRequest], limits: Sequence[float]) -> tuple[float, ...]:
     """Limits raised by the least factor for which something fits, in whole bytes."""
 
     def raised(factor: float) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Module, Op
 from tilewright.passes.graph.distribute.rows.layer_axes import DIRECTIONS, checked_direction
 from tilewright.passes.graph.distribute.rows.overlap import OVERLAPS, Overlap
-from tilewright.passes.graph.distribute.rows.spreading import PlannedLayer, Request, Spread
+from tilewright.passes.graph.distribute.rows.spreading import PlannedLayer, SplitRequest, Spread
 from tilewright.passes.graph.distribute.sharding.options import memory_limits, speeds_of
 from tilewright.passes.graph.distribute.space.limits import fastest
 from tilewright.passes.graph.distribute.space.plan import read_plan
@@ -49,7 +49,7 @@ def decide(module: Module, devices: int, options: SpaceOptions) -> Spread:
     rates = _rates(options)
     if options.grid:
         raise InputError(f"option 'grid' expects axis=grid, got axis={options.axis}")
-    shared = Request(speeds, "h", asked, late=late, rates=rates, overlap=_overlap(options.overlap))
+    shared = SplitRequest(speeds, "h", asked, late=late, rates=rates, overlap=_overlap(options.overlap))
     method = _METHODS.get(options.method)
     if method is None and options.method not in _OTHERS:
         known = ", ".join((*_OTHERS, *_METHODS))
@@ -69,7 +69,7 @@ def decide(module: Module, devices: int, options: SpaceOptions) -> Spread:
     return fastest(module.main, requests, memory_limits(options.memory, devices))
 
 
-def grid_request(devices: int, options: SpaceOptions) -> Request:
+def grid_request(devices: int, options: SpaceOptions) -> SplitRequest:
     """What a split in rows and columns asks of each of its two splits; raises InputError.
 
     Grids take no plans, searches or memory limits.
@@ -82,7 +82,9 @@ def grid_request(devices: int, options: SpaceOptions) -> Request:
         if given != without:
             raise InputError(f"option '{name}' expects one axis to split along, got axis=grid")
     overlap, late = _overlap(options.overlap), options.gather == "late"
-    return Request(_speeds(options.speeds, devices), "w", late=late, rates=_rates(options), overlap=overlap)
+    return SplitRequest(
+        _speeds(options.speeds, devices), "w", late=late, rates=_rates(options), overlap=overlap
+    )
 
 
 def _speeds(text: str, devices: int) -> tuple[float, ...]:

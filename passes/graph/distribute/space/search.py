@@ -19,7 +19,7 @@ from tilewright.ir.nodes import Func, Op
 from tilewright.ir.windows import Interval
 from tilewright.passes.graph.distribute.rows.layer_axes import INNER, Direction, checked_direction
 from tilewright.passes.graph.distribute.rows.spreading import PlannedLayer
-from tilewright.passes.graph.distribute.space.layers import Layer, chains, layers_of, window_along
+from tilewright.passes.graph.distribute.space.layers import SplitLayer, chains, layers_of, window_along
 from tilewright.passes.graph.distribute.space.plan import layer_ops
 
 #: most layers of a fused block: halos grow with every one
@@ -50,7 +50,9 @@ def searched_plan(
     return {x.op: PlannedLayer(direction, chosen[x.number]) for x in layers if x.number in chosen}
 
 
-def _blocks(run: Sequence[Layer], speeds: Sequence[float], rates: Rates) -> dict[int, tuple[Interval, ...]]:
+def _blocks(
+    run: Sequence[SplitLayer], speeds: Sequence[float], rates: Rates
+) -> dict[int, tuple[Interval, ...]]:
     """Rows of the layers of a chain cut into fused blocks: those inside a block overlap."""
     problem = BlockProblem(
         tuple(x.rows for x in run),
@@ -78,7 +80,7 @@ def _covering(rows: Sequence[Interval], extent: int) -> tuple[Interval, ...]:
 
 
 def _layerwise(
-    layers: Sequence[Layer], speeds: Sequence[float], method: Method, threshold: float
+    layers: Sequence[SplitLayer], speeds: Sequence[float], method: Method, threshold: float
 ) -> dict[int, tuple[Interval, ...]]:
     chosen: dict[int, tuple[Interval, ...]] = {}
     for layer in reversed(layers):
@@ -92,7 +94,7 @@ def _layerwise(
 
 
 def _required(
-    reader: Layer, chosen: Mapping[int, tuple[Interval, ...]], speeds: Sequence[float]
+    reader: SplitLayer, chosen: Mapping[int, tuple[Interval, ...]], speeds: Sequence[float]
 ) -> tuple[Interval, ...]:
     """The rows of its input that the ranks' rows of a layer need."""
     rows = chosen.get(reader.number, tuple(split_extent(reader.rows.output_rows, speeds)))
@@ -100,7 +102,7 @@ def _required(
 
 
 def _search(
-    layer: Layer,
+    layer: SplitLayer,
     speeds: Sequence[float],
     required: tuple[Interval, ...] | None,
     method: Method,
