@@ -13,8 +13,7 @@ from tilewright.devices.targets import Target
 from tilewright.ir import Module, UnsupportedError
 from tilewright.profiling.profile import Profile
 from tilewright.profiling.replay_record import Clock, CopySpan, LaunchSpan
-from tilewright.profiling.stamp_reading import launch_spans, processor_busy_s, resolution_ns, span_ns
-from tilewright.profiling.stamped_plan import stamped_plan
+from tilewright.profiling.stamps import launch_spans, processor_busy_s, resolution_ns, span_ns, stamped_plan
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.dtypes import Array
 from tilewright.runtime.interface.device import Device, LoadedPlan

@@ -21,9 +21,8 @@ from tilewright.ir import ArrayType, InputError, Module, parse, show
 from tilewright.ir.errors import file_path
 from tilewright.profiling.kernel_times import Subject, profile_loaded
 from tilewright.profiling.profile import Profile
-from tilewright.profiling.stamped_plan import kernel_names, saved_kernels
-from tilewright.running.batch_stream import stream_batches
-from tilewright.running.instances import InstancePool
+from tilewright.profiling.stamps import kernel_names, saved_kernels
+from tilewright.running.instances import InstancePool, stream_batches
 from tilewright.running.named_inputs import in_order
 from tilewright.runtime.arena.placement import arena_lower_bound
 from tilewright.runtime.communication.communicator import AnyCommunicator

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Protocol, runtime_checkable
+
+import numpy as np
 
 from tilewright.runtime.errors import DeviceError
 from tilewright.runtime.interface.device import LoadedPlan
@@ -113,3 +117,42 @@ class InstancePool:
             self._changed.notify_all()
         for instance in instances:
             instance.close()
+
+
+@runtime_checkable
+class QueuesBatches(Protocol):
+    """A loaded plan that can queue copy-in, kernels and copy-out without waiting for them."""
+
+    def start(self, inputs: Sequence[object]) -> None:
+        """Queue one batch and return at once."""
+        ...
+
+    def finish(self) -> list[np.ndarray]:
+        """Wait for the batch that was started; its outputs."""
+        ...
+
+
+def stream_batches(
+    plans: Sequence[LoadedPlan], batches: Iterable[Sequence[object]]
+) -> Iterator[list[np.ndarray]]:
+    """Outputs of every batch in order; each plan holds at most one batch at a time."""
+    queueing: list[QueuesBatches] = [plan for plan in plans if isinstance(plan, QueuesBatches)]
+    if len(queueing) < len(plans):
+        for inputs in batches:
+            yield plans[0].run(inputs)
+        return
+    free, under_way = deque(queueing), deque[QueuesBatches]()
+    try:
+        for inputs in batches:
+            if not free:
+                plan = under_way.popleft()
+                free.append(plan)
+                yield plan.finish()
+            free[0].start(inputs)
+            under_way.append(free.popleft())
+        while under_way:
+            yield under_way.popleft().finish()
+    finally:
+        # A caller that stops early, or a bad batch, leaves work behind that still writes its outputs.
+        while under_way:
+            under_way.popleft().finish()

@@ -27,8 +27,7 @@ from tilewright.passes.kernels.decision import (
 )
 from tilewright.passes.kernels.kernel_problem import traffic
 from tilewright.passes.kernels.registry import template_of
-from tilewright.profiling.modelled_profile import modelled_profile
-from tilewright.profiling.profile import Profile
+from tilewright.profiling.profile import Profile, modelled_profile
 from tilewright.running.checking import random_inputs
 from tilewright.running.executable import LEVELS, Executable
 from tilewright.runtime.errors import DeviceMissingError

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.running.batch_stream import stream_batches
-from tilewright.running.instances import InstancePool
+from tilewright.running.instances import InstancePool, stream_batches
 from tilewright.runtime.errors import DeviceError
 
 

@@ -12,7 +12,7 @@ from kernels_apart import without_chains
 from test_report import Page, Sample, sample
 
 import tilewright as tw
-from tilewright.profiling.modelled_profile import modelled_profile
+from tilewright.profiling.profile import modelled_profile
 from tilewright.running.executable import Executable
 from tilewright.runtime.streams import Work
 from tilewright.tools.report import collect, report_page

@@ -12,9 +12,8 @@ from tilewright import distributed
 from tilewright.codegen import EmulatorBuilder
 from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.codegen.emit.stamps import ARRIVAL, END, STAMPS_PER_BLOCK, START
-from tilewright.profiling.launch_marks import mark_source, marked
 from tilewright.profiling.profile import Profile
-from tilewright.profiling.stamp_reading import launch_spans
+from tilewright.profiling.stamps import launch_spans, mark_source, marked
 from tilewright.running.executable import Executable
 from tilewright.runtime.dag import Dag
 from tilewright.runtime.emulator.device import EmulatorDevice

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from runtime_samples import diamond
 
 from tilewright.codegen.emit.stamps import ARRIVAL, END, PROCESSOR, STAMPS_PER_BLOCK, START
-from tilewright.profiling.stamp_reading import launch_spans, processor_busy_s, resolution_ns, span_ns
+from tilewright.profiling.stamps import launch_spans, processor_busy_s, resolution_ns, span_ns
 from tilewright.profiling.timeline import Timeline, covered, lanes, longest_path, union
 
 SPAN = st.tuples(st.integers(0, 30), st.integers(1, 9)).map(lambda p: (p[0], p[0] + p[1]))
