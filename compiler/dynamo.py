@@ -53,25 +53,25 @@ def backend(
     Where gradients are wanted or shapes are symbolic, and where a subgraph cannot be imported or compiled, it
     runs in eager PyTorch after a `FallbackWarning`. Raises InputError for unknown options.
     """
-    given = dict(options or {})
-    if unknown := sorted(given.keys() - set(OPTIONS)):
+    chosen = dict(options or {})
+    if unknown := sorted(chosen.keys() - set(OPTIONS)):
         raise InputError(f"expected options among {', '.join(OPTIONS)}, got {', '.join(unknown)}")
     name = _name_of(graph)
     torch = import_module("torch")
     tensors = [x for x in example_inputs if isinstance(x, torch.Tensor)]
     try:
         _check_inputs(torch, example_inputs, tensors)
-        given.setdefault("target", _target_of(tensors))
+        chosen.setdefault("target", _target_of(tensors))
     except UnsupportedError as error:
         _warn(name, error)
         return graph.forward
     own = len(list(graph.parameters())) + len(list(graph.buffers()))
     weights = [own + i for i, x in enumerate(example_inputs) if _is_weight(torch, x)]
-    frozen = (*range(own), *weights) if given.pop("freeze", True) else ()
+    frozen = (*range(own), *weights) if chosen.pop("freeze", True) else ()
 
     def compiler(functional: Any, _: Sequence[Any]) -> Callable[..., Any]:
         reshape_for_view(functional)
-        subgraph = Subgraph(name, functional, own + len(example_inputs), frozen, given)
+        subgraph = Subgraph(name, functional, own + len(example_inputs), frozen, chosen)
         return make_boxed(subgraph)
 
     make_boxed = import_module("functorch.compile").make_boxed_func
@@ -142,19 +142,19 @@ class _Compiled:
 
     def _exported(self, graph: Any, args: Sequence[Any], frozen: Sequence[int]) -> Any:
         torch = self._torch
-        held = {i: args[i].detach() for i in frozen}
+        weights = {i: args[i].detach() for i in frozen}
 
         class Frozen(torch.nn.Module):  # type: ignore[misc, name-defined]
             """The subgraph with its weights inside."""
 
             def __init__(self) -> None:
                 super().__init__()
-                for i, weight in held.items():
+                for i, weight in weights.items():
                     self.register_buffer(f"weight_{i}", weight)
 
             def forward(self, *inputs: Any) -> Any:
-                given = iter(inputs)
-                return graph(*(getattr(self, f"weight_{i}") if i in held else next(given) for i in places))
+                left = iter(inputs)
+                return graph(*(getattr(self, f"weight_{i}") if i in weights else next(left) for i in places))
 
         places = range(len(args))
         try:

@@ -265,10 +265,10 @@ def check(case: Case, target: str) -> float:
     rng = np.random.default_rng(11)
     source = parse(case.text, constants=module.constants)
     inputs = [values(rng, p.tensor) for p in source.main.params]
-    wanted = tw.interpret(source, *inputs, precision="fp64")
+    expected = tw.interpret(source, *inputs, precision="fp64")
     with tw.compile(module, target=target) as exe:
         got = exe(*inputs)
-    return max(relative_error(g, w) for g, w in zip(got, wanted, strict=True))
+    return max(relative_error(g, w) for g, w in zip(got, expected, strict=True))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

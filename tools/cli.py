@@ -39,11 +39,11 @@ def parser(commands: Sequence[str] = COMMANDS) -> CommandParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; never raises for bad input or failed work."""
-    given = list(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        known = given[:1] if given and given[0] in COMMANDS else COMMANDS
-        arguments = parser(known).parse_args(given)
-        arguments.argv = given  # for commands that start themselves again
+        known = words[:1] if words and words[0] in COMMANDS else COMMANDS
+        arguments = parser(known).parse_args(words)
+        arguments.argv = words  # for commands that start themselves again
         module, _, action = arguments.action.partition(":")
         with one_line_warnings(), _ended_by_sigterm():
             getattr(import_module(f"tilewright.tools.{module}"), action)(arguments)
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError as e:
         return _told(f"out of memory: {e}" if str(e) else "out of memory", 1)
     except Exception as e:  # noqa: BLE001 - a fault of ours still ends in one line, and names its place
-        return _failed(e, given)
+        return _failed(e, words)
     return 0
 
 
@@ -79,17 +79,17 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _failed(error: Exception, given: Sequence[str]) -> int:
+def _failed(error: Exception, words: Sequence[str]) -> int:
     """The exit code of one of our errors, told in a line; of anything else the place as well.
 
-    What the system says of a file that the arguments name (`given`) is about the input.
+    An error of the system about a file that the arguments name (one of their `words`) is about the input.
     """
     from tilewright.ir.errors import InputError, TilewrightError  # whose package takes a while to import
 
     if isinstance(error, TilewrightError):
         return _told(str(error), 2 if isinstance(error, InputError) else 1)
     if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str) and error.filename:
-        named = any(error.filename in word for word in given)
+        named = any(error.filename in word for word in words)
         return _told(f"{error.filename}: {error.strerror}", 2 if named else 1)
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{PurePath(place.filename).name}:{place.lineno}"

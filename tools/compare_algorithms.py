@@ -122,11 +122,11 @@ def _compile_all(
     ways: Sequence[tuple[Convolution, str]], files: Sequence[str], target: str, jobs: int
 ) -> list[str]:
     """The algorithm that each way comes to; the executables lie in the files."""
-    given = (*zip(*ways, strict=True), files, [target] * len(ways))
+    arguments = (*zip(*ways, strict=True), files, [target] * len(ways))
     if jobs == 1:
-        return list(map(_compile, *given))
+        return list(map(_compile, *arguments))
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(_compile, *given))
+        return list(pool.map(_compile, *arguments))
 
 
 def _compile(case: Convolution, way: str, path: str, target: str) -> str:

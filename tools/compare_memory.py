@@ -143,7 +143,7 @@ def torch_peaks(program: TorchProgram) -> dict[str, Any]:
         # Integers are indices: 0 and 1 lie within every table.
         inputs = [torch.from_numpy(a % 2 if a.dtype.kind in "iu" else a).cuda() for a in arrays]
         input_bytes = cuda.memory_allocated() - weights
-        eager, kept = _peak_and_kept(cuda, run, inputs, weights + input_bytes)
+        eager, workspace = _peak_and_kept(cuda, run, inputs, weights + input_bytes)
         pool = _graph_pool_bytes(torch, run, inputs)
         compiled = _compiled_peak(torch, program, inputs)
     cuda.empty_cache()
@@ -151,7 +151,7 @@ def torch_peaks(program: TorchProgram) -> dict[str, Any]:
         "torch": torch.__version__,
         "device": cuda.get_device_name(),
         "torch_eager": eager + input_bytes,
-        "torch_kept_workspace": kept,
+        "torch_kept_workspace": workspace,
         "torch_graph": pool + input_bytes,
         "torch_compile": compiled + input_bytes,
     }

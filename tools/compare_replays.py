@@ -101,10 +101,10 @@ def _times(
             plan = exes[name].plan
             ways[f"{name}, full edges"] = stack.enter_context(graphs.load(without_overlap(plan), constants))
             ways[f"{name}, captured"] = stack.enter_context(captures.load(plan, constants))
-        wanted = stack.enter_context(checked.load(exes["serial"].plan, constants)).run(inputs)
+        expected = stack.enter_context(checked.load(exes["serial"].plan, constants)).run(inputs)
         equal = True
         for name, loaded in ways.items():
-            same = all(np.array_equal(x, y) for x, y in zip(loaded.run(inputs), wanted, strict=True))
+            same = all(np.array_equal(x, y) for x, y in zip(loaded.run(inputs), expected, strict=True))
             equal = equal and same
             if not same:
                 print(f"replay '{name}' differs from launching step by step", file=sys.stderr)

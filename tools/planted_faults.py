@@ -48,10 +48,10 @@ class Fault:
     def file_in(self, tree: Path, folders: Sequence[str]) -> Path:
         """The Python file below `folders` that the fault changes; raises InputError unless there is one."""
         files = (f for folder in folders for f in sorted((tree / folder).rglob("*.py")))
-        found = [f for f in files for _ in range(f.read_text(encoding="utf-8").count(self.search))]
-        if len(found) != 1:
-            raise InputError(f"expected the searched text of {self.name} once, got it {len(found)} times")
-        return found[0]
+        matches = [f for f in files for _ in range(f.read_text(encoding="utf-8").count(self.search))]
+        if len(matches) != 1:
+            raise InputError(f"expected the searched text of {self.name} once, got it {len(matches)} times")
+        return matches[0]
 
     @contextmanager
     def planted(self, tree: Path, folders: Sequence[str]) -> Iterator[Path]:
@@ -100,10 +100,10 @@ def read_faults(file: Path = FAULTS) -> tuple[Fault, ...]:
 def pytest_arguments(tree: Path, tests: str) -> tuple[str, ...]:
     """What pytest is given for an entry of `tests`; raises InputError where no one file has the name."""
     name, _, pattern = tests.partition(" ")
-    found = sorted((tree / "tests").rglob(name))
-    if len(found) != 1:
-        raise InputError(f"expected one file {name} below tests, got {len(found)}")
-    return (str(found[0].relative_to(tree)), *(("-k", pattern) if pattern else ()))
+    matches = sorted((tree / "tests").rglob(name))
+    if len(matches) != 1:
+        raise InputError(f"expected one file {name} below tests, got {len(matches)}")
+    return (str(matches[0].relative_to(tree)), *(("-k", pattern) if pattern else ()))
 
 
 #: seconds after which tests count as hanging, which catches a fault as well
@@ -169,8 +169,8 @@ def _plant_all(faults: Sequence[Fault], commit: str | None, scratch: Path) -> li
     arguments = {t: pytest_arguments(tree, t) for fault in faults for t in fault.tests}
     for fault in faults:
         fault.file_in(tree, folders)  # all texts are found before any test runs
-    for tests, given in arguments.items():
-        outcome = _run(tree, root, given)
+    for tests, words in arguments.items():
+        outcome = _run(tree, root, words)
         if outcome.failed:
             raise WorkError(f"{tests} fails without any fault: {outcome.failed[0]}")
     outcomes = []
@@ -186,7 +186,7 @@ def _plant_all(faults: Sequence[Fault], commit: str | None, scratch: Path) -> li
     return outcomes
 
 
-def _run(tree: Path, root: Path, given: Sequence[str]) -> Outcome:
+def _run(tree: Path, root: Path, words: Sequence[str]) -> Outcome:
     """The outcome of one run of pytest in the tree; raises InputError where it selects no test."""
     results = tree / "results.xml"
     results.unlink(missing_ok=True)
@@ -195,7 +195,7 @@ def _run(tree: Path, root: Path, given: Sequence[str]) -> Outcome:
     environment = {**os.environ, "PYTHONPATH": str(root), "TILEWRIGHT_REPEATABLE": "1"}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *given],
+            [sys.executable, "-m", "pytest", *options, *words],
             cwd=tree,
             env=environment,
             capture_output=True,
@@ -203,16 +203,16 @@ def _run(tree: Path, root: Path, given: Sequence[str]) -> Outcome:
             timeout=LONGEST_S,
         )
     except subprocess.TimeoutExpired:
-        return Outcome("", (f"{given[0]} does not end",), 1, LONGEST_S)
+        return Outcome("", (f"{words[0]} does not end",), 1, LONGEST_S)
     seconds = time.perf_counter() - begin
     if done.returncode == _NO_TESTS or not results.exists():
         said = (done.stdout + done.stderr).strip().splitlines()
         if done.returncode == _NO_TESTS:
-            raise InputError(f"expected tests of {' '.join(given)}, got none")
-        return Outcome("", (f"{given[0]}: {said[-1] if said else 'ended'}",), 1, seconds)
+            raise InputError(f"expected tests of {' '.join(words)}, got none")
+        return Outcome("", (f"{words[0]}: {said[-1] if said else 'ended'}",), 1, seconds)
     cases = list(ElementTree.parse(results).iter("testcase"))
     wrong = [c for c in cases if c.find("failure") is not None or c.find("error") is not None]
-    names = tuple(f"{Path(given[0]).name}::{c.get('name')}" for c in wrong)
+    names = tuple(f"{Path(words[0]).name}::{c.get('name')}" for c in wrong)
     return Outcome("", names, len(cases), seconds)
 
 

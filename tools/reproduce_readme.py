@@ -46,7 +46,7 @@ Section = Callable[[argparse.Namespace, Path], tuple[str, Any, bool]]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the sections asked for (all, by default) and print their tables."""
     sections: dict[str, Section] = {
-        **{name: partial(_bench, given) for name, given in BENCHES.items()},
+        **{name: partial(_bench, options) for name, options in BENCHES.items()},
         "replays": _replays,
         "conformance": _conformance,
     }
@@ -71,9 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if right else 1
 
 
-def _bench(given: Sequence[str], a: argparse.Namespace, results: Path) -> tuple[str, Any, bool]:
+def _bench(options: Sequence[str], a: argparse.Namespace, results: Path) -> tuple[str, Any, bool]:
     limit = ("--time-limit", str(a.time_limit)) if a.time_limit else ()
-    code = cli.main(["bench", *given, "--tune", a.tune, *limit, "--json", str(results)])
+    code = cli.main(["bench", *options, "--tune", a.tune, *limit, "--json", str(results)])
     if not results.exists():
         return "not measured", None, False
     data = read_document(str(results))

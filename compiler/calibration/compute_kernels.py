@@ -55,12 +55,12 @@ def multiply_add(chains: int, steps: int, lanes: int, *, blocks: int, threads: i
         for i in range(chains)
     ]
 
-    def step(inner: Builder, held: tuple[Value, ...]) -> list[Value]:
-        return [inner.value("scalar.fma", h, factor, term) for h in held]
+    def step(inner: Builder, sums: tuple[Value, ...]) -> list[Value]:
+        return [inner.value("scalar.fma", h, factor, term) for h in sums]
 
-    held = repeat(b, "i", steps, starts, step, unroll=16 if chains > 1 else LONG_UNROLL)
-    whole = held[0]
-    for v in held[1:]:
+    sums = repeat(b, "i", steps, starts, step, unroll=16 if chains > 1 else LONG_UNROLL)
+    whole = sums[0]
+    for v in sums[1:]:
         whole = b.value("scalar.add", whole, v)
     b.do("thread.store", whole, y, at=((BLOCK * threads + TID) * lanes,))
     return kernel("multiply_add", b, (x, y), blocks=blocks, threads=threads)

@@ -86,13 +86,13 @@ def read_again(words: int, blocks: int, threads: int, passes: int) -> Func:
     x, y, b = array("x", words), array("sums", blocks * threads), Builder()
     base = (BLOCK + Sym("p") * STRIDE) % (words // chunk) * chunk
 
-    def step(inner: Builder, held: tuple[Value, ...]) -> list[Value]:
+    def step(inner: Builder, sums: tuple[Value, ...]) -> list[Value]:
         places = [base + i * (threads * VECTOR) + TID * VECTOR for i in range(AT_ONCE)]
         values = [load_vector(inner, x, at) for at in places]
-        return [inner.value("scalar.add", h, v) for h, v in zip(held, values, strict=True)]
+        return [inner.value("scalar.add", h, v) for h, v in zip(sums, values, strict=True)]
 
-    held = repeat(b, "p", passes, [zero_vector(b)] * AT_ONCE, step, unroll=2)
-    b.do("thread.store", total(b, held), y, at=(BLOCK * threads + TID,))
+    sums = repeat(b, "p", passes, [zero_vector(b)] * AT_ONCE, step, unroll=2)
+    b.do("thread.store", total(b, sums), y, at=(BLOCK * threads + TID,))
     return kernel("read_again", b, (x, y), blocks=blocks, threads=threads)
 
 
@@ -109,16 +109,16 @@ def read_shared(blocks: int, threads: int, passes: int) -> Func:
         inner.do("thread.yield")
     b.do("thread.barrier")
 
-    def step(inner: Builder, held: tuple[Value, ...]) -> list[Value]:
+    def step(inner: Builder, sums: tuple[Value, ...]) -> list[Value]:
         places = [(TID + Sym("p") + i * STRIDE) % vectors * VECTOR for i in range(2 * AT_ONCE)]
         values = [load_vector(inner, tile, at) for at in places]
         return [
             inner.value("scalar.add", inner.value("scalar.add", h, values[i]), values[i + AT_ONCE])
-            for i, h in enumerate(held)
+            for i, h in enumerate(sums)
         ]
 
-    held = repeat(b, "p", passes, [zero_vector(b)] * AT_ONCE, step)
-    b.do("thread.store", total(b, held), y, at=(BLOCK * threads + TID,))
+    sums = repeat(b, "p", passes, [zero_vector(b)] * AT_ONCE, step)
+    b.do("thread.store", total(b, sums), y, at=(BLOCK * threads + TID,))
     return kernel("read_shared", b, (y,), blocks=blocks, threads=threads)
 
 

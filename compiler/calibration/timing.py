@@ -109,11 +109,11 @@ def in_a_row(plan: ExecutionPlan, runs: int) -> ExecutionPlan:
 
 def _times(trial: Trial, plan: ExecutionPlan, device: Device) -> Times:
     """What twice as many launches take more than so many: starting a replay and the setup cancel out."""
-    runs, found = trial.runs, []
+    runs, times = trial.runs, []
     for count in (runs, 2 * runs):
         with device.load(in_a_row(plan, count), {}) as loaded:
-            found.append(np.array(loaded.time([], REPLAYS)))
-    short, long = found
+            times.append(np.array(loaded.time([], REPLAYS)))
+    short, long = times
     low, _, high = np.quantile(long, (0.25, 0.5, 0.75))
     best = launch_s_of(float(short.min()), float(long.min()), runs)
     median = launch_s_of(float(np.median(short)), float(np.median(long)), runs)

@@ -127,8 +127,8 @@ def lower(
         target=str(target), hardware=target.hardware, instruments=tuple(instruments), verify_each=verify_each
     )
     measured = choose_algorithms is not None and conv_algorithm == "auto" and precision != "tf32"
-    asked = "" if measured else conv_algorithm
-    stages = official_stages(module.main.level, target.language, precision, asked, workspace, partitioner)
+    algorithm = "" if measured else conv_algorithm
+    stages = official_stages(module.main.level, target.language, precision, algorithm, workspace, partitioner)
     own.check([level.value for level, _ in stages], f"a module of the {module.main.level.value} level")
     return lower_from(
         module,

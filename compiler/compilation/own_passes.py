@@ -41,11 +41,11 @@ class OwnPasses:
             ]
         else:
             pairs = [(p, "") for p in _each(given, where)]
-        found: dict[str, list[Pass]] = {}
+        by_level: dict[str, list[Pass]] = {}
         for item, level in pairs:
             for p, own in _passes(item, level, where):
-                found.setdefault(own, []).append(p)
-        return OwnPasses(tuple((s, Pipeline(tuple(found[s]))) for s in _STAGES if s in found))
+                by_level.setdefault(own, []).append(p)
+        return OwnPasses(tuple((s, Pipeline(tuple(by_level[s]))) for s in _STAGES if s in by_level))
 
     def at(self, stage: str) -> Pipeline:
         """The passes of a level, which may be none."""

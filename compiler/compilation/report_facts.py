@@ -42,8 +42,8 @@ def _measured(main: Func) -> dict[int, list[dict[str, Any]]]:
     records = main.get("convolutions")
     for record in records if isinstance(records, tuple) else ():
         assert isinstance(record, Pairs)
-        found = record.as_dict()
-        considered, at = found["considered"], found["at"]
+        fields = record.as_dict()
+        considered, at = fields["considered"], fields["at"]
         assert isinstance(considered, tuple)
         assert isinstance(at, tuple)
         plain = [r.as_dict() for r in considered if isinstance(r, Pairs)]
@@ -65,12 +65,12 @@ def layout_facts(main: Func) -> dict[str, Any]:
 
     The pass choose-layouts leaves the numbers at @main; without them every value is as the network has it.
     """
-    given = main.get("layouts")
-    found: dict[str, Any] = given.as_dict() if isinstance(given, Pairs) else {}
+    attribute = main.get("layouts")
+    layouts: dict[str, Any] = attribute.as_dict() if isinstance(attribute, Pairs) else {}
     return {
-        "channels_last": int(found.get("channels_last", 0)),
-        "values": int(found.get("values", 0)),
-        "conversions": [str(loc) for loc in found.get("conversions", ())],
+        "channels_last": int(layouts.get("channels_last", 0)),
+        "values": int(layouts.get("values", 0)),
+        "conversions": [str(loc) for loc in layouts.get("conversions", ())],
     }
 
 

@@ -76,12 +76,12 @@ def as_calibrated(record: Hardware, kind: str, device: str, driver: str) -> Hard
     if not path.exists():
         return record
     try:
-        found = load_calibration(path)
-        if (found.device, found.driver) != (_plain(device), _plain(driver)):
+        calibration = load_calibration(path)
+        if (calibration.device, calibration.driver) != (_plain(device), _plain(driver)):
             raise InputError(
-                f"expected a calibration of {device}, got one of {found.device}", where=str(path)
+                f"expected a calibration of {device}, got one of {calibration.device}", where=str(path)
             )
-        return calibrated(record, found, str(path))
+        return calibrated(record, calibration, str(path))
     except InputError as error:
         if not calibration_folder()[1]:
             message = str(error).removeprefix(f"{path}: ")

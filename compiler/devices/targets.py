@@ -71,9 +71,9 @@ def resolve_target(text: str, *, with_calibration: bool = True) -> Target:
             raise InputError(
                 f"expected an architecture such as sm_80 or sm_90a, got '{arch}'", where=f"target {text}"
             )
-        found = None if arch or kind != "cuda" else _gpu()
-        if found:
-            return _present_gpu(found, with_calibration)
+        gpu = None if arch or kind != "cuda" else _gpu()
+        if gpu:
+            return _present_gpu(gpu, with_calibration)
         return Target(kind, arch or DEFAULT_ARCH, _gpu_record(arch or DEFAULT_ARCH, ""))
     if kind == "opencl":
         return Target(kind, arch, _opencl_record(arch, with_calibration))

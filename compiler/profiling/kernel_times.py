@@ -72,15 +72,15 @@ def profile_loaded(
     if subject.target.kind == "null":
         raise UnsupportedError("the null target runs no kernels, so there is nothing to profile")
     if isinstance(subject.loaded, TellsLaunchSpans):
-        found = _by_events(subject, subject.loaded, inputs, repeats)
+        profile = _by_events(subject, subject.loaded, inputs, repeats)
     else:
-        found = _by_stamps(subject, inputs, repeats)
+        profile = _by_stamps(subject, inputs, repeats)
     if subject.target.kind != "emulator":
-        found = replace(found, copies=copy_spans(subject.device, subject.plan, inputs, repeats))
-    if compare_serial and found.streams > 1:
+        profile = replace(profile, copies=copy_spans(subject.device, subject.plan, inputs, repeats))
+    if compare_serial and profile.streams > 1:
         total_s, serial_s = _against_serial(subject, inputs, repeats)
-        found = replace(found, total_s=total_s, serial_s=serial_s)
-    return found
+        profile = replace(profile, total_s=total_s, serial_s=serial_s)
+    return profile
 
 
 def _profile(subject: Subject, clock: Clock, repeats: int, launches: tuple[LaunchSpan, ...]) -> Profile:

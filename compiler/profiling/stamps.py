@@ -147,11 +147,11 @@ def stamped_plan(plan: ExecutionPlan, thread: Module, target: Target) -> Stamped
     own = [k for k in plan.kernels if k.name not in foreign]
     sources = {k.name: emit_cuda(funcs[k.name], stamps=True) for k in own}
     mark = _unused("mark", [k.name for k in plan.kernels])
-    found = marked(plan, mark)
-    if found.marks:
+    marked_plan = marked(plan, mark)
+    if marked_plan.marks:
         sources[mark] = mark_source(mark)
     codes = build_codes(sources, target)
-    blocks = [_stamping_blocks(launch, sources) for launch in found.launches]
+    blocks = [_stamping_blocks(launch, sources) for launch in marked_plan.launches]
     first_rows = tuple(accumulate(blocks, initial=0))[:-1]
     name = _unused("stamps", [b.name for b in plan.buffers])
     total = Buffer(name, "uint64", (sum(blocks), STAMPS_PER_BLOCK), "output", STAMP_BYTES * sum(blocks))
@@ -167,11 +167,11 @@ def stamped_plan(plan: ExecutionPlan, thread: Module, target: Target) -> Stamped
         kernels=(*(k for k in plan.kernels if k.name in foreign), *codes.values()),
         launches=tuple(
             _with_argument(launch, views[i]) if i in views else launch
-            for i, launch in enumerate(found.launches)
+            for i, launch in enumerate(marked_plan.launches)
         ),
         outputs=(*plan.outputs, name),
     )
-    return StampedPlan(validate(stamped), first_rows, found)
+    return StampedPlan(validate(stamped), first_rows, marked_plan)
 
 
 def _stamping_blocks(launch: Launch, sources: Mapping[str, KernelSource]) -> int:
@@ -252,14 +252,14 @@ def _bounds(plan: ExecutionPlan, own: Sequence[Relative], marked: MarkedPlan) ->
         for dep in launch.deps:
             if dep in behind and index in started:
                 behind[dep].append(started[index])
-    found = {}
+    bounds = {}
     for index in sorted(marked.bounded):
         last = max(int(own[p][:, END].max()) for p in marked.launches[marked.places[index]].deps)
         if index in marked.after:
             behind[index].append(int(own[marked.after[index]][0, START]))
         # timers of two multiprocessors may be a step apart
-        found[index] = (last, max(last, min(behind[index])))
-    return found
+        bounds[index] = (last, max(last, min(behind[index])))
+    return bounds
 
 
 def processor_busy_s(stamps: Stamps) -> dict[int, float]:

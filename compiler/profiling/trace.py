@@ -65,9 +65,9 @@ def _threads(
     for key in spans:
         owned.setdefault(key[0], []).append(key)
     for owner in sorted(owned):
-        found = lanes([spans[key] for key in owned[owner]])
-        numbers |= {key: len(names) + lane for key, lane in zip(owned[owner], found, strict=True)}
-        count = max(found) + 1
+        lane_of = lanes([spans[key] for key in owned[owner]])
+        numbers |= {key: len(names) + lane for key, lane in zip(owned[owner], lane_of, strict=True)}
+        count = max(lane_of) + 1
         names += [
             f"{noun} {owner}" + (f", {lane + 1} of {count}" if count > 1 else "") for lane in range(count)
         ]

@@ -36,11 +36,11 @@ class Buckets:
             raise InputError("expected a list of shapes with at least one mapping of input names to shapes")
         names = module.input_names
         own = {n: t.shape for n, t in zip(names, module.input_types, strict=True)}
-        found = []
+        buckets = []
         for shapes in given:
             named = cls.named(names, shapes)
-            found.append([tuple(named.get(n, own[n])) for n in names])
-        return cls(names, found)
+            buckets.append([tuple(named.get(n, own[n])) for n in names])
+        return cls(names, buckets)
 
     @staticmethod
     def named(names: Sequence[str], shapes: GivenShapes) -> Mapping[str, Sequence[int]]:
@@ -69,15 +69,15 @@ class Buckets:
 
     def of_shapes(self, shapes: GivenShapes) -> int:
         """The bucket of shapes by input name; inputs that are not named may have any. Raises InputError."""
-        wanted = {n: tuple(s) for n, s in self.named(self.names, shapes).items()}
+        extents = {n: tuple(s) for n, s in self.named(self.names, shapes).items()}
         fits = [
             i
             for i, bucket in enumerate(self.shapes)
-            if all(wanted.get(n, s) == s for n, s in zip(self.names, bucket, strict=True))
+            if all(extents.get(n, s) == s for n, s in zip(self.names, bucket, strict=True))
         ]
         if len(fits) == 1:
             return fits[0]
-        text = ", ".join(f"{n} {list(s)}" for n, s in wanted.items())
+        text = ", ".join(f"{n} {list(s)}" for n, s in extents.items())
         raise InputError(f"expected shapes of one bucket, got {text}; {len(fits)} have them of {self}")
 
     def find(self, shapes: Sequence[Shape]) -> int:

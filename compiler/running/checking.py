@@ -23,19 +23,19 @@ def random_inputs(names: Sequence[str], types: Sequence[ArrayType], seed: int) -
     return out
 
 
-def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
-    """Norm of the difference over the norm of `wanted`, in float64, of the elements that are finite in both.
+def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
+    """Norm of the difference over that of `expected`, in float64, of the elements that are finite in both.
 
     The others must agree: NaN with NaN, an infinity with one of its sign or with what overflows in the type
     of `got`. inf where they do not, or where the shapes differ.
     """
-    if got.shape != wanted.shape:
+    if got.shape != expected.shape:
         return float("inf")
-    a, b = got.astype(np.float64), wanted.astype(np.float64)
+    a, b = got.astype(np.float64), expected.astype(np.float64)
     finite = np.isfinite(a) & np.isfinite(b)
     if not finite.all():
         with np.errstate(over="ignore", invalid="ignore"):
-            stored = wanted[~finite].astype(got.dtype).astype(np.float64)
+            stored = expected[~finite].astype(got.dtype).astype(np.float64)
         if not np.array_equal(a[~finite], stored, equal_nan=True):
             return float("inf")
         a, b = a[finite], b[finite]

@@ -138,8 +138,8 @@ class Executable:
         return self._types(self.plan.outputs)
 
     def _types(self, names: Sequence[str]) -> tuple[ArrayType, ...]:
-        found = [self.plan.buffer_by_name[n] for n in names]
-        return tuple(ArrayType(b.shape, b.dtype) for b in found)
+        buffers = [self.plan.buffer_by_name[n] for n in names]
+        return tuple(ArrayType(b.shape, b.dtype) for b in buffers)
 
     @property
     def communicator(self) -> AnyCommunicator | None:

@@ -38,18 +38,18 @@ def load(path: str | Path, target: str = "auto") -> Executable:
     return Executable(artifact, named)
 
 
-def _target_of(facts: Mapping[str, Any], plan: ExecutionPlan, asked: str, where: str) -> str:
+def _target_of(facts: Mapping[str, Any], plan: ExecutionPlan, target: str, where: str) -> str:
     """The target that a file names, where it is the one asked for; raises InputError."""
     named = facts.get("target")
     if named != plan.target:
         raise InputError("expected a saved executable that names the target of its plan", where=where)
     kind = plan.target.partition(":")[0]
-    if asked == "auto" and kind == "emulator":
+    if target == "auto" and kind == "emulator":
         raise InputError(
             'expected --target emulator (in Python target="emulator") for a file that runs host code: the '
             "emulator compiles its kernels as C++ and runs them with your rights",
             where=where,
         )
-    if asked not in ("auto", plan.target, kind):
-        raise InputError(f"expected a saved executable for {asked}, got one for {plan.target}", where=where)
+    if target not in ("auto", plan.target, kind):
+        raise InputError(f"expected a saved executable for {target}, got one for {plan.target}", where=where)
     return plan.target

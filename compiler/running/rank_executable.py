@@ -84,11 +84,11 @@ class DistributedExecutable(Executable):
         facts, own = self.distribution, self.communicator
         if facts["size"] != own.size or facts["rank"] != own.rank:
             # The others must know, or they would wait for this rank to compare programs.
-            told = f"rank {facts['rank']} of {facts['size']}"
-            own.fail(f"it has the executable of {told}")
+            holder = f"rank {facts['rank']} of {facts['size']}"
+            own.fail(f"it has the executable of {holder}")
             hint = f"; start it with mpirun -n {facts['size']}" if facts["size"] != own.size else ""
-            wanted = f"rank {own.rank} of {own.size}"
-            raise InputError(f"expected the executable of {wanted}, got that of {told}{hint}")
+            this = f"rank {own.rank} of {own.size}"
+            raise InputError(f"expected the executable of {this}, got that of {holder}{hint}")
         agree(own, {k: str(v) for k, v in facts["agreed"].items()}, self.plan)
         constants = self.artifact.constants
         if own.size == 1 or not (communications(self.plan) or device.language == "cuda"):
@@ -110,15 +110,15 @@ class DistributedExecutable(Executable):
 
 def _read_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     """What a compilation or a file says of the division; raises InputError where it is not all there."""
-    found = facts.get("distributed")
+    division = facts.get("distributed")
     good = (
-        isinstance(found, dict)
-        and type(found.get("rank")) is int
-        and type(found.get("size")) is int
-        and isinstance(found.get("agreed"), dict)
+        isinstance(division, dict)
+        and type(division.get("rank")) is int
+        and type(division.get("size")) is int
+        and isinstance(division.get("agreed"), dict)
     )
     if not good:
         raise InputError(
             "expected an executable that names its rank, the number of ranks and what they agreed on"
         )
-    return dict(found)  # type: ignore[arg-type]  # a dict, as was checked
+    return dict(division)  # type: ignore[arg-type]  # a dict, as was checked

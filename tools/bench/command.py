@@ -70,28 +70,28 @@ def _network_rows(
     a: argparse.Namespace, peers: tuple[str, ...], paths: Sequence[Path], settings: Settings
 ) -> Iterator[Row]:
     batches: Sequence[int | None] = a.batch or ([None] if a.shape else [1])
-    given = (tuple(a.shape), tuple(a.constant))
+    options = (tuple(a.shape), tuple(a.constant))
     if a.jobs > 1:
         ends_at = time.time() + settings.left_s()
-        asked = [
-            _Asked(Case(path, batch, precision, *given), a, peers, settings.device, ends_at)
+        requests = [
+            _Request(Case(path, batch, precision, *options), a, peers, settings.device, ends_at)
             for batch in batches
             for precision in a.precision
             for path in paths
         ]
-        yield from rows_in_waves(_asked_row, asked, a.jobs, _lost_row)
+        yield from rows_in_waves(_row_of_request, requests, a.jobs, _lost_row)
         return
     for path in paths:
-        module = Case(path, None, "fp32", *given).module()
+        module = Case(path, None, "fp32", *options).module()
         references = {batch: Reference(module, batched=batch is not None) for batch in batches}
         for batch in batches:
             for precision in a.precision:
-                case = Case(path, batch, precision, *given)
+                case = Case(path, batch, precision, *options)
                 yield compare_network(case, module, references[batch], settings)
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Request:
     """A row that a process of its own makes; `ends_at` is when the whole run has to end, in Unix time."""
 
     case: Case
@@ -101,18 +101,20 @@ class _Asked:
     ends_at: float
 
 
-def _asked_row(asked: _Asked, turn: Callable[[], AbstractContextManager[None]]) -> Row:
-    settings = _settings(asked.arguments, asked.peers, asked.device, lambda: asked.ends_at - time.time())
+def _row_of_request(request: _Request, turn: Callable[[], AbstractContextManager[None]]) -> Row:
+    settings = _settings(
+        request.arguments, request.peers, request.device, lambda: request.ends_at - time.time()
+    )
     try:
-        module = asked.case.module()
-        reference = Reference(module, batched=asked.case.batch is not None)
-        return compare_network(asked.case, module, reference, replace(settings, turn=turn))
+        module = request.case.module()
+        reference = Reference(module, batched=request.case.batch is not None)
+        return compare_network(request.case, module, reference, replace(settings, turn=turn))
     except TilewrightError as e:
-        return _lost_row(asked, one_line(e))
+        return _lost_row(request, one_line(e))
 
 
-def _lost_row(asked: _Asked, reason: str) -> Row:
-    return asked.case.row() | {"status": "failed", "reason": reason}
+def _lost_row(request: _Request, reason: str) -> Row:
+    return request.case.row() | {"status": "failed", "reason": reason}
 
 
 def _check(a: argparse.Namespace) -> None:
@@ -148,7 +150,7 @@ _PACKAGES_OF = frozenset({"onnxruntime"})
 def _settings(
     a: argparse.Namespace, peers: tuple[str, ...], device: str, left_s: Callable[[], float]
 ) -> Settings:
-    given = {
+    options = {
         "target": a.target,
         "tune": a.tune,
         "tuning_db": a.tuning_db,
@@ -157,7 +159,7 @@ def _settings(
         **passes_of(a),
     }
     return Settings(
-        ours={name: {**given, "libraries": allowed} for name, allowed in LIBRARIES[a.libraries].items()},
+        ours={name: {**options, "libraries": allowed} for name, allowed in LIBRARIES[a.libraries].items()},
         peers=peers,
         rounds=a.rounds,
         replays=a.replays,

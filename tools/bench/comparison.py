@@ -92,8 +92,8 @@ def compare(
         everyone: list[Contender] = []
         try:
             for variant, options in settings.ours.items():
-                given = {"precision": precision, **options}
-                everyone.append(Ours(module, inputs, given, peers.clock, variant))
+                arguments = {"precision": precision, **options}
+                everyone.append(Ours(module, inputs, arguments, peers.clock, variant))
             results = [c.outputs() for c in everyone]
             entrants = set_up(peers)
             for c in entrants.checked:
@@ -107,8 +107,8 @@ def compare(
             with settings.turn():
                 rounds = interleaved(right, settings.rounds, settings.replays)
             timed = {id(t.contender): t for t in rounds}
-            told = zip(everyone, checks, strict=True)
-            rows = [contender_row(c, check, timed.get(id(c))) for c, check in told]
+            checked = zip(everyone, checks, strict=True)
+            rows = [contender_row(c, check, timed.get(id(c))) for c, check in checked]
         finally:
             for c in everyone:
                 c.close()
@@ -201,9 +201,9 @@ class FirstRows:
         rows = min(CHECKED_ROWS, self.case.rows)
         module = self.case.module(rows)
         names = zip(module.input_names, inputs, strict=True)
-        given = [x[:rows] if n in self.case.batched else x for n, x in names]
-        (wanted,) = interpret(module, *given, precision="fp64")
-        return relative_error(outputs[0][:rows], wanted)
+        first = [x[:rows] if n in self.case.batched else x for n, x in names]
+        (expected,) = interpret(module, *first, precision="fp64")
+        return relative_error(outputs[0][:rows], expected)
 
 
 def compare_kernel(case: KernelCase, settings: Settings) -> Row:

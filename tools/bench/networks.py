@@ -19,21 +19,21 @@ INTEGERS_BELOW = 100
 
 def network_paths(names: Sequence[str], suites: Sequence[str], folder: Path) -> list[Path]:
     """The files of networks given by name or path, then those of the suites, each once; raises InputError."""
-    wanted = [*names, *(n for suite in suites for n in SUITES[suite])]
-    if not wanted:
+    selected = [*names, *(n for suite in suites for n in SUITES[suite])]
+    if not selected:
         raise InputError("expected a network or --suite, or --kernels")
-    return list(dict.fromkeys(_path(name, folder) for name in wanted))
+    return list(dict.fromkeys(_path(name, folder) for name in selected))
 
 
 def _path(name: str, folder: Path) -> Path:
-    given = Path(name)
-    if given.suffix:
-        if not given.is_file():
+    path = Path(name)
+    if path.suffix:
+        if not path.is_file():
             raise InputError("no such file", where=name)
-        return given
-    found = folder / f"{name}.relay"
-    if found.is_file():
-        return found
+        return path
+    file = folder / f"{name}.relay"
+    if file.is_file():
+        return file
     known = sorted(p.stem for p in folder.glob("*.relay"))
     if not known:
         raise InputError(
@@ -51,8 +51,8 @@ def with_batch(module: Module, batch: int | None) -> Module:
     if batch is None:
         return module
     shapes = {n: t.shape for n, t in zip(module.input_names, module.input_types, strict=True)}
-    wanted = {n: (batch, *shape[1:]) for n, shape in shapes.items()}
-    return module if wanted == shapes else tw.with_input_shapes(module, wanted)
+    batched = {n: (batch, *shape[1:]) for n, shape in shapes.items()}
+    return module if batched == shapes else tw.with_input_shapes(module, batched)
 
 
 def random_batch(module: Module, seed: int) -> list[np.ndarray]:

@@ -35,22 +35,22 @@ def ratios_svg(rows: Sequence[Row]) -> str:
     """Bars of how much faster than the better peer, one group per network; a line at 1."""
     groups = list(dict.fromkeys((r["batch"], r["precision"]) for r in rows))
     networks = list(dict.fromkeys(r["network"] for r in rows))
-    found = {(r["network"], r["batch"], r["precision"]): r for r in rows}
+    by_case = {(r["network"], r["batch"], r["precision"]): r for r in rows}
     picture = Picture("bench", 10.0, 1.2 + 0.26 * max(3, len(networks) * (len(groups) + 1)))
     ax = picture.axes
     place, ticks = 0.0, []
     for network in networks:
         begin = place
         for number, (batch, precision) in enumerate(groups):
-            ratio = found.get((network, batch, precision), {}).get("ratio")
+            ratio = by_case.get((network, batch, precision), {}).get("ratio")
             label = f"batch {batch}, {precision}"
             (bar,) = ax.barh(place, ratio or 0.0, 0.8, color=CYCLE[number % len(CYCLE)])
             if network == networks[0]:
                 bar.set_label(label)
-            told = "no ratio" if ratio is None else f"{ratio:.2f}"
-            picture.tag(bar, f"bar-{int(begin)}-{number}", f"{network}, {label}: {told}")
+            text = "no ratio" if ratio is None else f"{ratio:.2f}"
+            picture.tag(bar, f"bar-{int(begin)}-{number}", f"{network}, {label}: {text}")
             ax.annotate(
-                told, (ratio or 0.0, place), (4, 0), textcoords="offset points", va="center", color=INK
+                text, (ratio or 0.0, place), (4, 0), textcoords="offset points", va="center", color=INK
             )
             place += 1.0
         ticks.append((begin + place - 1.0) / 2)

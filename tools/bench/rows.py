@@ -55,12 +55,12 @@ def better_peer(rows: Sequence[Row]) -> Row | None:
 
 def fastest_by_peer(rows: Sequence[Row]) -> dict[str, Row]:
     """Per peer its fastest variant that was timed."""
-    found: dict[str, Row] = {}
+    fastest: dict[str, Row] = {}
     for row in rows:
-        best = better_peer([r for r in (found.get(row["peer"]), row) if r])
+        best = better_peer([r for r in (fastest.get(row["peer"]), row) if r])
         if best is not None:
-            found[row["peer"]] = best
-    return found
+            fastest[row["peer"]] = best
+    return fastest
 
 
 def judged(ours: Sequence[Row], peers: Sequence[Row]) -> Row:

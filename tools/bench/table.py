@@ -36,9 +36,9 @@ def network_table(rows: Sequence[Row]) -> str:
         if row["status"] == "failed":
             cells += [row["reason"], *[""] * (len(peers) + 1)]
         else:
-            found = fastest_by_peer(row["peers"])
+            fastest = fastest_by_peer(row["peers"])
             cells.append(_number(row["ours"][0].get("median_ms")))
-            cells += [_number(found[p]["median_ms"]) if p in found else "-" for p in peers]
+            cells += [_number(fastest[p]["median_ms"]) if p in fastest else "-" for p in peers]
             cells.append("-" if row["ratio"] is None else f"{row['ratio']:.2f}")
         lines.append(markdown_row(cells))
     return "\n".join(lines)

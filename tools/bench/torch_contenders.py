@@ -159,7 +159,7 @@ def _prepared(clock: Clock, peer: str, network: TorchNetwork) -> Callable[[], An
     with torch.cuda.graph(graph):
         results = eager()
 
-    def replay(held: TorchNetwork = network) -> Any:
+    def replay(owner: TorchNetwork = network) -> Any:
         # A graph keeps neither its weights nor its inputs: whoever replays it must hold them.
         graph.replay()
         return results
@@ -180,9 +180,9 @@ def onnx_session(torch: Any, module: Any, inputs: Sequence[Any], threads: int) -
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     session = onnxruntime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
-    given = {x.name for x in session.get_inputs()}
+    inputs_of_graph = {x.name for x in session.get_inputs()}
     # An input that the graph does not use is not exported.
-    feed = {name: x.numpy() for name, x in zip(names, inputs, strict=True) if name in given}
+    feed = {name: x.numpy() for name, x in zip(names, inputs, strict=True) if name in inputs_of_graph}
     return lambda: [torch.from_numpy(y) for y in session.run(None, feed)]
 
 

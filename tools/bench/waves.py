@@ -24,23 +24,23 @@ Make = Callable[[Any, Callable[[], Any]], Row]
 
 
 def rows_in_waves(
-    make: Make, asked: Sequence[Any], jobs: int, lost: Callable[[Any, str], Row]
+    make: Make, requests: Sequence[Any], jobs: int, lost: Callable[[Any, str], Row]
 ) -> Iterator[Row]:
-    """The rows of all that is `asked`, in order within each wave of `jobs`.
+    """The rows of all requests, in order within each wave of `jobs`.
 
     make: a function of a module, called in a new process, so that it and what is asked must be picklable.
     lost: the row of what was asked where its process ended without one, and why.
     """
-    for start in range(0, len(asked), jobs):
-        yield from _wave(make, asked[start : start + jobs], lost)
+    for start in range(0, len(requests), jobs):
+        yield from _wave(make, requests[start : start + jobs], lost)
 
 
-def _wave(make: Make, asked: Sequence[Any], lost: Callable[[Any, str], Row]) -> Iterator[Row]:
+def _wave(make: Make, requests: Sequence[Any], lost: Callable[[Any, str], Row]) -> Iterator[Row]:
     context = multiprocessing.get_context("spawn")
-    prepared = context.Barrier(len(asked))
+    prepared = context.Barrier(len(requests))
     with tempfile.TemporaryDirectory(prefix="tilewright-bench-") as folder:
         workers: list[tuple[BaseProcess, Connection]] = []
-        for one in asked:
+        for one in requests:
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(target=_work, args=(make, one, prepared, f"{folder}/turn", theirs))
             process.start()
@@ -56,7 +56,7 @@ def _wave(make: Make, asked: Sequence[Any], lost: Callable[[Any, str], Row]) -> 
                     rows[number] = ours.recv()
                 except EOFError:
                     worker.join()
-                    rows[number] = lost(asked[number], f"its process ended with code {worker.exitcode}")
+                    rows[number] = lost(requests[number], f"its process ended with code {worker.exitcode}")
                     # The others wait for everybody, so somebody must arrive in its place.
                     threading.Thread(target=prepared.wait, daemon=True).start()
         for worker, _ in workers:
@@ -64,10 +64,10 @@ def _wave(make: Make, asked: Sequence[Any], lost: Callable[[Any, str], Row]) -> 
         yield from (rows[number] for number in sorted(rows))
 
 
-def _work(make: Make, asked: Any, prepared: Any, turn_file: str, result: Connection) -> None:
+def _work(make: Make, request: Any, prepared: Any, turn_file: str, result: Connection) -> None:
     turn = _Turn(prepared, Path(turn_file))
     try:
-        result.send(make(asked, turn))
+        result.send(make(request, turn))
     finally:
         turn.arrive()
         result.close()

@@ -33,11 +33,11 @@ def run_calibrate(a: argparse.Namespace) -> None:
         print(json.dumps(shown) if a.json else _record_text(shown))
         return
     start = time.perf_counter()
-    found = calibrate(target)
-    record = calibrated(shipped_record(target), found)
-    path = Path(a.output) if a.output else calibration_path(target.kind, found.device, found.driver)
-    save_calibration(found, path)
-    result = _result(found, target, record, path, time.perf_counter() - start)
+    calibration = calibrate(target)
+    record = calibrated(shipped_record(target), calibration)
+    path = Path(a.output or calibration_path(target.kind, calibration.device, calibration.driver))
+    save_calibration(calibration, path)
+    result = _result(calibration, target, record, path, time.perf_counter() - start)
     print(json.dumps(result) if a.json else _result_text(result))
 
 
@@ -59,29 +59,29 @@ def _record_text(shown: dict[str, Any]) -> str:
 
 
 def _result(
-    found: Calibration, target: Target, record: Hardware, path: Path, seconds: float
+    calibration: Calibration, target: Target, record: Hardware, path: Path, seconds: float
 ) -> dict[str, Any]:
     shipped = shipped_record(target)
-    roles, kept = roles_of(shipped), fitted_constants(shipped)
+    roles, fitted = roles_of(shipped), fitted_constants(shipped)
     constants = [
         {
             **_quantity(name, m),
-            "role": "kept: fitted to kernels" if name in kept else roles[name],
+            "role": "kept: fitted to kernels" if name in fitted else roles[name],
             "shipped": getattr(shipped, name),
             "used": getattr(record, name),
         }
-        for name, m in found.constants
+        for name, m in calibration.constants
     ]
     return {
         "target": str(target),
-        "device": found.device,
-        "driver": found.driver,
-        "hardware": found.record,
-        "measured": found.measured,
+        "device": calibration.device,
+        "driver": calibration.driver,
+        "hardware": calibration.record,
+        "measured": calibration.measured,
         "path": str(path),
         "seconds": seconds,
         "constants": constants,
-        "facts": [_quantity(name, m) for name, m in found.facts],
+        "facts": [_quantity(name, m) for name, m in calibration.facts],
     }
 
 

@@ -109,8 +109,8 @@ def _searched(
 def _nothing_fits(result: SearchResult) -> str:
     """One sentence with the reason that speaks against most configurations."""
     reasons = sorted(result.infeasible.items(), key=lambda item: -item[1])
-    told = ", ".join(f"{reason} ({count})" for reason, count in reasons if count)
-    return f"none of {result.configurations} configurations is feasible: {told}"
+    text = ", ".join(f"{reason} ({count})" for reason, count in reasons if count)
+    return f"none of {result.configurations} configurations is feasible: {text}"
 
 
 def _tell_plot(a: argparse.Namespace) -> None:
@@ -224,8 +224,8 @@ def load_inputs(a: argparse.Namespace) -> tuple[Cluster, ClusterModel, Training]
 def _model(a: argparse.Namespace) -> ClusterModel:
     if a.model.startswith(ZOO) or Path(a.model).suffix in _NETWORKS:
         return _network(a)
-    for option, given in (("inputs", a.inputs), ("shape", a.shape), ("constant", a.constant)):
-        if given:
+    for option, value in (("inputs", a.inputs), ("shape", a.shape), ("constant", a.constant)):
+        if value:
             raise InputError("only networks have inputs, a model by dimensions has none", where=f"--{option}")
     return load_model(a.model)
 

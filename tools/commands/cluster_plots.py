@@ -70,8 +70,8 @@ def write_validation_plot(stacks: Sequence[Stack], path: str) -> None:
         for place, (stack, source) in enumerate(pairs):
             rows = measured_rows(source)
             predicted = step_time(rows.runs, rows.machine, stack.knobs).total
-            told = source if source in stack.fitted else f"{source} (not fitted)"
-            axes.scatter(rows.step_s, predicted, s=9, color=CYCLE[place % len(CYCLE)], label=told, alpha=0.7)
+            label = source if source in stack.fitted else f"{source} (not fitted)"
+            axes.scatter(rows.step_s, predicted, s=9, color=CYCLE[place % len(CYCLE)], label=label, alpha=0.7)
             ends += [float(rows.step_s.min()), float(rows.step_s.max())]
         line = [min(ends), max(ends)]
         axes.plot(line, line, color=_INK, lw=1.0)

@@ -15,8 +15,8 @@ from tilewright.tuning.database.travel import entries_saved_in, is_saved_executa
 
 def run_merge(a: argparse.Namespace) -> None:
     """All of the other files are taken or nothing."""
-    found = [(path, _entries_in(path)) for path in a.others]
-    _take(a, found)
+    entries = [(path, _entries_in(path)) for path in a.others]
+    _take(a, entries)
 
 
 def run_export(a: argparse.Namespace) -> None:
@@ -38,11 +38,11 @@ def run_import(a: argparse.Namespace) -> None:
     _take(a, [(p, entries_saved_in(p) if is_saved_executable(p) else read_lines(p)) for p in a.files])
 
 
-def _take(a: argparse.Namespace, found: Sequence[tuple[str, Entries]]) -> None:
+def _take(a: argparse.Namespace, entries_of: Sequence[tuple[str, Entries]]) -> None:
     """Bring entries into the database, which is made where it is missing, now that all were read."""
     _reject_saved(a)
     with TuningDatabase.open(a.tuning_db) as db:
-        for path, entries in found:
+        for path, entries in entries_of:
             print(f"{db.take(entries)} entries taken from {path} into {db.path}")
 
 

@@ -148,12 +148,12 @@ def parse_constant(text: str) -> tuple[str, Any]:
     """Name and value of `sr=16000`, `axes=0,1` (`axes=` for none) or `causal=true`; raises InputError."""
     name, sign, values = text.rpartition("=")
     try:
-        given = [_number(v.strip()) for v in values.split(",")] if values else []
+        numbers = [_number(v.strip()) for v in values.split(",")] if values else []
     except ValueError:
         sign = ""
     if not name or not sign:
         raise InputError(f"expected NAME=V,V,... with numbers, got '{text}'", where="--constant")
-    return name, given[0] if len(given) == 1 else given
+    return name, numbers[0] if len(numbers) == 1 else numbers
 
 
 def _number(text: str) -> int | float | bool:
@@ -192,8 +192,8 @@ def read_inputs(path: str, names: Sequence[str], types: Sequence[ArrayType]) -> 
         raise InputError(
             f"expected arrays named {', '.join(names)}; missing {', '.join(missing)}", where=path
         )
-    found = [ArrayType(h.shape, h.dtype.name) for h in map(file.headers.__getitem__, names)]
-    wrong = [f"'{n}' is {got}, not {t}" for n, t, got in zip(names, types, found, strict=True) if got != t]
+    stored = [ArrayType(h.shape, h.dtype.name) for h in map(file.headers.__getitem__, names)]
+    wrong = [f"'{n}' is {got}, not {t}" for n, t, got in zip(names, types, stored, strict=True) if got != t]
     if wrong:
         raise InputError(f"expected the inputs of the network: {'; '.join(wrong)}", where=path)
     arrays = file.read(names)

@@ -189,7 +189,7 @@ def bytes_received(op: Op) -> int:
         return 0
     if op.name == "graph.recv":
         return op.result.tensor.nbytes
-    given, rank = op.operands[0].tensor, op.integer("rank")
+    operand, rank = op.operands[0].tensor, op.integer("rank")
     members = len(op.integers("ranks"))
     if op.name == "graph.halo_exchange":
         made = op.result.tensor
@@ -197,11 +197,11 @@ def bytes_received(op: Op) -> int:
         rows = sum(p.end - p.start for p in pieces if p.member != rank)
         axis = op.integer("axis")
         others = prod(n for d, n in enumerate(made.shape) if d != axis)
-        return rows * others * (given.nbytes // given.size if given.size else made.nbytes // made.size)
+        return rows * others * (operand.nbytes // operand.size if operand.size else made.nbytes // made.size)
     if op.name == "graph.all_gather":
-        return op.result.tensor.nbytes - given.nbytes
+        return op.result.tensor.nbytes - operand.nbytes
     rounds = 2 if op.name == "graph.all_reduce" else 1
-    return rounds * given.nbytes * (members - 1) // members
+    return rounds * operand.nbytes * (members - 1) // members
 
 
 def _pairs(op: Op, key: str) -> list[tuple[int, int]]:
@@ -211,9 +211,9 @@ def _pairs(op: Op, key: str) -> list[tuple[int, int]]:
 def _checked(whole: Module, parts: Sequence[Module], seed: int) -> float:
     """The largest relative error of any rank's results; raises WorkError where it is no rounding."""
     inputs = random_inputs(whole.input_names, whole.input_types, seed)
-    wanted = interpret(whole, *inputs, precision="fp64")
-    found = interpret_ranks(parts, *inputs, precision="fp64")
-    error = max(relative_error(o, w) for outputs in found for o, w in zip(outputs, wanted, strict=True))
+    expected = interpret(whole, *inputs, precision="fp64")
+    results = interpret_ranks(parts, *inputs, precision="fp64")
+    error = max(relative_error(o, w) for outputs in results for o, w in zip(outputs, expected, strict=True))
     if error > TOLERANCE:
         raise WorkError(f"the divided network is wrong: relative error {error:.3g} is above {TOLERANCE:g}")
     return error

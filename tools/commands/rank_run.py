@@ -85,8 +85,8 @@ def run_rank(a: argparse.Namespace) -> tuple[dict[str, Any], Arrays] | None:
     if streamed is not None:
         result["distributed"]["seconds_per_request"] = streamed
     if a.check and module is not None:
-        wanted = interpret(module, *inputs, precision="fp64")
-        result["relative_error"] = max(relative_error(o, w) for o, w in zip(outputs, wanted, strict=True))
+        expected = interpret(module, *inputs, precision="fp64")
+        result["relative_error"] = max(relative_error(o, w) for o, w in zip(outputs, expected, strict=True))
     return result, outputs
 
 

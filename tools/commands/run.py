@@ -64,8 +64,8 @@ def run_network(a: argparse.Namespace) -> None:
         result["profile"] = profile.summary()
     exe.close()
     if a.check and module is not None:
-        wanted = interpret(module, *inputs, precision="fp64")
-        result["relative_error"] = max(relative_error(o, w) for o, w in zip(outputs, wanted, strict=True))
+        expected = interpret(module, *inputs, precision="fp64")
+        result["relative_error"] = max(relative_error(o, w) for o, w in zip(outputs, expected, strict=True))
     _finish(a, result, outputs, profile)
 
 
@@ -73,8 +73,8 @@ def _run_on_ranks(a: argparse.Namespace) -> None:
     """As one of several ranks, of which the first reports; or start them."""
     if not is_rank(a):
         start_ranks(a)
-    elif (found := run_rank(a)) is not None:
-        result, outputs = found
+    elif (first := run_rank(a)) is not None:
+        result, outputs = first
         _finish(a, {**result, "outputs": [_summary(o) for o in outputs]}, outputs, None)
 
 
@@ -155,8 +155,8 @@ def run_streamed(a: argparse.Namespace) -> tuple[dict[str, Any], list[np.ndarray
 
 
 def _largest_error(module: Module, inputs: list[Arrays], outputs: list[Arrays]) -> float:
-    wanted = [interpret(module, *given, precision="fp64") for given in inputs]
-    pairs = (p for got, want in zip(outputs, wanted, strict=True) for p in zip(got, want, strict=True))
+    expected = [interpret(module, *arrays, precision="fp64") for arrays in inputs]
+    pairs = (p for got, want in zip(outputs, expected, strict=True) for p in zip(got, want, strict=True))
     return max(relative_error(o, w) for o, w in pairs)
 
 
@@ -180,17 +180,17 @@ def _times(a: argparse.Namespace, exe: StreamedExecutable, inputs: list[Arrays])
 
 def streaming_lines(streaming: dict[str, Any]) -> str:
     """What a person reads of a streamed run: memory, then every part measured and predicted."""
-    report, found = streaming["report"], streaming["against_model"]
+    report, comparison = streaming["report"], streaming["against_model"]
     lines = [
         f"{report['steps']} steps ({report['plans']} plans), {shown_bytes(report['weight_bytes'])} in all",
         f"{shown_bytes(report['device_bytes_peak'])} of device memory under a cap of "
         f"{shown_bytes(report['memory_cap_bytes'])}",
-        f"{found['micro_batches']} micro-batches, {found['schedule']}",
+        f"{comparison['micro_batches']} micro-batches, {comparison['schedule']}",
     ]
     for part in ("total", "storage", "copy", "compute"):
-        times = found[part]
-        got, wanted = 1e3 * times["measured_s"], 1e3 * times["predicted_s"]
-        lines.append(f"{part:8s} {got:10.2f} ms, predicted {wanted:10.2f} ms")
-    error, share = 100 * found["relative_error"], 100 * found["overlap"]
+        times = comparison[part]
+        got, predicted = 1e3 * times["measured_s"], 1e3 * times["predicted_s"]
+        lines.append(f"{part:8s} {got:10.2f} ms, predicted {predicted:10.2f} ms")
+    error, share = 100 * comparison["relative_error"], 100 * comparison["overlap"]
     lines.append(f"predicted {error:+.1f} %; {share:.1f} % of the rate of the slowest part")
     return "\n".join(lines)

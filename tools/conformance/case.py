@@ -53,40 +53,40 @@ def run_case(suite: Suite, name: str, target: str) -> Result:
     return Result(suite.name, name, target, status, reason, error, time.perf_counter() - start)
 
 
-def compare(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
+def compare(got: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
     """The largest difference, relative to the largest magnitude of its result.
 
     Results of integers and booleans must be equal, floating ones within 1e-4 (2e-2 where 16 bits wide) with
     their nans and infinities at the same places. Raises InputError saying which result differs and how.
     """
-    if len(got) != len(wanted):
-        raise InputError(f"expected {len(wanted)} results, got {len(got)}")
+    if len(got) != len(expected):
+        raise InputError(f"expected {len(expected)} results, got {len(got)}")
     return max(
-        (_difference(i, np.asarray(g), w) for i, (g, w) in enumerate(zip(got, wanted, strict=True))),
+        (_difference(i, np.asarray(g), w) for i, (g, w) in enumerate(zip(got, expected, strict=True))),
         default=0.0,
     )
 
 
-def exact_fault(got: np.ndarray, wanted: np.ndarray) -> str:
+def exact_fault(got: np.ndarray, expected: np.ndarray) -> str:
     """What is wrong with the shape and dtype of a result, and with values that no rounding excuses."""
-    if (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
-        return f"expected {wanted.dtype}{list(wanted.shape)}, got {got.dtype}{list(got.shape)}"
-    if dtype_name(wanted.dtype) in FLOATS:
+    if (got.shape, got.dtype) != (expected.shape, expected.dtype):
+        return f"expected {expected.dtype}{list(expected.shape)}, got {got.dtype}{list(got.shape)}"
+    if dtype_name(expected.dtype) in FLOATS:
         return ""
-    wrong = np.argwhere(got != wanted)
+    wrong = np.argwhere(got != expected)
     if not len(wrong):
         return ""
     at = tuple(int(x) for x in wrong[0])
-    return f"{len(wrong)} of {got.size} elements differ, first {got[at]} for {wanted[at]} at {list(at)}"
+    return f"{len(wrong)} of {got.size} elements differ, first {got[at]} for {expected[at]} at {list(at)}"
 
 
-def _difference(i: int, got: np.ndarray, wanted: np.ndarray) -> float:
+def _difference(i: int, got: np.ndarray, expected: np.ndarray) -> float:
     where = f"result {i}"
-    if fault := exact_fault(got, wanted):
+    if fault := exact_fault(got, expected):
         raise InputError(fault, where=where)
-    if dtype_name(wanted.dtype) not in FLOATS:
+    if dtype_name(expected.dtype) not in FLOATS:
         return 0.0
-    a, b = got.astype(np.float64), wanted.astype(np.float64)
+    a, b = got.astype(np.float64), expected.astype(np.float64)
     finite = np.isfinite(b)
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         raise InputError("infinities or nans differ from those expected", where=where)
@@ -94,7 +94,7 @@ def _difference(i: int, got: np.ndarray, wanted: np.ndarray) -> float:
         return 0.0
     scale = float(np.abs(b[finite]).max()) or 1.0
     error = float(np.abs(a[finite] - b[finite]).max()) / scale
-    limit = 2e-2 if wanted.dtype.itemsize == 2 else 1e-4
+    limit = 2e-2 if expected.dtype.itemsize == 2 else 1e-4
     if not error <= limit:
         raise InputError(f"relative error {error:.3g} is above {limit:g}", where=where)
     return error

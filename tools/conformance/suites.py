@@ -44,10 +44,10 @@ def _run_network(folder: Path, precision: Precision, name: str, target: str) -> 
             got = exe(*inputs)
         limit = TOLERANCE[precision]
         for i, result in enumerate(got):
-            wanted = stored[f"out{i}"].reshape(-1)
+            expected = stored[f"out{i}"].reshape(-1)
             stride = f"stride_out{i}"
             flat = result.reshape(-1)[:: int(stored[stride]) if stride in stored.files else 1]
-            error = relative_error(flat, wanted)
+            error = relative_error(flat, expected)
             if not error <= limit:
                 raise InputError(
                     f"relative error {error:.3g} against TVM is above {limit:g}", where=f"result {i}"
@@ -72,15 +72,15 @@ def run_node_test(name: str, target: str) -> float:
     """Run one case; raises what is wrong with it."""
     case = _node_tests()[name]
     names = [i.name for i in case.model.graph.input]
-    for given, wanted in case.data_sets:
-        inputs = dict(zip(names, map(_array, given), strict=False))
+    for fed, expected in case.data_sets:
+        inputs = dict(zip(names, map(_array, fed), strict=False))
         if empty := [n for n, x in inputs.items() if x is None]:
             raise UnsupportedError(f"empty optionals have no static type: {', '.join(empty)}")
         arrays = {n: np.asarray(a) for n, a in inputs.items() if isinstance(a, np.ndarray | np.generic)}
         module, _ = imported(case.model, arrays)
         with tw.compile(module, target=target, progress=False) as exe:
             got = exe(*(inputs[n] for n in module.input_names))
-        _compare(got, list(_leaves(wanted)), case)
+        _compare(got, list(_leaves(expected)), case)
     return float("nan")
 
 
@@ -120,10 +120,10 @@ def _leaves(values: Sequence[Any]) -> Iterator[np.ndarray]:
             yield np.asarray(_array(value))
 
 
-def _compare(got: Sequence[np.ndarray], wanted: Sequence[Any], case: Any) -> None:
-    if len(got) != len(wanted):
-        raise InputError(f"expected {len(wanted)} results, got {len(got)}")
-    for i, (a, b) in enumerate(zip(got, wanted, strict=True)):
+def _compare(got: Sequence[np.ndarray], expected: Sequence[Any], case: Any) -> None:
+    if len(got) != len(expected):
+        raise InputError(f"expected {len(expected)} results, got {len(got)}")
+    for i, (a, b) in enumerate(zip(got, expected, strict=True)):
         if a.shape != b.shape or a.dtype != b.dtype:
             raise InputError(f"result {i}: expected {b.dtype}{list(b.shape)}, got {a.dtype}{list(a.shape)}")
         floating = a.dtype.kind == "f" or a.dtype.name == "bfloat16"
@@ -144,14 +144,14 @@ def recorded_suite(folder: Path) -> Suite:
 
 def _run_recorded(folder: Path, name: str, target: str) -> float:
     module = tw.frontends.relay.load(str(folder / f"{name}.relay"))
-    inputs, wanted = arrays(folder / f"{name}.npz")
+    inputs, expected = arrays(folder / f"{name}.npz")
     with tw.compile(module, target=target, progress=False) as exe:
         # TVM converts what it is fed to the declared type, and some of its tests rely on that
         fed = [x.astype(t.dtype) for x, t in zip(inputs, exe.input_types, strict=True)]
         got = exe(*fed)
     if name.startswith("unique_"):
-        got, wanted = (_distinct(results) for results in (got, wanted))
-    return compare(got, wanted)
+        got, expected = (_distinct(results) for results in (got, expected))
+    return compare(got, expected)
 
 
 def _distinct(results: Sequence[np.ndarray]) -> list[np.ndarray]:

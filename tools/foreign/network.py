@@ -64,8 +64,8 @@ class Prepared:
         place = "cuda" if torch.cuda.is_available() else "cpu"
         with torch.no_grad():
             narrow = copy.deepcopy(self.network).to(place, dtype)
-            given = (x.to(place, dtype) if x.is_floating_point() else x.to(place) for x in inputs)
-            return [host_array(y.float().cpu()) for y in narrow(*given)]
+            arguments = (x.to(place, dtype) if x.is_floating_point() else x.to(place) for x in inputs)
+            return [host_array(y.float().cpu()) for y in narrow(*arguments)]
 
 
 def _flat(torch: Any, network: Any, names: tuple[str, ...]) -> Any:

@@ -71,12 +71,12 @@ class Imported:
         self, target: str, precision: Precision, inputs: Sequence[Any], *, only_compile: bool
     ) -> list[Any]:
         """Compile, and call with the inputs the module still has."""
-        given = inputs if self._order is None else [inputs[i] for i in self._order]
+        arguments = inputs if self._order is None else [inputs[i] for i in self._order]
         with tw.compile(self._module, target=target, precision=precision, progress=False) as exe:
             return (
                 []
                 if only_compile
-                else exe(*(x if isinstance(x, np.ndarray) else host_array(x) for x in given))
+                else exe(*(x if isinstance(x, np.ndarray) else host_array(x) for x in arguments))
             )
 
 
@@ -155,8 +155,8 @@ WAYS: Mapping[str, Any] = {
 }
 
 
-def relative_errors(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> list[float]:
+def relative_errors(got: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> list[float]:
     """Of each result the norm of the difference over the norm; inf where shapes or numbers differ."""
-    if len(got) != len(wanted):
+    if len(got) != len(expected):
         return [float("inf")]
-    return [relative_error(g, w) for g, w in zip(got, wanted, strict=True)]
+    return [relative_error(g, w) for g, w in zip(got, expected, strict=True)]

@@ -210,15 +210,15 @@ class _Runner:
         expected = f"expected at most {limit:g}"
         if not isinstance(prepared, Prepared):
             return WRONG, expected
-        inputs, wanted = self._known["inputs", case.batch], self._known["exact", case.batch]
+        inputs, exact = self._known["inputs", case.batch], self._known["exact", case.batch]
         way = self._known.get((case.via, case.batch))
         theirs = way.as_exported(inputs) if isinstance(way, Imported) else None
-        if theirs and max(relative_errors(self._got, theirs)) <= limit < max(relative_errors(theirs, wanted)):
+        if theirs and max(relative_errors(self._got, theirs)) <= limit < max(relative_errors(theirs, exact)):
             return EXPORTER, "ONNX Runtime computes the same from the file that torch wrote"
         if case.precision == "fp32":
             return WRONG, expected
         try:
-            own = max(relative_errors(prepared.rounded(inputs, case.precision), wanted))
+            own = max(relative_errors(prepared.rounded(inputs, case.precision), exact))
         except Exception as e:  # noqa: BLE001 - what torch raises excuses nothing
             return WRONG, f"{expected}; torch has no result in {case.precision}: {error_line(e)}"
         if error <= TWICE * own or not math.isfinite(own):
@@ -229,7 +229,7 @@ class _Runner:
         """The largest relative error, and the seconds from the network to its first result."""
         prepared: Prepared | Trained = self._kept("prepared", self._prepare)
         inputs = self._kept(("inputs", case.batch), lambda: prepared.inputs(case.batch))
-        wanted = self._kept(("exact", case.batch), lambda: prepared.exact(inputs))
+        exact = self._kept(("exact", case.batch), lambda: prepared.exact(inputs))
         way: Way = self._kept((case.via, case.batch), lambda: prepared.way(case.via, inputs))
         imported = self._known[(case.via, case.batch), "seconds"]
         start = time.perf_counter()
@@ -239,7 +239,7 @@ class _Runner:
         self._got = got
         if self._only_compile:
             return float("nan"), seconds
-        return max(relative_errors(got, wanted), default=float("inf")), seconds
+        return max(relative_errors(got, exact), default=float("inf")), seconds
 
     def _prepare(self) -> Prepared | Trained:
         if isinstance(self._entry, Packaged):

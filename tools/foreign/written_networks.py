@@ -31,11 +31,11 @@ class UNet(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Any) -> Any:
         """Two maps of the image's size."""
-        kept: list[Any] = []
+        skips: list[Any] = []
         for block in self.down:
-            x = block(functional.max_pool2d(x, 2) if kept else x)
-            kept.append(x)
-        for grow, block, skip in zip(self.grow, self.up, kept[-2::-1], strict=True):
+            x = block(functional.max_pool2d(x, 2) if skips else x)
+            skips.append(x)
+        for grow, block, skip in zip(self.grow, self.up, skips[-2::-1], strict=True):
             x = block(torch.cat([skip, grow(x)], 1))
         return self.head(x)
 
@@ -167,12 +167,12 @@ class Hourglass(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Any) -> Any:
         """Heat maps, and the points [batch, points, 2] in pixels of the maps."""
-        y, kept = self.stem(x), []
+        y, skips = self.stem(x), []
         for skip, lower in zip(self.skips, self.lower, strict=False):
-            kept.append(skip(y))
+            skips.append(skip(y))
             y = lower(functional.max_pool2d(y, 2))
         y = self.lower[-1](y)
-        for skip in reversed(kept):
+        for skip in reversed(skips):
             y = skip + functional.interpolate(y, scale_factor=2, mode="bilinear", align_corners=True)
         maps = self.head(y)
         batch, points, height, width = maps.shape

@@ -38,16 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="processes (default: 4)")
     p.add_argument("--keep", type=Path, metavar="DIR", help="where findings are written")
     a = p.parse_args(argv)
-    passed, found = 0, []
+    passed, failures = 0, []
     with tqdm(unit="graph", disable=not sys.stderr.isatty()) as bar:
         for result in fuzz(a.target, a.seed, a.ops, a.seconds, a.jobs):
             bar.update()
             passed += result.status == PASSED
             if result.status == FAILED:
-                found.append(result)
+                failures.append(result)
                 tqdm.write(_report(result, a.target, a.ops, a.keep))
-    print(f"{passed + len(found)} graphs on {a.target} from seed {a.seed}: {len(found)} findings")
-    return 1 if found else 0
+    print(f"{passed + len(failures)} graphs on {a.target} from seed {a.seed}: {len(failures)} findings")
+    return 1 if failures else 0
 
 
 def _report(result: Result, target: str, ops: int, folder: Path | None) -> str:

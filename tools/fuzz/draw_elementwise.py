@@ -37,8 +37,8 @@ def _takes(d: OpDef, dtype: str) -> bool:
 
 def _plain_ops() -> Mapping[str, OpDef]:
     """Elementwise ops of floats whose attributes all have defaults."""
-    found = (d for d in op_defs() if d.facts is not None and d.facts.elements is Elements.MAPS)
-    complete = (d for d in found if all(a.default is not REQUIRED for a in d.attrs.values()))
+    elementwise = (d for d in op_defs() if d.facts is not None and d.facts.elements is Elements.MAPS)
+    complete = (d for d in elementwise if all(a.default is not REQUIRED for a in d.attrs.values()))
     return {d.name.removeprefix("graph."): d for d in complete if _takes(d, "f32")}
 
 

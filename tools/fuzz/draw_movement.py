@@ -41,14 +41,14 @@ def _squeeze(p: Program) -> None:
 
 
 def _alike(p: Program, x: Entry, axis: int) -> Entry:
-    found = [
+    matches = [
         e
         for e in p.entries
         if e.dtype == x.dtype and e.rank == x.rank
         and all(d == axis or a == b for d, (a, b) in enumerate(zip(e.shape, x.shape, strict=True)))
     ]  # fmt: skip
-    if found and p.chance(0.6):
-        return p.choose(found)
+    if matches and p.chance(0.6):
+        return p.choose(matches)
     shape = list(x.shape)
     shape[axis] = p.integer(1, 6)
     return p.fresh(shape, x.dtype)

@@ -138,13 +138,13 @@ class Program:
         test: Callable[[Entry], bool] = lambda _: True,
     ) -> Entry:
         """A value of one of `ranks`, most often an older one; kinds: float, integer, number, bool or any."""
-        found = [
+        matches = [
             e
             for e in self.entries[-8:]
             if _is(e.dtype, kinds) and e.rank in ranks and (e.exact or not exact) and test(e)
         ]
-        if found and self.chance(0.85):
-            return self.choose(found)
+        if matches and self.chance(0.85):
+            return self.choose(matches)
         dtype = {"bool": "bool", "integer": self.choose(INTEGERS)}.get(kinds) or self.dtype(kinds)
         entry = self.fresh(self.shape(self.choose(ranks)), dtype)
         if not test(entry):

@@ -63,23 +63,23 @@ def _rebuilt(
     given: dict[Value, np.ndarray],
 ) -> Case:
     """The graph of `results` with `given` values as further inputs, without what nothing reads."""
-    needed, kept = set(results), []
+    needed, remaining = set(results), []
     for op in reversed(ops):
         made = [r for r in op.results if r not in given]
         if any(r in needed for r in made):
-            kept.append(op)
+            remaining.append(op)
             needed.update(op.operands)
     fed = dict(zip(module.main.params, inputs, strict=True)) | given
     fed = {v: a for v, a in fed.items() if v in needed or (not given and v in module.main.params)}
     params = {v: Value(v.type, f"x{i}") for i, v in enumerate(fed)}
     b, env = Builder(), dict(params)
-    for op in reversed(kept):
+    for op in reversed(remaining):
         types = [r.type for r in op.results]
         made_now = b.emit(op.name, [env[v] for v in op.operands], dict(op.attrs), types=types)
         env.update({old: new for old, new in zip(op.results, made_now, strict=True) if old not in given})
     b.do("graph.return", *(env[r] for r in results))
     block = b.block(tuple(params.values()))
     func = Func(Level.GRAPH, "main", block, tuple(r.type for r in results))
-    names = {str(op["name"]) for op in kept if op.name == "graph.constant"}
+    names = {str(op["name"]) for op in remaining if op.name == "graph.constant"}
     constants = Constants({n: module.constants[n] for n in names})
     return Module(module.name, (func,), constants=constants), list(fed.values())

@@ -139,12 +139,12 @@ def official_to(source: Source, level: str, language: str, **choices: str) -> Pi
     """
     levels = list(Level)
     lowest = max((levels.index(f.level) for f in source.module.funcs), default=0)
-    wanted = levels.index(Level("thread" if level == "source" else level))
-    if lowest > wanted:
+    last = levels.index(Level("thread" if level == "source" else level))
+    if lowest > last:
         raise InputError(f"the module is at the {levels[lowest].value} level already", where=source.name)
     if lowest >= levels.index(Level.THREAD):
         return Pipeline()
-    return official_stages(levels[lowest], language, **choices).down_to(levels[wanted]).whole
+    return official_stages(levels[lowest], language, **choices).down_to(levels[last]).whole
 
 
 def _compiled(

@@ -95,9 +95,9 @@ def _replay(a: argparse.Namespace, scratch: Path) -> int:
         return 0
     recordings = []
     for name, source in (("base", base), ("head", head)):
-        found = recording(source, cases, networks, cache, scratch)
-        _complete(found, repository, networks, scratch, name, a.jobs)
-        recordings.append(found)
+        records = recording(source, cases, networks, cache, scratch)
+        _complete(records, repository, networks, scratch, name, a.jobs)
+        recordings.append(records)
     old, new = recordings
     compared = [
         compare(c, old.record(c), new.record(c), texts=a.texts, left_out=tuple(a.leave_out)) for c in cases
@@ -117,7 +117,7 @@ def _cases(
     for name in names or ():
         if name not in known:
             raise InputError(f"expected a network among {', '.join(known)}, got {name!r}")
-    wanted = [n for n in known if names is None or n in names]
+    selected = [n for n in known if names is None or n in names]
     of_targets = {
         t: [p for p in precisions if p in OPENCL_PRECISIONS] if t.startswith("opencl") else precisions
         for t in targets
@@ -125,7 +125,7 @@ def _cases(
     kinds = [(t, p) for t, own in of_targets.items() for p in own]
     if not kinds:
         raise InputError(f"expected a precision among {', '.join(OPENCL_PRECISIONS)} for OpenCL")
-    return [Case(n, t, p) for n, (t, p) in product(wanted, kinds)]
+    return [Case(n, t, p) for n, (t, p) in product(selected, kinds)]
 
 
 def _root(repository: Path, source: Source, folder: Path) -> Path:
@@ -134,15 +134,15 @@ def _root(repository: Path, source: Source, folder: Path) -> Path:
 
 
 def _complete(
-    found: Recording, repository: Path, networks: Networks, scratch: Path, name: str, jobs: int
+    records: Recording, repository: Path, networks: Networks, scratch: Path, name: str, jobs: int
 ) -> None:
     """Compile what the records lack, with a bar where standard error is a terminal."""
-    missing = found.missing()
+    missing = records.missing()
     if not missing:
         return
-    root = _root(repository, found.source, scratch / name)
-    with tqdm(total=len(missing), desc=found.source.title, disable=not sys.stderr.isatty()) as bar:
-        record_all(found, root, networks, scratch, jobs, lambda: bar.update() and None)
+    root = _root(repository, records.source, scratch / name)
+    with tqdm(total=len(missing), desc=records.source.title, disable=not sys.stderr.isatty()) as bar:
+        record_all(records, root, networks, scratch, jobs, lambda: bar.update() and None)
 
 
 def _report(compared: Sequence[Comparison], base: Source, head: Source, *, diff: bool) -> str:

@@ -64,7 +64,7 @@ def renamed_source(source: str, entry: str, *, comments: bool = True) -> str:
 def _declared(tokens: Iterable[tuple[str, str]]) -> frozenset[str]:
     """The names of variables and parameters: a type, perhaps pointers, and a name that ends a declarator."""
     code = [(kind, text) for kind, text in tokens if kind not in ("space", "comment", "line")]
-    found: set[str] = set()
+    names: set[str] = set()
     for i in range(1, len(code) - 1):
         (kind, name), (_, after) = code[i], code[i + 1]
         if kind != "name" or after not in _AFTER_DECLARED or name in _QUALIFIERS:
@@ -72,13 +72,13 @@ def _declared(tokens: Iterable[tuple[str, str]]) -> frozenset[str]:
         at = i - 1
         while at and (code[at][1] in ("*", "&") or code[at][1] in _QUALIFIERS):
             at -= 1
-        kind, kept = code[at]
+        kind, token = code[at]
         pointer = at != i - 1
         # `a * b` is a product: `a` was declared before, as a type never is.
-        typed = kind == "name" and kept not in _NO_TYPES and not (pointer and kept in found)
-        if typed or (kept == ")" and not pointer and _is_attribute(code, at)):
-            found.add(name)
-    return frozenset(found)
+        typed = kind == "name" and token not in _NO_TYPES and not (pointer and token in names)
+        if typed or (token == ")" and not pointer and _is_attribute(code, at)):
+            names.add(name)
+    return frozenset(names)
 
 
 def _is_attribute(code: Sequence[tuple[str, str]], end: int) -> bool:

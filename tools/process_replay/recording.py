@@ -56,10 +56,10 @@ class Networks:
 
     def names(self) -> tuple[str, ...]:
         """All networks; raises InputError where there is none."""
-        found = sorted(p.stem for p in self.folder.glob("*.relay") if self._facts(p.stem).exists())
-        if not found:
+        names = sorted(p.stem for p in self.folder.glob("*.relay") if self._facts(p.stem).exists())
+        if not names:
             raise InputError("expected networks NAME.relay with ref/NAME.npz", where=str(self.folder))
-        return tuple(found)
+        return tuple(names)
 
     def _facts(self, name: str) -> Path:
         return self.folder / "ref" / f"{name}.npz"
@@ -81,8 +81,8 @@ class Networks:
 
 def environment_digest() -> str:
     """Of what records depend on besides code and network: recorder, machine, Python and its packages."""
-    asked = (r for r in requires("tilewright") or () if "extra ==" not in r or _OF_COMPILING.search(r))
-    names = sorted({re.split(r"[^\w.-]", r)[0] for r in asked})
+    requirements = (r for r in requires("tilewright") or () if "extra ==" not in r or _OF_COMPILING.search(r))
+    names = sorted({re.split(r"[^\w.-]", r)[0] for r in requirements})
     packages = (f"{d.name} {d.version}" for name in names for d in distributions(name=name))
     machine = (platform.machine(), platform.node(), str(usable_cores()), platform.python_version())
     text = Path(recorder.__file__).read_text(encoding="utf-8")
@@ -95,7 +95,7 @@ class Child:
     def __init__(self, root: Path, title: str, scratch: Path) -> None:
         self.title = title
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the context
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(_LEFT_OUT)}
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(_LEFT_OUT)}
         own = {
             "TILEWRIGHT_CACHE_DIR": str(scratch / "cache"),
             "TILEWRIGHT_CALIBRATION_DIR": str(scratch / "calibration"),
@@ -108,7 +108,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._complaints,
             cwd=root,
-            env=kept | own,
+            env=environment | own,
             text=True,
         )
 

@@ -73,13 +73,13 @@ def export(repository: Path, source: Source, tree: Path, more: Sequence[str] = (
         listing = git(repository, "show", f"{source.commit}:{PROJECT}").decode()
     else:
         listing = (repository / PROJECT).read_text(encoding="utf-8")
-    wanted = (PROJECT, *sorted({*_folders(listing, source.title).values(), *more}))
+    paths = (PROJECT, *sorted({*_folders(listing, source.title).values(), *more}))
     if source.commit:
-        archive = git(repository, "archive", "--format=tar", source.commit, "--", *wanted)
+        archive = git(repository, "archive", "--format=tar", source.commit, "--", *paths)
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             tar.extractall(tree, filter="data")
         return tree
-    names = git(repository, "ls-files", "-z", "-co", "--exclude-standard", "--", *wanted).decode()
+    names = git(repository, "ls-files", "-z", "-co", "--exclude-standard", "--", *paths).decode()
     for name in filter(None, names.split("\0")):
         if (repository / name).is_file():  # a file that is listed may have been removed
             (tree / name).parent.mkdir(parents=True, exist_ok=True)

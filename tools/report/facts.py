@@ -183,10 +183,10 @@ class _Collector:
     def titles(self, locations: Sequence[str]) -> tuple[str, ...]:
         return tuple(op_title(at, self.graph_ops.get(at, ())) for at in locations)
 
-    def cost(self, name: str, given: dict[str, Any] | None) -> dict[str, Any]:
+    def cost(self, name: str, modelled: dict[str, Any] | None) -> dict[str, Any]:
         """What the model said of a kernel; the plain roofline where its parameters were given by hand."""
-        if given is not None:
-            return given
+        if modelled is not None:
+            return modelled
         kernel, hardware = self.tensor[name], self.hardware
         seconds = {
             PEAK: kernel_operations(kernel) / hardware.peak_flops_per_s,
@@ -226,10 +226,10 @@ class _Collector:
 
 def _kernels(module: Module, name: str, plan: ExecutionPlan) -> dict[str, Func]:
     """The kernels at one level; raises InputError where one that is launched is not among them."""
-    found = {f.name: f for f in module.funcs if f.name != "main"}
-    if missing := sorted({launch.kernel for launch in plan.launches} - found.keys()):
+    kernels = {f.name: f for f in module.funcs if f.name != "main"}
+    if missing := sorted({launch.kernel for launch in plan.launches} - kernels.keys()):
         raise InputError(f"expected every kernel in the text {name!r}, {missing[0]!r:.80} is missing")
-    return found
+    return kernels
 
 
 def _text(f: Func) -> str:

@@ -101,11 +101,11 @@ class Picture:
 def _fitted(svg: str, name: str, titles: Mapping[str, str]) -> str:
     text = svg[svg.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<style [^>]*>.*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)
-    kept = set(titles)
+    marks = set(titles)
 
     def own(match: re.Match[str]) -> str:
         before, key, after = match.groups()
-        return f"{before}{key if key in kept else f'{name}.{key}'}{after}"
+        return f"{before}{key if key in marks else f'{name}.{key}'}{after}"
 
     text = re.sub(r'(\bid=")([^"]+)(")', own, text)
     text = re.sub(r"(url\(#)([^)]+)(\))", own, text)

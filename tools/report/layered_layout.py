@@ -140,11 +140,11 @@ def _ordered(graph: _Graph) -> list[list[int]]:
 
 
 def _sort_by_mean(members: list[int], near: list[list[int]], layers: list[list[int]]) -> None:
-    wanted = {n: i for layer in layers for i, n in enumerate(layer)}
+    place = {n: i for layer in layers for i, n in enumerate(layer)}
     here = {n: float(i) for i, n in enumerate(members)}
     for n in members:
         if near[n]:
-            here[n] = sum(wanted[m] for m in near[n]) / len(near[n])
+            here[n] = sum(place[m] for m in near[n]) / len(near[n])
     members.sort(key=here.__getitem__)
 
 
@@ -205,8 +205,8 @@ def _fit(
             shift += (graph.sizes[members[i - 1]][0] + graph.sizes[n][0]) / 2 + GAP_X
         shifts.append(shift)
         weight = sum(pull[n, m] for m in near[n]) + TO_THE_MIDDLE
-        wanted = sum(pull[n, m] * x[m] for m in near[n]) / weight
-        blocks.append((wanted - shift, weight, 1))
+        goal = sum(pull[n, m] * x[m] for m in near[n]) / weight
+        blocks.append((goal - shift, weight, 1))
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
             (v1, w1, c1), (v2, w2, c2) = blocks[-2:]
             blocks[-2:] = [((v1 * w1 + v2 * w2) / (w1 + w2), w1 + w2, c1 + c2)]

@@ -30,9 +30,9 @@ def spans_of(plan: ExecutionPlan) -> list[Span]:
     for i, launch in enumerate(plan.launches):
         for name in launch.args:
             uses.setdefault(plan.locate(name)[0].name, []).append(i)
-    kept = {plan.locate(name)[0].name for name in plan.outputs}
+    results = {plan.locate(name)[0].name for name in plan.outputs}
     end = len(plan.launches) - 1
-    found = [(b, uses[b.name]) for b in plan.buffers if b.kind == "arena" and b.name in uses]
+    placed = [(b, uses[b.name]) for b in plan.buffers if b.kind == "arena" and b.name in uses]
     place = places_of(plan)
     overwritten = {
         (launch.args[read], i)
@@ -40,8 +40,8 @@ def spans_of(plan: ExecutionPlan) -> list[Span]:
         for read, written in launch.in_place
         if launch.args[read] in place and place[launch.args[read]] == place.get(launch.args[written])
     }
-    last = {b.name: end if b.name in kept else at[-1] for b, at in found}
-    return [Span(b, at[0], last[b.name] - ((b.name, last[b.name]) in overwritten)) for b, at in found]
+    last = {b.name: end if b.name in results else at[-1] for b, at in placed}
+    return [Span(b, at[0], last[b.name] - ((b.name, last[b.name]) in overwritten)) for b, at in placed]
 
 
 def live_bytes(plan: ExecutionPlan) -> list[int]:

@@ -26,9 +26,9 @@ def op_title(location: str, ops: Iterable[Op] = ()) -> str:
     name = location.split(" ")[0].partition(":")[2] or location
     name, _, number = name.partition("#")
     name = re.sub(r"^(nn|image|vision)\.", "", name)
-    found = list(ops)
-    parts = [name, f"#{number}" if number else "", *(d for d in map(_detail, found[:1]) if d)]
-    inside = [op.name.removeprefix("graph.") for op in found]
+    graph_ops = list(ops)
+    parts = [name, f"#{number}" if number else "", *(d for d in map(_detail, graph_ops[:1]) if d)]
+    inside = [op.name.removeprefix("graph.") for op in graph_ops]
     if inside and inside != [name]:
         parts.append(f"({', '.join(dict.fromkeys(inside))})")
     return " ".join(p for p in parts if p)
@@ -36,10 +36,10 @@ def op_title(location: str, ops: Iterable[Op] = ()) -> str:
 
 def class_of(kernel: Func, ops: Iterable[Op], operations: int) -> str:
     """The class of a kernel: that of its weightiest graph op, else by what its tensor ops do."""
-    found = {facts_of(op.name).report: op for op in reversed(list(ops))}
-    main = next((c for c in ReportClass if c in found), ReportClass.OF_KERNEL)
+    by_class = {facts_of(op.name).report: op for op in reversed(list(ops))}
+    main = next((c for c in ReportClass if c in by_class), ReportClass.OF_KERNEL)
     if main not in (ReportClass.REDUCTION, ReportClass.OF_KERNEL):
-        return _class_of_op(found[main])
+        return _class_of_op(by_class[main])
     names = {op.name for op in kernel.body.ops}
     if "tensor.contract" in names:
         return ReportClass.MATRIX_PRODUCT.value

@@ -65,10 +65,10 @@ def _rows(replay: Profile) -> tuple[list[int], list[str]]:
     rows, names = [0] * len(replay.launches), list[str]()
     for stream in sorted({x.stream for x in replay.launches}):
         own = [x for x in replay.launches if x.stream == stream]
-        found = lanes([(x.start_s, x.end_s) for x in own])
-        for x, lane in zip(own, found, strict=True):
+        lane_of = lanes([(x.start_s, x.end_s) for x in own])
+        for x, lane in zip(own, lane_of, strict=True):
             rows[x.index] = len(names) + lane
-        names += [f"stream {stream}", *[""] * max(found)]
+        names += [f"stream {stream}", *[""] * max(lane_of)]
     return rows, names
 
 

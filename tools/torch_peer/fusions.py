@@ -52,14 +52,14 @@ class FusedCalls:
 
     def _drop_idle(self) -> None:
         same: dict[Value, Value] = {}
-        kept: list[Call] = []
+        remaining: list[Call] = []
         for name, op, given in self.calls:
             operands = tuple(same.get(v, v) for v in given)
             if name in _IDLE and operands[0].type == op.result.type:
                 same[op.result] = operands[0]
             else:
-                kept.append((name, op, operands))
-        self.calls = kept
+                remaining.append((name, op, operands))
+        self.calls = remaining
         self.returned = [same.get(v, v) for v in self.returned]
 
     def _make_linear(self) -> None:
@@ -92,12 +92,12 @@ class FusedCalls:
 
     def _make_attention(self) -> int:
         """softmax(q k^T * scale + mask) v becomes one call; returns how often."""
-        found = 0
+        count = 0
         for name, op, operands in list(self.calls):
             if name == "graph.batch_matmul" and not op["transpose_a"] and not op["transpose_b"]:
-                found += self._fuse_attention(op, operands)
+                count += self._fuse_attention(op, operands)
         self._drop_dead()
-        return found
+        return count
 
     def _fuse_attention(self, second: Op, operands: Sequence[Value]) -> bool:
         """Replace what reshapes the result of the second product; q, k^T and v are (batch, heads, ., .)."""
@@ -144,12 +144,12 @@ class FusedCalls:
 
     def _drop_dead(self) -> None:
         needed = set(self.returned)
-        kept = []
+        remaining = []
         for call in reversed(self.calls):
             if needed.intersection(call[1].results):
                 needed.update(call[2])
-                kept.append(call)
-        self.calls = kept[::-1]
+                remaining.append(call)
+        self.calls = remaining[::-1]
 
     def _users(self) -> dict[Value, int]:
         users: dict[Value, int] = dict.fromkeys(self.returned, 1)

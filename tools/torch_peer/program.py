@@ -82,20 +82,20 @@ class TorchProgram:
     def estimated_peak(self) -> int:
         """Most bytes held at one time beyond the weights: inputs and results of calls; no workspaces."""
         outer = {*self.module.main.params, *self.weights}
-        held = sum(p.tensor.nbytes for p in self.module.main.params)
+        allocated = sum(p.tensor.nbytes for p in self.module.main.params)
         values: dict[Value, int] = {}  # storage -> how many live values share it
-        peak = held
+        peak = allocated
         for step, dead in zip(self.steps, self.dying, strict=True):
             own = self.storage[step.op.result]
             values[own] = values.get(own, 0) + 1
             if step.kind == "new":
-                held += own.tensor.nbytes
-            peak = max(peak, held)
+                allocated += own.tensor.nbytes
+            peak = max(peak, allocated)
             for value in dead:
                 storage = self.storage[value]
                 values[storage] -= 1
                 if not values[storage] and storage not in outer:
-                    held -= storage.tensor.nbytes
+                    allocated -= storage.tensor.nbytes
         return peak
 
     def function(self, torch: Any, device: str) -> Callable[..., list[Any]]:
