@@ -15,8 +15,7 @@ from tilewright.costmodel.hardware.loader import (
 from tilewright.costmodel.kernels.bound import Bound, contract_bound, contract_bound_of, global_bound
 from tilewright.costmodel.kernels.bound_terms import Assumptions
 from tilewright.costmodel.kernels.check_measured import Violation, check_measured
-from tilewright.costmodel.kernels.choose import Choice, choose_contract, likely_contract
-from tilewright.costmodel.kernels.choose_streams import choose_map, choose_row_reduce, choose_window
+from tilewright.costmodel.kernels.choose import ParameterChoice, choose_contract, likely_contract
 from tilewright.costmodel.kernels.explain import Explanation, explain
 from tilewright.costmodel.kernels.parameters import (
     ContractParameters,
@@ -32,24 +31,25 @@ from tilewright.costmodel.kernels.problem import (
     StreamProblem,
     WindowProblem,
 )
-from tilewright.costmodel.kernels.production_space import Limits
+from tilewright.costmodel.kernels.production_space import SpaceLimits
+from tilewright.costmodel.kernels.streams import choose_map, choose_row_reduce, choose_window
 
 __all__ = [
     "Assumptions",
     "Bound",
-    "Choice",
     "ContractParameters",
     "ContractProblem",
     "CpuHardware",
     "Explanation",
     "GpuHardware",
     "Hardware",
-    "Limits",
     "LineProblem",
     "MapParameters",
+    "ParameterChoice",
     "Problem",
     "RowReduceParameters",
     "RowReduceProblem",
+    "SpaceLimits",
     "StreamProblem",
     "Violation",
     "WindowParameters",

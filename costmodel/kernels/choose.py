@@ -14,7 +14,7 @@ from tilewright.costmodel.kernels.bound_terms import SKELETON
 from tilewright.costmodel.kernels.estimator import estimate_contract
 from tilewright.costmodel.kernels.parameters import ContractParameters, ContractSpace
 from tilewright.costmodel.kernels.problem import ContractProblem
-from tilewright.costmodel.kernels.production_space import Limits, production_space
+from tilewright.costmodel.kernels.production_space import SpaceLimits, production_space
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
 from tilewright.ir.errors import InputError
 from tilewright.ir.typed_attributes import AttrRecord
@@ -23,7 +23,7 @@ P = TypeVar("P", bound=AttrRecord)
 
 
 @dataclass(frozen=True)
-class Choice(Generic[P]):
+class ParameterChoice(Generic[P]):
     """Chosen parameters with their sound bound, the estimated seconds, and how many legal points were
     compared.
     """
@@ -34,7 +34,7 @@ class Choice(Generic[P]):
     candidates_considered: int
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = SpaceLimits()
 
 
 def likely_contract(
@@ -42,15 +42,15 @@ def likely_contract(
     hardware: Hardware,
     top: int,
     *,
-    limits: Limits = DEFAULT_LIMITS,
-) -> list[Choice[ContractParameters]]:
+    limits: SpaceLimits = DEFAULT_LIMITS,
+) -> list[ParameterChoice[ContractParameters]]:
     """At most `top` points by estimate, each with another thread tile, thread count or number of stages.
 
     Neighbours that differ only in the shape of the block have nearly the same estimate; measuring one of them
     leaves room for different ones.
     """
     space, bounds, estimates = _evaluate(problem, hardware, limits)
-    chosen: list[Choice[ContractParameters]] = []
+    chosen: list[ParameterChoice[ContractParameters]] = []
     seen: set[tuple[int, ...]] = set()
     for i in np.lexsort((bounds.seconds, estimates)):
         p = space.at(int(i))
@@ -65,8 +65,8 @@ def likely_contract(
 
 @lru_cache(maxsize=4096)
 def choose_contract(
-    problem: ContractProblem, hardware: Hardware, *, limits: Limits = DEFAULT_LIMITS
-) -> Choice[ContractParameters]:
+    problem: ContractProblem, hardware: Hardware, *, limits: SpaceLimits = DEFAULT_LIMITS
+) -> ParameterChoice[ContractParameters]:
     """The legal point with the smallest estimate; the bound, then enumeration order, break ties. Memoised.
 
     Raises InputError where no point fits the device and the limits.
@@ -77,7 +77,7 @@ def choose_contract(
 
 
 def _evaluate(
-    problem: ContractProblem, hardware: Hardware, limits: Limits
+    problem: ContractProblem, hardware: Hardware, limits: SpaceLimits
 ) -> tuple[ContractSpace, BoundArrays, FloatArray]:
     """The legal part of the production space with bounds and estimates."""
     space = production_space(problem, hardware, limits)
@@ -95,5 +95,5 @@ def _evaluate(
 
 def _choice(
     space: ContractSpace, bounds: BoundArrays, estimates: FloatArray, index: int
-) -> Choice[ContractParameters]:
-    return Choice(space.at(index), bounds.at(index), float(estimates[index]), len(space))
+) -> ParameterChoice[ContractParameters]:
+    return ParameterChoice(space.at(index), bounds.at(index), float(estimates[index]), len(space))

@@ -17,8 +17,8 @@ from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, 
 from tilewright.costmodel.kernels.geometry import (
     MAX_UNROLLED_FETCH,
     ROLLED_FETCH,
-    Fetch,
     Geometry,
+    StepCopies,
     ceil_div,
     contract_fetch,
     contract_geometry,
@@ -83,7 +83,7 @@ def _estimate_gpu(
 
 
 def _granted_registers(
-    problem: ContractProblem, space: ContractSpace, hardware: GpuHardware, g: Geometry, fetch: Fetch
+    problem: ContractProblem, space: ContractSpace, hardware: GpuHardware, g: Geometry, fetch: StepCopies
 ) -> IntArray:
     """Likely registers per thread; the compiler gets along with what lets one block run."""
     most = hardware.registers_per_sm // (WARP * g.warps)
@@ -111,7 +111,7 @@ def _round_clk(resident: IntArray, step: _Iteration, hardware: GpuHardware, g: G
 
 
 def _iteration(
-    problem: ContractProblem, space: ContractSpace, hardware: GpuHardware, g: Geometry, fetch: Fetch
+    problem: ContractProblem, space: ContractSpace, hardware: GpuHardware, g: Geometry, fetch: StepCopies
 ) -> _Iteration:
     """What the issue slots, FMA lanes, shared-memory and L2 ports take; and what one warp takes alone."""
     fit = hardware.contract
@@ -167,14 +167,14 @@ def _turns(hardware: GpuHardware, words: IntArray) -> FloatArray:
     return np.asarray(share + (1 - share) / words)
 
 
-def _rolled_rounds(fetch: Fetch) -> FloatArray:
+def _rolled_rounds(fetch: StepCopies) -> FloatArray:
     """Rounds of the copies that are too long to be unrolled, one after the other."""
     steps = (fetch.input_steps, fetch.weight_steps)
     rounds = [np.where(n > MAX_UNROLLED_FETCH, ceil_div(n, ROLLED_FETCH), 0) for n in steps]
     return np.asarray(rounds[0] + rounds[1], dtype=np.float64)
 
 
-def _copy_instructions(problem: ContractProblem, hardware: GpuHardware, fetch: Fetch) -> FloatArray:
+def _copy_instructions(problem: ContractProblem, hardware: GpuHardware, fetch: StepCopies) -> FloatArray:
     """Instructions of one warp that copy both tiles: boxes of several rows cost addresses and checks, and so
     does every step of a copy that is not unrolled.
     """
@@ -189,7 +189,7 @@ def _copy_instructions(problem: ContractProblem, hardware: GpuHardware, fetch: F
     return np.asarray(first + fetch.weight_steps * (per_step + rolled[1]))
 
 
-def _lines(problem: ContractProblem, space: ContractSpace, fetch: Fetch) -> FloatArray:
+def _lines(problem: ContractProblem, space: ContractSpace, fetch: StepCopies) -> FloatArray:
     """Cache lines that a warp's load of the first operand touches: pieces of rows lie apart in memory."""
     run, gap = _consecutive(problem, space)
     words = WARP * fetch.input_width

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from tilewright.costmodel.hardware.description import Hardware
-from tilewright.costmodel.kernels.choose import Choice
+from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.ir.nodes import Pairs
 from tilewright.ir.typed_attributes import AttrRecord
 
@@ -51,7 +51,7 @@ class Explanation:
         )
 
 
-def explain(choice: Choice[AttrRecord], hardware: Hardware) -> Explanation:
+def explain(choice: ParameterChoice[AttrRecord], hardware: Hardware) -> Explanation:
     """The record to print for `choice`; the fraction of peak is that of the bound, 1 at most."""
     return Explanation(
         device=hardware.name,

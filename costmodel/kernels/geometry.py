@@ -102,7 +102,7 @@ def least_shared_bytes(problem: ContractProblem, space: ContractSpace, *, double
 
 
 @dataclass(frozen=True, eq=False)
-class Fetch:
+class StepCopies:
     """What the skeleton copies to shared memory per iteration: words, and vector copies per thread, by
     operand.
     """
@@ -125,7 +125,7 @@ class Fetch:
         return self.input_steps + self.weight_steps
 
 
-def contract_fetch(problem: ContractProblem, space: ContractSpace) -> Fetch:
+def contract_fetch(problem: ContractProblem, space: ContractSpace) -> StepCopies:
     """The cooperative copy of one iteration as the skeleton makes it: windows with halo, rows padded by
     `smem_pad`.
 
@@ -145,7 +145,7 @@ def contract_fetch(problem: ContractProblem, space: ContractSpace) -> Fetch:
     weight_words = space.c_step * (space.k_b * problem.taps)
     input_steps = ceil_div(images * cols // input_vec, space.threads)
     weight_steps = ceil_div(weight_words // weight_vec, space.threads)
-    return Fetch(
+    return StepCopies(
         input_words=images * (cols + space.smem_pad),
         weight_words=weight_words,
         input_steps=input_steps,
@@ -155,7 +155,7 @@ def contract_fetch(problem: ContractProblem, space: ContractSpace) -> Fetch:
     )
 
 
-def estimated_registers(space: ContractSpace, fetch: Fetch) -> IntArray:
+def estimated_registers(space: ContractSpace, fetch: StepCopies) -> IntArray:
     """Registers per thread: accumulators, one reduction index of both operands, the prefetched words,
     addresses.
     """
@@ -165,7 +165,7 @@ def estimated_registers(space: ContractSpace, fetch: Fetch) -> IntArray:
 
 
 def likely_registers(
-    problem: ContractProblem, space: ContractSpace, fetch: Fetch, fit: ContractCoefficients
+    problem: ContractProblem, space: ContractSpace, fetch: StepCopies, fit: ContractCoefficients
 ) -> IntArray:
     """Registers per thread as the compiler usually grants them.
 

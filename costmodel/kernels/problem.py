@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from tilewright.costmodel.kernels.windows import Axis, image_rows
+from tilewright.costmodel.kernels.windows import WindowAxis, image_rows
 from tilewright.ir.errors import InputError
 
 
@@ -53,14 +53,14 @@ class ContractProblem:
                 )
 
     @property
-    def axis_h(self) -> Axis:
+    def axis_h(self) -> WindowAxis:
         """The vertical window axis."""
-        return Axis(self.h, self.h_in, self.f_h, self.stride_h, self.dilation_h, self.pad[0])
+        return WindowAxis(self.h, self.h_in, self.f_h, self.stride_h, self.dilation_h, self.pad[0])
 
     @property
-    def axis_w(self) -> Axis:
+    def axis_w(self) -> WindowAxis:
         """The horizontal window axis."""
-        return Axis(self.w, self.w_in, self.f_w, self.stride_w, self.dilation_w, self.pad[1])
+        return WindowAxis(self.w, self.w_in, self.f_w, self.stride_w, self.dilation_w, self.pad[1])
 
     @property
     def taps(self) -> int:
@@ -143,14 +143,14 @@ class WindowProblem:
             raise InputError(f"expected four non-negative paddings, got {self.pad}")
 
     @property
-    def axis_h(self) -> Axis:
+    def axis_h(self) -> WindowAxis:
         """The vertical window axis."""
-        return Axis(self.h, self.h_in, self.f_h, self.stride_h, self.dilation_h, self.pad[0])
+        return WindowAxis(self.h, self.h_in, self.f_h, self.stride_h, self.dilation_h, self.pad[0])
 
     @property
-    def axis_w(self) -> Axis:
+    def axis_w(self) -> WindowAxis:
         """The horizontal window axis."""
-        return Axis(self.w, self.w_in, self.f_w, self.stride_w, self.dilation_w, self.pad[1])
+        return WindowAxis(self.w, self.w_in, self.f_w, self.stride_w, self.dilation_w, self.pad[1])
 
     @property
     def outputs(self) -> int:

@@ -27,7 +27,7 @@ _CPU_WORK_ITEMS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
-class Limits:
+class SpaceLimits:
     """What the code generator can take: bounds on the production space.
 
     `max_accumulators` and `max_registers` (an estimate) keep a thread within its registers; with two stages a
@@ -47,7 +47,7 @@ class Limits:
     smem_pads: tuple[int, ...] = (0,)
 
 
-def production_space(problem: ContractProblem, hardware: Hardware, limits: Limits) -> ContractSpace:
+def production_space(problem: ContractProblem, hardware: Hardware, limits: SpaceLimits) -> ContractSpace:
     """All production points within `limits`, at least one. Raises InputError where the limits admit none."""
     if isinstance(hardware, CpuHardware):
         return _cpu_space(problem, hardware, limits)
@@ -64,7 +64,7 @@ def production_space(problem: ContractProblem, hardware: Hardware, limits: Limit
 def _gpu_space(
     problem: ContractProblem,
     hardware: GpuHardware,
-    limits: Limits,
+    limits: SpaceLimits,
     least: int,
     multiple: int,
     steps: list[int],
@@ -95,7 +95,7 @@ def _gpu_space(
     return space.take(fits & (unrolled | (space.stages == 1)) & (registers <= granted))
 
 
-def _cpu_space(problem: ContractProblem, hardware: CpuHardware, limits: Limits) -> ContractSpace:
+def _cpu_space(problem: ContractProblem, hardware: CpuHardware, limits: SpaceLimits) -> ContractSpace:
     """Register tiles of a few SIMD vectors along k times pixels; a work-group is a few neighbouring tiles."""
     lanes = hardware.simd_lanes
     vectors = [v for v in _powers(lanes) if v <= problem.k] or [1]
@@ -108,14 +108,14 @@ def _cpu_space(problem: ContractProblem, hardware: CpuHardware, limits: Limits) 
         _pairs(problem.w, pixels, max(_CPU_WORK_ITEMS)),
     ]
     index = _cross(tables, max(_CPU_WORK_ITEMS), limits.max_accumulators * lanes)
-    return _with_tails(problem, tables, index, Limits(stages=(1,)), "direct", [problem.c])
+    return _with_tails(problem, tables, index, SpaceLimits(stages=(1,)), "direct", [problem.c])
 
 
 def _with_tails(
     problem: ContractProblem,
     tables: list[IntArray],
     index: list[IntArray],
-    limits: Limits,
+    limits: SpaceLimits,
     staging: Staging,
     steps: list[int],
 ) -> ContractSpace:
@@ -188,7 +188,7 @@ def _cross(tables: list[IntArray], most_threads: int, most_accumulators: int) ->
     return index
 
 
-def _row_tiles(problem: ContractProblem, limits: Limits) -> list[int]:
+def _row_tiles(problem: ContractProblem, limits: SpaceLimits) -> list[int]:
     """Outputs of a thread along a row: powers of two, and where a window slides along it odd numbers, which
     taps share what they read for.
     """

@@ -15,7 +15,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Axis:
+class WindowAxis:
     """One spatial axis of a window op: output and input extent, filter, stride, dilation, leading padding."""
 
     extent: int
@@ -26,19 +26,19 @@ class Axis:
     pad: int
 
 
-def span_rows(tile: IntArray | int, axis: Axis) -> IntArray:
+def span_rows(tile: IntArray | int, axis: WindowAxis) -> IntArray:
     """Rows from the first to the last one touched by `tile` outputs: (tile-1)S + (F-1)D + 1."""
     tiles = np.asarray(tile, np.int64)
     return (tiles - 1) * axis.stride + (axis.filter - 1) * axis.dilation + 1
 
 
-def staged_rows(tile: IntArray | int, axis: Axis) -> IntArray:
+def staged_rows(tile: IntArray | int, axis: WindowAxis) -> IntArray:
     """Rows the skeleton stages for `tile` outputs: the span on the grid of rows that windows touch at all."""
     gap = axis.stride if axis.filter == 1 else gcd(axis.stride, axis.dilation)
     return (span_rows(tile, axis) - 1) // gap + 1
 
 
-def distinct_rows(tile: IntArray | int, axis: Axis) -> IntArray:
+def distinct_rows(tile: IntArray | int, axis: WindowAxis) -> IntArray:
     """Distinct rows {oS + fD : o < tile, f < F}; for D = 1 it is min((tile-1)S + F, tile F).
 
     Outputs o and o - D/g meet in a row shifted by S/g taps (g = gcd(S, D)); each such pair counts once.
@@ -50,7 +50,7 @@ def distinct_rows(tile: IntArray | int, axis: Axis) -> IntArray:
     return np.asarray(tiles * axis.filter - shared, dtype=np.int64)
 
 
-def clipped_rows(tiles: IntArray, axis: Axis) -> tuple[FloatArray, FloatArray]:
+def clipped_rows(tiles: IntArray, axis: WindowAxis) -> tuple[FloatArray, FloatArray]:
     """Average and minimum over the blocks of the axis of the distinct rows inside the image.
 
     `tiles` holds block tile sizes (any shape); padding rows are never fetched and do not count. Exact.
@@ -69,13 +69,13 @@ def clipped_rows(tiles: IntArray, axis: Axis) -> tuple[FloatArray, FloatArray]:
     return average[tiles], minimum[tiles]
 
 
-def image_rows(axis: Axis) -> float:
+def image_rows(axis: WindowAxis) -> float:
     """Distinct rows of the image that the whole axis touches."""
     average, _ = clipped_rows(np.array([axis.extent]), axis)
     return float(average[0])
 
 
-def _row_counts(axis: Axis) -> tuple[IntArray, IntArray, int]:
+def _row_counts(axis: WindowAxis) -> tuple[IntArray, IntArray, int]:
     """Per output: rows in the image, and how many of them output `o - output_step` already brought."""
     common = gcd(axis.stride, axis.dilation)
     output_step, tap_step = axis.dilation // common, axis.stride // common

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
-from tilewright.costmodel.kernels.choose import Choice
+from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.ir import Attr, AttrRecord, Func, InputError, Pairs
 from tilewright.ir.nodes import TypedAttr
 
@@ -81,7 +81,9 @@ def decision_of(kernel: Func) -> KernelDecision | None:
     raise InputError(f"expected kernel<...> in '{DECISION}', got {found!r}", where=f"@{kernel.name}")
 
 
-def decided(kernel: Func, template: str, choice: Choice[Any], parameters: AttrRecord | None = None) -> Func:
+def decided(
+    kernel: Func, template: str, choice: ParameterChoice[Any], parameters: AttrRecord | None = None
+) -> Func:
     """The kernel with a template, the parameters of a choice, and what the cost model says of them.
 
     parameters: those of the choice in the kernel's own dimensions, where these differ.

@@ -16,7 +16,7 @@ from tilewright.passes.kernels.chain.choice import ChosenChain, choose_chain
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.registry import chosen_template
 from tilewright.passes.rewriting.names import numbered
-from tilewright.passes.tensor.chains.candidates import Candidate, Candidates
+from tilewright.passes.tensor.chains.candidates import ChainCandidate, ChainSearch
 from tilewright.passes.tensor.chains.merge import callee_of
 from tilewright.passes.tensor.share_kernels import kernel_text
 
@@ -49,7 +49,7 @@ def chain_kernels(
         return module
     model = _Model(ctx, hardware, attention)
     wanted = partial(_possible, only=only)
-    candidates = Candidates(module, model.choose, model.seconds, wanted, may_become_attention)
+    candidates = ChainSearch(module, model.choose, model.seconds, wanted, may_become_attention)
     found = [
         c for c in candidates.all()
         if _wanted(anchors(c.chosen.kernel), only) and _taken(c, when, attention)
@@ -68,7 +68,7 @@ def _possible(ops: Counter[str], only: str) -> bool:
     return any(n <= ops for n in needed)
 
 
-def _taken(c: Candidate, when: str, attention: str) -> bool:
+def _taken(c: ChainCandidate, when: str, attention: str) -> bool:
     """Whether a chain is asked for, or pays."""
     if when == "always" or (attention == "always" and chosen_template(c.chosen.kernel).keeps_registers):
         return True
@@ -111,12 +111,12 @@ class _Model:
         return self.ctx.estimator.remembered(question, answer)
 
 
-def _disjoint(found: Sequence[Candidate], *, registers_first: bool) -> list[Candidate]:
+def _disjoint(found: Sequence[ChainCandidate], *, registers_first: bool) -> list[ChainCandidate]:
     """Candidates that share no call: those with the largest gain first, of all or of those in registers."""
-    taken: list[Candidate] = []
+    taken: list[ChainCandidate] = []
     used: set[int] = set()
 
-    def rank(c: Candidate) -> tuple[bool, float]:
+    def rank(c: ChainCandidate) -> tuple[bool, float]:
         return registers_first and not chosen_template(c.chosen.kernel).keeps_registers, -c.gain_s
 
     for c in sorted(found, key=rank):
@@ -127,7 +127,7 @@ def _disjoint(found: Sequence[Candidate], *, registers_first: bool) -> list[Cand
     return taken
 
 
-def _replaced(module: Module, taken: Sequence[Candidate]) -> Module:
+def _replaced(module: Module, taken: Sequence[ChainCandidate]) -> Module:
     """The module with each candidate's calls replaced by one, where the last of them was."""
     last = {id(c.calls[-1]): c for c in taken}
     gone = {id(op) for c in taken for op in c.calls}

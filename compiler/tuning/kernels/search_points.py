@@ -11,11 +11,11 @@ import numpy as np
 from tilewright.costmodel.hardware.description import GpuHardware, Hardware
 from tilewright.costmodel.kernels.bound import BoundArrays, contract_bound
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP, SKELETON
-from tilewright.costmodel.kernels.choose import DEFAULT_LIMITS, Choice
+from tilewright.costmodel.kernels.choose import DEFAULT_LIMITS, ParameterChoice
 from tilewright.costmodel.kernels.estimator import estimate_contract
 from tilewright.costmodel.kernels.parameters import ContractParameters, ContractSpace
 from tilewright.costmodel.kernels.problem import ContractProblem
-from tilewright.costmodel.kernels.production_space import Limits, production_space
+from tilewright.costmodel.kernels.production_space import SpaceLimits, production_space
 from tilewright.costmodel.kernels.warp_reads import distinct_columns
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
 from tilewright.passes.kernels.matrix.bound import matrix_bound
@@ -54,10 +54,10 @@ class EnginePoints(Generic[P]):
         """The parameters of one point."""
         return self.space.at(index)  # type: ignore[return-value]
 
-    def choice(self, index: int) -> Choice[P]:
+    def choice(self, index: int) -> ParameterChoice[P]:
         """One point as the cost model would hand it out, with the bound for cold caches."""
         estimate = float(self.estimates_s[index])
-        return Choice(self.parameters(index), self.cold.at(index), estimate, len(self))
+        return ParameterChoice(self.parameters(index), self.cold.at(index), estimate, len(self))
 
     @property
     def likeliest(self) -> int:
@@ -105,7 +105,7 @@ def contract_points(
     problem: ContractProblem,
     hardware: Hardware,
     *,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: SpaceLimits = DEFAULT_LIMITS,
     streamed_bytes: float = 0.0,
 ) -> EnginePoints[ContractParameters]:
     """Every legal point of the lanes' engine within `limits`. Raises InputError where there is none.

@@ -10,7 +10,7 @@ from math import inf, prod
 import numpy as np
 
 from tilewright.costmodel import GpuHardware, Hardware
-from tilewright.costmodel.kernels.choose import Choice
+from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.ir import Block, Func, Op
 from tilewright.ir.hardware_facts import MMA_M, MMA_N
 from tilewright.ir.types import itemsize
@@ -96,7 +96,7 @@ def attention_variants(kernel: Func, hardware: Hardware) -> list[Func]:
 def attention_variant(kernel: Func, point: AttentionPoint, hardware: GpuHardware, considered: int) -> Func:
     """The kernel with these parameters, and what the cost model says of them."""
     bound = bound_attention(point.work, hardware)
-    return decided(kernel, "attention", Choice(point.plan, bound, point.estimate_s, considered))
+    return decided(kernel, "attention", ParameterChoice(point.plan, bound, point.estimate_s, considered))
 
 
 def may_become_attention(kernel: Func) -> bool:

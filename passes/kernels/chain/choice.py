@@ -8,7 +8,7 @@ from itertools import product
 from math import log, prod
 
 from tilewright.costmodel import CpuHardware, GpuHardware, Hardware, load_hardware
-from tilewright.costmodel.kernels.choose import Choice
+from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.ir import Func, Sizes, UnsupportedError
 from tilewright.ir.tensor.ops import REDUCING, dims
 from tilewright.passes.kernels.attention.choice import attention_points, attention_variant
@@ -90,7 +90,7 @@ def _staged(kernel: Func, hardware: Hardware) -> ChosenChain | None:
         return None
     estimate, plan, work = min(found, key=lambda f: f[0])
     bound = bound_chain(work, gpu)
-    choice = Choice(plan, bound, estimate, len(found))
+    choice = ParameterChoice(plan, bound, estimate, len(found))
     return ChosenChain(decided(kernel, "chain", choice), estimate)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from tilewright.costmodel import ContractParameters, CpuHardware, Hardware, choose_contract, likely_contract
 from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
-from tilewright.costmodel.kernels.choose import Choice
+from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.geometry import vector_width
 from tilewright.ir import AttrRecord, Func, Op, Sizes
 from tilewright.ir.hardware_facts import VECTOR_BYTES
@@ -45,7 +45,9 @@ def contract_candidates(kernel: Func, hardware: Hardware, top: int) -> list[Func
     return variants
 
 
-def contract_variant(kernel: Func, op: Op, choice: Choice[ContractParameters], hardware: Hardware) -> Func:
+def contract_variant(
+    kernel: Func, op: Op, choice: ParameterChoice[ContractParameters], hardware: Hardware
+) -> Func:
     """A contraction kernel with the parameters of one point of its space; `op` is its tensor.contract."""
     return decided(kernel, "contract", choice, parameters_for(op, choice.parameters, hardware))
 

@@ -11,7 +11,7 @@ from tilewright.costmodel import choose_contract
 from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, Hardware
 from tilewright.costmodel.kernels.bound import BoundArrays
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
-from tilewright.costmodel.kernels.choose import Choice
+from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.windows import FloatArray
 from tilewright.ir import Func, Op
 from tilewright.passes.kernels.decision import decided
@@ -33,11 +33,11 @@ def has_tensor_cores(hardware: Hardware, problem: MatrixProblem) -> TypeGuard[Gp
 
 
 @lru_cache(maxsize=4096)
-def choose_matrix(problem: MatrixProblem, hardware: GpuHardware) -> Choice[MatrixParameters]:
+def choose_matrix(problem: MatrixProblem, hardware: GpuHardware) -> ParameterChoice[MatrixParameters]:
     """The legal point that `best_point` names. Memoised. Raises InputError where no point fits the device."""
     space, bounds, estimates = _evaluate(problem, hardware)
     best = best_point(space, bounds, estimates)
-    return Choice(space.at(best), bounds.at(best), float(estimates[best]), len(space))
+    return ParameterChoice(space.at(best), bounds.at(best), float(estimates[best]), len(space))
 
 
 def best_point(space: MatrixSpace, bounds: BoundArrays, estimates: FloatArray) -> int:
@@ -52,17 +52,19 @@ def best_point(space: MatrixSpace, bounds: BoundArrays, estimates: FloatArray) -
     return best
 
 
-def likely_matrix(problem: MatrixProblem, hardware: GpuHardware, top: int) -> list[Choice[MatrixParameters]]:
+def likely_matrix(
+    problem: MatrixProblem, hardware: GpuHardware, top: int
+) -> list[ParameterChoice[MatrixParameters]]:
     """At most `top` points, the chosen one and then by estimate, each with another tile or other warps."""
     space, bounds, estimates = _evaluate(problem, hardware)
-    chosen: list[Choice[MatrixParameters]] = []
+    chosen: list[ParameterChoice[MatrixParameters]] = []
     seen: set[tuple[int, int, Warps, str]] = set()
     for i in (best_point(space, bounds, estimates), *np.lexsort((bounds.seconds, estimates))):
         p = space.at(int(i))
         kind = (p.block.m, p.block.n, p.warps, p.engine)
         if kind not in seen:
             seen.add(kind)
-            chosen.append(Choice(p, bounds.at(int(i)), float(estimates[i]), len(space)))
+            chosen.append(ParameterChoice(p, bounds.at(int(i)), float(estimates[i]), len(space)))
         if len(chosen) == top:
             break
     return chosen
@@ -84,7 +86,7 @@ def on_tensor_cores_of(
     return (view, problem, hardware) if has_tensor_cores(hardware, problem) else None
 
 
-def matrix_variant(kernel: Func, view: MatrixView, choice: Choice[MatrixParameters]) -> Func:
+def matrix_variant(kernel: Func, view: MatrixView, choice: ParameterChoice[MatrixParameters]) -> Func:
     """A contraction kernel on tensor cores with these parameters."""
     return decided(kernel, "matrix", choice, parameters_for(view, choice.parameters))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from tilewright.costmodel.hardware.description import CpuHardware, Hardware
-from tilewright.costmodel.kernels.choose_streams import choose_map
 from tilewright.costmodel.kernels.problem import LineProblem, StreamProblem
+from tilewright.costmodel.kernels.streams import choose_map
 from tilewright.passes.kernels.ordered.choose_lines import choose_lines
 
 #: lengths of chunks; shorter ones leave nearly as many totals as there are elements

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, Hardware
 from tilewright.costmodel.kernels.bound import global_bound
-from tilewright.costmodel.kernels.choose import Choice
+from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.problem import LineProblem
 from tilewright.ir import Func
 from tilewright.passes.kernels.decision import decided
@@ -19,7 +19,7 @@ _OWNERS = (1, 4, 16, 64, 256)
 
 
 @lru_cache(maxsize=4096)
-def choose_lines(problem: LineProblem, hardware: Hardware) -> Choice[ScatterParameters]:
+def choose_lines(problem: LineProblem, hardware: Hardware) -> ParameterChoice[ScatterParameters]:
     """Threads per block and owners per line.
 
     Every owner takes all steps, so more of them pay only where lines are few.
@@ -31,7 +31,7 @@ def choose_lines(problem: LineProblem, hardware: Hardware) -> Choice[ScatterPara
     space = [ScatterParameters(t, o) for t in (_CPU_THREADS if cpu else _GPU_THREADS) for o in owners]
     estimates = [_seconds(problem, hardware, p) for p in space]
     best = min(range(len(space)), key=estimates.__getitem__)
-    return Choice(space[best], global_bound(problem, hardware), estimates[best], len(space))
+    return ParameterChoice(space[best], global_bound(problem, hardware), estimates[best], len(space))
 
 
 def _seconds(problem: LineProblem, hardware: Hardware, p: ScatterParameters) -> float:

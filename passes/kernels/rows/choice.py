@@ -8,7 +8,7 @@ from tilewright.costmodel import Hardware, choose_row_reduce
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
-from tilewright.costmodel.kernels.choose import Choice
+from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.parameters import RowReduceParameters
 from tilewright.ir import Func, Op
 from tilewright.ir.hardware_facts import LINE_BYTES, VECTOR_BYTES, WARP
@@ -29,7 +29,7 @@ _SHUFFLED = frozenset({"f32", "i32", "u32", "f16", "bf16"})
 
 def choose_row_kernel(
     kernel: Func, reductions: list[Op], hardware: Hardware
-) -> tuple[str, Choice[RowReduceParameters]]:
+) -> tuple[str, ParameterChoice[RowReduceParameters]]:
     """The template, parameters and what the cost model says of them.
 
     Rows whose neighbours lie side by side take `rows_across`; contiguous ones `rows_kept` on a GPU, where a
@@ -50,7 +50,7 @@ def choose_row_kernel(
 
 def _on_gpu(
     kernel: Func, reductions: list[Op], hardware: GpuHardware
-) -> tuple[str, Choice[RowReduceParameters]] | None:
+) -> tuple[str, ParameterChoice[RowReduceParameters]] | None:
     phases = row_phases(kernel)
     if phases is None or not phases.alike:
         return None
@@ -70,7 +70,7 @@ def _on_gpu(
 
 def _staged(
     kernel: Func, phases: RowPhases, hardware: GpuHardware, access: RowAccess
-) -> Choice[RowReduceParameters] | None:
+) -> ParameterChoice[RowReduceParameters] | None:
     """Parameters of `rows_staged`; None where threads read whole vectors, or lines by single elements.
 
     Of rows walked along several times only short ones, whose threads would reach into many lines at once.

@@ -8,7 +8,7 @@ from math import log2
 
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.bound import global_bound
-from tilewright.costmodel.kernels.choose import Choice
+from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.parameters import RowReduceParameters
 from tilewright.costmodel.kernels.problem import RowReduceProblem
 from tilewright.ir.hardware_facts import VECTOR_BYTES, WARP
@@ -44,7 +44,7 @@ class RowAccess:
 @lru_cache(maxsize=4096)
 def choose_rows(
     problem: RowReduceProblem, hardware: GpuHardware, access: RowAccess
-) -> Choice[RowReduceParameters] | None:
+) -> ParameterChoice[RowReduceParameters] | None:
     """Threads per row, rows (with `across`: vectors of rows) per block, vector width.
 
     None where no thread could keep its part of a row.
@@ -62,7 +62,7 @@ def choose_rows(
         return None
     estimates = [_seconds(problem, hardware, access, p) for p in space]
     best = min(range(len(space)), key=estimates.__getitem__)
-    return Choice(space[best], global_bound(problem, hardware), estimates[best], len(space))
+    return ParameterChoice(space[best], global_bound(problem, hardware), estimates[best], len(space))
 
 
 def _steps(problem: RowReduceProblem, access: RowAccess, threads: int, vec: int) -> int:

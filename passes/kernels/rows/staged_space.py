@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.bank_conflicts import wavefront_count
 from tilewright.costmodel.kernels.bound import global_bound
-from tilewright.costmodel.kernels.choose import Choice
+from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.parameters import RowReduceParameters
 from tilewright.costmodel.kernels.problem import RowReduceProblem
 from tilewright.ir.hardware_facts import LINE_BYTES, VECTOR_BYTES, WARP
@@ -32,7 +32,7 @@ _WORD_BYTES = 4
 @lru_cache(maxsize=4096)
 def choose_staged(
     problem: RowReduceProblem, hardware: GpuHardware, element_bytes: int, walks: int = 1
-) -> Choice[RowReduceParameters] | None:
+) -> ParameterChoice[RowReduceParameters] | None:
     """Threads per row, rows per block, elements that a thread reads at once from shared memory.
 
     walks: how often a row is walked along; the last of several writes a row as long. None where no block's
@@ -55,7 +55,7 @@ def choose_staged(
         return None
     estimates = [_seconds(problem, hardware, element_bytes, walks, p) for p in space]
     best = min(range(len(space)), key=estimates.__getitem__)
-    return Choice(space[best], global_bound(problem, hardware), estimates[best], len(space))
+    return ParameterChoice(space[best], global_bound(problem, hardware), estimates[best], len(space))
 
 
 def copied_lanes(problem: RowReduceProblem, rows: int, element_bytes: int) -> int:

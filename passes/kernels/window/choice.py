@@ -7,7 +7,7 @@ from dataclasses import replace
 from tilewright.costmodel import CpuHardware, Hardware, WindowParameters, choose_window
 from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
-from tilewright.costmodel.kernels.choose import Choice
+from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.ir import Func, Op, Sizes
 from tilewright.ir.tensor.ops import dims
 from tilewright.passes.kernels.decision import decided
@@ -15,7 +15,7 @@ from tilewright.passes.kernels.kernel_problem import ops_named, window_problem, 
 from tilewright.passes.kernels.window.space import choose_tiles
 
 
-def choose_window_kernel(kernel: Func, op: Op, hardware: Hardware) -> Choice[WindowParameters]:
+def choose_window_kernel(kernel: Func, op: Op, hardware: Hardware) -> ParameterChoice[WindowParameters]:
     """The parameters of a window kernel, and what the cost model says of them."""
     par = dims(op, "par")
     if isinstance(hardware, CpuHardware) or not par:

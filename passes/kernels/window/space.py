@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.bound import global_bound
-from tilewright.costmodel.kernels.choose import Choice
+from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.parameters import WindowParameters
 from tilewright.costmodel.kernels.problem import WindowProblem
 from tilewright.costmodel.kernels.windows import staged_rows
@@ -37,7 +37,7 @@ _OTHER_REGISTERS = 40
 @lru_cache(maxsize=4096)
 def choose_tiles(
     problem: WindowProblem, hardware: GpuHardware, lanes: int, *, runs: bool = False
-) -> Choice[WindowParameters]:
+) -> ParameterChoice[WindowParameters]:
     """Threads per block and the box of outputs of a thread.
 
     lanes: extent of the innermost dimension, where windows do not slide along it; `planes` counts it. Vectors
@@ -68,7 +68,7 @@ def choose_tiles(
     box = space[best]
     outputs = Sizes({"rows": box.rows, "columns": box.columns, "inner": box.vec})
     parameters = WindowParameters(box.threads, outputs)
-    return Choice(parameters, global_bound(problem, hardware), estimates[best], len(space))
+    return ParameterChoice(parameters, global_bound(problem, hardware), estimates[best], len(space))
 
 
 class _Box(NamedTuple):

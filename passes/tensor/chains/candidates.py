@@ -20,7 +20,7 @@ HOPELESS = 1.4
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ChainCandidate:
     """Calls of @main that could be one kernel, in program order; values it is called with and returns."""
 
     calls: tuple[Op, ...]
@@ -35,7 +35,7 @@ class Candidate:
         return self.separate_s - self.chosen.estimate_s
 
 
-class Candidates:
+class ChainSearch:
     """Finds candidates in a module of outlined kernels.
 
     choose: the parameters of a merged kernel, None where it is no legal chain; seconds: of a kernel alone.
@@ -64,7 +64,7 @@ class Candidates:
             for v in op.operands:
                 self.readers.setdefault(v, []).append(op)
 
-    def all(self) -> Iterator[Candidate]:
+    def all(self) -> Iterator[ChainCandidate]:
         """Every legal candidate, by the call that ends it."""
         for op in self.ops:
             if op.name == "tensor.call" and self._free(op) and self.wanted(self._ops_above(op)):
@@ -84,7 +84,7 @@ class Candidates:
             fresh += more
         return Counter(op.name for c in calls.values() for op in self.kernels[callee_of(c)].body.ops)
 
-    def _ending_in(self, last: Op) -> Iterator[Candidate]:
+    def _ending_in(self, last: Op) -> Iterator[ChainCandidate]:
         """Grow by the latest producer that only these calls read, as long as the result is a legal chain."""
         calls, refused = [last], set[int]()
         while len(calls) < MAX_KERNELS:
@@ -120,7 +120,7 @@ class Candidates:
         name = self.names.get(v, "")
         return np.asarray(self.constants[name]) if name in self.constants else None
 
-    def _candidate(self, calls: Sequence[Op]) -> tuple[Candidate | None, bool]:
+    def _candidate(self, calls: Sequence[Op]) -> tuple[ChainCandidate | None, bool]:
         """The calls as one kernel, where that is legal; whether it may be a part of one that is."""
         if reshapes_filled(calls, self.kernels):
             return None, False
@@ -132,4 +132,4 @@ class Candidates:
         if chosen is None:
             return None, unfinished
         separate = sum(self.seconds(self.kernels[callee_of(c)]) for c in calls)
-        return Candidate(tuple(calls), chosen, tuple(arguments), tuple(returned), separate), unfinished
+        return ChainCandidate(tuple(calls), chosen, tuple(arguments), tuple(returned), separate), unfinished

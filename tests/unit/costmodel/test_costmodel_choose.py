@@ -8,14 +8,14 @@ import pytest
 from contract_problems import conv_problem, matmul_problem
 
 from tilewright.costmodel import (
-    Choice,
     ContractParameters,
     ContractProblem,
     CpuHardware,
     GpuHardware,
     Hardware,
-    Limits,
+    ParameterChoice,
     RowReduceProblem,
+    SpaceLimits,
     StreamProblem,
     WindowProblem,
     choose_contract,
@@ -74,7 +74,9 @@ PROBLEMS["dense"] = [
 DEVICES = {record.name: record for record in known_hardware()}
 
 
-def assert_legal(problem: ContractProblem, p: ContractParameters, hardware: Hardware, limits: Limits) -> None:
+def assert_legal(
+    problem: ContractProblem, p: ContractParameters, hardware: Hardware, limits: SpaceLimits
+) -> None:
     for d, extent in {"n": problem.n, "k": problem.k, "h": problem.h, "w": problem.w}.items():
         assert p.block[d] % p.thread[d] == 0
         assert p.block[d] < extent + p.thread[d]
@@ -142,13 +144,15 @@ def test_cpu_tiles_fit_the_vector_registers() -> None:
 
 
 def test_limits_are_respected_or_refused() -> None:
-    narrow = Limits(max_accumulators=4, max_threads=64, smem_limit_bytes=4096, stages=(1,), smem_pads=(1,))
+    narrow = SpaceLimits(
+        max_accumulators=4, max_threads=64, smem_limit_bytes=4096, stages=(1,), smem_pads=(1,)
+    )
     for problem in PROBLEMS["resnet"][:6]:
         choice = choose_contract(problem, DEVICES["H100"], limits=narrow)
         assert_legal(problem, choice.parameters, DEVICES["H100"], narrow)
         assert (choice.parameters.stages, choice.parameters.pad) == (1, 1)
     with pytest.raises(InputError, match="fit H100"):
-        choose_contract(PROBLEMS["resnet"][2], DEVICES["H100"], limits=Limits(smem_limit_bytes=8))
+        choose_contract(PROBLEMS["resnet"][2], DEVICES["H100"], limits=SpaceLimits(smem_limit_bytes=8))
 
 
 def test_choice_is_deterministic_and_memoised() -> None:
@@ -185,7 +189,7 @@ def test_stream_kernels_get_aligned_vectors(device: str) -> None:
 
 def test_explanation_prints_and_serialises() -> None:
     hardware = load_hardware("H100")
-    choice: Choice[ContractParameters] = choose_contract(PROBLEMS["resnet"][2], hardware)
+    choice: ParameterChoice[ContractParameters] = choose_contract(PROBLEMS["resnet"][2], hardware)
     record = explain(choice, hardware)
     data = json.loads(json.dumps(record.to_dict()))
     assert data["parameters"]["block.k"] == choice.parameters.block["k"]

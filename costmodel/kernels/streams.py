@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, Hardware
 from tilewright.costmodel.kernels.bound import global_bound
-from tilewright.costmodel.kernels.choose import Choice
+from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.parameters import MapParameters, RowReduceParameters, WindowParameters
 from tilewright.costmodel.kernels.problem import GlobalProblem, RowReduceProblem, StreamProblem, WindowProblem
 from tilewright.ir.hardware_facts import WARP
@@ -22,7 +22,7 @@ _GPU_THREADS = (64, 128, 256, 512)
 
 
 @lru_cache(maxsize=4096)
-def choose_map(problem: StreamProblem, hardware: Hardware) -> Choice[MapParameters]:
+def choose_map(problem: StreamProblem, hardware: Hardware) -> ParameterChoice[MapParameters]:
     """Threads, vector width, vectors per thread of an elementwise kernel; `vec` divides the elements."""
     widths = [v for v in _vector_widths(hardware) if problem.elements % v == 0]
     threads = _CPU_THREADS if isinstance(hardware, CpuHardware) else _GPU_THREADS
@@ -44,11 +44,11 @@ def choose_map(problem: StreamProblem, hardware: Hardware) -> Choice[MapParamete
         )
 
     best, estimate_s = _best(space, seconds)
-    return Choice(best, global_bound(problem, hardware), estimate_s, len(space))
+    return ParameterChoice(best, global_bound(problem, hardware), estimate_s, len(space))
 
 
 @lru_cache(maxsize=4096)
-def choose_window(problem: WindowProblem, hardware: Hardware) -> Choice[WindowParameters]:
+def choose_window(problem: WindowProblem, hardware: Hardware) -> ParameterChoice[WindowParameters]:
     """Threads per block and outputs along w per thread of a pooling or depthwise kernel.
 
     The width of stores divides both the outputs per thread and the output width, so that each is aligned.
@@ -74,11 +74,11 @@ def choose_window(problem: WindowProblem, hardware: Hardware) -> Choice[WindowPa
 
     best, estimate_s = _best(space, seconds)
     parameters = WindowParameters(*best[:2])
-    return Choice(parameters, global_bound(problem, hardware), estimate_s, len(space))
+    return ParameterChoice(parameters, global_bound(problem, hardware), estimate_s, len(space))
 
 
 @lru_cache(maxsize=4096)
-def choose_row_reduce(problem: RowReduceProblem, hardware: Hardware) -> Choice[RowReduceParameters]:
+def choose_row_reduce(problem: RowReduceProblem, hardware: Hardware) -> ParameterChoice[RowReduceParameters]:
     """Threads that share a row, rows per block and load width of a row reduction; `vec` divides the row
     length.
 
@@ -106,7 +106,7 @@ def choose_row_reduce(problem: RowReduceProblem, hardware: Hardware) -> Choice[R
         )
 
     best, estimate_s = _best(space, seconds)
-    return Choice(best, global_bound(problem, hardware), estimate_s, len(space))
+    return ParameterChoice(best, global_bound(problem, hardware), estimate_s, len(space))
 
 
 def _vector_widths(hardware: Hardware) -> tuple[int, ...]:
