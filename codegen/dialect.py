@@ -1,4 +1,4 @@
-"""What differs between the C languages we emit: type names, literals, qualifiers, launch symbols."""
+"""The differences between the C languages we emit: type names, literals, qualifiers, launch symbols."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Dialect(Protocol):
         ...
 
     def unrolls_as_text(self, extent: int, ops: int) -> bool:
-        """Whether a fully unrolled loop of `ops` ops is written out `extent` times."""
+        """Return whether a fully unrolled loop of `ops` ops is written out `extent` times."""
         ...
 
     def pointer(self, dtype: str, name: str, *, const: bool, alone: bool = True) -> str:

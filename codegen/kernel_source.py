@@ -1,4 +1,4 @@
-"""What code generation hands on: the text of one kernel and how to launch it."""
+"""The result of code generation: the text of one kernel and how to launch it."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def write_atomically(path: str | Path, text: str, what: str = "the results") -> 
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """What is at the end of the links, or None where nothing is yet."""
+    """Return the file at the end of the links, or None where there is none yet."""
     try:
         return path.stat()
     except FileNotFoundError:

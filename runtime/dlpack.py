@@ -154,7 +154,7 @@ def _destroy_capsule(capsule: int) -> None:
 
 
 def _leave_to_the_process() -> None:
-    """What consumers still hold when Python ends stays as it is: no deleter may enter Python then."""
+    """Leave what consumers still hold when Python ends as it is: no deleter may enter Python then."""
     for export in _exports.values():
         export.managed.deleter = _Deleter()
         _api.Py_IncRef(ctypes.py_object(export))

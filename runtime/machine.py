@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores, and folders for what is kept between runs.
+"""The part of the machine that this process may use: cores, and folders for what is kept between runs.
 
 The compiler, which the runtime does not import, has its own of the same names (`ir/machine.py`).
 """

@@ -43,7 +43,7 @@ class Shared(Generic[T]):
                 free(thing)
 
     def users(self, key: Hashable) -> int:
-        """How many hold the thing of this key."""
+        """Return the number of users of the thing of this key."""
         with self._lock:
             return self._held[key][1] if key in self._held else 0
 

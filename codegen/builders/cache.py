@@ -133,5 +133,5 @@ class BinaryCache:
 
 
 def _head(key: str, payload: bytes) -> bytes:
-    """What stands before a payload; it names the key, so that no entry passes for another's."""
+    """Return the head of a payload; it names the key, so that no entry passes for another's."""
     return _MAGIC + hashlib.sha256(key.encode() + b"\n" + payload).digest()

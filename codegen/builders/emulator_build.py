@@ -55,7 +55,7 @@ class EmulatorBuilder:
 
     @property
     def missing(self) -> str:
-        """What is needed and not there; empty where everything is."""
+        """The missing requirement, in words; empty where everything is there."""
         if self.compiler is not None:
             return ""
         wanted = self._wanted or "c++, g++, clang++ or $CXX"

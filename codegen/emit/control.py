@@ -89,7 +89,7 @@ def _if(e: Emission, op: Op) -> None:
 
 
 def _narrowed(e: Emission, op: Op) -> dict[str, tuple[int, int]]:
-    """What the mask says about single symbols."""
+    """Return what the mask says about single symbols."""
     out: dict[str, tuple[int, int]] = {}
     mask: tuple[tuple[Expr, Expr, Expr], ...] = op["mask"]  # type: ignore[assignment]
     for expr, low, high in mask:

@@ -44,7 +44,7 @@ class IndexText:
         return self._text(e, ranges, wide, precedence)
 
     def is_wide(self, e: Expr, ranges: Ranges) -> bool:
-        """Whether `render` needs 64-bit arithmetic for `e`."""
+        """Return whether `render` needs 64-bit arithmetic for `e`."""
         return not _fits(simplify(e, ranges), ranges)
 
     def condition(self, mask: Sequence[Sequence[Expr]], ranges: Ranges) -> str | None:
@@ -111,7 +111,7 @@ class IndexText:
 
 
 def _fits(e: Expr, ranges: Ranges) -> bool:
-    """Whether every subexpression of `e`, as emitted, stays within 32 bits."""
+    """Return whether every subexpression of `e`, as emitted, stays within 32 bits."""
     low, high = interval(e, ranges)
     if low < INT_MIN or high > INT_MAX:
         return False
@@ -355,7 +355,7 @@ Emit = Callable[[Emission, Op], None]
 
 @dataclass(frozen=True)
 class Emitter:
-    """How one op becomes C text; `writes` are the positions of the operands (buffers) it stores to."""
+    """The rule that writes one op as C; `writes` are the positions of the operands (buffers) it stores to."""
 
     op: str
     emit: Emit

@@ -1,4 +1,4 @@
-"""Which parameters of a kernel may be one buffer: a thread reads only elements it writes later itself."""
+"""Parameters of a kernel that may be one buffer: a thread reads only elements it writes later itself."""
 
 from __future__ import annotations
 

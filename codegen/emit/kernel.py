@@ -183,7 +183,7 @@ def _uses_f64(func: Func) -> bool:
 
 
 def _head(func: Func, dialect: Dialect, entry: str, block: int) -> str:
-    """What stands before a kernel's parameters."""
+    """Return the text before a kernel's parameters."""
     resident = _resident(func)
     if not dialect.native_vectors:
         return f'extern "C" __global__ void __launch_bounds__({block}, {resident}) {entry}('

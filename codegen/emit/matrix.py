@@ -86,7 +86,7 @@ def _load_fragment(e: Emission, op: Op) -> None:
 
 
 def _by_rows(e: Emission, frag: BufferRef, memory: BufferRef, op: Op) -> bool:
-    """Whether ldmatrix serves: 16-byte rows in shared memory, with 32-bit elements along k only."""
+    """Return whether ldmatrix serves: 16-byte rows in shared memory, with 32-bit elements along k only."""
     role, dtype = str(op["role"]), frag.type.dtype
     if memory.type.space != "shared" or role == "c" or dtype not in NARROW | {"f32"}:
         return False

@@ -14,7 +14,7 @@ from tilewright.ir.types import FLOATS
 
 @dataclass(frozen=True)
 class Operands:
-    """What a form sees: operand texts, the dtype computed in, lanes of a native vector, known constants."""
+    """The input of a form: operand texts, the dtype computed in, lanes of a native vector, constants."""
 
     dialect: Dialect
     need: Callable[[str, str], str]
@@ -35,7 +35,7 @@ class Operands:
 
 @dataclass(frozen=True)
 class Form:
-    """How one op on one kind of dtype is written."""
+    """The text of one op on one kind of dtype."""
 
     text: Callable[[Operands], str]
     native: bool = True

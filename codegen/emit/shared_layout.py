@@ -1,4 +1,4 @@
-"""Where the shared buffers of a kernel lie: those that a barrier separates in time share bytes."""
+"""The places of the shared buffers of a kernel: those that a barrier separates in time share bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SharedLayout:
 
     @property
     def overlaps(self) -> bool:
-        """Whether some bytes belong to two buffers."""
+        """True where some bytes belong to two buffers."""
         return sum(map(_padded, self.offsets)) > self.nbytes
 
 
@@ -57,7 +57,7 @@ def shared_layout(func: Func) -> SharedLayout:
 
 
 def swizzled_column(t: TensorType, row: Expr, column: Expr) -> Expr:
-    """Where an element of a swizzled row lies in it.
+    """Return the column where an element of a swizzled row lies.
 
     Of eight rows one after the other, the pieces of one column meet all banks, which is what ldmatrix reads
     at once; the two pieces of a 32-byte sector stay in one sector, so that a sector arrives by one write. It

@@ -57,7 +57,7 @@ class Stamps:
         return [self._write(ARRIVAL, self._now())]
 
     def start(self) -> list[str]:
-        """Where the kernel's own work begins."""
+        """Return the lines at the begin of the kernel's own work."""
         return [
             self._write(START, self._now()),
             self._write(PROCESSOR, f"{self._e.need('processor')}()"),

@@ -1,4 +1,4 @@
-"""What follows from a plan and is shown with it: names, lifetimes, results in place, early starts."""
+"""Facts that follow from a plan and are shown with it: names, lifetimes, results in place, early starts."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def plan_module(plan: ExecutionPlan) -> Module:
 
 
 def digest(data: bytes) -> str:
-    """What a module says of text or a binary that it does not hold."""
+    """Return the digest that stands in a module for a text or a binary."""
     return hashlib.sha256(data).hexdigest()[:DIGEST_DIGITS]
 
 

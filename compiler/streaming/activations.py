@@ -20,7 +20,7 @@ Array = np.ndarray
 
 
 class Activations(Protocol):
-    """What holds values while other micro-batches, or other steps, use the device."""
+    """A place for values while other micro-batches, or other steps, use the device."""
 
     def fetch(self, step: int, batch: int) -> Allocation:
         """The window in which the step finds what it reads; queued copies bring it there."""
@@ -63,7 +63,6 @@ class OnDevice:
         """Everything stays where it is."""
 
     def results(self, batch: int) -> list[Array]:
-        """See `Activations.results`."""
         allocation = self._allocations[batch % len(self._allocations)]
         return download(self._queue, self._steps[0].line.returned, self._window, allocation)
 
@@ -104,7 +103,6 @@ class OnHost:
         self._held[batch] |= dict(zip(made, arrays, strict=True))
 
     def results(self, batch: int) -> list[Array]:
-        """See `Activations.results`."""
         return [self._held[batch][v].copy() for v in self._steps[0].line.returned]
 
     def close(self) -> None:
@@ -162,7 +160,6 @@ class OnStorage:
         self._writer.submit(opened)
 
     def results(self, batch: int) -> list[Array]:
-        """See `Activations.results`."""
         returned = self._steps[0].line.returned
         arrays = self._read(returned, batch)
         return [arrays[v] for v in returned]

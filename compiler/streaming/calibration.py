@@ -1,4 +1,4 @@
-"""What the parts of a streamed network take on this machine: storage, copies, kernels, all measured."""
+"""Measured times of the parts of a streamed network on this machine: storage, copies, kernels."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """How a streamed network runs.
+    """Options of the runs of a streamed network.
 
     cap_bytes: device memory. host_bytes: host memory for values of micro-batches that wait between steps,
     beyond which they go to storage; None: no limit. io: how the store is read. gpudirect: past the host,
@@ -147,7 +147,7 @@ class StreamedExecutable:
         return results
 
     def predict(self, batches: int = 1, schedule: str = "auto") -> Prediction:
-        """How long a run takes by the model; storage, copies and steps are measured at the first use."""
+        """Predict the time of a run by the model; storage, copies and steps are measured at the first use."""
         if type(batches) is not int or batches < 1:
             raise InputError(f"expected a positive number of micro-batches, got {batches!r}")
         with self._working():
@@ -181,7 +181,7 @@ class StreamedExecutable:
         return min(both, key=lambda p: p.total_s).schedule
 
     def where_values_wait(self, schedule: Schedule, batches: int) -> str:
-        """Where values of so many micro-batches wait between steps: `device`, `host` or `storage`."""
+        """The place of values of so many micro-batches between steps: `device`, `host` or `storage`."""
         if schedule == "activation-resident" or batches == 1:
             return "device"
         memory = self.memory

@@ -122,7 +122,7 @@ class Line:
         return np.ascontiguousarray(self.constant(part.source)[part.begin : part.end])
 
     def crossing(self, begin: int, end: int) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
-        """What ops begin..end read of values made before them, and what they make for later ones."""
+        """Return the values that ops begin..end read of earlier ones, and those made for later ones."""
         read: dict[Value, None] = {}
         for op in self.ops[begin:end]:
             read |= {v: None for v in op.operands if v not in self.fixed and self.lives[v][0] < begin}

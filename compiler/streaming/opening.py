@@ -65,7 +65,7 @@ def _queue(kind: str, device: object, cap_bytes: int | None, direct: bool) -> De
 
 
 def open_reader(store: Path, io: IoOptions, queue: DeviceQueue) -> StepReader | DeviceReader:
-    """What reads a store into the slots of a queue; raises as its class does."""
+    """Return the reader of a store into the slots of a queue; raises as its class does."""
     if not getattr(queue, "direct", False):
         return StepReader(store, io)
     from tilewright.runtime.cuda.queue import CudaQueue

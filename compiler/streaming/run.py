@@ -92,7 +92,7 @@ class BoundPlans:
 
 
 def _region(plan: ExecutionPlan, name: str, places: Mapping[str, Location]) -> Location:
-    """Where a result lies that is an input, a constant, or the same as another result."""
+    """Return the place of a result that is an input, a constant, or the same as another result."""
     owner, offset = plan.locate(name)
     place = places[ARENA if owner.kind == "arena" else owner.name]
     return Location(place.allocation, place.offset + offset + (owner.offset if owner.kind == "arena" else 0))
@@ -138,7 +138,7 @@ class RunRecord:
 
 @dataclass
 class StreamMachine:
-    """What a run works with: the queue and its slots, plans on their places, the store."""
+    """The parts that a run works with: the queue and its slots, plans on their places, the store."""
 
     queue: DeviceQueue
     slots: Sequence[Slot]

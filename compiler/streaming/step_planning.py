@@ -1,4 +1,4 @@
-"""Which steps a network is cut into: two slots, the arena and the values between steps fit the cap.
+"""The cut of a network into steps: two slots, the arena and the values between steps fit the cap.
 
 Ops whose weights are too large for one step are split first, by rows of their tables.
 """
@@ -200,7 +200,7 @@ class MemoryPlan:
 
 
 def memory_of(planned: PlannedSteps, window: ValueWindow) -> MemoryPlan:
-    """What planned steps take; one step alone needs no second slot."""
+    """Return the memory of planned steps; one step alone needs no second slot."""
     return MemoryPlan(
         slots=min(2, len(planned.steps)),
         slot_bytes=max(4096, *(p.stored.nbytes for p in planned.plans), 0),

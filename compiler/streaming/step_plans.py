@@ -30,7 +30,7 @@ PASS_OPTIONS = ("precision", "conv_algorithm", "workspace", "partitioner")
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What equal steps share: a plan whose results are buffers of kind output, and what was compiled.
+    """The common part of equal steps: a plan whose results are buffers of kind output, and what was compiled.
 
     tensor: the module at the tensor level, without data. constants: the plan's, in the order of the store.
     """
@@ -45,13 +45,13 @@ class StepPlan:
 
     @cached_property
     def stored(self) -> StoredStep:
-        """How the constants lie in a slot, and on storage."""
+        """The layout of the constants in a slot, and on storage."""
         (step,) = plan_layout([StepSpec("step", tuple(_tensors("", self)))]).steps
         return step
 
     @property
     def starts(self) -> Mapping[str, int]:
-        """Where each constant begins in a slot."""
+        """The byte where each constant begins in a slot."""
         return self.stored.start_of
 
 

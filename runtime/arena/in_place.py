@@ -1,4 +1,4 @@
-"""Which arena buffers are one place in memory because a launch may write its result over an operand."""
+"""Arena buffers that are one place in memory because a launch may write its result over an operand."""
 
 from __future__ import annotations
 

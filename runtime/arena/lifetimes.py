@@ -1,4 +1,4 @@
-"""Which buffers may share bytes: the order "every use of b happens before every use of c", as bit sets."""
+"""Buffers that may share bytes: the order "every use of b happens before every use of c", as bit sets."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ CLOSE_ENOUGH = 1 / 512
 
 @dataclass(frozen=True)
 class Placement:
-    """What one greedy run gave: `order` and `fit` as it was asked for, the offsets, the arena's bytes."""
+    """The result of one greedy run: `order` and `fit` as it was asked for, the offsets, the arena's bytes."""
 
     order: Ints
     fit: Fit

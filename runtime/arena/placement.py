@@ -95,7 +95,7 @@ def arena_lower_bound(plan: ExecutionPlan, *, alignment: int = ALIGNMENT) -> int
 
 
 def _lower_bound(sizes: Ints, lifetimes: Lifetimes) -> int:
-    """What `heaviest_antichain` gives. A layout as small as what one launch needs shows it without a flow."""
+    """Return the bytes of the heaviest antichain; a layout as small as one launch needs shows them."""
     needed = int(lifetimes.live_bytes(sizes).max(initial=0))
     return needed if first_bytes(sizes, lifetimes) == needed else heaviest_antichain(sizes, lifetimes)
 

@@ -1,1 +1,1 @@
-"""What several processes exchange while they run one program, and the engines that carry it."""
+"""Messages between several processes that run one program, and the engines that carry them."""

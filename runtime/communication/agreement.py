@@ -18,7 +18,7 @@ from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 @dataclass(frozen=True)
 class Program:
-    """What one rank is about to run.
+    """The program that one rank is about to run.
 
     facts: what must be the same on all ranks, by name (network, passes, precision, ...). sequence: its
     communications in the order of its plan.

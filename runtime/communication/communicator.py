@@ -71,7 +71,7 @@ class Communicator(Protocol[Place_contra]):
 
     @property
     def space(self) -> Literal["host", "cuda"]:
-        """Where the memory lies that `start` takes."""
+        """The kind of memory that `start` takes."""
         ...
 
     def start(

@@ -1,4 +1,4 @@
-"""What communicators between host arrays share: the order of communications, waits with a timeout, errors."""
+"""The common part of communicators between host arrays: order, waits with a timeout, errors."""
 
 from __future__ import annotations
 
@@ -34,12 +34,10 @@ class HostPending:
         self.again = kernel.kind == "all_reduce"
 
     def advance(self) -> bool:
-        """See `Pending.advance`."""
         self._world.advance()
         return self.complete
 
     def finish(self) -> None:
-        """See `Pending.finish`."""
         self._world.wait_for(self)
 
     def step(self) -> bool:
@@ -72,15 +70,14 @@ class HostWorld:
         self._broken = ""
 
     def transport(self) -> Transport:
-        """What posts the messages."""
+        """The transport that posts the messages."""
         raise NotImplementedError(f"{type(self).__name__} has no transport")
 
     def check_peers(self, peers: Sequence[int], *, doing: str) -> None:
-        """See `Communicator.check_peers`."""
         raise NotImplementedError(f"{type(self).__name__} knows no peers")
 
     def state_of(self, peer: int) -> str:
-        """What is known of the process of a rank, in a few words."""
+        """Describe the process of a rank in a few words."""
         raise NotImplementedError(f"{type(self).__name__} knows no processes")
 
     def start(
@@ -184,7 +181,7 @@ class HostWorld:
 
     @property
     def broken(self) -> bool:
-        """Whether a communication failed, so that no more can follow."""
+        """True where a communication failed, so that no more can follow."""
         return bool(self._broken)
 
     def _told(self, pending: HostPending) -> str:

@@ -75,7 +75,6 @@ class MpiCommunicator(HostWorld):
         return _MpiTransport(self)
 
     def transport(self) -> Transport:
-        """See `HostWorld.transport`."""
         return self._transport
 
     def channel(self, channel: Channel) -> Any:
@@ -83,7 +82,6 @@ class MpiCommunicator(HostWorld):
         return self._channels[channel]
 
     def gather_texts(self, text: str, *, doing: str) -> list[str]:
-        """See `Communicator.gather_texts`."""
         data = np.frombuffer(text.encode(), np.uint8).copy()
         for peer in range(self.size):
             if peer != self.rank:
@@ -139,7 +137,7 @@ class MpiCommunicator(HostWorld):
 
     @property
     def ranks_here(self) -> int:
-        """How many ranks run on this machine, this one included."""
+        """The number of ranks on this machine, this one included."""
         return sum(p.machine == self._processes[self.rank].machine for p in self._processes)
 
     def gone(self) -> list[int]:
@@ -156,11 +154,9 @@ class MpiCommunicator(HostWorld):
             time.sleep(LONGEST_SLEEP_S)
 
     def state_of(self, peer: int) -> str:
-        """See `HostWorld.state_of`."""
         return self._processes[peer].describe() if self._processes else "which has not told its process"
 
     def fail(self, reason: str) -> None:
-        """See `Communicator.fail`."""
         if not self.broken:
             self.break_off(reason)
         if self._has_failed:
@@ -219,7 +215,7 @@ class _MpiTransport:
             raise self.failure(peer, error) from None
 
     def failure(self, peer: int, error: Exception) -> CommunicationError:
-        """What MPI says, with the ranks."""
+        """Return the message of MPI, with the ranks."""
         return CommunicationError(f"rank {self.world.rank}: MPI refused a message with rank {peer}: {error}")
 
 
@@ -240,7 +236,6 @@ class _MpiRequest:
         self._done = False
 
     def done(self) -> bool:
-        """See `Request.done`."""
         if self._done:
             return True
         try:

@@ -30,7 +30,7 @@ _exit_code = [1]  # of this process, where it ends after a failure
 
 
 def started_by_mpi() -> bool:
-    """Whether this process is one of those that mpirun started."""
+    """Return whether mpirun started this process."""
     return any(name in os.environ for name in _RANKS)
 
 
@@ -66,7 +66,7 @@ def _limit_threads(communicator: MpiCommunicator) -> None:
 
 @contextmanager
 def together(communicator: MpiCommunicator, exit_code: Callable[[BaseException], int]) -> Iterator[None]:
-    """What fails inside, on whichever rank, ends the work of all: the others are told at once why.
+    """End the work of all ranks where it fails inside, on whichever rank: the others learn at once why.
 
     exit_code: of this process, after such a failure. A rank that mpirun ends (SIGTERM), as it does when
     another one has died, says so in one sentence.

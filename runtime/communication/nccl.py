@@ -34,7 +34,7 @@ class Call:
 def calls_of(
     kernel: CommunicationKernel, operands: Sequence[int], results: Sequence[int], rank: int
 ) -> list[Call]:
-    """What this rank calls, as one group; nothing where nothing is to be moved.
+    """Return the calls of this rank, which form one group; none where nothing is to be moved.
 
     operands, results: addresses on the GPU. rank: this one's in the communicator of exchanges. What is only
     moved is moved as bytes. Ranks in calls are positions among the members of a collective.
@@ -124,7 +124,7 @@ class HostRanks(Communicator[Array], Protocol):
     """The same ranks between host memory, as processes that can be looked at."""
 
     def state_of(self, peer: int) -> str:
-        """What is known of the process of a rank, in a few words."""
+        """Describe the process of a rank in a few words."""
         ...
 
 
@@ -132,7 +132,6 @@ class Queued:
     """See `Pending`: it runs when the stream comes to it."""
 
     def advance(self) -> bool:
-        """See `Pending.advance`."""
         return True
 
     def finish(self) -> None:
@@ -324,15 +323,12 @@ class NcclCommunicator:
     # The world
 
     def gather_texts(self, text: str, *, doing: str) -> list[str]:
-        """See `Communicator.gather_texts`."""
         return self._host.gather_texts(text, doing=doing)
 
     def check_peers(self, peers: Sequence[int], *, doing: str) -> None:
-        """See `Communicator.check_peers`."""
         self._host.check_peers(peers, doing=doing)
 
     def fail(self, reason: str) -> None:
-        """See `Communicator.fail`."""
         self._give_up(reason)
         self._host.fail(reason)
 
@@ -355,7 +351,7 @@ class NcclCommunicator:
 
     @property
     def broken(self) -> bool:
-        """Whether a communication failed, so that no more can follow."""
+        """True where a communication failed, so that no more can follow."""
         return bool(self._broken)
 
     def _check_usable(self, doing: str) -> None:
@@ -365,7 +361,7 @@ class NcclCommunicator:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """What fails inside ends all communication, here and, told by the host, on the other ranks."""
+        """End all communication where something fails inside, here and (by the host) on the other ranks."""
         try:
             yield
         except BaseException as error:

@@ -60,7 +60,7 @@ class Nccl:
         return handle
 
     def status(self, handle: ctypes.c_void_p, doing: str) -> int:
-        """What became of the latest call with a communicator, and of its work on the device."""
+        """Return the state of the latest call with a communicator, and of its work on the device."""
         status = ctypes.c_int(api.SUCCESS)
         self.call("ncclCommGetAsyncError", handle, ctypes.byref(status), doing=doing, handle=handle)
         return status.value

@@ -1,4 +1,4 @@
-"""Whether the programs of all ranks can run on streams: there, one communication ends before the next begins.
+"""A check that the programs of all ranks can run on streams: one communication ends before the next begins.
 
 Host transports keep what was sent until it is asked for, and tell messages apart by their tags. Between GPUs
 a message meets its receiver or waits, and messages of two ranks meet in the order of their launches.
@@ -44,7 +44,7 @@ def find_stuck(programs: Sequence[Program]) -> Iterator[str]:
 
 @dataclass
 class _Rank:
-    """Where one rank is in its program."""
+    """The position of one rank in its program."""
 
     left: deque[CommunicationKernel]
     sends: _Left = field(default_factory=dict)

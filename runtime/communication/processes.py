@@ -1,4 +1,4 @@
-"""What a rank can learn of another rank's process where both run on one machine: alive, stopped or gone."""
+"""The state of another rank's process where both run on one machine: alive, stopped or gone."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Process:
 
     @property
     def state(self) -> State:
-        """What it does now; `elsewhere` where this machine cannot know."""
+        """Its state now; `elsewhere` where this machine cannot know."""
         if self.machine != _machine() or not self.began:
             return "elsewhere"
         found = _stat(self.pid)

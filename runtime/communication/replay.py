@@ -1,4 +1,4 @@
-"""When a replay starts and finishes the communications of a plan, and streams that let them overlap."""
+"""The start and the end of a plan's communications in a replay, and streams that let them overlap."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilewright.runtime.streams.stream_plan import StreamPlan, plan_from_streams
 
 @dataclass(frozen=True)
 class CommunicationOrder:
-    """How a replay that goes through the launches in their order treats the communications among them.
+    """The treatment of communications by a replay that goes through the launches in their order.
 
     kernels: by launch, in the order in which they are started and finished. `finished_before[i]`: how many of
     these must be finished before launch i is begun; a communication that others wait for only because it

@@ -40,7 +40,7 @@ class Request(Protocol):
         ...
 
     def done(self) -> bool:
-        """Whether its array may be used again (sent) or is filled (received); raises `CommunicationError`."""
+        """Return whether its array is free again (sent) or filled (received); raises `CommunicationError`."""
         ...
 
 

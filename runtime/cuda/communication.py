@@ -1,4 +1,4 @@
-"""How loaded plans on GPUs communicate: who connects them, their launches, and waits that notice a hang."""
+"""Communication of loaded plans on GPUs: who connects them, their launches, and waits that notice a hang."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class GpuRanks(DeviceCommunicator, Protocol):
 
     @property
     def capturable(self) -> bool:
-        """Whether `start` is legal while its stream is captured into a graph."""
+        """True where `start` is legal while its stream is captured into a graph."""
         ...
 
     @property
     def broken(self) -> bool:
-        """Whether a communication failed, so that no more can follow."""
+        """True where a communication failed, so that no more can follow."""
         ...
 
     def wait(self, done: Callable[[], bool], *, doing: str) -> None:

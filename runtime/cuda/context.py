@@ -87,7 +87,7 @@ class Context:
         return values[0] if values else None
 
     def finished(self, query: str, handle: Any, *, doing: str = "") -> bool:
-        """What `cuStreamQuery` or `cuEventQuery` says of a handle; raises `DeviceError` as `call` does."""
+        """Ask `cuStreamQuery` or `cuEventQuery` whether work ended; raises `DeviceError` as `call` does."""
         (status,) = getattr(self.api, query)(handle)
         if status not in (self.api.CUresult.CUDA_SUCCESS, self.api.CUresult.CUDA_ERROR_NOT_READY):
             raise self._failure(f"{query} ({doing})" if doing else query, status)

@@ -78,7 +78,7 @@ class CudaDevice(Closable):
 
     @property
     def multiprocessors(self) -> int:
-        """How many multiprocessors the GPU has, or this process's part of it."""
+        """The number of multiprocessors of the GPU, or of this process's part of it."""
         return self.context.attribute("MULTIPROCESSOR_COUNT")
 
     @property

@@ -106,7 +106,7 @@ class EagerReplay:
                 call("cuStreamWaitEvent", main, event, 0)
 
     def handles(self) -> Iterator[tuple[str, Any]]:
-        """What has to be destroyed, each with the driver function that does it."""
+        """The handles that have to be destroyed, each with the driver function that does it."""
         yield from reversed(self._own)
 
 

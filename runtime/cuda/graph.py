@@ -92,7 +92,7 @@ class GraphReplay:
         return sorted(found, key=lambda e: (e.before, e.after))
 
     def handles(self) -> Iterator[tuple[str, Any]]:
-        """What has to be destroyed, each with the driver function that does it."""
+        """The handles that have to be destroyed, each with the driver function that does it."""
         if self._executable is not None:
             yield "cuGraphExecDestroy", self._executable
         if self._graph is not None:
@@ -163,7 +163,7 @@ class ExplicitGraph(GraphReplay):
 
 
 class CapturedGraph(GraphReplay):
-    """What one stream-by-stream run queues, captured: for steps that only a library can launch.
+    """The work of one stream-by-stream run, captured: for steps that only a library can launch.
 
     The driver keeps the order within streams and the waits between them, so the closure of its edges is that
     of the plan wherever the plan's streams are chains of its dependencies.

@@ -25,7 +25,7 @@ class Destroy(Protocol):
 
 @dataclass
 class CudaPool:
-    """What plans loaded through one device share: weights by content, modules by binary, open libraries."""
+    """Things that plans on one device share: weights by content, modules by binary, open libraries."""
 
     weights: Shared[int] = field(default_factory=Shared)
     modules: Shared[Any] = field(default_factory=Shared)

@@ -80,7 +80,6 @@ class CudaQueue(Closable):
             self.copies = self.context.call("cuStreamCreate", flag)
 
     def allocate(self, nbytes: int, what: str) -> Allocation:
-        """See `DeviceQueue.allocate`."""
         self.check_open()
         self.memory.take(nbytes, what)
         try:
@@ -93,7 +92,6 @@ class CudaQueue(Closable):
         return allocation
 
     def new_slot(self, nbytes: int, what: str) -> CudaSlot | SharedSlot:
-        """See `DeviceQueue.new_slot`."""
         allocation = self.allocate(nbytes, what)
         if self.direct:
             address = HostBuffer(
@@ -105,7 +103,6 @@ class CudaQueue(Closable):
         return slot
 
     def place(self, plan: ExecutionPlan, places: Mapping[str, Location]) -> CudaPlacedPlan:
-        """See `DeviceQueue.place`."""
         self.check_open()
         check_places(plan, places)
         addresses = {name: place.allocation.handle + place.offset for name, place in places.items()}
@@ -115,14 +112,12 @@ class CudaQueue(Closable):
         return placed
 
     def upload(self, array: Array, place: Location) -> None:
-        """See `DeviceQueue.upload`."""
         if array.nbytes:
             self._uploads.append(array)
             target = place.allocation.handle + place.offset
             self.call("cuMemcpyHtoDAsync", target, array.ctypes.data, array.nbytes, self.kernels)
 
     def download(self, place: Location, array: Array) -> None:
-        """See `DeviceQueue.download`."""
         if array.nbytes:
             source = place.allocation.handle + place.offset
             self.call("cuMemcpyDtoHAsync", array.ctypes.data, source, array.nbytes, self.kernels)
@@ -130,18 +125,15 @@ class CudaQueue(Closable):
             self._uploads.clear()
 
     def copy(self, source: Location, target: Location, nbytes: int) -> None:
-        """See `DeviceQueue.copy`."""
         begin, end = (place.allocation.handle + place.offset for place in (source, target))
         self.call("cuMemcpyDtoDAsync", end, begin, nbytes, self.kernels)
 
     def mark(self) -> CudaMark:
-        """See `DeviceQueue.mark`."""
         mark = CudaMark(self)
         mark.record(self.kernels)
         return mark
 
     def finish(self) -> None:
-        """See `DeviceQueue.finish`."""
         self.check_open()
         for stream in (self.copies, self.kernels):
             self.call("cuStreamSynchronize", stream)
@@ -201,11 +193,9 @@ class CudaMark:
         self._queue.call("cuStreamWaitEvent", stream, self.event, 0)
 
     def wait(self) -> None:
-        """See `Mark.wait`."""
         self._queue.call("cuEventSynchronize", self.event)
 
     def seconds_after(self, other: CudaMark) -> float:
-        """See `Mark.seconds_after`."""
         return float(self._queue.call("cuEventElapsedTime", other.event, self.event)) * MILLISECOND
 
     def __del__(self) -> None:
@@ -237,7 +227,6 @@ class CudaSlot:
         self._copied.hold_back(queue.kernels)
 
     def leave(self) -> None:
-        """See `Slot.leave`."""
         self._used = self._queue.mark()
 
     def wait_reusable(self) -> None:
@@ -245,7 +234,6 @@ class CudaSlot:
         self._copied.wait()
 
     def copy_seconds(self) -> float:
-        """See `Slot.copy_seconds`."""
         self._copied.wait()
         return self._copied.seconds_after(self._began)
 
@@ -257,7 +245,6 @@ class CudaPlacedPlan:
         self._loaded, self._stream = loaded, stream
 
     def submit(self) -> None:
-        """See `PlacedPlan.submit`."""
         self._loaded.replay(self._stream)
 
     def close(self) -> None:

@@ -74,15 +74,12 @@ class StagedCommunicator:
             time.sleep(LONGEST_SLEEP_S / 10)
 
     def gather_texts(self, text: str, *, doing: str) -> list[str]:
-        """See `Communicator.gather_texts`."""
         return self._host.gather_texts(text, doing=doing)
 
     def check_peers(self, peers: Sequence[int], *, doing: str) -> None:
-        """See `Communicator.check_peers`."""
         self._host.check_peers(peers, doing=doing)
 
     def fail(self, reason: str) -> None:
-        """See `Communicator.fail`."""
         self.broken = True
         self._host.fail(reason)
 

@@ -44,11 +44,11 @@ class Built(Protocol):
 
 
 class Builder(Protocol):
-    """What turns CUDA C into programs of this machine, for instance `tilewright.codegen.EmulatorBuilder`."""
+    """A compiler of CUDA C to programs of this machine, for instance `tilewright.codegen.EmulatorBuilder`."""
 
     @property
     def missing(self) -> str:
-        """What is needed and not there; empty where everything is."""
+        """The missing requirement, in words; empty where everything is there."""
         ...
 
     @property
@@ -161,7 +161,6 @@ class EmulatorPlan(Closable):
         return [float(line.split()[1]) for line in lines if line.startswith("run ")][1:]
 
     def time_kernels(self, inputs: Sequence[object], repeats: int) -> list[list[float]]:
-        """See `LoadedPlan.time_kernels`."""
         check_repeats(repeats)
         with self._lock:
             lines = self._execute(inputs, ["run 0", *["run 1"] * repeats])

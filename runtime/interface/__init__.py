@@ -1,1 +1,1 @@
-"""What every device offers, and what is loaded on it."""
+"""The protocols of devices, of plans loaded on them and of their queues."""

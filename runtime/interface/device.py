@@ -54,7 +54,7 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """What a person calls it, for instance `NVIDIA H100 80GB HBM3`."""
+        """The name that a person knows, for instance `NVIDIA H100 80GB HBM3`."""
         ...
 
     @property
@@ -64,7 +64,7 @@ class Device(Protocol):
 
     @property
     def driver_version(self) -> str:
-        """What else decides how fast it is: versions of the driver, and what its name does not tell."""
+        """Other facts that decide how fast it is: versions of the driver, and what its name does not tell."""
         ...
 
     def load(

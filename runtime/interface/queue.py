@@ -31,7 +31,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Location:
-    """Where something begins: `offset` bytes into a allocation, a multiple of 256."""
+    """The begin of something: `offset` bytes into an allocation, a multiple of 256."""
 
     allocation: Allocation
     offset: int = 0
@@ -97,7 +97,6 @@ class SharedSlot:
         """Nothing to do: the data is where kernels read it."""
 
     def leave(self) -> None:
-        """See `Slot.leave`."""
         self._used = self._queue.mark()
 
     def wait_reusable(self) -> None:
@@ -120,12 +119,12 @@ class DeviceQueue(Protocol):
 
     @property
     def memory(self) -> CappedMemory:
-        """What is allocated."""
+        """The memory that is allocated."""
         ...
 
     @property
     def behind(self) -> int:
-        """How many fillings later a slot's buffer is free again without the queue running dry."""
+        """The number of fillings after which a slot's buffer is free again without the queue running dry."""
         ...
 
     def allocate(self, nbytes: int, what: str) -> Allocation:

@@ -25,7 +25,6 @@ class NullQueue(Closable):
         self._host = AlignedAllocator()
 
     def allocate(self, nbytes: int, what: str) -> Allocation:
-        """See `DeviceQueue.allocate`."""
         self.check_open()
         self.memory.take(nbytes, what)
         try:
@@ -36,17 +35,14 @@ class NullQueue(Closable):
         return Allocation(nbytes, what, None)
 
     def new_slot(self, nbytes: int, what: str) -> NullSlot:
-        """See `DeviceQueue.new_slot`."""
         return NullSlot(self, self._host.allocate(nbytes), self.allocate(nbytes, what))
 
     def place(self, plan: ExecutionPlan, places: Mapping[str, Location]) -> NullPlacedPlan:
-        """See `DeviceQueue.place`."""
         self.check_open()
         check_places(validate(plan), places)
         return NullPlacedPlan(self.device, plan)
 
     def upload(self, array: Array, place: Location) -> None:
-        """See `DeviceQueue.upload`."""
         self.device.perform(
             Operation("copy-in", place.allocation.what, array.nbytes), f"copying to {place.allocation.what}"
         )
@@ -63,7 +59,6 @@ class NullQueue(Closable):
         """Nothing moves."""
 
     def mark(self) -> NullMark:
-        """See `DeviceQueue.mark`."""
         return NullMark()
 
     def finish(self) -> None:

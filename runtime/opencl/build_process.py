@@ -99,7 +99,7 @@ def _binary(cl: Any, context: Any, text: str, options: list[str]) -> bytes:
 
 
 def work(name: str) -> None:
-    """What the process does: answer on what was its standard output."""
+    """Do the work of the process: answer on what was its standard output."""
     leave_no_core()
     # Nothing that a compiler prints may come between the answers.
     answers = os.fdopen(os.dup(1), "wb")

@@ -74,7 +74,7 @@ class PlanCommunications:
         self.order = CommunicationOrder.of(plan)
 
     def replay(self) -> Replay:
-        """What goes through one replay."""
+        """Return the communications of one replay."""
         return Replay(self)
 
     def copy(self, target: Any, source: Any, what: str, **options: Any) -> Any:
@@ -151,7 +151,7 @@ class Replay:
 
     @property
     def all_begun(self) -> bool:
-        """Whether no communication of the plan is left to begin."""
+        """True where no communication of the plan is left to begin."""
         return len(self._begun) == len(self._all.order.kernels)
 
     def post_all(self) -> None:

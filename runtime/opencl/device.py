@@ -65,7 +65,7 @@ class OpenClDevice(Closable):
 
     @property
     def has_out_of_order(self) -> bool:
-        """Whether the device has queues that are out of order."""
+        """True where the device has queues that are out of order."""
         return bool(
             self.device.queue_properties & self.cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
         )
@@ -84,7 +84,6 @@ class OpenClDevice(Closable):
 
     @property
     def driver_version(self) -> str:
-        """See `Device.driver_version`."""
         return version_of(self.device)
 
     @property

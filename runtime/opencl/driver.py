@@ -1,4 +1,4 @@
-"""What everything on OpenCL uses of its driver: one context per device, errors turned into ours."""
+"""The common use of an OpenCL driver: one context per device, errors turned into ours."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class PlanMemory:
         return self._buffers[owner.name], offset
 
     def argument(self, buffer: Buffer, alignment: int) -> Any:
-        """What a kernel gets for `buffer`; raises `InputError` where the device cannot start there."""
+        """Return a kernel's argument for `buffer`; raises `InputError` if the device cannot start there."""
         owner, offset = self.region(buffer.name)
         if buffer.nbytes == 0 or (offset == 0 and buffer.nbytes == owner.size):
             return owner

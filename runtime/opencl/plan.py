@@ -28,7 +28,7 @@ from tilewright.runtime.work_lock import WorkLock
 
 @dataclass(frozen=True)
 class ReplayOrder:
-    """What each command of a replay waits for, where the queue does not keep the order.
+    """The commands that each command of a replay waits for, where the queue does not keep the order.
 
     `deps[i]`: launches that launch i waits for, those of the plan. `copies[i]`: positions of the inputs it
     uses, whose copies to the device it waits for. `last`: launches that no other waits for; copies to the
@@ -77,7 +77,7 @@ NANOSECOND = 1e-9
 
 
 class QueueSource(Protocol):
-    """What a loaded plan asks of the device that it is on (`OpenClDevice`)."""
+    """The needs of a loaded plan from the device that it is on (`OpenClDevice`)."""
 
     cl: Any
     name: str
@@ -85,7 +85,7 @@ class QueueSource(Protocol):
 
     @property
     def has_out_of_order(self) -> bool:
-        """Whether the device has queues that are out of order."""
+        """True where the device has queues that are out of order."""
 
     @property
     def alignment(self) -> int:
@@ -144,12 +144,12 @@ class OpenClPlan(Closable):
 
     @property
     def out_of_order(self) -> bool:
-        """Whether replays run on a queue that is out of order, with events for the plan's dependencies."""
+        """True where replays run on a queue that is out of order, with events for the plan's dependencies."""
         return self._order.out_of_order
 
     @property
     def order(self) -> str:
-        """How replays are ordered and why, in words."""
+        """The order of replays and its reason, in words."""
         return self._order.reason
 
     def _bind(self, index: int, launch: Launch, programs: Mapping[str, Any]) -> Any:
@@ -197,7 +197,6 @@ class OpenClPlan(Closable):
         return self._timed
 
     def run(self, inputs: Sequence[object]) -> list[Array]:
-        """See `LoadedPlan.run`."""
         with self._working():
             copies = self._copy_in(inputs)
             return self._results(copies, self._launch_all(copies))
@@ -309,7 +308,6 @@ class OpenClPlan(Closable):
         self._settle(self._launch_all(self._copy_in(inputs)))
 
     def time_kernels(self, inputs: Sequence[object], repeats: int) -> list[list[float]]:
-        """See `LoadedPlan.time_kernels`."""
         check_repeats(repeats)
         with self._working(times=True):
             self._warm_up(inputs)
@@ -321,7 +319,7 @@ class OpenClPlan(Closable):
             return seconds
 
     def _seconds_alone(self, index: int) -> float:
-        """How long one launch takes; of a communication, with its waits for other ranks."""
+        """Return the seconds of one launch; of a communication, with its waits for other ranks."""
         command = self._commands[index]
         with driver_errors(self._cl, self._describe(index)):
             if command is not None:

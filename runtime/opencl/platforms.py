@@ -51,7 +51,7 @@ class Implementation:
 
     @property
     def compiles_at_launch(self) -> bool:
-        """Whether its compiler runs when a kernel is first launched."""
+        """True where its compiler runs when a kernel is first launched."""
         return bool(self.cache_variable)
 
 
@@ -118,7 +118,7 @@ def implementation_of(device: Any) -> Implementation | None:
 
 
 def matches(device: Any, name: str) -> bool:
-    """Whether `name` means a device: its implementation's key, or a part of a name, whatever the case."""
+    """Return whether `name` means a device: its implementation's key, or part of a name, in any case."""
     made_by = implementation_of(device)
     wanted = name.lower()
     if wanted in {i.key for i in IMPLEMENTATIONS}:
@@ -132,7 +132,7 @@ def full_name(device: Any) -> str:
 
 
 def version_of(device: Any) -> str:
-    """What decides about the speed of a device's code; a CPU's cores are those that this process may use."""
+    """Return what decides how fast a device's code is; a CPU's cores are those that this process may use."""
     platform, driver = device.platform.version.strip(), device.driver_version.strip()
     return f"{platform}, driver {driver}, {device.max_compute_units} compute units"
 
@@ -192,7 +192,7 @@ def _libraries_of_wheels() -> Iterator[Path]:
 
 
 def _entries(variables: dict[str, str], libraries: Sequence[Path]) -> Iterator[str]:
-    """What the loader would have read without us, but for other copies of the `libraries`."""
+    """Return what the loader would have read without us, but for other copies of the `libraries`."""
     named = next((variables[name] for name in _VENDOR_VARIABLES if name in variables), None)
     place = Path(named) if named is not None else _SYSTEM_VENDORS
     if place.is_dir():
@@ -211,5 +211,5 @@ def _entries(variables: dict[str, str], libraries: Sequence[Path]) -> Iterator[s
 
 
 def _same_library(entry: str, libraries: Sequence[Path]) -> bool:
-    """Whether an entry names a copy of one of the libraries, of whatever version."""
+    """Return whether an entry names a copy of one of the libraries, of whatever version."""
     return Path(entry).name.partition(".so")[0] in {path.name.partition(".so")[0] for path in libraries}

@@ -32,7 +32,7 @@ _DIGEST_BYTES = 64
 
 
 class BinaryStore(Protocol):
-    """Where binaries are kept between runs; it gives back what was stored, whole, or nothing."""
+    """A store of binaries between runs; it gives back what was stored, whole, or nothing."""
 
     def get(self, key: str) -> bytes | None: ...
 
@@ -101,7 +101,7 @@ class ProgramBuilder:
                 progress(kernel.name)
 
     def groups(self, kernels: Sequence[KernelCode]) -> list[list[KernelCode]]:
-        """Which kernels `build` puts into one program where nothing is stored: the same ones every time."""
+        """Return the kernels that `build` puts into one program if none is stored, the same every time."""
         unique = {k.source: k for k in kernels}
         processes = self._processes(kernels)
         if processes > 1:
@@ -111,7 +111,7 @@ class ProgramBuilder:
         return _grouped(list(unique.values()), max(count, -(-len(unique) // GROUP)))
 
     def _processes(self, kernels: Sequence[KernelCode]) -> int:
-        """How many processes, this one included, are to build kernels."""
+        """Return the number of processes, this one included, that are to build kernels."""
         characters = sum(map(len, {k.source for k in kernels}))
         most = characters // PROCESS_CHARACTERS if self._one_at_a_time else 1
         return max(1, min(usable_cores(), MOST_THREADS, most))

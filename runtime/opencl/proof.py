@@ -174,7 +174,7 @@ def _order(plan: ExecutionPlan, kernel: KernelCode) -> dict[str, Any]:
 
 
 def _answers(process: subprocess.Popen[bytes], most_s: float) -> Iterator[dict[str, Any]]:
-    """What the process says, line by line, until it ends or is silent for `most_s`."""
+    """Yield the output of the process, line by line, until it ends or is silent for `most_s`."""
     assert process.stdout is not None
     descriptor, rest = process.stdout.fileno(), b""
     while select.select([descriptor], [], [], most_s)[0]:

@@ -48,7 +48,6 @@ class OpenClQueue(Closable):
         self._host = AlignedAllocator()
 
     def allocate(self, nbytes: int, what: str) -> Allocation:
-        """See `DeviceQueue.allocate`."""
         self.check_open()
         self.memory.take(nbytes, what)
         try:
@@ -75,7 +74,6 @@ class OpenClQueue(Closable):
         return SharedSlot(self, buffer, Allocation(buffer.nbytes, what, handle))
 
     def place(self, plan: ExecutionPlan, places: Mapping[str, Location]) -> OpenClPlacedPlan:
-        """See `DeviceQueue.place`."""
         self.check_open()
         check_places(plan, places)
         memory = _Placed(self._device.pool, plan, places)
@@ -84,7 +82,6 @@ class OpenClQueue(Closable):
         return placed
 
     def upload(self, array: Array, place: Location) -> None:
-        """See `DeviceQueue.upload`."""
         if array.nbytes:
             with driver_errors(self._cl, f"copying to {place.allocation.what}"):
                 event = self._cl.enqueue_copy(
@@ -98,7 +95,6 @@ class OpenClQueue(Closable):
             self._uploads.append(event)
 
     def download(self, place: Location, array: Array) -> None:
-        """See `DeviceQueue.download`."""
         if array.nbytes:
             with driver_errors(self._cl, f"copying from {place.allocation.what}"):
                 self._cl.enqueue_copy(
@@ -110,7 +106,6 @@ class OpenClQueue(Closable):
                 )
 
     def copy(self, source: Location, target: Location, nbytes: int) -> None:
-        """See `DeviceQueue.copy`."""
         with driver_errors(self._cl, f"copying from {source.allocation.what} to {target.allocation.what}"):
             self._cl.enqueue_copy(
                 self._commands,
@@ -122,7 +117,6 @@ class OpenClQueue(Closable):
             )
 
     def mark(self) -> OpenClMark:
-        """See `DeviceQueue.mark`."""
         with driver_errors(self._cl, "marking the queue"):
             event = self._cl.enqueue_marker(self._commands)
             self._commands.flush()
@@ -156,12 +150,10 @@ class OpenClMark:
         self._cl, self._event = cl, event
 
     def wait(self) -> None:
-        """See `Mark.wait`."""
         with driver_errors(self._cl, "running the steps"):
             self._event.wait()
 
     def seconds_after(self, other: OpenClMark) -> float:
-        """See `Mark.seconds_after`."""
         return float((self._event.profile.end - other._event.profile.end) * NANOSECOND)
 
 
@@ -173,7 +165,6 @@ class OpenClPlacedPlan:
         self._events: list[Any] = []
 
     def submit(self) -> None:
-        """See `PlacedPlan.submit`."""
         self._events = self._loaded.submit()
 
     def check(self) -> None:
@@ -200,7 +191,6 @@ class _Placed(PlanMemory):
         self._places = places
 
     def region(self, name: str) -> tuple[Any, int]:
-        """See `PlanMemory.region`."""
         owner, offset = self._plan.locate(name)
         if owner.kind == "arena":
             arena = self._places[ARENA]

@@ -128,7 +128,7 @@ def _tile(lanes: int, x: Any) -> Any:
 
 
 def _run(cl: Any, context: Any, queue: Any, case: _Case) -> bool:
-    """Whether the device computes a case as NumPy does in float64."""
+    """Return whether the device computes a case as NumPy does in float64."""
     x: Any = np.random.default_rng(7).uniform(0.1, 2.9, (ITEMS, ELEMENTS)).astype(case.dtype)
     y = np.full_like(x, np.nan)
     flags = cl.mem_flags

@@ -1,4 +1,4 @@
-"""Which OpenCL devices may be used on this machine, and how wide their vectors may be.
+"""The OpenCL devices that may be used on this machine, and how wide their vectors may be.
 
 An implementation that says so (`Implementation.self_test`) is used only after its known answers came out
 right on this machine, in a process of their own; the verdict is kept per device, driver and processor.
@@ -77,7 +77,7 @@ def find_device(name: str | None = None) -> tuple[Any, int]:
 
 
 def verdict_on(device: Any) -> Verdict:
-    """Whether a device may be used, and with vectors of how many bits.
+    """The verdict on a device: whether it may be used, and with vectors of how many bits.
 
     Runs the self-test where there is no verdict yet on this device, driver and processor; it takes some ten
     seconds, once. The verdict is stored in `$TILEWRIGHT_CACHE_DIR`, else in the user's cache folder.
@@ -171,7 +171,7 @@ def _test(name: str, bits: int) -> tuple[Verdict, int]:
 
 
 def _facts(line: bytes) -> dict[str, Any]:
-    """What one line of the self-test says; a compiler's own output says nothing."""
+    """Return the result in one line of the self-test; a compiler's own output has none."""
     with suppress(ValueError):
         facts = json.loads(line)
         return facts if isinstance(facts, dict) else {}
@@ -186,7 +186,7 @@ def _spoken(case: str) -> str:
 
 
 def how_ended(code: int) -> str:
-    """What became of a process by its exit status, as a predicate."""
+    """Describe the end of a process by its exit status, as a predicate."""
     if code >= 0:
         return "failed"
     if code == -signal.SIGXCPU:

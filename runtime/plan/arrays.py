@@ -95,7 +95,7 @@ def export_dlpack(value: Any, buffer: Buffer, what: str, **options: int) -> obje
 
 
 def view_dlpack(capsule: object, buffer: Buffer, what: str) -> dlpack.TensorView:
-    """What a capsule holds, checked against `buffer`."""
+    """Return a view of a capsule's tensor, checked against `buffer`."""
     try:
         view = dlpack.view_capsule(capsule)
     except InputError as error:

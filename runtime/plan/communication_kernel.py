@@ -1,4 +1,4 @@
-"""What a plan stores of one communication: kind, members, messages and sizes, as JSON.
+"""One communication as a plan stores it: kind, members, messages and sizes, as JSON.
 
 A launch of it takes the operands, then the results; all buffers are dense and of one element type.
 """

@@ -45,7 +45,7 @@ _FIXED_DATE = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True)
 class SavedExecutable:
-    """What a container holds: the plan with sources and binaries, constants, IR texts, free-form facts.
+    """The content of a file with one plan: plan, sources, binaries, constants, IR texts, free-form facts.
 
     `texts` maps names to IR texts (`graph`, `tensor`, ...); `facts` is JSON data (compiler version, options).
     """
@@ -298,7 +298,7 @@ def _read_plan(members: Mapping[str, bytes]) -> tuple[ExecutionPlan, dict[str, s
 
 @dataclass(frozen=True)
 class SavedBuckets:
-    """What such a container holds: an executable for each of several input shapes of one network.
+    """The content of a file with several plans: an executable for each of several shapes of one network.
 
     Equal constants of different buckets are one array after reading. `facts` is JSON data about all of them.
     """

@@ -58,7 +58,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What one kernel takes on a GPU: registers and spilled bytes per thread, shared bytes per block."""
+    """Resources of one kernel on a GPU: registers and spilled bytes per thread, shared bytes per block."""
 
     registers: int
     spill_bytes: int
@@ -67,7 +67,7 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class KernelContract:
-    """What a kernel's text was made for: its launches have this grid, block and dynamic shared memory.
+    """The launch that a kernel's text was made for: all have this grid, block and dynamic shared memory.
 
     spans: per argument the bytes from its begin that the kernel may touch; writes: positions it writes.
     """
@@ -129,7 +129,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class PlanFault:
-    """What is wrong with a plan, and which part of it: `part` is its field, `index` the place in that field.
+    """A fault of a plan, and the part that has it: `part` is its field, `index` the place in that field.
 
     `part` is `kernels`, `buffers` or `launches`, and empty for what is wrong with the plan as a whole.
     """
@@ -187,6 +187,6 @@ class ExecutionPlan:
 
 
 def describe_launch(index: int, launch: Launch) -> str:
-    """Which launch of a plan this is: its index, its kernel, the network's ops it computes."""
+    """Describe a launch of a plan: its index, its kernel, the network's ops it computes."""
     origin = f" for {', '.join(launch.origin)}" if launch.origin else ""
     return f"launch {index} of kernel {launch.kernel!r}{origin}"

@@ -32,7 +32,7 @@ class Access:
     box: Box | None = None
 
     def apart(self, other: Access) -> bool:
-        """Whether the two touch no common byte."""
+        """Return whether the two touch no common byte."""
         if self.box is not None and other.box is not None:
             return volume(common(self.box, other.box)) == 0
         return self.end <= other.start or other.end <= self.start
@@ -59,7 +59,7 @@ def find_hazards(plan: ExecutionPlan) -> list[str]:
 
 
 def located_hazards(plan: ExecutionPlan) -> Iterator[PlanFault]:
-    """What `find_hazards` finds, with the launch or the buffer that has it."""
+    """Yield the hazards of `find_hazards` with the launch or the buffer that has each."""
     before = plan.dag.ancestors
     by_owner: dict[str, list[Access]] = defaultdict(list)
     for access in _accesses(plan):
@@ -199,7 +199,7 @@ def _early_reuse(
     overwritten = _overwritten(plan)
 
     def follows(first: _Tenant, then: _Tenant) -> bool:
-        """Whether every use of `first` is over before any of `then`, but for one that does both in place."""
+        """Return whether all uses of `first` end before any of `then`, but for one doing both in place."""
         if first.kept:
             return False
         both = first.uses & then.uses

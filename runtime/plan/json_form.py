@@ -146,7 +146,7 @@ def _read_kernel(
 
 
 def read_resources(data: Any, where: str) -> KernelResources | None:
-    """What a kernel takes on a GPU, from a JSON object of its fields; raises `InputError`."""
+    """Read the resources of a kernel on a GPU from a JSON object of its fields; raises `InputError`."""
     if data is None:
         return None
     counts = Fields(data, where, tuple(KernelResources.__dataclass_fields__))
@@ -156,7 +156,7 @@ def read_resources(data: Any, where: str) -> KernelResources | None:
 
 
 def read_contract(data: Any, where: str) -> KernelContract | None:
-    """What launches of a kernel must be, from a JSON object of its fields; raises `InputError`."""
+    """Read the contract of a kernel's launches from a JSON object of its fields; raises `InputError`."""
     if data is None:
         return None
     fields = Fields(data, where, _CONTRACT)

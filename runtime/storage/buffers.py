@@ -28,11 +28,11 @@ class HostBuffer:
 
 
 class HostAllocator(Protocol):
-    """Where buffers come from; both calls may come from any thread."""
+    """A source of buffers; both calls may come from any thread."""
 
     @property
     def pinned(self) -> bool:
-        """Whether the memory is page-locked for a device."""
+        """True where the memory is page-locked for a device."""
         ...
 
     def allocate(self, nbytes: int) -> HostBuffer:

@@ -22,7 +22,7 @@ _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 @dataclass(frozen=True)
 class FileState:
-    """What changes when somebody writes into a file or cuts it off."""
+    """The state that changes when somebody writes into a file or cuts it off."""
 
     nbytes: int
     mtime_ns: int

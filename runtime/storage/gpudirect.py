@@ -38,7 +38,7 @@ class PendingDeviceRead:
         self._began_s = time.perf_counter()
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Return whether `wait` would return, or raise, at once."""
         return bool(self._future.done())
 
     def wait(self) -> Transfer:

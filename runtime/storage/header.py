@@ -51,7 +51,7 @@ class StoreHeader:
 
 
 def block_count(nbytes: int) -> int:
-    """How many checksums a step of `nbytes` has."""
+    """Return the number of checksums of a step of `nbytes`."""
     return -(-nbytes // BLOCK_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""Where tensors lie on storage: steps in the order of use, each one aligned run of bytes read at once."""
+"""The layout of tensors on storage: steps in the order of use, each one aligned run of bytes read at once."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class StoredStep:
 
     @cached_property
     def start_of(self) -> Mapping[str, int]:
-        """Where each tensor begins in the step, by name: its offset in a buffer that holds the step."""
+        """The begin of each tensor in the step, by name: its offset in a buffer that holds the step."""
         return {tensor.name: start for tensor, start in zip(self.tensors, self.starts, strict=True)}
 
     def arrays(self, view: memoryview) -> dict[str, Array]:
@@ -117,7 +117,7 @@ class StoreLayout:
 
 
 def plan_layout(steps: Sequence[StepSpec]) -> StoreLayout:
-    """Where the steps lie, the first at byte 0; needs no tensor's data.
+    """Return the layout of the steps, the first at byte 0; this needs no tensor's data.
 
     Raises `InputError` for no steps, or a name of a tensor that occurs twice.
     """

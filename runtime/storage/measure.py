@@ -1,4 +1,4 @@
-"""What storage really delivers: sequential reading and writing with the settings that a run will use."""
+"""The measured rates of storage: sequential reading and writing with the settings that a run will use."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def read_for(source: StepSource, steps: range, allocator: HostAllocator, seconds
 
 
 def _affordable(folder: str, step_bytes: int, max_bytes: int) -> tuple[int, int]:
-    """How many steps of how many bytes fit; one step is all where memory or storage is short."""
+    """Return how many steps of how many bytes fit; one step is all where memory or storage is short."""
     try:
         found = os.statvfs(folder)
     except OSError as error:

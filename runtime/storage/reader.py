@@ -40,7 +40,7 @@ class StepReader(Closable):
 
     @property
     def facts(self) -> IoFacts:
-        """How requests are made."""
+        """The facts of how requests are made."""
         return io_facts(self._file, self._options)
 
     def start(self, step: int, buffer: HostBuffer) -> ChunkedTransfer:
@@ -82,7 +82,7 @@ class StepReader(Closable):
 
 
 def io_facts(file: DirectFile, options: IoOptions) -> IoFacts:
-    """What a reader or writer with these options does on this file."""
+    """Return the facts of a reader or writer with these options on this file."""
     return IoFacts(file.path, file.direct, file.note, options.chunk_bytes, options.depth, options.verify)
 
 

@@ -54,7 +54,7 @@ class ScratchStore(Closable):
 
     @property
     def facts(self) -> IoFacts:
-        """How requests are made."""
+        """The facts of how requests are made."""
         return io_facts(self._file, self._options)
 
     def start_write(self, step: int, buffer: HostBuffer) -> ChunkedTransfer:
@@ -115,7 +115,7 @@ class ScratchStore(Closable):
             self._writes[step].wait()
 
     def drop_cache(self) -> None:
-        """Where requests are not direct: have everything written out and forgotten by the page cache."""
+        """Have everything written out and forgotten by the page cache, where requests are not direct."""
         if self._file.direct:
             return
         try:

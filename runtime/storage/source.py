@@ -1,4 +1,4 @@
-"""What reads steps: the protocol that files, scratch files and what a user brings have in common."""
+"""Readers of steps: the protocol that files, scratch files and what a user brings have in common."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Verify = Literal["first", "always", "never"]
 
 @dataclass(frozen=True)
 class IoOptions:
-    """How steps are read and written.
+    """Options of reading and writing steps.
 
     chunk_bytes: bytes of one request, a multiple of 1 MiB (`BLOCK_BYTES`). depth: requests in flight.
     direct: past the page cache (O_DIRECT) where the file system takes it; facts say whether it does.
@@ -41,7 +41,7 @@ class IoOptions:
 
 @dataclass(frozen=True)
 class IoFacts:
-    """What a reader or writer really does.
+    """The facts of what a reader or writer really does.
 
     direct: whether requests go past the page cache; `note` says why not, empty where they do.
     """
@@ -73,7 +73,7 @@ class Pending(Protocol):
     """A step on its way; the buffer belongs to it until `wait` or `cancel` returned."""
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Return whether `wait` would return, or raise, at once."""
         ...
 
     def wait(self) -> Transfer:
@@ -95,7 +95,7 @@ class StepSource(Protocol):
 
     @property
     def facts(self) -> IoFacts:
-        """How it reads."""
+        """The facts of how it reads."""
         ...
 
     def start(self, step: int, buffer: HostBuffer) -> Pending:

@@ -43,7 +43,7 @@ class ChunkedTransfer:
         ]
 
     def done(self) -> bool:
-        """Whether nothing is under way any more."""
+        """Return whether nothing is under way any more."""
         return all(future.done() for future in self._futures)
 
     def wait(self) -> Transfer:

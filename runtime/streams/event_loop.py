@@ -12,7 +12,7 @@ LOOKAHEAD = 128  # waiting nodes that may overtake one without room; a GPU holds
 
 
 class Capacity(Protocol):
-    """What running nodes occupy."""
+    """The resources that running nodes occupy."""
 
     @property
     def full(self) -> bool:

@@ -11,7 +11,7 @@ from tilewright.runtime.streams.stream_plan import StreamPlan
 
 
 def find_plan_faults(dag: Dag, plan: StreamPlan, *, concurrent: bool = False) -> list[str]:
-    """What is wrong with `plan`, as short clauses.
+    """Return the faults of `plan` as short clauses.
 
     Streams must hold each node once, synchronisations must join different streams, everything together must
     be free of cycles and order each edge of `dag`, and the launch order must go along. With `concurrent`, the

@@ -61,7 +61,7 @@ def streams_of(stages: Sequence[Stage]) -> list[list[int]]:
 
 
 def barriers_of(stages: Sequence[Stage]) -> Iterator[Edge]:
-    """What keeps stages apart: the last node of each group before the first one of each following group."""
+    """Yield edges between stages: the last node of each group before the first of each following group."""
     for stage, following in pairwise(stages):
         yield from ((group[-1], after[0]) for group in stage for after in following)
 

@@ -24,7 +24,7 @@ class StreamPlan:
 
     @cached_property
     def happens_before(self) -> Dag:
-        """What the plan enforces: neighbours on a stream and synchronisations; raises if that is cyclic."""
+        """The order that the plan enforces, of neighbours and synchronisations; raises if it is cyclic."""
         return Dag.of(len(self.order), (*_neighbours_on(self.streams), *self.syncs))
 
 

@@ -1,4 +1,4 @@
-"""What the nodes of a graph take: time when alone, share of the device, and the time of a wait."""
+"""The work of the nodes of a graph: time when alone, share of the device, and the time of a wait."""
 
 from __future__ import annotations
 
