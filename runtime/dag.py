@@ -109,16 +109,16 @@ class Dag:
     @cached_property
     def _closure_and_reduction(self) -> tuple[tuple[int, ...], tuple[Edge, ...]]:
         reach = [0] * self.n
-        kept: list[Edge] = []
+        edges: list[Edge] = []
         for u in reversed(self.order):
             reached = 0
             # In topological order, a head that is reached already is reached through an earlier head.
             for v in sorted(self.successors[u], key=self.position.__getitem__):
                 if not reached >> v & 1:
                     reached |= reach[v] | 1 << v
-                    kept.append((u, v))
+                    edges.append((u, v))
             reach[u] = reached
-        return tuple(reach), tuple(sorted(kept))
+        return tuple(reach), tuple(sorted(edges))
 
     def reversed(self) -> Dag:
         """The same nodes with every edge turned round."""

@@ -21,7 +21,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 def dtype_named(name: str) -> np.dtype[Any]:
     """The NumPy dtype of a buffer's element type; raises `InputError` for an unknown name."""
-    found = DTYPES.get(name)
-    if found is None:
+    dtype = DTYPES.get(name)
+    if dtype is None:
         raise InputError(f"expected an element type among {', '.join(DTYPES)}, got {name!r}")
-    return found
+    return dtype

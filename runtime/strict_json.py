@@ -58,7 +58,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-class Fields:
+class JsonFields:
     """Typed access to one JSON object with exactly the expected keys."""
 
     def __init__(self, data: Any, where: str, keys: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:

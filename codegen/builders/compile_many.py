@@ -85,5 +85,5 @@ def _encode(binary: CudaBinary) -> bytes:
 def _decode(data: bytes) -> CudaBinary:
     end = 8 + int.from_bytes(data[:8], "little")
     head = json.loads(data[8:end])
-    kernels = {entry: Resources(**found) for entry, found in head["kernels"].items()}
+    kernels = {entry: Resources(**resources) for entry, resources in head["kernels"].items()}
     return CudaBinary(data[end:], head["arch"], kernels, head["log"])

@@ -49,14 +49,14 @@ def read_resources(cubin: bytes) -> dict[str, Resources]:
         s.name.removeprefix(".nv.shared."): s.size for s in sections if s.name.startswith(".nv.shared.")
     }
     reserved = SYSTEM_SHARED_BYTES if "reserved.0" in shared else 0
-    found: dict[str, Resources] = {}
+    resources: dict[str, Resources] = {}
     for index, name in symbols.items():
         registers = values.get((_REGISTER_COUNT, index))
         if registers is None:
             raise WorkError(f"the CUBIN does not report the registers of kernel {name!r}")
         stack = max(values.get((_FRAME_SIZE, index), 0), values.get((_MIN_STACK_SIZE, index), 0))
-        found[name] = Resources(registers, stack, max(0, shared.get(name, 0) - reserved))
-    return dict(sorted(found.items()))
+        resources[name] = Resources(registers, stack, max(0, shared.get(name, 0) - reserved))
+    return dict(sorted(resources.items()))
 
 
 def _sections(data: bytes) -> list[_Section]:

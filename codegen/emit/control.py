@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.codegen.emit.emission import Emission, Held, emitter
+from tilewright.codegen.emit.emission import Emission, EmittedValue, emitter
 from tilewright.ir.expr import Expr, Sym
 from tilewright.ir.nodes import Block, Op
 
@@ -27,7 +27,7 @@ def _loop(e: Emission, op: Op) -> None:
         e.held[result] = held
 
 
-def _declare_carried(e: Emission, op: Op) -> tuple[Held, ...]:
+def _declare_carried(e: Emission, op: Op) -> tuple[EmittedValue, ...]:
     """Mutable variables that hold the loop-carried values."""
     out = []
     for start, result in zip(op.operands, op.results, strict=True):
@@ -38,11 +38,13 @@ def _declare_carried(e: Emission, op: Op) -> tuple[Held, ...]:
         lanes = t.lanes if len(parts) == 1 else 1
         for n, text in zip(names, parts, strict=True):
             e.line(f"{e.dialect.reg_type(t.dtype, lanes)} {n} = {text};")
-        out.append(Held(names))
+        out.append(EmittedValue(names))
     return tuple(out)
 
 
-def _counted(e: Emission, body: Block, carried: tuple[Held, ...], var: str, extent: int, unroll: int) -> None:
+def _counted(
+    e: Emission, body: Block, carried: tuple[EmittedValue, ...], var: str, extent: int, unroll: int
+) -> None:
     name = e.name(var)
     e.lines += ["    " * e.indent + text for text in e.dialect.unroll(unroll)]
     outer = e.loop_names
@@ -52,7 +54,7 @@ def _counted(e: Emission, body: Block, carried: tuple[Held, ...], var: str, exte
     e.loop_names = outer
 
 
-def _iteration(e: Emission, body: Block, carried: tuple[Held, ...]) -> None:
+def _iteration(e: Emission, body: Block, carried: tuple[EmittedValue, ...]) -> None:
     for param, held in zip(body.params, carried, strict=True):
         e.bind(param, held.parts, hint="previous")
     e.carried.append(carried)

@@ -147,7 +147,7 @@ _NOT_COMMENT = re.compile(r"[^ -~]|[?\\]")
 
 
 @dataclass(frozen=True)
-class Held:
+class EmittedValue:
     """A value as C text: one text (a scalar, or a native vector), or one per lane.
 
     constant: the number, where it is one. chunks: the same lanes as `(vector type, text)` memory words, so
@@ -180,14 +180,14 @@ class Emission:
         self.lines: list[str] = []
         self.indent = 1
         self.taken: set[str] = set()
-        self.held: dict[Value, Held] = {}
+        self.held: dict[Value, EmittedValue] = {}
         self.buffers: dict[Value, BufferRef] = {}
         #: declarations of parameters that exist only after the wait for other launches, and their values
         self.late_pointers: list[tuple[str, str]] = []
         #: statements that follow the wait for other launches
         self.after_wait: list[str] = []
         self.loop_names: dict[str, str] = {}
-        self.carried: list[tuple[Held, ...]] = []
+        self.carried: list[tuple[EmittedValue, ...]] = []
         self.used_symbols: set[str] = set()
         self.prelude = Prelude(dialect)
         self.index = IndexText(self.symbol, self.need, dialect.wide)
@@ -264,7 +264,7 @@ class Emission:
         self.ranges = before
 
     # -- values ----------------------------------------------------------------------------------------------
-    def value(self, v: Value) -> Held:
+    def value(self, v: Value) -> EmittedValue:
         """A value emitted before; raises InputError where there is none."""
         held = self.held.get(v)
         if held is None:
@@ -292,12 +292,12 @@ class Emission:
         name = self.name(v.hint or hint or "v")
         if len(parts) == 1:
             self.line(f"const {self.dialect.reg_type(t.dtype, t.lanes)} {name} = {parts[0]};")
-            self.held[v] = Held((name,))
+            self.held[v] = EmittedValue((name,))
             return
         names = [self.name(f"{name}_{i}") for i in range(len(parts))]
         for n, text in zip(names, parts, strict=True):
             self.line(f"const {self.dialect.reg_type(t.dtype)} {n} = {text};")
-        self.held[v] = Held(tuple(names))
+        self.held[v] = EmittedValue(tuple(names))
 
     def bind_lanes(self, v: Value, lanes: Sequence[str], hint: str = "") -> None:
         """Declare a value from one text per lane, in either kind of dialect."""
@@ -381,10 +381,10 @@ def emitter(*ops: str, writes: tuple[int, ...] = ()) -> Callable[[Emit], Emit]:
 
 def emitter_of(op: Op) -> Emitter:
     """The emitter of an op; raises UnsupportedError where there is none."""
-    found = _EMITTERS.get(op.name)
-    if found is None:
+    emitter_def = _EMITTERS.get(op.name)
+    if emitter_def is None:
         raise UnsupportedError(f"no code can be generated for {op.name}", where=op.loc)
-    return found
+    return emitter_def
 
 
 def emitted_ops() -> tuple[str, ...]:

@@ -85,10 +85,10 @@ def _launch_shape(func: Func) -> tuple[tuple[int, int, int], int]:
 
 def _resident(func: Func) -> int:
     """Blocks per multiprocessor that registers must leave room for: `resident` of the function, else 1."""
-    given = func.get("resident", 1)
-    if type(given) is not int or not 0 < given <= MAX_RESIDENT:
-        raise InputError(f"@{func.name}: expected resident = 1..{MAX_RESIDENT} blocks, got {given!r}")
-    return given
+    blocks = func.get("resident", 1)
+    if type(blocks) is not int or not 0 < blocks <= MAX_RESIDENT:
+        raise InputError(f"@{func.name}: expected resident = 1..{MAX_RESIDENT} blocks, got {blocks!r}")
+    return blocks
 
 
 def _written(func: Func) -> set[Value]:

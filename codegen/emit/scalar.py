@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.codegen.dialect import NARROW
-from tilewright.codegen.emit.emission import Emission, Held, compute_dtype, emitter
+from tilewright.codegen.emit.emission import Emission, EmittedValue, compute_dtype, emitter
 from tilewright.codegen.emit.scalar_forms import FORMS, Operands, as_bool, form_of
 from tilewright.codegen.emit.vector_access import words_of_pairs
 from tilewright.ir.errors import UnsupportedError
@@ -113,9 +113,9 @@ def _convert(e: Emission, text: str, dtype: str, to: str) -> str:
     return f"({e.dialect.reg_type(to)}){text}"
 
 
-def constant(e: Emission, value: float | int | bool, dtype: str) -> Held:
+def constant(e: Emission, value: float | int | bool, dtype: str) -> EmittedValue:
     """A constant as a literal."""
-    return Held((e.dialect.literal(value, dtype),), value)
+    return EmittedValue((e.dialect.literal(value, dtype),), value)
 
 
 @emitter("scalar.const")
@@ -145,7 +145,7 @@ def _broadcast(e: Emission, op: Op) -> None:
     if e.dialect.native_vectors:
         e.bind(op.result, [whole(e, op.operands[0], lanes)])
     else:
-        e.held[op.result] = Held(tuple(e.lanes_of(op.operands[0], lanes)))
+        e.held[op.result] = EmittedValue(tuple(e.lanes_of(op.operands[0], lanes)))
 
 
 @emitter("scalar.extract")
@@ -154,7 +154,7 @@ def _extract(e: Emission, op: Op) -> None:
     lane = int(op["lane"])  # type: ignore[arg-type]
     if not 0 <= lane < lanes:
         raise UnsupportedError(f"scalar.extract: expected a lane below {lanes}, got {lane}", where=op.loc)
-    e.held[op.result] = Held((e.lanes_of(op.operands[0], lanes)[lane],))
+    e.held[op.result] = EmittedValue((e.lanes_of(op.operands[0], lanes)[lane],))
 
 
 @emitter("scalar.yield")

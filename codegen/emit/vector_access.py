@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.codegen.emit.emission import BufferRef, Emission, Held
+from tilewright.codegen.emit.emission import BufferRef, Emission, EmittedValue
 from tilewright.ir.expr import Expr
 from tilewright.ir.hardware_facts import VECTOR_BYTES
 from tilewright.ir.types import itemsize
@@ -66,7 +66,7 @@ def packed(dtype: str, texts: Sequence[str]) -> str:
     return f"{kind}{{{', '.join(words)}}}" if len(words) > 1 else f"({kind})({words[0]})"
 
 
-def words_of_pairs(e: Emission, pairs: Sequence[str], dtype: str, hint: str) -> Held:
+def words_of_pairs(e: Emission, pairs: Sequence[str], dtype: str, hint: str) -> EmittedValue:
     """Lanes of a 16-bit dtype declared from texts of 32 bits, two lanes each, as words that memory takes."""
     parts: list[str] = []
     chunks: list[tuple[str, str]] = []
@@ -78,7 +78,7 @@ def words_of_pairs(e: Emission, pairs: Sequence[str], dtype: str, hint: str) -> 
         e.line(f"const {kind} {name} = {whole};")
         parts += lane_texts(e, name, dtype, 2 * step)
         chunks.append((kind, name))
-    return Held(tuple(parts), chunks=tuple(chunks))
+    return EmittedValue(tuple(parts), chunks=tuple(chunks))
 
 
 _ADDRESS_SPACE = {"global": "__global", "shared": "__local", "reg": "__private"}
@@ -94,7 +94,7 @@ def native_pointer(e: Emission, b: BufferRef, lanes: int) -> str:
 
 def load_chunks(
     e: Emission, b: BufferRef, at: Sequence[Expr], lanes: int, hint: str, condition: str | None, other: str
-) -> Held:
+) -> EmittedValue:
     """Lanes read through aligned words of provable width; `other` (a literal) in all of them where masked."""
     step = chunk_lanes(e, b, at, lanes)
     dtype = b.type.dtype
@@ -113,10 +113,12 @@ def load_chunks(
         e.line(f"const {kind} {name} = {f'{condition} ? {text} : {fallback}' if condition else text};")
         parts += [name] if step == 1 else lane_texts(e, name, dtype, step)
         chunks.append((kind, name))
-    return Held(tuple(parts), chunks=tuple(chunks) if step > 1 else ())
+    return EmittedValue(tuple(parts), chunks=tuple(chunks) if step > 1 else ())
 
 
-def store_chunks(e: Emission, b: BufferRef, at: Sequence[Expr], held: Held, lanes: Sequence[str]) -> None:
+def store_chunks(
+    e: Emission, b: BufferRef, at: Sequence[Expr], held: EmittedValue, lanes: Sequence[str]
+) -> None:
     """Lanes written through aligned words of provable width."""
     step = chunk_lanes(e, b, at, len(lanes))
     dtype = b.type.dtype

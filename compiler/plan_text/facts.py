@@ -60,13 +60,13 @@ def _live(plan: ExecutionPlan, names: Sequence[str]) -> dict[str, tuple[str, ...
 
 def _in_place_of(plan: ExecutionPlan) -> dict[str, str]:
     """Pairs that a launch may overwrite in place, where the plan did put both into the same bytes."""
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for launch in plan.launches:
         for read, written in launch.in_place:
             one, other = launch.args[read], launch.args[written]
             if _arena_place(plan, one) is not None and _arena_place(plan, one) == _arena_place(plan, other):
-                found.setdefault(other, one)
-    return found
+                pairs.setdefault(other, one)
+    return pairs
 
 
 def _arena_place(plan: ExecutionPlan, name: str) -> int | None:

@@ -63,20 +63,20 @@ def module_faults(module: Module) -> list[Fault]:
     return _Reader(module).read()[1]
 
 
-def _kept(op: Op, what: str, given: Mapping[str, Any], to_bytes: Callable[[Any], bytes]) -> Any:
+def _kept(op: Op, what: str, contents: Mapping[str, Any], to_bytes: Callable[[Any], bytes]) -> Any:
     """The text or the binary of a kernel, known to be the one that its op names."""
-    name, wanted = str(op["name"]), op[what]
-    found = given.get(name)
-    if wanted is None:
+    name, expected = str(op["name"]), op[what]
+    content = contents.get(name)
+    if expected is None:
         return None
-    if found is None:
+    if content is None:
         raise InputError(f"expected the {what} of kernel '{name}', got none", where=ops.KERNEL)
-    got = digest(to_bytes(found))
-    if got != wanted:
+    got = digest(to_bytes(content))
+    if got != expected:
         raise InputError(
-            f"expected the {what} of kernel '{name}' of digest {wanted}, got {got}", where=ops.KERNEL
+            f"expected the {what} of kernel '{name}' of digest {expected}, got {got}", where=ops.KERNEL
         )
-    return found
+    return content
 
 
 def _data(attr: Attr, where: str) -> Any:
@@ -165,17 +165,17 @@ class _Reader:
             yield from _unlike(at, body[at], "live", facts.live.get(b.name, ()))
             yield from _unlike(at, body[at], "in_place_of", facts.in_place_of.get(b.name, ""))
         for i, at in enumerate(self.at["launches"]):
-            wanted = tuple(facts.names[dep] for dep in facts.programmatic[i])
-            yield from _unlike(at, body[at], "programmatic", wanted)
+            names = tuple(facts.names[dep] for dep in facts.programmatic[i])
+            yield from _unlike(at, body[at], "programmatic", names)
 
     def inputs(self) -> tuple[str, ...]:
         """Names of the inputs in calling order."""
-        found = [(at, op) for at, op in enumerate(self.func.body.ops) if op.name == ops.INPUT]
+        inputs = [(at, op) for at, op in enumerate(self.func.body.ops) if op.name == ops.INPUT]
         by_position: dict[int, str] = {}
-        for at, op in found:
+        for at, op in inputs:
             position = op.integer("position")
-            if not 0 <= position < len(found):
-                self.fail(at, f"expected a position among {len(found)} inputs, got {position}")
+            if not 0 <= position < len(inputs):
+                self.fail(at, f"expected a position among {len(inputs)} inputs, got {position}")
             elif position in by_position:
                 self.fail(
                     at, f"expected one input at position {position}, {by_position[position]!r} is there too"
@@ -268,12 +268,12 @@ class _Reader:
             )
 
 
-def _unlike(at: int, op: Op, name: str, wanted: Attr) -> Iterator[tuple[int, str]]:
-    given = op.get(name)
-    if given and given != wanted:
-        told = list(wanted) if isinstance(wanted, tuple) else wanted
-        got = list(given) if isinstance(given, tuple) else given
+def _unlike(at: int, op: Op, name: str, expected: Attr) -> Iterator[tuple[int, str]]:
+    value = op.get(name)
+    if value and value != expected:
+        shown = list(expected) if isinstance(expected, tuple) else expected
+        got = list(value) if isinstance(value, tuple) else value
         yield (
             at,
-            f"expected {name} = {told!r:.200}, which follows from the rest of the plan, got {got!r:.200}",
+            f"expected {name} = {shown!r:.200}, which follows from the rest of the plan, got {got!r:.200}",
         )

@@ -11,7 +11,7 @@ from tilewright.profiling.replay_record import Clock, LaunchSpan, ReplayRecord
 from tilewright.profiling.trace import trace_of, trace_text, write_trace
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.streams import Work
-from tilewright.runtime.streams.device_model import DeviceRoom
+from tilewright.runtime.streams.device_model import DeviceCapacity
 from tilewright.runtime.streams.event_loop import simulate
 
 
@@ -142,4 +142,4 @@ def modelled_profile(plan: ExecutionPlan, work: Work, device: str) -> Profile:
 def _simulated(plan: ExecutionPlan, work: Work) -> tuple[dict[int, float], float]:
     if not plan.launches:
         return {}, 0.0
-    return simulate(plan.dag, work.costs, DeviceRoom(work), lambda v: v, lambda u, v: work.sync_cost)
+    return simulate(plan.dag, work.costs, DeviceCapacity(work), lambda v: v, lambda u, v: work.sync_cost)

@@ -89,11 +89,11 @@ class OnHost:
 
     def fetch(self, step: int, batch: int) -> Allocation:
         """Copy what the step reads to the device and let go of what no later step reads."""
-        held = self._held[batch]
+        arrays = self._held[batch]
         for v in self._steps[step].inputs:
-            self._queue.upload(held[v], Location(self._allocation, self._window.offsets[v]))
+            self._queue.upload(arrays[v], Location(self._allocation, self._window.offsets[v]))
             if self._last[v] == step:
-                del held[v]
+                del arrays[v]
         return self._allocation
 
     def keep(self, step: int, batch: int) -> None:
@@ -165,18 +165,18 @@ class OnStorage:
         return [arrays[v] for v in returned]
 
     def _read(self, values: Sequence[Value], batch: int) -> Mapping[Value, Array]:
-        found: dict[Value, Array] = {}
+        arrays_read: dict[Value, Array] = {}
         for v, array in zip(self._parameters, self._inputs[batch], strict=True):
             if v in values:
-                found[v] = array
-        for maker in dict.fromkeys(self._maker[v] for v in values if v not in found):
+                arrays_read[v] = array
+        for maker in dict.fromkeys(self._maker[v] for v in values if v not in arrays_read):
             piece = self._number(batch, maker)
             self._scratch.start(piece, self._buffer).wait()
             arrays = self._scratch.layout.steps[piece].arrays(self._buffer.view).values()
             for v, array in zip(self._steps[maker].outputs, arrays, strict=True):
                 if v in values:
-                    found[v] = array.copy()
-        return found
+                    arrays_read[v] = array.copy()
+        return arrays_read
 
     def _number(self, batch: int, step: int) -> int:
         """The piece of the scratch file with what a step made of a micro-batch."""
@@ -199,11 +199,11 @@ def pieces_of(steps: Sequence[NetworkStep]) -> list[int]:
     kinds: list[tuple[ArrayType, ...]] = []  # of each piece
     busy: list[int] = []  # the last step that reads of each piece
     for number, step in enumerate(steps):
-        wanted = tuple(array_type(v.tensor) for v in step.outputs)
-        free = (p for p, kind in enumerate(kinds) if kind == wanted and busy[p] < number)
+        types = tuple(array_type(v.tensor) for v in step.outputs)
+        free = (p for p, kind in enumerate(kinds) if kind == types and busy[p] < number)
         piece = next(free, len(kinds))
         if piece == len(kinds):
-            kinds.append(wanted)
+            kinds.append(types)
             busy.append(0)
         busy[piece] = max((last[v] for v in step.outputs), default=number)
         pieces.append(piece)

@@ -168,13 +168,13 @@ class StreamedExecutable:
         staged = opened.queue.behind == 0
         return predict(schedule, order, batches, costs, staged=staged)
 
-    def _schedule(self, asked: str, batches: int) -> Schedule:
-        if asked not in ("auto", *SCHEDULES, *SCHEDULES.values()):
-            raise InputError(f"expected a schedule among auto, pr and ar, got {asked!r}")
+    def _schedule(self, name: str, batches: int) -> Schedule:
+        if name not in ("auto", *SCHEDULES, *SCHEDULES.values()):
+            raise InputError(f"expected a schedule among auto, pr and ar, got {name!r}")
         if len(self.planned.steps) == 1:
             return "activation-resident"  # with all parameters resident as well
-        if asked != "auto":
-            return SCHEDULES["ar" if asked in ("ar", SCHEDULES["ar"]) else "pr"]
+        if name != "auto":
+            return SCHEDULES["ar" if name in ("ar", SCHEDULES["ar"]) else "pr"]
         if batches == 1:
             return "parameter-resident"
         both = [self._predicted(schedule, batches) for schedule in SCHEDULES.values()]
@@ -204,11 +204,11 @@ class StreamedExecutable:
 
     def _checked(self, batch: Sequence[object]) -> list[Array]:
         names, types = self.input_names, self.input_types
-        given = batch if isinstance(batch, list | tuple) else (batch,)
-        if len(given) != len(names):
-            raise InputError(f"expected {len(names)} inputs ({', '.join(names)}), got {len(given)}")
+        arrays = batch if isinstance(batch, list | tuple) else (batch,)
+        if len(arrays) != len(names):
+            raise InputError(f"expected {len(names)} inputs ({', '.join(names)}), got {len(arrays)}")
         buffers = (Buffer(n, t.dtype, t.shape, "input", 0) for n, t in zip(names, types, strict=True))
-        return [host_array(value, buffer, "input") for value, buffer in zip(given, buffers, strict=True)]
+        return [host_array(value, buffer, "input") for value, buffer in zip(arrays, buffers, strict=True)]
 
     def _open(self) -> _Opened:
         if self._closed:

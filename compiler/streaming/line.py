@@ -61,19 +61,19 @@ class Line:
 
     def fixed_ops(self, values: Sequence[Value]) -> list[Op]:
         """The ops that make constant `values`, operands first."""
-        found: dict[Op, None] = {}
+        ordered: dict[Op, None] = {}
         todo = [(v, False) for v in reversed(values)]
         while todo:
             value, ready = todo.pop()
             op = self.fixed[value]
-            if op in found:
+            if op in ordered:
                 continue
             if ready:
-                found[op] = None
+                ordered[op] = None
             else:
                 todo.append((value, True))
                 todo.extend((v, False) for v in reversed(op.operands))
-        return list(found)
+        return list(ordered)
 
     @cached_property
     def constant_bytes(self) -> tuple[Mapping[str, int], ...]:

@@ -194,7 +194,7 @@ def _streamed(
     results: list[list[np.ndarray]] = []
     marks: list[tuple[Mark, Mark]] = []
     slot_of = {slot.buffer.address: slot for slot in machine.slots}
-    held: deque[tuple[Slot, LoadedStep]] = deque()
+    in_use: deque[tuple[Slot, LoadedStep]] = deque()
     steps = (visit.step for visit in order)
     allocator = SlotBuffers(machine.slots)
     with Prefetcher(machine.source, steps, allocator, len(machine.slots)) as prefetcher:
@@ -205,12 +205,12 @@ def _streamed(
             slot.arrive(loaded.stored.nbytes)
             marks.append(_compute(machine, visit, slot, activations))
             slot.leave()
-            held.append((slot, loaded))
-            while len(held) > machine.queue.behind:
-                record.copy_s.append(_let_go(*held.popleft()))
+            in_use.append((slot, loaded))
+            while len(in_use) > machine.queue.behind:
+                record.copy_s.append(_let_go(*in_use.popleft()))
             if visit.step == last_step:
                 results += [activations.results(batch) for batch in visit.batches]
-        record.copy_s += [_let_go(*pair) for pair in held]
+        record.copy_s += [_let_go(*pair) for pair in in_use]
         machine.queue.finish()
         record.compute_s = [end.seconds_after(begin) for begin, end in marks]
         record.storage = prefetcher.overlap()
@@ -254,9 +254,9 @@ def compared(record: RunRecord, prediction: Prediction) -> dict[str, Any]:
     overlap: the share of the rate of the slowest part (alone, as the calibration measured it) that the run
     reached. relative_error: of the predicted total.
     """
-    found = measured(record)
+    seconds = measured(record)
     parts = {
-        name: {"predicted_s": getattr(prediction, name), "measured_s": found[name]}
+        name: {"predicted_s": getattr(prediction, name), "measured_s": seconds[name]}
         for name in ("total_s", "storage_s", "copy_s", "compute_s")
     }
     total = record.total_s
@@ -266,5 +266,5 @@ def compared(record: RunRecord, prediction: Prediction) -> dict[str, Any]:
         **{name.removesuffix("_s"): part for name, part in parts.items()},
         "relative_error": prediction.total_s / total - 1 if total else 0.0,
         "overlap": prediction.slower_s / total if total else 0.0,
-        "read_bytes": found["read_bytes"],
+        "read_bytes": seconds["read_bytes"],
     }

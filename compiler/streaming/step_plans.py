@@ -81,8 +81,8 @@ class StepCompiler:
 
     def _known(self, step: NetworkStep) -> StepPlan | None:
         """The plan of an equal step that was compiled before, for these or other cuts."""
-        found = (plan for module, plan in self._compiled if equal(module, step.module, constants=False))
-        return next(found, None)
+        plans = (plan for module, plan in self._compiled if equal(module, step.module, constants=False))
+        return next(plans, None)
 
     def compile(self, step: NetworkStep) -> StepPlan:
         """One step, compiled like any network; with `tune="measure"` from what was measured before."""
@@ -116,8 +116,8 @@ class StepCompiler:
     def _lowered(self, module: Module) -> Module:
         chosen = (self._options.get(name) for name in PASS_OPTIONS)
         target = self._target
-        given = {k: v for k, v in zip(PASS_OPTIONS, chosen, strict=True) if v is not None}
-        stages = official_stages(module.main.level, target.language, **given).down_to(Level.TENSOR)
+        options = {k: v for k, v in zip(PASS_OPTIONS, chosen, strict=True) if v is not None}
+        stages = official_stages(module.main.level, target.language, **options).down_to(Level.TENSOR)
         own = OwnPasses.of(self._options.get("passes", ()))
         return lower_from(module, target, stages, own).tensor
 

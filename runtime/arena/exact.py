@@ -51,16 +51,16 @@ def smallest_layout(sizes: Ints, pairs: Any, bound: int, below: int, tolerance: 
     variables = Bounds(
         np.concatenate((np.zeros(arena), [low])), np.concatenate((high - size, np.ones(decisions), [high]))
     )
-    found = milp(
+    solution = milp(
         np.eye(1, arena + 1, arena)[0],
         constraints=LinearConstraint(matrix, -np.inf, limits),
         integrality=np.concatenate((np.zeros(count), np.ones(decisions), [0.0])),
         bounds=variables,
         options={"node_limit": NODES, "mip_rel_gap": tolerance},
     )
-    if found.x is None:
+    if solution.x is None:
         return None
-    return _settled(sizes, pairs, found.x[:count])
+    return _settled(sizes, pairs, solution.x[:count])
 
 
 def _settled(sizes: Ints, pairs: Any, offsets: Any) -> Ints:

@@ -20,7 +20,7 @@ CLOSE_ENOUGH = 1 / 512
 
 
 @dataclass(frozen=True)
-class Placement:
+class GreedyLayout:
     """The result of one greedy run: `order` and `fit` as it was asked for, the offsets, the arena's bytes."""
 
     order: Ints
@@ -40,7 +40,7 @@ def pack(sizes: Ints, lifetimes: Lifetimes, bound: int, *, steps: int = STEPS) -
     if not len(sizes):
         return np.zeros(0, dtype=np.int64), 0
     packer = _Packer(sizes, lifetimes.clashes, bound, steps)
-    tried: list[Placement] = []
+    tried: list[GreedyLayout] = []
     for order, fit in _starts(sizes, lifetimes):
         if tried and (packer.is_good(min(p.arena_bytes for p in tried)) or packer.steps <= 0):
             break
@@ -68,7 +68,7 @@ def first_bytes(sizes: Ints, lifetimes: Lifetimes) -> int:
     return _Packer(sizes, lifetimes.clashes, 0, STEPS).place(order, fit).arena_bytes
 
 
-def _arena_bytes(placement: Placement) -> int:
+def _arena_bytes(placement: GreedyLayout) -> int:
     return placement.arena_bytes
 
 
@@ -98,7 +98,7 @@ class _Packer:
     def is_good(self, arena_bytes: int) -> bool:
         return arena_bytes <= self.bound * (1 + CLOSE_ENOUGH)
 
-    def improve(self, start: Placement, steps: int) -> Placement:
+    def improve(self, start: GreedyLayout, steps: int) -> GreedyLayout:
         """The best placement of a row of orders: what ends above the bound moves half-way to the front."""
         best = current = start
         while steps > 0 and not self.is_good(best.arena_bytes):
@@ -110,7 +110,7 @@ class _Packer:
             steps -= self.run_steps
         return best
 
-    def place(self, order: Ints, fit: Fit) -> Placement:
+    def place(self, order: Ints, fit: Fit) -> GreedyLayout:
         """Each buffer in turn goes into a gap between those placed before that it clashes with, else on top.
 
         `lowest` takes the first gap that holds it, `tightest` the smallest. With `facing`, the space up to
@@ -143,4 +143,4 @@ class _Packer:
             offsets[row] = gap_starts[gap]
             if gap == len(others) and ceiling:
                 offsets[row] += gaps[gap] - self.sizes[row]
-        return Placement(order, fit, offsets, int((offsets + self.sizes).max()))
+        return GreedyLayout(order, fit, offsets, int((offsets + self.sizes).max()))

@@ -17,7 +17,7 @@ from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 
 @dataclass(frozen=True)
-class Program:
+class RankProgram:
     """The program that one rank is about to run.
 
     facts: what must be the same on all ranks, by name (network, passes, precision, ...). sequence: its
@@ -37,11 +37,11 @@ class Program:
         return json.dumps([self.rank, self.size, dict(self.facts), distinct, [number[t] for t in texts]])
 
     @staticmethod
-    def from_text(text: str) -> Program:
+    def from_text(text: str) -> RankProgram:
         """Read `to_text`."""
         rank, size, facts, distinct, order = json.loads(text)
         kernels = list(map(CommunicationKernel.from_json, distinct))
-        return Program(rank, size, facts, [kernels[i] for i in order])
+        return RankProgram(rank, size, facts, [kernels[i] for i in order])
 
 
 def communications(plan: ExecutionPlan) -> dict[int, CommunicationKernel]:
@@ -58,14 +58,14 @@ def agree(communicator: AnyCommunicator, facts: Mapping[str, str], plan: Executi
     Raises `DisagreementError`, on all ranks alike, where they do not belong together, and
     `CommunicationError` where ranks do not come.
     """
-    program = Program(communicator.rank, communicator.size, facts, list(communications(plan).values()))
+    program = RankProgram(communicator.rank, communicator.size, facts, list(communications(plan).values()))
     texts = communicator.gather_texts(program.to_text(), doing="comparing programs")
-    fault = next(find_disagreements(list(map(Program.from_text, texts))), None)
+    fault = next(find_disagreements(list(map(RankProgram.from_text, texts))), None)
     if fault is not None:
         raise DisagreementError(fault)
 
 
-def find_disagreements(programs: Sequence[Program]) -> Iterator[str]:
+def find_disagreements(programs: Sequence[RankProgram]) -> Iterator[str]:
     """Why programs, listed by rank, cannot run together; the plainest reason first."""
     yield from _other_facts(programs)
     for position, program in enumerate(programs):
@@ -78,7 +78,7 @@ def find_disagreements(programs: Sequence[Program]) -> Iterator[str]:
     yield from _deadlock(programs)
 
 
-def _other_facts(programs: Sequence[Program]) -> Iterator[str]:
+def _other_facts(programs: Sequence[RankProgram]) -> Iterator[str]:
     """Facts in which the ranks differ: the few are told against the many."""
     names = dict.fromkeys(name for p in programs for name in ("world size", *p.facts))
     for name in names:
@@ -98,7 +98,7 @@ def _other_facts(programs: Sequence[Program]) -> Iterator[str]:
 class _Meeting:
     """All ranks' communications, each ended before the next begins; what is sent waits for its receiver."""
 
-    def __init__(self, programs: Sequence[Program]) -> None:
+    def __init__(self, programs: Sequence[RankProgram]) -> None:
         self.left = [deque(p.sequence) for p in programs]
         self.done = [0] * len(programs)
         self.sent: dict[tuple[int, int, int], deque[tuple[int, str]]] = {}
@@ -124,8 +124,8 @@ class _Meeting:
             for m in kernel.sends:
                 key = rank, m.peer, m.tag
                 self.sent.setdefault(key, deque()).append((kernel.operands[m.buffer], kernel.dtype))
-        wanted = Counter((m.peer, rank, m.tag) for m in kernel.receives)
-        if any(len(self.sent.get(key, ())) < n for key, n in wanted.items()):
+        expected = Counter((m.peer, rank, m.tag) for m in kernel.receives)
+        if any(len(self.sent.get(key, ())) < n for key, n in expected.items()):
             return moved
         for m in kernel.receives:
             count, dtype = self.sent[m.peer, rank, m.tag].popleft()
@@ -145,10 +145,10 @@ class _Meeting:
                 said = "has no more to do" if head is None else f"does {head.describe()}"
                 self.fault = f"rank {rank} waits in {kernel.describe()} for rank {m}, which {said}"
                 return False
-        found = [head for head in heads.values() if head is not None and head.members == kernel.members]
-        if len(found) < len(kernel.members):
+        ready = [head for head in heads.values() if head is not None and head.members == kernel.members]
+        if len(ready) < len(kernel.members):
             return False
-        for m, head in zip(kernel.members, found, strict=True):
+        for m, head in zip(kernel.members, ready, strict=True):
             if _shape_of(head) != _shape_of(kernel):
                 self.fault = (
                     f"rank {rank} does {kernel.describe()} of {_shape_of(kernel)}, where rank {m} does "
@@ -170,7 +170,7 @@ def _shape_of(k: CommunicationKernel) -> str:
     return f"{', '.join(map(str, sizes))} elements of {k.dtype} ({k.kind}, {k.reduction})"
 
 
-def _deadlock(programs: Sequence[Program]) -> Iterator[str]:
+def _deadlock(programs: Sequence[RankProgram]) -> Iterator[str]:
     meeting = _Meeting(programs)
     meeting.run()
     if meeting.fault:
@@ -178,11 +178,11 @@ def _deadlock(programs: Sequence[Program]) -> Iterator[str]:
         return
     waiting = [rank for rank, left in enumerate(meeting.left) if left]
     if waiting:
-        told = "; ".join(
+        places = "; ".join(
             f"rank {rank} in communication {meeting.done[rank]}, {meeting.left[rank][0].describe()}"
             for rank in waiting
         )
-        yield f"the programs of the ranks wait for one another: {told}"
+        yield f"the programs of the ranks wait for one another: {places}"
     for (rank, peer, tag), left in meeting.sent.items():
         if left and not waiting:
             yield f"rank {rank} sends a message with tag {tag} that rank {peer} never receives"

@@ -21,7 +21,7 @@ TIMEOUT_S = 60.0
 Place_contra = TypeVar("Place_contra", contravariant=True)
 
 
-class Pending(Protocol):
+class PendingCommunication(Protocol):
     """A communication that was started."""
 
     def advance(self) -> bool:
@@ -82,7 +82,7 @@ class Communicator(Protocol[Place_contra]):
         *,
         doing: str,
         stream: int = 0,
-    ) -> Pending:
+    ) -> PendingCommunication:
         """Begin one communication; `doing` says for messages which launch of which plan it is.
 
         Communications started earlier need not be finished. Raises `CommunicationError`.

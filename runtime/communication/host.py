@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from tilewright.runtime.communication.communicator import TIMEOUT_S
-from tilewright.runtime.communication.rounds import Request, Transport, rounds
+from tilewright.runtime.communication.rounds import TransferRequest, Transport, rounds
 from tilewright.runtime.dtypes import Array
 from tilewright.runtime.errors import CommunicationError, InputError
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
@@ -21,14 +21,18 @@ LEAVING_BYTES = 1 << 28
 
 
 class HostPending:
-    """See `Pending`. Made by `HostWorld.start`."""
+    """See `PendingCommunication`. Made by `HostWorld.start`."""
 
     def __init__(
-        self, world: HostWorld, kernel: CommunicationKernel, steps: Iterator[list[Request]], doing: str
+        self,
+        world: HostWorld,
+        kernel: CommunicationKernel,
+        steps: Iterator[list[TransferRequest]],
+        doing: str,
     ):
         self.kernel, self.doing = kernel, doing
         self._world, self._steps = world, steps
-        self.waiting: list[Request] = next(steps)
+        self.waiting: list[TransferRequest] = next(steps)
         self.complete = False
         #: whether messages are posted after the first ones have come
         self.again = kernel.kind == "all_reduce"
@@ -65,8 +69,8 @@ class HostWorld:
             raise InputError(f"expected a timeout of more than 0 seconds, got {timeout_s}")
         self.rank, self.size, self.timeout_s = rank, size, timeout_s
         self._started: list[HostPending] = []
-        self._leaving: list[Request] = []
-        self._stuck: list[Request] = []  # kept for their arrays, which the transport may still touch
+        self._leaving: list[TransferRequest] = []
+        self._stuck: list[TransferRequest] = []  # kept for their arrays, which the transport may still touch
         self._broken = ""
 
     def transport(self) -> Transport:
@@ -122,7 +126,7 @@ class HostWorld:
                 self._started.remove(pending)
             posting = posting or (pending.again and not pending.complete)
 
-    def let_leave(self, sends: Sequence[Request]) -> None:
+    def let_leave(self, sends: Sequence[TransferRequest]) -> None:
         """Take over what is sent and not yet received."""
         self._leaving.extend(sends)
 

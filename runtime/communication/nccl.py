@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any, Literal, Protocol
 
 from tilewright.runtime.communication import nccl_api as api
-from tilewright.runtime.communication.agreement import Program
+from tilewright.runtime.communication.agreement import RankProgram
 from tilewright.runtime.communication.communicator import Communicator
 from tilewright.runtime.communication.host import CHECK_S, LONGEST_SLEEP_S
 from tilewright.runtime.communication.nccl_api import Nccl
@@ -24,7 +24,7 @@ from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 
 
 @dataclass(frozen=True)
-class Call:
+class NcclCall:
     """A function of NCCL and its arguments before communicator and stream."""
 
     function: str
@@ -33,7 +33,7 @@ class Call:
 
 def calls_of(
     kernel: CommunicationKernel, operands: Sequence[int], results: Sequence[int], rank: int
-) -> list[Call]:
+) -> list[NcclCall]:
     """Return the calls of this rank, which form one group; none where nothing is to be moved.
 
     operands, results: addresses on the GPU. rank: this one's in the communicator of exchanges. What is only
@@ -49,7 +49,7 @@ def calls_of(
     if kernel.kind == "reduce_scatter":
         return _reduce_scatter(kernel, operands[0], results[0])
     count, dtype, op = kernel.operands[0], api.DATA_TYPE[kernel.dtype], api.REDUCTION[kernel.reduction]
-    return [Call("ncclAllReduce", (operands[0], results[0], count, dtype, op))] if count else []
+    return [NcclCall("ncclAllReduce", (operands[0], results[0], count, dtype, op))] if count else []
 
 
 def reason_against(kernel: CommunicationKernel) -> str:
@@ -59,17 +59,17 @@ def reason_against(kernel: CommunicationKernel) -> str:
     return ""
 
 
-def _send(address: int, nbytes: int, peer: int) -> list[Call]:
-    return [Call("ncclSend", (address, nbytes, api.BYTE, peer))] if nbytes else []
+def _send(address: int, nbytes: int, peer: int) -> list[NcclCall]:
+    return [NcclCall("ncclSend", (address, nbytes, api.BYTE, peer))] if nbytes else []
 
 
-def _receive(address: int, nbytes: int, peer: int) -> list[Call]:
-    return [Call("ncclRecv", (address, nbytes, api.BYTE, peer))] if nbytes else []
+def _receive(address: int, nbytes: int, peer: int) -> list[NcclCall]:
+    return [NcclCall("ncclRecv", (address, nbytes, api.BYTE, peer))] if nbytes else []
 
 
-def _exchange(kernel: CommunicationKernel, operands: Sequence[int], results: Sequence[int]) -> list[Call]:
+def _exchange(kernel: CommunicationKernel, operands: Sequence[int], results: Sequence[int]) -> list[NcclCall]:
     size = DTYPES[kernel.dtype].itemsize
-    calls: list[Call] = []
+    calls: list[NcclCall] = []
     for m in in_order(kernel.sends):
         calls += _send(operands[m.buffer], kernel.operands[m.buffer] * size, m.peer)
     for m in in_order(kernel.receives):
@@ -85,25 +85,25 @@ def _parts(kernel: CommunicationKernel, address: int) -> Iterator[tuple[int, int
         yield position, address + (end - count) * size, count
 
 
-def _all_gather(kernel: CommunicationKernel, own: int, whole: int) -> list[Call]:
+def _all_gather(kernel: CommunicationKernel, own: int, whole: int) -> list[NcclCall]:
     """One call for equal pieces; else every member sends its piece to all, itself included."""
     size, count = DTYPES[kernel.dtype].itemsize, kernel.counts[kernel.position]
     if len(set(kernel.counts)) == 1:
-        return [Call("ncclAllGather", (own, whole, count * size, api.BYTE))] if count else []
-    calls: list[Call] = []
+        return [NcclCall("ncclAllGather", (own, whole, count * size, api.BYTE))] if count else []
+    calls: list[NcclCall] = []
     for position, address, elements in _parts(kernel, whole):
         calls += _send(own, count * size, position)
         calls += _receive(address, elements * size, position)
     return calls
 
 
-def _reduce_scatter(kernel: CommunicationKernel, whole: int, own: int) -> list[Call]:
+def _reduce_scatter(kernel: CommunicationKernel, whole: int, own: int) -> list[NcclCall]:
     """One call for equal parts; else one reduction to every member."""
     dtype, op, count = api.DATA_TYPE[kernel.dtype], api.REDUCTION["sum"], kernel.counts[kernel.position]
     if len(set(kernel.counts)) == 1:
-        return [Call("ncclReduceScatter", (whole, own, count, dtype, op))] if count else []
+        return [NcclCall("ncclReduceScatter", (whole, own, count, dtype, op))] if count else []
     return [
-        Call(
+        NcclCall(
             "ncclReduce", (address, own if position == kernel.position else 0, elements, dtype, op, position)
         )
         for position, address, elements in _parts(kernel, whole)
@@ -129,13 +129,13 @@ class HostRanks(Communicator[Array], Protocol):
 
 
 class Queued:
-    """See `Pending`: it runs when the stream comes to it."""
+    """See `PendingCommunication`: it runs when the stream comes to it."""
 
     def advance(self) -> bool:
         return True
 
     def finish(self) -> None:
-        """See `Pending.finish`; whoever waits for the stream waits for it."""
+        """See `PendingCommunication.finish`; whoever waits for the stream waits for it."""
 
 
 class NcclCommunicator:
@@ -183,7 +183,7 @@ class NcclCommunicator:
 
     def _compare(self, kernels: Sequence[CommunicationKernel], gpu: str) -> list[Group]:
         """The groups of all ranks, in one order; raises `DisagreementError`."""
-        own = Program(self.rank, self.size, {}, kernels).to_text()
+        own = RankProgram(self.rank, self.size, {}, kernels).to_text()
         texts = self._host.gather_texts(json.dumps([gpu, own]), doing="comparing programs of GPUs")
         given = [json.loads(text) for text in texts]
         gpus = [name for name, _ in given]
@@ -193,7 +193,7 @@ class NcclCommunicator:
                     f"ranks {gpus.index(name)} and {rank} have the same GPU ({name}), NCCL takes one rank "
                     f"per GPU: {self.size} ranks have {len(set(gpus))} GPUs"
                 )
-        programs = [Program.from_text(text) for _, text in given]
+        programs = [RankProgram.from_text(text) for _, text in given]
         faults = (reason_against(k) for p in programs for k in p.sequence)
         fault = next((f for f in faults if f), None) or next(find_stuck(programs), None)
         if fault:
@@ -246,7 +246,7 @@ class NcclCommunicator:
         if max(kernel.peers, default=0) >= self.size or kernel.rank not in (None, self.rank):
             raise InputError(f"rank {self.rank} of {self.size}: {doing}: it is for another rank")
 
-    def _issue(self, calls: Sequence[Call], handle: ctypes.c_void_p, stream: int, doing: str) -> None:
+    def _issue(self, calls: Sequence[NcclCall], handle: ctypes.c_void_p, stream: int, doing: str) -> None:
         """All calls as one group, which runs as one."""
         nccl, queue = self._nccl, ctypes.c_void_p(stream)
         nccl.call("ncclGroupStart", doing=doing)

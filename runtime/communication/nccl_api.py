@@ -22,10 +22,10 @@ class Nccl:
     def __init__(self, rank: int, library: Any = None) -> None:
         self.rank = rank
         self._library = api.open_nccl() if library is None else library
-        found = ctypes.c_int(0)
-        self.call("ncclGetVersion", ctypes.byref(found), doing="opening NCCL")
-        self.version = _version_text(found.value)
-        if found.value < api.LEAST_VERSION:
+        version = ctypes.c_int(0)
+        self.call("ncclGetVersion", ctypes.byref(version), doing="opening NCCL")
+        self.version = _version_text(version.value)
+        if version.value < api.LEAST_VERSION:
             least = _version_text(api.LEAST_VERSION)
             raise DeviceError(f"expected NCCL of at least version {least}, got {self.version}")
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tilewright.runtime.communication.agreement import Program
+from tilewright.runtime.communication.agreement import RankProgram
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 
 #: peer -> what is left of a communication with it: tags, elements, type
@@ -22,7 +22,7 @@ def in_order(messages: Sequence[Message]) -> list[Message]:
     return sorted(messages, key=lambda m: (m.peer, m.tag))
 
 
-def find_stuck(programs: Sequence[Program]) -> Iterator[str]:
+def find_stuck(programs: Sequence[RankProgram]) -> Iterator[str]:
     """Why programs, listed by rank, would wait for ever or mix up messages on streams; one fault at most."""
     ranks = [_Rank(deque(p.sequence)) for p in programs]
     moved = True
@@ -64,11 +64,11 @@ class _Rank:
 
 
 def _by_peer(messages: Sequence[Message], sizes: Sequence[int], dtype: str) -> _Left:
-    found: _Left = {}
+    left: _Left = {}
     for m in in_order(messages):
         if sizes[m.buffer]:
-            found.setdefault(m.peer, deque()).append((m.tag, sizes[m.buffer], dtype))
-    return found
+            left.setdefault(m.peer, deque()).append((m.tag, sizes[m.buffer], dtype))
+    return left
 
 
 def _deliver(number: int, rank: _Rank, ranks: Sequence[_Rank]) -> bool | str:

@@ -58,10 +58,10 @@ class Process:
         """Its state now; `elsewhere` where this machine cannot know."""
         if self.machine != _machine() or not self.began:
             return "elsewhere"
-        found = _stat(self.pid)
-        if found is None or found[1] != self.began:
+        state = _stat(self.pid)
+        if state is None or state[1] != self.began:
             return "gone"
-        return _STAT.get(found[0], "running")  # type: ignore[return-value]  # values of _STAT are states
+        return _STAT.get(state[0], "running")  # type: ignore[return-value]  # values of _STAT are states
 
     def describe(self) -> str:
         """The state in words that follow a comma."""

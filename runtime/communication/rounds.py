@@ -25,7 +25,7 @@ CHANNELS: tuple[Channel, ...] = ("message", "first", "second")
 Verb = Literal["send to", "receive from"]
 
 
-class Request(Protocol):
+class TransferRequest(Protocol):
     """A message that was posted: `peer` is at its other end, `verb` says what it does there."""
 
     @property
@@ -47,14 +47,14 @@ class Request(Protocol):
 class Transport(Protocol):
     """Posts messages between two ranks; those of one channel and tag between two ranks keep their order."""
 
-    def post_send(self, array: Array, peer: int, channel: Channel, tag: int) -> Request: ...
+    def post_send(self, array: Array, peer: int, channel: Channel, tag: int) -> TransferRequest: ...
 
-    def post_receive(self, array: Array, peer: int, channel: Channel, tag: int) -> Request: ...
+    def post_receive(self, array: Array, peer: int, channel: Channel, tag: int) -> TransferRequest: ...
 
 
 def rounds(
     kernel: CommunicationKernel, operands: Sequence[Array], results: Sequence[Array], transport: Transport
-) -> Iterator[list[Request]]:
+) -> Iterator[list[TransferRequest]]:
     """Post the messages of a communication round by round: each after all requests of the one before.
 
     operands, results: contiguous arrays of one dimension, of the kernel's type and sizes. When the iterator
@@ -101,7 +101,7 @@ def _share(
     counts: Sequence[int],
     channel: Channel,
     transport: Transport,
-) -> list[Request]:
+) -> list[TransferRequest]:
     """Every member's part to every other one."""
     parts = _cut(whole, counts)
     parts[kernel.position][...] = own
@@ -113,7 +113,7 @@ def _share(
 
 def _reduce(
     kernel: CommunicationKernel, operand: Array, own: Array, counts: Sequence[int], transport: Transport
-) -> Iterator[list[Request]]:
+) -> Iterator[list[TransferRequest]]:
     """This member's part of the reduction over all members, into `own`."""
     parts = _cut(operand, counts)
     others = list(_others(kernel)) if own.size else []

@@ -66,7 +66,7 @@ def urgent_stream(context: Context) -> Any:
     return context.call("cuStreamCreateWithPriority", flag, greatest)
 
 
-class PlanCommunications:
+class CudaCommunications:
     """The communications of one loaded plan, and the communicator they go through.
 
     communicator: between host memory, over which NCCL connects the GPUs for this plan alone, or one between
@@ -90,11 +90,11 @@ class PlanCommunications:
     @staticmethod
     def of(
         context: Context, plan: ExecutionPlan, communicator: AnyCommunicator | None
-    ) -> PlanCommunications | None:
+    ) -> CudaCommunications | None:
         """Those of a plan that communicates, or whose other ranks do; else None."""
         if not communications(plan) and (communicator is None or communicator.size == 1):
             return None
-        return PlanCommunications(context, plan, communicator)
+        return CudaCommunications(context, plan, communicator)
 
     def launch(
         self, index: int, launch: Launch, addresses: Mapping[str, int], doing: str
@@ -117,8 +117,8 @@ class PlanCommunications:
             self._wait_until("cuEventQuery", event, "")
 
     def _wait_until(self, query: str, handle: Any, doing: str) -> None:
-        told = doing or self._doing
-        self.ranks.wait(lambda: self._context.finished(query, handle, doing=told), doing=told)
+        work = doing or self._doing
+        self.ranks.wait(lambda: self._context.finished(query, handle, doing=work), doing=work)
 
     def drained(self, stream: Any) -> bool:
         """Wait until nothing runs on a stream; False where aborting did not end it in some seconds."""

@@ -147,10 +147,10 @@ class CudaDevice(Closable):
         `DeviceMissingError` where the library is not installed, `DeviceError` where it fails.
         """
         with self.context.current():
-            found = iter(self._library(provider).kernels(problem, workspace_bytes))
+            kernels = iter(self._library(provider).kernels(problem, workspace_bytes))
         while True:
             with self.context.current():
-                kernel = next(found, None)
+                kernel = next(kernels, None)
             if kernel is None:
                 return
             yield kernel

@@ -85,11 +85,11 @@ class GraphReplay:
         place = {int(node): index for index, node in enumerate(nodes[:count])}
         count = self._context.call("cuGraphGetEdges", self._graph, 0)[3]
         before, after, data, count = self._context.call("cuGraphGetEdges", self._graph, count)
-        found = [
+        edges = [
             GraphEdge(place[int(u)], place[int(v)], _number(e.type) != 0)
             for u, v, e in zip(before[:count], after[:count], data[:count], strict=True)
         ]
-        return sorted(found, key=lambda e: (e.before, e.after))
+        return sorted(edges, key=lambda e: (e.before, e.after))
 
     def handles(self) -> Iterator[tuple[str, Any]]:
         """The handles that have to be destroyed, each with the driver function that does it."""

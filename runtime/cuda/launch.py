@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright.runtime.cuda.communication import CommunicationLaunch, PlanCommunications
+from tilewright.runtime.cuda.communication import CommunicationLaunch, CudaCommunications
 from tilewright.runtime.cuda.context import Context
 from tilewright.runtime.cuda.plan_libraries import PlanLibraries
 from tilewright.runtime.errors import DeviceError
@@ -67,7 +67,7 @@ def prepare_launches(
     functions: Mapping[str, Any],
     addresses: Mapping[str, int],
     libraries: PlanLibraries,
-    communications: PlanCommunications | None = None,
+    communications: CudaCommunications | None = None,
 ) -> list[AnyLaunch]:
     """Fix every launch's parameters, check them against the kernel and opt in to large shared memory.
 

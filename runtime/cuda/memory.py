@@ -32,7 +32,7 @@ class CudaPool:
     libraries: Shared[Provider] = field(default_factory=Shared)
 
 
-class PlanMemory:
+class CudaPlanMemory:
     """Addresses of all buffers of one loaded plan. The context must be current in every method."""
 
     def __init__(self, context: Context, pool: CudaPool, plan: ExecutionPlan, stream: Any) -> None:

@@ -13,12 +13,12 @@ import numpy as np
 from tilewright.runtime.closable import Closable
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.cuda.arrays import CopyIn, DeviceArray, LentArray, copies_in
-from tilewright.runtime.cuda.communication import PlanCommunications
+from tilewright.runtime.cuda.communication import CudaCommunications
 from tilewright.runtime.cuda.context import Context
 from tilewright.runtime.cuda.eager import EagerReplay
 from tilewright.runtime.cuda.graph import CapturedGraph, ExplicitGraph, GraphEdge, GraphReplay
 from tilewright.runtime.cuda.launch import AnyLaunch, prepare_launches
-from tilewright.runtime.cuda.memory import CudaPool, PlanMemory, Staging
+from tilewright.runtime.cuda.memory import CudaPlanMemory, CudaPool, Staging
 from tilewright.runtime.cuda.plan_libraries import PlanLibraries
 from tilewright.runtime.dtypes import DTYPES, Array
 from tilewright.runtime.errors import DeviceError
@@ -56,7 +56,7 @@ class CudaPlan(Closable):
         replay: ReplayKind = "graph",
         communicator: AnyCommunicator | None = None,
     ) -> None:
-        """communicator: see `PlanCommunications`; for a plan that communicates."""
+        """communicator: see `CudaCommunications`; for a plan that communicates."""
         self.plan = plan
         self._context = context.again()
         self._pool = pool
@@ -65,17 +65,17 @@ class CudaPlan(Closable):
         self._replay: GraphReplay | EagerReplay | None = None
         self._launches: list[AnyLaunch] = []
         self._libraries: PlanLibraries | None = None
-        self._communications: PlanCommunications | None = None
+        self._communications: CudaCommunications | None = None
         self._staging: Staging | None = None
         self._started: list[CopyIn] | None = None
         self._broken = False
         self._lock = WorkLock()
-        self._memory: PlanMemory | None = None
+        self._memory: CudaPlanMemory | None = None
         try:
             with self._working():
                 flag = int(context.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
                 self._stream = self._context.call("cuStreamCreate", flag)
-                self._memory = PlanMemory(self._context, pool, plan, self._stream)
+                self._memory = CudaPlanMemory(self._context, pool, plan, self._stream)
                 if isinstance(constants, PlacedAddresses):
                     self._memory.place(constants.buffers, constants.arena)
                 else:
@@ -83,7 +83,7 @@ class CudaPlan(Closable):
                 self._libraries = PlanLibraries(pool.libraries, plan)
                 functions = self._load_functions()
                 addresses, own = self._memory.addresses, self._context
-                self._communications = PlanCommunications.of(own, plan, communicator)
+                self._communications = CudaCommunications.of(own, plan, communicator)
                 self._launches = prepare_launches(
                     own, plan, functions, addresses, self._libraries, self._communications
                 )

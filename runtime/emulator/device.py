@@ -1,7 +1,8 @@
 """The emulator device: CUDA C built for the CPU, one fiber per CUDA thread, in a process of its own.
 
-What builds the text is handed in (see `Builder`). A fault of a kernel (an access outside of a buffer, threads
-that diverge at a barrier, ...) becomes one `DeviceError` that names kernel, buffer, block and thread.
+The builder of the text is handed in (see `KernelBuilder`). A fault of a kernel (an access outside of a
+buffer, threads that diverge at a barrier, ...) becomes one `DeviceError` that names kernel, buffer, block and
+thread.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Built(Protocol):
     def log(self) -> str: ...
 
 
-class Builder(Protocol):
+class KernelBuilder(Protocol):
     """A compiler of CUDA C to programs of this machine, for instance `tilewright.codegen.EmulatorBuilder`."""
 
     @property
@@ -72,7 +73,9 @@ class EmulatorDevice(Closable):
     language = "cuda"
     driver_version = ""  # the compiler is part of the name
 
-    def __init__(self, builder: Builder, *, seed: int = 0, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(
+        self, builder: KernelBuilder, *, seed: int = 0, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
         if builder.missing:
             raise DeviceMissingError(builder.missing)
         self.builder, self.seed, self.timeout_s = builder, seed, timeout_s
@@ -233,23 +236,23 @@ class EmulatorPlan(Closable):
         return out
 
     def _explain(self, answer: str, complaint: str, status: int) -> str:
-        found = _ERROR.search(answer)
-        if found is None:
-            told = (complaint or answer).strip()[:400] or "no message"
-            return f"the emulator ended with status {status}: {told}"
-        index = int(found["launch"])
+        match = _ERROR.search(answer)
+        if match is None:
+            text = (complaint or answer).strip()[:400] or "no message"
+            return f"the emulator ended with status {status}: {text}"
+        index = int(match["launch"])
         if index < 0:
-            return f"emulator: {found['text']}"
+            return f"emulator: {match['text']}"
         launch = self.plan.launches[index]
-        where = f"{describe_launch(index, launch)}, block ({found['block']})"
-        if int(found["thread"]) >= 0:
-            where += f", thread {found['thread']}"
-        what = found["text"]
-        if found["buffer"] is not None:
-            name = list(self._owners())[int(found["buffer"])]
-            what += f" {name!r} of {self.plan.buffer_by_name[name].nbytes} bytes, at byte {found['offset']}"
+        where = f"{describe_launch(index, launch)}, block ({match['block']})"
+        if int(match["thread"]) >= 0:
+            where += f", thread {match['thread']}"
+        what = match["text"]
+        if match["buffer"] is not None:
+            name = list(self._owners())[int(match["buffer"])]
+            what += f" {name!r} of {self.plan.buffer_by_name[name].nbytes} bytes, at byte {match['offset']}"
         source = self.plan.kernel_by_name[launch.kernel].source.splitlines()
-        line = int(found["line"])
+        line = int(match["line"])
         shown = f" in line {line}: {source[line - 1].strip()}" if 0 < line <= len(source) else ""
         return f"{where}: {what}{shown}"
 

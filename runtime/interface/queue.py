@@ -187,9 +187,9 @@ class CappedMemory:
 
 def check_places(plan: ExecutionPlan, places: Mapping[str, Location]) -> None:
     """Raise `InputError` unless every buffer with memory of its own has a place that holds it."""
-    wanted = {b.name: b.nbytes for b in plan.buffers if b.kind in ("input", "output", "constant")}
-    wanted |= {ARENA: plan.arena_bytes} if plan.arena_bytes else {}
-    for name, nbytes in wanted.items():
+    sizes = {b.name: b.nbytes for b in plan.buffers if b.kind in ("input", "output", "constant")}
+    sizes |= {ARENA: plan.arena_bytes} if plan.arena_bytes else {}
+    for name, nbytes in sizes.items():
         place = places.get(name)
         if place is None:
             raise InputError(f"buffer {name!r}: expected a place, got none")

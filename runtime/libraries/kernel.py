@@ -15,7 +15,7 @@ from tilewright.runtime.libraries.convolution import ConvolutionProblem
 from tilewright.runtime.libraries.matmul import MatmulProblem
 from tilewright.runtime.libraries.norm import NormProblem
 from tilewright.runtime.libraries.problem import Argument, check_among, check_range
-from tilewright.runtime.strict_json import Fields, load_strict_json
+from tilewright.runtime.strict_json import JsonFields, load_strict_json
 
 #: the problem of each operation, and the operations of each library
 PROBLEMS: dict[str, type] = {
@@ -78,7 +78,7 @@ class LibraryKernel:
         """Read and check what `to_json` wrote; raises `InputError` for anything else."""
         where = "the library kernel"
         keys = ("provider", "operation", "version", "algorithm", "workspace_bytes", "problem")
-        fields = Fields(load_strict_json(text, where), where, keys)
+        fields = JsonFields(load_strict_json(text, where), where, keys)
         operation = fields.text("operation")
         check_among("operation", operation, tuple(PROBLEMS))
         kernel = LibraryKernel(
@@ -109,11 +109,11 @@ def _read(kind: type[Any], data: Any, where: str) -> Any:
     """A dataclass from its fields in JSON; those that may be None may be left out."""
     types = {f.name: get_type_hints(kind)[f.name] for f in dataclasses.fields(kind)}
     optional = tuple(name for name, t in types.items() if NoneType in get_args(t))
-    fields = Fields(data, where, tuple(name for name in types if name not in optional), optional)
+    fields = JsonFields(data, where, tuple(name for name in types if name not in optional), optional)
     return kind(**{name: _value(fields, name, t) for name, t in types.items() if name in fields.data})
 
 
-def _value(fields: Fields, name: str, kind: Any) -> Any:
+def _value(fields: JsonFields, name: str, kind: Any) -> Any:
     readers = {int: fields.integer, str: fields.text, bool: fields.flag, tuple[int, ...]: fields.integers}
     if kind in readers:
         return readers[kind](name)

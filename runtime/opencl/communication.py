@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.runtime.communication.communicator import HostCommunicator, Pending
+from tilewright.runtime.communication.communicator import HostCommunicator, PendingCommunication
 from tilewright.runtime.communication.replay import CommunicationOrder
 from tilewright.runtime.dtypes import DTYPES, Array
 from tilewright.runtime.opencl.driver import driver_errors
-from tilewright.runtime.opencl.memory import PlanMemory
+from tilewright.runtime.opencl.memory import OpenClPlanMemory
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, describe_launch
 
@@ -60,14 +60,19 @@ class _Begun:
     results: list[Array]
     copies: list[Any]
     event: CommunicationEvent
-    pending: Pending | None = None
+    pending: PendingCommunication | None = None
 
 
-class PlanCommunications:
+class OpenClCommunications:
     """The communications of one loaded plan."""
 
     def __init__(
-        self, cl: Any, queue: Any, plan: ExecutionPlan, memory: PlanMemory, communicator: HostCommunicator
+        self,
+        cl: Any,
+        queue: Any,
+        plan: ExecutionPlan,
+        memory: OpenClPlanMemory,
+        communicator: HostCommunicator,
     ) -> None:
         self._cl, self._queue, self._plan, self._memory = cl, queue, plan, memory
         self._communicator = communicator
@@ -133,7 +138,7 @@ class PlanCommunications:
 class Replay:
     """The communications of one replay: begun in the plan's order, finished in the same order."""
 
-    def __init__(self, communications: PlanCommunications) -> None:
+    def __init__(self, communications: OpenClCommunications) -> None:
         self._all = communications
         self._begun: list[_Begun] = []
         self._posted = self._finished = 0

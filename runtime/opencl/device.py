@@ -18,7 +18,7 @@ from tilewright.runtime.errors import (
 )
 from tilewright.runtime.interface.device import Progress
 from tilewright.runtime.opencl.driver import context_of, driver_errors
-from tilewright.runtime.opencl.memory import OpenClPool, PlanMemory
+from tilewright.runtime.opencl.memory import OpenClPlanMemory, OpenClPool
 from tilewright.runtime.opencl.plan import OpenClPlan, OpenClStreamedPlan
 from tilewright.runtime.opencl.platforms import (
     check_not_forked,
@@ -107,7 +107,7 @@ class OpenClDevice(Closable):
         if plan.arena_bytes and self.alignment > ALIGNMENT:
             plan = plan_with_layout(plan, layout_of(plan, alignment=self.alignment))
         self._check_limits(plan)
-        memory = PlanMemory(self.pool, plan)
+        memory = OpenClPlanMemory(self.pool, plan)
         try:
             programs = self._build(plan, memory, progress)
             memory.allocate(checked)
@@ -117,7 +117,7 @@ class OpenClDevice(Closable):
             memory.release()
             raise
 
-    def load_placed(self, plan: ExecutionPlan, memory: PlanMemory, queue: Any) -> OpenClPlan:
+    def load_placed(self, plan: ExecutionPlan, memory: OpenClPlanMemory, queue: Any) -> OpenClPlan:
         """Load a plan whose buffers are where `memory` says, to run on a queue that keeps the order.
 
         Raises as `load` does; `memory` belongs to the loaded plan, or is released.
@@ -137,20 +137,22 @@ class OpenClDevice(Closable):
                 ("work-items per group", launch.block, int(self.device.max_work_group_size)),
                 ("bytes of local memory", launch.shared_bytes, int(self.device.local_mem_size)),
             )
-            for what, asked, limit in limits:
-                if asked > limit:
+            for what, needed, limit in limits:
+                if needed > limit:
                     raise DeviceError(
-                        f"{describe_launch(index, launch)} asks for {asked} {what}; {self.name} has {limit}"
+                        f"{describe_launch(index, launch)} asks for {needed} {what}; {self.name} has {limit}"
                     )
         largest = max((b for b in plan.buffers if b.kind != "alias"), key=lambda b: b.nbytes, default=None)
-        asked = max(plan.arena_bytes, largest.nbytes if largest else 0)
-        if asked > self.device.max_mem_alloc_size:
+        needed = max(plan.arena_bytes, largest.nbytes if largest else 0)
+        if needed > self.device.max_mem_alloc_size:
             raise OutOfMemoryError(
-                f"the plan asks for one allocation of {asked} bytes; "
+                f"the plan asks for one allocation of {needed} bytes; "
                 f"{self.name} allows {self.device.max_mem_alloc_size}"
             )
 
-    def _build(self, plan: ExecutionPlan, memory: PlanMemory, progress: Progress | None) -> dict[str, Any]:
+    def _build(
+        self, plan: ExecutionPlan, memory: OpenClPlanMemory, progress: Progress | None
+    ) -> dict[str, Any]:
         kernels = [k for k in plan.kernels if k.language != "communication"]
         for kernel in kernels:
             if kernel.language != "opencl":

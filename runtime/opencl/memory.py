@@ -64,7 +64,7 @@ class OpenClPool:
         return buffer
 
 
-class PlanMemory:
+class OpenClPlanMemory:
     """The buffers and programs of one loaded plan: its own ones, and shared ones until `release`."""
 
     def __init__(self, pool: OpenClPool, plan: ExecutionPlan) -> None:

@@ -17,9 +17,9 @@ from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.communication.replay import communicator_for
 from tilewright.runtime.dtypes import DTYPES, Array
 from tilewright.runtime.errors import DeviceError, InputError
-from tilewright.runtime.opencl.communication import CommunicationEvent, PlanCommunications, Replay
+from tilewright.runtime.opencl.communication import CommunicationEvent, OpenClCommunications, Replay
 from tilewright.runtime.opencl.driver import driver_error, driver_errors
-from tilewright.runtime.opencl.memory import PlanMemory
+from tilewright.runtime.opencl.memory import OpenClPlanMemory
 from tilewright.runtime.opencl.platforms import check_not_forked
 from tilewright.runtime.plan.arrays import check_repeats, host_inputs
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch, describe_launch
@@ -105,7 +105,7 @@ class OpenClPlan(Closable):
         self,
         device: QueueSource,
         plan: ExecutionPlan,
-        memory: PlanMemory,
+        memory: OpenClPlanMemory,
         programs: Mapping[str, Any],
         queue: Any = None,
         communicator: AnyCommunicator | None = None,
@@ -127,7 +127,7 @@ class OpenClPlan(Closable):
         if talking and self._timed is None:  # communications stay on the queue that they begin on
             self._queue = self._timed = device.new_queue(out_of_order=self._order.out_of_order)
         self._communications = (
-            PlanCommunications(self._cl, self._queue, plan, memory, talking) if talking else None
+            OpenClCommunications(self._cl, self._queue, plan, memory, talking) if talking else None
         )
         others = self._communications.order.kernels if self._communications else {}
         self._commands = [

@@ -187,8 +187,8 @@ def _libraries_of_wheels() -> Iterator[Path]:
             continue
         with suppress(importlib.metadata.PackageNotFoundError):
             files = importlib.metadata.distribution(implementation.distribution).files or ()
-            found = (Path(str(f.locate())).resolve() for f in files if f.name == implementation.library)
-            yield from (path for path in found if path.is_file())
+            files_found = (Path(str(f.locate())).resolve() for f in files if f.name == implementation.library)
+            yield from (path for path in files_found if path.is_file())
 
 
 def _entries(variables: dict[str, str], libraries: Sequence[Path]) -> Iterator[str]:

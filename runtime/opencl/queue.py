@@ -21,7 +21,7 @@ from tilewright.runtime.interface.queue import (
 )
 from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.opencl.driver import driver_errors
-from tilewright.runtime.opencl.memory import OpenClPool, PlanMemory
+from tilewright.runtime.opencl.memory import OpenClPlanMemory, OpenClPool
 from tilewright.runtime.opencl.plan import NANOSECOND, OpenClPlan
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, describe_launch
 from tilewright.runtime.storage.buffers import AlignedAllocator
@@ -183,7 +183,7 @@ class OpenClPlacedPlan:
         self._loaded.close()
 
 
-class _Placed(PlanMemory):
+class _Placed(OpenClPlanMemory):
     """Memory of a plan that is somebody else's; programs are shared as ever."""
 
     def __init__(self, pool: OpenClPool, plan: ExecutionPlan, places: Mapping[str, Location]) -> None:

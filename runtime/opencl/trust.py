@@ -72,8 +72,8 @@ def find_device(name: str | None = None) -> tuple[Any, int]:
     if refused:
         raise DeviceMissingError("; ".join(refused))
     known = ", ".join(map(full_name, devices)) or "none; pip install 'tilewright[opencl]'"
-    wanted = f" named like {name!r}" if name else ""
-    raise DeviceMissingError(f"expected an OpenCL device{wanted}, found: {known}")
+    labels = f" named like {name!r}" if name else ""
+    raise DeviceMissingError(f"expected an OpenCL device{labels}, found: {known}")
 
 
 def verdict_on(device: Any) -> Verdict:
@@ -102,9 +102,9 @@ def _key(device: Any) -> str:
 
 def processor() -> str:
     """The processor's name and features as the system shows them."""
-    wanted = ("model name", "flags", "Features", "CPU part")
+    labels = ("model name", "flags", "Features", "CPU part")
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as stream:
-        return "".join(sorted({line for line in stream if line.startswith(wanted)}))
+        return "".join(sorted({line for line in stream if line.startswith(labels)}))
     return platform.processor()
 
 

@@ -311,20 +311,20 @@ def _contract_faults(plan: ExecutionPlan) -> Iterator[PlanFault]:
 
 
 def _launch_contract_faults(plan: ExecutionPlan, launch: Launch, contract: KernelContract) -> Iterator[str]:
-    for what, wanted, got in (
+    for what, expected, got in (
         ("the grid", contract.grid, launch.grid),
         ("the block", contract.block, launch.block),
         ("shared_bytes", contract.shared_bytes, launch.shared_bytes),
         ("writes", contract.writes, launch.writes),
         ("a number of arguments", len(contract.spans), len(launch.args)),
     ):
-        if wanted != got:
-            yield f"expected {what} {wanted} that its kernel was made for, got {got}"
+        if expected != got:
+            yield f"expected {what} {expected} that its kernel was made for, got {got}"
             return
     for name, span in zip(launch.args, contract.spans, strict=True):
         if plan.buffer_by_name[name].nbytes < span:
-            held = plan.buffer_by_name[name].nbytes
-            yield f"its kernel touches {span} bytes of an argument, {name!r} holds {held}"
+            nbytes = plan.buffer_by_name[name].nbytes
+            yield f"its kernel touches {span} bytes of an argument, {name!r} holds {nbytes}"
 
 
 def _library_faults(plan: ExecutionPlan) -> Iterator[PlanFault]:
@@ -336,19 +336,19 @@ def _library_faults(plan: ExecutionPlan) -> Iterator[PlanFault]:
 
 
 def _library_launch_faults(plan: ExecutionPlan, launch: Launch, kernel: LibraryKernel) -> Iterator[str]:
-    wanted = kernel.arguments()
-    if len(launch.args) != len(wanted):
-        yield f"expected {len(wanted)} arguments of {kernel.provider}, got {len(launch.args)}"
+    arguments = kernel.arguments()
+    if len(launch.args) != len(arguments):
+        yield f"expected {len(arguments)} arguments of {kernel.provider}, got {len(launch.args)}"
         return
     if tuple(sorted(launch.writes)) != kernel.writes or launch.in_place:
         yield f"expected it to write the arguments {kernel.writes} and nothing in place, got {launch.writes}"
-    for name, argument in zip(launch.args, wanted, strict=True):
+    for name, argument in zip(launch.args, arguments, strict=True):
         buffer, (owner, offset) = plan.buffer_by_name[name], plan.locate(name)
-        held = buffer.nbytes // DTYPES[buffer.dtype].itemsize
-        if buffer.dtype != argument.dtype or held < argument.span:
+        elements = buffer.nbytes // DTYPES[buffer.dtype].itemsize
+        if buffer.dtype != argument.dtype or elements < argument.span:
             yield (
                 f"expected {argument.role} to hold {argument.span} elements of {argument.dtype}, "
-                f"{name!r} holds {held} of {buffer.dtype}"
+                f"{name!r} holds {elements} of {buffer.dtype}"
             )
         if offset % POINTER_BYTES:
             yield f"{name!r} begins at byte {offset} of {owner.name!r}, not at a multiple of {POINTER_BYTES}"
@@ -365,14 +365,14 @@ def _communication_faults(plan: ExecutionPlan) -> Iterator[PlanFault]:
     kernels = {
         k.name: CommunicationKernel.from_json(k.source) for k in plan.kernels if k.language == "communication"
     }
-    found = [i for i, launch in enumerate(plan.launches) if launch.kernel in kernels]
-    if not found:
+    indices = [i for i, launch in enumerate(plan.launches) if launch.kernel in kernels]
+    if not indices:
         return
     before = plan.dag.ancestors
-    for index in found:
+    for index in indices:
         launch = plan.launches[index]
         yield from _of_launch(plan, index, _communication_launch_faults(plan, launch, kernels[launch.kernel]))
-    for earlier, later in pairwise(found):
+    for earlier, later in pairwise(indices):
         if not before[later] >> earlier & 1:
             name = plan.launches[later].kernel
             text = f"launch {later} ({name}) communicates, but no dependency puts it after launch {earlier}"

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import InputError
-from tilewright.runtime.strict_json import Fields, load_strict_json
+from tilewright.runtime.strict_json import JsonFields, load_strict_json
 
 Kind = Literal["exchange", "all_gather", "all_reduce", "reduce_scatter"]
 Reduction = Literal["sum", "max"]
@@ -73,8 +73,8 @@ class CommunicationKernel:
     def peers(self) -> tuple[int, ...]:
         """The other global ranks it needs, ascending."""
         own = self.rank
-        found = {m.peer for m in (*self.sends, *self.receives)} | {m for m in self.members if m != own}
-        return tuple(sorted(found))
+        ranks = {m.peer for m in (*self.sends, *self.receives)} | {m for m in self.members if m != own}
+        return tuple(sorted(ranks))
 
     @property
     def writes(self) -> tuple[int, ...]:
@@ -113,7 +113,7 @@ class CommunicationKernel:
         """Read and check what `to_json` wrote; raises `InputError` for anything else."""
         where = "the communication kernel"
         names = tuple(f.name for f in dataclasses.fields(CommunicationKernel))
-        fields = Fields(load_strict_json(text, where), where, names)
+        fields = JsonFields(load_strict_json(text, where), where, names)
         kernel = CommunicationKernel(
             kind=fields.text("kind"),  # type: ignore[arg-type]  # check() looks at the value
             dtype=fields.text("dtype"),
@@ -140,7 +140,7 @@ def _listed(ranks: Any) -> str:
 
 
 def _read_message(data: Any, where: str) -> Message:
-    fields = Fields(data, where, ("peer", "tag", "buffer"))
+    fields = JsonFields(data, where, ("peer", "tag", "buffer"))
     return Message(fields.integer("peer"), fields.integer("tag"), fields.integer("buffer"))
 
 
@@ -163,15 +163,15 @@ def _exchange_faults(k: CommunicationKernel) -> list[str]:
     faults = ["an exchange has no members, position or counts"] * bool(k.members or k.position or k.counts)
     if not k.sends and not k.receives:
         faults.append("expected a message")
-    for what, messages, held in (("send", k.sends, k.operands), ("receive", k.receives, k.results)):
+    for what, messages, buffers in (("send", k.sends, k.operands), ("receive", k.receives, k.results)):
         for m in messages:
-            if not 0 <= m.peer < MAX_RANKS or not 0 <= m.tag <= MAX_TAG or not 0 <= m.buffer < len(held):
+            if not 0 <= m.peer < MAX_RANKS or not 0 <= m.tag <= MAX_TAG or not 0 <= m.buffer < len(buffers):
                 faults.append(
-                    f"expected a rank below {MAX_RANKS}, a tag up to {MAX_TAG} and a buffer of {len(held)} "
-                    f"to {what}, got {m}"
+                    f"expected a rank below {MAX_RANKS}, a tag up to {MAX_TAG} and a buffer of "
+                    f"{len(buffers)} to {what}, got {m}"
                 )
-        if {m.buffer for m in messages} != set(range(len(held))):
-            faults.append(f"expected every buffer of {len(held)} to be part of a {what}")
+        if {m.buffer for m in messages} != set(range(len(buffers))):
+            faults.append(f"expected every buffer of {len(buffers)} to be part of a {what}")
     if len(k.receives) != len(k.results):
         faults.append("a result is received twice")
     return faults
@@ -190,9 +190,9 @@ def _collective_faults(k: CommunicationKernel) -> list[str]:
         return [*faults, f"expected a count per member ({len(k.members)}), got {len(k.counts)}"]
     else:
         part, whole = (k.counts[k.position],), (sum(k.counts),)
-        wanted = (part, whole) if k.kind == "all_gather" else (whole, part)
-        if (k.operands, k.results) != wanted:
-            faults.append(f"expected operands and results of {wanted}, got {(k.operands, k.results)}")
+        expected = (part, whole) if k.kind == "all_gather" else (whole, part)
+        if (k.operands, k.results) != expected:
+            faults.append(f"expected operands and results of {expected}, got {(k.operands, k.results)}")
     if k.dtype == "bool" and k.kind != "all_gather" and (k.kind, k.reduction) != ("all_reduce", "max"):
         faults.append("expected numbers to add, got bool")
     if k.kind != "all_reduce" and k.reduction != "sum":

@@ -29,7 +29,7 @@ from tilewright.runtime.plan.execution_plan import ExecutionPlan
 from tilewright.runtime.plan.json_form import plan_from_json, plan_to_json
 from tilewright.runtime.plan.tensor_file import read_tensors, write_tensors
 from tilewright.runtime.shared_memory import content_key
-from tilewright.runtime.strict_json import Fields, load_strict_json
+from tilewright.runtime.strict_json import JsonFields, load_strict_json
 
 CONTAINER_VERSION, BUCKETS_VERSION = 1, 2
 PLAN_FILE, WEIGHTS_FILE = "plan.json", "weights.safetensors"
@@ -146,13 +146,13 @@ def _written(path: Path) -> Iterator[Any]:
         raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
-def _read_archive(archive: zipfile.ZipFile) -> tuple[Fields, dict[str, bytes]]:
+def _read_archive(archive: zipfile.ZipFile) -> tuple[JsonFields, dict[str, bytes]]:
     """The manifest and all members but it, sizes, names and hashes checked; raises `InputError`."""
     _check_members(archive)
     if "manifest.json" not in archive.namelist():
         raise InputError("expected a saved executable, but there is no manifest.json in it")
     text = _decode("manifest.json", _read_bounded(archive, "manifest.json"))
-    manifest = Fields(
+    manifest = JsonFields(
         load_strict_json(text, "manifest.json"), "manifest.json", _MANIFEST_KEYS, optional=("buckets",)
     )
     hashes = manifest.mapping("sha256")
@@ -163,7 +163,7 @@ def _read_archive(archive: zipfile.ZipFile) -> tuple[Fields, dict[str, bytes]]:
     return manifest, {name: _read_checked(archive, name, hashes[name]) for name in sorted(names)}
 
 
-def _read_single(manifest: Fields, members: Mapping[str, bytes]) -> SavedExecutable:
+def _read_single(manifest: JsonFields, members: Mapping[str, bytes]) -> SavedExecutable:
     """The executable of a container that holds one plan; raises `InputError`."""
     if "buckets" in manifest.data:
         raise InputError(
@@ -186,7 +186,7 @@ def _require_members(members: Mapping[str, bytes], *names: str) -> None:
             raise InputError(f"member {name!r} is missing")
 
 
-def _check_target(manifest: Fields, plan: ExecutionPlan) -> None:
+def _check_target(manifest: JsonFields, plan: ExecutionPlan) -> None:
     """Raise `InputError` where the manifest names another target than the plan."""
     if manifest.text("target") != plan.target:
         raise InputError(f"the manifest's target is not that of the plan, {plan.target!r}")
@@ -349,7 +349,7 @@ def read_saved(path: str | os.PathLike[str]) -> SavedExecutable | SavedBuckets:
         return _read_buckets(manifest, members)
 
 
-def _read_buckets(manifest: Fields, members: Mapping[str, bytes]) -> SavedBuckets:
+def _read_buckets(manifest: JsonFields, members: Mapping[str, bytes]) -> SavedBuckets:
     all_facts = _list_of_facts(manifest)
     _require_members(members, WEIGHTS_FILE)
     parts: list[dict[str, bytes]] = [{} for _ in all_facts]
@@ -373,7 +373,7 @@ def _read_buckets(manifest: Fields, members: Mapping[str, bytes]) -> SavedBucket
     return SavedBuckets(tuple(buckets), manifest.mapping("facts"))
 
 
-def _list_of_facts(manifest: Fields) -> Sequence[dict[str, Any]]:
+def _list_of_facts(manifest: JsonFields) -> Sequence[dict[str, Any]]:
     facts = manifest.data.get("buckets")
     if not isinstance(facts, list) or not facts or not all(isinstance(f, dict) for f in facts):
         raise InputError("manifest.json: expected 'buckets' to be a list of objects, at least one")
@@ -381,7 +381,7 @@ def _list_of_facts(manifest: Fields) -> Sequence[dict[str, Any]]:
 
 
 def _read_bucket(
-    manifest: Fields,
+    manifest: JsonFields,
     members: Mapping[str, bytes],
     weights: Mapping[str, Array],
     facts: Mapping[str, Any],

@@ -17,7 +17,7 @@ from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, PlanFa
 
 
 @dataclass(frozen=True)
-class Access:
+class BufferAccess:
     """One argument of one launch: the bytes it may touch inside the buffer that owns them.
 
     box: the elements it may touch of these, where it is a box of that buffer (or all of it).
@@ -31,7 +31,7 @@ class Access:
     writes: bool
     box: Box | None = None
 
-    def apart(self, other: Access) -> bool:
+    def apart(self, other: BufferAccess) -> bool:
         """Return whether the two touch no common byte."""
         if self.box is not None and other.box is not None:
             return volume(common(self.box, other.box)) == 0
@@ -61,7 +61,7 @@ def find_hazards(plan: ExecutionPlan) -> list[str]:
 def located_hazards(plan: ExecutionPlan) -> Iterator[PlanFault]:
     """Yield the hazards of `find_hazards` with the launch or the buffer that has each."""
     before = plan.dag.ancestors
-    by_owner: dict[str, list[Access]] = defaultdict(list)
+    by_owner: dict[str, list[BufferAccess]] = defaultdict(list)
     for access in _accesses(plan):
         by_owner[access.owner].append(access)
     pairs = _Pairs()
@@ -90,23 +90,25 @@ class _Pairs:
             )
 
 
-def _accesses(plan: ExecutionPlan) -> Iterator[Access]:
+def _accesses(plan: ExecutionPlan) -> Iterator[BufferAccess]:
     for index, launch in enumerate(plan.launches):
         written = set(launch.writes)
         for position, name in enumerate(launch.args):
             owner, start = plan.locate(name)
             buffer = plan.buffer_by_name[name]
             end = start + buffer.nbytes
-            yield Access(index, owner.name, name, start, end, position in written, box_of(owner, buffer))
+            yield BufferAccess(
+                index, owner.name, name, start, end, position in written, box_of(owner, buffer)
+            )
 
 
 def _ordered(first: int, second: int, before: Sequence[int]) -> bool:
     return bool(before[second] >> first & 1)
 
 
-def _races(accesses: list[Access], before: Sequence[int], pairs: _Pairs) -> Iterator[PlanFault]:
+def _races(accesses: list[BufferAccess], before: Sequence[int], pairs: _Pairs) -> Iterator[PlanFault]:
     """Pairs of uses, one of them a write, that nothing orders; `accesses` come by launch."""
-    of_launch: dict[int, list[Access]] = defaultdict(list)
+    of_launch: dict[int, list[BufferAccess]] = defaultdict(list)
     used = written = 0  # the launches so far that touch these bytes, and that write them
     for access in accesses:
         here = 1 << access.launch
@@ -128,8 +130,10 @@ def _races(accesses: list[Access], before: Sequence[int], pairs: _Pairs) -> Iter
         written |= here if access.writes else 0
 
 
-def _unwritten_reads(accesses: list[Access], before: Sequence[int], pairs: _Pairs) -> Iterator[PlanFault]:
-    written: dict[int, list[Access]] = defaultdict(list)
+def _unwritten_reads(
+    accesses: list[BufferAccess], before: Sequence[int], pairs: _Pairs
+) -> Iterator[PlanFault]:
+    written: dict[int, list[BufferAccess]] = defaultdict(list)
     for access in accesses:
         if access.writes:
             written[access.launch].append(access)
@@ -151,7 +155,7 @@ def _unwritten_reads(accesses: list[Access], before: Sequence[int], pairs: _Pair
             yield PlanFault(text, "launches", read.launch)
 
 
-def _elements_of(writers: list[Access], read: Access) -> float:
+def _elements_of(writers: list[BufferAccess], read: BufferAccess) -> float:
     """At most the share of what is read that the writers write; 1 where a writer is no box."""
     if read.box is None or any(w.box is None for w in writers) or not volume(read.box):
         return 1.0
@@ -189,7 +193,7 @@ class _Tenant:
 
 
 def _early_reuse(
-    plan: ExecutionPlan, by_owner: dict[str, list[Access]], before: Sequence[int]
+    plan: ExecutionPlan, by_owner: dict[str, list[BufferAccess]], before: Sequence[int]
 ) -> Iterator[PlanFault]:
     """Buffers that share bytes although a use of the later one may come before one of the earlier one.
 
@@ -215,7 +219,7 @@ def _early_reuse(
         (t.buffer.offset, 1, i) for i, t in enumerate(tenants)
     ])  # fmt: skip
     active: list[tuple[tuple[int, int], int]] = []  # time and number of those that hold the current byte
-    told: set[str] = set()
+    reported: set[str] = set()
     for _, begins, number in events:
         entry = (tenants[number].time, number)
         at = bisect_left(active, entry)
@@ -232,22 +236,22 @@ def _early_reuse(
             if not (follows(one, other) or follows(other, one)):
                 first, second = sorted((one.buffer, other.buffer), key=lambda b: b.offset)
                 names = f"{first.name!r} and {second.name!r}"
-                if names not in told:
-                    told.add(names)
+                if names not in reported:
+                    reported.add(names)
                     text = f"{names} share arena bytes, but their uses may interleave"
                     yield PlanFault(text, "buffers", plan.buffers.index(second))
 
 
 def _tenants(
-    plan: ExecutionPlan, by_owner: dict[str, list[Access]], before: Sequence[int]
+    plan: ExecutionPlan, by_owner: dict[str, list[BufferAccess]], before: Sequence[int]
 ) -> Iterator[_Tenant]:
     """The buffers of the arena that some launch uses."""
-    kept = {plan.locate(name)[0].name for name in plan.outputs}
+    returned = {plan.locate(name)[0].name for name in plan.outputs}
     for buffer in plan.buffers:
         launches = {access.launch for access in by_owner.get(buffer.name, ())}
         if buffer.kind == "arena" and buffer.nbytes and launches:
             uses = reduce(or_, (1 << launch for launch in launches))
-            yield _Tenant(buffer, uses, _before_all(uses, before), buffer.name in kept)
+            yield _Tenant(buffer, uses, _before_all(uses, before), buffer.name in returned)
 
 
 def _before_all(launches: int, before: Sequence[int]) -> int:
@@ -255,7 +259,7 @@ def _before_all(launches: int, before: Sequence[int]) -> int:
     return reduce(and_, (before[launch] for launch in members(launches)), -1)
 
 
-def _unwritten_outputs(plan: ExecutionPlan, by_owner: dict[str, list[Access]]) -> Iterator[PlanFault]:
+def _unwritten_outputs(plan: ExecutionPlan, by_owner: dict[str, list[BufferAccess]]) -> Iterator[PlanFault]:
     for name in plan.outputs:
         owner = plan.locate(name)[0]
         device_owned = owner.kind in ("output", "arena") and owner.nbytes > 0

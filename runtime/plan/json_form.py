@@ -17,7 +17,7 @@ from tilewright.runtime.plan.execution_plan import (
     Launch,
 )
 from tilewright.runtime.plan.hazards import check_hazards
-from tilewright.runtime.strict_json import Fields, load_strict_json
+from tilewright.runtime.strict_json import JsonFields, load_strict_json
 
 _PLAN_KEYS = (
     "format_version", "target", "arena_bytes", "inputs", "outputs", "kernels", "buffers", "launches",
@@ -81,7 +81,7 @@ def plan_from_json(
     but a well-formed plan, in bounded time and memory.
     """
     data = load_strict_json(text, "the plan")
-    root = Fields(data, "plan", _PLAN_KEYS)
+    root = JsonFields(data, "plan", _PLAN_KEYS)
     plan = validate(
         ExecutionPlan(
             target=root.text("target"),
@@ -104,7 +104,7 @@ def _read_buffer(data: Any, where: str) -> Buffer:
     # Without these: written before aliases could be boxes, and before names were made safe for a plan.
     optional = ("strides", "start", "label")
     required = tuple(name for name in Buffer.__dataclass_fields__ if name not in optional)
-    fields = Fields(data, where, required, optional=optional)
+    fields = JsonFields(data, where, required, optional=optional)
     return Buffer(
         name=fields.text("name"),
         dtype=fields.text("dtype"),
@@ -123,7 +123,7 @@ def _read_kernel(
     data: Any, where: str, sources: Mapping[str, str], binaries: Mapping[str, bytes]
 ) -> KernelCode:
     keys = ("name", "entry", "language", "arch", "has_binary", "resources")
-    fields = Fields(data, where, keys, optional=("source", "overlaps", "contract"))
+    fields = JsonFields(data, where, keys, optional=("source", "overlaps", "contract"))
     name = fields.text("name")
     source = fields.text("source") if "source" in data else sources.get(name)
     if source is None:
@@ -149,7 +149,7 @@ def read_resources(data: Any, where: str) -> KernelResources | None:
     """Read the resources of a kernel on a GPU from a JSON object of its fields; raises `InputError`."""
     if data is None:
         return None
-    counts = Fields(data, where, tuple(KernelResources.__dataclass_fields__))
+    counts = JsonFields(data, where, tuple(KernelResources.__dataclass_fields__))
     return KernelResources(
         counts.integer("registers"), counts.integer("spill_bytes"), counts.integer("shared_bytes")
     )
@@ -159,14 +159,14 @@ def read_contract(data: Any, where: str) -> KernelContract | None:
     """Read the contract of a kernel's launches from a JSON object of its fields; raises `InputError`."""
     if data is None:
         return None
-    fields = Fields(data, where, _CONTRACT)
+    fields = JsonFields(data, where, _CONTRACT)
     return KernelContract(
         _grid(fields), fields.integer("block"), fields.integer("shared_bytes"), fields.integers("spans"),
         fields.integers("writes"),
     )  # fmt: skip
 
 
-def _grid(fields: Fields) -> tuple[int, int, int]:
+def _grid(fields: JsonFields) -> tuple[int, int, int]:
     grid = fields.integers("grid")
     if len(grid) != 3:
         raise InputError(f"{fields.where}: expected a grid of three extents, got {len(grid)}")
@@ -176,7 +176,7 @@ def _grid(fields: Fields) -> tuple[int, int, int]:
 def _read_launch(data: Any, where: str) -> Launch:
     # Without `in_place`: written before operands could be overwritten.
     required = tuple(name for name in Launch.__dataclass_fields__ if name != "in_place")
-    fields = Fields(data, where, required, optional=("in_place",))
+    fields = JsonFields(data, where, required, optional=("in_place",))
     return Launch(
         kernel=fields.text("kernel"),
         args=fields.texts("args"),

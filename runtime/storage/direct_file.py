@@ -52,8 +52,8 @@ class DirectFile:
 
     def state(self) -> FileState:
         """Size and time of the last change."""
-        found = os.fstat(self._descriptor)
-        return FileState(found.st_size, found.st_mtime_ns)
+        status = os.fstat(self._descriptor)
+        return FileState(status.st_size, status.st_mtime_ns)
 
     def read_into(self, view: memoryview, offset: int, step: str) -> None:
         """Fill `view` (whole pages at an aligned address) from byte `offset`.

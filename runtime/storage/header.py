@@ -26,7 +26,7 @@ from tilewright.runtime.storage.layout import (
     plan_layout,
     round_up,
 )
-from tilewright.runtime.strict_json import MAX_JSON_CHARS, Fields, load_strict_json
+from tilewright.runtime.strict_json import MAX_JSON_CHARS, JsonFields, load_strict_json
 
 STORE_VERSION = 1
 _FORMAT = "tilewright-store"
@@ -165,7 +165,7 @@ def _decoded(data: bytes) -> StoreHeader:
         entries = load_strict_json(data[8:].decode("ascii"), "header")
     except UnicodeDecodeError:
         raise InputError("header: expected ASCII text") from None
-    metadata = Fields(
+    metadata = JsonFields(
         entries.pop(_METADATA),
         _METADATA,
         ("format", "version", "header_crc32", "block_bytes", "crc32", "steps"),
@@ -181,7 +181,7 @@ def _decoded(data: bytes) -> StoreHeader:
 
 
 def _tensor_spec(name: str, entry: Any) -> TensorSpec:
-    fields = Fields(entry, f"tensor {name!r:.100}", ("dtype", "shape", "data_offsets"))
+    fields = JsonFields(entry, f"tensor {name!r:.100}", ("dtype", "shape", "data_offsets"))
     dtype = _DTYPES_BY_NAME.get(fields.text("dtype"))
     if dtype is None:
         raise InputError(f"tensor {name!r:.100}: unknown element type {fields.text('dtype')!r:.100}")

@@ -18,7 +18,7 @@ from tilewright.runtime.storage.buffers import AlignedAllocator, HostAllocator, 
 from tilewright.runtime.storage.layout import BLOCK_BYTES, StepSpec, TensorSpec
 from tilewright.runtime.storage.prefetch import OverlapFacts, Prefetcher
 from tilewright.runtime.storage.scratch import ScratchStore
-from tilewright.runtime.storage.source import IoOptions, Pending, StepSource
+from tilewright.runtime.storage.source import IoOptions, PendingTransfer, StepSource
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ def read_for(source: StepSource, steps: range, allocator: HostAllocator, seconds
 def _affordable(folder: str, step_bytes: int, max_bytes: int) -> tuple[int, int]:
     """Return how many steps of how many bytes fit; one step is all where memory or storage is short."""
     try:
-        found = os.statvfs(folder)
+        space = os.statvfs(folder)
     except OSError as error:
         raise StorageError(f"{folder}: its free space cannot be found ({error.strerror or error})") from None
-    room = min(max_bytes, found.f_bavail * found.f_frsize // 2)
+    room = min(max_bytes, space.f_bavail * space.f_frsize // 2)
     if room < 2 * BLOCK_BYTES:
         raise StorageError(f"{folder}: measuring takes {4 * BLOCK_BYTES} free bytes, there are {2 * room}")
     step_bytes = min(step_bytes, room // 2 // BLOCK_BYTES * BLOCK_BYTES)
@@ -161,7 +161,7 @@ class _Writes:
 
     def __init__(self, scratch: ScratchStore, buffer: HostBuffer) -> None:
         self._scratch, self._buffer = scratch, buffer
-        self._pending: deque[Pending] = deque()
+        self._pending: deque[PendingTransfer] = deque()
 
     def start(self, number: int) -> None:
         self._pending.append(self._scratch.start_write(number, self._buffer))

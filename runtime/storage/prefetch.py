@@ -15,7 +15,7 @@ from tilewright.runtime.dtypes import Array
 from tilewright.runtime.errors import DeviceError, InputError
 from tilewright.runtime.storage.buffers import HostAllocator, HostBuffer
 from tilewright.runtime.storage.layout import StoredStep
-from tilewright.runtime.storage.source import Pending, StepSource, Transfer
+from tilewright.runtime.storage.source import PendingTransfer, StepSource, Transfer
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Prefetcher(Closable):
         self._source, self._schedule, self._allocator = source, iter(schedule), allocator
         self._lock = threading.Lock()
         self._buffers: list[HostBuffer] = []
-        self._ahead: deque[tuple[int, HostBuffer, Pending]] = deque()
+        self._ahead: deque[tuple[int, HostBuffer, PendingTransfer]] = deque()
         self._used: deque[UsedStep] = deque(maxlen=KEPT_STEPS)
         self._failure: DeviceError | InputError | None = None
         self._ended = False

@@ -114,10 +114,10 @@ def compare_checksums(
 ) -> None:
     """Compare each block of `part`, which is the step from byte `begin` on; raises `StorageError`."""
     for at in range(0, len(part), BLOCK_BYTES):
-        found = zlib.crc32(part[at : at + BLOCK_BYTES])
-        wanted = int(expected[(begin + at) // BLOCK_BYTES])
-        if found != wanted:
+        checksum = zlib.crc32(part[at : at + BLOCK_BYTES])
+        stored_sum = int(expected[(begin + at) // BLOCK_BYTES])
+        if checksum != stored_sum:
             raise StorageError(
                 f"{path}: step {stored.name!r:.100}: the bytes from {stored.offset + begin + at} on have the "
-                f"checksum {found:08x}, {wanted:08x} was written"
+                f"checksum {checksum:08x}, {stored_sum:08x} was written"
             )

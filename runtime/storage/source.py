@@ -69,7 +69,7 @@ class Transfer:
     verified: bool
 
 
-class Pending(Protocol):
+class PendingTransfer(Protocol):
     """A step on its way; the buffer belongs to it until `wait` or `cancel` returned."""
 
     def done(self) -> bool:
@@ -98,6 +98,6 @@ class StepSource(Protocol):
         """The facts of how it reads."""
         ...
 
-    def start(self, step: int, buffer: HostBuffer) -> Pending:
+    def start(self, step: int, buffer: HostBuffer) -> PendingTransfer:
         """Begin to read a step into the beginning of `buffer` and return at once."""
         ...

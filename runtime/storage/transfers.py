@@ -12,7 +12,7 @@ from tilewright.runtime.storage.source import Transfer
 
 
 class ChunkedTransfer:
-    """A `Pending` whose chunks run in the order of their bytes, several at once.
+    """A `PendingTransfer` whose chunks run in the order of their bytes, several at once.
 
     request(begin, end) moves these bytes of the step or raises `StorageError`; a failure ends the rest.
     at_end() is called once, by the thread that ends the last chunk, where all went well.

@@ -14,7 +14,7 @@ from tilewright.runtime.streams.work import Work
 SLACK = 1e-9  # shares that add up to 1 may exceed it by rounding
 
 
-class DeviceRoom:
+class DeviceCapacity:
     """Room for nodes whose shares add up to at most 1."""
 
     def __init__(self, work: Work) -> None:
@@ -74,7 +74,7 @@ def _run(
     return simulate(
         dag,
         work.costs,
-        DeviceRoom(work),
+        DeviceCapacity(work),
         priority,
         lambda u, v: work.sync_cost if (u, v) in waits else 0.0,
     )

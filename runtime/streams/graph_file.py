@@ -7,7 +7,7 @@ from typing import Any
 from tilewright.runtime.dag import Dag, Edge
 from tilewright.runtime.errors import InputError
 from tilewright.runtime.streams.work import Work
-from tilewright.runtime.strict_json import Fields, load_strict_json
+from tilewright.runtime.strict_json import JsonFields, load_strict_json
 
 
 def graph_from_json(text: str) -> tuple[Dag, Work]:
@@ -15,7 +15,7 @@ def graph_from_json(text: str) -> tuple[Dag, Work]:
 
     Raises `InputError` on anything else, and on a graph with cycles.
     """
-    fields = Fields(
+    fields = JsonFields(
         load_strict_json(text, "graph"), "graph", ("n", "edges"), ("costs", "resources", "sync_cost")
     )
     dag = Dag.of(fields.integer("n"), fields.each("edges", _edge))
@@ -29,7 +29,7 @@ def _edge(value: Any, where: str) -> Edge:
     return value[0], value[1]
 
 
-def _numbers(fields: Fields, key: str) -> tuple[float, ...] | None:
+def _numbers(fields: JsonFields, key: str) -> tuple[float, ...] | None:
     return fields.each(key, _number) if key in fields.data else None
 
 

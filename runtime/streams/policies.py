@@ -24,12 +24,12 @@ from tilewright.runtime.streams.work import Work
 def listed_streams(dag: Dag, limit: int, work: Work) -> list[list[int]]:
     """At most `limit` streams: the ready node with the longest way to go starts as soon as one is idle."""
     left = work.remaining(dag)
-    room = StreamRoom(dag, limit)
+    room = StreamCapacity(dag, limit)
     simulate(dag, work.costs, room, lambda v: (-left[v], v))
     return room.streams
 
 
-class StreamRoom:
+class StreamCapacity:
     """Streams that run one node at a time; a node prefers a stream that ends in a node it depends on."""
 
     def __init__(self, dag: Dag, limit: int) -> None:
@@ -142,7 +142,7 @@ def plan_streams(dag: Dag, policy: str = "exact", work: Work | None = None) -> S
 
 
 @dataclass(frozen=True)
-class Choice:
+class StreamChoice:
     """The fastest plan, the policy it comes from, and the time of every policy that was measured."""
 
     policy: str
@@ -158,7 +158,7 @@ def choose_plan(
     *,
     max_streams: int | None = None,
     gain: float = 1.0,
-) -> Choice:
+) -> StreamChoice:
     """Policy `auto`: plan by each policy, measure each distinct plan once and take the fastest.
 
     `measure` gives the time of one replay, in any unit. Plans of more than `max_streams` streams are left
@@ -178,4 +178,4 @@ def choose_plan(
     best = min(times, key=times.__getitem__)
     if times[best] * gain >= times[first]:
         best = first
-    return Choice(best, plans[best], times)
+    return StreamChoice(best, plans[best], times)

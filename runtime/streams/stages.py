@@ -98,12 +98,12 @@ class _Search:
     def stages(self) -> list[Stage]:
         state = (1 << len(self.block)) - 1
         self.solve(state)
-        found = []
+        stages = []
         while state:
             ending = self.best[state][2]
-            found.append(self.named(ending))
+            stages.append(self.named(ending))
             state &= ~sum(ending)
-        return found[::-1]
+        return stages[::-1]
 
     def solve(self, state: int) -> tuple[float, int, tuple[int, ...]]:
         """Least time of the nodes in `state`, the number of stages, and the groups of the last stage."""
@@ -141,13 +141,13 @@ class _Search:
         limit = self.pruning.group_nodes
         tails = [1 << i | self.below[i] & state for i in members(state)]
         tails = [tail for tail in tails if tail.bit_count() <= limit]
-        found = dict.fromkeys(tails)
+        groups = dict.fromkeys(tails)
         fresh = tails
         while fresh:
             joined = [a | b for a in fresh for b in tails if a & b and (a | b).bit_count() <= limit]
-            fresh = [group for group in dict.fromkeys(joined) if group not in found]
-            found.update(dict.fromkeys(fresh))
-        return sorted(found)
+            fresh = [group for group in dict.fromkeys(joined) if group not in groups]
+            groups.update(dict.fromkeys(fresh))
+        return sorted(groups)
 
     def time(self, ending: tuple[int, ...]) -> float:
         if ending not in self.times:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from tilewright.cluster.planning.parallel_plan import ParallelPlan
 from tilewright.cluster.planning.prediction import RankTimes, component_of
 from tilewright.compilation.option_values import Pick
-from tilewright.runtime.communication.communicator import HostCommunicator, Pending
+from tilewright.runtime.communication.communicator import HostCommunicator, PendingCommunication
 from tilewright.runtime.dtypes import Array
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 
@@ -47,7 +47,7 @@ class TimedCommunicator:
         *,
         doing: str,
         stream: int = 0,
-    ) -> Pending:
+    ) -> PendingCommunication:
         """See `Communicator.start`."""
         self._posted.append(time.monotonic())
         return self._inner.start(kernel, operands, results, doing=doing, stream=stream)

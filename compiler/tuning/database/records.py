@@ -12,7 +12,7 @@ from pathlib import Path
 from tilewright.ir import InputError
 from tilewright.ir.bounded_file import read_bounded
 from tilewright.runtime.atomic_file import atomic_file
-from tilewright.runtime.strict_json import Fields, load_strict_json
+from tilewright.runtime.strict_json import JsonFields, load_strict_json
 
 #: part of what makes measurements comparable: another name wherever the way of timing changes
 METHOD = "chained launches in one replay, random data"
@@ -173,7 +173,7 @@ def _entry(line: str, where: str) -> tuple[Key, Measurement | StoredChoice]:
     try:
         data = load_strict_json(line, where)
         chosen = isinstance(data, dict) and "record" in data
-        found = Fields(data, where, (*_KEY, *(_CHOICE if chosen else _MEASUREMENT))).data
+        found = JsonFields(data, where, (*_KEY, *(_CHOICE if chosen else _MEASUREMENT))).data
     except InputError as error:
         raise InputError(str(error)) from None
     key = Key(*(found[name] for name in _KEY))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tilewright.runtime.communication.agreement import Program, find_disagreements
+from tilewright.runtime.communication.agreement import RankProgram, find_disagreements
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 
 FACTS = {"network": "abc", "precision": "fp32"}
@@ -25,8 +25,8 @@ def gather(rank: int, counts: tuple[int, ...] = (1, 2)) -> CommunicationKernel:
 
 
 def faults(*sequences: list[CommunicationKernel]) -> list[str]:
-    programs = [Program(r, len(sequences), FACTS, s) for r, s in enumerate(sequences)]
-    assert [Program.from_text(p.to_text()) for p in programs] == programs
+    programs = [RankProgram(r, len(sequences), FACTS, s) for r, s in enumerate(sequences)]
+    assert [RankProgram.from_text(p.to_text()) for p in programs] == programs
     return list(find_disagreements(programs))
 
 
@@ -58,10 +58,10 @@ def test_programs_that_do_not(
 
 
 def test_the_odd_one_is_named() -> None:
-    programs = [Program(r, 4, FACTS, []) for r in range(4)]
+    programs = [RankProgram(r, 4, FACTS, []) for r in range(4)]
     programs[2] = replace(programs[2], facts={**FACTS, "network": "def"})
     assert next(find_disagreements(programs)) == (
         "rank 2 runs another program: its network is def, that of rank 0, 1, 3 is abc"
     )
-    programs[2] = Program(2, 3, FACTS, [])
+    programs[2] = RankProgram(2, 3, FACTS, [])
     assert "its world size is 3" in next(find_disagreements(programs))
